@@ -1,4 +1,4 @@
-// The coordinator's metrics that each scrape reads from its parts.
+// The coordinator's metrics that each scrape reads from the parts of the coordinator.
 #include "server/coordinator_metrics.h"
 
 #include <map>

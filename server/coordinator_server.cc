@@ -63,7 +63,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-// Most of the drain time that is kept for sending clients the outcome of aborted work.
+// Most time of a drain that is kept for telling clients the outcome of aborted work.
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
 // If the store refused to write a mesh's ranks, the coordinator tries again after this time.
 constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
@@ -78,8 +78,8 @@ static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm
 constexpr int64_t kArrivalBytes = rpc::kLookaheadBytes + (int64_t{1} << 20);
 constexpr int64_t kMostInventories = 256;
 
-// Returns how many workers may send their inventories at once. Half of the memory stays free for
-// other calls.
+// Returns how many workers may send their inventories at once. Half of rpc_memory_bytes stays free
+// for other calls.
 int64_t MaxInventories(const CoordinatorLimits& limits) {
   return std::clamp<int64_t>(limits.rpc_memory_bytes / 2 / kArrivalBytes, 1, kMostInventories);
 }
@@ -94,7 +94,8 @@ class Server final : public CoordinatorServer {
       absl::MutexLock lock(&serving_mutex_);
       serving_ = nullptr;
     }
-    // Waits until the store's thread sends no message. Later commits of the store find no streams.
+    // If the store's thread is sending messages to workers now, this waits until it has sent them.
+    // Later commits of the store find no streams to send to.
     absl::MutexLock lock(&streams_mutex_);
     streams_ = nullptr;
   }
@@ -134,15 +135,15 @@ class Server final : public CoordinatorServer {
   std::atomic<absl::Time> draining_since_ = absl::InfiniteFuture();
   rpc::Metrics metrics_;
 
-  // Each member depends only on earlier ones. They are destroyed in reverse order.
+  // Each of these members depends only on members above it. Members are destroyed in reverse order.
   RealClock clock_;
   ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
-  // Points to lifecycle_ while it exists. The store's thread uses it.
+  // Points to lifecycle_ while lifecycle_ exists. The store's thread uses it.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   absl::Mutex streams_mutex_;
-  // Points to worker_streams_ while it exists. The store's thread passes drops of arrays to it.
-  // Holding the mutex never blocks for long: messages to workers are queued.
+  // Points to worker_streams_ while worker_streams_ exists. The store's thread passes drops of
+  // arrays to it. Holding the mutex never blocks for long: messages to workers are queued.
   WorkerStreams* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to write.
@@ -324,7 +325,8 @@ UnreadableRecords Server::FindUnreadable() const {
   return unreadable;
 }
 
-// Called when the store failed. Health probes learn it at once; the store then ends the process.
+// Called when the store failed. Makes health probes fail at once. Afterwards the store ends the
+// process.
 void Server::StoreFailed(const absl::Status& status) {
   {
     absl::MutexLock lock(&serving_mutex_);
@@ -414,7 +416,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       LogError("a change of a mesh was not applied", {{"mesh", event.name}, {"error", changed}});
     }
   }
-  worker_streams_->MembershipChanged();  // members at least need the new revisions
+  worker_streams_->MembershipChanged();  // members need at least the new revisions of the meshes
 }
 
 void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
@@ -424,7 +426,7 @@ void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
   if (!definition.ok()) {
     return;
   }
-  // Keeps ranks that a client gave, or that were written before.
+  // The definition already has ranks, from a client or an earlier write: keep them.
   if (!WorkersOf(**definition).empty()) {
     return;
   }
@@ -452,7 +454,8 @@ void Server::WriteRanksAgain() {
   }
   const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const std::string& mesh_id : mesh_ids) {
-    // The mesh may have been deleted meanwhile, or defined again without ranks.
+    // Since the store refused the ranks, the mesh may have been deleted, or defined again without
+    // ranks.
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     if (ranks != nullptr && !ranks->identities.empty()) {
       WriteRanks(mesh_id, *ranks);
@@ -496,8 +499,8 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
       TellOfWorker(event, WorkerChange::Kind::kAttached);
-      // An operator's drain of a process outlives its stream: the worker attaches in the draining
-      // state.
+      // An operator's drain of a worker process outlives the stream of that process: the worker
+      // attaches again in the draining state.
       if (event.worker->state == WorkerState::kDraining) {
         TellOfWorker(event, WorkerChange::Kind::kDraining);
       }
@@ -545,7 +548,7 @@ void Server::SessionEnded(const EndedSession& session) {
   const std::string shown_id = session.id.substr(0, kShownIdCharacters);
   for (const std::string& transfer_id : session.transfers) {
     const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
-    // Abort fails if the transfer is already being committed. It then commits.
+    // Abort fails if the transfer is already being committed. In that case the transfer commits.
     transfers_->Abort(transfer_id, absl::CancelledError(StrCat("its session ", shown_id, " ", how)))
         .IgnoreError();
   }

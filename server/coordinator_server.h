@@ -35,34 +35,37 @@ struct CoordinatorLimits {
   int64_t max_watches = 1'000;
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
-  int64_t max_connection_calls = 1'024;  // running calls of one connection
+  int64_t max_connection_calls = 1'024;  // most running calls of one connection
   rpc::ConnectionLimits max_connections = {};
-  // Memory of gRPC for calls. If it is used up, gRPC cancels random streams, including those of
-  // workers. The default is far above what healthy workers need: an idle worker needs less than 512
-  // KiB. Half of the memory is for inventories, so it bounds how many workers send theirs at the
-  // same time.
+  // Most memory that gRPC may use for calls. At this limit, gRPC cancels random streams, including
+  // streams of workers. The default is far above what healthy workers need: an idle worker needs
+  // less than 512 KiB. Half of the memory is for inventories, so this limit also bounds how many
+  // workers send their inventories at the same time.
   int64_t rpc_memory_bytes = int64_t{4} << 30;
   int64_t max_inventory_tiles = 2'000'000;
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
 };
 
-// Least quota of the store: the state's own tables and the reserve for deletions must fit.
+// The smallest quota that a store may have: the state's own tables and the reserve for deletions
+// must fit.
 inline constexpr int64_t kMinStoreQuotaBytes = int64_t{1} << 20;
 
 struct CoordinatorOptions {
   std::string listen_address = "127.0.0.1:7070";  // port 0: any free port
-  std::string http_address = "127.0.0.1:7071";    // for metrics; empty: no metrics
+  std::string http_address = "127.0.0.1:7071";    // address for metrics; empty: no metrics
   // Folder of the durable state. Empty: the state is in memory and is lost when the process ends.
   std::string data_dir;
-  // Most bytes of the state on disk. Of overwritten or deleted data, the store keeps at most
-  // `history_bytes` for `history_time`. Watches and reads at older revisions need that data.
+  // `store_quota_bytes`: most bytes of the state on disk. The store keeps overwritten and deleted
+  // data for `history_time`, but at most `history_bytes` of it. Watches and reads at older
+  // revisions need that data.
   int64_t store_quota_bytes = SqliteStoreOptions().quota_bytes;
   int64_t history_bytes = static_cast<int64_t>(RetentionOptions().bytes);
   absl::Duration history_time = RetentionOptions().time;
   // How long Start waits if another coordinator, which may be about to stop, holds the folder.
   absl::Duration lock_timeout = absl::ZeroDuration();
-  // Defines the mesh "default" if it does not exist. An existing one must be equal.
+  // Defines the mesh "default" if it does not exist. An existing mesh "default" must be equal to
+  // this mesh.
   std::optional<Mesh> mesh;
   // Least number of elements of a tensor that is sharded, for rule sets that do not set this
   // number.
@@ -73,14 +76,15 @@ struct CoordinatorOptions {
   bool http_plaintext = false;  // allows plaintext for metrics only, also with TLS
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   MembershipOptions membership;
-  // How long the coordinator expects lost workers back. After that, callers get an error that names
-  // what is missing.
+  // How long the coordinator expects lost workers back. After that time, callers get an error that
+  // names what is missing.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
   // How long arrays without names, which only sessions kept, stay after a start of the coordinator.
   absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;
   // Limits on each caller's sessions; docs/limits.md has the table.
   SessionOptions sessions;
-  int64_t max_put_streams_per_caller = 64;  // BeginPut calls whose answer is not sent completely
+  // Most BeginPut calls of one caller whose answers are not yet sent completely.
+  int64_t max_put_streams_per_caller = 64;
   RequestMemoryLimits requests;
   StepMemoryOptions steps;
   PlannerOptions plans;

@@ -36,9 +36,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Keeps the freed memory of a large tree in the process, for the next tree. Otherwise the system
-// would clear each page when it is used again, which takes a tenth of such a call's time. At most
-// about 64 MiB in each of 8 arenas stay.
+// Keeps the freed memory of a large tree in the process, for the next tree. Without this, the
+// system would clear each page when it is used again, which takes a tenth of such a call's time. At
+// most about 64 MiB in each of 8 arenas stay.
 void KeepFreedMemory() {
 #ifdef __GLIBC__
   mallopt(M_ARENA_MAX, 8);
@@ -203,7 +203,7 @@ void PrintError(const absl::Status& error, std::string_view program, bool json) 
                document.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-// MESH=WORKER,WORKER...;MESH=...
+// Parses the value of --ranks: MESH=WORKER,WORKER...;MESH=...
 absl::StatusOr<GivenRanks> ParseRanks(const std::string& text) {
   GivenRanks ranks;
   for (const absl::string_view mesh : absl::StrSplit(text, ';', absl::SkipEmpty())) {
@@ -269,7 +269,7 @@ absl::Status Restore(const std::string& folder, const std::string& file) {
   return absl::OkStatus();
 }
 
-// The flags of a check.
+// The flags for the check of a data folder.
 struct CheckFlags {
   const std::string& folder;
   bool set_aside;
@@ -278,7 +278,8 @@ struct CheckFlags {
   bool json;
 };
 
-// Checks the flags together. INVALID_ARGUMENT if valid flags contradict each other.
+// Checks combinations of flags. INVALID_ARGUMENT: flags that are valid by themselves contradict
+// each other.
 absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                            const CoordinatorOptions& options) {
   if (!restore.empty() && options.data_dir.empty()) {
@@ -294,7 +295,8 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                                            : "--ranks",
                " is for a check of a data folder; give --check FOLDER too"));
   }
-  // The coordinator would repeatedly lose workers whose next heartbeat is due after this limit.
+  // With a shorter limit, the coordinator would repeatedly lose healthy workers: the limit would
+  // end before their next heartbeat is due.
   const MembershipOptions& membership = options.membership;
   if (membership.lost_after < 2 * membership.heartbeat_interval) {
     return absl::InvalidArgumentError(
@@ -441,7 +443,8 @@ int Main(int argc, char** argv) {
                kMost, &limits.max_watches);
   flags.AddInt("max-watches-per-caller", "the same for one caller", 1, kMost,
                &limits.max_watches_per_caller);
-  // A worker holds at most this many steps that a faster peer has already reached.
+  // This bound also limits, for each worker, how many steps a faster peer may have reached before
+  // the worker does.
   flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
   flags.AddInt("max-connections", "connections; 0: as many as there are file descriptors for", 0,

@@ -39,7 +39,7 @@ class Server final : public QuestionServer {
   }
 
  private:
-  // Each member depends only on earlier ones. They are destroyed in reverse order.
+  // Each of these members depends only on members above it. Members are destroyed in reverse order.
   RealClock clock_;
   std::unique_ptr<Store> store_;
   std::unique_ptr<ArrayRegistry> registry_;

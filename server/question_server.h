@@ -24,8 +24,8 @@ class QuestionServer {
   static absl::StatusOr<std::unique_ptr<QuestionServer>> Start();
   virtual ~QuestionServer() = default;
 
-  // Returns a channel to the server. All its calls must end before the server: gRPC 1.51 crashes on
-  // a call that begins on such a channel after its server has stopped.
+  // Returns a channel to the server. All calls on the channel must end before the server ends: gRPC
+  // 1.51 crashes on a call that begins on such a channel after its server has stopped.
   virtual std::shared_ptr<grpc::Channel> MakeChannel() = 0;
 };
 

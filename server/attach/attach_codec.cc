@@ -25,7 +25,8 @@ namespace {
 
 // Most array ids in one message, which bounds the message's size.
 constexpr int kIdsPerMessage = 10'000;
-// Most quarantined tiles in one message. Each carries a text with its reason.
+// Most quarantined tiles in one message. Fewer than array ids, because each tile carries a text
+// with its reason.
 constexpr int kAsidePerMessage = 1'000;
 
 // Most bytes in front of a field's content: a tag of at most 5 and a length of at most 10 bytes.

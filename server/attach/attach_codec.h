@@ -29,7 +29,7 @@ class TileStaged;
 
 namespace shardmesh::server {
 
-// Messages to workers.
+// The functions below encode messages to workers.
 
 WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message);
 
@@ -37,7 +37,7 @@ WorkerMessage EncodeMessage(const internal::v1::AttachResponse& message);
 struct WorkerWelcome {
   std::string_view cluster_id;
   int64_t term = 0;
-  int32_t protocol = 0;  // the protocol version of the stream from now on
+  int32_t protocol = 0;  // the protocol version of all further messages
   absl::Duration heartbeat_interval;
   absl::Duration lost_after;
   std::string_view token_key;
@@ -59,23 +59,24 @@ WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, boo
 WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status);
 WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status);
 
-// Messages from workers.
+// The functions below decode messages from workers.
 
 WorkerHello DecodeHello(const internal::v1::Hello& from);
 // Decodes the tiles of a page. `find_unknown` returns the indices of tiles whose arrays the
-// registry does not know. Only those tiles get their array's descriptor, if it can be decoded.
-// INVALID_ARGUMENT (BAD_FIELD): a tile cannot be decoded.
+// registry does not know. Only the tiles with these indices get their array's descriptor, if it can
+// be decoded. INVALID_ARGUMENT (BAD_FIELD): a tile cannot be decoded.
 absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     const internal::v1::InventoryPage& page,
     absl::FunctionRef<std::vector<size_t>(const std::vector<InventoryTile>&)> find_unknown);
-// The mesh of each tile's array; empty where the array's descriptor cannot be parsed.
+// Returns the id of the mesh of each tile's array; an empty id if the array's descriptor cannot be
+// parsed.
 std::vector<std::string> DecodeMeshIds(const internal::v1::InventoryPage& page);
 // Decodes the running and ended instructions of a heartbeat. A heartbeat without a time counts as
-// sent at `now`. INVALID_ARGUMENT (BAD_FIELD).
+// sent at `now`. INVALID_ARGUMENT (BAD_FIELD): a field cannot be decoded.
 absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat& from,
                                                   absl::Time now);
 // Decodes the measured links of a heartbeat and adds `shift` to their times. INVALID_ARGUMENT
-// (BAD_FIELD).
+// (BAD_FIELD): a link cannot be decoded.
 absl::StatusOr<std::vector<MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                       absl::Duration shift);
 RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);

@@ -1,4 +1,4 @@
-// Whether the endpoints that a worker advertises lead back to it.
+// Checks whether the endpoints that a worker advertises lead back to that worker.
 #ifndef SHARDMESH_SERVER_ATTACH_ENDPOINT_CHECK_H_
 #define SHARDMESH_SERVER_ATTACH_ENDPOINT_CHECK_H_
 
@@ -29,20 +29,21 @@ struct EndpointAnswer {
 // Asks the worker at `address` for its identity. If the transport can authenticate the worker, the
 // worker must prove that it is `identity`. Calls `answered` exactly once within `timeout`, from any
 // thread, perhaps before this function returns. Returns a function that cancels the question. The
-// caller may cancel at any time, also after the answer.
+// caller may call that function at any time, also after the answer.
 using AskEndpoint = std::function<std::function<void()>(
     const std::string& address, const std::string& identity, absl::Duration timeout,
     absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered)>;
 
-// Asks all endpoints of a hello (a worker's first message) at once. `done` receives the endpoints
-// that lead back to the worker, in the hello's order, and the failures of the others as text. It is
-// called exactly once.
+// Asks all endpoints in a hello (a worker's first message) at once. `done` receives the endpoints
+// that lead back to the worker, in the hello's order, and a text with the failures of the other
+// endpoints. `done` is called exactly once.
 //
 // After the first correct answer, the other endpoints have kGrace more to answer. An outdated
 // address, where nothing answers, therefore does not delay the worker. Thread-safe.
 class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
  public:
-  // Enough to resolve a name and complete a handshake between running hosts.
+  // Time for the other endpoints to answer after the first correct answer. The time is enough to
+  // resolve a name and complete a handshake between running hosts.
   static constexpr absl::Duration kGrace = absl::Milliseconds(250);
   using Done = absl::AnyInvocable<void(std::vector<std::string> verified, std::string failures) &&>;
 
@@ -54,7 +55,7 @@ class EndpointCheck : public std::enable_shared_from_this<EndpointCheck> {
  private:
   struct Probe {
     std::string address;
-    std::function<void()> cancel;  // null while the endpoint is being asked
+    std::function<void()> cancel;  // null until the AskEndpoint has returned
     absl::Status status;
   };
 

@@ -12,9 +12,9 @@ namespace {
 
 // Removes the descriptors of doubtful partial sums, so that the registry does not adopt these
 // arrays. A partial sum is doubtful if its mesh, or the workers of the mesh's ranks, changed after
-// the array's revision. Ranks can hold different values for the same place of a partial sum, so the
-// tile must come from the rank of that revision. For other arrays the place alone identifies the
-// data.
+// the array's revision. Ranks can hold different values for the same elements of a partial sum, so
+// the tile must come from the rank of that revision. In other arrays, all ranks hold the same
+// values for the same elements.
 void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* tiles) {
   std::map<std::string, Revision> revisions;  // 0: no mesh of this name exists
   for (InventoryTile& tile : *tiles) {
@@ -50,7 +50,8 @@ InventoryJudge::InventoryJudge(const Membership* membership, ArrayRegistry* regi
 JudgedInventory InventoryJudge::JudgeWhole(const std::string& identity, uint64_t attachment,
                                            std::vector<InventoryTile> tiles,
                                            std::vector<std::string> quarantined) const {
-  // The ranks are read before the view, so the view contains all of their meshes.
+  // The worker's ranks are read before the membership view, so the view contains the meshes of all
+  // these ranks.
   const std::vector<ServedRank> serves = membership_->RanksOf(identity);
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
@@ -108,7 +109,7 @@ JudgedInventory InventoryJudge::JudgeRestored(const std::string& identity, uint6
 }
 
 int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined) {
-  constexpr int64_t kBlockBytes = 64;  // size of one heap block of a tile, such as its id
+  constexpr int64_t kBlockBytes = 64;  // size of one heap block, such as a long string
   int64_t bytes = 0;
   for (const InventoryTile& tile : tiles) {
     bytes +=

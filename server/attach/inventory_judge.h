@@ -1,5 +1,5 @@
-// Decides what a worker does with the tiles of its inventory (the list of tiles that it holds): the
-// verdict.
+// Makes the verdict on an inventory (the list of tiles that a worker holds): what the worker does
+// with each tile.
 #ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
 #define SHARDMESH_SERVER_ATTACH_INVENTORY_JUDGE_H_
 
@@ -28,7 +28,7 @@ class InventoryJudge {
   InventoryJudge(const Membership* membership, ArrayRegistry* registry,
                  const DefinitionStore* definition_store);
 
-  // Judges all tiles that the worker holds. Blocks while the registry processes them.
+  // Judges all tiles that the worker holds. Blocks while the registry processes the tiles.
   JudgedInventory JudgeWhole(const std::string& identity, uint64_t attachment,
                              std::vector<InventoryTile> tiles,
                              std::vector<std::string> quarantined) const;
@@ -44,7 +44,7 @@ class InventoryJudge {
   const DefinitionStore* const definition_store_;
 };
 
-// Estimated memory, in bytes, of a part of an inventory.
+// Estimated memory, in bytes, of these tiles and of the ids of `quarantined` further tiles.
 int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined);
 
 // Logs the tiles that a verdict drops or quarantines. `tiles`: number of judged tiles.

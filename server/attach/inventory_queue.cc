@@ -13,8 +13,8 @@
 namespace shardmesh::server {
 namespace {
 
-// For this time, the size of the last inventory predicts the size of the next one. A refused worker
-// attaches again within this time.
+// Time without a turn after which the queue forgets the size of the largest recent inventory. A
+// refused worker attaches again earlier, so the queue still knows the size.
 constexpr absl::Duration kSizeForgottenAfter = absl::Seconds(30);
 
 }  // namespace

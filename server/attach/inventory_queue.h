@@ -1,5 +1,5 @@
-// The order in which workers send their inventories (lists of the tiles that they hold) and the
-// registry processes them.
+// Decides when workers may send their inventories (lists of the tiles that they hold), and
+// processes the complete inventories one after the other.
 #ifndef SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 #define SHARDMESH_SERVER_ATTACH_INVENTORY_QUEUE_H_
 
@@ -29,27 +29,27 @@ class InventoryQueue {
     // Most streams that bring their inventories at the same time; at least 1.
     int64_t streams = 256;
     // Most bytes of inventories that have arrived and still wait. One stream at a time may exceed
-    // the limit. Meanwhile the queue refuses inventories of other streams that would exceed it too.
+    // the limit. While it does, the queue refuses further bytes of other streams.
     int64_t bytes = int64_t{256} << 20;
   };
   using Admit = absl::AnyInvocable<void() &&>;
 
   // `clock` outlives the queue.
   InventoryQueue(const Clock* clock, Limits limits);
-  // Processes all waiting inventories, then ends its thread.
+  // Processes all waiting inventories, then ends the thread of the queue.
   ~InventoryQueue();
   InventoryQueue(const InventoryQueue&) = delete;
   InventoryQueue& operator=(const InventoryQueue&) = delete;
 
-  // Calls `admit` once the stream may bring its inventory: now, or when fewer other streams do. The
-  // stream must not end before `admit` ran.
+  // Calls `admit` once the stream may bring its inventory: now, or once fewer other streams are
+  // bringing theirs. The stream must not end before `admit` ran.
   void AwaitTurn(WorkerStream* stream, Admit admit);
   // Counts `bytes` more of the stream's inventory. No effect if the stream's turn has ended.
   // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many bytes of inventories wait. The
   // stream must then drop these bytes.
   absl::Status Keep(WorkerStream* stream, int64_t bytes);
   // Queues the stream's complete inventory. The queue's thread calls TakeWholeInventory of one
-  // stream after the other. The stream must not end before its call.
+  // stream after the other. The stream must not end before that call.
   void TakeIn(WorkerStream* stream);
   // Ends the stream's turn: its inventory was processed, or never will be. Admits the next streams.
   // No effect if the stream has no turn.
@@ -70,12 +70,14 @@ class InventoryQueue {
 
   absl::Mutex mutex_;
   absl::flat_hash_map<WorkerStream*, Bringing> bringing_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::pair<WorkerStream*, Admit>> waiting_ ABSL_GUARDED_BY(mutex_);  // for a turn
-  std::deque<WorkerStream*> whole_ ABSL_GUARDED_BY(mutex_);                      // to be processed
-  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // sum over bringing_
-  // Of the largest recent inventory.
+  // Streams that wait for a turn.
+  std::deque<std::pair<WorkerStream*, Admit>> waiting_ ABSL_GUARDED_BY(mutex_);
+  // Streams whose complete inventories wait to be processed.
+  std::deque<WorkerStream*> whole_ ABSL_GUARDED_BY(mutex_);
+  int64_t kept_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // sum of bytes over bringing_
+  // Size of the largest recent inventory.
   int64_t largest_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Time last_end_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // of a turn
+  absl::Time last_end_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();  // when a turn last ended
   // The one stream that has exceeded limits_.bytes; null: none.
   WorkerStream* beyond_ ABSL_GUARDED_BY(mutex_) = nullptr;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

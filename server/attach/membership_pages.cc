@@ -15,10 +15,10 @@ namespace {
 
 using Page = MembershipPages::Page;
 
-// Size of an item's tag and length.
+// Approximate bytes of an item's tag and length.
 constexpr int64_t kFramingBytes = 6;
 
-// Collects items, and begins a new page when one is full.
+// Collects items on a page, and begins a new page when the page is full.
 class Pager {
  public:
   explicit Pager(std::vector<Page>* pages) : pages_(pages) {}
@@ -63,7 +63,7 @@ const Mesh& MeshOf(const Definition& definition) {
   return std::get<MeshDefinition>(definition.value).mesh;
 }
 
-// Encodes the whole mesh. If a page is full, the remaining ranks continue on the next one.
+// Encodes the whole mesh. If a page is full, the remaining ranks follow on the next page.
 std::vector<Page> PagesOf(const MeshRanks& ranks, const Definition& definition) {
   std::vector<Page> pages;
   Pager pager(&pages);
@@ -139,7 +139,8 @@ void MembershipPages::TellWorkers(const MembershipView& view) {
   auto before = told.workers.begin();
   for (const auto& [identity, worker] : view.workers) {
     for (; before != told.workers.end() && before->first < identity; ++before) {
-      if (IsAlive(*before->second)) lose(before->first);  // and forgotten since
+      // The new view no longer has this worker.
+      if (IsAlive(*before->second)) lose(before->first);
     }
     const WorkerStatus* known = nullptr;
     if (before != told.workers.end() && before->first == identity) {
@@ -181,8 +182,8 @@ void MembershipPages::TellMeshes(const MembershipView& view, const Definitions& 
   for (const auto& [mesh_id, ranks] : view.meshes) {
     if (ranks->identities.empty()) continue;
     const auto definition = definitions.find(mesh_id);
-    // The definitions change before the view does. Wait for the view: its next Update sends this
-    // mesh.
+    // The definitions change before the membership view does. Skip this mesh now: the Update with
+    // the new view will add it.
     if (definition == definitions.end() ||
         MeshOf(*definition->second).size() != std::ssize(ranks->identities)) {
       continue;

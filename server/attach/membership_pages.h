@@ -1,4 +1,5 @@
-// The list of live workers and meshes for the attached workers, encoded once for all of them.
+// The list of live workers and meshes that attached workers get, encoded once for all attached
+// workers.
 #ifndef SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
 #define SHARDMESH_SERVER_ATTACH_MEMBERSHIP_PAGES_H_
 
@@ -19,10 +20,11 @@ class Membership;
 
 namespace shardmesh::server {
 
-// Encodes each new view as messages of type internal::v1::AttachResponse (field `membership`).
-// Workers that have the previous state get the change; other workers get a snapshot. Each message
-// lists a live worker once, however many meshes it serves. Each page is encoded once and shared by
-// all streams: a change of one worker costs O(workers) to find and O(1) to encode.
+// Encodes each new membership view as messages of type internal::v1::AttachResponse (field
+// `membership`). Workers that have the previous state get the change; all other workers get a
+// snapshot of the complete state. Each message lists a live worker once, however many meshes it
+// serves. Each page is encoded once and shared by all streams: a change of one worker costs
+// O(workers) to find and O(1) to encode.
 //
 //   pages.Update(view, state);
 //   for each stream:  send(told ? pages.ChangeFor(identity) : pages.SnapshotFor(identity))
@@ -67,14 +69,14 @@ class MembershipPages {
   std::shared_ptr<const Definitions> state_;
   std::map<std::string, ToldMesh, std::less<>> meshes_;  // by mesh id
 
-  // Pages of the last change, in the order to send. Every worker gets the pages before and after
-  // the meshes. Only workers that serve a mesh get its pages.
+  // Pages of the last change, in the order to send. Every worker gets the pages in `before_meshes_`
+  // and in `after_meshes_`. The pages of a mesh go only to the workers that serve the mesh.
   std::vector<Page> before_meshes_;
   std::vector<ChangedMesh> changed_meshes_;
   std::vector<Page> after_meshes_;
 
-  // Pages of the snapshot, before and after the meshes. SnapshotFor makes them at its first call
-  // after a change.
+  // Pages of the snapshot: `all_workers_` comes before the pages of the meshes, `end_` after them.
+  // SnapshotFor makes them at its first call after a change.
   mutable std::vector<Page> all_workers_;
   mutable Page end_;
 };

@@ -48,7 +48,7 @@ void QuarantineOrders::Answer(WorkerStream* stream, const internal::v1::Quaranti
 }
 
 void QuarantineOrders::Forget(int64_t number) {
-  // Destroys the callback after the lock is released.
+  // Declared before `lock`, so the callback is destroyed after the lock is released.
   decltype(orders_)::node_type forgotten;
   absl::MutexLock lock(&mutex_);
   forgotten = orders_.extract(number);

@@ -43,7 +43,7 @@ class QuarantineAccess {
   // Frees the memory of an order whose answer the caller no longer wants. No effect if the answer
   // has come. The worker may still execute the order.
   virtual void ForgetQuarantineOrder(int64_t number) = 0;
-  // Sends a worker a later verdict on tiles that the verdict on its inventory left unchanged. No
+  // Sends a worker a verdict on some of its tiles, after the verdict on its whole inventory. No
   // effect if the worker is not attached.
   virtual void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) = 0;
 };
@@ -60,7 +60,8 @@ class QuarantineOrders {
   };
 
   // Sends the order and moves from `*answered`. Returns the order's number. RESOURCE_EXHAUSTED
-  // (OVERLOADED), with a retry delay: kMaxOrders orders wait; `*answered` is then unchanged.
+  // (OVERLOADED), with a retry delay: kMaxOrders orders wait for answers. In that case `*answered`
+  // is unchanged.
   absl::StatusOr<int64_t> Send(WorkerStream* stream, const internal::v1::QuarantineOrder& order,
                                QuarantineAnswered* answered);
   // Calls the order's `answered`, if the order went over this stream and still waits for its
@@ -68,10 +69,10 @@ class QuarantineOrders {
   void Answer(WorkerStream* stream, const internal::v1::QuarantineAnswer& answer);
   void Forget(int64_t number);
 
-  // Removes and returns the orders that went over this stream. The caller then calls Fail without
-  // its lock.
+  // Removes and returns the orders that went over this stream. Afterwards the caller calls Fail,
+  // without holding its own lock.
   std::vector<Unanswered> TakeOrdersOf(WorkerStream* stream);
-  // Answers each order with the error that the worker is not attached.
+  // Calls `answered` of each order with the error NotAttached.
   static void Fail(std::vector<Unanswered> orders, std::string_view identity);
   static void Fail(QuarantineAnswered answered, absl::Status status);
 

@@ -14,7 +14,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most ranks, or peers of a rank, that an error names.
+// Most ranks of a mesh, and most unreached peers of one rank, that an error names.
 constexpr size_t kMostRanksNamed = 16;
 // Workers normally connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
@@ -80,8 +80,8 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   if (const absl::Status complete = view->CheckComplete(mesh_id); !complete.ok()) {
     return ranks == nullptr ? complete : Incomplete(*view, *ranks, complete);
   }
-  // Assigning ranks writes them to the definition, which is then published again. Until then the
-  // published definition lacks the new ranks.
+  // Assigning ranks writes them to the definition, which is then published again. Before that
+  // publication, the published definition lacks the new ranks.
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
   if (WorkersOf(*definition) != ranks->identities) {
@@ -91,7 +91,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   std::vector<std::string> missing;
   std::vector<std::string> missing_ranks;
   std::vector<std::string> missing_identities;
-  std::string held;  // the worker to resume
+  std::string held;  // the worker that an operator must resume
   bool is_passing = true;
   absl::MutexLock lock(&mutex_);
   if (const auto told = told_state_ == nullptr
@@ -157,7 +157,7 @@ absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& 
                            " to come back, ", recovery_->WaitAdvice()));
 }
 
-// Unreached peers that serve only other meshes do not matter here.
+// Peers that serve no rank of `mesh` do not matter for a step of this mesh.
 std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mesh,
                                  int64_t epoch) const {
   const auto found = reports_.find(identity);
@@ -176,8 +176,8 @@ std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mes
   return apart.empty() ? "" : StrCat("does not reach ", StrJoin(apart, ", "));
 }
 
-// Whether a worker of the mesh attached, or lost its connection to a peer, within kTimeToMeet. If a
-// worker pauses, its peers report the lost connection first.
+// Whether a worker of the mesh attached, or lost its connection to a peer, in the last kTimeToMeet.
+// If the process of a worker pauses, its peers report the lost connection first.
 bool Readiness::MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const {
   const absl::Time lately = clock_->Now() - kTimeToMeet;
   for (const std::string& identity : ranks.identities) {

@@ -1,4 +1,4 @@
-// Whether the workers of a mesh can run a step together.
+// Determines whether the workers of a mesh can run a step together.
 #ifndef SHARDMESH_SERVER_ATTACH_READINESS_H_
 #define SHARDMESH_SERVER_ATTACH_READINESS_H_
 
@@ -20,8 +20,8 @@
 
 namespace shardmesh::server {
 
-// Tracks which peers each member reaches, and which view and definitions all members have received.
-// A member is a worker whose inventory was processed. Thread-safe.
+// Tracks which peers each member reaches, and which membership view and definitions all members
+// have received. A member is a worker whose inventory was processed. Thread-safe.
 class Readiness {
  public:
   // All arguments outlive this object.
@@ -42,15 +42,17 @@ class Readiness {
   // Whether the member reaches all its peers, as of the newest epoch.
   bool IsReady(std::string_view identity) const;
   // OK if every rank of the mesh has a member that is not draining and reaches the members of all
-  // other ranks. FAILED_PRECONDITION (MESH_INCOMPLETE) otherwise; the error names the ranks.
-  // UNAVAILABLE (RECOVERING) if everything that is missing is expected soon. NOT_FOUND: no such
-  // mesh.
+  // other ranks. Errors:
+  //   UNAVAILABLE (RECOVERING): ranks lack such members, all of which are expected soon.
+  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other members; the error names the ranks.
+  //   NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:
   struct PeersReport {
-    int64_t epoch = -1;  // of the last report
-    // The unreached peers of that report, each with the time since which every report has named it.
+    int64_t epoch = -1;  // epoch of the last report
+    // The unreached peers of that report, each with the time since when every report of this member
+    // has named the peer.
     std::map<std::string, absl::Time, std::less<>> unreached = {};
   };
 

@@ -13,7 +13,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxEndpoints = 16;
-// Most bytes of each text. Every list of workers shows most of these texts.
+// Limits of a hello's texts and lists. Lists of workers show most of these texts to clients.
 constexpr size_t kMaxEndpointBytes = 320;
 constexpr size_t kMaxTextBytes = 128;
 constexpr size_t kMaxClusterIdBytes = 64;

@@ -33,13 +33,13 @@ struct WorkerHello {
   std::string data_identity;
 };
 
-// Checks all fields except the identity. The caller has checked the identity with
+// Checks all fields of the hello except the identity, which the caller has checked with
 // rpc::CheckIdentity.
 //   INVALID_ARGUMENT (BAD_FIELD)             a field is out of its range.
-//   FAILED_PRECONDITION (PROTOCOL_MISMATCH)  no protocol in common.
+//   FAILED_PRECONDITION (PROTOCOL_MISMATCH)  worker and coordinator share no protocol version.
 //   FAILED_PRECONDITION (CLUSTER_MISMATCH)   the worker holds data of another cluster.
-//   FAILED_PRECONDITION (IDENTITY_MISMATCH)  its data folder is another worker's.
-//   ABORTED (STALE_TERM)                     the worker knows a newer coordinator.
+//   FAILED_PRECONDITION (IDENTITY_MISMATCH)  the worker's data folder belongs to another worker.
+//   ABORTED (STALE_TERM)                     the worker knows a higher term than `term`.
 absl::Status CheckHello(const WorkerHello& hello, std::string_view cluster_id, int64_t term);
 
 }  // namespace shardmesh::server

@@ -1,4 +1,4 @@
-// Messages to workers, encoded once for all the streams that carry them.
+// The form of messages to workers: encoded once, shared by all streams that carry the message.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_MESSAGE_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_MESSAGE_H_
 

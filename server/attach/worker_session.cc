@@ -1,4 +1,5 @@
-// Accepts a worker, and passes on its reports.
+// Decides whether a worker may attach, judges its inventory, and passes its reports to the
+// sequencer.
 #include "server/attach/worker_session.h"
 
 #include <iterator>
@@ -45,7 +46,7 @@ void WorkerSession::End() {
     reason = end_reason_;
   }
   // When the coordinator stops, it disconnects its workers. These workers are not lost: their tiles
-  // remain, and callers get the stop as the reason.
+  // remain, and callers get an error that names the coordinator's stop.
   if (attachment != 0 && !streams_->is_stopping()) {
     streams_->membership().Detach(attachment, std::move(reason));
   }
@@ -89,7 +90,8 @@ void WorkerSession::Close(absl::Status status) {
 
 absl::Status WorkerSession::Hold(std::string_view what) {
   absl::MutexLock lock(&mutex_);
-  // A closed session may be deleted once Take returns: without a hold nothing keeps it alive.
+  // Refuse: a closed session may be deleted once Take returns, and a hold would come too late to
+  // prevent that.
   if (closed_) return absl::CancelledError(StrCat("it was closed before ", what));
   ++holds_;
   return absl::OkStatus();
@@ -102,8 +104,8 @@ void WorkerSession::Release() {
     if (--holds_ > 0) return;
     if (closed_) closed = std::move(close_status_);
   }
-  // The hold kept Close from finishing the stream, so Release finishes it. The session may be
-  // deleted by this call.
+  // The hold kept Close from finishing the stream, so Release finishes the stream. Finish may
+  // delete the session.
   if (closed.has_value()) wire_->Finish(*std::move(closed));
 }
 
@@ -130,8 +132,8 @@ std::string WorkerSession::TakeDecidable(const MembershipView& view) {
 }
 
 void WorkerSession::Take(const internal::v1::AttachRequest& request) {
-  // The session reads nothing while its endpoints are verified. Verified reads on, perhaps already
-  // on another thread.
+  // The session reads no message while the worker's endpoints are verified. Welcome reads the next
+  // message, perhaps already now on another thread.
   const bool is_hello = phase_ == Phase::kHello;
   if (const absl::Status taken = Dispatch(request); !taken.ok()) return Close(taken);
   if (!is_hello) wire_->Read();
@@ -212,7 +214,7 @@ absl::Status WorkerSession::TakeHello(const internal::v1::Hello& message) {
 }
 
 void WorkerSession::Verified(std::vector<std::string> endpoints, std::string failures) {
-  if (endpoints.empty()) {  // the check failed: no inventory, so no turn
+  if (endpoints.empty()) {  // Admit refuses the worker, which needs no turn
     Admit({}, failures);
     return Release();
   }
@@ -283,7 +285,7 @@ void WorkerSession::Welcome() {
 absl::Status WorkerSession::TakeInventory(uint64_t attachment,
                                           const internal::v1::InventoryPage& page) {
   SHARDMESH_FAILPOINT("attach.inventory");
-  // A page counts as a sign of life: heartbeats queue behind pages that were sent at once.
+  // A page counts as a sign of life: heartbeats can be delayed behind many pages.
   SHARDMESH_RETURN_IF_ERROR(Beat(attachment));
   const int64_t all_tiles = std::ssize(inventory_) + page.tiles_size() + std::ssize(quarantined_) +
                             page.quarantined_array_ids_size();
@@ -317,7 +319,8 @@ void WorkerSession::TakeWholeInventory() {
     JudgedInventory judged = streams_->judge().JudgeWhole(
         identity(), attachment, std::exchange(inventory_, {}), std::exchange(quarantined_, {}));
     LeftUndecided(std::move(judged.undecided));
-    // A worker that was lost meanwhile gets no verdict: the registry did not count its tiles.
+    // A worker that was lost while its inventory was judged gets no verdict: the registry did not
+    // count its tiles.
     if (const absl::Status alive = Beat(attachment); !alive.ok()) {
       Close(alive);
     } else if (!is_closed()) {
@@ -339,7 +342,7 @@ absl::Status WorkerSession::TakeRestored(uint64_t attachment,
   SendVerdict(judged.verdict, /*last=*/false);
   if (!judged.undecided.empty()) {
     LeftUndecided(std::move(judged.undecided));
-    streams_->MembershipChanged();  // the meshes may have got their ranks meanwhile
+    streams_->MembershipChanged();  // a mesh may have got its ranks since
   }
   return absl::OkStatus();
 }
@@ -397,8 +400,8 @@ void WorkerSession::TakeTileStaged(const internal::v1::TileStaged& staged) {
   if (options.tile_staged) options.tile_staged(staged.transfer_id(), staged.size_bytes());
   const absl::Status reported = sequencer_->ReportTransfer(staged.transfer_id(), staged.term(),
                                                            DecodeStaged(identity(), staged));
-  // The tile came too late for its transfer. The worker drops this tile, and the transfer's tiles
-  // that were staged in time.
+  // The tile came too late for its transfer. The message makes the worker drop this tile, and the
+  // tiles of the transfer that were staged in time.
   if (!reported.ok()) Send(EncodeEndTransfer(staged.transfer_id(), reported));
 }
 
@@ -420,9 +423,9 @@ absl::Status WorkerSession::TakeLeaving(const internal::v1::Leaving& leaving) {
     end_reason_ = StrCat("it left: ", leaving.reason());
   }
   if (phase_ != Phase::kMember) return absl::CancelledError("it left before it took part");
-  // The worker gets no more work from now on. CloseDrained closes its stream when its current work
-  // is done.
-  streams_->membership().Leave(identity()).IgnoreError();  // it may be lost already
+  // The worker gets no more work from now on. CloseDrained closes the worker's stream when its
+  // current work is done.
+  streams_->membership().Leave(identity()).IgnoreError();  // the worker may be lost already
   sequencer_->WorkerLeaves(identity(), [streams = streams_, identity = identity(), stream = this] {
     streams->CloseDrained(identity, stream);
   });

@@ -1,5 +1,5 @@
-// One worker's attachment, which is its stream to the coordinator: the legal order of its messages,
-// and the reply to each.
+// One worker's attachment, which is its stream to the coordinator: the legal sequence of its
+// messages, and the reply to each message.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_SESSION_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_SESSION_H_
 
@@ -46,8 +46,8 @@ class AttachWire {
   // Reads one message and passes it to WorkerSession::Take. Never called while a read is in
   // progress.
   virtual void Read() = 0;
-  // Queues a message. RESOURCE_EXHAUSTED: the queue is full, in bytes. Other errors: the stream has
-  // ended.
+  // Queues a message. RESOURCE_EXHAUSTED: the queued messages have reached the limit of bytes.
+  // Other errors: the stream has ended.
   virtual absl::Status Write(WorkerMessage message) = 0;
   // Writes the queued messages, then ends the stream. Called once; may delete the session.
   virtual void Finish(absl::Status status) = 0;
@@ -63,11 +63,12 @@ class AttachWire {
 //   while (report = read()) pass it on
 //   membership.Detach(attachment)
 // Reads continue one at a time while the inventory waits to be processed, so the session still
-// receives heartbeats. When the stream ends, for any reason, the worker is lost.
+// receives heartbeats. When the stream of an attached worker ends, for any reason, the worker
+// counts as lost. The exception is a coordinator that is stopping.
 //
-// Thread-safe, except Take: the wire makes one call at a time. After Begin the wire calls Take for
-// each message, and Close when the stream breaks. After Finish, once no other call is in progress,
-// the wire calls End.
+// Thread-safe, except Take: the wire makes one call of Take at a time. After Begin the wire calls
+// Take for each message, and Close when the stream breaks. After Finish, once no other call is in
+// progress, the wire calls End.
 class WorkerSession final : public WorkerStream {
  public:
   // All arguments outlive the session.
@@ -75,11 +76,12 @@ class WorkerSession final : public WorkerStream {
   WorkerSession(const WorkerSession&) = delete;
   WorkerSession& operator=(const WorkerSession&) = delete;
 
-  // Starts the session: sets the deadline of the hello. The wire then reads.
+  // Starts the session: sets the deadline of the hello. Afterwards the wire reads the first
+  // message.
   void Begin();
   // Handles a message. Makes the wire read the next message, if one may follow now.
   void Take(const internal::v1::AttachRequest& request);
-  // Ends the session. The wire makes no call after this one.
+  // Ends the session. The wire calls no function of the session after End.
   void End();
   bool is_closed() const;
 
@@ -114,7 +116,7 @@ class WorkerSession final : public WorkerStream {
   // is closed.
   absl::Status Hold(std::string_view what);
   void Release();
-  // Records a sign of life, with the figures of the last heartbeat.
+  // Records a sign of life of the worker, with the figures of the last heartbeat.
   absl::Status Beat(uint64_t attachment);
   void SendVerdict(const InventoryVerdict& verdict, bool last);
   void LeftUndecided(std::set<std::string> mesh_ids);
@@ -124,11 +126,12 @@ class WorkerSession final : public WorkerStream {
   AttachWire* const wire_;
 
   std::atomic<Phase> phase_ = Phase::kHello;
-  // Used only by Take, one call at a time.
+  // Used only by Take, one call at a time. The exceptions are `inventory_` and `quarantined_` while
+  // phase_ is kTaking: only TakeWholeInventory uses them then.
   WorkerHello hello_;
-  std::vector<InventoryTile> inventory_;  // while kTaking, TakeWholeInventory's
-  std::vector<std::string> quarantined_;  // likewise
-  absl::Time clock_told_;                 // when the coordinator last sent its clock to the worker
+  std::vector<InventoryTile> inventory_;
+  std::vector<std::string> quarantined_;
+  absl::Time clock_told_;  // when the coordinator last sent its clock to the worker
 
   mutable absl::Mutex mutex_;
   uint64_t attachment_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -136,10 +139,10 @@ class WorkerSession final : public WorkerStream {
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   QuarantineCount quarantine_ ABSL_GUARDED_BY(mutex_);
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
-  // Meshes whose ranks have no workers yet. The worker's tiles on them got no verdict.
+  // Meshes whose ranks have no workers yet. The worker's tiles on these meshes got no verdict.
   std::set<std::string> undecided_ ABSL_GUARDED_BY(mutex_);
   int holds_ ABSL_GUARDED_BY(mutex_) = 0;              // calls of Hold without their Release
-  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // status of a Close during a hold
+  absl::Status close_status_ ABSL_GUARDED_BY(mutex_);  // status of a Close while holds_ > 0
   std::string end_reason_ ABSL_GUARDED_BY(mutex_) = "its stream broke";
 };
 

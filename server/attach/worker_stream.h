@@ -1,4 +1,4 @@
-// The stream to one worker, as the code that sends to the worker sees it.
+// The interface of the stream to one worker, for code that sends messages to the worker.
 #ifndef SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 #define SHARDMESH_SERVER_ATTACH_WORKER_STREAM_H_
 
@@ -27,16 +27,16 @@ class WorkerStream {
   virtual void Send(WorkerMessage message) = 0;
   // Writes the queued messages and ends the stream with this status. Only the first call counts.
   virtual void Close(absl::Status status) = 0;
-  // Ends the stream with this status and drops its queued messages. For a worker that may no longer
-  // read.
+  // Ends the stream with this status and drops its queued messages. Used when the worker may no
+  // longer read.
   virtual void Cut(const absl::Status& status) = 0;
 
   // Processes the complete inventory that the stream has brought. InventoryQueue calls this once,
   // on its own thread. The call may block, and may call WorkerStreams.
   virtual void TakeWholeInventory() = 0;
-  // Returns a mesh whose tiles on this worker got no verdict, because the mesh had no ranks, and
-  // whose ranks are in `view`. Empty: no such mesh. Returns at most one mesh, because the caller
-  // then ends the stream.
+  // Returns one mesh whose tiles on this worker got no verdict, because the mesh had no ranks then,
+  // and which has ranks in `view`. Returns an empty id if there is no such mesh. Forgets all other
+  // such meshes, because the caller now ends the stream.
   virtual std::string TakeDecidable(const MembershipView& view) = 0;
 };
 

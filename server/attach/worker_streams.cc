@@ -1,4 +1,5 @@
-// Sends steps, memberships and drops to members, and cuts streams that miss a deadline.
+// Sends steps, lists of live workers and orders to drop arrays to members, and cuts streams that
+// miss a deadline.
 #include "server/attach/worker_streams.h"
 
 #include <algorithm>
@@ -16,14 +17,15 @@
 namespace shardmesh::server {
 namespace {
 
-// For this time after a mesh got other workers, the registry may still release arrays of the
-// earlier workers.
+// For this time after a mesh got other workers, the registry may still release arrays whose tiles
+// the earlier workers hold.
 constexpr absl::Duration kMovedTime = absl::Minutes(1);
-// Most streams that get a change before the lock is released, so that other threads are not
-// delayed.
+// Most streams that get a change while the lock is held once. The bound keeps the delays of other
+// threads short.
 constexpr int kStreamsPerTurn = 64;
-// Pause after a change, for each member: about four times the cost of sending one change. When all
-// workers attach at once, most changes are then sent together.
+// After a change the sending thread pauses for this time, multiplied by the number of members. The
+// time is about four times the cost of sending one change to one member. When all workers attach at
+// once, most changes are then sent together.
 constexpr absl::Duration kPausePerWorker = absl::Microseconds(250);
 constexpr size_t kMaxPlansKnown = 1024;
 
@@ -153,12 +155,12 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
   absl::MutexLock lock(&mutex_);
   const absl::Status lost = WithReason(
       absl::UnavailableError("this attachment has ended; attach again"), Reason::kStaleEpoch);
-  // The cut stream ignores further messages. Leave removes it once it has ended.
+  // The cut stream ignores further messages. Leave removes the stream once it has ended.
   if (const auto found = members_.find(identity);
       found != members_.end() && found->second.stream->attachment() == attachment) {
     found->second.stream->Cut(lost);
   }
-  // A worker that is not a member yet may still send its inventory, or the registry may be reading
+  // A worker that is not a member yet may still send its inventory, or the registry may be judging
   // it.
   for (const auto& [stream, awaited] : attaching_) {
     if (stream->attachment() == attachment) stream->Cut(lost);
@@ -179,7 +181,7 @@ void WorkerStreams::Start(const WorkRef& work, const EncodedStepPtr& message) {
     }
   }
   // Encodes without the lock, which heartbeats need. A worker that attaches over another stream
-  // meanwhile asks for the plan.
+  // during the encoding lacks the plan, and asks for it.
   const WorkerMessage start = EncodeStart(number, *message, /*with_plan=*/!all_know);
   absl::MutexLock lock(&mutex_);
   started_.emplace(
@@ -264,8 +266,8 @@ void WorkerStreams::Join(WorkerStream* stream) {
     attaching_.erase(stream);
     Member& member = members_[stream->identity()];
     if (member.stream != nullptr) {
-      // The worker attached again over another stream. Messages in transit on the earlier stream
-      // are lost.
+      // The worker attached again over another stream. Messages that are still in transit on the
+      // earlier stream are lost.
       unanswered = orders_.TakeOrdersOf(member.stream);
       member.stream->Cut(
           WithReason(absl::UnavailableError("the worker has attached over another stream since"),
@@ -312,8 +314,9 @@ void WorkerStreams::CloseDrained(std::string_view identity, const WorkerStream* 
 
 void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
-  // Streams between Arrive and Join may be judged by the earlier ranks, so their workers attach
-  // again too. An inventory whose judging has not begun will be judged by the current ranks.
+  // Inventories of streams between Arrive and Join may be judged by the earlier ranks, so their
+  // workers attach again too. An inventory whose judging has not begun will be judged by the
+  // current ranks.
   std::set<WorkerStream*> streams = arriving_;
   std::erase_if(streams, [&](WorkerStream* stream) { return stream->identity() != identity; });
   if (WorkerStream* const member = StreamOf(identity); member != nullptr) streams.insert(member);
@@ -350,10 +353,11 @@ WorkerStream* WorkerStreams::StreamOf(std::string_view identity) const {
   return found == members_.end() ? nullptr : found->second.stream;
 }
 
-// Runs on its own thread, and sends members the list of live workers. Changes that arrive meanwhile
-// are sent together: when all workers attach at once, a message mostly covers hundreds of changes.
+// Runs on its own thread, and sends members the list of live workers. Changes that arrive while it
+// sends or pauses are sent together. When all workers attach at once, a message mostly covers
+// hundreds of changes.
 void WorkerStreams::TellOfMembership() {
-  std::shared_ptr<const MembershipView> before;  // was told last
+  std::shared_ptr<const MembershipView> before;  // the view that was sent last
   for (;;) {
     {
       const auto is_due = [this]()
@@ -375,7 +379,7 @@ void WorkerStreams::TellOfMembership() {
         }
       }
     }
-    std::optional<std::string> last;  // the last member that was handled
+    std::optional<std::string> last;  // the last member that TellSome has handled
     while (TellSome(*view, has_change, &last)) {
     }
     const absl::Time now = options_.clock->Now();
@@ -393,8 +397,8 @@ void WorkerStreams::TellOfMembership() {
 }
 
 // Closes the streams of workers with unjudged tiles on a mesh that had no ranks and has them now.
-// These workers attach again at once and send their inventories again, which ends steps on their
-// other meshes.
+// These workers attach again at once and send their inventories again. The end of a stream aborts
+// the worker's steps on other meshes.
 //
 // This happens after a repair that lost the ranks. It also happens after a restore of an older
 // snapshot that lacks a mesh: a client defines the mesh again while workers hold its tiles.
@@ -412,8 +416,8 @@ void WorkerStreams::EndUndecided(const MembershipView& view) {
   }
 }
 
-// Sends to the next few members of `view` after `*last`. Returns false if no more follow. Chooses
-// their pages without the lock, which heartbeats and steps need.
+// Sends pages to the next kStreamsPerTurn members after `*last`. Returns false if no further
+// members follow. Chooses the pages without the lock, which heartbeats and steps need.
 bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
                              std::optional<std::string>* last) {
   struct Told {
@@ -433,7 +437,7 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
       if (member.told && !has_change) continue;
       const uint64_t attachment = member.stream->attachment();
       // A worker's snapshot must include the worker itself. If the worker attached after `view` was
-      // made, its Join has set changed_: it gets the next view.
+      // made, its Join has set changed_, and the worker gets the next view.
       const WorkerStatus* const worker = view.FindWorker(identity);
       if (!member.told && (worker == nullptr || worker->attachment != attachment)) continue;
       turn.push_back({.identity = identity, .attachment = attachment, .by_change = member.told});
@@ -447,8 +451,8 @@ bool WorkerStreams::TellSome(const MembershipView& view, bool has_change,
   absl::MutexLock lock(&mutex_);
   for (const Told& each : turn) {
     const auto found = members_.find(each.identity);
-    // The worker left meanwhile, or attached again. In both cases changed_ is set, and the next
-    // round covers the worker.
+    // The worker left or attached again since its pages were chosen. A worker that joined again has
+    // set changed_, so the next round covers it.
     if (found == members_.end() || found->second.stream->attachment() != each.attachment) {
       continue;
     }

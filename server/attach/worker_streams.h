@@ -49,43 +49,46 @@ struct WorkerStreamsOptions {
   std::string token_key;  // signs transfer tokens; the coordinator sends it to workers
   std::string build_version;
   AskEndpoint ask_endpoint = nullptr;  // asks a worker's endpoints for its identity
-  // Receive what heartbeats report on steps and links. Both objects outlive the streams.
+  // `flight_log` records the steps that heartbeats report, and `link_table` the measured links.
+  // Both objects outlive the WorkerStreams.
   FlightLog* flight_log = nullptr;
   LinkTable* link_table = nullptr;
   Clock* clock = nullptr;
-  const Recovery* recovery = nullptr;  // outlives the streams
-  // Called without a lock on the thread for inventories, after a worker's inventory was processed.
-  // The next inventory waits until this call returns. May be null.
+  const Recovery* recovery = nullptr;  // outlives the WorkerStreams
+  // Called without a lock on the thread of the InventoryQueue, after a worker's inventory was
+  // processed. The queue processes the next inventory when this call has returned. May be null.
   std::function<void(std::string_view identity)> joined = nullptr;
   // Called without a lock for each tile of a put that a rank has staged (received, but not
   // committed), before the sequencer gets the report. May be null.
   std::function<void(std::string_view transfer_id, int64_t size_bytes)> tile_staged = nullptr;
-  // Time for a worker's endpoints to identify themselves, until the first one has answered.
+  // Time for each endpoint of a worker to identify itself. After the first correct answer, the
+  // other endpoints have only EndpointCheck::kGrace more.
   absl::Duration verify_timeout = absl::Seconds(3);
-  // Time for a stream to send its hello, and then time to send its complete inventory.
+  // Time for a new stream to send its hello, and time for it to send its complete inventory after
+  // the coordinator's welcome.
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
-  // Most tiles of an inventory. A stream that sends more is refused.
+  // Most tiles of one inventory, including quarantined tiles. A stream with more tiles is refused.
   int64_t max_inventory_tiles = 2'000'000;
-  // See InventoryQueue::Limits.
+  // InventoryQueue::Limits::streams and InventoryQueue::Limits::bytes.
   int64_t max_inventories = 256;
   int64_t max_inventory_bytes = int64_t{256} << 20;
 };
 
-// A stream passes these calls:
+// Calls for one stream, in this order:
 //   ExpectWithin (hello) -> ExpectNothing -> AwaitTurn -> ExpectWithin (inventory) ->
 //   AwaitInventory -> Arrive -> Join, now a member -> Leave
-// Leave may follow each of them. WorkerSession makes these calls. Only members, whose inventory
-// (list of tiles) was processed, get steps and memberships.
+// Leave may follow each of the other calls. WorkerSession makes these calls. Only members get steps
+// and the list of live workers. A member is a worker whose inventory (list of tiles) was processed.
 //
-// As the StepTransport it sends the message of a step to all participants. The plan's bytes are
-// included until each participant is known to have the plan.
+// As the StepTransport this class sends the message of a step to all participants. The message
+// includes the bytes of the step's plan, unless every participant is known to have the plan.
 //
 // A new member gets the list of live workers as a snapshot, and then each change (MembershipPages).
-// A thread sends them; changes that come at once are sent together.
+// One thread sends the snapshots and the changes. Changes that come close together are sent as one.
 //
-// Thread-safe. Membership, registry, definition_store and clock outlive it; all streams have left
-// before its destructor.
+// Thread-safe. Membership, registry, definition_store and clock outlive this object. All streams
+// have left before this object is destroyed.
 class WorkerStreams final : public StepTransport, public MeshEndpoints, public QuarantineAccess {
  public:
   WorkerStreams(Membership* membership, ArrayRegistry* registry,
@@ -98,16 +101,17 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   // membership does not know.
   AttachFailures::Failures FailedAttachesOf(std::string_view identity) const;
 
-  // Orders the workers that serve this mesh to drop these arrays of the mesh. If other workers
-  // served the mesh until recently, orders all workers.
+  // Orders the workers that serve this mesh to drop these arrays of the mesh. If the mesh is gone,
+  // or other workers served it until recently, orders all workers.
   void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids);
   // Sends members the changed list of live workers, later and on another thread. The membership's
   // listener calls this.
   void MembershipChanged();
-  // Cuts the stream of a lost worker, if its attachment is still this one.
+  // Cuts the stream of a lost worker, if `attachment` is still its current attachment.
   void WorkerLost(std::string_view identity, uint64_t attachment);
-  // Makes the worker bring its inventory again, because it serves a rank that another worker
-  // served, or no longer serves one. No effect if the worker has brought none.
+  // Closes the worker's streams, so that it attaches again and sends its inventory again. Called
+  // when a rank of the mesh moved to this worker or away from it. No effect if no inventory of this
+  // worker has reached Arrive.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
   // Called when the coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }
@@ -127,7 +131,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   void Commit(const WorkRef& work) override;
   void Abort(const WorkRef& work, const absl::Status& reason) override;
 
-  // For the sessions.
+  // The functions below are for WorkerSession.
   const WorkerStreamsOptions& options() const { return options_; }
   Membership& membership() { return *membership_; }
   ArrayRegistry& registry() { return *registry_; }
@@ -136,38 +140,39 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   QuarantineOrders& orders() { return orders_; }
   bool is_stopping() const { return stopping_; }
 
-  // Cuts the stream unless it reaches its next phase within `time`.
+  // Cuts the stream unless it reaches its next phase within `time`. `phase`: what the stream must
+  // deliver, for the error.
   void ExpectWithin(WorkerStream* stream, absl::Duration time, std::string_view phase);
   // Removes the stream's deadline: the stream has reached the expected phase.
   void ExpectNothing(WorkerStream* stream);
   // Removes the stream's deadline and queues its complete inventory (InventoryQueue::TakeIn).
   void AwaitInventory(WorkerStream* stream);
-  // Called before the registry judges the worker's inventory. From now on the stream gets orders to
-  // drop arrays.
+  // Called just before the registry judges the worker's inventory. From now on the stream gets
+  // orders to drop arrays.
   void Arrive(WorkerStream* stream);
   // Makes the worker a member over this stream, and cuts its earlier stream.
   void Join(WorkerStream* stream);
-  // Removes the stream, which has ended. It gets no call after this one.
+  // Removes the stream, which has ended. WorkerStreams no longer calls the stream after this call.
   void Leave(WorkerStream* stream);
-  // Records that a worker failed to attach. The caller has checked its identity and its right to
-  // use it. No effect for workers that the membership does not know.
+  // Records that a worker failed to attach, and why. The caller has checked that the worker may use
+  // this identity. No effect for workers that the membership does not know.
   void AttachFailed(const std::string& identity, const absl::Status& status);
 
-  // Closes the stream of a worker that has drained, unless the stream has left already. In that
-  // case `stream` may point to a deleted object.
+  // Closes the stream of a worker that has drained. No effect if the stream has left already;
+  // `stream` may then point to a deleted object.
   void CloseDrained(std::string_view identity, const WorkerStream* stream);
-  // Processes a member's report of the peers that it does not reach. Ignores reports over any but
-  // its current stream.
+  // Processes a member's report of the peers that it does not reach. Ignores reports over other
+  // streams than the member's current one.
   void PeersReported(WorkerStream* stream, int64_t epoch,
                      const std::vector<std::string>& unreached);
   void TilesDropped(std::string_view identity, const std::vector<std::string>& array_ids);
-  // Sends the step again, now with its plan. No effect if the step has ended.
+  // Sends the start message of the step again, now with the plan. No effect if the step has ended.
   void SendPlan(WorkerStream* stream, int64_t sequence);
 
  private:
   struct Member {
     WorkerStream* stream = nullptr;
-    bool told = false;  // the worker has a snapshot and every change since
+    bool told = false;  // a snapshot and every later change was sent to the worker
     // SHA-256 of the plans that the worker is believed to have. The worker asks for a plan that it
     // lacks.
     absl::flat_hash_set<std::string> plans = {};
@@ -176,7 +181,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   struct Started {
     WorkNumber number;
     EncodedStepPtr step;
-    WorkerMessage with_plan = nullptr;  // null: was not sent yet
+    WorkerMessage with_plan = nullptr;  // the start message; null: not encoded yet
   };
   // The next phase of a stream, and its deadline.
   struct Awaited {
@@ -200,7 +205,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   std::atomic<bool> stopping_ = false;
   MembershipPages pages_;  // used only by the thread of TellOfMembership
 
-  // These synchronise themselves, and may be called under mutex_.
+  // These objects synchronise themselves. They may be called under mutex_.
   Readiness readiness_;
   QuarantineOrders orders_;
 
@@ -211,14 +216,15 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   absl::flat_hash_map<WorkerStream*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
   AttachFailures failed_attaches_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int64_t, Started> started_ ABSL_GUARDED_BY(mutex_);  // by sequence number
-  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may need an update
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may need an update of its list
   // The view that all members have received; null before the first one.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
-  // Meshes that other workers served until recently, and when their members got the change.
+  // Meshes that other workers served until recently. By mesh id: when the members got the change of
+  // workers.
   std::map<std::string, absl::Time, std::less<>> moved_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
-  InventoryQueue inventories_;  // synchronises itself; not to be called under mutex_
+  InventoryQueue inventories_;  // synchronises itself; never called under mutex_
   std::thread teller_;
   Alarm overdue_;  // last: its destructor waits for CutOverdue
 };

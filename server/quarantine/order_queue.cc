@@ -79,7 +79,7 @@ void Orders::Next() {
       return;
     }
   }
-  hub_->ForgetQuarantineOrder(order);  // the answer or Stop came meanwhile
+  hub_->ForgetQuarantineOrder(order);  // the answer or Stop came first
 }
 
 absl::Status Orders::Stopped() {
@@ -117,7 +117,7 @@ void Orders::Take(uint64_t number, const std::string& identity,
     }
     goes_on = answered_(identity, *std::move(answer));
   }
-  // An empty identity means that Stop made this call: then `failed_` is not asked.
+  // An empty identity means that Stop made this call. In that case `failed_` is not asked.
   if (!status.ok() && (identity.empty() || !failed_ || !failed_(identity, status))) {
     return std::move(done_)(status);
   }

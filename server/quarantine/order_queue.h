@@ -20,14 +20,15 @@
 
 namespace shardmesh::server::quarantine {
 
-// Most arrays in a page of a list, and in an answer to an order.
+// Most arrays in one page of a list, and most arrays in one answer to an order.
 inline constexpr int kMaxPage = 1'000;
 
 using Action = internal::v1::QuarantineOrder;
 
-// Sends orders one after the other. The next order follows the answer to the previous one, for
-// which a worker has kOrderTime. Ends with the first error, unless `failed` allows to continue.
-// Also ends when the call is stopped. Forgets an order whose answer nobody needs any more.
+// Sends orders one after the other. Each order is sent after the previous order was answered; a
+// worker has kOrderTime to answer. The run ends with the first error, unless `failed` allows it to
+// continue. It also ends when the call is stopped. Makes the hub forget an order whose answer is no
+// longer awaited.
 class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
@@ -35,13 +36,14 @@ class Orders : public std::enable_shared_from_this<Orders> {
     internal::v1::QuarantineOrder order;
   };
   // Called for each answer. Returns false to send no more orders. If an answer has an error, this
-  // call gets the answer's partial result before `failed` gets the error.
+  // callback gets the answer's partial result before `failed` gets the error.
   using Answered =
       absl::AnyInvocable<bool(const std::string& identity, internal::v1::QuarantineAnswer)>;
-  // Called for each error. Returns true to send the remaining orders nevertheless.
+  // Called for each order that ended with an error. Returns true to send the remaining orders
+  // nevertheless.
   using Failed = absl::AnyInvocable<bool(const std::string& identity, const absl::Status&)>;
 
-  // Sends the orders. `stop` may be null: then the call cannot be stopped.
+  // Sends the orders. If `stop` is null, the call cannot be stopped.
   static void Run(Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
                   const QuarantineStopPtr& stop, Answered answered, QuarantineDone done,
                   Failed failed = nullptr);
@@ -61,7 +63,8 @@ class Orders : public std::enable_shared_from_this<Orders> {
 
   Clock* clock_ = nullptr;
   QuarantineAccess* hub_ = nullptr;
-  // Only the thread that has taken the awaited answer uses these: one thread after the other.
+  // No lock: only the thread that processes the current answer uses these callbacks, one thread
+  // after the other.
   Answered answered_;
   Failed failed_;
   QuarantineDone done_;

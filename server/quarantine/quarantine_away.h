@@ -1,5 +1,5 @@
-// The workers that may have tiles in quarantine (put aside): attached ones, which are asked, and
-// absent ones.
+// The workers that may have tiles in quarantine (put aside): attached workers, which are asked, and
+// absent workers.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_AWAY_H_
 
@@ -21,15 +21,16 @@ namespace shardmesh::server::quarantine {
 // Returns the identities of the workers that are alive.
 std::vector<std::string> AliveWorkers(const MembershipView& view);
 
-// For each worker that was asked for its tiles, by identity: its attachment at that time.
+// For each worker that was asked for its tiles, by identity: the number of its attachment when it
+// was asked.
 using AskedWorkers = std::map<std::string, uint64_t>;
 
-// Returns the live workers that were not asked since they attached, and marks them as asked. This
-// includes a worker that attached while others answered. It also includes a worker that attached
-// again, because its tiles may have changed.
+// Returns the live workers that were not asked since they attached, and marks them as asked. These
+// workers include one that attached while other workers answered. They also include one that
+// attached again, because its tiles may have changed.
 std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* asked);
 
-// Returns the first names and how many others there are, as text.
+// Joins the first eight names with commas, and says how many more names there are.
 std::string FirstOf(const std::vector<std::string>& names);
 
 // A worker that serves ranks and is not attached.
@@ -42,8 +43,8 @@ using AwayWorkers = std::map<std::string, AwayWorker>;  // by identity
 
 // Returns the absent workers of these meshes. If `mesh_ids` is empty, or the ranks of a mesh are
 // not known, returns all absent workers: any of them may have tiles. `view` must be the view from
-// which the caller took the workers to ask. Then each worker was either asked or is absent here,
-// even if workers come or go meanwhile.
+// which the caller took the workers to ask. With that view, each worker either was asked or is
+// absent here, even if workers come or go in between.
 AwayWorkers FindAway(const CoordinatorParts& context, const MembershipView& view,
                      const std::set<std::string>& mesh_ids);
 
@@ -59,15 +60,16 @@ void Encode(const std::string& identity, const AwayWorker& worker, v1::Unreached
 // Returns the workers' identities, joined by commas, as a fact of an error has them.
 std::string IdentitiesOf(const AwayWorkers& away);
 
-// The error for tiles that no attached worker has. UNAVAILABLE (RECOVERING) while absent workers
-// that may have the tiles are expected back; NOT_FOUND otherwise.
+// The error for tiles that no attached worker has in quarantine. `what` names the tiles.
+// UNAVAILABLE (RECOVERING) while absent workers that may have the tiles are expected back;
+// NOT_FOUND otherwise.
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what);
 
 // Describes for messages how long an array without a name is still kept.
 std::string HeldFor(const CoordinatorParts& context, const UnnamedArray& array);
 
-// Requires 1 to 64 bytes. The error names `field`.
+// Checks that the id has 1 to 64 bytes. The error names `field`.
 absl::Status CheckArrayId(const std::string& array_id, std::string_view field);
 
 }  // namespace shardmesh::server::quarantine

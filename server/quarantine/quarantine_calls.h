@@ -22,16 +22,17 @@ class RestoreQuarantinedResponse;
 
 namespace shardmesh::server {
 
-// Ends a call whose client has gone, with CANCELLED: at once if the call waits for a worker. A
-// worker that has an order to drop tiles may still drop them. A restore ends early only while it
-// asks which workers have tiles. Once workers take tiles back, the restore continues to its end.
-// Thread-safe.
+// Ends a call whose client has gone, with CANCELLED: at once if the call is waiting for the answer
+// of a worker. A worker that has an order to drop tiles may still drop them. A restore ends early
+// only while it asks which workers have tiles. Once workers take tiles back, the restore continues
+// to its end. Thread-safe.
 class QuarantineStop {
  public:
   void Cancel();
 
-  // Sets or replaces the callback of Cancel; the call uses it. Cancel runs the callback once,
-  // without a lock. If Cancel was called before, Set runs it at once.
+  // Sets or replaces the callback of Cancel. Only the code that runs the call uses this function.
+  // Cancel runs the callback once, without a lock. If Cancel was called before, Set runs it at
+  // once.
   void Set(absl::AnyInvocable<void() &&> on_cancel);
 
  private:
@@ -41,9 +42,9 @@ class QuarantineStop {
 };
 using QuarantineStopPtr = std::shared_ptr<QuarantineStop>;
 
-// Ask the attached workers, one after the other. They call `done` once, on any thread. Request,
-// response, the hub and all objects of `context` must live until then. cluster_service.proto lists
-// the errors.
+// The functions below ask the attached workers, one after the other. Each function calls `done`
+// once, on any thread. Request, response, the hub and all objects of `context` must live until that
+// call. cluster_service.proto lists the errors.
 using QuarantineDone = absl::AnyInvocable<void(const absl::Status&) &&>;
 
 void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,

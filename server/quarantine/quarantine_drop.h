@@ -18,7 +18,7 @@
 
 namespace shardmesh::server::quarantine {
 
-// A part of an array that a worker has in quarantine.
+// The part of an array that one worker has in quarantine.
 struct Part {
   std::string identity;
   std::string array_id;
@@ -27,7 +27,8 @@ struct Part {
   friend auto operator<=>(const Part&, const Part&) = default;
 };
 
-// The drop of some arrays. First it asks which workers have parts of the arrays.
+// A drop of some arrays while it runs. A drop first asks the workers which parts of the arrays they
+// have.
 struct Drop {
   const CoordinatorParts context;
   QuarantineAccess* const hub;
@@ -40,18 +41,19 @@ struct Drop {
   std::map<Part, std::string> listed = {};  // by part: the mesh of the array; empty: not known
   // Only with `validate_only`: the listed parts, as the response shows them.
   std::map<Part, v1::QuarantinedArray> described = {};
-  // Workers whose list has further pages. The value is the last array of the pages so far.
+  // Workers whose list has further pages. The value is the id of the last array in the pages so
+  // far.
   std::map<std::string, std::string> unlisted = {};
   std::set<Part> dropped = {};
-  std::map<std::string, absl::Status> failed = {};  // by worker
-  // Workers that reported what they dropped, also if that was incomplete.
+  std::map<std::string, absl::Status> failed = {};  // by worker that failed: its error
+  // Workers that reported which parts they dropped, even if they dropped only some of the parts.
   std::set<std::string> answered = {};
-  AwayWorkers unreached = {};  // with `even_partly`
+  AwayWorkers unreached = {};  // only with `even_partly`: workers without an answer
 };
 using DropPtr = std::shared_ptr<Drop>;
 
-// Whether the call continues without the worker: only with `even_partly`. Then records the worker
-// as failed.
+// Records the worker as failed. Returns whether the call continues without the worker, which it
+// does only with `even_partly`. In that case also records the worker as unreached.
 bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* drop);
 
 // Returns the error, extended by the parts that were dropped and those that remain. No client

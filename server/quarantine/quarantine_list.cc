@@ -30,8 +30,8 @@ bool IsFull(const v1::ListQuarantineResponse& page, int page_size) {
          page.ByteSizeLong() > kPageBytes;
 }
 
-// Lists arrays without a name that follow the page token, which has the form `/ARRAY`. Returns true
-// if they fill the page, and sets the token of the next page.
+// Lists arrays without a name that follow the page token, which has the form `/ARRAY`. If they fill
+// the page, sets the token of the next page and returns true.
 bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int page_size,
                  v1::ListQuarantineResponse* page) {
   const std::string_view start_after = token.empty() ? token : token.substr(1);
@@ -60,8 +60,8 @@ struct QuarantinePage {
   const int page_size;
   AwayWorkers away;  // absent workers that are not listed yet
 
-  // Lists the absent workers before the identity `before`, or all if that is null. Returns false if
-  // the page is full, and sets the token of the next page.
+  // Lists the absent workers before the identity `before`, or all absent workers if `before` is
+  // null. If the page is full, sets the token of the next page and returns false.
   bool TellAway(const std::string* before = nullptr) {
     while (!away.empty() && (before == nullptr || away.begin()->first < *before)) {
       const auto first = away.extract(away.begin());
@@ -101,7 +101,7 @@ void ListQuarantine(const CoordinatorParts& context, QuarantineAccess* hub,
         "page_size", StrCat("is ", request->page_size(), "; it must be from 0 to ", kMaxPage)));
   }
   const int page_size = request->page_size() == 0 ? kDefaultPage : request->page_size();
-  // A token has the last worker of the previous page and the last array of this worker.
+  // The token is `WORKER/ARRAY`: the last worker on the previous page, and its last array there.
   const std::string& token = request->page_token();
   const size_t slash = token.rfind('/');
   if (!token.empty() && slash == std::string::npos) {

@@ -17,8 +17,8 @@ namespace shardmesh::server {
 namespace quarantine {
 namespace {
 
-// Undoes a restore: puts the tiles that workers took back into quarantine again, with their earlier
-// reason.
+// Undoes a restore: makes workers put the tiles that they took out of quarantine into quarantine
+// again, with their earlier reason.
 void TakeBack(const Restore& restore) {
   if (!restore.staged.has_value()) return;
   const absl::StatusOr<Tiling> tiling = restore.staged->Tiling();
@@ -29,7 +29,7 @@ void TakeBack(const Restore& restore) {
         {restore.staged->array_id, tiling->TileOf(rank), held.reason(), held.array_lives()});
     restore.hub->SendVerdict(identity, verdict);
   }
-  // Comes last: Discard moves tiles that still wait into quarantine, but does not know their
+  // Comes last: Discard moves the remaining restored tiles into quarantine, but does not know their
   // earlier reason.
   restore.context.registry->Discard({restore.staged->array_id});
 }

@@ -31,7 +31,7 @@ struct Restore {
   QuarantineDone done;
 
   AskedWorkers asked = {};
-  // A view whose live workers were all asked.
+  // A membership view. All its live workers were asked whether they have tiles of the array.
   std::shared_ptr<const MembershipView> view = nullptr;
   std::map<std::string, v1::QuarantinedArray> held = {};  // by identity
   // For each rank: the identity of the worker whose tile is restored.
@@ -47,12 +47,13 @@ absl::Status InProgress(const std::string& array_id);
 // tile, and the remedy.
 absl::Status CheckAllThere(const Restore& restore, const ArrayDescriptor& array);
 
-// Chooses the tiles that an array of the registry lacks.
+// For an array that the registry knows: chooses quarantined tiles for the ranks whose tiles the
+// array lacks.
 absl::Status ChooseMissing(const ArrayPtr& array, Restore* restore);
-// Chooses the tiles of all ranks, for an array that the registry does not know. Stages the array,
-// unless the request has `validate_only`.
+// For an array that the registry does not know: chooses quarantined tiles for all ranks. Stages the
+// array, unless the request has `validate_only`.
 absl::Status ChooseAll(Restore* restore);
-// Chooses the name of an array that the registry keeps without one.
+// For an array that the registry keeps without a name: chooses its name.
 absl::Status ChooseName(const Array& array, Restore* restore);
 
 }  // namespace shardmesh::server::quarantine

@@ -1,4 +1,4 @@
-// Ends calls about quarantines after their clients have gone.
+// QuarantineStop: ends calls about quarantines when their clients have gone.
 #include <utility>
 
 #include "server/quarantine/quarantine_calls.h"

@@ -22,8 +22,8 @@ namespace shardmesh::server::quarantine {
 
 namespace {
 
-// Returns the rank of this worker in the array's mesh: the tile in its quarantine belongs to that
-// rank.
+// Returns the rank that this worker serves in the array's mesh. The tile in the worker's quarantine
+// belongs to that rank.
 absl::StatusOr<int64_t> RankIn(const Restore& restore, const std::string& mesh_id,
                                const std::string& identity) {
   const MeshRanks* ranks = restore.view->FindMesh(mesh_id);
@@ -152,8 +152,8 @@ absl::Status ChooseAll(Restore* restore) {
   }
   const Revision ranks_revision = RanksRevisionOf(**definition);
   if (!descriptor.spec.unreduced().empty() && descriptor.mesh_revision != ranks_revision) {
-    // Tiles of a partial sum can cover the same place, so the place does not tell which rank a tile
-    // belongs to.
+    // Tiles of a partial sum can cover the same elements, so the elements do not tell which rank a
+    // tile belongs to.
     return absl::FailedPreconditionError(StrCat(
         "the array is a partial sum on revision ", descriptor.mesh_revision, " of the mesh \"",
         descriptor.mesh_id, "\", which has its ranks since revision ", ranks_revision,
@@ -183,8 +183,8 @@ absl::Status ChooseAll(Restore* restore) {
   restore->commit.moves.push_back(
       {.name = name, .array_id = descriptor.array_id, .expected_version = 0});
   restore->response->set_name(std::move(name));
-  // The array gets the mesh's current revision. It differs from the array's own only if the mesh
-  // was defined again.
+  // The array gets the mesh's current revision. The revision in the array's descriptor differs from
+  // it only if the mesh was defined again.
   descriptor.mesh_revision = (*definition)->revision;
   if (from.request->validate_only()) return absl::OkStatus();
   const absl::Status staged = from.context.registry->Stage({.descriptor = descriptor});

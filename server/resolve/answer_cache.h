@@ -22,7 +22,7 @@
 
 namespace shardmesh::server {
 
-// An answer as the client gets it, and the corrections that it reports.
+// The bytes of an answer as the client gets them, and the corrections that the answer reports.
 struct KnownAnswer {
   grpc::Slice bytes;
   CorrectionTally corrections;
@@ -34,10 +34,10 @@ struct KnownAnswer {
 //
 // Every question passes through this cache, so it is cheaper than an LruCache. A hit in the younger
 // generation only reads: no list is relinked under the lock. A lookup takes a view of the request
-// as its key. Answers are evicted a whole generation at a time, at the price of one move.
+// as its key. Eviction removes a whole generation, which costs one move of a map.
 class AnswerCache {
  public:
-  // Most bytes of a request and its answer together. Longer ones are not cached.
+  // Most bytes of a request and its answer together. Longer requests and answers are not cached.
   static constexpr size_t kMaxEntryBytes = 16 << 10;
 
   // Keeps at most about `max_bytes` of requests and answers; evicts the least recently used first.
@@ -46,8 +46,9 @@ class AnswerCache {
   // Returns the cached answer; nullopt if there is none.
   std::optional<KnownAnswer> Find(int method, std::string_view request, int64_t revision);
 
-  // Caches the answer if the same question was probably asked before, judged by its hash. A
-  // question that is asked only once therefore costs neither memory nor time.
+  // Caches the answer if the same question was probably asked before, which the cache judges by the
+  // hash of the question. A question that is asked only once therefore takes no memory in the
+  // cache.
   void Keep(int method, std::string_view request, int64_t revision, const KnownAnswer& answer);
 
  private:
@@ -67,8 +68,8 @@ class AnswerCache {
   };
   using Answers = absl::flat_hash_map<std::pair<int, std::string>, KnownAnswer, Hash, Same>;
 
-  // Drops all answers if `revision` is newer than theirs. Returns whether `revision` is the newest
-  // known one.
+  // Drops all cached answers if `revision` is newer than the revision of these answers. Returns
+  // whether `revision` is the newest known one.
   bool Turn(int64_t revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds an answer to the younger generation. Moves evicted answers to `forgotten`; the caller
   // destroys them without the lock.
@@ -78,14 +79,15 @@ class AnswerCache {
   const size_t max_bytes_;
   absl::Mutex mutex_;
   int64_t revision_ ABSL_GUARDED_BY(mutex_) = 0;
-  // The younger generation has the answers that were used since it began; the older one has the
-  // rest. A hit in the older generation moves the answer to the younger. When the younger one has
-  // half of the bytes, it replaces the older one.
+  // The younger generation has the answers that were used since it began; the older generation has
+  // the other answers. A hit in the older generation moves the answer to the younger generation.
+  // When the younger generation reaches half of max_bytes_, it replaces the older one, and a new
+  // younger generation begins.
   Answers young_ ABSL_GUARDED_BY(mutex_);
   Answers old_ ABSL_GUARDED_BY(mutex_);
   size_t young_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Hashes of recent questions, each at the index (hash % size). A newer hash replaces an older
-  // one.
+  // hash at the same index.
   std::array<size_t, 4096> asked_ ABSL_GUARDED_BY(mutex_) = {};
 };
 

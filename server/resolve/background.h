@@ -22,10 +22,10 @@ class Background {
  public:
   using Task = ThreadPool::Task;
 
-  // Most waiting tasks. Each one is a call whose client waits, and a longer queue would only
+  // Most waiting tasks. Each waiting task is a call whose client waits. A longer queue would only
   // lengthen the wait.
   static constexpr size_t kMaxWaiting = 64;
-  // Most waiting tasks of one caller, so that other callers find places.
+  // Most waiting tasks of one caller, so that other callers find room in the queue.
   static constexpr size_t kMaxWaitingOfCaller = 32;
   // Time limit of a running task, also if the client has set no deadline.
   static constexpr absl::Duration kTimeLimit = absl::Minutes(5);
@@ -53,8 +53,8 @@ class BackgroundStop {
   // Starts the time limit of the call. Time in the queue does not count.
   void Begin() { limit_ns_.store(SteadyNow() + absl::ToInt64Nanoseconds(Background::kTimeLimit)); }
   bool is_due() const { return cancelled_.load(std::memory_order_relaxed) || is_over_time(); }
-  // Returns the status of a call that ended: its own status, or DEADLINE_EXCEEDED if the time limit
-  // ended it.
+  // Returns the status with which the call ends: DEADLINE_EXCEEDED if the time limit ended the
+  // call, else `status`.
   absl::Status Explain(const absl::Status& status) const;
 
  private:

@@ -1,4 +1,5 @@
-// The streams of questions about layouts that are planned or held by arrays.
+// Streamed calls that ask about the given layouts of a tree, about meshes for a tree, or about the
+// layouts of arrays.
 #include "server/resolve/layout_streams.h"
 
 #include <optional>
@@ -24,7 +25,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// Adds the tensor's name to an error about it.
+// Adds the name of a tensor to an error about that tensor.
 absl::Status TensorError(const absl::Status& status, std::string_view name) {
   return WithContext(status, StrCat("tensor ", PythonRepr(name)));
 }
@@ -43,8 +44,9 @@ absl::Status CheckSpecs(absl::Span<const TreeTensor> tensors) {
   return absl::OkStatus();
 }
 
-// Counts tensors that have specs with `resolver`, and calls `add` for each tensor. Adds the
-// tensor's name to errors of `add`. After CANCELLED the remaining tensors are not added.
+// Checks that all tensors have specs, counts the tensors with `resolver`, and calls `add` for each
+// tensor. Adds the name of the tensor to an error of `add`. After CANCELLED the remaining tensors
+// are not added.
 template <typename AddOne>
 absl::Status AddLaidOut(absl::Span<const TreeTensor> tensors, TreeResolver& resolver,
                         const IsCancelled& is_cancelled, const AddOne& add) {
@@ -61,7 +63,7 @@ absl::Status AddLaidOut(absl::Span<const TreeTensor> tensors, TreeResolver& reso
   return absl::OkStatus();
 }
 
-// AnalyzeLayout.
+// Answers AnalyzeLayout.
 class AnalyzeAnswer {
  public:
   explicit AnalyzeAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
@@ -71,7 +73,7 @@ class AnalyzeAnswer {
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     mesh_ = std::move(mesh);
     SHARDMESH_ASSIGN_OR_RETURN(analysis_, LayoutAnalysis::Create(mesh_));
-    // Without a mesh the resolver only checks the tensors' names and counts.
+    // Without a mesh the resolver only checks the tensors' names and counts the tensors.
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(TreeQuestion()));
     return absl::OkStatus();
   }
@@ -132,7 +134,7 @@ class AnalyzeAnswer {
   int64_t replicated_tensors_ = 0;
 };
 
-// AnalyzeShardingStrategy.
+// Answers AnalyzeShardingStrategy.
 class ShardingStrategyAnswer {
  public:
   explicit ShardingStrategyAnswer(std::shared_ptr<const Definitions> state)
@@ -142,7 +144,7 @@ class ShardingStrategyAnswer {
     SHARDMESH_DECODE(mesh, "mesh", SelectMesh(*state_, header.mesh(), Compatibility::kExact));
     SHARDMESH_ASSIGN_OR_RETURN(stored_tree_, SelectTree(*state_, header.stored_tree()));
     mesh_ = std::move(mesh);
-    // Without a mesh the resolver only checks the tensors' names and counts.
+    // Without a mesh the resolver only checks the tensors' names and counts the tensors.
     TreeQuestion question;
     question.compatibility = Compatibility::kExact;
     SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
@@ -181,14 +183,15 @@ class ShardingStrategyAnswer {
   std::vector<AnalyzedTensor> tensors_;
 };
 
-// SearchMeshes.
+// Answers SearchMeshes.
 class SearchAnswer {
  public:
-  // Most axes of the meshes to try, and most meshes of an answer.
+  // Most axes of the meshes to try; the number of meshes in an answer by default, and at most.
   static constexpr int kMaxAxes = static_cast<int>(kMaxMeshAxes);
   static constexpr int32_t kDefaultResults = 20;
   static constexpr int32_t kMaxResults = 1000;
-  // Most layouts of one kind of tensor on a mesh: some minutes of work.
+  // Most layouts to examine, which is the number of meshes times the number of groups of like
+  // tensors. This many layouts take some minutes.
   static constexpr int64_t kMaxLayouts = int64_t{1} << 32;
 
   explicit SearchAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}

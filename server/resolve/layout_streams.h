@@ -1,4 +1,5 @@
-// The streamed questions about layouts that are planned or held by arrays.
+// Streamed calls that ask about the given layouts of a tree, about meshes for a tree, or about the
+// layouts of arrays.
 #ifndef SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
 #define SHARDMESH_SERVER_RESOLVE_LAYOUT_STREAMS_H_
 
@@ -15,8 +16,8 @@
 
 namespace shardmesh::server {
 
-// Each reactor lives until its call is done. gRPC's call owns the requests and responses. All other
-// pointers and references outlive the reactor.
+// A reactor of these calls lives until its call is done. gRPC's call owns the requests and
+// responses. All other pointers and references outlive the reactor.
 
 using AnalyzeLayoutCall = TreeCall<v1::AnalyzeLayoutRequest, v1::AnalyzeLayoutResponse>;
 using ShardingStrategyCall = TreeCall<compat::v1::AnalyzeShardingStrategyRequest,
@@ -28,8 +29,8 @@ std::unique_ptr<ShardingStrategyCall> MakeShardingStrategyCall(
     std::shared_ptr<const Definitions> state);
 std::unique_ptr<SearchMeshesCall> MakeSearchMeshesCall(std::shared_ptr<const Definitions> state);
 
-// Lives until its call is done. The call owns `request`. `registry` outlives the call; null: there
-// are no named arrays.
+// The returned reactor lives until its call is done. The call owns `request`. `registry` outlives
+// the call; null: there are no named arrays.
 grpc::ServerWriteReactor<compat::v1::ListShardingsResponse>* MakeListShardingsReactor(
     std::shared_ptr<const Definitions> state, const ArrayRegistry* registry,
     const compat::v1::ListShardingsRequest* request);

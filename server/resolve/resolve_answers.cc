@@ -163,8 +163,8 @@ absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const in
   std::vector<std::string> fixes;
   for (const Fix& fix : suggested) {
     if (fix.correction == 0) {
-      // The fix's text covers only this correction. If there are others, append the spec that the
-      // fix leads to.
+      // The text of the fix covers only this correction. If there are other corrections, append the
+      // spec that the fix leads to.
       fixes.push_back(corrected.corrections.size() == 1 || fix.kind == Fix::Kind::kAxisOrder
                           ? fix.text
                           : StrCat(fix.text, ": ", fix.spec.ToString()));

@@ -1,6 +1,6 @@
 // Answers to questions about layouts, by topic. Each function decodes a request, calls the
-// functions of sharding/, and encodes the answer. The question services call them. None of them
-// blocks or holds a lock for long.
+// functions of sharding/, and encodes the answer. The question services call them. None of these
+// functions blocks or holds a lock for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 
@@ -43,7 +43,7 @@ class CorrectionTally {
                                           Reason::kRankTruncated, Reason::kBelowMinSize,
                                           Reason::kUnconstrained};
 
-  // Adds `times` to the count of each correction's reason.
+  // For each correction, adds `times` to the count of the correction's reason.
   void Add(const std::vector<Correction>& corrections, int64_t times = 1);
 
   // The counts, by the index of the reason in kReasons.
@@ -53,8 +53,8 @@ class CorrectionTally {
   std::array<int64_t, kReasons.size()> counts_ = {};
 };
 
-// The mesh and the profile that the questions of a batch share. Each is looked up or decoded when
-// the first question needs it, and then kept.
+// The mesh and the profile that the questions of a batch share. Mesh and profile are looked up or
+// decoded when the first question needs them, and kept for later questions.
 class SharedSelections {
  public:
   // All arguments outlive this object.
@@ -75,22 +75,20 @@ class SharedSelections {
   std::optional<absl::StatusOr<PartitionAxis>> found_profile_;
 };
 
-// The input of an answer, and a tally of the corrections made for it. Valid during the call. An
-// answer depends only on the request and on `state`.
+// The input of an answer besides the request, and a tally of the corrections made for the answer.
+// Valid during the call. An answer depends only on the request and on `state`.
 struct AnswerContext {
   const Definitions& state;
   CorrectionTally& corrections;
-  // In a batch: the mesh and the profile for a question that names none itself. Null outside a
-  // batch.
+  // In a batch: the mesh and the profile for a question that names no mesh or profile itself. Null
+  // outside a batch.
   SharedSelections* shared = nullptr;
 };
 
 // Each overload answers one request and fills `response`, which must be empty. Errors are those of
 // the contract (proto/), with the path of the invalid field.
-//
-// resolve_specs.cc
 
-// resolve_specs.cc
+// Defined in resolve_specs.cc.
 absl::Status Answer(const AnswerContext&, const v1::ResolveEffectiveSpecRequest&,
                     v1::ResolveEffectiveSpecResponse*);
 absl::Status Answer(const AnswerContext&, const v1::ResolveSpecRequest&, v1::ResolveSpecResponse*);
@@ -100,31 +98,31 @@ absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
                     v1::ConstrainArrayResponse*);
 absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
                     v1::CompareSpecsResponse*);
-// May have to compile rules for long: see CompilesLong. Calls `is_cancelled` (may be null)
-// meanwhile. If it returns true, the answer ends with CANCELLED.
+// May have to compile rules for long: see CompilesLong. Calls `is_cancelled` (may be null) while it
+// compiles. If `is_cancelled` returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
                     v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
                     v1::DescribeTilingResponse*);
 absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::ListPresetsResponse*);
 
-// resolve_batches.cc
+// Defined in resolve_batches.cc.
 //
-// May take a second. Calls `is_cancelled` (may be null) before each item. If it returns true, the
-// answer ends with CANCELLED.
+// May take a second. Calls `is_cancelled` (may be null) before each item. If `is_cancelled` returns
+// true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::BatchResolveSpecsRequest&,
                     v1::BatchResolveSpecsResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::BatchConstrainArraysRequest&,
                     v1::BatchConstrainArraysResponse*,
                     const std::function<bool()>& is_cancelled = {});
 
-// resolve_profiles.cc
+// Defined in resolve_profiles.cc.
 absl::Status Answer(const AnswerContext&, const v1::DescribeProfileRequest&,
                     v1::DescribeProfileResponse*);
 absl::Status Answer(const AnswerContext&, const compat::v1::ComputeHashRequest&,
                     compat::v1::ComputeHashResponse*);
 
-// resolve_meshes.cc
+// Defined in resolve_meshes.cc.
 absl::Status Answer(const AnswerContext&, const v1::DescribeMeshRequest&,
                     v1::DescribeMeshResponse*);
 absl::Status Answer(const AnswerContext&, const compat::v1::QueryMeshRequest&,
@@ -132,10 +130,10 @@ absl::Status Answer(const AnswerContext&, const compat::v1::QueryMeshRequest&,
 absl::Status Answer(const AnswerContext&, const compat::v1::ListSpecAxesRequest&,
                     compat::v1::ListSpecAxesResponse*);
 
-// resolve_rules.cc
+// Defined in resolve_rules.cc.
 //
-// May take a second. Calls `is_cancelled` (may be null) regularly. If it returns true, the answer
-// ends with CANCELLED.
+// May take a second. Calls `is_cancelled` (may be null) regularly. If `is_cancelled` returns true,
+// the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const compat::v1::ParsePatternRulesRequest&,
                     compat::v1::ParsePatternRulesResponse*,
                     const std::function<bool()>& is_cancelled = {});
@@ -144,13 +142,13 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest&, v1::Ch
 absl::Status Answer(const AnswerContext&, const v1::RewriteRulesRequest&, v1::RewriteRulesResponse*,
                     const std::function<bool()>& is_cancelled = {});
 
-// resolve_logical.cc
+// Defined in resolve_logical.cc.
 absl::Status Answer(const AnswerContext&, const v1::ComposeLogicalRulesRequest&,
                     v1::ComposeLogicalRulesResponse*);
 absl::Status Answer(const AnswerContext&, const v1::ResolveLogicalAxesRequest&,
                     v1::ResolveLogicalAxesResponse*);
 
-// resolve_layers.cc
+// Defined in resolve_layers.cc.
 absl::Status Answer(const AnswerContext&, const compat::v1::ResolveOutputSpecRequest&,
                     compat::v1::ResolveOutputSpecResponse*);
 absl::Status Answer(const AnswerContext&, const compat::v1::CheckTensorParallelRequest&,
@@ -160,14 +158,15 @@ absl::Status Answer(const AnswerContext&, const compat::v1::DescribeLinearLayerR
 absl::Status Answer(const AnswerContext&, const compat::v1::PromoteDtypesRequest&,
                     compat::v1::PromoteDtypesResponse*);
 
-// resolve_plans.cc
+// Defined in resolve_plans.cc.
 //
-// May take a second. Calls `is_cancelled` regularly. If it returns true, the answer ends with
-// CANCELLED.
+// May take a second. Calls `is_cancelled` regularly. If `is_cancelled` returns true, the answer
+// ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
-// Decodes a field of the request. If that fails, returns the error with the field's name.
+// Declares `lhs` with a decoded field of the request. If decoding failed, returns the error with
+// the field's name.
 #define SHARDMESH_DECODE(lhs, field, decoded)                   \
   auto lhs##_or = (decoded);                                    \
   if (!lhs##_or.ok()) {                                         \
@@ -191,19 +190,20 @@ absl::StatusOr<std::shared_ptr<const MeshDefinition>> FindMesh(const Definitions
 absl::StatusOr<PartitionAxis> SelectProfile(const Definitions& state,
                                             const v1::ProfileSelector& selector);
 // Returns the selected rules; nullopt if none are selected. Compiles inline rules and the rules of
-// a replaced version, which may take long: see CompilesLong. Calls `is_cancelled`, if given,
-// meanwhile. If it returns true, the result is CANCELLED.
+// a replaced version, which may take long: see CompilesLong. Calls `is_cancelled`, if given, while
+// it compiles. If `is_cancelled` returns true, the result is CANCELLED.
 absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 
 // Most instructions of patterns that a reaction (gRPC callback) may compile, as counted by
-// Pattern::CompileCostBound. They take about five milliseconds, and suffice for more than twenty
-// ordinary rules.
+// Pattern::CompileCostBound. Compiling this many instructions takes about five milliseconds. The
+// limit allows more than twenty ordinary rules.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
-// Return whether compiling may exceed this limit: of a pattern, of inline rules, of selected rules.
-// A selected version may have any rules, so it always counts as long.
+// Return whether compiling may exceed kMostInstructionsAtOnce: compiling the pattern, the inline
+// rules, or the selected rules. A selector that names a version of a rule set always counts as
+// long, because that version may have any rules.
 bool CompilesLong(std::string_view pattern);
 bool CompilesLong(const v1::RuleSet& rules);
 bool CompilesLong(const v1::RuleSetSelector& selector);

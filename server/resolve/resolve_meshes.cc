@@ -69,7 +69,7 @@ absl::StatusOr<Mesh> MeshOf(const Definitions& state, const v1::DescribeMeshRequ
   return rpc::BadField("source", "is not set; give a mesh or its text");
 }
 
-// Returns an error for the empty mesh: a part of it is not a valid answer.
+// Returns an error for the empty mesh, which has no devices to answer about.
 absl::Status CheckHasDevices(const Mesh& mesh) {
   return rpc::WithField(ContextMesh(absl::MakeConstSpan(&mesh, 1)).status(), "mesh");
 }

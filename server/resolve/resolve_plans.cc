@@ -19,7 +19,7 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int64_t kMaxListedRegions = 65'536;
-// Bytes of the answer's message that stay free for its other fields.
+// Bytes of the answer's message that are kept free for fields whose sizes CheckRoom does not count.
 constexpr size_t kSpareMessageBytes = size_t{64} << 10;
 
 absl::Status OverLimit(std::string_view message, int64_t limit) {

@@ -20,15 +20,15 @@ namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 10;
 constexpr int kMaxSearchedNames = 10'000;
-// Most bytes of the written rules. A spec that many patterns share is written once for each of
-// them.
+// Most bytes of the rules in an answer. A spec that many patterns share is written once for each
+// pattern, so an answer can be much longer than its request.
 constexpr size_t kMaxRulesBytes = size_t{2} << 20;
 
 absl::Status LimitExceeded(std::string_view field, std::string_view message, Facts facts) {
   return rpc::WithField(InvalidArgument(Reason::kLimitExceeded, message, facts), field);
 }
 
-// Checks the length of a name to search. The name may be empty.
+// Checks the length of a name on which a pattern is tried. The name may be empty.
 absl::Status CheckSearchedName(std::string_view name, std::string_view field) {
   return name.size() <= rpc::TreeDecoder::kMaxNameBytes
              ? absl::OkStatus()
@@ -56,8 +56,8 @@ absl::Status EncodeRules(absl::Span<const Rule> from, std::string_view field,
   return absl::OkStatus();
 }
 
-// Returns the request's mesh, or else any mesh. The original library requires a mesh, also for
-// rules that do not depend on it.
+// Returns the mesh of the request, or an arbitrary mesh if the request has none. The original
+// library requires a mesh, also for rules that do not depend on the mesh.
 absl::StatusOr<Mesh> MeshForText(const AnswerContext& context,
                                  const compat::v1::ParsePatternRulesRequest& request,
                                  Compatibility compatibility) {
@@ -125,7 +125,8 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
 
 absl::Status Answer(const AnswerContext& context, const v1::RewriteRulesRequest& request,
                     v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
-  // The patterns may not compile before the rewrite, so only the rewrite checks them.
+  // A pattern may compile only after the rewrite. Therefore the rewrite checks the patterns, and
+  // this function does not.
   SHARDMESH_DECODE(given, "rule_set",
                    rpc::Decode(request.rule_set(), Compatibility::kExact,
                                context.state.min_sharding_size(), is_cancelled));

@@ -33,7 +33,8 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
-// Like SHARDMESH_ASSIGN_OR_RETURN, and adds to a layout's error the field that caused it.
+// Works like SHARDMESH_ASSIGN_OR_RETURN, and also adds to a layout's error the field that caused
+// it.
 #define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
   auto lhs##_or = (layout);                                      \
   if (!lhs##_or.ok()) {                                          \
@@ -145,8 +146,8 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
     selected = found;
   }
   const Mesh& mesh = *selected;
-  // An empty mesh counts as no mesh, so nothing is corrected. The shape is then used only to
-  // determine the mode.
+  // An empty mesh counts as no mesh, so nothing is corrected. Without a correction, the shape only
+  // determines the mode.
   const bool corrects = request.has_shape() && !mesh.empty();
 
   const std::string_view asked = request.axes().empty() && !request.preset().empty()

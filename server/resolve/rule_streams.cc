@@ -33,7 +33,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// LintRules. Lints the rules at the end, when all tensors have come.
+// Answers LintRules. Lints the rules at the end of the stream, when all tensors have come.
 class LintAnswer {
  public:
   LintAnswer(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry)
@@ -45,7 +45,7 @@ class LintAnswer {
 
   absl::Status Begin(const v1::LintRulesHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));
-    // EXACT, because patterns that cannot be used are findings here, not errors.
+    // Uses EXACT, because the linter reports unusable patterns as findings, not as errors.
     SHARDMESH_DECODE(rules, "rule_set",
                      SelectRules(*state_, header.rule_set(), Compatibility::kExact, is_cancelled));
     if (!rules.has_value()) {
@@ -138,7 +138,8 @@ class LintAnswer {
 
  private:
   static constexpr int kMaxFindings = 1'000;
-  // Most bytes of each kind of finding. All kinds together stay well below the limit of a message.
+  // Most bytes of findings of one kind in an answer. The findings of all kinds together stay well
+  // below the size limit of a message.
   static constexpr size_t kMaxBytesOfAKind = size_t{256} << 10;
   static constexpr int kMaxMeshes = 256;
   static constexpr size_t kMaxStoredTrees = 1'000;
@@ -276,7 +277,7 @@ class LintAnswer {
                         .tree = static_cast<int64_t>(trees_.size())});
   }
 
-  // Ends a tree. It consists of the tensors that were added since the previous EndTree.
+  // Ends a tree. The tree consists of the tensors that were added since the previous EndTree.
   void EndTree(v1::LintTree tree, std::string text) {
     trees_.push_back(std::move(tree));
     options_.trees.push_back(std::move(text));
@@ -348,7 +349,8 @@ class LintAnswer {
     return absl::OkStatus();
   }
 
-  // Adds the cluster's arrays. Refuses a tree of the request in which a tensor occurs twice.
+  // Checks that all trees of the request are complete, then adds the cluster's arrays. Refuses a
+  // tree of the request in which a tensor occurs twice.
   absl::Status AddHeld(const IsCancelled& is_cancelled) {
     if (trees_.size() < given_trees_.size()) {
       const v1::LintGivenTree& tree = given_trees_[trees_.size()];
@@ -383,7 +385,8 @@ class LintAnswer {
     }
     // No reallocation below: `names` has views of these tensors.
     tensors_.reserve(tensors_.size() + held.size());
-    // Trees of several models may have tensors of the same name with different shapes.
+    // Without `given_trees`, the tensors may come from several models. In that case a tensor occurs
+    // twice only if both its name and its shape do.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {
@@ -423,10 +426,11 @@ class LintAnswer {
   std::string_view stored_field_;
   struct StoredPlace {
     Definitions::Referred tree;
-    size_t place = 0;  // index in the header, if the header names trees
+    size_t place = 0;  // index in header.stored_trees, if the header names trees
   };
-  std::vector<StoredPlace> stored_;                   // by name and version
-  std::deque<std::vector<AxisValue>> axes_of_trees_;  // of stored trees; tensors point to these
+  std::vector<StoredPlace> stored_;  // sorted by name and version
+  // Axes of stored trees; tensors point to these.
+  std::deque<std::vector<AxisValue>> axes_of_trees_;
   std::vector<v1::LintGivenTree> given_trees_;
   int64_t of_given_tree_ = 0;        // tensors so far of the tree that is being added
   std::vector<v1::LintTree> trees_;  // trees added so far
@@ -435,7 +439,7 @@ class LintAnswer {
   std::vector<LintTensor> tensors_;
 };
 
-// DiffLayouts.
+// Answers DiffLayouts.
 class DiffAnswer {
  public:
   explicit DiffAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}

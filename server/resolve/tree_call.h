@@ -22,8 +22,8 @@
 
 namespace shardmesh::server {
 
-// The error for a stream with tensors whose header already names stored tensors in `field`. The
-// error names the field `tensors`.
+// The error for a stream that sends tensors although its header names a stored tree. `field`: the
+// field of the header that names the tree. The caller adds the field `tensors` to the error.
 inline absl::Status TensorsBesideStoredTree(std::string_view field) {
   return InvalidArgument(Reason::kBadField,
                          StrCat("tensors are given beside ", field, "; give one of both"));
@@ -36,13 +36,13 @@ class TreeCall {
  public:
   virtual ~TreeCall() = default;
 
-  // Whether Take of this message, the next one, takes too long for a reaction (a gRPC callback).
+  // Whether Take would take too long for a reaction (a gRPC callback). `request`: the next message.
   virtual bool TakesLong(const Request& request) const = 0;
 
   // Takes a message. Sets `*is_tensors` if tensors came with the message: in the message itself, or
   // by a header that names a stored tree. A call that answers each piece fills `*response`, which
-  // must be empty. Errors are those of the call, and CANCELLED soon after `is_cancelled` returns
-  // true. After an error the call must not be used.
+  // must be empty before. Errors: those of the RPC, and CANCELLED soon after `is_cancelled` returns
+  // true. After an error the object must not be used.
   virtual absl::Status Take(const Request& request, const std::function<bool()>& is_cancelled,
                             Response* response, bool* is_tensors) = 0;
 
@@ -69,8 +69,8 @@ class TreeCall {
 //
 // BeginsLong returns whether Begin takes too long for a reaction. A header that names a version of
 // a stored tree always takes too long. stored_tree() returns the tree that the header names, or
-// null. The tree must live as long as `Work`. All its tensors are added with the header, and no
-// other piece may follow.
+// null. The tree must live as long as `Work`. All tensors of the stored tree are added with the
+// header, and no other piece may follow.
 template <typename Work, typename Request, typename Response>
 class TreeFeeder final : public TreeCall<Request, Response> {
  public:

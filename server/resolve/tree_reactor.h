@@ -1,5 +1,6 @@
-// The two reactors of calls whose client streams a tree. They feed a TreeCall. They read bytes, not
-// messages, so that a message that does not parse is an error and not the end of the tree.
+// The two reactors of calls whose client streams a tree. The reactors pass the messages to a
+// TreeCall. They read bytes, not messages, so that a message that does not parse is an error and
+// not the end of the tree.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_REACTOR_H_
 
@@ -38,7 +39,7 @@ class MessageParser {
   int64_t messages_ = 0;
 };
 
-// A call that answers each piece, and ends with totals:
+// The reactor of a call that answers each piece, and ends with totals:
 //
 // clang-format off
 //   while (request = read()) { if (call.Take(request, &response) was of tensors) write(response) }
@@ -46,9 +47,9 @@ class MessageParser {
 // clang-format on
 //
 // A reaction (gRPC callback) answers one piece of at most 1 MiB; a background thread takes pieces
-// that need longer. While one piece is answered, the next one is read and parsed. Its answer begins
-// after the previous answer is written. One thread at a time owns the call: it answers, writes, or
-// ends the call.
+// that need longer. While one piece is answered, the next one is read and parsed. The answer to the
+// next piece begins after the previous answer is written. One thread at a time owns the call: it
+// answers, writes, or ends the call.
 template <typename Request, typename Response>
 class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -69,7 +70,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     Proceed(false);
   }
   void OnWriteDone(bool ok) override {
-    // Either the stream accepts no more answers, or the totals were the last one.
+    // Ends the call: the stream accepts no more answers, or the written answer was the last one,
+    // the totals.
     if (!ok || closing_) {
       return end_.End(absl::OkStatus());
     }
@@ -81,8 +83,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
  private:
   // Answers the pieces that were read. Returns when a write or a background thread will continue,
   // when the next piece has not come, or when the call ends. `is_mine`: the calling thread already
-  // owns the call. The owner of an ended call keeps it, so that a later OnReadDone finds nothing to
-  // do.
+  // owns the call. The thread that ends the call stays its owner, so that a later OnReadDone does
+  // nothing.
   void Proceed(bool is_mine) {
     while (true) {
       bool at_end = false;
@@ -136,8 +138,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
     }
   }
 
-  // Takes one piece. Returns whether the caller should continue. False: OnWriteDone will continue,
-  // or the call has ended.
+  // Takes one piece. Returns true if the caller should go on with the next piece. Returns false if
+  // OnWriteDone will do so, or if the call has ended.
   bool Take(const Request& request) {
     stop_.Begin();
     bool is_tensors = false;
@@ -167,7 +169,8 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   // No lock: reads follow one another, so only one reaction at a time uses these.
   grpc::ByteBuffer read_;
   MessageParser parser_;
-  // Only the owner of the call uses these. The exception is requests_[current_] while it is read.
+  // Only the owner of the call uses these. The exception is requests_[current_]: OnReadDone parses
+  // a message into it.
   Request requests_[2];
   int current_ = 0;       // index of the request that is being read
   bool closing_ = false;  // the totals are being made, or are written
@@ -178,7 +181,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   const std::unique_ptr<TreeCall<Request, Response>> call_;
 };
 
-// A call that answers once, after the whole tree:
+// The reactor of a call that answers once, after the whole tree:
 //
 // clang-format off
 //   while (request = read()) call.Take(request), on a background thread if that takes long
@@ -186,7 +189,7 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
 // clang-format on
 //
 // gRPC's call owns `response`. FinishOnce is not needed, because one reaction or one task runs at a
-// time. Its last act is to start the next read, to add the next task, or to finish.
+// time. The last act of each is to start the next read, to add the next task, or to finish.
 template <typename Request, typename Response>
 class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:

@@ -19,8 +19,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Most tensors between two checks for cancellation. Matching against many rules makes further
-// checks.
+// Most tensors between two checks for cancellation. Matching one tensor against many rules makes
+// further checks.
 constexpr size_t kTensorsPerCancellationCheck = 8;
 
 constexpr int64_t kNoRuleAsked = -1;
@@ -64,7 +64,7 @@ absl::Status TreeResolver::Remember(std::string_view name) {
   }
   char* const bytes = static_cast<char*>(name_bytes_.allocate(name.size(), 1));
   std::memcpy(bytes, name.data(), name.size());
-  // The key only moves to a copy of its bytes, so its hash and equality do not change.
+  // The key now points to a copy of the same bytes, so its hash and equality do not change.
   const_cast<absl::string_view&>(place->bytes) = absl::string_view(bytes, name.size());
   return absl::OkStatus();
 }
@@ -97,8 +97,8 @@ absl::StatusOr<TreeSpec> TreeResolver::Request(const TreeTensor& tensor, std::st
                          : rules.rules()[static_cast<size_t>(source.rule)].spec;
     spec.effective = std::move(match.spec);
     spec.corrections = std::move(match.corrections);
-    // With a mesh, the correction reports repeated axes. The original libraries report them only
-    // when an array is placed, so EXACT skips this check.
+    // With a mesh, the correction reports repeated axes. The original libraries report repeated
+    // axes only when an array is placed, so EXACT skips this check.
     if (!question_.mesh.has_value() && question_.compatibility != Compatibility::kExact) {
       SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec.effective));
     }

@@ -1,5 +1,5 @@
 // The layout of a whole tree (names, shapes and element types of a model's tensors), resolved in
-// pieces: each distinct spec once, tensors by index.
+// pieces: each distinct spec is listed once, and tensors refer to it by index.
 #ifndef SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 #define SHARDMESH_SERVER_RESOLVE_TREE_RESOLVER_H_
 
@@ -34,7 +34,8 @@
 namespace shardmesh::server {
 
 // A tensor's name and shape need to live only during a call of Add. Its axes and spec must outlive
-// the resolver, which identifies them by address: the tensors of a tree share them.
+// the resolver. The tensors of a tree share axes and specs, so the resolver identifies these by
+// their addresses.
 using rpc::TreeTensor;
 
 // A spec that at least one tensor of a tree has.
@@ -42,18 +43,18 @@ struct TreeSpec {
   PartitionSpec requested;
   PartitionSpec effective;
   std::vector<Correction> corrections;
-  Shape shape;  // of the first tensor with this spec; the corrections refer to this shape
+  Shape shape;  // shape of the first tensor with this spec; `corrections` refer to it
 };
 
 // The result for one tensor.
 struct TreePlacement {
   uint32_t spec_index = 0;
-  std::optional<int64_t> rule = std::nullopt;  // the rule that matched
-  bool unmatched = false;                      // no rule matched; counted as replicated
+  std::optional<int64_t> rule = std::nullopt;  // index of the rule that matched
+  bool unmatched = false;                      // no rule matched; the tensor counts as replicated
   int64_t bytes_per_device = 0;                // on the device that holds the most
 };
 
-// Numbers of a tree's tensors, by kind.
+// Counts of a tree's tensors and of their elements.
 struct TreeCounts {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
@@ -70,14 +71,15 @@ struct TreeQuestion {
   // Nullopt: no spec is corrected, and no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction of a spec is an error
-  // Whether a tensor that no rule matches is part of the answer. Otherwise it is an error.
+  // Whether a tensor that no rule matches is part of the answer. If false, such a tensor is an
+  // error.
   bool keep_unmatched = false;
   // Whether a spec in the request may name only axes of the mesh, each once.
   bool own_specs_must_suit_mesh = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Resolves a tree. A tensor with the same source of layout and the same shape as an earlier one
+// Resolves a tree. A tensor with the same source of layout and the same shape as an earlier tensor
 // costs little. For one thread.
 class TreeResolver {
  public:
@@ -87,9 +89,9 @@ class TreeResolver {
   static absl::StatusOr<std::unique_ptr<TreeResolver>> Create(TreeQuestion question);
 
   // Resolves the next tensors, in order, and appends their new specs to specs(). Calls
-  // `is_cancelled` at every tensor, and within a tensor every few rules. If it returns true, the
-  // result is CANCELLED. Only one part cannot be cancelled: building the automaton of all rules,
-  // after some hundred tensors, which takes ten milliseconds for a thousand rules.
+  // `is_cancelled` at every tensor, and within a tensor every few rules. If `is_cancelled` returns
+  // true, the result is CANCELLED. Only one part cannot be cancelled: building the automaton of all
+  // rules, after some hundred tensors, which takes ten milliseconds for a thousand rules.
   //
   // Errors name the tensor. INVALID_ARGUMENT: the errors of RuleSet::Match, ResolveSpec and
   // Correct; a repeated name; MISSING_ARGUMENT if there are neither rules nor axes nor a spec; with
@@ -105,7 +107,7 @@ class TreeResolver {
   int64_t UsesOf(uint32_t spec_index) const { return uses_[spec_index]; }
   // Counts over all tensors so far.
   const TreeCounts& counts() const { return counts_; }
-  // The layout of all tensors so far whose dtype is known; null without a mesh.
+  // The analysis of the layout of all tensors so far with a known dtype; null without a mesh.
   const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }
 
  private:
@@ -113,7 +115,7 @@ class TreeResolver {
   // layout.
   struct Source {
     const void* given = nullptr;  // the tensor's own axes or spec; null: none
-    // If `given` is null: the rule; -1: no rule was tried, -2: no rule matched.
+    // If `given` is null: index of the rule; -1: no rule was tried, -2: no rule matched.
     int64_t rule = 0;
     Shape shape;
   };
@@ -158,7 +160,7 @@ class TreeResolver {
     bool corrected = false;
     int64_t elements = 0;
     int64_t shard_elements = 0;
-    std::optional<Tiling> tiling;  // with a mesh
+    std::optional<Tiling> tiling;  // only with a mesh
   };
 
   explicit TreeResolver(TreeQuestion question);
@@ -169,7 +171,8 @@ class TreeResolver {
   // Returns the requested spec: from the tensor's own spec, its axes, or its rule.
   absl::StatusOr<TreeSpec> Request(const TreeTensor& tensor, std::string_view rule_name,
                                    const SourceView& source) const;
-  // Corrects `spec.effective`, which comes from the rules or axes.
+  // With a mesh, corrects `spec.effective` to the mesh and the shape. Adds the spec to specs_ if it
+  // is new.
   absl::StatusOr<Placed> Place(TreeSpec spec, const TreeTensor& tensor);
 
   const TreeQuestion question_;
@@ -180,7 +183,8 @@ class TreeResolver {
   std::optional<LayoutAnalysis> analysis_;
   std::pmr::monotonic_buffer_resource name_bytes_{size_t{1} << 20};
   absl::flat_hash_set<Name, NameHash, NameEqual> names_;  // views into name_bytes_
-  // Reused, so that its memory is allocated once.
+  // The current name as rules match it. Reused for all tensors, so that its memory is allocated
+  // once.
   std::string rule_name_;
   absl::flat_hash_map<std::string, uint32_t> spec_indexes_;  // by the text of the spec
   absl::flat_hash_map<Source, Placed, SourceHash, SourceEqual> placed_;

@@ -16,7 +16,7 @@ namespace {
 
 using IsCancelled = std::function<bool()>;
 
-// ResolveTree.
+// Answers ResolveTree.
 class TreeAnswer {
  public:
   TreeAnswer(std::shared_ptr<const Definitions> state, const CorrectionCounter& counter)
@@ -83,7 +83,8 @@ class TreeAnswer {
   }
 
  private:
-  // Most bytes of specs with fixes in one call. Bounds the message and the time to find fixes.
+  // Most bytes of specs with fixes in one call. The limit bounds the size of messages and the time
+  // to find fixes.
   static constexpr size_t kMaxFixedBytes = size_t{1} << 20;
 
   static absl::Status Cancelled() {
@@ -126,7 +127,8 @@ class TreeAnswer {
     return absl::OkStatus();
   }
 
-  // Whether fixes are possible. No other spec helps a tensor that is too small to be sharded.
+  // Whether the corrections of a spec may have fixes. A tensor that is too small to be sharded has
+  // no fix.
   static bool MayHaveFixes(const TreeSpec& spec) {
     return std::any_of(
         spec.corrections.begin(), spec.corrections.end(),

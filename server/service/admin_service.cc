@@ -34,7 +34,7 @@ namespace {
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 constexpr absl::Duration kRetryDelay = absl::Seconds(5);
 // Time limit for a caller to receive one piece. A slower stream is cut, because no other caller can
-// get a snapshot meanwhile.
+// get a snapshot while this one is sent.
 constexpr absl::Duration kPieceTime = absl::Seconds(30);
 
 // State that all calls share. Only one snapshot is made at a time.
@@ -44,7 +44,8 @@ struct SnapshotDesk {
   const std::string folder;
   std::atomic<bool> is_busy = false;
   std::atomic<int64_t> count = 0;
-  // Reads the pieces of the file: a reaction (gRPC callback) must not access the disk.
+  // Its thread reads the pieces of the file, because a reaction (gRPC callback) must not access the
+  // disk.
   Background background{1};
 };
 
@@ -71,11 +72,12 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
           kRetryDelay)));
     }
     is_ours_ = true;
-    // Creates the folder again if somebody removed it meanwhile: the snapshot may then be the last
-    // copy of the state.
+    // Creates the folder again if somebody has removed it since the start. In that case the
+    // snapshot may be the last copy of the state.
     mkdir(desk_->folder.c_str(), 0700);
     path_ = StrCat(desk_->folder, "/", kSnapshotPrefix, ++desk_->count, ".db");
-    // From now on, threads of the store, of the background and of gRPC own the call in turns.
+    // From now on, one thread after the other owns the call: of the store, of the background, or of
+    // gRPC.
     desk_->store->Backup(path_, [this](const absl::StatusOr<Revision>& revision) {
       if (!revision.ok()) return EndWith(rpc::ToGrpc(revision.status()));
       revision_ = *revision;
@@ -138,7 +140,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
   absl::Status Open() {
     absl::StatusOr<InputFile> file = OpenInputFile(path_);
-    // Removes the file's name now. The file itself is deleted when it is closed.
+    // Removes the file's name now. The system deletes the file itself when file_ is closed.
     std::error_code ignored;
     std::filesystem::remove(path_, ignored);
     if (!file.ok()) return absl::InternalError(file.status().message());
@@ -172,7 +174,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   StreamSet<SnapshotReactor>* const streams_;
   SnapshotDesk* const desk_;
   grpc::CallbackServerContext* const context_;
-  bool is_ours_ = false;  // the desk
+  bool is_ours_ = false;  // this call has set desk_->is_busy
   std::atomic<bool> is_ended_ = false;
   std::string path_;
   Revision revision_ = 0;

@@ -172,8 +172,8 @@ class ArrayService final : public ArrayServiceBase {
     return reactor;
   }
 
-  // Checks that the caller may end the request's transfer. A closed session is no error: it has no
-  // transfer any more, but may repeat the request that committed one.
+  // Checks that the caller may end the request's transfer. A closed session is no error: it owns no
+  // live transfer, but its client may repeat the request that committed a transfer.
   template <typename Request>
   absl::Status CheckOwner(const grpc::CallbackServerContext& context,
                           const Request& request) const {
@@ -191,7 +191,8 @@ class ArrayService final : public ArrayServiceBase {
                                  OnMoved on_moved) {
     const std::string& request_id = request.request_id();
     if (checked.ok()) checked = rpc::CheckRequestId(request_id, "request_id");
-    // A request without an array removes the name, which must exist. Other requests may create it.
+    // A request without an array removes the name, which must exist. A request with an array may
+    // create the name.
     const auto expected = Decode(request.precondition(), /*must_exist=*/move.array_id.empty());
     checked.Update(expected.status());
     if (!checked.ok()) return Answer(context, checked);

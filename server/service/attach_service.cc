@@ -19,10 +19,10 @@
 namespace shardmesh::server {
 namespace {
 
-// Most unsent bytes for one worker: a few hundred of the largest steps. A worker with more counts
-// as lost.
+// Most unsent bytes for one worker: a few hundred messages of the largest steps. A worker with more
+// unsent bytes counts as lost.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
-// Longest message. gRPC would end the stream for a longer one.
+// Most bytes of one message. gRPC would end the stream for a longer message.
 constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
 
 using RawOutbox = rpc::Outbox<grpc::ByteBuffer>;
@@ -39,7 +39,8 @@ std::shared_ptr<const grpc::ByteBuffer> Lend(const WorkerMessage& message) {
 
 class AttachReactor;
 
-// What all streams share. Constant, except the set of streams, which synchronises itself.
+// The objects that all streams share. They are constant, except the set of live streams, which
+// synchronises itself.
 struct Attachments {
   WorkerStreams* const streams;
   Sequencer* const sequencer;
@@ -65,7 +66,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
     Read();
   }
 
-  // For StreamSet.
+  // Called by StreamSet when the coordinator stops.
   void End() { session_.Close(CoordinatorStops("attach again later")); }
 
   void OnReadDone(bool ok) override {
@@ -112,7 +113,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   Attachments* const attachments_;
   grpc::CallbackServerContext* const context_;
   RawOutbox outbox_;
-  grpc::ByteBuffer read_;  // one read at a time
+  grpc::ByteBuffer read_;  // buffer of the current read
   WorkerSession session_;
 };
 

@@ -9,9 +9,9 @@
 
 namespace shardmesh::server {
 
-// `streams` outlives the service, and `sequencer` outlives its streams. `credentials` say which
-// callers may act as which workers. `end_streams` of the result first stops `streams`; the workers
-// attach again elsewhere, or later.
+// `streams` outlives the service. `sequencer` outlives the streams of the service. `credentials`
+// say which callers may act as which workers. `end_streams` of the result calls WorkerStreams::Stop
+// before it ends the streams. Workers attach again later, or to another coordinator.
 StreamingService MakeAttachService(WorkerStreams* streams, Sequencer* sequencer,
                                    rpc::Credentials credentials);
 

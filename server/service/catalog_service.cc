@@ -188,7 +188,7 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     };
   }
 
-  // Returns the key under which the answer is remembered; empty if the request changes nothing.
+  // Returns the key under which the answer is remembered; empty if the request only validates.
   template <typename Request>
   static std::string KeyOf(const grpc::CallbackServerContext& context, std::string_view method,
                            const Request& request) {

@@ -16,8 +16,8 @@
 namespace shardmesh::server {
 namespace {
 
-// A call about quarantines (tiles that workers put aside). It ends early when its client cancels
-// it.
+// A call about quarantines (tiles that workers put aside). The call ends early when its client
+// cancels it.
 class QuarantineReactor final : public grpc::ServerUnaryReactor {
  public:
   const QuarantineStopPtr& stop() const { return stop_; }

@@ -17,7 +17,8 @@ namespace shardmesh::server {
 namespace {
 
 #define SHARDMESH_MESSAGES(Method) compat::v1::CompatService::WithCallbackMethod_##Method
-// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
+// The methods in SHARDMESH_BYTES take requests as bytes (rpc/stream/message_bytes.h), because the
+// cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) compat::v1::CompatService::WithRawCallbackMethod_##Method
 using CompatServiceBase =
     WithMethods<compat::v1::CompatService::Service, SHARDMESH_BYTES(ComputeHash),
@@ -56,7 +57,7 @@ class CompatService final : public CompatServiceBase {
                                calls_->background());
   }
 
-  // Patterns of ordinary size are compiled at once; longer ones go to the background.
+  // Patterns of ordinary size are compiled at once; longer patterns are compiled in the background.
   grpc::ServerUnaryReactor* ParsePatternRules(
       grpc::CallbackServerContext* context, const compat::v1::ParsePatternRulesRequest* request,
       compat::v1::ParsePatternRulesResponse* response) override {

@@ -26,7 +26,8 @@ namespace {
 
 // A unary call that runs a step; cancelling the call cancels the step. `fill` encodes the step's
 // answer. FinishOnce is not needed, because a step is answered once. gRPC calls OnCancel and OnDone
-// only after the method has returned the reactor, so after Start, even if the step ended before.
+// only after the method has returned the reactor, so after Start, even if the step has ended by
+// then.
 template <typename Response>
 class StepReactor final : public grpc::ServerUnaryReactor {
  public:

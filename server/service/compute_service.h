@@ -15,7 +15,7 @@ class Service;
 
 namespace shardmesh::server {
 
-// Thread-safe. All arguments outlive the service; steps are counted in `metrics`.
+// Thread-safe. All arguments outlive the service; the service counts steps in `metrics`.
 std::unique_ptr<grpc::Service> MakeComputeService(const CoordinatorParts& context, Planner* planner,
                                                   Sequencer* sequencer, rpc::Metrics* metrics);
 

@@ -1,4 +1,4 @@
-// Makes one channel and one call of Identify for each question.
+// Asks an endpoint by one call of Identify, over a channel of its own.
 #include "server/service/endpoint_probe.h"
 
 #include <grpcpp/grpcpp.h>
@@ -13,7 +13,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The call. Lives until the answer has come and nobody can cancel the call any more.
+// One call of Identify. Lives until the answer has come and nobody can cancel the call any more.
 struct Probe {
   std::unique_ptr<v1::TileService::Stub> stub;
   grpc::ClientContext context;
@@ -22,7 +22,8 @@ struct Probe {
   absl::AnyInvocable<void(absl::StatusOr<EndpointAnswer>) &&> answered;
 
   void Answer(const absl::Status& status) {
-    // Moved to the stack: the callback owns the check, and the check owns this object.
+    // Moves the callback out of this object, which ends a cycle: the callback owns the check, and
+    // the check owns this object.
     auto done = std::move(answered);
     if (!status.ok()) return std::move(done)(status);
     std::move(done)(EndpointAnswer{.identity = response.identity(),

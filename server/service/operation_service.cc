@@ -98,8 +98,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
     auto response = std::make_shared<v1::WatchOperationResponse>();
     Encode(*progress, response->mutable_operation());
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
-    // After Close the outbox refuses messages. The call is then ending, so nobody misses the
-    // message.
+    // Push fails only after Close. In that case the call is ending, so nobody misses the message.
     outbox_.Push(std::move(response), size_bytes).IgnoreError();
     if (progress->ended) {
       outbox_.Close(Outbox::kFlush, [this] { Finish(grpc::Status::OK); });

@@ -1,4 +1,4 @@
-// Serves shardmesh.v1.OperationService. Its operations are the puts.
+// Serves shardmesh.v1.OperationService. The operations of this service are the puts.
 #ifndef SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
 
@@ -9,7 +9,8 @@
 
 namespace shardmesh::server {
 
-// Thread-safe. All arguments outlive the service; end its streams before the clock is destroyed.
+// Thread-safe. All arguments outlive the service; end the streams of the service before `clock` is
+// destroyed.
 StreamingService MakeOperationService(Clock* clock, Transfers* transfers,
                                       const SessionTable* sessions);
 

@@ -24,8 +24,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Time limits for the client: between two messages, and for all of them. A put that exceeds one is
-// ended.
+// Time limits for the client: between two messages, and for all messages together. The call ends if
+// the client exceeds either limit.
 constexpr absl::Duration kIdleLimit = absl::Seconds(30);
 constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 
@@ -38,9 +38,10 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   put = memory.Find(plan), or else plan.Begin(), which begins nothing if it only validates
 //   while (!answer.is_at_end()) write(answer.Next())
 //   if (plan.hold()) wait for the transfer's end; abort the transfer if the client goes before
+//                    its commit
 //   finish
-// An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time. The one
-// that clears is_reading_ continues or ends the call; the other one does nothing.
+// An error of any step ends the call. OnReadDone and EndIfIdle may run at the same time. Whichever
+// of the two clears is_reading_ continues or ends the call; the other function does nothing.
 class PutStreams::Stream final
     : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
@@ -91,8 +92,8 @@ class PutStreams::Stream final
     if (!answer_->is_at_end()) {
       return Write();
     }
-    // A holding call waits for the transfer's end, and must not keep the transfer's data alive
-    // longer.
+    // A holding call waits for the transfer's end, and `answer_` must not keep the put's data alive
+    // for that time.
     answer_.reset();
     const bool holds = requests_.plan().header().hold;
     if (!transfer_id_.empty()) {
@@ -160,7 +161,7 @@ class PutStreams::Stream final
     return absl::OkStatus();
   }
 
-  // Waits: the end of the transfer will finish the call.
+  // Makes the call wait for the end of the transfer, which finishes the call.
   void HoldTransfer() {
     bool is_cancelled = false;
     {
@@ -183,13 +184,15 @@ class PutStreams::Stream final
       end_.End(absl::OkStatus());
     });
   }
-  // Called when the client of a holding call has gone. The transfer continues if another call has
-  // it too, or if its commit was requested. Then only this call ends. A client that lost its
-  // connection sends its commit request again, over a new connection.
+  // Called when the client of a holding call has gone. Aborts the transfer, except in two cases:
+  // another call also has the transfer, or the commit of the transfer was requested. In these cases
+  // only this call ends. A client that lost its connection sends its commit request again, over a
+  // new connection.
   void ReleasePut() {
     if (parts_.transfers->IsCommitAskedFor(transfer_id_)) return begun_->Ended(key_);
     if (!begun_->Release(key_)) return;
-    // Abandon checks again, because a commit request may arrive at this moment.
+    // Abandon checks again whether the commit was requested, because the request may arrive at this
+    // moment.
     parts_.transfers->Abandon(
         transfer_id_, WithReason(absl::CancelledError("the client's connection broke before it "
                                                       "asked for the commit of the put; put again"),
@@ -244,7 +247,7 @@ class PutStreams::Stream final
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_
+  absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_: when the read times out
 
   // No lock: one reaction (gRPC callback) at a time uses these.
   grpc::ByteBuffer read_;
@@ -252,7 +255,7 @@ class PutStreams::Stream final
   PutRequests requests_;
   std::string key_;
   std::string transfer_id_;
-  std::optional<PutAnswer> answer_;  // until it is sent
+  std::optional<PutAnswer> answer_;  // the answer until it is sent
   grpc::ByteBuffer write_;
 
   std::unique_ptr<Alarm> idle_;  // its destructor waits for EndIfIdle

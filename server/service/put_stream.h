@@ -26,8 +26,8 @@ struct PutStreamParts {
   int64_t term = 0;
 };
 
-// Makes the streams, and keeps what they share: the puts that have begun, and the number of open
-// streams of each caller. Outlives the streams. Thread-safe.
+// Makes the streams, and keeps the data that they share: the puts that have begun, and the number
+// of open streams of each caller. Outlives the streams. Thread-safe.
 class PutStreams {
  public:
   explicit PutStreams(const PutStreamParts& parts)

@@ -1,4 +1,5 @@
-// What the question services share: one cache, one set of threads, and one counter of corrections.
+// The objects that the question services share: one cache, one set of threads, and one counter of
+// corrections.
 #ifndef SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 #define SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 
@@ -106,7 +107,7 @@ class QuestionCalls {
   }
 
  private:
-  // Stack memory for an ordinary question and its answer.
+  // Bytes of stack memory for an ordinary question and its answer.
   static constexpr size_t kArenaBlockBytes = 4096;
   // Bytes of cached answers: some ten thousand ordinary questions.
   static constexpr size_t kRememberedBytes = size_t{32} << 20;
@@ -160,8 +161,9 @@ class QuestionCalls {
   const QuestionOptions options_;
   const CorrectionCounter counter_;
   AnswerCache answers_{kRememberedBytes};
-  // Last: their tasks use the members above. Stream headers whose rules take long to compile run in
-  // `beginnings_`, so that they do not wait behind calls that take seconds.
+  // These two are last, because their tasks use the members above. Stream headers with rules that
+  // take long to compile are processed by `beginnings_`, so that these headers do not wait behind
+  // calls that take seconds.
   Background background_{2};
   Background beginnings_{2};
 };

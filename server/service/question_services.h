@@ -25,7 +25,7 @@ struct QuestionOptions {
   const DefinitionStore* definition_store = nullptr;
   // The cluster's arrays; null: there are none.
   const ArrayRegistry* registry = nullptr;
-  // For the numbers of corrections by reason; may be null.
+  // Exports the number of corrections by reason; may be null.
   rpc::Metrics* metrics = nullptr;
 };
 

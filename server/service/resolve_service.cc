@@ -13,7 +13,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
+// The methods in SHARDMESH_BYTES take requests as bytes (rpc/stream/message_bytes.h), because the
+// cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) v1::ResolveService::WithRawCallbackMethod_##Method
 using ResolveServiceBase =
     WithMethods<v1::ResolveService::Service, SHARDMESH_BYTES(ResolveSpec),
@@ -47,7 +48,7 @@ class ResolveService final : public ResolveServiceBase {
   SHARDMESH_UNARY(ListPresets)
 #undef SHARDMESH_UNARY
 
-  // In the background if the rules take long to compile.
+  // Answers in the background if the rules take long to compile.
   grpc::ServerUnaryReactor* ExplainTensor(grpc::CallbackServerContext* context,
                                           const grpc::ByteBuffer* request,
                                           grpc::ByteBuffer* response) override {

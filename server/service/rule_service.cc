@@ -16,7 +16,8 @@ namespace shardmesh::server {
 namespace {
 
 #define SHARDMESH_MESSAGES(Method) v1::RuleService::WithCallbackMethod_##Method
-// Requests come as bytes (rpc/stream/message_bytes.h), because the cache of answers compares bytes.
+// The methods in SHARDMESH_BYTES take requests as bytes (rpc/stream/message_bytes.h), because the
+// cache of answers compares bytes.
 #define SHARDMESH_BYTES(Method) v1::RuleService::WithRawCallbackMethod_##Method
 using RuleServiceBase =
     WithMethods<v1::RuleService::Service, SHARDMESH_BYTES(LintRules),
@@ -47,8 +48,8 @@ class RuleService final : public RuleServiceBase {
                                response, calls_->background());
   }
 
-  // Few names and a pattern of ordinary size are answered at once; other requests go to the
-  // background.
+  // Few names and a pattern of ordinary size are answered at once; other requests are answered in
+  // the background.
   grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
                                          const v1::CheckPatternRequest* request,
                                          v1::CheckPatternResponse* response) override {

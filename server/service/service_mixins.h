@@ -4,8 +4,9 @@
 
 namespace shardmesh::server {
 
-// Derives a service from `Base` with each of the generated mixins. For a service that cannot be the
-// generated CallbackService, because one of its streams takes bytes (rpc/stream/message_bytes.h):
+// Derives a service from `Base` with each of the generated mixins. Used for a service that cannot
+// be the generated CallbackService, because one of its streams takes bytes
+// (rpc/stream/message_bytes.h):
 //   class MyService : public WithMethods<v1::MyService::Service,
 //                                        v1::MyService::WithRawCallbackMethod_Stream,
 //                                        v1::MyService::WithCallbackMethod_Unary>::Type

@@ -118,13 +118,13 @@ class SessionService final : public v1::SessionService::CallbackService {
       if (!given.ok()) return rpc::WithField(given.status(), "ttl");
       ttl = *given;
     }
-    // A repeated request gets the session of the first one, as long as that session lives. Sessions
-    // end with the process, so this record need not outlive the process either.
+    // A repeated request gets the session of the first request, as long as that session lives.
+    // Sessions end with the process, so the record of requests need not outlive the process.
     const std::string key = RequestKey(caller.name, "OpenSession", request.request_id());
     const std::string fingerprint = Sha256(request.SerializeAsString());
     absl::MutexLock lock(&mutex_);
     const auto lives = [this](const std::string& id) { return sessions_->Get(id).ok(); };
-    // Each call examines a few remembered sessions, so that ended ones are forgotten in time.
+    // Each call examines a few remembered sessions, so that ended sessions are forgotten in time.
     opened_.ForgetEnded(absl::InfinitePast(), 0, absl::InfiniteFuture(), lives);
     if (const auto* const found = opened_.Find(key); found != nullptr && !lives(found->answer)) {
       opened_.Forget(key);

@@ -13,12 +13,12 @@
 
 namespace shardmesh::server {
 
-// A transfer in the form that its client gets. The transfer owns `items`, so this object lives as
-// long as the transfer.
+// A transfer in the form that its client gets. The transfer holds a shared pointer to `items`,
+// which keeps this whole object alive until the transfer has ended.
 struct BegunPut {
   std::string transfer_id;  // empty: the put was only validated, and there is no transfer
   std::string session_id;
-  absl::Time expire_time;  // of its tokens
+  absl::Time expire_time;  // when its transfer tokens expire
   std::vector<RankEndpoint> devices;
   std::vector<PutItem> items;
   std::vector<std::vector<Correction>> corrections;  // by item

@@ -1,4 +1,4 @@
-// Walks the wait-for graph of a step's ranks to the ranks that hold up the others.
+// Follows the wait-for graph of a step's ranks to the ranks that hold up the other ranks.
 #include "server/steps/diagnosis.h"
 
 #include <algorithm>
@@ -16,12 +16,12 @@
 namespace shardmesh::server {
 namespace {
 
-// What a rank is doing, as seen from one step.
+// The state of a rank with respect to one step.
 enum class Position {
-  kDone,       // has reported
+  kDone,       // the rank has reported that its part is done
   kLost,       // the rank's worker is not attached
   kSilent,     // the worker's heartbeats have ceased
-  kElsewhere,  // runs another step
+  kElsewhere,  // the rank runs another step
   kIdle,       // the rank has not begun the step
   kStarting,   // the rank has not reached the step's first instruction
   kEnding,     // the rank is past the last instruction
@@ -30,7 +30,7 @@ enum class Position {
 };
 
 constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
-// Most ranks that a sentence names.
+// Most ranks, or texts about ranks, that one sentence lists.
 constexpr size_t kShown = 8;
 
 std::string NameOf(const ObservedRank& rank) {
@@ -46,7 +46,7 @@ std::string TimeOfDay(absl::Time time) {
 }
 
 // Finds workers whose heartbeats have ceased. If the heartbeats of all workers are slightly late,
-// this host or the network is slow. The workers' last reports then still hold.
+// this host or the network is slow. In that case the workers' last reports still hold.
 class Silence {
  public:
   Silence(absl::Span<const ObservedRank> ranks, const DiagnosisOptions& options)
@@ -56,8 +56,8 @@ class Silence {
       if (rank.lost_because.empty()) heard.push_back(rank.last_heartbeat);
     }
     std::sort(heard.begin(), heard.end(), std::greater<>());
-    // With three or more workers, the newest heartbeat may be the first of a late round. Compare
-    // with the second newest.
+    // With three or more workers, the newest heartbeat may be the first of a late round of
+    // heartbeats. Compare each worker with the second newest heartbeat.
     if (!heard.empty()) others_ = heard[heard.size() > 2 ? 1 : 0];
     is_alone_ = heard.size() == 1;
   }
@@ -91,8 +91,8 @@ const FlightRecord* InstructionOf(const ObservedRank& rank, int64_t sequence) {
   return runs_it && rank.progress->instruction.has_value() ? &*rank.progress->instruction : nullptr;
 }
 
-// Returns the ranks whose data an instruction waits for: the rank that it asked last, or else all
-// ranks whose data is missing.
+// Returns the ranks whose data an instruction waits for: the rank in `waits_for` if it is set, or
+// else all ranks whose data has not come.
 std::vector<int64_t> TargetsOf(const FlightRecord& instruction) {
   if (instruction.waits_for.has_value()) return {*instruction.waits_for};
   std::vector<int64_t> missing;
@@ -102,7 +102,8 @@ std::vector<int64_t> TargetsOf(const FlightRecord& instruction) {
   return missing;
 }
 
-// Joins the first texts and says how many more there are: a step may have thousands of ranks.
+// Joins the first kShown texts and says how many more texts there are: a step may have thousands of
+// ranks.
 std::string JoinFirst(absl::Span<const std::string> texts, std::string_view separator) {
   if (texts.size() <= kShown) return StrJoin(texts, separator);
   return StrCat(StrJoin(texts.first(kShown), separator), separator, texts.size() - kShown, " more");
@@ -160,8 +161,8 @@ class StepDiagnosis {
     return StrCat(", for ", FormatRounded(options_.now - started));
   }
 
-  // Returns what the rank does while other ranks wait for it in instruction `op`. -1: they wait in
-  // no instruction.
+  // Returns what the rank does while other ranks wait for it in instruction `op`. -1: no rank is
+  // known to wait.
   std::string ReasonOf(const ObservedRank& rank, int64_t op) const {
     const FlightRecord* instruction = InstructionOf(rank, step_.sequence);
     switch (PositionOf(rank)) {
@@ -202,7 +203,7 @@ class StepDiagnosis {
     return {.rank = rank.rank, .identity = rank.identity, .reason = ReasonOf(rank, op)};
   }
 
-  // For a step in which no rank is known to wait: every rank that has not done its part is at
+  // Describes a step in which no rank is known to wait. Every rank that has not done its part is at
   // fault.
   Finding WithoutWaiting() const {
     Finding finding{.since = step_.started, .is_blocked = false};
@@ -261,7 +262,7 @@ class StepDiagnosis {
     return finding;
   }
 
-  // The instruction in which most ranks wait; of several, the first.
+  // The instruction in which most ranks wait; of several such instructions, the first.
   const FlightRecord& MostCommonInstruction() const {
     std::map<int64_t, std::vector<const FlightRecord*>> by_op;
     for (const int64_t rank : waiting_) {
@@ -289,8 +290,8 @@ class StepDiagnosis {
                   DescribeInstruction(*finding.instruction, finding.label));
   }
 
-  // Finds a cycle of ranks that wait for each other. A cycle exists: every rank that others wait
-  // for waits, too.
+  // Finds a cycle of ranks that wait for each other. A cycle exists: every rank that other ranks
+  // wait for waits itself.
   std::vector<int64_t> FindCircle() const {
     std::vector<int64_t> path;
     std::set<int64_t> passed;
@@ -302,7 +303,7 @@ class StepDiagnosis {
       const std::vector<int64_t> targets =
           TargetsOf(*InstructionOf(*found->second, step_.sequence));
       rank = targets.front();
-      // A rank of another mesh: its state is not known here.
+      // `rank` serves another mesh, so its state is not known here.
       if (ranks_.count(rank) == 0) return {};
     }
     path.erase(path.begin(), std::find(path.begin(), path.end(), rank));
@@ -354,7 +355,8 @@ class StepDiagnosis {
   }
 
   // Returns the ranks with broken connections: the ranks in the most reports of unreachable peers.
-  // Without such reports, returns the ranks that most others wait for, or else the whole cycle.
+  // Without such reports, returns the one rank that all other waiting ranks wait for; if there is
+  // none, the whole cycle.
   std::vector<int64_t> CutOff(const std::vector<int64_t>& circle,
                               const std::map<int64_t, int64_t>& votes) const {
     std::map<std::string_view, int64_t> rank_of;
@@ -450,7 +452,8 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
     }
   }
   while (!apart.empty()) {
-    // The rank with the most broken connections is named first: most likely it is the cause.
+    // Names the rank with the most broken connections first, because that rank is most likely the
+    // cause.
     const auto most =
         std::max_element(apart.begin(), apart.end(), [](const auto& a, const auto& b) {
           return a.second.size() != b.second.size() ? a.second.size() < b.second.size()

@@ -18,15 +18,15 @@ namespace shardmesh::server {
 struct ObservedRank {
   int64_t rank = 0;
   std::string identity;
-  // Why the worker is lost; empty while it is alive.
+  // Why the worker is lost; empty while the worker is alive.
   std::string lost_because = {};
   absl::Time lost = absl::InfinitePast();  // InfinitePast: the worker was never attached
   absl::Time last_heartbeat = absl::InfinitePast();
-  std::vector<std::string> unreached = {};  // identities of peers
+  std::vector<std::string> unreached = {};  // identities of peers that the worker does not reach
   // Whether the rank has reported that its part of the step is done.
   bool is_done = false;
   std::optional<StepProgress> progress = {};  // as of the last heartbeat
-  std::vector<FlightRecord> ended = {};       // instructions of the step that ended, in order
+  std::vector<FlightRecord> ended = {};       // ended instructions of the step, oldest first
 };
 
 // A running step.
@@ -38,8 +38,8 @@ struct ObservedStep {
   std::vector<ObservedRank> ranks = {};  // by rank
 };
 
-// Records of the store that the coordinator skipped at its start, because they cannot be read or
-// refer to a record that cannot be read.
+// Records in the durable state that the coordinator skipped at its start, because they cannot be
+// read or refer to a record that cannot be read.
 struct UnreadableRecords {
   int64_t count = 0;
   std::vector<std::string> keys = {};  // keys of the first records, with C escapes
@@ -48,37 +48,37 @@ struct UnreadableRecords {
 struct Culprit {
   int64_t rank = -1;  // -1: not known
   std::string identity;
-  std::string reason;  // "has sent no heartbeat for 2.1s"
+  std::string reason;  // such as "has sent no heartbeat for 2.1s"
 };
 
 enum class FindingKind {
-  kStuck,        // ranks of a step wait for others that run something else, or nothing
+  kStuck,        // ranks of a step wait for ranks that run something else, or nothing
   kDeadlock,     // ranks wait for each other in different instructions: their programs differ
   kCutOff,       // ranks wait for each other in one instruction: data does not get through
   kFailed,       // a step failed
   kWorker,       // a worker that serves a rank is lost, silent, or does not reach its peers
   kDegraded,     // arrays lack tiles
   kQuarantined,  // workers hold tiles in quarantine
-  kUnreadable,   // the store has records that cannot be read
+  kUnreadable,   // the durable state has records that cannot be read
 };
 
 struct Finding {
   FindingKind kind = FindingKind::kStuck;
-  // One sentence: `step 12 (linear of "x", "w") is stuck: `, followed by `explanation`.
+  // One sentence, such as `step 12 (linear of "x", "w") is stuck: `, followed by `explanation`.
   std::string summary = {};
-  // `ranks 0 and 1 wait in "op 0 (linear): all-reduce over tp" for rank 2 (worker-2), which has not
-  // begun the step`
+  // Such as `ranks 0 and 1 wait in "op 0 (linear): all-reduce over tp" for rank 2 (worker-2), which
+  // has not begun the step`.
   std::string explanation = {};
   int64_t sequence = 0;
   std::string op = {};
   std::string mesh_id = {};
   std::optional<int64_t> instruction = {};
   std::string label = {};
-  std::vector<int64_t> waiting = {};  // ranks, rising
+  std::vector<int64_t> waiting = {};  // the ranks that wait, in rising order
   std::vector<Culprit> culprits = {};
   absl::Time since = absl::InfinitePast();
   // Whether some rank waits, is lost or silent, or has not begun the step. False if all ranks are
-  // merely at work.
+  // only at work.
   bool is_blocked = true;
 };
 
@@ -95,7 +95,8 @@ struct DiagnosisOptions {
 
 // Returns what keeps a step from ending. The diagnosis follows each waiting rank to the rank whose
 // data it waits for. It stops at ranks that do not wait (lost, silent, not yet in the step, busy,
-// or past the instruction), or at a cycle. Nullopt if the known facts do not suffice.
+// or past the instruction that the others wait in), or at a cycle. Nullopt if the known facts do
+// not suffice.
 std::optional<Finding> DiagnoseStep(const ObservedStep& step, const DiagnosisOptions& options);
 
 // Returns one finding for each worker of a mesh that is lost, silent, or does not reach its peers.

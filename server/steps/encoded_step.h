@@ -19,8 +19,8 @@ struct EncodedStep {
 };
 using EncodedStepPtr = std::shared_ptr<const EncodedStep>;
 
-// A step's place in the one order of all steps; see WorkRef. `epoch`: version of the membership.
-// `term`: number of the coordinator's start.
+// `sequence`: the step's position in the cluster's single order of steps. `epoch`: version of the
+// membership when the step was admitted. `term`: number of the coordinator's start.
 struct WorkNumber {
   int64_t sequence = 0;
   int64_t epoch = 0;

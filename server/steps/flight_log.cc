@@ -1,4 +1,4 @@
-// FlightLog: a bounded memory of heartbeats.
+// FlightLog: keeps records from heartbeats, within bounds.
 #include "server/steps/flight_log.h"
 
 #include <algorithm>

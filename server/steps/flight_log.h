@@ -1,5 +1,5 @@
-// Running and recent instructions of each worker, from its heartbeats, and the steps that failed
-// last.
+// Running and recent instructions of each worker, from its heartbeats, and the last steps that
+// failed.
 #ifndef SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 #define SHARDMESH_SERVER_STEPS_FLIGHT_LOG_H_
 
@@ -24,10 +24,10 @@ namespace shardmesh::server {
 struct WorkerFlight {
   std::string identity;
   uint64_t incarnation = 0;
-  // A running step, as of the last heartbeat: the requested step, or else the one with the lowest
-  // number.
+  // A running step, as of the last heartbeat: the step that was asked for, or else the running step
+  // with the lowest number.
   std::optional<StepProgress> progress = {};
-  std::vector<FlightRecord> records = {};  // ended instructions, in order
+  std::vector<FlightRecord> records = {};  // ended instructions, oldest first
   int64_t omitted = 0;                     // how many older records were left out
   // Peers that the worker does not reach, by its last report.
   std::vector<std::string> unreached = {};
@@ -40,19 +40,21 @@ struct FailedStep {
   absl::Status status;
 };
 
-// Keeps the records of attached workers. Also keeps those of the last kMaxLost lost workers, each
-// until a worker of that identity attaches again. Times are those of the coordinator's clock.
+// Keeps the records of attached workers. Also keeps the records of the last kMaxLost lost workers,
+// each until a worker of that identity attaches again. Times are those of the coordinator's clock.
 // Thread-safe.
 class FlightLog {
  public:
   // Most records kept for each worker.
   static constexpr size_t kMaxRecords = 1024;
   static constexpr int64_t kMaxRecordBytes = int64_t{1} << 20;
-  // Most lost workers whose records are kept: those lost last.
+  // Most lost workers whose records are kept. Above this number, the records of the worker that was
+  // lost first are dropped.
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 
-  // Records that a worker attached. Drops the records of an earlier process of the same identity.
+  // Registers that a worker attached. Drops the flight records of an earlier process of the same
+  // identity.
   void Attached(std::string_view identity, uint64_t incarnation);
   void Lost(std::string_view identity);
 
@@ -61,7 +63,7 @@ class FlightLog {
   // skipped.
   struct Heartbeat {
     absl::Time sent;
-    std::vector<StepProgress> progress = {};  // the lowest first
+    std::vector<StepProgress> progress = {};  // by rising step number
     std::vector<FlightRecord> records = {};
   };
   void Heard(std::string_view identity, uint64_t incarnation, Heartbeat heartbeat, absl::Time now);
@@ -90,7 +92,8 @@ class FlightLog {
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Worker, std::less<>> workers_ ABSL_GUARDED_BY(mutex_);  // by identity
-  std::deque<std::string> lost_ ABSL_GUARDED_BY(mutex_);   // lost workers, longest lost first
+  // Lost workers, in the order in which they were lost.
+  std::deque<std::string> lost_ ABSL_GUARDED_BY(mutex_);
   std::deque<FailedStep> failed_ ABSL_GUARDED_BY(mutex_);  // newest first
 };
 

@@ -1,4 +1,4 @@
-// Whether a mesh can run steps now, and where its workers can be reached.
+// An interface that says whether a mesh can run steps now, and at which addresses its workers are.
 #ifndef SHARDMESH_SERVER_STEPS_MESH_ENDPOINTS_H_
 #define SHARDMESH_SERVER_STEPS_MESH_ENDPOINTS_H_
 
@@ -20,15 +20,17 @@ struct RankEndpoint {
   std::vector<std::string> endpoints;  // best first
 };
 
-// Tells steps and puts about the attached workers. Thread-safe.
+// Gives steps and puts information on the attached workers. Thread-safe.
 class MeshEndpoints {
  public:
   virtual ~MeshEndpoints() = default;
 
   // OK if every rank of the mesh has a worker that is not draining and reaches the workers of all
-  // other ranks. FAILED_PRECONDITION (MESH_INCOMPLETE) otherwise; the error names the ranks.
-  // UNAVAILABLE (RECOVERING) if all missing workers are expected soon. NOT_FOUND: no such mesh.
-  // UNAVAILABLE (NOT_SERVING) once the coordinator stops.
+  // other ranks. Errors:
+  //   UNAVAILABLE (RECOVERING): ranks lack such workers, and all of them are expected soon.
+  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other workers; the error names the ranks.
+  //   NOT_FOUND: no such mesh.
+  //   UNAVAILABLE (NOT_SERVING): the coordinator is stopping.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
   // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;

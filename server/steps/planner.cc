@@ -15,8 +15,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Hashes the fields in which most requests differ. Leaves out the links' figures, because requests
-// with similar figures share a plan.
+// Hashes those fields of a request in which most requests differ. Leaves out the links' figures,
+// because requests with similar figures share a plan.
 size_t DigestOf(const Program& program, absl::Span<const ValueDescriptor> operands,
                 const PlanTarget& target) {
   size_t digest = absl::HashOf(target.mesh_id, target.mesh_revision, program.operand_count,

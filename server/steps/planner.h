@@ -23,7 +23,8 @@
 
 namespace shardmesh::server {
 
-// A plan with its bytes in the form that workers get, and their SHA-256, which identifies the plan.
+// A plan, its bytes in the form that workers get, and the SHA-256 of the bytes, which identifies
+// the plan.
 struct PreparedPlan {
   Plan plan;
   std::string bytes;
@@ -31,9 +32,9 @@ struct PreparedPlan {
 };
 
 struct PlannerOptions {
-  // Most bytes of cached plans. Beyond it the planner evicts the least recently used plans of the
-  // caller with the most bytes. A caller with many different plans therefore evicts only its own
-  // plans.
+  // Most bytes of cached plans. Above this limit the planner evicts the least recently used plans
+  // of the caller with the most bytes. A caller with many different plans therefore evicts only its
+  // own plans.
   int64_t max_bytes = int64_t{64} << 20;
 };
 
@@ -73,18 +74,19 @@ class Planner {
   using Plans = LruCache<const Entry*, std::unique_ptr<const Entry>>;
   using Callers = std::map<std::string, Plans, std::less<>>;
 
-  // Returns a cached plan for this question; null if there is none.
+  // Returns a cached plan for this program with these operands and this target; null if there is
+  // none.
   std::shared_ptr<const PreparedPlan> Known(size_t digest, const Program& program,
                                             absl::Span<const ValueDescriptor> operands,
                                             const PlanTarget& target)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the entry's plan and marks it as its caller's most recently used one.
+  // Returns the entry's plan and marks the entry as its caller's most recently used one.
   std::shared_ptr<const PreparedPlan> Use(const Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldestOf(Callers::iterator caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const PlannerOptions options_;
   mutable absl::Mutex mutex_;
-  Callers callers_ ABSL_GUARDED_BY(mutex_);  // with plans
+  Callers callers_ ABSL_GUARDED_BY(mutex_);  // only callers that have cached plans
   // Indexes of the entries: by a digest of program, operands and mesh, and by the plan's hash.
   // Different programs can have the same plan.
   absl::flat_hash_map<size_t, std::vector<const Entry*>> by_question_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
-// Puts (uploads of arrays) that have begun, by their request: a repeated BeginPut gets the transfer
-// of the first one.
+// Remembers puts (uploads of arrays) by their requests, so that a repeated BeginPut gets the
+// transfer of the first BeginPut.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 #define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 
@@ -21,37 +21,40 @@ namespace shardmesh::server {
 // Calls for one request:
 //   Find -> null: begin the put -> Began -> send the answer -> Delivered or NotDelivered
 //        -> a put: send the answer        -> Delivered or NotDelivered
-// A call "holds" its transfer if the transfer is to end with the call. After Delivered, such a call
-// makes one more call: Release when its client leaves, or Ended when the transfer ends. Some
-// hundred bytes of an ended put are kept for kRememberFor. Nothing is kept across a restart of the
-// process, which ends all transfers. Thread-safe.
+// A BeginPut call "holds" its transfer if the transfer is to end with that BeginPut call. After
+// Delivered, a holding BeginPut call also reports its own end: by Release when its client leaves,
+// or by Ended when the transfer ends. Some hundred bytes of an ended put are kept for kRememberFor.
+// Nothing is kept across a restart of the process, which ends all transfers. Thread-safe.
 class PutMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // Most requests that are remembered. Ended puts are forgotten first, oldest first.
+  // Most requests that are remembered. Above this limit, ended puts are forgotten first, beginning
+  // with the put that ended first.
   static constexpr int64_t kMaxRequests = 50'000;
 
   // `clock` outlives this object.
   explicit PutMemory(Clock* clock);
 
-  // Null: the request is the first with this key, and the caller must call Began. Otherwise returns
-  // the put that the first request began, if the put is live.
-  //   ABORTED, with a retry delay            the first request is still being processed.
-  //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first had another fingerprint.
+  // Returns null if the request is the first with this key: the caller must then call Began. For a
+  // later request, returns the put that the first request began, if that put is live.
+  //   ABORTED, with a retry delay             the first request is still being processed.
+  //   INVALID_ARGUMENT (REQUEST_ID_REUSED)    the first request had another fingerprint.
   //   FAILED_PRECONDITION (REQUEST_ID_REUSED) the put has ended.
   absl::StatusOr<BegunPutPtr> Find(std::string_view key, std::string_view fingerprint);
-  // Records the result of the first request. Null: the request failed, and the next one counts as
-  // the first.
+  // Records the result of the first request. A null `put` says that the request failed; the next
+  // request with this key counts as the first.
   void Began(std::string_view key, const BegunPutPtr& put);
 
   // Records that the client has the complete answer. `holds`: the transfer ends with the call.
   void Delivered(std::string_view key, bool holds);
   // Records that the client did not get the answer. Returns true if no other call has the transfer
-  // or may still get it. The put is then forgotten, and the caller must abort the transfer.
+  // or may still get it. In that case the put is forgotten, and the caller must abort the transfer.
   bool NotDelivered(std::string_view key);
-  // Records that the client of a holding call has gone. Same result as NotDelivered.
+  // Records that the client of a holding call has gone. The result means the same as that of
+  // NotDelivered.
   bool Release(std::string_view key);
-  // Records that the transfer of a holding call has ended, or no longer needs that call.
+  // Records that a holding call no longer holds its transfer: the transfer has ended, or no longer
+  // needs that call.
   void Ended(std::string_view key);
 
  private:
@@ -63,7 +66,8 @@ class PutMemory {
     bool is_delivered = false;          // whether a call that does not hold has sent the answer
   };
 
-  // If no call has the put any more, forgets it and returns true.
+  // Forgets the put and returns true if no call is sending the answer, no call holds the put, and
+  // no call without a hold has delivered the answer.
   bool ForgetUnwanted(std::string_view key, const Begun& put) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Clock* const clock_;

@@ -175,7 +175,8 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin() {
     SHARDMESH_RETURN_IF_ERROR(parts_.transfers->Check(header_.session_id, put->items));
     return put;
   }
-  // The transfer keeps `put` alive through its items, because a repeated request needs it.
+  // The pointer to the items keeps all of `put` alive as long as the transfer, because a repeated
+  // request needs `put`.
   SHARDMESH_ASSIGN_OR_RETURN(
       put->transfer_id,
       parts_.transfers->Begin(header_.session_id, mesh_id, identities,

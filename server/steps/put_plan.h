@@ -1,5 +1,5 @@
 // Plans a put (an upload of arrays): its arrays, their layouts on the mesh, and whether the workers
-// have room.
+// have room for their tiles.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 #define SHARDMESH_SERVER_STEPS_PUT_PLAN_H_
 
@@ -60,13 +60,13 @@ struct PutHeader {
 
 // A tensor of a put.
 struct PutTensor {
-  // empty: the array gets no name; the session then pins it.
+  // Empty: the array gets no name, and the session pins the array.
   std::string name = {};
   std::optional<int64_t> expected_version = {};  // expected version of the name; see NameMove
   Dtype dtype = Dtype::kF32;
   Shape shape = {};
   std::vector<CutPoints> cut_points = {};
-  // At most one of `spec`, `axes` and `preset`. Without any of them, the rules choose the layout.
+  // At most one of `spec`, `axes` and `preset` is set. If none is set, the rules choose the layout.
   std::optional<PartitionSpec> spec = {};
   std::optional<std::vector<AxisValue>> axes = {};  // one logical axis for each dimension
   // Name of a preset, which has logical axes and a mode.
@@ -89,8 +89,8 @@ class PutPlan {
   explicit PutPlan(const PutPlanParts& parts) : parts_(parts) {}
 
   // Checks the header, and looks up the mesh and the rules. INVALID_ARGUMENT (BAD_FIELD): the mesh
-  // is named with a version. NOT_FOUND: no such mesh. Also the errors of SessionTable::Check, of
-  // MeshEndpoints::CheckReady and of the rules.
+  // is named with a version. NOT_FOUND: no such mesh. Further errors: those of SessionTable::Check,
+  // of MeshEndpoints::CheckReady, and of `rule_source` and `profile_source`.
   absl::Status TakeHeader(PutHeader header, const rpc::Caller& caller,
                           const RuleSource& rule_source, const ProfileSource& profile_source);
 
@@ -98,17 +98,17 @@ class PutPlan {
   const PutHeader& header() const { return header_; }
 
   // Adds a tensor and chooses its layout. INVALID_ARGUMENT: the name occurs twice, or the tensor
-  // has neither a layout nor a name for the rules. Also the errors of FindPreset, ResolveSpec,
-  // TreeResolver::Add, Correct and Tiling::Create. With `strict` the first correction is an error.
-  // The spec of a tensor with cut points must fit, because it is not corrected.
+  // has neither a layout nor a name for the rules. Further errors: those of FindPreset,
+  // ResolveSpec, TreeResolver::Add, Correct and Tiling::Create. With `strict` the first correction
+  // is an error. The spec of a tensor with cut points must fit, because it is not corrected.
   absl::Status TakeTensor(PutTensor tensor);
 
   // Begins the transfer. The plan has no tensors afterwards. With `validate_only` Begin starts no
-  // transfer and changes nothing: the result has no transfer id and no time.
+  // transfer and changes nothing: the result has no transfer id and no expire_time.
   //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
   //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
-  //   as Transfers::Begin                    such as for a name that is taken.
+  //   the errors of Transfers::Begin         such as for a name that is taken.
   absl::StatusOr<BegunPutPtr> Begin();
 
  private:

@@ -1,4 +1,5 @@
-// Admits steps and transfers, takes their reports, and ends each exactly once.
+// Admits steps and transfers, takes the reports on them, and ends each step and transfer exactly
+// once.
 #include "server/steps/sequencer.h"
 
 #include <algorithm>
@@ -58,8 +59,8 @@ absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> 
 }
 
 // Returns one rank's error in the form that all other ranks get: its code and reason, with rank,
-// identity and op. If the rank reports the failure of another rank, the text names it as the
-// reporter.
+// identity and op. If this rank reports the failure of another rank, the text names this rank as
+// the reporter.
 absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
                        const Participant& participant) {
   absl::Status named(
@@ -74,7 +75,7 @@ absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
   if (MayHave(reason, fact::kStep)) {
     named = WithWork(std::move(named), ref);
   }
-  // A rank may report that another rank is at fault; the facts then name that other rank.
+  // A rank may report that another rank is at fault; in that case the facts name that other rank.
   const std::vector<Participant> at_fault =
       ref.blamed.empty() ? std::vector<Participant>{participant} : ref.blamed;
   if (MayHave(reason, fact::kRank) && !FactOf(error, fact::kRank).has_value()) {
@@ -98,7 +99,7 @@ struct Sequencer::Work {
   std::vector<RankResult> ranks;  // in the order of ref.participants
   std::vector<bool> done;         // in the same order
   int64_t not_done = 0;           // how many participants are not done
-  // In the same order: the position of each array in `tiles` of the rank's result.
+  // For each participant, in the same order: maps an array id to its index in RankResult::tiles.
   std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
   bool commit_asked = true;  // false: a transfer that waits for CommitTransfer
 
@@ -489,11 +490,11 @@ void Sequencer::RemoveOperands(const Work& work) {
     if (operand.users.empty()) {
       operands_.erase(found);
     } else if (operand.writers.erase(work.ticket) == 0) {
-      // A reader ended. Of the remaining users, at most the first one was waiting for it.
+      // A reader ended. Of the remaining users, at most the first one was waiting for this reader.
       admissible_.insert(*operand.users.begin());
     } else {
-      // A writer ended. The steps after it may run, up to and including the next writer. Steps
-      // behind that writer still wait for it.
+      // A writer ended. The users after this writer may run, up to and including the next writer.
+      // Users after the next writer still wait for it.
       for (auto user = operand.users.upper_bound(work.ticket); user != operand.users.end();
            ++user) {
         admissible_.insert(*user);
@@ -551,7 +552,8 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   const auto is_reporter = [&](size_t i) {
     return participants[i].rank == report.rank && participants[i].identity == report.identity;
   };
-  // In most work the participant at index i serves rank i.
+  // Tries the index of the reported rank first: in most work the participant at index i serves rank
+  // i.
   auto place = static_cast<size_t>(std::max<int64_t>(report.rank, 0));
   if (place >= participants.size() || !is_reporter(place)) {
     place = 0;
@@ -564,7 +566,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
   }
   if (work->state != State::kRunning || work->done[place]) return absl::OkStatus();
   if (!report.status.ok()) {
-    // If ranks run different collectives, the error does not say which of them is wrong.
+    // If ranks run different collectives, the error does not say which rank is wrong.
     if (ReasonOf(report.status) != Reason::kCollectiveMismatch) {
       const std::string& blamed =
           report.blamed_identity.empty() ? report.identity : report.blamed_identity;

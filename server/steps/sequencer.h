@@ -31,36 +31,37 @@ namespace shardmesh::server {
 struct Participant {
   int64_t rank = 0;
   std::string identity;
-  // Number of tiles that this rank must report as staged. A report can also say that the rank is
-  // done.
+  // The rank is done once it has reported this number of staged tiles, or once a report says that
+  // it is done. 0: only such a report makes the rank done.
   int64_t expected_tiles = 0;
 };
 
 // A tile that a rank has staged.
 struct StagedTileReport {
   std::string array_id;
-  uint32_t crc32c = 0;  // of the tile's bytes, row-major little-endian
+  uint32_t crc32c = 0;  // CRC of the tile's bytes in row-major little-endian order
   int64_t size_bytes = 0;
-  bool on_disk = false;  // synced
+  bool on_disk = false;  // the tile is on disk, and synced
 };
 
-// A rank's figures about its completed part of a step. The sequencer passes them on unchanged.
+// A rank's figures about its completed part of a step. The sequencer passes the figures on
+// unchanged.
 struct RankReportDetail {
   absl::Duration kernel;
   absl::Duration collective;
   int64_t sent_bytes = 0;
-  // By array id, if the step returns literals.
+  // Bytes of the rank's tiles, by array id. Only if the step returns literals.
   std::map<std::string, std::string, std::less<>> tile_bytes = {};
 };
 
 // The results that a rank has reported so far.
 struct RankResult {
   Participant participant;
-  std::vector<StagedTileReport> tiles = {};  // each array once
-  RankReportDetail detail = {};              // from the last report
+  std::vector<StagedTileReport> tiles = {};  // at most one tile of each array
+  RankReportDetail detail = {};              // from the rank's last report
 };
 
-// One report of one rank. The tiles of several reports add up.
+// One report of one rank. A rank may send several reports; their tiles add up.
 struct RankReport {
   std::string identity;
   int64_t rank = 0;
@@ -68,27 +69,27 @@ struct RankReport {
   std::vector<StagedTileReport> tiles = {};
   bool done = false;  // the rank will report nothing more
   RankReportDetail detail = {};
-  // With an error: identity of the worker at fault; empty: the reporting rank itself.
+  // Identity of the worker at fault for an error. Empty: the worker of the reporting rank.
   std::string blamed_identity = {};
 };
 
-// The outcome of a finished or failed step or transfer. `sequence` is 0 if it ended before it got a
-// number.
+// The outcome of a finished or failed step or transfer. `sequence` is 0 if the step or transfer
+// ended before it got a number.
 struct WorkOutcome {
   absl::Status status;
   int64_t sequence = 0;
   std::vector<RankResult> ranks;  // in the order of participants; ranks without a report are empty
 };
 
-// Makes an outcome durable before the workers learn of it. Calls `decided` exactly once, from any
-// thread. OK commits the work; an error aborts it.
+// Makes the outcome of work durable before the workers get the outcome. Calls `decided` exactly
+// once, from any thread. OK commits the work; an error aborts it.
 using CommitHook = absl::AnyInvocable<void(const WorkOutcome& outcome,
                                            absl::AnyInvocable<void(absl::Status) &&> decided) &&>;
 using WorkCallback = absl::AnyInvocable<void(const WorkOutcome&) &&>;
 
 // A run of a program, or of one op.
 struct StepRequest {
-  std::string op;       // text for people and records: `linear of "x", "w"`
+  std::string op;       // description in messages and records, such as `linear of "x", "w"`
   std::string mesh_id;  // the participants serve ranks of this mesh
   std::vector<Participant> participants;
   std::vector<std::string> reads;   // ids of operands
@@ -100,12 +101,12 @@ struct StepRequest {
 
 // An upload or a load: workers stage tiles that do not come from a step, then all commit together.
 struct TransferRequest {
-  std::string transfer_id;  // differs from that of every live transfer
+  std::string transfer_id;  // differs from the ids of all live transfers
   std::string op;           // "put", "load"
   std::string mesh_id;
   std::vector<Participant> participants;
-  absl::Duration timeout;  // from Begin to the last report
-  CommitHook commit;       // optional, as above
+  absl::Duration timeout;  // from BeginTransfer to the last report
+  CommitHook commit;       // null: the transfer commits without a hook
 };
 
 // A step or transfer, as the transport sees it.
@@ -114,31 +115,32 @@ struct WorkRef {
   std::string transfer_id = {};  // empty for a step
   std::string op = {};
   std::string mesh_id = {};
-  int64_t epoch = 0;  // version of the membership at admission; all messages of this work carry it
+  int64_t epoch = 0;  // version of the membership at admission; in all messages of this work
   int64_t term = 0;
-  absl::Time started = absl::InfinitePast();  // when it was admitted
+  absl::Time started = absl::InfinitePast();  // when the work was admitted
   absl::Time deadline = absl::InfiniteFuture();
   std::vector<Participant> participants = {};
   // After a failure: the participants at fault, if they are known.
   std::vector<Participant> blamed = {};
-  // After a failure: the participant that reported the blamed one; nullopt if the coordinator
-  // blames it.
+  // After a failure: the participant whose report blamed another worker. Nullopt if the blamed
+  // participant reported the failure itself, or if the coordinator blames it.
   std::optional<Participant> blamed_by = {};
 };
 
-// Why a step does not end, as far as it is known.
+// The known reasons why a step does not end.
 struct StepExplanation {
-  // Which ranks wait for which others, and where; empty: not known.
+  // Which ranks wait for which other ranks, and in which instruction; empty: not known.
   std::string text = {};
-  // Which ranks wait where: `ranks 0 and 1 waited in "op 0 (...)"`; empty: none, or not known.
+  // Which ranks wait in which instruction: `ranks 0 and 1 waited in "op 0 (...)"`; empty: none, or
+  // not known.
   std::string waiting = {};
   std::vector<Participant> blamed = {};
 };
 
 // Sends the sequencer's decisions to the workers. The sequencer makes one call at a time, in the
 // order of the decisions, without a lock. Implementations send to each participant in the order of
-// the calls, and neither block nor fail. A participant that cannot be reached gets nothing: it is
-// lost, and the membership reports that.
+// the calls, and neither block nor fail. A participant that cannot be reached gets nothing. The
+// membership then reports that participant as lost.
 class StepTransport {
  public:
   virtual ~StepTransport() = default;
@@ -149,8 +151,8 @@ class StepTransport {
 
 // Admission: a step waits while an earlier live step shares an operand with it and at least one of
 // the two steps writes that operand. An admitted step gets the next sequence number and starts on
-// all its workers. All workers therefore start their steps in one order, and independent steps run
-// at the same time. A waiting step holds up later steps that share operands with it.
+// all its workers. All workers therefore start their steps in the same order, and independent steps
+// run at the same time. A waiting step holds up later steps that share operands with it.
 //
 // States:
 //
@@ -160,8 +162,8 @@ class StepTransport {
 // clang-format on
 //
 // Each state except committed can also change to aborted. Work commits when every rank is done (a
-// transfer also needs CommitTransfer) and the hook has agreed. It aborts once, with an error that
-// names rank, identity, sequence number and op:
+// transfer also needs CommitTransfer) and the hook has agreed. Work aborts at most once. The error
+// names rank, identity, sequence number and op, as far as they apply:
 //
 // clang-format off
 //   the rank's own code          a rank reported an error
@@ -176,8 +178,8 @@ class StepTransport {
 //
 // Thread-safe. Hooks, callbacks and transport calls run without a lock, on a caller's or the
 // clock's thread. Each Submit or BeginTransfer that returned OK has its callback called exactly
-// once, after the transport was called for the end. The destructor aborts live work. Destroy it
-// before its clock and transport.
+// once, after the transport call that ends the work. The destructor aborts live work. Destroy the
+// sequencer before its clock and transport.
 class Sequencer {
  public:
   struct Options {
@@ -185,7 +187,7 @@ class Sequencer {
     // The last sequence number that an earlier run of the coordinator may have used. New numbers
     // start above it.
     int64_t last_sequence = 0;
-    // Most live steps and transfers. Further work is refused.
+    // Most live steps and transfers. Above this limit, further work is refused.
     int64_t max_live = 10'000;
     // Explains a step that is overdue or has lost a worker. `waiting_for`: the participants that
     // have not reported. Called under the sequencer's lock. Null: no explanations.
@@ -202,41 +204,44 @@ class Sequencer {
 
   // Queues a step. The step may start, and even end, before this function returns.
   //   UNAVAILABLE (WORKER_LOST)  a participant is not alive.
-  //   RESOURCE_EXHAUSTED         max_live pieces of work are live.
-  //   INVALID_ARGUMENT           no participants, one twice, or no timeout.
+  //   RESOURCE_EXHAUSTED         max_live steps and transfers are live.
+  //   INVALID_ARGUMENT           a participant is named twice, or there are none, or no timeout.
   absl::StatusOr<StepTicket> Submit(StepRequest request, WorkCallback callback);
   // Aborts a step. No effect if the step has reached kCommitting or has ended.
   void Cancel(StepTicket ticket);
 
-  // Starts a transfer: collects the reports of its participants. Same errors as Submit, and
-  // ALREADY_EXISTS.
+  // Starts a transfer: collects the reports of its participants. Errors: those of Submit.
+  // ALREADY_EXISTS: a live transfer has this id.
   absl::Status BeginTransfer(TransferRequest request, WorkCallback callback);
   // Called when the client has sent everything. The transfer commits as soon as every rank is done.
   // A repeated call changes nothing. NOT_FOUND: no such live transfer.
   absl::Status CommitTransfer(std::string_view transfer_id);
-  // NOT_FOUND. FAILED_PRECONDITION: it is committing.
+  // Aborts the transfer. NOT_FOUND: no such live transfer. FAILED_PRECONDITION: the transfer is
+  // committing.
   absl::Status AbortTransfer(std::string_view transfer_id, absl::Status reason);
 
   // Takes a rank's report on a step or transfer. NOT_FOUND: the work has ended or never existed; a
-  // late reporter can ignore this error. ABORTED (STALE_EPOCH, STALE_TERM): the report belongs to
-  // another run. PERMISSION_DENIED: the reporter does not serve that rank in this work.
+  // late reporter can ignore this error. ABORTED (STALE_TERM): the report belongs to another run of
+  // the coordinator. ABORTED (STALE_EPOCH): the step has another epoch. PERMISSION_DENIED: the
+  // reporter does not serve that rank in this work.
   absl::Status ReportStep(int64_t sequence, int64_t epoch, int64_t term, RankReport report);
   absl::Status ReportTransfer(std::string_view transfer_id, int64_t term, RankReport report);
 
-  // Membership events; the caller passes them in their order. The loss of a worker aborts the work
-  // that the worker takes part in. A new incarnation of the worker does the same, because the new
-  // process does not know the work.
+  // Membership events. The caller passes them in the order in which they happened. The loss of a
+  // worker aborts the work that the worker takes part in. A new incarnation of the worker does the
+  // same, because the new process does not know the work.
   void WorkerAttached(std::string_view identity, int64_t epoch);
   void WorkerLost(std::string_view identity, int64_t epoch, std::string_view reason);
 
-  // Drains a worker: accepts no further work for it until it attaches again. Calls `idle` once,
-  // when no live work needs the worker; at once if the worker is not attached. If the worker is
-  // lost first, `idle` is never called.
+  // Drains a worker: accepts no further work for the worker until it attaches again. Calls `idle`
+  // once, when no live work needs the worker; at once if the worker is not attached. If the worker
+  // is lost first, `idle` is never called.
   void WorkerLeaves(std::string_view identity, absl::AnyInvocable<void() &&> idle);
 
   // Refuses new work: Submit and BeginTransfer return UNAVAILABLE (NOT_SERVING) from now on. Waits
   // until all live work has ended, waiting steps included. At `deadline` aborts the remaining work
-  // with UNAVAILABLE (NOT_SERVING), except committing work. Returns how many it aborted.
+  // with UNAVAILABLE (NOT_SERVING), except committing work. Returns how many steps and transfers it
+  // aborted.
   int64_t Drain(absl::Time deadline);
 
   // One live step or transfer, for status pages and `shardmesh doctor`.
@@ -275,11 +280,11 @@ class Sequencer {
   absl::StatusOr<WorkPtr> FindTransfer(std::string_view transfer_id) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   StepTicket Add(WorkPtr work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes ended work from operands_, and adds the steps that may have waited for it to
+  // Removes ended work from operands_. Adds the steps that may have waited for this work to
   // admissible_.
   void RemoveOperands(const Work& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the step need not wait: no earlier live step shares an operand with it that one of the
-  // two steps writes.
+  // Whether a waiting step may run now: no earlier live step shares an operand with it that one of
+  // the two steps writes.
   bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -296,8 +301,8 @@ class Sequencer {
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Explains a step. `left` counts down the explanations of one call; at 0 the result is empty,
-  // because most steps only wait for earlier steps.
+  // Explains a step. `left` counts down the explanations of one call; at 0 the result is empty. A
+  // few explanations suffice, because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 
@@ -308,10 +313,11 @@ class Sequencer {
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
-  std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);  // in order of arrival
-  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);    // admitted, by sequence number
+  // Live steps and transfers, in order of arrival.
+  std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);  // admitted, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
-  // By array id: the live steps that use the array, and those of them that write it.
+  // By array id: the live steps that use the array, and the live steps that write it.
   absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
   // Waiting steps to examine: new steps, and steps that waited for a step that has ended.
   std::set<StepTicket> admissible_ ABSL_GUARDED_BY(mutex_);

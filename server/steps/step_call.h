@@ -21,18 +21,20 @@ namespace shardmesh::server {
 // An operand of a program: an array of the cluster, or a literal tensor in the call.
 struct StepOperand {
   std::variant<ArrayReference, Literal> value = {};
-  // Whether the step may use the array's memory. The array no longer exists after the step.
+  // Whether the caller donates the array: the step may overwrite the array's memory, and a
+  // committed step ends the array's existence. See CheckDonor for arrays that the session does not
+  // pin.
   bool donate = false;
 };
 
-// The operands of a program. `mesh_id` counts only if no operand is an array.
+// The operands of a program. `mesh_id` is used only if no operand is an array.
 struct StepOperands {
   std::vector<StepOperand> operands = {};
   std::string mesh_id = {};  // empty: "default"
 };
 
-// The names of the results, in their order. An empty or missing name leaves a result without a
-// name.
+// The caller's requests about the results of a program. Each list is in the order of the results.
+// An empty or missing name leaves a result without a name.
 struct StepOutputs {
   std::vector<std::string> names = {};
   // Expected versions of the names, as in NameMove. May be shorter than `names`.
@@ -41,7 +43,7 @@ struct StepOutputs {
   // The requested layouts of the results. Nullopt or missing: the planner chooses the layout.
   std::vector<std::optional<PartitionSpec>> specs = {};
 
-  // Returns the name of a result; empty if it gets none.
+  // Returns the name of a result; empty if the result gets no name.
   const std::string& NameOf(size_t output) const {
     static const std::string none;
     return output < names.size() ? names[output] : none;
@@ -55,16 +57,16 @@ struct PlanHash {
 
 // A call that runs a step.
 struct StepCall {
-  // Identifies the request within its session and method. A repeated request gets the first one's
-  // answer.
+  // Identifies the request within its session and method. A repeated request gets the answer of the
+  // first request.
   std::string request_id = {};
   std::string session_id = {};
   std::string method = {};
   // A digest of the request. It detects a different request that reuses the id.
   std::string fingerprint = {};
   rpc::Caller caller = {};
-  absl::Duration time_left = absl::InfiniteDuration();  // of the call
-  // The caller's time limit for the step; nullopt: none.
+  absl::Duration time_left = absl::InfiniteDuration();  // until the call's deadline
+  // The caller's time limit for the step; nullopt: no limit.
   std::optional<absl::Duration> timeout = {};
 
   std::variant<Program, PlanHash> work = {};
@@ -83,9 +85,9 @@ struct StepResult {
   int64_t sequence = 0;
   std::string plan_hash = {};
   absl::Duration total = {};       // from admission to the end
-  absl::Duration kernel = {};      // of the slowest rank
-  absl::Duration collective = {};  // of the slowest rank
-  int64_t sent_bytes = 0;          // by all ranks
+  absl::Duration kernel = {};      // largest kernel time of a rank
+  absl::Duration collective = {};  // largest collective time of a rank
+  int64_t sent_bytes = 0;          // sum over all ranks
 };
 
 }  // namespace shardmesh::server

@@ -39,7 +39,7 @@ int64_t EncodedSizeBytes(const Literal& literal) {
   rpc::Encode({.dtype = literal.dtype, .shape = literal.shape, .bytes = {}}, &without_bytes);
   const size_t size_bytes = without_bytes.ByteSizeLong();
   if (literal.bytes.empty()) return static_cast<int64_t>(size_bytes);
-  static_assert(v1::Literal::kDataFieldNumber < 16);  // so the tag takes one byte
+  static_assert(v1::Literal::kDataFieldNumber < 16);  // so the tag of the field takes one byte
   return static_cast<int64_t>(
       size_bytes + 1 + google::protobuf::io::CodedOutputStream::VarintSize64(literal.bytes.size()) +
       literal.bytes.size());

@@ -19,12 +19,12 @@
 
 namespace shardmesh::server {
 
-// The data of a step for its workers: the same bytes for each of them. The objects that it points
-// to outlive it.
+// The data of a step for its workers. All workers of the step get the same data. The objects that a
+// StepMessage points to outlive it.
 struct StepMessage {
   struct Operand {
-    std::string array_id = {};         // empty: the literal
-    const Literal* literal = nullptr;  // null: the array
+    std::string array_id = {};         // empty: the operand is `literal`
+    const Literal* literal = nullptr;  // null: the operand is the array
     bool donate = false;
   };
   std::shared_ptr<const PreparedPlan> plan = nullptr;

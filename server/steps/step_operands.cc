@@ -83,7 +83,8 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
                                                         DefinitionKind::kMesh, mesh_id));
   const Mesh& mesh = std::get<MeshDefinition>(definition->value).mesh;
   // Compares the meshes themselves, not their revisions: a repair or a restore gives the same mesh
-  // another revision. Whether each rank's worker has its tile is known from the array's state.
+  // another revision. The check does not look at tiles: whether each rank's worker has its tile is
+  // known from the array's state.
   for (size_t i = 0; i < operands.size(); ++i) {
     const ArrayPtr& array = operands[i].array;
     if (array == nullptr || array->definition.descriptor.mesh == mesh) {

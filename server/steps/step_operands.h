@@ -1,4 +1,4 @@
-// Finds the operands of a step, and checks which of them its session may donate.
+// Finds the operands of a step, and checks which operands the step's session may donate.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 #define SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 
@@ -22,10 +22,10 @@ namespace shardmesh::server {
 
 // An operand that was found: an array or a literal.
 struct FoundOperand {
-  ArrayPtr array = nullptr;  // null: the literal
+  ArrayPtr array = nullptr;  // null: the operand is `literal`
   Literal literal = {};
   ValueDescriptor described = {};
-  std::string name = {};  // the name by which the caller referred to it; empty: by id
+  std::string name = {};  // the caller's name for the array; empty: the caller gave its id
   bool donate = false;
   bool overwritten = false;  // donated, and a result will overwrite its memory
 };
@@ -51,10 +51,10 @@ class OperandFinder {
   explicit OperandFinder(Sources sources) : sources_(std::move(sources)) {}
 
   // Finds the operands. An error about one operand names its field.
-  //   NOT_FOUND                              as Select; or no such mesh.
-  //   as Degraded                            an array lacks tiles.
+  //   NOT_FOUND                              no such array or name (see Select), or no such mesh.
+  //   the errors of Degraded                 an array lacks tiles.
   //   FAILED_PRECONDITION (MESH_MISMATCH)    the operands lie on different meshes.
-  //   FAILED_PRECONDITION (MESH_MISMATCH)    the mesh changed since an array was put there.
+  //   FAILED_PRECONDITION (MESH_MISMATCH)    the mesh changed since an operand was made on it.
   absl::StatusOr<FoundOperands> Find(StepOperands operands) const;
 
  private:
@@ -65,9 +65,9 @@ class OperandFinder {
   const Sources sources_;
 };
 
-// Checks that the session may donate the operands: it must pin their arrays. If it does not pin an
-// array that has a name, sets `donate` to false, and the step only reads the array.
-// PERMISSION_DENIED (NOT_OWNER) for an array that has no name either.
+// Checks that the session may donate the operands: it must pin their arrays. If the session does
+// not pin an array that has a name, sets `donate` to false, and the step only reads the array.
+// PERMISSION_DENIED (NOT_OWNER): an array to donate is not pinned by the session and has no name.
 absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
                         const std::string& session_id, std::vector<FoundOperand>* operands);
 

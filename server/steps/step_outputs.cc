@@ -21,8 +21,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Checks that the answer fits into one message. `descriptors_bytes`: size of the encoded
-// descriptors.
+// Checks that the answer to the client fits into one message. `descriptors_bytes`: size of the
+// encoded descriptors.
 absl::Status CheckAnswerSize(const std::vector<ArrayDescriptor>& described,
                              const StepOutputs& outputs, int64_t descriptors_bytes) {
   // Upper bounds of the bytes that protobuf adds for tags, lengths and numbers: to the answer, to

@@ -19,8 +19,9 @@
 
 namespace shardmesh::server {
 
-// INVALID_ARGUMENT (BAD_FIELD): the plan has no results, there are more names than results, a name
-// is malformed, or literals are requested that cannot be returned.
+// Checks the requested outputs. INVALID_ARGUMENT (BAD_FIELD): the plan has no results; there are
+// more names than results; a name is malformed; or literals are requested of results that are
+// partial sums or together too large.
 absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan);
 
 // Returns the program with a reshard after each result that has a requested spec. INVALID_ARGUMENT
@@ -31,14 +32,14 @@ absl::StatusOr<Program> WithOutputSpecs(Program program, const StepOutputs& outp
 // (RanksRevisionOf of the mesh) as their mesh revision.
 std::vector<ArrayDescriptor> DescribeOutputs(const Plan& plan, Revision ranks_revision);
 
-// INVALID_ARGUMENT (LIMIT_EXCEEDED): the message to the workers, or the answer to the client,
-// exceeds the limit of one message.
+// Checks the sizes of the messages of a step. INVALID_ARGUMENT (LIMIT_EXCEEDED): the message to the
+// workers, or the answer to the client, exceeds the limit of one message.
 absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<FoundOperand>& operands,
                                const std::vector<ArrayDescriptor>& described,
                                const StepOutputs& outputs);
 
-// Returns the registry's commit of a step: it makes the results available and moves the names to
-// them.
+// Returns the registry's commit of a step: the commit makes the results available and moves the
+// names to the results.
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
                        const WorkOutcome& outcome);
 

@@ -24,15 +24,16 @@ namespace shardmesh::server {
 namespace {
 
 constexpr absl::Duration kMaxStepTimeout = absl::Minutes(5);
-// Pins of an operand that nobody but its donor needs: one of the session, one of the step.
+// Number of pins of an operand that only its donor needs: one pin of the session, one pin of the
+// step.
 constexpr int64_t kDonorsPins = 2;
 
 const std::string& IdOf(const FoundOperand& operand) {
   return operand.array->definition.descriptor.array_id;
 }
 
-// The first op's name for messages, such as "linear" or "matmul"; "program" if there are several
-// ops.
+// Returns the name of the work for messages: the name of its op, such as "linear" or "matmul".
+// Returns "program" for a program of several ops, or a plan given by its hash.
 std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
   const Program* const program = std::get_if<Program>(&work);
   if (program == nullptr || program->ops.size() != 1) {
@@ -47,7 +48,7 @@ std::string_view NameOf(const std::variant<Program, PlanHash>& work) {
   return std::visit(Names(), program->ops.front());
 }
 
-// Shortens a long name to its beginning, so that a message has room for the rest.
+// Shortens a long name to its beginning, so that a message has room for the rest of its text.
 std::string Beginning(const std::string& name) {
   constexpr size_t kMaxBytes = 96;
   if (name.size() <= kMaxBytes) return name;
@@ -56,8 +57,8 @@ std::string Beginning(const std::string& name) {
   return StrCat(name.substr(0, end), "...");
 }
 
-// Describes the work with the client's names of its operands: `linear of "x", "w"`. Names only the
-// first operands of many.
+// Describes the work with the client's names of its operands: `linear of "x", "w"`. Names at most
+// the first three operands.
 std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                          const std::vector<FoundOperand>& operands) {
   constexpr int64_t kNamed = 3;
@@ -77,8 +78,9 @@ std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                 more == 0 ? "" : StrCat(" and ", more, " more"));
 }
 
-// Returns the step's time limit. It ends before the client's own deadline, so that the client still
-// gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is left.
+// Returns the step's time limit. The limit ends before the client's own deadline, so that the
+// client still gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is
+// left.
 absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
   absl::Duration timeout = std::min(call.time_left, kMaxStepTimeout);
   if (call.timeout.has_value()) {
@@ -210,18 +212,18 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
     }
     const std::string& array_id = IdOf(operand);
     SHARDMESH_PASSES("compute.give");
-    // If the array has a name or another pin, the registry refuses Give: the step then only reads
-    // the array and does not change it.
+    // If the array has a name or another pin, the registry refuses Give. In that case the step only
+    // reads the array and does not change it.
     operand.donate = operand.donate && parts_.registry->Give(array_id, kDonorsPins);
-    // Give counts pins, but not whose they are. If the session released the array since CheckDonor,
-    // one of the two pins is another session's, and the step must not take the array. After Give
-    // nobody can pin the array any more.
+    // Give counts pins, but not whose they are. If this session released the array since
+    // CheckDonor, one of the two pins belongs to another session. The step must then not take the
+    // array. After Give nobody can pin the array any more.
     if (operand.donate &&
         !parts_.sessions->PinsArray(running->session_id, array_id).value_or(false)) {
       parts_.registry->TakeBack(array_id);
       operand.donate = false;
     }
-    // Workers never write a result over durable tiles, so such an operand survives a failed step.
+    // Workers never write a result over durable tiles, so a durable operand survives a failed step.
     operand.overwritten =
         operand.donate && operand.array->durability == Durability::kMemory &&
         ResultOverOperand(running->prepared->plan, static_cast<ValueIndex>(i)).has_value();
@@ -261,7 +263,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   running->options = std::move(call.outputs);
   running->operands = std::move(found.operands);
   running->started = parts_.clock->Now();
-  // If any operation below fails, End undoes everything from here on.
+  // If an operation from here on fails, End undoes the operations that have succeeded.
   absl::Status staged = StageOutputs(running.get(), found.ranks_revision);
   staged.Update(PinOperands(running.get()));
   if (staged.ok()) {
@@ -317,8 +319,8 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
                                 absl::AnyInvocable<void(absl::Status) &&> decided) {
     Commit(running, outcome, std::move(decided));
   };
-  // If the sequencer refuses the step, it drops its copy of the callback; this function then
-  // answers.
+  // If the sequencer refuses the step, it drops its copy of the callback, and this function calls
+  // the callback.
   auto shared_callback = std::make_shared<Callback>(std::move(callback));
   const absl::StatusOr<Sequencer::StepTicket> ticket = parts_.sequencer->Submit(
       std::move(step), [this, running, key, shared_callback](const WorkOutcome& outcome) {
@@ -358,7 +360,7 @@ void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
 
 absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status status) const {
   const Reason reason = ReasonOf(status);
-  // A worker reports these two reasons if it does not have the current list of members yet.
+  // A worker reports one of these two reasons if it does not have the current list of members yet.
   const bool is_passing = reason == Reason::kMeshIncomplete || reason == Reason::kStaleEpoch;
   if (reason != Reason::kWorkerLost && !is_passing) return status;
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
@@ -375,7 +377,7 @@ absl::Status StepRunner::WithSecondRun(const Running& running, absl::Status stat
                (operand.array->durability == Durability::kDisk && !operand.donate);
       });
   if (!is_untouched) return status;
-  // A client retries by itself after RECOVERING, but not after the earlier reason.
+  // A client retries by itself after RECOVERING, but not after the reason of `status`.
   const absl::Status recovering = Recovering(ToStd(status.message()));
   return is_passing ? recovering : WithFactsOf(recovering, status);
 }
@@ -401,8 +403,8 @@ void StepRunner::End(const Running& running, const absl::Status& status, bool be
   const Outcome& ended = status.ok() ? committed_ : is_cancelled ? cancelled_ : failed_;
   ended.steps.Add();
   ended.seconds.Observe(absl::ToDoubleSeconds(parts_.clock->Now() - running.started));
-  std::vector<std::string> pinned;       // by the step
-  std::vector<std::string> session_has;  // arrays that the session no longer pins
+  std::vector<std::string> pinned;       // arrays that the step pins
+  std::vector<std::string> session_has;  // arrays whose pin the session loses
   std::vector<std::string> given;
   for (const FoundOperand& operand : running.operands) {
     if (operand.array == nullptr) {

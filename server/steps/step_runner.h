@@ -32,7 +32,7 @@
 
 namespace shardmesh::server {
 
-// The objects that the runner uses. All of them outlive it.
+// The objects that the runner uses. All of them outlive the runner.
 struct StepRunnerParts {
   Clock* clock = nullptr;
   const DefinitionStore* definition_store = nullptr;
@@ -54,9 +54,10 @@ using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
 
 // Runs steps through the sequencer. The phases of a step:
 //   checked -> outputs staged, operands pinned -> donated operands given -> submitted -> ended
-// The step holds its pins until it has ended. Wherever a step fails, it leaves no output staged, no
-// operand pinned and no operand given. The exception is a donated operand whose memory a result
-// would use. Once workers may have begun, that operand is lost, and the error names it.
+// A step holds its pins until it has ended. A step that fails, in whichever phase, leaves no output
+// staged, no operand pinned and no operand given. The exception is a donated operand whose memory a
+// result would use. If the step fails after workers may have begun it, that operand is lost. The
+// error names the lost operand.
 //
 // A repeated request id in a session does not run the step again: see StepMemory.
 //
@@ -83,7 +84,7 @@ class StepRunner {
   void Cancel(Sequencer::StepTicket ticket) { parts_.sequencer->Cancel(ticket); }
 
  private:
-  // Metrics of the steps that ended in one way.
+  // Metrics of the steps with one outcome.
   struct Outcome {
     Outcome(rpc::Metrics* metrics, const std::string& outcome);
 
@@ -98,21 +99,21 @@ class StepRunner {
     std::vector<FoundOperand> operands;
     std::vector<ArrayDescriptor> outputs;  // the outputs that are staged
     absl::Time started;
-    Revision revision = 0;  // of its commit
+    Revision revision = 0;  // revision of the step's commit
   };
   using RunningPtr = std::shared_ptr<Running>;
 
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
       const PlanTarget& target) const;
-  // Returns the plan of the call's program. If the call names a plan by its hash, returns that plan
-  // if it suits the operands.
+  // Returns the plan of the call's program. If the call names a plan by its hash, returns the plan
+  // with this hash; an error if that plan does not suit the operands.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
                                                              const FoundOperands& found) const;
   // Does all work before the submission. Fills in the fields of `step` that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
   absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
-  // Pins the operands until End. An operand that no longer exists is an error.
+  // Pins the operands until End. Returns an error if an operand no longer exists.
   absl::Status PinOperands(Running* running) const;
   // Gives the step the donated operands that it may have, and lists the arrays that the step reads
   // and writes.
@@ -120,11 +121,12 @@ class StepRunner {
   EncodedStep MessageOf(const Running& running, absl::Duration timeout) const;
   void Commit(const RunningPtr& running, const WorkOutcome& outcome,
               absl::AnyInvocable<void(absl::Status) &&> decided);
-  // Undoes or settles pins and outputs. `began`: workers may have run a part of the step.
+  // Releases the step's pins. After a failure also discards its outputs, and takes back donated
+  // operands that the step did not destroy. `began`: workers may have run a part of the step.
   void End(const Running& running, const absl::Status& status, bool began = false);
-  // Replaces `status` with RECOVERING if the client may run the step again unchanged. That holds if
-  // the operands are untouched, and all of them are available once the lost worker is back. Returns
-  // other errors unchanged.
+  // Replaces `status` with RECOVERING if the client may run the step again unchanged. This requires
+  // that all array operands are on disk and none was donated. It also requires that all workers of
+  // the mesh are durable, and that the lost ones are expected back. Returns other errors unchanged.
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
   // Returns the step's error, extended by the donated operands that the step destroyed.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);

@@ -1,4 +1,4 @@
-// StepWatch: combines the membership and the heartbeats of each rank.
+// StepWatch: combines the membership's and the heartbeats' facts about each rank.
 #include "server/steps/step_watch.h"
 
 #include <algorithm>
@@ -13,11 +13,11 @@
 namespace shardmesh::server {
 namespace {
 
-// Most records of a step that are read for a rank. They show which instructions the rank has
-// finished: other ranks cannot be further behind.
+// Most records of a step that are read for a rank. The last records suffice: a rank that waits for
+// this rank is in an instruction that this rank runs or ended recently.
 constexpr size_t kRecordsOfStep = 16;
-// How many steps are examined, oldest first. A worker runs its steps in order, so the oldest ones
-// are the stuck ones.
+// Most running steps that are examined, oldest first. A worker starts its steps in order, so the
+// oldest steps are the stuck ones.
 constexpr int64_t kMaxStepsJudged = 64;
 
 std::string Name(const Participant& participant) {
@@ -25,8 +25,8 @@ std::string Name(const Participant& participant) {
 }
 
 // Returns the participants to blame. If two participants do not reach each other, either may be at
-// fault, so the reporter is added. The exception is a blamed worker that is gone since, or that is
-// silent while the reporter is not.
+// fault, so the reporter of the failure is added. The reporter is not added if the blamed worker is
+// gone since, or is silent while the reporter is not.
 std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view,
                                    absl::Duration heartbeat_interval) {
   std::vector<Participant> blamed = step.work.blamed;
@@ -152,7 +152,7 @@ StepExplanation StepWatch::Explain(const WorkRef& work,
 namespace {
 
 std::string Describe(const UnreadableRecords& unreadable) {
-  // Three keys are enough for one sentence.
+  // Most keys that the sentence names.
   constexpr size_t kNamed = 3;
   std::string keys;
   for (size_t i = 0; i < std::min(kNamed, unreadable.keys.size()); ++i) {

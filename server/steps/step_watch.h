@@ -20,7 +20,7 @@ class StepWatch {
  public:
   // A step whose ranks have waited for less than this time is in progress, not stuck.
   static constexpr absl::Duration kStuckAfter = absl::Seconds(1);
-  // A step that failed longer ago is not reported.
+  // A step that failed longer ago is reported only if it is asked for by its number.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
 
   StepWatch(const Clock* clock, const Membership* membership, const FlightLog* log)
@@ -33,11 +33,11 @@ class StepWatch {
     // The whole verdict in one sentence.
     std::string sentence;
     // In this order: stuck steps, failed steps from the last to the first, workers, arrays,
-    // records.
+    // unreadable records.
     std::vector<Finding> findings;
   };
-  // Returns the verdict on one step, or on all steps if `sequence` is 0. It is derived from the
-  // live work, the workers, the arrays and the unreadable records.
+  // Returns the verdict on one step, or on all steps if `sequence` is 0. The verdict is derived
+  // from the live work, the workers, the arrays and the unreadable records.
   Verdict Diagnose(int64_t sequence, const std::vector<Sequencer::LiveWork>& live,
                    int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 

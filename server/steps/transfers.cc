@@ -19,7 +19,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most puts that one page of a list examines, because it does so under the lock.
+// Most puts that List examines for one page, because it examines them under the lock.
 constexpr int64_t kMostLooks = 2'000;
 
 absl::Status NoTransfer(std::string_view transfer_id) {
@@ -170,7 +170,8 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     End(transfer, status);
     return status;
   }
-  // If the session ended before this transfer was added to it, nobody else will abort the transfer.
+  // If the session ended before this transfer was added to it, only this function can abort the
+  // transfer.
   if (const absl::Status lives = sessions_->Get(session_id).status(); !lives.ok()) {
     Abort(transfer_id, lives).IgnoreError();
     return lives;
@@ -302,8 +303,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   SHARDMESH_PASSES("transfer.commit");
   auto remembered =
       registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
-  // Aborted: the first request with this key has no answer yet. This request then waits for the
-  // same transfer.
+  // Aborted: the first request with this key has no answer yet. In that case this request waits for
+  // the same transfer.
   const bool is_repeated = absl::IsAborted(remembered.status());
   if (!remembered.ok() && !is_repeated) {
     return std::move(callback)(remembered.status());
@@ -335,8 +336,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     }
   }
   if (!is_repeated && !request_key.empty()) {
-    // Another request commits or has committed the transfer. Return its outcome, and do not
-    // remember it under this key.
+    // This request does not commit the transfer: another request commits it, or the transfer has
+    // ended. The outcome is not remembered under this key.
     registry_->requests().Abandon(request_key);
   }
   if (!is_live) {
@@ -353,7 +354,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     return std::move(callback)(std::move(ended));
   }
   give_up_alarm_.SetNoLaterThan(give_up);
-  // An error means that the transfer has ended meanwhile. End has then already run the callback.
+  // An error means that the transfer has ended since the lock was released. In that case End has
+  // run the callback.
   sequencer_->CommitTransfer(transfer_id).IgnoreError();
 }
 

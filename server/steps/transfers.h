@@ -29,7 +29,7 @@ namespace shardmesh::server {
 // An array that a put will make.
 struct PutItem {
   ArrayDefinition definition;
-  // empty: the array gets no name; the session then pins it.
+  // Empty: the array gets no name, and the session pins the array.
   std::string name;
   std::optional<int64_t> expected_version;  // expected version of the name; see NameMove
 };
@@ -41,7 +41,8 @@ struct TransferProgress {
   std::string session_id;
   int64_t session_number = 0;  // SessionInfo::number
   std::string description;
-  // Whether the put has ended, with `status`. CANCELLED: its owner ended it.
+  // Whether the put has ended; if so, `status` is its result. CANCELLED: the owner of the put ended
+  // it.
   bool ended = false;
   absl::Status status;
   int64_t staged_tiles = 0;
@@ -59,30 +60,31 @@ struct TransferResult {
   Durability durability = Durability::kMemory;
 };
 
-// States of a put: Begin -> tiles are staged -> Commit -> committed. Before the last state a put
+// States of a put: Begin -> tiles are staged -> Commit -> committed. Until it is committed, a put
 // can be aborted: by Abort, the loss of a worker, the end of its session, or a timeout. An aborted
 // put leaves nothing behind.
 //
 // Thread-safe. Callbacks run without a lock. All arguments of the constructor outlive this object,
-// except the sequencer. Destroy the sequencer first, which ends the live puts, and stop the clock
-// before that.
+// except the sequencer. Stop the clock first. Then destroy the sequencer, which ends the live puts,
+// and then this object.
 class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
 
-  // Time limit of a put, in which its tiles must arrive. Its transfer tokens are valid for the same
-  // time.
+  // Time limit of a put. All its tiles must arrive within this time. Its transfer tokens are valid
+  // for the same time.
   static constexpr absl::Duration kTimeout = absl::Hours(1);
   // Time for which the outcome of a put is remembered.
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // Most outcomes that are remembered; the oldest are dropped first. Each takes ~100 bytes.
+  // Most outcomes of puts that are remembered; the oldest are dropped first. One outcome takes
+  // about 100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
   Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions, Sequencer* sequencer);
 
   // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
   // the transfer's id. Keeps `items` until the transfer has ended. Errors: those of
-  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH) : a
+  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH): a
   // name is already at another version than the expected one.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
@@ -93,36 +95,36 @@ class Transfers {
   absl::Status Check(const std::string& session_id, absl::Span<const PutItem> items) const;
 
   // Called when the client has sent all tiles. Commits the transfer when workers have reported the
-  // last tile.
+  // last tile. Aborts the transfer if tiles are missing at `give_up`.
   //
-  // Calls `callback` at the end, or now if the transfer has ended. Aborts the transfer if tiles are
-  // missing at `give_up`. `request_key` is RequestMemory's. A repeated request waits together with
-  // the first one. If the first one has ended, the repeated request gets its answer. NOT_FOUND: no
-  // such transfer, or the arrays of a remembered answer are gone. FAILED_PRECONDITION
+  // Calls `callback` when the transfer has ended; now if it has ended already. `request_key` is the
+  // key under which RequestMemory keeps the answer. A repeated request with the same key waits for
+  // the same transfer; if the first request has its answer, the repeated one gets that answer.
+  // NOT_FOUND: no such transfer, or the arrays of a remembered answer are gone. FAILED_PRECONDITION
   // (REQUEST_ID_REUSED): the transfer is committed, but its arrays are no longer known.
   void Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
               CommitCallback callback);
 
-  // PERMISSION_DENIED (NOT_OWNER) if the transfer belongs to another session. OK if the transfer is
-  // not known.
+  // Checks the owner of a transfer. PERMISSION_DENIED (NOT_OWNER) if the transfer belongs to
+  // another session. OK if the transfer is not known.
   absl::Status CheckOwner(std::string_view transfer_id, std::string_view session_id) const;
 
   // Aborts a transfer; no effect if it has ended or never existed. FAILED_PRECONDITION: the
   // transfer is being committed.
   absl::Status Abort(std::string_view transfer_id, absl::Status reason);
 
-  // Whether Commit was called for a transfer that is live or ended recently. If so, the transfer no
-  // longer needs its client.
+  // Whether Commit was called for a transfer that is live or ended recently. After that call of
+  // Commit, the transfer no longer needs its client.
   bool IsCommitAskedFor(std::string_view transfer_id) const;
-  // Aborts the transfer unless Commit was called before. If Commit is called afterwards, it ends
-  // with `reason`.
+  // Aborts the transfer unless Commit was called before. A later Commit of this transfer ends with
+  // `reason`.
   void Abandon(std::string_view transfer_id, absl::Status reason);
 
   // Calls `ended` when the transfer has ended; at once if it has ended or never existed.
   void OnEnd(std::string_view transfer_id, absl::AnyInvocable<void() &&> ended);
 
-  // The number of live puts, and the most bytes that they stage on each rank. For other code that
-  // must share the workers' memory with them.
+  // The number of live puts, and the bytes that they stage on each rank on average. For other code,
+  // which must share the workers' memory with the puts.
   struct Live {
     int64_t puts = 0;
     int64_t bytes_per_rank = 0;
@@ -132,13 +134,15 @@ class Transfers {
   // Records that a rank has reported a staged tile of this size.
   void TileStaged(std::string_view transfer_id, int64_t size_bytes);
 
-  // NOT_FOUND: no such transfer, or it ended more than kRememberFor ago.
+  // Returns the progress of a transfer. NOT_FOUND: no such transfer, or it ended more than
+  // kRememberFor ago.
   absl::StatusOr<TransferProgress> Progress(std::string_view transfer_id) const;
 
   // A page of the puts that run or are remembered.
   struct Listed {
     std::vector<TransferProgress> puts;  // by rising number
-    // The number after which the next page starts; 0 on the last page.
+    // The number of the last put on this page, after which the next page starts; 0 on the last
+    // page.
     int64_t next_after = 0;
   };
   // Returns the puts with numbers above `after` for which `is_wanted` is true, at most `limit`.
@@ -150,8 +154,8 @@ class Transfers {
  private:
   struct Transfer {
     TransferProgress progress;
-    std::string request_key;  // key of the first Commit, until RequestMemory gets it
-    std::string commit_key;   // the same key afterwards; RequestMemory has the answer under it
+    std::string request_key;  // key of the first Commit, until it is passed to RequestMemory
+    std::string commit_key;   // the same key afterwards: finds the answer in RequestMemory
     // Null once the transfer has ended. `request_key` is then empty, too.
     std::shared_ptr<const std::vector<PutItem>> items;
     bool is_commit_asked_for = false;
