@@ -19,7 +19,7 @@ std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint);
 // Reads a tree. Sources:
 // - a safetensors file, an index or a model folder: only the headers;
 // - a JSON file (a name that ends in .json, see ParseTree);
-// JSON lines: a .jsonl file, or standard input if the path is `-` (see ParseTreeLines).
+// - JSON lines: a .jsonl file, or standard input if the path is `-` (see ParseTreeLines).
 //
 // Errors: those of Checkpoint::Open, ParseTree and ParseTreeLines. NOT_FOUND or the system's error:
 // the file cannot be read. BAD_FILE: the tree has no tensors.

@@ -13,7 +13,8 @@ namespace shardmesh::client {
 // Adds every command, section and example.
 void AddAllCommands(CommandLine* line);
 
-// The titles of the help's sections with their commands, in the order of the help.
+// The titles of the sections of the program's help, each with the commands of the section. In the
+// order of the help.
 const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSections();
 
 struct CommandExample {

@@ -22,7 +22,8 @@ struct ErrorExplanation {
 // The text of docs/errors.md, the only source of explanations. The build compiles it in.
 std::string_view ErrorsPage();
 
-// The rows of a page's tables, in their order. A link `[text](path)` becomes `text (docs/path)`.
+// Returns the rows of all tables of a page like docs/errors.md, in the order of the page. A link
+// `[text](path)` becomes `text (docs/path)`.
 std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page);
 
 // The explanation of a reason. NOT_FOUND if there is no such reason; the message has the most
