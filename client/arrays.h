@@ -51,8 +51,9 @@ class ArrayClient {
   // Gathers a whole tensor: each tile from a worker that holds the tile, with every checksum
   // checked. FAILED_PRECONDITION (ARRAY_DEGRADED): no live worker holds some tile. `progress`: like
   // PutOptions::progress, for the received bytes; the count restarts if the gather is retried. The
-  // time limit or a cancellation may come before the coordinator's first answer. The gather then
-  // waits up to a second longer for that answer, and releases the array that the answer pinned.
+  // time limit or a cancellation may come before the coordinator's first answer. In that case the
+  // gather waits up to a second longer for that answer, and releases the array that the answer
+  // pinned.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
@@ -75,7 +76,7 @@ class ArrayClient {
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const CallOptions& options = {});
   // All named arrays whose names begin with `prefix`, sorted by name. `include_unnamed` adds the
-  // arrays without a name, sorted by id; `prefix` must then be empty.
+  // arrays without a name, sorted by id. With `include_unnamed`, `prefix` must be empty.
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",
                                                 bool include_unnamed = false,
                                                 const CallOptions& options = {});

@@ -61,8 +61,8 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
       Reason::kDeadline);
 }
 
-// Cancels a transfer's streams as soon as the coordinator reports that the transfer failed.
-// Otherwise a stream to a worker that no longer reads would stay blocked.
+// Cancels a transfer's streams as soon as the coordinator reports that the transfer failed. Without
+// this, a stream to a worker that no longer reads would stay blocked.
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
@@ -211,8 +211,8 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   }
   const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
-    // Ask the coordinator to commit although sending failed. It answers as soon as it knows the
-    // cause of the failure, or as soon as all tiles have arrived.
+    // Ask the coordinator to commit although sending failed. The coordinator answers as soon as it
+    // knows the cause of the failure, or as soon as all tiles have arrived.
     CallLimit limit = Aftermath(std::min(deadline.left(), kVerdictTimeout), options);
     limit.cancellation = options.cancellation;
     absl::StatusOr<CommittedPut> verdict =

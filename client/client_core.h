@@ -172,8 +172,8 @@ class ClientCore {
 
   // Requests the array once and downloads `part` of it; nullopt: the whole array. `expected_id`:
   // the id of the array to which `part` belongs; empty: any array. ABORTED if `array` now selects
-  // an array with another id. Sets `may_have_moved` if the error may be due to an outdated answer
-  // of the coordinator, or to a name that now refers to another array.
+  // an array whose id is not `expected_id`. Sets `may_have_moved` if the error may be due to an
+  // outdated answer of the coordinator, or to a name that now refers to another array.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
                        const std::string& expected_id, const ProgressCallback& progress,
                        const SteadyDeadline& deadline, const CallOptions& options);

@@ -119,8 +119,8 @@ class LayoutClient {
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});
 
-  // Questions about flax's logical names. The functions and errors are those of
-  // sharding/rules/logical_rules.h.
+  // The next three calls answer questions about flax's logical names. Their results and errors are
+  // those of the functions in sharding/rules/logical_rules.h.
   absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
                                                    const LogicalRulesSelector& second,
                                                    const CallOptions& options = {});
@@ -145,8 +145,8 @@ class LayoutClient {
   absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
                                             absl::Span<const TreeTensor> tensors,
                                             const CallOptions& options = {});
-  // Returns the layouts of the question's leaves in their order, then those of the cluster's
-  // arrays, sorted by name.
+  // Returns the layouts of the question's leaves, in the order of the question. After them come the
+  // layouts of the cluster's arrays, sorted by name.
   absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question,
                                                             const CallOptions& options = {});
 

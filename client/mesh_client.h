@@ -43,8 +43,8 @@ struct MeshClientOptions {
 };
 
 // A connection to a cluster. The client opens a session (a lease at the coordinator) when it first
-// needs one, and renews it in the background. The session ends with the client; the coordinator
-// then releases arrays without a name that the client made.
+// needs one, and renews it in the background. The session ends when the client is destroyed. At the
+// end of the session, the coordinator releases the client's arrays that have no name.
 //
 // Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. The
 // client repeats a call until its timeout while the coordinator recovers (RECOVERING). It repeats a
@@ -52,8 +52,8 @@ struct MeshClientOptions {
 // status/retry.h has the rule. Mutations of definitions, arrays and names carry an id by which the
 // server detects a repetition. Calls about workers carry no such id: if the answer to the first
 // call is lost, the repeated call reports only what that call left to do. If the coordinator cannot
-// be reached, the error is UNAVAILABLE and its message has the address.
-// MeshClientOptions::await_coordinator says after which time.
+// be reached, the error is UNAVAILABLE, with the address in the message.
+// MeshClientOptions::await_coordinator says how long the client waits before this error.
 //
 // Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");

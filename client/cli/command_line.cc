@@ -121,7 +121,8 @@ OutputForm AskedForm(int argc, const char* const* argv) {
   return form;
 }
 
-// Returns every name, with its dashes, of the options of `app` and of the apps above it.
+// Returns every name, with its dashes, of the options of the command `app` and of the groups above
+// it.
 std::vector<std::string> OptionNames(const CLI::App& app) {
   std::vector<std::string> names;
   if (app.get_parent() != nullptr) names = OptionNames(*app.get_parent());
@@ -267,8 +268,8 @@ class WrongCommand : public CLI::ParseError {
 };
 
 // Explains the error of an unreachable coordinator. Returns a new error if the record of the
-// cluster on this host explains it: there is no record, the record is unreadable, or the recorded
-// coordinator has ended. Otherwise returns `error` itself.
+// cluster on this host explains it: the default cluster has no record, the record is unreadable, or
+// the recorded coordinator has ended. Otherwise returns `error` itself.
 absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
   if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
   const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));
@@ -389,7 +390,7 @@ int ExitCodeOf(const absl::Status& status) {
   if (status.GetPayload(kWrongUsePayload).has_value()) {
     return kExitWrongUse;
   }
-  // If a coordinator knows the request, its errors have a reason.
+  // A coordinator gives a reason for each error of a call that it knows.
   const bool is_unreachable = (absl::IsUnavailable(status) || absl::IsUnimplemented(status)) &&
                               ReasonOf(status) == Reason::kUnspecified;
   return is_unreachable ? kExitUnreachable : kExitFailed;

@@ -166,7 +166,7 @@ class CommandLine {
   const CLI::Option* FindOption(const CLI::App* command, const std::string& argument) const;
   // Returns the command that the arguments name, and the index of the argument after the command's
   // name. Common options may stand between the words of the name. If any other option stands there,
-  // returns null. Throws CLI::ParseError if the words name no command.
+  // the returned command is null. Throws CLI::ParseError if the words name no command.
   std::pair<const CLI::App*, int> FindCommand(int argc, const char* const* argv) const;
   // Returns the arguments in CLI11's notation: `--shape=` becomes `--shape ''`. The leading dash of
   // a spec becomes an underscore, which has the same meaning in specs.

@@ -32,7 +32,8 @@ class HelpFormatter : public CLI::Formatter {
   std::vector<std::pair<std::string, std::vector<std::string>>> sections_;
 };
 
-// The possible values of an option or operand, in their listed order; empty if they are not listed.
+// Returns the possible values of an option or operand, in the order in which CLI11 has them; empty
+// if CLI11 has no list of them.
 std::vector<std::string> ValuesOf(const CLI::Option* option);
 
 }  // namespace shardmesh::client

@@ -210,7 +210,7 @@ absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
                                          const Request& request, const CallLimit& limit,
                                          Response* response) const {
   return Repeat(limit, [&](const CallLimit& attempt) {
-    if (absl::Now() >= attempt.deadline) {  // gRPC would send the call and give it a millisecond
+    if (absl::Now() >= attempt.deadline) {  // gRPC would send it with a limit of a millisecond
       return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
     }
     CallContext context(*this, attempt);

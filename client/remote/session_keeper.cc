@@ -1,4 +1,4 @@
-// Renews a session on its own thread.
+// Opens and closes a session, and renews it on a thread of the keeper.
 #include "client/remote/session_keeper.h"
 
 #include <algorithm>

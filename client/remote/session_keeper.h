@@ -32,7 +32,7 @@ class SessionKeeper {
   // session, waits for that call, until the deadline (DEADLINE_EXCEEDED) or the cancellation
   // (CANCELLED) of `limit`. Also returns errors of OpenSession.
   absl::StatusOr<std::string> Get(const CallLimit& limit);
-  // Drops a session that the server no longer knows: the next Get opens another.
+  // Drops a session that the server no longer knows. The next Get opens another session.
   void Forget(const std::string& session_id);
   // Closes the session, and waits at most two seconds for the answer. A later Get opens another
   // session.

@@ -234,7 +234,8 @@ absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
   return true;
 }
 
-// Tracks the answer of GetTiles: the current tile, and the order of its bytes.
+// Receives the answer of GetTiles. Checks that tiles and their bytes come in the requested order,
+// and passes the bytes to the sink.
 class TileReceiver {
  public:
   TileReceiver(absl::Span<const FetchedTile> tiles, const TileSink& sink)
@@ -310,7 +311,7 @@ class TileReceiver {
 
   const absl::Span<const FetchedTile> tiles_;
   const TileSink& sink_;
-  size_t opened_ = 0;     // tiles whose opening has arrived, including the open one
+  size_t opened_ = 0;     // tiles whose opening has arrived, including the open tile
   bool is_open_ = false;  // more bytes of the tile at opened_ - 1 must follow
   int64_t offset_ = 0;
   uint32_t crc_ = 0;

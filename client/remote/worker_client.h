@@ -66,8 +66,8 @@ class WorkerClient {
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
   // 10 s for each address. If several addresses are given, one that does not accept a connection
   // within half a second is tried again after the others. With TLS, the server must be the worker
-  // of that identity. UNAVAILABLE names all addresses if none answers. CANCELLED if `cancellation`,
-  // which may be null, is cancelled.
+  // `identity`. UNAVAILABLE names all addresses if none answers. CANCELLED if `cancellation`, which
+  // may be null, is cancelled.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline,

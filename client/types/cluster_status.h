@@ -278,7 +278,7 @@ struct ServedRank {
 
 // The ranks, work and tiles of a draining worker.
 struct DrainedWorker {
-  std::vector<ServedRank> ranks;  // at most the first 1,000
+  std::vector<ServedRank> ranks;  // the first 1,000 of them at most
   int64_t rank_count = 0;
   int64_t work = 0;    // running steps and transfers with this worker
   int64_t arrays = 0;  // arrays with a tile in use on this worker
@@ -287,14 +287,15 @@ struct DrainedWorker {
 
 // The ranks that the replacement of a lost worker got.
 struct ReplacedWorker {
-  std::vector<ServedRank> ranks;  // at most the first 1,000
+  std::vector<ServedRank> ranks;  // the first 1,000 of them at most
   int64_t rank_count = 0;
 };
 
 // The subjects about which a watch of the cluster can report changes.
 enum class ClusterSubject { kWorkers, kArrays, kNames };
 
-// The first event of a watch: the state of the cluster, after which the watch reports all changes.
+// The first event of a watch. The watch reports all changes after the term, epoch and revision that
+// this event states.
 struct WatchStarted {
   int64_t term = 0;  // changes at each start of the coordinator
   int64_t epoch = 0;

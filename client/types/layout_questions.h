@@ -127,8 +127,8 @@ struct ConstrainQuestion {
   ProfileSelector profile = {};
   Shape shape;
   MeshSelector mesh = {};
-  // Only for a layout of axes or a preset: corrects the spec first. An empty mesh is then an error,
-  // and a spec that becomes P() constrains nothing. See ApplyLogicalSharding.
+  // Only for a layout of axes or a preset: corrects the spec first. If true, an empty mesh is an
+  // error, and a spec that becomes P() constrains nothing. See ApplyLogicalSharding.
   bool auto_correct = false;
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
@@ -239,7 +239,7 @@ struct TreeQuestion {
   // Whether a tensor's own spec is an error if the spec names an axis that the mesh lacks, or names
   // an axis twice. If false, correction drops such axes.
   bool own_specs_must_suit_mesh = false;
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

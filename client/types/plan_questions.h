@@ -73,14 +73,14 @@ struct ReshardAnswer {
   // The most that one device sends in all; nullopt if the computation would take too long.
   std::optional<int64_t> max_sent_bytes;
   std::vector<ReshardDevice> devices;  // in the order of the question
-  std::vector<ReshardTransfer> sent;   // sorted as the requested sources, then by destination
+  std::vector<ReshardTransfer> sent;   // in the order of `sources`, then by destination
   int64_t revision = 0;
 };
 
 // Asks for the totals of a tree. Each tensor has its own spec, which must fit without correction.
 struct AnalyzeQuestion {
   MeshSelector mesh = {};
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 
@@ -111,7 +111,7 @@ struct SearchQuestion {
   // Criteria by which meshes are ranked: the first criterion in which two meshes differ decides.
   // Empty means all criteria, in the order of the enum.
   std::vector<MeshCriterion> ranking = {};
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

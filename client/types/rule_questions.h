@@ -69,8 +69,8 @@ struct LintQuestion {
   // kind never take more than 256 KiB.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. The request must
-  // then have no tensors. Tensors of these trees that have their own spec are skipped.
+  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. If any are given,
+  // the request must have no tensors. In these trees, tensors that have their own spec are skipped.
   std::vector<std::string> stored_trees = {};
   bool all_stored_trees = false;
   // The trees to which the request's tensors belong, in the order of the tensors. At most 1,000
@@ -121,7 +121,7 @@ struct DiffQuestion {
   LayoutChoice b;
   LayoutBudget budget = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

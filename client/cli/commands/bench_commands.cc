@@ -194,8 +194,8 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
                                const Subject& subject, const std::string& array_id, int64_t bytes,
                                int64_t ranks) {
   // The root of a broadcast finishes its call before the other ranks have all bytes. Without a
-  // barrier, it could send the bytes of the next call early, and the next call would seem faster.
-  // Therefore a barrier precedes each call.
+  // barrier, the root could send the bytes of the next call early, and the next call would seem
+  // faster. Therefore a barrier precedes each call.
   const bool is_one_way = subject.op.kind == CollectiveKind::kBroadcast;
   const int64_t calls =
       std::clamp<int64_t>(kStepBytes / std::max<int64_t>(bytes, 1), 5,

@@ -1,4 +1,5 @@
-// All commands of the program with the sections of its help and an example for each.
+// All commands of the program, with the sections of the program's help and an example for each
+// command.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_COMMAND_GUIDE_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_COMMAND_GUIDE_H_
 

@@ -33,9 +33,9 @@ struct ResultFlags {
   bool plan_only = false;  // show the plan, and run nothing
 };
 
-// Returns the operand that `text` names: a .npy file, or an array of the cluster. The command sends
-// a small file with the call. A larger file it puts onto the mesh first, replicated on every
-// device. The cluster releases that array when the command ends.
+// Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
+// sent with the call. A larger file is first put onto the mesh, replicated on every device; the
+// cluster releases that array when the command ends.
 absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
                                   const std::string& text) {
   if (!text.ends_with(".npy")) {
@@ -113,7 +113,7 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
 
 // Runs a step, and saves and shows its result. A result without a name exists only in the workers'
 // memory. It may be lost before it is gathered, because a worker or the coordinator was replaced.
-// The step then runs again, at most kMaxRuns times in all.
+// In that case the step runs again, at most kMaxRuns times in all.
 absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
                           const ResultFlags& flags,
                           const std::function<absl::StatusOr<StepResult>()>& run) {

@@ -1,4 +1,4 @@
-// The meaning of each error reason and its remedy, from docs/errors.md.
+// For each error reason, its meaning and its remedy, from docs/errors.md.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
 
@@ -19,7 +19,8 @@ struct ErrorExplanation {
   std::vector<std::string> facts;  // keys of facts that errors of this reason may have
 };
 
-// The text of docs/errors.md, the only source of explanations. The build compiles it in.
+// The text of docs/errors.md, which the build compiles into the program. It is the only source of
+// explanations.
 std::string_view ErrorsPage();
 
 // Returns the rows of all tables of a page like docs/errors.md, in the order of the page. A link

@@ -367,7 +367,7 @@ class Page {
   // as many devices as fit into a cell of the given size, perhaps none.
   std::string HoldersLabel(const Tiling& tiling, DeviceId first, double x, double y, double width,
                            double height) const {
-    constexpr double kDigitWidth = 6.4;  // of text in 11 px
+    constexpr double kDigitWidth = 6.4;  // width of a digit in text of 11 px
     if (height < 14) {
       return "";
     }

@@ -103,9 +103,9 @@ absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
   return question;
 }
 
-// If a question failed because its spec, for example one that uses an axis twice, has no effective
-// spec: prints how the spec was resolved. Asks the question again without a shape; prints nothing
-// if that fails too.
+// For a question that failed because the resolved spec has no effective spec, for example because
+// it uses an axis twice. Asks again without a shape, and prints the resolution steps of the spec.
+// Prints nothing if that question fails too.
 void PrintWayToError(const Invocation& invocation, MeshClient* client,
                      const ExplainQuestion& question) {
   SpecAnswer answer;

@@ -85,7 +85,7 @@ int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log
     return errno;
   }
   // Until the parent has recorded this process, no later command could find the process. Therefore
-  // it must end with its parent.
+  // this process must end with its parent.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
     return errno;
   }

@@ -78,8 +78,9 @@ inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 // command ends in any way.
 //
 // If another process holds the lock, calls `on_wait` (may be empty) once with a description of that
-// process. Waits for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS if the lock is still
-// held then; the message names the process. NOT_FOUND if the folder is missing.
+// process. Waits for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS if the other process
+// still holds the lock after that time; the message names the process. NOT_FOUND if the folder is
+// missing.
 absl::StatusOr<FileDescriptor> LockCluster(
     const std::string& folder, const std::string& name, absl::Duration timeout,
     const std::function<void(const std::string& what)>& on_wait);

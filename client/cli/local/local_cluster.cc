@@ -575,7 +575,7 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   // Ask for all workers, not only for those of a mesh: the mesh may have been changed or deleted
-  // since.
+  // since `up` recorded it.
   const absl::StatusOr<ClusterStatus> status = client.ok()
                                                    ? (*client)->cluster().GetStatus()
                                                    : absl::StatusOr<ClusterStatus>(client.status());
