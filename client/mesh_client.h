@@ -50,9 +50,9 @@ struct MeshClientOptions {
 // client repeats a call until its timeout while the coordinator recovers (RECOVERING). It repeats a
 // call a few times if the coordinator is overloaded, does not serve or is not reached:
 // status/retry.h has the rule. Mutations of definitions, arrays and names carry an id by which the
-// server detects a repetition. Calls about workers carry no such id: if the answer to the first
-// call is lost, the repeated call reports only what that call left to do. If the coordinator cannot
-// be reached, the error is UNAVAILABLE, with the address in the message.
+// server detects a repetition. Calls about workers carry no such id. If the answer to the first
+// call is lost, the repeated call reports only what the first call left to do. If the coordinator
+// cannot be reached, the error is UNAVAILABLE, with the address in the message.
 // MeshClientOptions::await_coordinator says how long the client waits before this error.
 //
 // Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:

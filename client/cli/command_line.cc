@@ -267,9 +267,9 @@ class WrongCommand : public CLI::ParseError {
   std::string at_;
 };
 
-// Explains the error of an unreachable coordinator. Returns a new error if the record of the
-// cluster on this host explains it: the default cluster has no record, the record is unreadable, or
-// the recorded coordinator has ended. Otherwise returns `error` itself.
+// Explains the error of an unreachable coordinator. Returns a new error in three cases: the default
+// cluster has no record on this host; the cluster's record is unreadable; or the recorded
+// coordinator has ended. In other cases returns `error` itself.
 absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
   if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
   const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));

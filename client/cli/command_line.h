@@ -34,10 +34,10 @@ inline constexpr int kExitUnreachable = 3;  // no cluster answers at the address
 
 // Settings of one run of one command, besides its own options.
 struct Invocation {
-  // The coordinator's address: --address, else that of --context, else $SHARDMESH_ADDRESS, else
-  // that of the current context, else that of the cluster that `up` recorded, else 127.0.0.1:7070.
-  // Empty if no address is known: `context_error` is set, the record of `up` is unreadable, or
-  // --cluster names a cluster, other than the default one, that is not up on this host.
+  // The coordinator's address: the first that is given of --address, the context of --context,
+  // $SHARDMESH_ADDRESS, the current context, and the record of `up`. If none is given,
+  // 127.0.0.1:7070. Empty if `context_error` is set or the record of `up` is unreadable. Also empty
+  // if --cluster names a cluster, other than the default one, that is not up on this host.
   std::string address;
   // Whether the option --address was given.
   bool has_address = false;
@@ -105,7 +105,7 @@ absl::Status WrongUse(std::string_view message);
 Json ErrorJson(const absl::Status& status, std::string_view message);
 
 // The program's exit code after `status`. UNAVAILABLE or UNIMPLEMENTED without a reason means
-// kExitUnreachable: such an error comes from the connection, or from a server that is no
+// kExitUnreachable. Such an error comes from the connection, or from a server that is no
 // coordinator of this version.
 int ExitCodeOf(const absl::Status& status);
 

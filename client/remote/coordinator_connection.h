@@ -74,9 +74,8 @@ struct CallLimit {
 // with the address.
 //
 // Call and Repeat retry by the rule of status/retry.h, and never beyond the deadline:
-//   - until the deadline, while the coordinator recovers; while the coordinator still runs the
-//     first request with the same request_id; and after gRPC ended a call because gRPC's memory for
-//     calls was exhausted;
+//   - until the deadline, if the coordinator recovers or still runs the first request with the same
+//     request_id. Likewise if gRPC ended the call because gRPC's memory for calls was exhausted;
 //   - a few times (kFewAttempts) if the coordinator is unreachable, does not serve or is
 //     overloaded. With RetryOptions::await_coordinator, attempts go on until the deadline if the
 //     coordinator is unreachable or does not serve;

@@ -54,8 +54,7 @@ struct TransferOptions {
 // (DEADLINE): the put ended because its deadline has passed. Uses a few MiB for each worker, for
 // tensors of any size.
 //
-// All tensors must be on one mesh, and `devices` must have every rank of that mesh: INTERNAL
-// otherwise.
+// INTERNAL: the tensors are not all on one mesh, or `devices` lacks a rank of that mesh.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                absl::Span<const UploadTensor> tensors, Cancellation* cancellation,
                                const TransferOptions& options);

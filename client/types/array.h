@@ -139,9 +139,9 @@ struct SliceRange {
 };
 using ArraySlice = std::vector<SliceRange>;
 
-// Returns the tile that a slice of the array means. INVALID_ARGUMENT (BAD_TILE), with the facts
-// `have` and `need`: the number of ranges differs from the array's rank, or a range is empty or
-// exceeds its dimension.
+// Returns the tile that a slice of the array means. INVALID_ARGUMENT (BAD_TILE): the number of
+// ranges differs from the array's rank, or a range is empty or exceeds its dimension. The error has
+// the facts `have` and `need`.
 absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array);
 
 // A tensor, or a slice of one, gathered from the cluster. Movable; owns its memory.

@@ -25,7 +25,7 @@ struct StoredTree {
   // The tensors, with distinct names. Only GetEntry fills this member; lists, watches and the
   // answers to changes leave it empty.
   std::vector<TreeTensor> tensors = {};
-  // Totals computed by the coordinator; ignored in changes.
+  // Totals that the coordinator computes. CreateEntry and UpdateEntry ignore the given values.
   int64_t tensor_count = 0;
   int64_t parameters = 0;
   int64_t bytes = 0;  // of the tensors that have a dtype

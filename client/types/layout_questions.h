@@ -38,8 +38,9 @@ struct ResolveSpecQuestion {
   // only one of `axes` and `preset`.
   std::vector<AxisValue> axes = {};
   std::string preset = {};
-  // Nullopt means the preset's mode; for `axes`, training. With `preset`, it must be nullopt,
-  // unless kExact is set and `axes` are given too: they and `mode` then replace the preset.
+  // Nullopt means the preset's mode; for `axes`, training. With `preset`, a mode is an error. With
+  // kExact it is no error: `axes` and `mode` together replace the preset, and a mode without axes
+  // is ignored.
   std::optional<Mode> mode = std::nullopt;
   // The array's shape. Without a shape, the spec is not corrected, and no mesh is needed.
   std::optional<Shape> shape = std::nullopt;

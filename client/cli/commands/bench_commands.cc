@@ -79,7 +79,7 @@ struct Figure {
   // rank must send.
   double algorithm_bytes_per_second = 0;
   double bus_bytes_per_second = 0;
-  std::optional<bool> is_right = std::nullopt;  // nullopt: this program does not check the result
+  std::optional<bool> is_right = std::nullopt;  // nullopt: the result was not checked
 };
 
 // Returns the least number of bytes that each rank must send, divided by the number of bytes of the

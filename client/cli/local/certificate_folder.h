@@ -32,8 +32,8 @@ struct CertificateFolderOptions {
   // Identities of the workers that get certificates. Coordinator and client always get them. A
   // worker cannot have the identity `coordinator` or `client`.
   std::vector<std::string> workers;
-  // Additional names and addresses in each server certificate. Without them, a certificate has
-  // localhost, the loopback addresses and the server's identity.
+  // Additional names and addresses in each server certificate. Each server certificate always has
+  // localhost, the loopback addresses, the server's identity and the name `shardmesh`.
   std::vector<std::string> hosts;
   absl::Duration lifetime = absl::Hours(24 * 365);
   // If true, keeps existing certificates. If false, renews all certificates of the folder,

@@ -77,8 +77,8 @@ class LocalCluster {
   //   foreground.
   // - Some of its processes run, but are unusable: Start stops them and starts a new cluster; see
   //   replaced(). They are unusable in three cases. The earlier start was interrupted before the
-  //   coordinator listened; or the cluster is in memory and its coordinator has ended; or all of
-  //   its processes are about to end (ClusterRecord::Ending).
+  //   coordinator listened. The cluster is in memory, and its coordinator has ended. All running
+  //   processes of the cluster are about to end (ClusterRecord::Ending).
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
   //
   // If another command is starting or stopping the cluster, waits for that command, with the errors
