@@ -32,8 +32,9 @@ namespace shardmesh::client {
 // returns the errors of CheckShape.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
-// Parses a slice of an array, such as `0:16,:`. Like ParseTile, but a missing end means the end of
-// the dimension. Checks only the syntax, not the bounds.
+// Parses a slice of an array, such as `0:16,:`. The notation is that of ParseTile. A range without
+// a start begins at 0, and a range without an end reaches to the end of the dimension. Checks only
+// the syntax, not the bounds.
 absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 
 // A check for CLI::Option, for commands that can write only files. Returns an error for `-`, by

@@ -44,7 +44,7 @@ struct Entry {
   int64_t revision = 0;  // revision of the store at the last change
   std::string uid;       // made at creation; updates keep it
   // For a mesh: the identities of its workers by rank; empty until workers are assigned. An update
-  // keeps these workers if the new definition names no workers and has as many ranks.
+  // keeps these workers if the new definition names no workers and has the same number of ranks.
   std::vector<std::string> workers;
   absl::Time update_time = absl::InfinitePast();
 };

@@ -278,7 +278,7 @@ struct ServedRank {
 
 // The ranks, work and tiles of a draining worker.
 struct DrainedWorker {
-  std::vector<ServedRank> ranks;  // the first 1,000 of them at most
+  std::vector<ServedRank> ranks;  // at most the first 1,000 ranks
   int64_t rank_count = 0;
   int64_t work = 0;    // running steps and transfers with this worker
   int64_t arrays = 0;  // arrays with a tile in use on this worker
@@ -287,7 +287,7 @@ struct DrainedWorker {
 
 // The ranks that the replacement of a lost worker got.
 struct ReplacedWorker {
-  std::vector<ServedRank> ranks;  // the first 1,000 of them at most
+  std::vector<ServedRank> ranks;  // at most the first 1,000 ranks
   int64_t rank_count = 0;
 };
 

@@ -27,7 +27,7 @@ namespace shardmesh::client {
 
 // Select a mesh, a profile or rules: by name in the catalog, or by value. The default (monostate)
 // selects no mesh, the profile without given fields, or no rules. A question that needs a mesh
-// fails with MISSING_ARGUMENT if it selects none.
+// fails with MISSING_ARGUMENT if it selects no mesh.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinition>;

@@ -98,7 +98,8 @@ struct CollectiveCall {
   Operand input;
   CollectiveKind kind = CollectiveKind::kAllReduce;
   std::vector<std::string> axes;
-  int64_t dimension = 0;  // this, `root`, `split_dimension`: 0 for kinds that do not use them
+  // `dimension`, `root` and `split_dimension` must be 0 for kinds that do not use them.
+  int64_t dimension = 0;
   Reduction reduction = Reduction::kSum;
   int64_t root = 0;
   int64_t split_dimension = 0;

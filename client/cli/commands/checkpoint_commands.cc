@@ -26,7 +26,7 @@ namespace {
 constexpr char kMiniLm[] = "all-minilm-l6-v2";
 constexpr char kLlama[] = "llama";
 // The largest checkpoint that can be made. For a much larger checkpoint, the list of its tensors
-// alone would exhaust memory.
+// would already exhaust memory.
 constexpr int64_t kMaxSizeBytes = int64_t{1} << 40;
 
 struct CheckpointFlags {

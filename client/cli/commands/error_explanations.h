@@ -12,10 +12,10 @@ namespace shardmesh::client {
 
 // One row of the tables of docs/errors.md.
 struct ErrorExplanation {
-  std::string reason;              // "NOT_DIVISIBLE"
-  std::string code;                // "INVALID_ARGUMENT, or a correction"
+  std::string reason;              // such as "NOT_DIVISIBLE"
+  std::string code;                // such as "INVALID_ARGUMENT, or a correction"
   std::string meaning;             // a sentence
-  std::string action;              // a sentence: what the caller does
+  std::string action;              // a sentence about what the caller can do
   std::vector<std::string> facts;  // keys of facts that errors of this reason may have
 };
 

@@ -101,8 +101,8 @@ std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
 // Stops a cluster. First sends SIGTERM to the supervisor, unless that is this process, and waits up
 // to `grace` for its end. Then sends SIGTERM to the workers, and afterwards to the coordinator.
-// Sends SIGKILL to processes that still run `grace` later. Returns the identities of the processes
-// that got SIGKILL.
+// Sends SIGKILL to workers and a coordinator that still run `grace` after SIGTERM. Returns the
+// identities of the processes that got SIGKILL.
 std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
 // Like StopProcesses, but requires the cluster's lock. First marks the record as stopping, and
 // finally removes it. The record stays if a process does not end even by SIGKILL.
