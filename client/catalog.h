@@ -37,8 +37,8 @@ class CatalogClient {
   // The calls below create, read and change definitions. `expected_version`: the version to replace
   // or delete; nullopt: any version. ABORTED (VERSION_MISMATCH) if the current version is another
   // one. ALREADY_EXISTS: CreateEntry got a name that is taken. Only GetEntry returns trees with
-  // their tensors. GetEntry accepts NAME and `NAME@VERSION`, like the selectors of questions. If
-  // the version is not kept, the message of its NOT_FOUND lists the kept versions. With
+  // their tensors. GetEntry accepts NAME and `NAME@VERSION`, like the selectors of questions. For a
+  // version that is not kept, GetEntry returns NOT_FOUND; the message lists the kept versions. With
   // `validate_only`, CreateEntry and UpdateEntry make all checks and no change. They then return
   // the resulting entry, with revision 0. If the entry does not exist yet, its uid is empty.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,

@@ -110,7 +110,7 @@ std::string DtypeText(const std::optional<Dtype>& dtype) {
 
 // Tensors that share a row of a table, or a picture.
 struct Group {
-  std::string name;  // of the first tensor, or the pattern of the tensors' names
+  std::string name;  // name of the first tensor, or the pattern of all names
   size_t first = 0;
   int64_t tensors = 0;
   int64_t device_bytes = 0;  // bytes of all of these tensors on one device
