@@ -21,12 +21,13 @@
 namespace shardmesh::client {
 namespace {
 
-// Most attempts of a gather. If tiles are not where the coordinator says, the client asks again.
-// The coordinator learns of lost workers at once, or within its heartbeat limit of 5 s.
+// Most attempts of a gather. If tiles are not on the workers that the coordinator named, the client
+// asks the coordinator again. The coordinator learns of lost workers at once, or within its
+// heartbeat limit of 5 s.
 constexpr int kMaxGatherAttempts = 8;
 
 // Returns the error for an array whose workers this client cannot reach, although the coordinator
-// counts them as attached.
+// counts them as attached. Returns `status` unchanged if it is not ARRAY_DEGRADED.
 absl::Status WithoutReach(const absl::Status& status) {
   if (ReasonOf(status) != Reason::kArrayDegraded) {
     return status;
@@ -76,7 +77,7 @@ absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector&
       return std::move(outcome.tensor);
     }
     // The coordinator's answer was out of date: the coordinator did not know yet that tiles had
-    // moved or were lost. Give the coordinator time to learn it, then ask again.
+    // moved or were lost. Wait until it may know, and ask again.
     const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
     if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
       return WithoutReach(std::move(outcome.tensor).status());

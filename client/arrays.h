@@ -34,12 +34,13 @@ class ArrayClient {
 
   // Puts tensors onto a mesh: all of them become visible together, or none does. The client sends
   // the bytes directly to the workers, without a copy of contiguous tiles. UNAVAILABLE
-  // (WORKER_LOST) names the worker that was lost.
+  // (WORKER_LOST): a worker was lost during the put; the message names the worker.
   absl::StatusOr<PutResult> PutTensors(absl::Span<const PutTensor> tensors,
                                        const PutOptions& put_options = {},
                                        const CallOptions& options = {});
-  // Puts every tensor of a checkpoint under its name in the file. `path`: a .safetensors file, an
-  // index or a folder (see Checkpoint::Open, whose errors come first).
+  // Puts every tensor of a checkpoint, under the name that the tensor has in the checkpoint.
+  // `path`: a .safetensors file, the index of a checkpoint, or a folder; see Checkpoint::Open.
+  // Errors: first those of Checkpoint::Open, then those of PutTensors.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
@@ -47,22 +48,24 @@ class ArrayClient {
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
 
-  // Gathers a whole tensor: each tile from a worker that holds it, with every checksum checked.
-  // FAILED_PRECONDITION (ARRAY_DEGRADED) if no live worker holds some tile. `progress`: like
-  // PutOptions::progress, for the received bytes; the count restarts if the gather is retried. If
-  // the time limit or a cancellation comes before the coordinator's first answer, the gather waits
-  // up to a second longer for it. The gather then releases the array that the answer pinned.
+  // Gathers a whole tensor: each tile from a worker that holds the tile, with every checksum
+  // checked. FAILED_PRECONDITION (ARRAY_DEGRADED): no live worker holds some tile. `progress`: like
+  // PutOptions::progress, for the received bytes; the count restarts if the gather is retried. The
+  // time limit or a cancellation may come before the coordinator's first answer. In that case the
+  // gather waits up to a second longer for that answer, and releases the array that the answer
+  // pinned.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
-  // Gathers a slice of a tensor. Reads only the overlapping parts of the tiles that overlap the
-  // slice; other tiles may be missing. The slice is taken from the array to which the name refers
-  // when the transfer begins. INVALID_ARGUMENT (BAD_TILE) as in TileOf.
+  // Gathers a slice of a tensor. Reads only the parts of tiles that overlap the slice. Tiles that
+  // do not overlap the slice may be missing. If the array is selected by name, the slice is taken
+  // from the array to which the name refers when the transfer begins. INVALID_ARGUMENT (BAD_TILE):
+  // see TileOf.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
-  // Gathers a tensor and writes it to a .npy file (see WriteNpy), which appears complete or not at
-  // all.
+  // Gathers a tensor, or a slice of one, and writes it to a .npy file (see WriteNpy). The file
+  // appears complete or not at all.
   absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
                                     const ProgressCallback& progress = nullptr,
                                     const CallOptions& options = {});
@@ -73,20 +76,21 @@ class ArrayClient {
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const CallOptions& options = {});
   // All named arrays whose names begin with `prefix`, sorted by name. `include_unnamed` adds the
-  // arrays without a name, sorted by id; `prefix` must then be empty.
+  // arrays without a name, sorted by id. With `include_unnamed`, `prefix` must be empty.
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",
                                                 bool include_unnamed = false,
                                                 const CallOptions& options = {});
   // Makes the name refer to the array. Returns the name's new version; 0 with `validate_only`,
-  // which makes all checks and no change. ABORTED (VERSION_MISMATCH) if the name is not in the
-  // expected state.
+  // which makes all checks and no change. ABORTED (VERSION_MISMATCH): the name is not in the state
+  // that `precondition` requires.
   absl::StatusOr<int64_t> MoveName(const std::string& name, const std::string& array_id,
                                    const Precondition& precondition = std::nullopt,
                                    bool validate_only = false, const CallOptions& options = {});
   absl::Status DeleteName(const std::string& name,
                           std::optional<int64_t> expected_version = std::nullopt,
                           bool validate_only = false, const CallOptions& options = {});
-  // Releases arrays that this client's session pins; returns how many it had pinned.
+  // Releases arrays that this client's session pins; returns how many of these arrays the session
+  // had pinned.
   absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids,
                                         const CallOptions& options = {});
 

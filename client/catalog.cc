@@ -31,8 +31,8 @@ absl::StatusOr<EntryKind> DecodeKind(v1::EntryKind from) {
   return static_cast<EntryKind>(static_cast<int>(from) - 1);
 }
 
-// Checks the size of a stored tree before the call. A tree above the coordinator's limit might also
-// exceed gRPC's message limit, whose error says less.
+// Encodes a definition. Checks the size of a stored tree here: a tree above the coordinator's limit
+// might also exceed gRPC's message limit, and gRPC's error says less.
 absl::Status EncodeValue(const EntryValue& from, v1::EntryValue* to) {
   struct Encoder {
     v1::EntryValue* to;
@@ -247,8 +247,8 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
   }
   const absl::Status status = connection.StatusOf(stream->Finish());
   if (!status.ok() && limit.is_cancelled()) return CancelledByCaller();
-  // The watch reached `until`. gRPC measures a call's time with the steady clock, and gRPC's own
-  // DEADLINE_EXCEEDED has no reason.
+  // Without a shorter timeout of the options, gRPC's DEADLINE_EXCEEDED, which has no reason, means
+  // that the watch reached `until`. gRPC measures the time of a call with the steady clock.
   return !is_limited && absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
              ? absl::OkStatus()
              : status;

@@ -21,7 +21,7 @@ namespace shardmesh::client {
 class ClientCore;
 
 // The stored definitions of a cluster. A version counts the changes of one name; a revision counts
-// those of the whole store.
+// the changes of the whole store.
 //
 // Example:
 //   auto entry = client->catalog().GetEntry(EntryKind::kMesh, "pod");
@@ -34,12 +34,13 @@ class CatalogClient {
   CatalogClient(const CatalogClient&) = delete;
   CatalogClient& operator=(const CatalogClient&) = delete;
 
-  // Definitions. `expected_version`: the version to replace or delete (ABORTED, VERSION_MISMATCH,
-  // if the current one differs); nullopt: any. CreateEntry: ALREADY_EXISTS for a taken name. Only
-  // GetEntry returns trees with their tensors. GetEntry also takes `NAME@VERSION`, like the
-  // selectors of questions; its NOT_FOUND lists the kept versions. With `validate_only`, a call
-  // makes all checks and no change. The call then returns the resulting entry, with revision 0; the
-  // uid is empty if the entry would be created.
+  // The calls below create, read and change definitions. `expected_version`: the version to replace
+  // or delete; nullopt: any version. ABORTED (VERSION_MISMATCH) if the current version is another
+  // one. ALREADY_EXISTS: CreateEntry got a name that is taken. Only GetEntry returns trees with
+  // their tensors. GetEntry accepts NAME and `NAME@VERSION`, like the selectors of questions. For a
+  // version that is not kept, GetEntry returns NOT_FOUND; the message lists the kept versions. With
+  // `validate_only`, CreateEntry and UpdateEntry make all checks and no change. They then return
+  // the resulting entry, with revision 0. If the entry does not exist yet, its uid is empty.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
                                     bool validate_only = false, const CallOptions& options = {});
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name,
@@ -58,11 +59,11 @@ class CatalogClient {
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
                                       std::optional<int64_t> expected_version = std::nullopt,
                                       bool validate_only = false, const CallOptions& options = {});
-  // Reports changes of entries of `kinds` (none: all kinds) from `start_revision` on (nullopt: from
-  // now on) until `on_changes` returns false or `until` is reached. Both end the watch with OK.
-  // DEADLINE_EXCEEDED if the options' timeout ends before `until`; without that timeout, only
-  // `until` limits the watch. Changes of the wall clock have no effect. OUT_OF_RANGE (COMPACTED):
-  // the coordinator no longer keeps changes since `start_revision`.
+  // Reports changes of entries of `kinds` (empty: all kinds) from `start_revision` on; nullopt:
+  // from now on. Returns OK once `on_changes` returns false or `until` is reached. Changes of the
+  // wall clock do not move the end of the watch. DEADLINE_EXCEEDED: the options' timeout ended
+  // before `until`. If the options have no timeout, only `until` limits the watch. OUT_OF_RANGE
+  // (COMPACTED): the coordinator no longer keeps all changes since `start_revision`.
   absl::Status Watch(absl::Span<const EntryKind> kinds, std::optional<int64_t> start_revision,
                      absl::Time until, const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});

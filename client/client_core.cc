@@ -14,18 +14,19 @@
 namespace shardmesh::client {
 namespace {
 
-// How long to wait for the coordinator's report on a broken transfer. The coordinator takes 5 s at
-// most to notice that a worker is lost.
+// How long to wait for the coordinator's report on the cause of a broken transfer. The coordinator
+// takes at most 5 s to notice that a worker is lost.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(7);
-// Time limit for the call that aborts a broken transfer. Without that call, the end of the session
-// aborts the transfer.
+// Time limit for the call that aborts a broken transfer. If that call fails, the transfer is
+// aborted when the session ends.
 constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
-// Like kAbortTimeout, but after the put's deadline: the caller expects the put to end at that time.
+// Like kAbortTimeout, but for an abort after the put's deadline: the caller expects the put to end
+// at the deadline.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
 // Time limit for the release of an array that was read.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 
-// Whether a stream's error may be only a symptom of which the coordinator knows the cause: a worker
+// Whether a stream's error may be only a symptom. The coordinator may then know the cause: a worker
 // is lost, or the transfer has ended.
 bool IsSymptom(const absl::Status& status) {
   switch (status.code()) {
@@ -40,7 +41,7 @@ bool IsSymptom(const absl::Status& status) {
   }
 }
 
-// Whether a download's error may be due to a change since the coordinator's answer, so that a new
+// Whether a download's error may be due to a change after the coordinator's answer, so that a new
 // answer may help. For example, a worker was lost, or a restarted coordinator signs tokens with
 // another key.
 bool MayHaveMoved(const absl::Status& status) {
@@ -60,8 +61,8 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
       Reason::kDeadline);
 }
 
-// Cancels a transfer's streams as soon as the coordinator reports that the transfer failed.
-// Otherwise a stream to a worker that no longer reads would stay blocked.
+// Cancels a transfer's streams as soon as the coordinator reports that the transfer failed. Without
+// this, a stream to a worker that no longer reads would stay blocked.
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
@@ -86,8 +87,8 @@ class TransferWatch {
   std::thread thread_;  // declared last: the thread uses the members above
 };
 
-// The limit of a call that cleans up after a call with `options`. The cancellation of `options`
-// does not apply, because the cleanup must run after it.
+// The limit of a call that cleans up after a call with `options`. The cancellation of `options` is
+// left out, because the cleanup must also run after a cancellation.
 CallLimit Aftermath(absl::Duration timeout, const CallOptions& options) {
   CallLimit limit = CallLimit::Within(timeout);
   limit.traceparent = options.traceparent;
@@ -210,8 +211,8 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   }
   const bool may_know_better = IsSymptom(sent) && !is_cancelled;
   if (may_know_better) {
-    // Ask the coordinator to commit anyway: it answers as soon as it knows the cause of the
-    // failure, or that all tiles have arrived.
+    // Ask the coordinator to commit although sending failed. The coordinator answers as soon as it
+    // knows the cause of the failure, or as soon as all tiles have arrived.
     CallLimit limit = Aftermath(std::min(deadline.left(), kVerdictTimeout), options);
     limit.cancellation = options.cancellation;
     absl::StatusOr<CommittedPut> verdict =

@@ -27,13 +27,13 @@ namespace shardmesh::client {
 
 struct GatherOutcome {
   absl::StatusOr<GatheredTensor> tensor;
-  bool may_have_moved = false;  // if asked again, the coordinator may give another answer
+  bool may_have_moved = false;  // whether a second request may succeed: see Gather
 };
 
 // The arrays that the session pins only because this client is reading them. The coordinator
-// reports which reader was the first to pin an array; the last reader releases it. A release must
-// not drop a pin that a concurrent read relies on. Therefore no read begins while an array is being
-// released, and no release begins while a read begins. Thread-safe.
+// reports which request was the first to pin an array. The last reader of the array releases it. A
+// release must not drop a pin that a concurrent read relies on. Therefore no read begins while an
+// array is being released, and no release begins while a read begins. Thread-safe.
 class ReadPins {
  public:
   // Call BeginAsking before the request that pins an array, and EndAsking after it. BeginAsking
@@ -54,13 +54,13 @@ class ReadPins {
     }
   }
   // Ends a read. Returns the arrays that the caller must release now. If there are any, the caller
-  // must call EndLettingGo after their release.
+  // must call EndLettingGo after it has released them.
   std::vector<std::string> EndReading(const std::string& array_id) {
     absl::MutexLock lock(&mutex_);
     --readings_[array_id].readers;
     std::vector<std::string> idle;
     if (asking_ > 0 || letting_go_) {
-      return idle;  // the end of a later read returns these arrays
+      return idle;  // the end of a later read returns the arrays without readers
     }
     for (auto it = readings_.begin(); it != readings_.end();) {
       const auto current = it++;
@@ -138,7 +138,7 @@ class ClientCore {
             .cancellation = options.cancellation,
             .traceparent = options.traceparent};
   }
-  // The deadline of an operation with several calls: each call gets the remaining time.
+  // The deadline of an operation that may make several calls: each call gets the remaining time.
   SteadyDeadline Deadline(const CallOptions& options) const {
     return SteadyDeadline::After(options.timeout.value_or(options_.timeout));
   }
@@ -170,15 +170,16 @@ class ClientCore {
     return call(session_id, LimitAt(deadline, options));
   }
 
-  // Requests the array once and downloads it, or a part of it. `expected_id`: the id of the array
-  // to which `part` belongs; empty: any array. If the selector now refers to another array, returns
-  // ABORTED with `may_have_moved`.
+  // Requests the array once and downloads `part` of it; nullopt: the whole array. `expected_id`:
+  // the id of the array to which `part` belongs; empty: any array. ABORTED if `array` now selects
+  // an array whose id is not `expected_id`. Sets `may_have_moved` if the error may be due to an
+  // outdated answer of the coordinator, or to a name that now refers to another array.
   GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
                        const std::string& expected_id, const ProgressCallback& progress,
                        const SteadyDeadline& deadline, const CallOptions& options);
 
-  // Puts the tensors once. Sets `*is_taken_back` if the put failed while it sent tiles, before its
-  // commit, and the coordinator confirmed the abort. The put then changed nothing.
+  // Puts the tensors once. Sets `*is_taken_back` to true if the put failed before its commit, while
+  // it sent tiles, and the coordinator confirmed the abort. The put then changed nothing.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
                                 const SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);
@@ -187,7 +188,7 @@ class ClientCore {
     if (options_.on_wait) options_.on_wait(why);
   }
 
-  // Ends a put: commits it if `sent` is OK; otherwise asks the coordinator for the cause, and
+  // Ends a put. If `sent` is OK, commits the put. Otherwise asks the coordinator for the cause, and
   // aborts the transfer. `*is_taken_back`: see Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,

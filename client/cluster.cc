@@ -66,7 +66,7 @@ absl::StatusOr<QuarantinedArray> DecodeQuarantined(const v1::QuarantinedArray& f
   return array;
 }
 
-// Decodes how long an array is held; InfiniteDuration if the field is unset.
+// Decodes how long an array is held without a name; InfiniteDuration if the field is unset.
 absl::StatusOr<absl::Duration> HeldFor(bool is_said, const google::protobuf::Duration& from) {
   if (!is_said) return absl::InfiniteDuration();
   return DecodeAnswer(from);
@@ -132,8 +132,8 @@ WorkerChange::Kind KindOf(v1::WorkerChangeKind kind) {
   }
 }
 
-// Decodes an event of a watch. Returns nullopt for an event, or a kind of change, that this build
-// does not know, because the coordinator is newer.
+// Decodes an event of a watch. Returns nullopt for an event, or a kind of change, of a newer
+// coordinator that this build does not know.
 absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchClusterResponse& from) {
   ClusterChange change;
   if (from.has_time()) {
@@ -444,7 +444,7 @@ absl::Status ClusterClient::ForgetWorker(const std::string& identity, bool valid
   v1::ForgetWorkerRequest request;
   request.set_identity(identity);
   request.set_validate_only(validate_only);
-  bool may_be_forgotten = false;  // an attempt without an answer may have succeeded
+  bool may_be_forgotten = false;  // an attempt whose answer was lost may have succeeded
   return connection.Repeat(limit, [&](const CallLimit& attempt) {
     CallContext context(connection, attempt);
     v1::ForgetWorkerResponse response;

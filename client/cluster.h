@@ -32,8 +32,8 @@ class ClusterClient {
   ClusterClient& operator=(const ClusterClient&) = delete;
 
   absl::StatusOr<ServerVersion> GetVersion(const CallOptions& options = {});
-  // The state of all meshes and workers, or of one mesh and its workers. If no worker serves that
-  // mesh yet, lists all workers. NOT_FOUND: no such mesh.
+  // Returns the state of all meshes and workers, or of one mesh and its workers. If that mesh has
+  // no workers yet, lists all workers. NOT_FOUND: no such mesh.
   absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "",
                                           const CallOptions& options = {});
   // Diagnoses one step; nullopt: all steps and the workers. Returns which ranks wait for which
@@ -45,29 +45,32 @@ class ClusterClient {
   // mesh has no worker.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
                                          const CallOptions& options = {});
-  // With `validate_only`, the functions below make all checks and no change. They return the answer
-  // that the change would give, as far as it is known in advance.
+  // With `validate_only`, each of the functions below makes all checks and no change. It returns
+  // the answer that the change would give, as far as that answer is known in advance.
 
-  // Takes a worker out of use: it gets no new steps, puts or ranks. With `resume`, takes it back
-  // into use. Returns its tiles and work. NOT_FOUND: no live worker has the identity.
+  // Takes a worker out of use: it gets no new steps, puts or ranks. With `resume`, takes the worker
+  // back into use. Returns the worker's ranks, work and tiles. NOT_FOUND: no live worker has the
+  // identity.
   absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume = false,
                                             bool validate_only = false,
                                             const CallOptions& options = {});
-  // Forgets a lost worker that serves no rank. FAILED_PRECONDITION: the worker is not lost
-  // (WORKER_ATTACHED), or serves ranks (WORKER_SERVES_RANK).
+  // Removes a lost worker that serves no rank from the list of workers. FAILED_PRECONDITION: the
+  // worker is not lost (WORKER_ATTACHED), or it serves ranks (WORKER_SERVES_RANK).
   absl::Status ForgetWorker(const std::string& identity, bool validate_only = false,
                             const CallOptions& options = {});
-  // Gives the ranks of a lost worker to an attached one; no tile moves. FAILED_PRECONDITION: the
-  // worker is not lost (WORKER_ATTACHED), a mesh names its workers (RANKS_DEFINED), or the
-  // replacement serves a rank of the same mesh (WORKER_SERVES_RANK) or drains (NOT_SERVING).
+  // Gives the ranks of the lost worker `identity` to the attached worker `replacement`; no tile
+  // moves. FAILED_PRECONDITION: `identity` is not lost (WORKER_ATTACHED); the definition of one of
+  // its meshes names the workers (RANKS_DEFINED); `replacement` serves a rank of the same mesh
+  // (WORKER_SERVES_RANK); or `replacement` is draining (NOT_SERVING).
   absl::StatusOr<ReplacedWorker> ReplaceWorker(const std::string& identity,
                                                const std::string& replacement,
                                                bool validate_only = false,
                                                const CallOptions& options = {});
   // Reports changes of the given subjects (empty: workers, arrays and names) as they happen. The
-  // first event is WatchStarted: a caller that lists the subjects after it misses nothing. Returns
-  // OK once `on_change` returns false. No time limit applies unless the options have one.
-  // RESOURCE_EXHAUSTED: SLOW_READER, or there are too many watches (OVERLOADED).
+  // first event is WatchStarted: a caller that lists the subjects after that event misses no
+  // change. Returns OK once `on_change` returns false. No time limit applies unless the options
+  // have one. RESOURCE_EXHAUSTED: the caller takes events more slowly than they happen
+  // (SLOW_READER), or the coordinator has too many watches (OVERLOADED).
   absl::Status WatchChanges(const std::vector<ClusterSubject>& subjects,
                             const std::function<bool(const ClusterChange&)>& on_change,
                             const CallOptions& options = {});
@@ -78,23 +81,24 @@ class ClusterClient {
   // reached. NOT_FOUND: no such worker.
   absl::StatusOr<QuarantineList> ListQuarantine(const std::string& identity = "",
                                                 const CallOptions& options = {});
-  // Takes an array back into use, or gives `name` to an array held without a name. An empty `name`
-  // means `restored/` and the id. Waits for workers that are expected back. FAILED_PRECONDITION:
-  // some ranks lack their tile; the message names them.
+  // Takes an array in quarantine back into use, or gives `name` to an array that is held without a
+  // name. An empty `name` means `restored/` followed by the array's id. Waits for workers that are
+  // expected back. FAILED_PRECONDITION: some ranks lack their tile of the array; the message names
+  // these ranks.
   absl::StatusOr<RestoredArray> RestoreQuarantined(const std::string& array_id,
                                                    const std::string& name = "",
                                                    bool validate_only = false,
                                                    const CallOptions& options = {});
   // Deletes arrays from the quarantine; returns the deleted tiles. Waits for workers that are
   // expected back. FAILED_PRECONDITION: workers of an array's mesh cannot be reached. With
-  // `even_partly`, the tiles of the other workers are deleted anyway. NOT_FOUND: none of the arrays
-  // is in quarantine.
+  // `even_partly`, this is no error: the call deletes the tiles of the workers that can be reached.
+  // NOT_FOUND: none of the arrays is in quarantine.
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
                                                  bool even_partly = false,
                                                  bool validate_only = false,
                                                  const CallOptions& options = {});
   // Returns the workers' records of recent instructions (flight records), sorted by identity.
-  // NOT_FOUND: the coordinator does not know the worker in the question.
+  // NOT_FOUND: the coordinator does not know the worker that the question names.
   absl::StatusOr<std::vector<WorkerFlight>> ListFlightRecords(const FlightQuestion& question = {},
                                                               const CallOptions& options = {});
 

@@ -45,8 +45,8 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
   }
 }
 
-// How much longer than its time limit the client waits for a step. The coordinator ends a step at
-// the time limit, and its answer names the ranks that did not finish.
+// How long the client waits for a step's answer after the step's time limit. The coordinator ends
+// the step at the time limit, and names in its answer the ranks that did not finish.
 constexpr absl::Duration kVerdictTime = absl::Seconds(1);
 
 // Encodes the fields that all requests for one step have; returns the limit for the call.

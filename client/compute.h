@@ -26,8 +26,8 @@ class ComputeClient {
   ComputeClient(const ComputeClient&) = delete;
   ComputeClient& operator=(const ComputeClient&) = delete;
 
-  // Every rank of the mesh takes part in a computation. Either all results exist afterwards, or
-  // none. Operands do not change, unless they are donated.
+  // Every rank of the mesh takes part in each computation. After a computation, either all of its
+  // results exist or none. A computation does not change its operands, unless they are donated.
   absl::StatusOr<CompiledProgram> Compile(const Program& program,
                                           absl::Span<const Operand> operands,
                                           const std::string& mesh_id = "",

@@ -67,8 +67,8 @@ absl::StatusOr<ShardingsEntry> DecodeEntry(const compat::v1::LeafSharding& from)
     SHARDMESH_ASSIGN_OR_RETURN(to.spec, DecodeAnswer(from.spec()));
   }
   if (from.has_mesh()) {
-    // kExact accepts any mesh, also if the request was not exact: the server has already validated
-    // the mesh.
+    // Decode with kExact, which accepts any mesh, even if the request was not exact: the server has
+    // already validated the mesh.
     absl::StatusOr<Mesh> mesh = rpc::Decode(from.mesh(), std::nullopt, Compatibility::kExact);
     if (!mesh.ok()) {
       return BadAnswer(mesh.status());

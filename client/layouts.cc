@@ -35,7 +35,7 @@ absl::Status DecodeCorrections(const google::protobuf::RepeatedPtrField<v1::Corr
   return absl::OkStatus();
 }
 
-// Decodes the common fields of the answers to both questions about one spec.
+// Decodes the fields that the answers of ResolveSpec and CorrectSpec have in common.
 template <typename Response>
 absl::Status DecodeFit(const Response& from, SpecAnswer* to) {
   SHARDMESH_ASSIGN_OR_RETURN(to->effective, DecodeAnswer(from.effective()));
@@ -76,7 +76,8 @@ absl::Status Append(const v1::TreeSpec& from, std::vector<TreeSpec>* to) {
   return DecodeCorrections(from.corrections(), &spec.corrections, &spec.fixes);
 }
 
-// Returns whether a column of the answer has an entry for each of `count` tensors, or is empty.
+// Returns whether a column of the answer, which has `have` entries, is empty or has an entry for
+// each of `count` tensors.
 bool IsColumn(int have, int count) { return have == 0 || have == count; }
 
 absl::Status Append(const v1::TreePlacements& from, TreeAnswer* to) {

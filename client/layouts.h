@@ -39,8 +39,8 @@ class LayoutClient {
 
   absl::StatusOr<SpecAnswer> ResolveSpec(const ResolveSpecQuestion& question,
                                          const CallOptions& options = {});
-  // Returns only the spec after corrections. Gives the same result as ResolveSpec at less cost for
-  // each call.
+  // Returns the effective spec, which is the same as that of ResolveSpec. A call costs less than a
+  // call of ResolveSpec.
   absl::StatusOr<EffectiveSpec> ResolveEffectiveSpec(const EffectiveSpecQuestion& question,
                                                      const CallOptions& options = {});
   // Answers at most 10,000 questions in one call. Each question has its own answer or error.
@@ -52,7 +52,7 @@ class LayoutClient {
                                                      const CallOptions& options = {});
   absl::StatusOr<ConstraintAnswer> ConstrainArray(const ConstrainQuestion& question,
                                                   const CallOptions& options = {});
-  // As BatchResolveSpecs.
+  // Answers at most 10,000 questions in one call. Each question has its own answer or error.
   absl::StatusOr<std::vector<absl::StatusOr<ConstraintAnswer>>> BatchConstrainArrays(
       absl::Span<const ConstrainQuestion> questions, const CallOptions& options = {});
   absl::StatusOr<Comparison> CompareSpecs(const CompareQuestion& question,
@@ -62,21 +62,23 @@ class LayoutClient {
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const CallOptions& options = {});
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const CallOptions& options = {});
-  // UNKNOWN_FIELD (TypeError in Python) for an unknown field; the coordinator is then not asked.
+  // UNKNOWN_FIELD (TypeError in Python): the profile has an unknown field. The client finds this
+  // error without a call to the coordinator.
   absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
                                                 const CallOptions& options = {});
-  // The digest of a text, of an object's attributes or of a profile, in decimal. For a text, the
-  // answer lacks the value of Python's hash().
+  // Returns the digest, in decimal, of a text, of an object's attributes or of a profile. The
+  // answer about a text has no value of Python's hash().
   absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question,
                                          const CallOptions& options = {});
   absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question,
                                           const CallOptions& options = {});
   absl::StatusOr<MeshAxesAnswer> QueryMesh(const MeshAxesQuestion& question,
                                            const CallOptions& options = {});
-  // The distinct axes that specs name, sorted. At most 10,000 specs.
+  // Returns the distinct axes that the specs name, sorted. At most 10,000 specs.
   absl::StatusOr<std::vector<std::string>> ListSpecAxes(absl::Span<const PartitionSpec> specs,
                                                         const CallOptions& options = {});
-  // Returns the spec of a layer's result; nullopt if it has none, because an operand is not placed.
+  // Returns the spec of a layer's result; nullopt if the result has no spec, because an operand is
+  // not placed.
   absl::StatusOr<std::optional<PartitionSpec>> ResolveOutputSpec(const OutputSpecQuestion& question,
                                                                  const CallOptions& options = {});
   absl::StatusOr<TensorParallelConfig> CheckTensorParallel(const TensorParallelQuestion& question,
@@ -98,13 +100,14 @@ class LayoutClient {
   // unsupported pattern.
   absl::StatusOr<PatternRulesAnswer> ParsePatternRules(const PatternRulesQuestion& question,
                                                        const CallOptions& options = {});
-  // Returns in which of the names the pattern is found. At most 10,000 names of at most 1,024 bytes
-  // each.
+  // Returns, for each name, whether the pattern is found in the name. At most 10,000 names of at
+  // most 1,024 bytes each.
   absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
                                             absl::Span<const std::string> names,
                                             const CallOptions& options = {});
   // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`.
-  // Pattern errors are deferred. INVALID_ARGUMENT names the rule that cannot be rewritten.
+  // Patterns with exclusions may be unusable before the rewrite, so only the rewrite checks the
+  // patterns. INVALID_ARGUMENT names the rule that cannot be rewritten.
   absl::StatusOr<RewriteAnswer> RewriteRules(const RuleSetDefinition& rules,
                                              const CallOptions& options = {});
   // Finds questionable parts of rules, over at most 1,000,000 tensors. No tensor may have its own
@@ -116,14 +119,14 @@ class LayoutClient {
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});
 
-  // Questions about flax's logical names. The functions and errors are those of
-  // sharding/rules/logical_rules.h.
+  // The next three calls answer questions about flax's logical names. Their results and errors are
+  // those of the functions in sharding/rules/logical_rules.h.
   absl::StatusOr<LogicalRules> ComposeLogicalRules(const LogicalRulesSelector& first,
                                                    const LogicalRulesSelector& second,
                                                    const CallOptions& options = {});
   absl::StatusOr<SpmdAnswer> ResolveSpmdAxes(const SpmdQuestion& question,
                                              const CallOptions& options = {});
-  // Returns nullopt if the array keeps its layout.
+  // Returns the spec to which flax.linen resolves the names; nullopt if the array keeps its layout.
   absl::StatusOr<std::optional<PartitionSpec>> ResolveLinenAxes(const LinenQuestion& question,
                                                                 const CallOptions& options = {});
   // Plans the data movement from one layout of an array to another. This and the following
@@ -142,8 +145,8 @@ class LayoutClient {
   absl::StatusOr<SearchAnswer> SearchMeshes(const SearchQuestion& question,
                                             absl::Span<const TreeTensor> tensors,
                                             const CallOptions& options = {});
-  // Returns the layouts of the question's leaves in their order, then those of the cluster's
-  // arrays, sorted by name.
+  // Returns the layouts of the question's leaves, in the order of the question. After them come the
+  // layouts of the cluster's arrays, sorted by name.
   absl::StatusOr<std::vector<ShardingsEntry>> ListShardings(const ShardingsQuestion& question,
                                                             const CallOptions& options = {});
 

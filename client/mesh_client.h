@@ -26,7 +26,7 @@ struct MeshClientOptions {
   // Each call fails with DEADLINE_EXCEEDED after this time, retries included. A computation waits
   // up to a second longer for the coordinator's answer, which names the ranks that did not finish.
   absl::Duration timeout = absl::Seconds(30);
-  // Like `timeout`, for calls that move tensors: puts, loads and gathers.
+  // Like `timeout`, but for calls that move tensors: puts, loads and gathers.
   absl::Duration transfer_timeout = absl::Minutes(30);
   // How long the cluster keeps the client's arrays without a name after the client has died. 1 s to
   // 1 h.
@@ -34,33 +34,34 @@ struct MeshClientOptions {
   // A name shown to people who list the cluster's sessions. At most 255 bytes.
   std::string client_name = "shardmesh";
   // Whether calls, and Connect, wait until their timeout for a coordinator that cannot be reached
-  // or does not serve. Otherwise they return an error within 3 s. If a host has several addresses,
+  // or does not serve. If false, they return an error within 3 s. If a host has several addresses,
   // each address that does not answer adds up to 10 s, within the call's timeout.
   bool await_coordinator = false;
   // The client calls this function before it waits to retry a call, with the error that is the
-  // reason, such as RECOVERING. Called on any thread; must be quick.
+  // reason, such as RECOVERING. The call may come on any thread. The function must be quick.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
 };
 
 // A connection to a cluster. The client opens a session (a lease at the coordinator) when it first
-// needs one, and renews it in the background. The session ends with the client; the coordinator
-// then releases arrays without a name that the client made.
+// needs one, and renews it in the background. The session ends when the client is destroyed. At the
+// end of the session, the coordinator releases the client's arrays that have no name.
 //
 // Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. The
 // client repeats a call until its timeout while the coordinator recovers (RECOVERING). It repeats a
 // call a few times if the coordinator is overloaded, does not serve or is not reached:
 // status/retry.h has the rule. Mutations of definitions, arrays and names carry an id by which the
-// server detects a repetition. Calls about workers carry no such id: if the first answer is lost,
-// the repeated call reports only what is left to do. A coordinator that cannot be reached is
-// UNAVAILABLE, with its address, within the time of MeshClientOptions::await_coordinator.
+// server detects a repetition. Calls about workers carry no such id. If the answer to the first
+// call is lost, the repeated call reports only what the first call left to do. If the coordinator
+// cannot be reached, the error is UNAVAILABLE, with the address in the message.
+// MeshClientOptions::await_coordinator says how long the client waits before this error.
 //
 // Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");
 //   auto loaded = (*client)->arrays().LoadCheckpoint("model.safetensors", {.rules = "bert"});
 //   auto tensor = (*client)->arrays().Gather(ArraySelector::ByName("pooler.dense.weight"));
 //
-// Thread-safe. The destructor closes the session, which takes at most a second if the coordinator
-// does not answer. No call may be in progress then.
+// Thread-safe. The destructor closes the session, which takes at most two seconds if the
+// coordinator does not answer. No call may be in progress when the destructor begins.
 class MeshClient {
  public:
   // Connects to the coordinator at `address`: `host:port`, `[v6]:port` or `unix:/path`.

@@ -49,8 +49,8 @@ constexpr char kProgram[] = "shardmesh";
 constexpr char kDefaultAddress[] = "127.0.0.1:7070";
 constexpr char kDefaultCluster[] = "default";
 constexpr char kAddressVariable[] = "SHARDMESH_ADDRESS";
-// Type of the payload that marks a status as wrong use of the command line. The payload's text, if
-// any, is the command to whose help the message refers.
+// The type of the payload that marks a status as wrong use of the command line. If the payload has
+// a text, that text is a command: the error message refers the user to the help of this command.
 constexpr char kWrongUsePayload[] = "shardmesh.cli/wrong_use";
 
 absl::StatusOr<absl::Duration> ParseDeadline(std::string_view text) {
@@ -71,7 +71,8 @@ std::string ReasonSuffix(const absl::Status& status) {
                 ")");
 }
 
-// Returns the error's further facts as an object, which is empty if there are none.
+// Returns the facts and faulty fields that the error carries, as an object. The object is empty if
+// there are none.
 Json DetailsJson(const absl::Status& status) {
   Json details = Json::object();
   for (const rpc::FieldViolation& violation : rpc::FieldViolationsOf(status)) {
@@ -100,8 +101,8 @@ Json DetailsJson(const absl::Status& status) {
   return details;
 }
 
-// Returns the requested output form. The output form is read before CLI11 parses the arguments,
-// because an error of the parser must be printed in that form too.
+// Returns the requested output form. It must be known before CLI11 parses the arguments, because an
+// error of CLI11 must be printed in that form.
 OutputForm AskedForm(int argc, const char* const* argv) {
   OutputForm form = OutputForm::kTable;
   for (int i = 1; i < argc; ++i) {
@@ -120,7 +121,8 @@ OutputForm AskedForm(int argc, const char* const* argv) {
   return form;
 }
 
-// Every name by which the options of `app` can be given, with its dashes.
+// Returns every name, with its dashes, of the options of the command `app` and of the groups above
+// it.
 std::vector<std::string> OptionNames(const CLI::App& app) {
   std::vector<std::string> names;
   if (app.get_parent() != nullptr) names = OptionNames(*app.get_parent());
@@ -140,8 +142,8 @@ std::vector<std::string> CommandNames(const CLI::App& app) {
   return names;
 }
 
-// INVALID_ARGUMENT unless each argument is UTF-8: arguments become texts of requests, which are
-// UTF-8 on the wire.
+// Returns a wrong-use error unless each argument is UTF-8. Arguments become texts of requests,
+// which must be UTF-8 on the wire.
 absl::Status CheckUtf8(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     if (!DecodeUtf8(argv[i]).has_value()) {
@@ -154,8 +156,8 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
   return absl::OkStatus();
 }
 
-// Returns gRPC's DEADLINE_EXCEEDED, whose own text is only "Deadline Exceeded", with the deadline
-// and advice. Returns other errors unchanged.
+// Explains gRPC's DEADLINE_EXCEEDED, whose own text is only "Deadline Exceeded": adds the deadline,
+// if given, and advice. Returns other errors unchanged.
 absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Duration> deadline) {
   constexpr std::string_view kText = "Deadline Exceeded";
   std::string message(status.message());
@@ -204,7 +206,7 @@ absl::Status ExplainUnknownDefinition(const absl::Status& status) {
   return explained;
 }
 
-// Fills in options that were not given from the environment.
+// Takes the paths of TLS files from the environment, if options did not give them.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
                                    std::pair("SHARDMESH_TLS_KEY", &files->private_key),
@@ -248,8 +250,8 @@ std::string UsageOf(const CLI::App* command) {
   return usage;
 }
 
-// The error for arguments that name no subcommand of `at`. The message includes the words that do
-// name a command.
+// The error for arguments that name no subcommand of `at`, the command that the preceding words
+// name. The error message refers the user to the help of `at`.
 class WrongCommand : public CLI::ParseError {
  public:
   WrongCommand(const CLI::App* at, std::string message)
@@ -265,8 +267,9 @@ class WrongCommand : public CLI::ParseError {
   std::string at_;
 };
 
-// Returns an explained error if the coordinator is unreachable because it has ended, or because no
-// cluster of that name was started on this host. Otherwise returns `error` itself.
+// Explains the error of an unreachable coordinator. Returns a new error in three cases: the default
+// cluster has no record on this host; the cluster's record is unreadable; or the recorded
+// coordinator has ended. In other cases returns `error` itself.
 absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cluster_name) {
   if (ExitCodeOf(error) != kExitUnreachable || !CheckClusterName(cluster_name).ok()) return error;
   const absl::StatusOr<ClusterRecord> record = ReadRecord(ClusterFolder(cluster_name));
@@ -285,7 +288,8 @@ absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cl
              coordinator.log_path.empty() ? "" : StrCat("; its log is ", coordinator.log_path)));
 }
 
-// Fails if standard output could not be written, for example on a full disk.
+// Flushes standard output. Returns an error if the output was not written completely, for example
+// because the disk is full.
 absl::Status FlushOutput() {
   errno = 0;
   std::cout.flush();
@@ -293,8 +297,8 @@ absl::Status FlushOutput() {
     return absl::OkStatus();
   }
   constexpr char kLost[] = "the command was done, but its output is lost";
-  // An errno of zero does not prove success: it belongs to the last write, and an earlier write may
-  // have failed.
+  // An errno of zero does not prove success: errno belongs to the last write, and an earlier write
+  // may have failed.
   if (errno == 0 && std::fflush(stdout) == 0) {
     return absl::UnknownError(StrCat(kLost, ": cannot write standard output"));
   }
@@ -386,7 +390,7 @@ int ExitCodeOf(const absl::Status& status) {
   if (status.GetPayload(kWrongUsePayload).has_value()) {
     return kExitWrongUse;
   }
-  // Each error of a coordinator that knows the request has a reason.
+  // A coordinator gives a reason for each error of a call that it knows.
   const bool is_unreachable = (absl::IsUnavailable(status) || absl::IsUnimplemented(status)) &&
                               ReasonOf(status) == Reason::kUnspecified;
   return is_unreachable ? kExitUnreachable : kExitFailed;
@@ -458,7 +462,7 @@ void CommandLine::AddCommonOptions() {
 CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& help, Handler handler,
                                   CLI::App* parent) {
   CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
-  command->footer("");  // not the program's
+  command->footer("");  // without the footer of the program
   handlers_[command] = std::move(handler);
   return command;
 }
@@ -495,7 +499,7 @@ CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help
       above.get_subcommands([&](const CLI::App* each) { return each->get_name() == name; });
   if (!there.empty()) return there.front();
   CLI::App* group = above.add_subcommand(name, help);
-  group->footer("");  // not the program's
+  group->footer("");  // without the footer of the program
   group->require_subcommand(1);
   return group;
 }
@@ -523,7 +527,7 @@ std::pair<const CLI::App*, int> CommandLine::FindCommand(int argc, const char* c
     if (name.starts_with('-')) {
       const CLI::Option* const option = FindOption(app, name);
       if (option == nullptr || option->get_group() != kCommonOptions) {
-        return {nullptr, i};  // CLI11's to judge
+        return {nullptr, i};  // CLI11 decides whether this option is valid
       }
       const bool has_value =
           name.starts_with("--") ? name.find('=') != std::string::npos : name.size() > 2;
@@ -580,7 +584,7 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   const CLI::App* command = Chosen(&app_);
   std::string message = error.what();
   std::vector<std::string> rest = app_.remaining(/*recurse=*/true);
-  // `--` ends the options and is itself correct; the parser's error is about another argument.
+  // `--` ends the options and is no error itself: the parser complains about another argument.
   const bool has_end = std::erase(rest, "--") > 0;
   if (!rest.empty()) {
     const std::string& first = rest.front();
@@ -645,8 +649,8 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (!rpc::LacksSubject(said)) {
     return message;
   }
-  // The field belongs to the request; often an option has the same name. Requests of streamed calls
-  // have their fields in `header`.
+  // `field` is a name in the request. Often the command has an option of the same name. Requests of
+  // streamed calls have their fields in `header`.
   std::string_view field = violations.front().field;
   constexpr std::string_view kHeader = "header.";
   const bool is_option = FindOption(Chosen(&app_), StrCat("--", field)) != nullptr;
@@ -711,7 +715,7 @@ Invocation CommandLine::MakeInvocation() const {
   invocation.quiet = common_.quiet;
   invocation.tls = common_.tls;
   invocation.given_tls = common_.tls;
-  // A user who gives one of these options expects a cluster to answer, not this process.
+  // A user who gives one of these options expects that a cluster answers, and not this process.
   invocation.has_cluster =
       invocation.has_address || common_.cluster_name.has_value() || !common_.tls.empty();
   FillFromEnvironment(&invocation.tls);
@@ -737,7 +741,7 @@ Invocation CommandLine::MakeInvocation() const {
   } else if (absl::IsDataLoss(ReadRecord(ClusterFolder(invocation.cluster_name)).status())) {
     invocation.has_cluster = true;  // the unreadable record does not show whether the cluster is up
   } else if (invocation.cluster_name == kDefaultCluster) {
-    invocation.address = kDefaultAddress;  // a cluster of another name must be recorded
+    invocation.address = kDefaultAddress;  // other clusters have no default address
   }
   return invocation;
 }

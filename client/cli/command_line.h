@@ -34,37 +34,39 @@ inline constexpr int kExitUnreachable = 3;  // no cluster answers at the address
 
 // Settings of one run of one command, besides its own options.
 struct Invocation {
-  // The coordinator's address: --address, else that of --context, else $SHARDMESH_ADDRESS, else
-  // that of the current context, else that of the cluster that `up` recorded, else 127.0.0.1:7070.
-  // Empty if there is none.
+  // The coordinator's address: the first that is given of --address, the context of --context,
+  // $SHARDMESH_ADDRESS, the current context, and the record of `up`. If none is given,
+  // 127.0.0.1:7070. Empty if `context_error` is set or the record of `up` is unreadable. Also empty
+  // if --cluster names a cluster, other than the default one, that is not up on this host.
   std::string address;
   // Whether the option --address was given.
   bool has_address = false;
   // Whether the address comes from $SHARDMESH_ADDRESS.
   bool is_from_environment = false;
-  // The context that gave the address; empty if none did.
+  // The name of the context that gave the address; empty if no context did.
   std::string context;
-  // Why the chosen context has no address: the error of Connect.
+  // Why the chosen context could not be read; otherwise OK. Connect returns this error.
   absl::Status context_error;
   // Whether the command requires a cluster: an address, a context, --cluster or TLS options were
-  // given, or a cluster's record was found. Otherwise questions are answered in process.
+  // given, or a cluster's record was found. If false, this process answers questions.
   bool has_cluster = false;
   // The name of the local cluster that `up` starts and `down` stops.
   std::string cluster_name;
-  // The value of --deadline; nullopt if it was not given. Commands that move tensors then use a
-  // longer deadline than other commands.
+  // The value of --deadline; nullopt if it was not given. Without a value, commands that move
+  // tensors use a longer deadline than other commands.
   std::optional<absl::Duration> deadline;
   OutputForm output = OutputForm::kTable;
   // Whether the answer is printed as JSON or YAML (by Print).
   bool json = false;
-  // --no-headers: tables have neither headers nor totals.
+  // Whether tables have headers and totals; false with --no-headers.
   bool headers = true;
-  // --quiet: only errors on standard error.
+  // Whether standard error gets only errors; set by --quiet.
   bool quiet = false;
-  // The files given by options or in the environment; else those of the context, or the client's
-  // files of the cluster that `up` recorded. Empty for plaintext.
+  // The TLS files: those given by options or in the environment. Otherwise those of the context, or
+  // the client's files of the cluster that `up` recorded. Empty means plaintext.
   rpc::TlsFiles tls = {};
-  // The files given by options only.
+  // The TLS files that options give; files from the environment, a context or a record do not
+  // count.
   rpc::TlsFiles given_tls = {};
 
   // Whether only names are printed (PrintNames).
@@ -78,18 +80,18 @@ struct Invocation {
   // --cluster names a cluster that is not up on this host.
   absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
   // Explains the error of a command that calls `address` without Connect. If `error` says that the
-  // address cannot be reached, the message adds where the address comes from, or that no cluster is
-  // up on this host and how to start one. Returns other errors unchanged.
+  // address cannot be reached, adds to the message where the address comes from. If no cluster is
+  // up on this host, adds that fact and how to start one. Returns other errors unchanged.
   absl::Status ExplainUnanswered(const absl::Status& error) const;
   // Returns a client for questions that need neither workers nor arrays. The cluster answers if
   // `has_cluster`, otherwise this process does. Errors of Connect, and of LocalQuestions::Start.
   absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
-  // Whether this process answers the questions; set by ConnectToAsk.
+  // Whether this process, not a cluster, answers the questions. Set by ConnectToAsk.
   std::shared_ptr<bool> is_local = std::make_shared<bool>(false);
 
  private:
   MeshClientOptions ClientOptions() const;
-  // Adds to any error of a connection what ExplainUnanswered adds.
+  // Returns the error of a connection with the additions that ExplainUnanswered describes.
   absl::Status WithOrigin(const absl::Status& error) const;
 };
 
@@ -103,7 +105,8 @@ absl::Status WrongUse(std::string_view message);
 Json ErrorJson(const absl::Status& status, std::string_view message);
 
 // The program's exit code after `status`. UNAVAILABLE or UNIMPLEMENTED without a reason means
-// kExitUnreachable: the error comes from the connection or from another server.
+// kExitUnreachable. Such an error comes from the connection, or from a server that is no
+// coordinator of this version.
 int ExitCodeOf(const absl::Status& status);
 
 // The program's commands. Not thread-safe.
@@ -111,21 +114,22 @@ class CommandLine {
  public:
   CommandLine();
 
-  // Defines a command below `parent` (null: the program). Returns an app for its own options.
-  // Common options belong to the program and may stand before or after a command.
+  // Defines a command below `parent` (null: the program). Returns an app to which the caller adds
+  // the command's own options. Common options belong to the program. They may stand before or after
+  // the command.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
   // Lets a command print names with `--output name`; other commands refuse the form `name`.
   void PrintsNames(const CLI::App* command) { name_commands_.insert(command); }
   // Lets a command repeat with --watch; other commands refuse --watch.
   void CanBeWatched(const CLI::App* command) { watched_commands_.insert(command); }
-  // Marks the operands of a command as specs, so that an operand may begin with a dash: `-,tp`.
+  // Marks the operands of a command as specs. An operand may then begin with a dash: `-,tp`.
   void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
   // Defines a group of commands, or returns the existing group.
   CLI::App* AddGroup(const std::string& name, const std::string& help, CLI::App* parent = nullptr);
 
-  // Puts the program's commands with these names into a section of its help. Sections appear in the
-  // order of the calls.
+  // Puts the commands of the program that have these names into a section of the program's help.
+  // Sections appear in the order of the calls of AddSection.
   void AddSection(const std::string& title, const std::vector<std::string>& commands);
   // Appends each example, such as `shardmesh ls layers`, to the help of its command. The text is
   // split into words as a shell does.
@@ -157,30 +161,34 @@ class CommandLine {
   };
 
   void AddCommonOptions();
-  // Returns the option of the command, or of a group or program above it, with which `argument`
-  // begins; null if there is none.
+  // Returns the option with which `argument` begins. Searches the options of the command, and of
+  // the groups and the program above the command. Null if there is no such option.
   const CLI::Option* FindOption(const CLI::App* command, const std::string& argument) const;
-  // Returns the command that the arguments name, and the index of the argument after its name.
-  // Common options may stand between the words of the name; after any other option, the command is
-  // null. Throws CLI::ParseError if the words name no command.
+  // Returns the command that the arguments name, and the index of the argument after the command's
+  // name. Common options may stand between the words of the name. If any other option stands there,
+  // the returned command is null. Throws CLI::ParseError if the words name no command.
   std::pair<const CLI::App*, int> FindCommand(int argc, const char* const* argv) const;
-  // The arguments in CLI11's notation: `--shape=` becomes `--shape ''`, and a spec's leading dash
-  // becomes the underscore, which has the same meaning.
+  // Returns the arguments in CLI11's notation: `--shape=` becomes `--shape ''`. The leading dash of
+  // a spec becomes an underscore, which has the same meaning in specs.
   std::vector<std::string> Arguments(int argc, const char* const* argv, const CLI::App* command,
                                      int after_command) const;
   // Reads the arguments into the options' targets. Throws CLI::ParseError.
   void Parse(int argc, const char* const* argv);
-  // A wrong-use error if the common options do not fit the command or each other.
+  // Returns a wrong-use error if a common option does not fit the command, or if common options
+  // contradict each other.
   absl::Status CheckCommonOptions(const CLI::App* command) const;
   // Converts wrong arguments to a usage error.
   absl::Status ParseErrorStatus(const CLI::ParseError& error);
   // Returns the error's message for a person. If the error is about one field of the request, and
-  // the message does not name it, prepends the field or the option of that name.
+  // the message does not name the field, prepends the field. If the command has an option with the
+  // field's name, prepends the option.
   std::string MessageOf(const absl::Status& status);
-  // Returns the settings of the parsed command. The cluster comes from the options, else the
-  // environment, else the current context, else the record of `up`.
+  // Returns the settings of the parsed command. The cluster's address comes from the options; else
+  // from the environment; else from the current context; else from the record of `up`.
   Invocation MakeInvocation() const;
-  // Takes the address and the TLS files of the chosen context, if any.
+  // Sets the address and the context of `invocation` from the chosen context, if there is one. Sets
+  // the TLS files too, unless `invocation` already has some. If the context cannot be read, sets
+  // `context_error`.
   void UseContext(Invocation* invocation) const;
   // Runs the handler of the parsed command.
   absl::Status RunHandler(const Invocation& invocation);
@@ -197,8 +205,9 @@ class CommandLine {
   CommonOptions common_;
 };
 
-// Adds an option whose text `parse` reads into `*target`, which outlives the app. An error of
-// `parse` counts as wrong use. Target may be T or std::optional<T>.
+// Adds an option whose text `parse` reads into `*target`, which outlives the app. If `parse`
+// returns an error, that is wrong use. Target is the type T that `parse` returns, or
+// std::optional<T>.
 template <typename Parse, typename Target>
 CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* target, Parse parse,
                              const std::string& help) {

@@ -111,7 +111,7 @@ std::string ZshValues(const CLI::Option* option) {
   return values.empty() ? "_files" : StrCat("(", StrJoin(values, " "), ")");
 }
 
-// The arguments that zsh's function _arguments needs for the options and operands of `app`.
+// Returns the arguments that zsh's function _arguments needs for the options and operands of `app`.
 std::string ZshOptions(const CLI::App* app) {
   std::string text;
   for (const CLI::Option* option : OptionsOf(app)) {

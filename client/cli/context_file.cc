@@ -30,8 +30,8 @@ constexpr char kContextsKey[] = "contexts";
 constexpr size_t kMaxNameBytes = 64;
 // Largest file that is read; thousands of contexts take less.
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
-// How long to wait for the lock. A change takes milliseconds, but a process that is stopped
-// (SIGSTOP) in the middle must not block others for ever.
+// How long a change waits for the file's lock. A change takes milliseconds. But if the process that
+// holds the lock is stopped (SIGSTOP), other processes must not wait for ever.
 constexpr absl::Duration kLockTimeout = absl::Seconds(10);
 
 absl::Status BadFile(const std::string& path, const YAML::Mark& mark, std::string_view why) {
@@ -40,7 +40,8 @@ absl::Status BadFile(const std::string& path, const YAML::Mark& mark, std::strin
       StrCat(path, mark.is_null() ? std::string() : StrCat(":", mark.line + 1), ": ", why));
 }
 
-// Reads texts from a YAML mapping. BAD_FILE if the mapping has a key that is not in `keys`.
+// Reads the texts of a YAML mapping into the targets in `keys`. BAD_FILE if the mapping has another
+// key.
 absl::Status ReadTexts(const std::string& path, const YAML::Node& node,
                        const std::vector<std::pair<std::string_view, std::string*>>& keys) {
   if (!node.IsMap()) return BadFile(path, node.Mark(), "a context is a mapping of keys to texts");

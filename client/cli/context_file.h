@@ -21,15 +21,15 @@ struct Context {
 };
 
 struct ContextFile {
-  std::string current;  // empty: none
+  std::string current;  // name of the current context; empty: none is current
   std::vector<Context> contexts;
 
-  // Returns the context of that name. NOT_FOUND with the nearest name.
+  // Returns the context of that name. NOT_FOUND if there is none; the message has the nearest name.
   absl::StatusOr<Context> Find(std::string_view name) const;
   // Adds the context, or replaces the context of that name.
   void Set(Context context);
-  // Removes a context; if it was the current one, no context is current afterwards. NOT_FOUND with
-  // the nearest name.
+  // Removes the context of that name. If it was the current context, no context is current
+  // afterwards. NOT_FOUND if there is none; the message has the nearest name.
   absl::Status Remove(std::string_view name);
 };
 
@@ -45,9 +45,9 @@ std::string ContextFilePath();
 absl::StatusOr<ContextFile> ReadContexts(const std::string& path);
 // Reads the file, calls `change`, and replaces the file by the result, which it returns. Creates
 // the folder if needed; only the owner can read the file. The replacement is atomic. If `change`
-// returns an error, returns it and leaves the file unchanged.
+// returns an error, returns that error and leaves the file unchanged.
 //
-// Locks the file `path`.lock meanwhile, so that no change of another process is lost.
+// During the call, locks the file `path`.lock, so that no change of another process is lost.
 // FAILED_PRECONDITION if another process holds the lock for 10 seconds.
 absl::StatusOr<ContextFile> UpdateContexts(
     const std::string& path, const std::function<absl::Status(ContextFile* file)>& change);

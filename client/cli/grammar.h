@@ -32,30 +32,32 @@ namespace shardmesh::client {
 // returns the errors of CheckShape.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
-// Parses a slice of an array, such as `0:16,:`. Like ParseTile, but a missing end means the end of
-// the dimension. Checks only the syntax, not the bounds.
+// Parses a slice of an array, such as `0:16,:`. The notation is that of ParseTile. A range without
+// a start begins at 0, and a range without an end reaches to the end of the dimension. Checks only
+// the syntax, not the bounds.
 absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 
-// A check for CLI::Option of a command that writes only files. Returns an error for `-`, which
-// other commands take as standard output; otherwise an empty string.
+// A check for CLI::Option, for commands that can write only files. Returns an error for `-`, by
+// which other commands mean standard output; otherwise an empty string.
 std::string RefuseStandardOutput(const std::string& path);
 
-// The path of a .npy file that `command` writes, or another path without an extension, such as
-// /dev/null. With `or_output`, `-` means standard output; otherwise `-` is an error.
+// Parses the path that `command` writes: a .npy file, or a path without an extension, such as
+// /dev/null. With `or_output`, `-` means standard output; without it, `-` is an error.
 absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
                                          bool or_output = false);
 
-// A tile: a half-open range of each dimension, such as `0:16,0:384`; an empty text for a scalar.
+// Parses a tile: a half-open range for each dimension, such as `0:16,0:384`. An empty text is the
+// tile of a scalar.
 absl::StatusOr<Tile> ParseTile(std::string_view text);
 
-// One value per dimension, separated by commas; blanks are ignored:
+// Parses a spec: one value per dimension, separated by commas; blanks are ignored:
 //   NAME            one axis
 //   -  _  none      not partitioned
 //   A+B  (A,B)      several axes, major to minor
 //   ?               left open
-// `()` or nothing at all is no dimension: P().
-// Example: `(fsdp,dp),-,tp` is P(('fsdp', 'dp'), None, 'tp').
-// The axes of a partial sum follow: `dp,- unreduced tp`.
+// `()` or an empty text means a spec without dimensions, P(). Example: `(fsdp,dp),-,tp` is
+// P(('fsdp', 'dp'), None, 'tp'). The axes of a partial sum follow, after the word `unreduced`.
+// Example: `dp,- unreduced tp`.
 absl::StatusOr<PartitionSpec> ParseSpec(std::string_view text);
 
 // Parses logical axes in the grammar of ParseSpec, in which `[A,B]` also means a composite axis.
@@ -66,8 +68,8 @@ bool IsArrayId(std::string_view text);
 // A check for CLI::Option: returns an error for a name that has the form `@ID`, because commands
 // would take it as an id. Otherwise returns an empty string.
 std::string RefuseIdAsName(const std::string& name);
-// `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. If the name itself
-// contains an @, the version is required.
+// Parses `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. If the name
+// itself contains an @, the version is required.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);
 // Formats the selected array in the notation of ParseArrayName, without a version.
 std::string FormatArray(const ArraySelector& array);
@@ -85,8 +87,9 @@ absl::StatusOr<Mode> ParseMode(std::string_view text,
                                Compatibility compatibility = Compatibility::kDefault);
 
 // Reads the file `text` if it exists, or if `text` looks like a path (has a slash or ends in .yaml,
-// .yml or .json). Other text is the name of a catalog entry. A mesh may also be given by its axes,
-// `fsdp=2,tp=2`. Empty text selects the mesh named "default"; for other kinds, it selects nothing.
+// .yml or .json). Any other text is the name of a catalog entry. A mesh may also be given by its
+// axes, `fsdp=2,tp=2`. Empty text selects the mesh named "default"; for other kinds, it selects
+// nothing.
 //
 // Errors are those of rpc/config.h; axes that form no valid mesh are a usage error. In a mesh given
 // by axes or in a file, one size may be -1 if `device_count` determines it. With kExact, axes may
@@ -95,21 +98,23 @@ absl::StatusOr<MeshSelector> SelectMesh(std::string_view text,
                                         std::optional<int64_t> device_count = std::nullopt,
                                         Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
-// Selects rules as SelectMesh selects a mesh. `compatibility`: kExact keeps faulty patterns of a
-// file.
+// Selects rules as SelectMesh selects a mesh. With kExact, the rules of a file may have faulty
+// patterns.
 absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
 // Whether `text` is interpreted as the axes of a mesh.
 bool LooksLikeAxes(std::string_view text);
-// Whether the functions above interpret `text` as a path, if it does not look like axes.
+// Whether the functions above interpret `text` as a path. Requires that `text` does not look like
+// axes.
 bool LooksLikePath(std::string_view text);
 
 // Returns a check for CLI::Option: the text must be a whole number of at least `min` that fits
 // int64_t. The check returns the error, or an empty string.
 std::function<std::string(const std::string&)> WholeNumberFrom(int64_t min);
 
-// Parse the names of the options of computations, such as `gelu` or `reduce-scatter`.
+// Each of these functions parses the value of an option of computations, such as `gelu` or
+// `reduce-scatter`.
 absl::StatusOr<Activation> ParseActivation(std::string_view text);
 absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
 // Also accepts `send`, which means a permute of one pair.

@@ -20,7 +20,7 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name,
   if (mode == CLI::AppFormatMode::Sub) return make_expanded(app);
   std::string text = StrCat(make_description(app), make_usage(app, std::move(name)),
                             make_positionals(app), make_subcommands(app, mode));
-  // make_groups ends a group with a blank line if another follows.
+  // make_groups ends each group with a blank line, if another group follows.
   const std::string own = make_groups(app, mode);
   StrAppend(&text, own);
   if (const CLI::App* const root = RootOf(app); root != app && app->get_subcommands({}).empty()) {
@@ -34,7 +34,8 @@ std::string HelpFormatter::make_help(const CLI::App* app, std::string name,
 }
 
 std::string HelpFormatter::make_usage(const CLI::App* app, std::string name) const {
-  // CLI11 passes only the last word of a command's name, or all words: build the full name here.
+  // CLI11 passes either the last word or all words of a command's name. Therefore build the full
+  // name here.
   if (app->get_parent() != nullptr) {
     name = app->get_name();
     for (const CLI::App* above = app->get_parent(); above != nullptr; above = above->get_parent()) {

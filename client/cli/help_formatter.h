@@ -14,7 +14,8 @@ inline constexpr char kCommonOptions[] = "Common options";
 
 class HelpFormatter : public CLI::Formatter {
  public:
-  // Sections, and the commands in them, appear in the order given here.
+  // Adds a section to the help of the program. Sections appear in the order of these calls, and the
+  // commands of a section in the order of `commands`.
   void AddSection(std::string title, std::vector<std::string> commands) {
     sections_.emplace_back(std::move(title), std::move(commands));
   }
@@ -23,14 +24,16 @@ class HelpFormatter : public CLI::Formatter {
                         CLI::AppFormatMode mode) const override;
   std::string make_usage(const CLI::App* app, std::string name) const override;
   std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode mode) const override;
-  // Like CLI11's default, but omits the type before a list of possible values.
+  // Like the function of CLI::Formatter, but omits the type of an option if the possible values are
+  // listed.
   std::string make_option_opts(const CLI::Option* option) const override;
 
  private:
   std::vector<std::pair<std::string, std::vector<std::string>>> sections_;
 };
 
-// The possible values of an option or operand, in their listed order; empty if they are not listed.
+// Returns the possible values of an option or operand, in the order in which CLI11 has them; empty
+// if CLI11 has no list of them.
 std::vector<std::string> ValuesOf(const CLI::Option* option);
 
 }  // namespace shardmesh::client

@@ -29,10 +29,11 @@ constexpr char kUnknown[] = "the outcome is not known; look with `shardmesh ls`"
 // How often the watcher thread checks whether the object is being destroyed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
-// How long Outcome waits for the coordinator's answer to the cancel, after the put has ended.
+// After the put has ended: how long Outcome waits for the coordinator's answer to the cancel.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
-// How long a cancelled put may take to end by itself; then the program ends anyway. A worker that
-// does not read blocks the put's stream until the worker counts as silent.
+// How long a cancelled put may take to end by itself. After this time the program ends anyway. A
+// worker that does not read blocks the put's stream until the coordinator counts the worker as
+// silent.
 constexpr absl::Duration kPutEnds = absl::Seconds(1);
 // Time limit of one attempt to cancel, and the pause between two attempts. The client's own timeout
 // may be hours.
@@ -71,7 +72,7 @@ Interruption::~Interruption() {
     canceller = std::move(canceller_);
   }
   if (canceller.joinable()) {
-    canceller.join();  // a second signal still ends the program while this waits
+    canceller.join();  // a second signal still ends the program while this thread waits
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -107,7 +108,7 @@ absl::Status Interruption::Outcome(const absl::Status& status) const {
   if (status.ok() || !signal_.has_value()) {
     return status;
   }
-  // Workers may end the put before the coordinator answers the cancel. Wait for that answer: it
+  // Workers may end the put before the coordinator answers the cancel. Wait for that answer, which
   // says whether the put was committed.
   const auto has_answer = [this]()
                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_cancelling_; };
@@ -130,7 +131,7 @@ void Interruption::Watch() {
     }
     const bool is_first = !std::exchange(signal_, signal).has_value();
     if (!is_first || is_ending_ || client_ == nullptr) {
-      // Without a client no put has begun, so nothing can have been committed.
+      // If no client is known, no put has begun, and nothing can have been committed.
       SayAndEnd(client_ == nullptr ? outcome_ : kUnknown, *signal);
     }
     StartCancelling();
@@ -145,13 +146,13 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
         absl::IsUnavailable(operation.status()) || absl::IsDeadlineExceeded(operation.status());
     absl::MutexLock lock(&mutex_);
     if (is_away && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kCancelPause)) continue;
-    // The coordinator does not cancel a put that it is committing: such a put succeeds.
+    // The coordinator does not cancel a put that it is already committing: such a put succeeds.
     is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
                                        operation->state == OperationState::kFailed);
     is_cancelling_ = false;
     const bool nothing_done = is_cancelled_ && signal_.has_value();
     if (nothing_done && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kPutEnds)) {
-      // Close the session explicitly: the process ends without destroying the client.
+      // Close the session explicitly, because the process ends here without destroying the client.
       client->CloseSession();
       SayAndEnd(outcome_, *signal_);
     }
@@ -177,7 +178,7 @@ void RemoveTemporaryFilesOf(const std::string& path) {
   std::error_code error;
   // AtomicFileWriter puts the temporary file beside the target of symbolic links. The target may
   // not exist yet.
-  constexpr int kMostLinks = 40;  // as in the kernel
+  constexpr int kMostLinks = 40;  // the kernel's limit, too
   fs::path target = fs::absolute(path, error);
   for (int links = 0; links < kMostLinks && fs::is_symlink(target, error); ++links) {
     target = target.parent_path() / fs::read_symlink(target, error);
@@ -208,9 +209,9 @@ std::optional<int> InterruptionOf(const absl::Status& status) {
 }
 
 void EndBy(int signal) {
-  // This must not block. Another thread may hold a stream's lock while it waits for a pipe or
-  // terminal. fflush(nullptr) would block, because it takes the locks of all streams, also of
-  // standard input.
+  // This function must not block. Another thread may hold the lock of a stream while it waits for a
+  // pipe or terminal. fflush(nullptr) would block, because it takes the locks of all streams,
+  // including standard input.
   pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
   if (ftrylockfile(stdout) == 0) {
     if (poll(&out, 1, 0) > 0) std::fflush(stdout);
@@ -222,7 +223,8 @@ void EndBy(int signal) {
   sigaddset(&signals, signal);
   pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   raise(signal);
-  // The raised signal does not end a process with pid 1, such as the first process of a container.
+  // A process with pid 1, such as the first process of a container, does not end by the raised
+  // signal.
   _exit(128 + signal);
 }
 

@@ -17,8 +17,8 @@ namespace {
 using Tensor = SafetensorsWriter::Tensor;
 
 constexpr double kDeviation = 0.02;
-// Size of the pieces in which a checkpoint is generated and written, so that any checkpoint takes
-// little memory.
+// The size of the pieces in which a checkpoint is generated and written. Because of the pieces, a
+// checkpoint of any size takes little memory.
 constexpr int64_t kPieceBytes = int64_t{1} << 22;
 
 absl::StatusOr<int64_t> SizeBytes(const Tensor& tensor) {
@@ -47,7 +47,8 @@ void AddLlamaLayer(int64_t layer, int64_t hidden, Dtype dtype, std::vector<Tenso
   tensors->push_back({prefix + "mlp.down_proj.weight", dtype, {hidden, mlp}});
 }
 
-// Fills `out` with elements of one tensor, starting at `first`.
+// Fills `out` with elements of one tensor. `first` is the index of the first of these elements in
+// the tensor.
 absl::Status FillElements(Dtype dtype, uint64_t seed, int64_t first, absl::Span<char> out) {
   if (dtype != Dtype::kI64) {
     return FillNormal(dtype, seed, kDeviation, first, out);
@@ -101,8 +102,8 @@ absl::StatusOr<std::vector<Tensor>> LlamaTensors(int64_t size_bytes, Dtype dtype
         absl::InvalidArgumentError(StrCat("weights are F16, BF16 or F32, not ", DtypeName(dtype))),
         Reason::kUnsupportedDtype, {{fact::kDtype, DtypeName(dtype)}});
   }
-  // Choose the widest model with room for at least 8 layers beside the embeddings; else the
-  // smallest.
+  // Choose the widest model that leaves room for at least 8 layers beside its embeddings. If there
+  // is none, choose the smallest model.
   int64_t smallest_bytes = 0;
   for (const int64_t hidden : {8192, 4096, 2048, 1024, 512, 256}) {
     constexpr int64_t kVocabulary = 32000;

@@ -9,8 +9,8 @@
 
 namespace shardmesh::client {
 
-// The name of a command's manual page, such as `shardmesh-catalog-get`; `shardmesh` for the
-// program.
+// The name of a command's or group's manual page, such as `shardmesh-catalog-get`. For the program,
+// it is `shardmesh`.
 std::string ManualPageName(const CLI::App* app);
 // The manual page of the program, a group or a command, in roff for man(1).
 std::string ManualPage(const CommandLine& line, const CLI::App* app);

@@ -18,7 +18,8 @@ constexpr std::array kForms = {
     std::pair("json", OutputForm::kJson), std::pair("yaml", OutputForm::kYaml),
     std::pair("name", OutputForm::kName)};
 
-// Whether the text needs no quotes in YAML: parsers of YAML 1.1 and 1.2 read it as the same text.
+// Whether the text needs no quotes in YAML: parsers of YAML 1.1 and of YAML 1.2 read it as the same
+// text.
 bool IsPlainText(const std::string& text) {
   const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); };
   const auto is_plain = [&](char c) {

@@ -22,10 +22,10 @@ std::optional<OutputForm> FindOutputForm(std::string_view name);
 // Whether the form prints the answer as a tree of values: kJson and kYaml.
 bool IsTree(OutputForm form);
 
-// The tree as YAML, which ends in a newline. A YAML parser reads the same values: texts that look
-// like numbers, booleans or null are quoted.
+// Returns the tree as YAML text, which ends in a newline. A YAML parser reads the same values:
+// texts that look like numbers, booleans or null are quoted.
 std::string ToYaml(const Json& tree);
-// The tree as text. Requires IsTree(form). JSON is indented.
+// Returns the tree as text: YAML, or indented JSON. Requires IsTree(form).
 std::string TreeText(const Json& tree, OutputForm form);
 // Like TreeText, but JSON is one line.
 std::string TreeLine(const Json& tree, OutputForm form);

@@ -1,5 +1,4 @@
-// Placements of a tree's tensors. The request has only names, shapes and element types; the answer
-// is shown as tables.
+// Placements of a tree's tensors: requests them, and prints the answer as tables or as JSON.
 #ifndef SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 #define SHARDMESH_CLIENT_CLI_PLACEMENT_H_
 
@@ -19,7 +18,7 @@ struct Placement {
   TreeAnswer answer;
   // The mesh of the question; set only if the mesh lacks requested axes (see MeshOfCorrections).
   std::optional<Mesh> mesh = std::nullopt;
-  // Only specs were requested (TreeQuestion::match_only): there are no bytes.
+  // Whether only specs were requested (TreeQuestion::match_only). The answer then has no bytes.
   bool match_only = false;
 };
 
@@ -34,21 +33,21 @@ struct SpecUse {
   int64_t tensors = 0;
   size_t first = 0;
 };
-// By TreePlacement::spec_index.
+// Returns the use of each spec of the answer, indexed by TreePlacement::spec_index.
 std::vector<SpecUse> UsesOfSpecs(const Placement& placement);
 
 // How many tensors have no dtype, and therefore do not count in any number of bytes.
 int64_t UncountedTensors(const Placement& placement);
 
-// INVALID_ARGUMENT (UNMATCHED_TENSOR) if some tensors match no rule; the message has their number
-// and the first one's name.
+// INVALID_ARGUMENT (UNMATCHED_TENSOR) if some tensors match no rule. The message has the number of
+// these tensors and the name of the first one.
 absl::Status CheckAllMatched(const Placement& placement);
 
-// Prints one row for each tensor (only `with_tensors`), and then the totals.
+// Prints the totals. With `with_tensors`, first prints one row for each tensor.
 void PrintPlacement(const Placement& placement, bool with_tensors = true);
 // Prints the summary: bytes per device, shares, specs, costly tensors, and corrections with fixes.
 void PrintReport(const Placement& placement);
-// The placement as JSON. A tensor's fixes, if any, are in its object.
+// The placement as JSON, with an object for each tensor. The object has the tensor's fixes, if any.
 Json PlacementJson(const Placement& placement);
 Json ReportJson(const TreeReport& report);
 

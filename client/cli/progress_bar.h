@@ -11,10 +11,10 @@
 
 namespace shardmesh::client {
 
-// Returns text such as `40%  1.00 GiB of 2.50 GiB, 512 MiB/s, 3.00 s left`. At time zero, the text
-// has no rate and no time left.
+// Returns text such as `40%  1.00 GiB of 2.50 GiB, 512 MiB/s, 3.00 s left`. If `time` is zero, the
+// text has no rate and no remaining time.
 std::string FormatByteProgress(int64_t done_bytes, int64_t total_bytes, absl::Duration time);
-// `40%  2 of 5, 3.00 s left`.
+// Returns text such as `40%  2 of 5, 3.00 s left`.
 std::string FormatCountProgress(int64_t done, int64_t total, absl::Duration time);
 
 // A bar on standard error; shows nothing if standard error is not a terminal. Not thread-safe.
@@ -27,7 +27,7 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // Updates the bar; shows nothing in the first second.
+  // Updates the bar. In the first second after construction, shows nothing.
   void Show(int64_t done_bytes, int64_t total_bytes);
   void ShowCount(int64_t done, int64_t total);
 

@@ -41,18 +41,19 @@ absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
 // devices, the message also names the option --devices.
 absl::Status NameDevicesOption(const absl::Status& status);
 
-// Returns the JSON answer of a command that changes something. Adds "validate_only": true if the
-// command only checked.
+// Returns `answer`, the JSON answer of a command that can change something. With `validate_only`,
+// adds "validate_only": true, which says that the command only made checks.
 Json MarkIfValidated(Json answer, bool validate_only);
 
 // Returns the selected mesh; fetches a mesh that is given by name. Errors of GetEntry.
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);
-// Returns the question's mesh if some corrections are about axes that the mesh lacks, so that their
-// texts can list its axes. Returns nullopt otherwise, or if the mesh cannot be fetched.
+// Returns the mesh that the question selects, if some corrections are about axes that this mesh
+// lacks. The texts of these corrections can then list the mesh's axes. Returns nullopt if there are
+// no such corrections, or if the mesh cannot be fetched.
 std::optional<Mesh> MeshOfCorrections(MeshClient* client, const MeshSelector& selector,
                                       absl::Span<const Correction> corrections);
 
-// --exact.
+// The option --exact.
 struct ExactOption {
   bool exact = false;
 
@@ -62,18 +63,18 @@ struct ExactOption {
 };
 void AddExactOption(CLI::App* app, ExactOption* option);
 
-// The text of --mode. SelectMode parses it after all options, because the valid modes depend on
-// --exact.
+// The text of --mode. SelectMode parses this text after all options have been read, because --exact
+// decides which modes are valid.
 struct ModeOption {
   std::optional<std::string> text = std::nullopt;
 };
 void AddModeOption(CLI::App* app, ModeOption* option, std::string_view help_prefix = "");
-// Parses the mode; nullopt if --mode was not given. Errors are wrong use.
+// Parses the text of --mode; nullopt if --mode was not given. Errors are wrong-use errors.
 absl::StatusOr<std::optional<Mode>> SelectMode(const ModeOption& option,
                                                Compatibility compatibility);
 
-// Returns the mode in which axes are resolved: the preset's own mode, or `mode`, or training.
-// Nullopt if the preset is unknown or the mode needs a missing shape.
+// Returns the mode in which axes are resolved: with a preset, the preset's mode; else `mode`; else
+// training. Nullopt if the preset is unknown, or if the mode needs a shape and `shape` is missing.
 std::optional<RuntimeMode> ModeOf(const std::optional<Mode>& mode, std::string_view preset,
                                   const std::optional<Shape>& shape);
 

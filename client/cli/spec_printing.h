@@ -13,8 +13,8 @@
 namespace shardmesh::client {
 
 // Prints specs, tile, corrections with their fixes, and the chain of reasons to standard output.
-// `mode` is the mode in which logical axes were resolved, if there were any. `mesh`: see
-// MeshOfCorrections.
+// `mode`: the mode in which logical axes were resolved; nullopt if the question had no logical
+// axes. `mesh`: see MeshOfCorrections.
 void PrintSpecAnswer(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
                      std::optional<RuntimeMode> mode = std::nullopt);
 Json SpecAnswerJson(const SpecAnswer& answer, const std::optional<Mesh>& mesh,

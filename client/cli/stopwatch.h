@@ -10,7 +10,7 @@ namespace shardmesh::client {
 
 class Stopwatch {
  public:
-  // The time since its construction.
+  // The time since the construction of this object.
   absl::Duration time() const {
     return absl::FromChrono(std::chrono::steady_clock::now() - start_);
   }

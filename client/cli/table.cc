@@ -22,15 +22,15 @@ size_t Width(std::string_view text) {
   }));
 }
 
-// Whether a character is a C1 control character, a mark of the direction of text, or a line
-// separator.
+// Whether a character is a C1 control character, a mark of the direction of text, or a separator of
+// lines or paragraphs.
 bool IsUnsafe(char32_t c) {
   return (c >= 0x80 && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
          (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
 }
 
-// The length in bytes and the value of the first character of `text`, if it has two or three bytes.
-// Otherwise 1 and the first byte.
+// Returns the length in bytes and the value of the first character of `text`, if that character has
+// two or three bytes. Otherwise returns 1 and the first byte.
 std::pair<size_t, char32_t> FirstCharacter(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
   const auto tail = [&](size_t i) { return static_cast<char32_t>(byte(i) & 0x3F); };
@@ -173,7 +173,7 @@ std::string FormatBytes(int64_t bytes) {
   }
   double value = static_cast<double>(bytes) / 1024;
   size_t unit = 0;
-  // Use the next unit from 999.5 on: `1000 KiB` would have four digits.
+  // From 999.5 on, use the next larger unit: `1000 KiB` would have four digits.
   for (; value >= 999.5 && unit + 1 < kUnits.size(); ++unit) {
     value /= 1024;
   }

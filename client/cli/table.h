@@ -31,7 +31,7 @@ class Table {
     Align align = Align::kLeft;
     Shown shown = Shown::kAlways;
   };
-  // The style of all tables of the program.
+  // How tables are printed: whether with headers, and whether with the columns of kWide.
   struct Style {
     bool headers = true;
     bool wide = false;
@@ -44,9 +44,9 @@ class Table {
   // Adds a row with one cell for each column. Cells are escaped by EscapeForTerminal.
   void AddRow(std::vector<std::string> cells);
 
-  // The table's lines; each ends in a newline and has no trailing blanks.
+  // Returns the table's lines. Each line ends in a newline and has no trailing blanks.
   std::string ToString(const Style& style) const;
-  // Like ToString(style), in the style of UseStyle.
+  // Like ToString(style), with the style that UseStyle set.
   std::string ToString() const;
   // Prints to standard output.
   void Print() const;
@@ -56,37 +56,41 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// Escapes the characters of a UTF-8 text that a terminal would obey, or that change the order of
-// the text. Control characters become `\n`, `\x1b` or `\u009b`; marks of the text's direction and
-// line separators become `\u202e` and the like. `keep_lines`: newlines stay.
+// Escapes two kinds of characters of a UTF-8 text: those that a terminal would obey, and those that
+// change the order of the text. Control characters become `\n`, `\x1b` or `\u009b`; marks of the
+// text's direction and line separators become `\u202e` and the like. With `keep_lines`, newlines
+// stay.
 std::string EscapeForTerminal(std::string_view text, bool keep_lines = false);
 
-// A name with its numbers replaced by `*`: `layers.*.wq`.
+// Returns a name with its numbers replaced by `*`, such as `layers.*.wq`. A number is replaced only
+// at the start of the name, or after `.`, `/` or `_`.
 std::string NamePattern(std::string_view name);
-// `86.7 MiB`: three digits, and units that are powers of 1024. ParseSize reads the text back,
-// rounded as printed.
+// Returns text such as `86.7 MiB`, with three digits and a unit that is a power of 1024. ParseSize
+// reads the text as the rounded number.
 std::string FormatBytes(int64_t bytes);
-// `1.23 ms`; three digits.
+// Returns text such as `1.23 ms`, with three digits.
 std::string FormatTime(absl::Duration duration);
-// `held for 9m12s`; the remaining time for which arrays without names are held.
+// Returns text such as `held for 9m12s`: the remaining time for which arrays without names are
+// held.
 std::string FormatHeld(absl::Duration held_for);
-// `1 tensor`, `2 tensors`; for nouns whose plural takes an s.
+// Returns text such as `1 tensor` or `2 tensors`. The plural of `noun` must be `noun` with an s.
 std::string FormatCount(int64_t count, std::string_view noun);
-// `in memory`, `on disk`.
+// Returns text such as `in memory` or `on disk`.
 std::string_view FormatDurability(Durability durability);
-// `8x16`; `scalar`. ParseShape reads it.
+// Returns text such as `8x16`; `scalar` for a scalar. ParseShape reads this text.
 std::string FormatShape(absl::Span<const int64_t> shape);
-// In the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().
+// Returns the spec in the grammar of ParseSpec: `(fsdp,dp),-,tp`; `()` for P().
 std::string FormatSpec(const PartitionSpec& spec);
-// `dimension 1: ...; dimension 2: ...`; empty if there are none. With a mesh, the text lists the
-// mesh's axes and names the axis that the user probably meant.
+// Returns text such as `dimension 1: ...; dimension 2: ...`; empty if there are no corrections.
+// With a mesh, the text lists the mesh's axes and names the axis that the user probably meant.
 std::string FormatCorrections(absl::Span<const Correction> corrections,
                               const std::optional<Mesh>& mesh = std::nullopt);
-// Returns the change and the whole resulting request, which needs no correction: `pad dimension 0
-// from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec and ParseShape.
+// Returns the change, and the whole request after the change, which needs no correction: `pad
+// dimension 0 from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec and ParseShape.
 std::string FormatFix(const Fix& fix);
 
-// A list with null, a name or a list of names for each dimension. Unreduced axes are left out.
+// Returns a list with one value for each dimension: null, a name, or a list of names. Unreduced
+// axes are left out.
 Json SpecJson(const PartitionSpec& spec);
 Json CorrectionsJson(absl::Span<const Correction> corrections,
                      const std::optional<Mesh>& mesh = std::nullopt);
@@ -95,9 +99,9 @@ Json ShapeJson(absl::Span<const int64_t> shape);
 Json TileJson(const Tile& tile);
 // An object with the size of each axis: {"fsdp": 2, "tp": 2}.
 Json MeshJson(const Mesh& mesh);
-// `2026-01-02T03:04:05.678Z`.
+// Returns text such as `2026-01-02T03:04:05.678Z`.
 std::string Timestamp(absl::Time time);
-// Seconds.
+// The duration as a number of seconds.
 double Seconds(absl::Duration duration);
 
 }  // namespace shardmesh::client

@@ -61,7 +61,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
-// Whether the text of a .json file looks like the index of a checkpoint, not like a tree.
+// Whether the text of a .json file looks like the index of a checkpoint, and not like a tree file.
 bool LooksLikeIndex(std::string_view text) {
   return text.find("\"weight_map\"") != std::string_view::npos;
 }

@@ -13,16 +13,16 @@
 
 namespace shardmesh::client {
 
-// The tensors of a checkpoint, in its order.
+// The tensors of a checkpoint, in the order of the checkpoint.
 std::vector<TreeTensor> TensorsOf(const Checkpoint& checkpoint);
 
 // Reads a tree. Sources:
 // - a safetensors file, an index or a model folder: only the headers;
 // - a JSON file (a name that ends in .json, see ParseTree);
-// - JSON lines (.jsonl, see ParseTreeLines), also on standard input for `-`.
+// - JSON lines: a .jsonl file, or standard input if the path is `-` (see ParseTreeLines).
 //
-// Errors: those of Checkpoint::Open, ParseTree and ParseTreeLines; NOT_FOUND or the system's error
-// for a file that cannot be read; BAD_FILE for a tree without tensors.
+// Errors: those of Checkpoint::Open, ParseTree and ParseTreeLines. NOT_FOUND or the system's error:
+// the file cannot be read. BAD_FILE: the tree has no tensors.
 absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path);
 
 // Fetches the tensors of a stored tree, for commands that show each tensor. Errors of GetEntry.

@@ -19,7 +19,7 @@ namespace {
 
 // How often the thread that waits for signals checks whether its owner is being destroyed.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
-// How long the current run may continue after a signal; then the program exits.
+// How long the current run may continue after a signal. After this time the program exits.
 constexpr absl::Duration kLastRun = absl::Milliseconds(500);
 
 // Captures the text written to std::cout during the object's lifetime.
@@ -40,7 +40,7 @@ class OutputCapture {
 // Owns a thread that waits for SIGINT or SIGTERM.
 class StopWatcher {
  public:
-  // The thread calls `on_stop`, if not null, after the signal.
+  // After the signal, the thread calls `on_stop`, if that is not null.
   explicit StopWatcher(std::function<void()> on_stop = nullptr)
       : on_stop_(std::move(on_stop)), thread_([this] { Wait(); }) {}
   ~StopWatcher() {
@@ -61,8 +61,8 @@ class StopWatcher {
     }
     stopped_.Notify();
     if (on_stop_) on_stop_();
-    // Exit if the run does not end soon: a call to a coordinator that does not answer lasts until
-    // its deadline.
+    // Exit if the run does not end soon: the run may wait, until its deadline, for a coordinator
+    // that does not answer.
     if (!over_.WaitForNotificationWithTimeout(kLastRun)) _exit(0);
   }
 
@@ -89,7 +89,7 @@ absl::Status Watch(const WatchOptions& options, const std::function<absl::Status
     if (watcher.stopped()) break;
     if (is_first && !status.ok() && text.empty()) return status;
     if (is_terminal) {
-      // Escape sequences: cursor to the top, clear the screen.
+      // These escape sequences move the cursor to the top and clear the screen.
       std::cout << "\033[H\033[2J" << text;
     } else if (!text.empty()) {
       std::cout << (is_first ? "" : options.output == OutputForm::kYaml ? "---\n" : "\n") << text;

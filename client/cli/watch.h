@@ -16,15 +16,17 @@ struct WatchOptions {
   OutputForm output = OutputForm::kTable;
 };
 
-// Runs `run`, which writes to std::cout, again and again. On a terminal, each answer replaces the
-// one before; otherwise one block follows another. After SIGINT or SIGTERM, returns OK; if the
-// current run does not end within 0.5 s, the program exits. If the first run fails without output,
-// returns its error. Later errors go to standard error, and watching continues. Also returns if
-// standard output cannot be written. Call it before any thread starts.
+// Runs `run`, which writes to std::cout, again and again, with pauses of `interval`. On a terminal,
+// each answer replaces the answer before it. Without a terminal, each answer follows the answer
+// before it. After SIGINT or SIGTERM, returns OK; if the current run does not end within 0.5 s, the
+// program exits with code 0. If the first run fails without output, returns the error of that run.
+// Later errors go to standard error, and watching continues. If standard output cannot be written,
+// returns OK. Call this function before any thread starts.
 absl::Status Watch(const WatchOptions& options, const std::function<absl::Status()>& run);
 
-// Runs `run`. After SIGINT or SIGTERM, cancels `stopped`, on which `run` must end. If `run` does
-// not end within 0.5 s, the program exits. Call it before any thread starts.
+// Runs `run` and returns its result. After SIGINT or SIGTERM, cancels `stopped`; `run` must return
+// once `stopped` is cancelled. If `run` does not return within 0.5 s, the program exits with code
+// 0. Call this function before any thread starts.
 absl::Status RunUntilStopped(const std::function<absl::Status(Cancellation* stopped)>& run);
 
 }  // namespace shardmesh::client

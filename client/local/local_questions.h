@@ -14,16 +14,16 @@ class QuestionServer;
 
 namespace shardmesh::client {
 
-// A MeshClient without a cluster. It answers questions about layouts, rules, meshes and plans, and
-// keeps definitions in memory during the object's lifetime. Nothing is defined at the start. Calls
-// that need a cluster fail with UNIMPLEMENTED: puts, gets, computations, status.
+// A MeshClient without a cluster. It answers questions about layouts, rules, meshes and plans. It
+// keeps definitions in memory as long as this object exists; at the start there are none. Calls
+// that need a cluster (puts, gets, computations, status) fail with UNIMPLEMENTED.
 //
 // Example:
 //   auto local = LocalQuestions::Start();
-//   auto answer = (*local)->client().layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape =
-//   shape});
+//   auto answer = (*local)->client().layouts().ResolveSpec(
+//       {.axes = axes, .mesh = mesh, .shape = shape});
 //
-// Thread-safe. No call may be in progress in the destructor.
+// Thread-safe. No call may be in progress when the destructor begins.
 class LocalQuestions {
  public:
   // Starts a server in this process. Errors of server::QuestionServer::Start.
@@ -44,9 +44,9 @@ class LocalQuestions {
   const std::unique_ptr<MeshClient> client_;  // declared last: must be destroyed before the server
 };
 
-// Returns `status`, the result of a call of LocalQuestions::client(). If the error is a missing
-// definition, the message adds that there is no cluster with stored definitions, and what to give
-// instead. Code, reason and details do not change.
+// Returns `status`, the result of a call of LocalQuestions::client(). If `status` says that a
+// definition is missing, adds to the message that there is no cluster with stored definitions, and
+// what to give instead. Code, reason and details do not change.
 absl::Status ExplainMissingDefinition(const absl::Status& status);
 
 }  // namespace shardmesh::client

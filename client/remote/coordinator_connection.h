@@ -50,7 +50,7 @@
 
 namespace shardmesh::client {
 
-// How calls are retried.
+// Options for the retries of calls.
 struct RetryOptions {
   // See MeshClientOptions.
   bool await_coordinator = false;
@@ -70,22 +70,24 @@ struct CallLimit {
 
 // A channel to a coordinator with the stubs of its services.
 //
-// Errors are the server's own, complete; if the connection failed, the address is prepended.
+// Errors are those of the server, with all details. If the connection failed, the message begins
+// with the address.
 //
 // Call and Repeat retry by the rule of status/retry.h, and never beyond the deadline:
-//   - until the deadline while the coordinator recovers, while it still runs the first request with
-//     this request_id, and after gRPC ended a call because its memory for calls was exhausted;
+//   - until the deadline, if the coordinator recovers or still runs the first request with the same
+//     request_id. Likewise if gRPC ended the call because gRPC's memory for calls was exhausted;
 //   - a few times (kFewAttempts) if the coordinator is unreachable, does not serve or is
 //     overloaded. With RetryOptions::await_coordinator, attempts go on until the deadline if the
 //     coordinator is unreachable or does not serve;
-//   - not at all after other errors, even if they have a retry delay: a person or the caller must
-//     act first.
+//   - never after other errors, even if they have a retry delay: a person or the caller must act
+//     first.
 // The delay between attempts is never less than the coordinator asks for. Thread-safe.
 class CoordinatorConnection {
  public:
-  // Connects. INVALID_ARGUMENT if `address` is malformed. UNAVAILABLE, with the address, after at
-  // most 3 s. The limit is `timeout` instead if the host has several addresses, of which one does
-  // not answer and another accepts.
+  // Connects. INVALID_ARGUMENT: `address` is malformed. UNAVAILABLE, with the address: no
+  // connection within 3 s, or within `timeout` if that is shorter. A host may have several
+  // addresses, of which one does not answer and another accepts connections. In that case the limit
+  // is `timeout`.
   static absl::StatusOr<std::unique_ptr<CoordinatorConnection>> Connect(
       const std::string& address, const rpc::Credentials& credentials,
       absl::Duration timeout = rpc::kConnectTimeout, const RetryOptions& retries = {});
@@ -131,8 +133,8 @@ class CoordinatorConnection {
   const std::unique_ptr<v1::RuleService::Stub> rules;
   const std::unique_ptr<v1::SessionService::Stub> sessions;
 
-  // Returns the server's error, or an error with the address prepended if the call never reached
-  // the server.
+  // Returns the server's error. If the call never reached the server, the message begins with the
+  // address.
   absl::Status StatusOf(const grpc::Status& from) const {
     absl::Status status = rpc::OutcomeOf(from);
     if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
@@ -151,8 +153,8 @@ class CoordinatorConnection {
                : status;
   }
 
-  // Sets up `context` for a call; if the connection was lost, waits for a new one. Does not
-  // register the limit's cancellation; CallContext does that.
+  // Sets up `context` for a call. If the connection was lost, waits until it is restored, at most
+  // kReconnectTimeout. Does not register the limit's cancellation; CallContext does that.
   void Prepare(const CallLimit& limit, grpc::ClientContext* context) const {
     if (!address.empty()) {
       rpc::AwaitReconnected(*channel, std::min(limit.deadline, absl::Now() + kReconnectTimeout));
@@ -167,9 +169,9 @@ class CoordinatorConnection {
                     grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                     const Request& request, const CallLimit& limit, Response* response) const;
 
-  // Repeats an idempotent call until it succeeds or fails permanently. Each attempt gets a newly
-  // computed wall-clock deadline, because the remaining time is measured with the steady clock.
-  // CANCELLED (CANCELLED) once the limit's cancellation is cancelled.
+  // Repeats an idempotent call until it succeeds or must not be retried (see the class comment).
+  // The remaining time is measured with the steady clock, so each attempt gets a newly computed
+  // wall-clock deadline. CANCELLED (CANCELLED) once the limit's cancellation is cancelled.
   absl::Status Repeat(const CallLimit& limit,
                       const std::function<absl::Status(const CallLimit& attempt)>& call) const;
 };
@@ -197,7 +199,7 @@ class CallContext {
 
 // The error of a call that its caller cancelled.
 absl::Status CancelledByCaller();
-// Waits for `delay`, but only until `cancellation`, which may be null, is cancelled.
+// Waits for `delay`. Ends earlier if `cancellation` is cancelled, which may be null.
 void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation);
 
 template <typename Stub, typename Request, typename Response>
@@ -207,7 +209,7 @@ absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
                                          const Request& request, const CallLimit& limit,
                                          Response* response) const {
   return Repeat(limit, [&](const CallLimit& attempt) {
-    if (absl::Now() >= attempt.deadline) {  // gRPC would send the call and give it a millisecond
+    if (absl::Now() >= attempt.deadline) {  // gRPC would send it with a limit of a millisecond
       return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
     }
     CallContext context(*this, attempt);

@@ -1,4 +1,4 @@
-// Decodes operations, and watches one.
+// Decodes operations, and watches the progress of one operation.
 #include "client/remote/operation_calls.h"
 
 #include <utility>

@@ -1,4 +1,4 @@
-// Renews a session on its own thread.
+// Opens and closes a session, and renews it on a thread of the keeper.
 #include "client/remote/session_keeper.h"
 
 #include <algorithm>
@@ -16,8 +16,8 @@ namespace {
 // Time limit of one renewal. The client's destructor waits at most this long for a renewal in
 // progress.
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
-// Longest time that the client waits for the coordinator to close the session. If no answer comes
-// by then, nothing is lost: no transfer is in progress, and the session expires.
+// Longest time that the client waits for the coordinator's answer to CloseSession. If no answer
+// comes by then, nothing is lost: no transfer is in progress, and the session expires.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
 // Delay between attempts to renew while the coordinator does not answer.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
@@ -85,8 +85,9 @@ SessionKeeper::~SessionKeeper() {
 
 absl::Status SessionKeeper::AwaitOpening(const CallLimit& limit) {
   bool is_cancelled = false;
-  // Register before locking `mutex_`. The callback locks `mutex_` while Cancellation holds its own
-  // lock, so the other order could deadlock.
+  // Register before locking `mutex_`. The callback locks `mutex_` while the lock of Cancellation is
+  // held. Registering with `mutex_` held would take the two locks in the reverse order, and could
+  // deadlock.
   std::optional<Cancellation::Registration> registration;
   if (limit.cancellation != nullptr) {
     registration.emplace(limit.cancellation, [this, &is_cancelled] {

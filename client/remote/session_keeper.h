@@ -16,29 +16,31 @@
 namespace shardmesh::client {
 
 // Renews the client's session after a third of its time to live. If the server no longer knows a
-// session (SESSION_GONE), the keeper drops it, and the next Get opens another. Other failures to
-// renew are retried. Thread-safe.
+// session (SESSION_GONE), the keeper drops that session, and the next Get opens another one. The
+// keeper retries after other failures to renew. Thread-safe.
 class SessionKeeper {
  public:
   // `connection` must outlive the keeper.
   SessionKeeper(const CoordinatorConnection* connection, absl::Duration ttl,
                 std::string client_name)
       : connection_(connection), ttl_(ttl), client_name_(std::move(client_name)) {}
-  ~SessionKeeper();  // closes
+  ~SessionKeeper();  // closes the session, see Close
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;
 
   // Returns the session's id; opens a session if there is none. While another call opens the
   // session, waits for that call, until the deadline (DEADLINE_EXCEEDED) or the cancellation
-  // (CANCELLED) of `limit`. Errors of OpenSession.
+  // (CANCELLED) of `limit`. Also returns errors of OpenSession.
   absl::StatusOr<std::string> Get(const CallLimit& limit);
-  // Drops a session that the server no longer knows: the next Get opens another.
+  // Drops a session that the server no longer knows. The next Get opens another session.
   void Forget(const std::string& session_id);
-  // Closes the session, and waits at most two seconds for the answer. A later Get opens another.
+  // Closes the session, and waits at most two seconds for the answer. A later Get opens another
+  // session.
   void Close();
 
  private:
-  // Waits while another call opens a session. Errors of `limit`.
+  // Waits while another call opens a session. Returns DEADLINE_EXCEEDED at the deadline of `limit`,
+  // and CANCELLED if its cancellation is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
   void Renew();
 
@@ -46,10 +48,10 @@ class SessionKeeper {
   const absl::Duration ttl_;
   const std::string client_name_;
 
-  // Not held during the calls that open, renew or close a session.
+  // `mutex_` is not held during the calls that open, renew or close a session.
   absl::Mutex mutex_;
   bool is_opening_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Get opens a session
-  std::string session_id_ ABSL_GUARDED_BY(mutex_);   // empty: none is open
+  std::string session_id_ ABSL_GUARDED_BY(mutex_);   // empty: no session is open
   absl::Duration renew_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::CondVar changed_;

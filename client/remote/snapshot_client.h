@@ -12,7 +12,7 @@
 namespace shardmesh::client {
 
 struct SavedSnapshot {
-  int64_t revision = 0;  // of the store
+  int64_t revision = 0;  // revision of the store
   int64_t size_bytes = 0;
 };
 
@@ -20,8 +20,8 @@ struct SavedSnapshot {
 // --restore`. The file appears complete or not at all, and only its owner may open it. The function
 // uses its own connection, so that the snapshot's bytes do not delay other calls. Blocks.
 //
-// DATA_LOSS (CHECKSUM_MISMATCH) if the received bytes differ from the sent ones. Else errors of
-// AdminService.Snapshot, of connecting (UNAVAILABLE), and of writing the file.
+// DATA_LOSS (CHECKSUM_MISMATCH): the received bytes differ from the sent ones. UNAVAILABLE: no
+// connection. Also errors of AdminService.Snapshot, and of writing the file.
 absl::StatusOr<SavedSnapshot> SaveSnapshot(const std::string& address,
                                            const rpc::Credentials& credentials,
                                            const std::string& path, absl::Duration timeout);

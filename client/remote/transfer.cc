@@ -33,7 +33,8 @@ class ProgressMeter {
   ProgressMeter(const ProgressCallback& callback, int64_t total_bytes)
       : callback_(callback), total_bytes_(total_bytes) {}
 
-  // `bytes` is negative for bytes that must be transferred again; the reported sum never shrinks.
+  // `bytes` is negative if bytes must be transferred again. The sum that is reported to the
+  // callback never shrinks.
   void Add(int64_t bytes) {
     const int64_t done = done_bytes_.fetch_add(bytes) + bytes;
     if (callback_ == nullptr) {
@@ -57,7 +58,7 @@ class ProgressMeter {
   absl::Time next_report_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 };
 
-// Keeps the first error. Thread-safe.
+// Keeps the first error of several threads. Thread-safe.
 class FirstError {
  public:
   // Returns true if this error is the first.
@@ -84,8 +85,8 @@ absl::Status TimeIsOver() {
 }
 
 // Whether a stream may have ended with `status` because the coordinator has ended the put. The
-// coordinator does so at the put's deadline, and a worker may report it before the stream's own
-// deadline.
+// coordinator ends a put at the put's deadline. A worker may report that end before the stream's
+// own deadline.
 bool IsOfEndedPut(const absl::Status& status) {
   return absl::IsCancelled(status) || ReasonOf(status) == Reason::kStaleTerm;
 }
@@ -153,8 +154,8 @@ absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice
 
 // A tile to fetch, with its holders.
 struct PendingTile {
-  Tile tile;   // of the array
-  Tile place;  // the tile's place within the downloaded part
+  Tile tile;   // in coordinates of the array
+  Tile place;  // the same tile in coordinates of the downloaded part
   int64_t size_bytes = 0;
   std::vector<const TransferDevice*> holders;
 };
@@ -212,7 +213,8 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
 }
 
 // Fetches the tiles of one worker; writes each piece directly to its place in `into`. If the fetch
-// fails, takes back the progress of all its bytes, because another worker must send them again.
+// fails, takes the bytes that it has received off the progress, because another worker must send
+// them again.
 absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
                    const MutableTensorView& into, ProgressMeter& progress,
                    Cancellation* cancellation, const TransferOptions& options) {

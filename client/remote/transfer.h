@@ -48,13 +48,13 @@ struct TransferOptions {
 };
 
 // Sends every device its tile of every tensor, with one stream and one thread for each worker; no
-// stream waits for another. Returns the bytes sent. The first failure, or `cancellation`, ends all
-// streams and attempts to connect. Returns the error of the stream that failed first, with the rank
-// and identity of its worker. DEADLINE_EXCEEDED (DEADLINE) if the put ended because its time is
-// over. Uses a few MiB for each worker, for tensors of any size.
+// stream waits for another. Returns the bytes sent. The first failure of a stream, or
+// `cancellation`, ends all streams and all attempts to connect. Returns the error of the stream
+// that failed first, with the rank and identity of that stream's worker. DEADLINE_EXCEEDED
+// (DEADLINE): the put ended because its deadline has passed. Uses a few MiB for each worker, for
+// tensors of any size.
 //
-// All tensors must be on one mesh, and `devices` must have every rank of that mesh: INTERNAL
-// otherwise.
+// INTERNAL: the tensors are not all on one mesh, or `devices` lacks a rank of that mesh.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                absl::Span<const UploadTensor> tensors, Cancellation* cancellation,
                                const TransferOptions& options);
@@ -62,13 +62,14 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 // Downloads `part` of the array from the workers to `into`. Requires that `part` is within the
 // array, and that `into` has the array's dtype and the shape of `part`. Each distinct tile comes
 // from one of the workers that hold it; the load is spread over all holders. If a worker is lost
-// meanwhile, another holder replaces it. Every checksum is checked. `token` grants access to the
-// array on the workers.
+// during the download, another holder of its tiles replaces it. Every checksum is checked. `token`
+// grants access to the array on the workers.
 //
-// Errors: FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile, if no holder is left;
-// FAILED_PRECONDITION for an array of partial sums; CANCELLED if `cancellation`, which may be null,
-// is cancelled; DEADLINE_EXCEEDED if no time is left to ask another holder; otherwise the error of
-// a stream. After an error, `into` is partly filled.
+// FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left.
+// FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED: `cancellation`,
+// which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask another holder. For
+// other failures, the error of the stream that failed first. After an error, `into` is partly
+// filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options);

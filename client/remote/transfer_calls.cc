@@ -1,4 +1,5 @@
-// Encodes puts and decodes the places of tiles.
+// Encodes the requests that begin and end transfers, and decodes the answers, which say which
+// workers hold which ranks.
 #include "client/remote/transfer_calls.h"
 
 #include <grpcpp/client_context.h>
@@ -89,13 +90,14 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
   return absl::OkStatus();
 }
 
-// How long an attempt of BeginGet waits for the coordinator's answer after its deadline or
-// cancellation.
+// How long an attempt of BeginGet waits for the coordinator's answer after the deadline or the
+// cancellation of the attempt.
 constexpr absl::Duration kLateAnswerTime = absl::Seconds(1);
 // How often an attempt of BeginGet checks its cancellation.
 constexpr absl::Duration kCancellationInterval = absl::Milliseconds(20);
 
-// Makes one attempt of the call BeginGet; see there why it may exceed `limit`.
+// Makes one attempt of the call BeginGet. The comment on the function BeginGet says why an attempt
+// may exceed `limit`.
 absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginGetRequest& request,
                        const CallLimit& limit, v1::BeginGetResponse* response) {
   const auto deadline = SteadyDeadline::At(limit.deadline);
@@ -113,7 +115,7 @@ absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginG
   call->Finish(response, &status, /*tag=*/nullptr);
   void* tag = nullptr;
   bool is_ok = false;
-  std::optional<SteadyDeadline> late;  // set when the caller cancels
+  std::optional<SteadyDeadline> late;  // end of the wait after a cancellation
   while (queue.AsyncNext(&tag, &is_ok, absl::ToChronoTime(absl::Now() + kCancellationInterval)) ==
          grpc::CompletionQueue::TIMEOUT) {
     if (!late.has_value() && limit.is_cancelled()) {
@@ -155,8 +157,8 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                                "give one of spec, axes and preset"));
     }
   }
-  // All attempts use one id, by which the coordinator recognises a repeated request and answers
-  // with the put that the first request began.
+  // All attempts use one request id. By this id the coordinator recognises a repeated request, and
+  // answers with the put that the first request began.
   std::string request_id = NewRequestId();
   BegunPut put;
   const auto begin = [&](const CallLimit& attempt) -> absl::Status {
@@ -209,8 +211,9 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
   };
   absl::Status begun = connection.Repeat(limit, begin);
   if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
-    // An earlier attempt began a put, but its answer was lost, and the put has ended meanwhile.
-    // Nobody else knew the put's id, so it was not committed: begin a new put.
+    // An earlier attempt began a put, but its answer was lost, and that put has ended in the
+    // meantime. Only the lost answer had the put's id, so nobody committed the put: begin a new
+    // one.
     request_id = NewRequestId();
     begun = connection.Repeat(limit, begin);
   }

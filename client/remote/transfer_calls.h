@@ -1,5 +1,5 @@
-// Calls to the coordinator that begin and end puts, and begin gets. Each transfer belongs to a
-// session.
+// Calls to the coordinator that begin, commit and abort puts, and that begin and release gets. Each
+// transfer belongs to a session.
 #ifndef SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
 #define SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
 
@@ -31,8 +31,8 @@ struct BegunPut {
   std::vector<TransferDevice> devices;
   std::vector<Assignment> assignments;  // in the order of the tensors
   absl::Time expire_time = absl::InfiniteFuture();
-  // Owns the open call of BeginPut. If that call ends before the commit, for example with this
-  // process, the coordinator aborts the transfer at once.
+  // Owns the open call of BeginPut. If that call ends before the commit, for example because this
+  // process ends, the coordinator aborts the transfer at once.
   std::shared_ptr<void> hold;
 };
 
@@ -49,7 +49,7 @@ struct BegunGet {
   Array array;
   std::vector<TransferDevice> devices;
   std::string token;
-  bool pinned = false;  // this call pinned the array; false if the session had already pinned it
+  bool pinned = false;  // this call pinned the array; the session had not pinned it before
 };
 
 // `session_id` is the id of the session to which the transfer belongs. All calls of this file are
@@ -64,14 +64,14 @@ absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connect
 absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
                            const std::string& transfer_id, std::string_view reason,
                            const CallLimit& limit);
-// The coordinator pins the array when it answers, and the client needs the answer to know which
-// array to release. An attempt in progress at the deadline or cancellation therefore waits up to a
-// second longer for its answer. BeginGet may thus succeed after the limit; the caller must check
-// the limit.
+// Begins a get. The coordinator pins the array when it answers, and the client needs the answer to
+// know which array to release. At the deadline or cancellation of `limit`, an attempt in progress
+// therefore waits up to a second longer for its answer. BeginGet may thus succeed although `limit`
+// is over: the caller must check that.
 absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
                                   const std::string& session_id, const ArraySelector& array,
                                   const std::optional<Tile>& part, const CallLimit& limit);
-// Releases arrays that the session pins; returns how many of them it had pinned.
+// Releases arrays that the session pins. Returns how many of these arrays the session had pinned.
 absl::StatusOr<int64_t> ReleaseArrays(const CoordinatorConnection& connection,
                                       const std::string& session_id,
                                       absl::Span<const std::string> array_ids,

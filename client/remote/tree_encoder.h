@@ -19,8 +19,8 @@ namespace shardmesh::client {
 // Packs the tensors of one tree into messages. Not thread-safe.
 class TreeEncoder {
  public:
-  // Upper bound on the bytes of tensors in one message, and also on the bytes of the message's
-  // tables. This is well below gRPC's message limit.
+  // Upper bound on the bytes of tensors in one message. The same bound holds, separately, for the
+  // bytes of the message's tables. Both together are well below gRPC's message limit.
   static constexpr size_t kMessageBytes = size_t{256} << 10;
 
   // `message_bytes`: see kMessageBytes.
@@ -38,18 +38,20 @@ class TreeEncoder {
   const size_t message_bytes_;
   absl::Span<const TreeTensor> rest_;
   size_t table_bytes_ = 0;  // bytes of the current message's tables
-  // Map a value's text to 1 + its index in the current message's table.
+  // These two members map the text of an axis list or spec to 1 + its index in the current
+  // message's table.
   absl::flat_hash_map<std::string, uint32_t> axes_;
   absl::flat_hash_map<std::string, uint32_t> specs_;
 };
 
-// INVALID_ARGUMENT, with the request's field, if the tree exceeds the limits of
-// CheckStoredTreeSize.
+// Encodes a stored tree. INVALID_ARGUMENT, with the request's field, if the tree exceeds the limits
+// of CheckStoredTreeSize.
 absl::Status Encode(const StoredTree& from, v1::StoredTree* to);
 // Decodes a stored tree. Errors of TreeDecoder.
 absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from);
 
-// Writes `request`, which has the header, and then all tensors. Stops if the stream breaks.
+// Writes `request`, which has the header, and then messages with all tensors. Stops if the stream
+// breaks.
 template <typename Stream, typename Request>
 void WriteTree(Stream* stream, Request* request, absl::Span<const TreeTensor> tensors) {
   TreeEncoder encoder(tensors);

@@ -122,7 +122,8 @@ inline v1::OperationState Encode(OperationState from) {
   return v1::OPERATION_STATE_UNSPECIFIED;
 }
 
-// Sets the precondition; for nullopt, does not change `to`.
+// Encodes the precondition into `to`. For nullopt, which means no precondition, does not change
+// `to`.
 inline void SetPrecondition(const Precondition& from, v1::Precondition* to) {
   if (!from.has_value()) return;
   if (const int64_t* const version = std::get_if<int64_t>(&*from); version != nullptr) {

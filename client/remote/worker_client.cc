@@ -39,8 +39,8 @@ constexpr const char* kGetTiles = "/shardmesh.v1.TileService/GetTiles";
 // waits for a busy worker. The host of a worker that has ended refuses the connection at once.
 constexpr absl::Duration kConnectTimeout = absl::Seconds(10);
 // How long one of several addresses may take to accept a connection before the next address is
-// tried. An address whose packets are lost never answers. If no other address answers, the address
-// is tried again with kConnectTimeout.
+// tried. An address whose packets are lost never answers. If no other address answers, such an
+// address is tried again with kConnectTimeout.
 constexpr absl::Duration kDialTime = absl::Milliseconds(500);
 
 // The memory of the slices of one stream: the tensors' own memory, and blocks for tiles that are
@@ -234,7 +234,8 @@ absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
   return true;
 }
 
-// Tracks the answer of GetTiles: the current tile, and the order of its bytes.
+// Receives the answer of GetTiles. Checks that tiles and their bytes come in the requested order,
+// and passes the bytes to the sink.
 class TileReceiver {
  public:
   TileReceiver(absl::Span<const FetchedTile> tiles, const TileSink& sink)
@@ -283,7 +284,7 @@ class TileReceiver {
   absl::Status ReceivePiece(const rpc::TilePiece& piece) {
     const int64_t size = piece.size_bytes();
     if (!is_open_) {
-      // An empty tile has one piece without bytes after its opening.
+      // An empty tile has an opening and then one piece without bytes.
       return opened_ > 0 && size == 0 ? absl::OkStatus()
                                       : absl::InternalError("the worker sends bytes of no tile");
     }
@@ -310,8 +311,8 @@ class TileReceiver {
 
   const absl::Span<const FetchedTile> tiles_;
   const TileSink& sink_;
-  size_t opened_ = 0;     // tiles whose opening has arrived, including the open one
-  bool is_open_ = false;  // further bytes of tile opened_ - 1 must follow
+  size_t opened_ = 0;     // tiles whose opening has arrived, including the open tile
+  bool is_open_ = false;  // more bytes of the tile at opened_ - 1 must follow
   int64_t offset_ = 0;
   uint32_t crc_ = 0;
 };
@@ -420,7 +421,7 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
   PutTilesAnswer answer;
   {
     ByteStream stream(impl_->channel(), kPutTiles, cancellation, options);
-    // An error that this side found, such as a tile that does not fit its tensor.
+    // An error that this client found, such as a tile that does not fit its tensor.
     absl::Status local;
     bool is_open = true;
     for (size_t i = 0; i < tiles.size() && is_open; ++i) {
@@ -442,7 +443,8 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
                           : absl::InternalError("the worker ended the stream without an answer");
       answer = {response.tiles(), response.size_bytes(), DurabilityOf(response.durability())};
     }
-    // gRPC may still hold slices of a broken stream: wait, because the caller may free the tensors.
+    // After a break of the stream, gRPC may still hold slices. Wait for their release, because the
+    // caller may free the tensors.
     stream.DriveUntil([&memory] { return memory->is_returned(); }, absl::Seconds(1));
   }
   if (!memory->is_returned()) {
@@ -467,11 +469,11 @@ absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const T
     selector.set_token(std::string(tile.token));
   }
   ByteStream stream(impl_->channel(), kGetTiles, cancellation, options);
-  absl::Status local;  // an error that this side found in the answer
+  absl::Status local;  // an error that this client found in the answer
   TileReceiver receiver(tiles, sink);
   if (stream.Write(rpc::SerializeMessage(request), /*more_follows=*/false) && stream.WritesDone()) {
-    // Start the next read before parsing a message, so that the next message is in transit
-    // meanwhile.
+    // Start the next read before parsing a message: the next message can then arrive while this one
+    // is parsed.
     grpc::ByteBuffer message;
     bool is_there = stream.Read(&message);
     while (is_there) {

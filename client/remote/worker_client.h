@@ -21,7 +21,7 @@
 
 namespace shardmesh::client {
 
-// A tile to send. The memory of token and id must outlive the call.
+// A tile to send. The texts of `token` and `array_id` must outlive the call.
 struct OutgoingTile {
   std::string_view token;
   std::string_view array_id;
@@ -37,12 +37,12 @@ struct PutTilesAnswer {
   Durability durability = Durability::kUnknown;
 };
 
-// A tile to fetch. The memory of token and id must outlive the call.
+// A tile to fetch. The texts of `token` and `array_id` must outlive the call.
 struct FetchedTile {
   std::string_view token;
   std::string_view array_id;
   Tile tile;
-  int64_t size_bytes = 0;  // of the tile
+  int64_t size_bytes = 0;  // size of the tile
 };
 
 // Receives bytes of the tile at `index` of the request, which begin at `offset_bytes` of the tile.
@@ -58,14 +58,16 @@ struct WorkerIdentity {
 };
 
 // A client with its own connection to one worker; the destructor closes the connection. Errors are
-// the worker's; if the connection failed, the address is prepended. Calls are not retried, because
-// a stream cannot be resumed. Not thread-safe, except for the cancellations passed to calls.
+// those of the worker. If the connection failed, the message begins with the address. Calls are not
+// retried, because a stream cannot be resumed. Not thread-safe, but another thread may cancel the
+// cancellations that calls get.
 class WorkerClient {
  public:
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
-  // 10 s for each. An address that does not accept a connection within half a second is tried again
-  // after the others. With TLS, the server must be the worker of that identity. UNAVAILABLE names
-  // all addresses if none answers. CANCELLED if `cancellation`, which may be null, is cancelled.
+  // 10 s for each address. If several addresses are given, one that does not accept a connection
+  // within half a second is tried again after the others. With TLS, the server must be the worker
+  // `identity`. UNAVAILABLE names all addresses if none answers. CANCELLED if `cancellation`, which
+  // may be null, is cancelled.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline,
@@ -77,18 +79,19 @@ class WorkerClient {
   absl::StatusOr<WorkerIdentity> Identify(const rpc::CallOptions& options);
 
   // Streams the tiles, each in pieces of 1 MiB with checksums. Contiguous tiles are sent from the
-  // tensor's memory; other tiles are copied piece by piece, a few MiB ahead of the network. Calls
-  // `on_sent` with the number of bytes of each piece that gRPC has taken for sending. After
-  // PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if `cancellation`
-  // is cancelled.
+  // tensor's memory; other tiles are copied piece by piece, at most a few MiB before gRPC sends
+  // them. Calls `on_sent` with the number of bytes of each piece that gRPC has taken for sending.
+  // After PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if
+  // `cancellation` is cancelled.
   absl::StatusOr<PutTilesAnswer> PutTiles(absl::Span<const OutgoingTile> tiles,
                                           const std::function<void(int64_t)>& on_sent,
                                           Cancellation* cancellation,
                                           const rpc::CallOptions& options);
 
-  // Requests the tiles, at most 10,000, and passes their bytes to `sink` in order, each byte once.
-  // DATA_LOSS (CHECKSUM_MISMATCH) for a piece or tile that differs from its checksum, INTERNAL for
-  // an answer that does not match the request.
+  // Requests the tiles, at most 10,000, and passes their bytes to `sink` in the order of the
+  // request, each byte once. DATA_LOSS (CHECKSUM_MISMATCH): a piece or tile differs from its
+  // checksum. INTERNAL: the answer does not match the request. CANCELLED: `cancellation` was
+  // cancelled.
   absl::Status GetTiles(absl::Span<const FetchedTile> tiles, const TileSink& sink,
                         Cancellation* cancellation, const rpc::CallOptions& options);
 

@@ -1,4 +1,4 @@
-// Memory for gathered tensors.
+// Memory for gathered tensors, and the tiles that slices mean.
 #include "client/types/array.h"
 
 #include <limits>
@@ -15,8 +15,8 @@ namespace shardmesh::client {
 
 namespace {
 
-// The slice in the command line's notation, with a range for each dimension of the shape: extra
-// ranges are cut off, missing ones are `:`.
+// The slice in the notation of the command line, with one range for each dimension of the shape.
+// Extra ranges are cut off; for missing ranges, the text has `:`.
 std::string FilledUp(const ArraySlice& slice, const Shape& shape) {
   std::vector<std::string> ranges;
   for (size_t dim = 0; dim < shape.size(); ++dim) {

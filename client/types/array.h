@@ -41,14 +41,15 @@ struct Array {
   int64_t name_version = 0;
   Durability durability = Durability::kUnknown;
   absl::Time create_time = absl::InfinitePast();
-  int64_t size_bytes = 0;  // each element once
-  // The requested spec, if it differs from the effective one, and the corrections, which are the
-  // reasons.
+  int64_t size_bytes = 0;  // bytes of all elements; replicas do not count
+  // The requested spec, if it differs from the effective spec; and the corrections, which explain
+  // the difference.
   std::optional<PartitionSpec> requested_spec;
   std::vector<Correction> corrections;
 };
 
-// Selects an array by name (at a version; 0: the current one), or by id.
+// Selects an array by name or by id. With a name, `version` selects a version of the name; 0
+// selects the current version.
 struct ArraySelector {
   static ArraySelector ByName(std::string name, int64_t version = 0) {
     return {std::move(name), {}, version};
@@ -60,8 +61,8 @@ struct ArraySelector {
   int64_t version = 0;
 };
 
-// The state in which a change expects a name: it must not exist, or must be at this version (at
-// least 1). Nullopt means any state.
+// The state in which a change expects a name. MustNotExist: the name does not exist. A number, at
+// least 1: the name is at this version. Nullopt: any state.
 struct MustNotExist {
   explicit MustNotExist() = default;
   friend bool operator==(const MustNotExist&, const MustNotExist&) = default;
@@ -79,14 +80,14 @@ struct PutTensor {
   std::optional<PartitionSpec> spec = std::nullopt;
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::string preset = {};
-  // The state in which the put expects `name`; otherwise the put fails.
+  // The state in which the put expects `name`. The put fails if `name` is in another state.
   Precondition precondition = std::nullopt;
   // As in Tiling::Create.
   std::vector<CutPoints> cut_points = {};
 };
 
-// Receives the bytes transferred so far, and in total. A replica counts as often as it is
-// transferred.
+// Receives the number of bytes that have been transferred, and the number of all bytes to transfer.
+// Each transfer of a replica counts.
 using ProgressCallback = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 struct PutOptions {
@@ -94,13 +95,13 @@ struct PutOptions {
   std::string mesh = {};
   // The rules for tensors without a layout.
   RuleSetSelector rules = {};
-  // The profile and the mode that resolve `axes` and `preset` of tensors. Without a mode, the
-  // preset's mode applies, or training.
+  // The profile and the mode with which `axes` and `preset` of tensors are resolved. Without a
+  // mode, a preset is resolved in its own mode, and axes in training mode.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
   // Resolves axes and rules exactly as the Python originals do.
   Compatibility compatibility = Compatibility::kDefault;
-  // Whether the first correction of a spec is an error.
+  // Whether the put fails if a spec needs a correction. If false, the spec is corrected.
   bool strict = false;
   // Plans and checks the put, but moves and changes nothing. The result has only the arrays, whose
   // ids do not exist in the cluster.
@@ -108,9 +109,9 @@ struct PutOptions {
   // The client calls this at most about 20 times a second, and once after the last byte; one call
   // at a time, on any thread. May be null.
   ProgressCallback progress = nullptr;
-  // Called with the id of the transfer before its first byte moves. ClusterClient::CancelOperation
-  // accepts this id. Called again for each retry after a worker was short of memory for calls. May
-  // be null.
+  // The client calls this with the id of the transfer before the transfer's first byte moves.
+  // ClusterClient::CancelOperation accepts this id. If a worker was short of memory for calls, the
+  // client retries the put, and calls this again for each retry. May be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 
@@ -125,21 +126,22 @@ struct PutResult {
   int64_t revision = 0;          // revision of the store after the put
   Durability durability = Durability::kUnknown;
   int64_t sent_bytes = 0;  // bytes of tiles, including replicas
-  // The longest time of any rank from its first byte to its last.
+  // The time from the first byte to the last byte that a rank received, for the rank with the
+  // longest time.
   absl::Duration transfer_time = absl::ZeroDuration();
 };
 
-// A half-open range of one dimension of an array, counted from 0. A missing end means the end of
-// the dimension. A slice has one range for each dimension.
+// A half-open range of indexes, from 0, in one dimension of an array. A missing `stop` means the
+// end of the dimension. A slice has one range for each dimension.
 struct SliceRange {
   int64_t start = 0;
   std::optional<int64_t> stop = std::nullopt;
 };
 using ArraySlice = std::vector<SliceRange>;
 
-// Returns the tile that a slice of the array means. INVALID_ARGUMENT (BAD_TILE), with have and
-// need: the number of ranges differs from the array's rank, or a range is empty or exceeds its
-// dimension.
+// Returns the tile that a slice of the array means. INVALID_ARGUMENT (BAD_TILE): the number of
+// ranges differs from the array's rank, or a range is empty or exceeds its dimension. The error has
+// the facts `have` and `need`.
 absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array);
 
 // A tensor, or a slice of one, gathered from the cluster. Movable; owns its memory.

@@ -11,12 +11,13 @@
 
 namespace shardmesh::client {
 
-// Cancel is permanent. Cancel calls every registered function; a registration after it calls its
-// function at once. Functions must be quick, and must not call this object. Thread-safe.
+// Cancel calls every registered function. The cancellation is permanent: a registration after
+// Cancel calls its function at once. Functions must be quick, and must not call this object.
+// Thread-safe.
 class Cancellation {
  public:
-  // Registers `cancel`, which Cancel calls, as long as this object exists. The destructor waits for
-  // a call in progress.
+  // Registers `cancel` as long as this object exists: Cancellation::Cancel calls it. If a call of
+  // `cancel` is in progress, the destructor waits for its end.
   class Registration {
    public:
     Registration(Cancellation* cancellation, std::function<void()> cancel)

@@ -19,13 +19,13 @@ namespace shardmesh::client {
 
 enum class EntryKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
 
-// The tensors of a model: at most 100,000, with 1 MiB of names and shapes. Questions about trees
-// can refer to a stored tree by its name.
+// The tensors of a model: at most 100,000 tensors, whose names and shapes take at most 1 MiB
+// together. Questions about trees can refer to a stored tree by its name.
 struct StoredTree {
   // The tensors, with distinct names. Only GetEntry fills this member; lists, watches and the
   // answers to changes leave it empty.
   std::vector<TreeTensor> tensors = {};
-  // Totals computed by the coordinator; ignored in changes.
+  // Totals that the coordinator computes. CreateEntry and UpdateEntry ignore the given values.
   int64_t tensor_count = 0;
   int64_t parameters = 0;
   int64_t bytes = 0;  // of the tensors that have a dtype
@@ -40,11 +40,11 @@ inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>
 struct Entry {
   std::string name;
   EntryValue value;
-  int64_t version = 0;   // each update increments it; the name never gets a version again
+  int64_t version = 0;   // each update increments it; the name gets no version twice
   int64_t revision = 0;  // revision of the store at the last change
   std::string uid;       // made at creation; updates keep it
   // For a mesh: the identities of its workers by rank; empty until workers are assigned. An update
-  // keeps them if it names no workers and does not change the number of ranks.
+  // keeps these workers if the new definition names no workers and has the same number of ranks.
   std::vector<std::string> workers;
   absl::Time update_time = absl::InfinitePast();
 };
@@ -52,7 +52,7 @@ struct Entry {
 // A version of an entry, without its value.
 struct EntryVersion {
   int64_t version = 0;
-  int64_t revision = 0;  // revision of the store at its creation
+  int64_t revision = 0;  // revision of the store when this version was created
   absl::Time update_time = absl::InfinitePast();
   int64_t size_bytes = 0;  // size of the value on the wire
 };

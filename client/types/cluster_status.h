@@ -53,7 +53,7 @@ struct WorkerStatus {
   std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;
   int64_t capacity_bytes = 0;
-  int64_t used_bytes = 0;  // as reported by its last heartbeat
+  int64_t used_bytes = 0;  // as reported by the worker's last heartbeat
   // The number of arrays with tiles in the worker's quarantine, and the tiles' bytes, as reported
   // by the worker's last heartbeat. A worker's quarantine keeps tiles that the coordinator does not
   // count as in use.
@@ -100,7 +100,8 @@ struct QuarantinedArray {
 };
 
 // An array without a name that workers reported after a restart of the coordinator. The coordinator
-// holds the array for a limited time, and then quarantines it unless it has got a name.
+// holds the array for a limited time. If the array has no name by then, the coordinator quarantines
+// it.
 struct UnnamedArray {
   std::string array_id;
   std::string mesh_id;
@@ -133,11 +134,11 @@ struct OpenSessionInfo {
   std::string caller;
   std::string client_name;
   absl::Time opened;
-  absl::Time renewed;  // `opened` if never
-  absl::Time expires;  // time at which it ends, unless the client renews it
+  absl::Time renewed;  // `opened` if the session was never renewed
+  absl::Time expires;  // time at which the session ends, unless the client renews it
   int64_t pinned_arrays = 0;
-  int64_t transfers = 0;  // under way
-  int64_t steps = 0;      // under way
+  int64_t transfers = 0;  // transfers under way
+  int64_t steps = 0;      // steps under way
 };
 
 // The tiles that a drop from quarantine deleted.
@@ -148,7 +149,7 @@ struct QuarantineDrop {
 
 // An array that was restored from quarantine.
 struct RestoredArray {
-  std::string name;  // the name that it got; empty if it already had a name
+  std::string name;  // the name that the array got; empty if it already had a name
   std::vector<std::string> identities;
 };
 
@@ -167,8 +168,8 @@ struct ClusterStatus {
   int64_t unnamed_arrays = 0;
   absl::Duration unnamed_held_for = absl::InfiniteDuration();
   int64_t sessions = 0;
-  // The number of records of its store that the coordinator could not read at its start and
-  // skipped, and the keys of some of them.
+  // At its start, the coordinator skips records of its store that it cannot read. The number of
+  // these records, and the keys of some of them.
   int64_t unreadable_records = 0;
   std::vector<std::string> unreadable_keys;
 };
@@ -186,8 +187,8 @@ struct WorkerFlight {
 };
 
 struct FlightQuestion {
-  std::string identity = {};                   // only this worker; empty: all
-  std::optional<int64_t> step = std::nullopt;  // only this step; nullopt: all
+  std::string identity = {};                   // only this worker; empty: all workers
+  std::optional<int64_t> step = std::nullopt;  // only this step; nullopt: all steps
   int32_t max_records = 0;                     // limit for each worker, at most 1,024; 0 means 64
 };
 
@@ -199,14 +200,14 @@ struct ClusterLinks {
     std::optional<int64_t> rank = {};  // the worker's rank in the mesh of the question
   };
   struct Link {
-    std::string identity;  // the worker that measured the link; `measured.peer` is the other
+    std::string identity;  // the worker that measured the link to the worker `measured.peer`
     MeasuredLink measured;
   };
   std::vector<Worker> workers;  // sorted by rank, or by identity if the question has no mesh
   std::vector<Link> links;      // by identities
 
-  // Returns the link between two workers, measured by either of them. Null if neither has measured
-  // it.
+  // Returns the link between two workers, as measured by either of them. Null if neither worker has
+  // measured the link.
   const MeasuredLink* Find(std::string_view one, std::string_view other) const;
 };
 
@@ -236,10 +237,10 @@ struct ClusterFinding {
   std::string op;
   std::string mesh_id;
   std::optional<int64_t> instruction;  // the instruction in which ranks wait
-  std::string label;                   // its label
+  std::string label;                   // that instruction's label
   std::vector<int64_t> waiting_ranks;
   std::vector<Culprit> culprits;
-  // When the fault began; for a failed step, when it failed.
+  // The time at which the fault began, or at which the failed step failed.
   absl::Time time = absl::InfinitePast();
 };
 // The name of a kind: `stuck`, `deadlock`, `cut-off`, `failed`, `worker`, `degraded`,
@@ -256,7 +257,7 @@ struct Operation {
   std::string operation_id;
   std::string description;
   OperationState state = OperationState::kUnknown;
-  // The progress in units of the operation (tiles for a put), and in bytes.
+  // The progress, in units that depend on the operation (tiles for a put), and in bytes.
   int64_t done = 0;
   int64_t total = 0;
   int64_t done_bytes = 0;
@@ -277,7 +278,7 @@ struct ServedRank {
 
 // The ranks, work and tiles of a draining worker.
 struct DrainedWorker {
-  std::vector<ServedRank> ranks;  // at most the first 1,000
+  std::vector<ServedRank> ranks;  // at most the first 1,000 ranks
   int64_t rank_count = 0;
   int64_t work = 0;    // running steps and transfers with this worker
   int64_t arrays = 0;  // arrays with a tile in use on this worker
@@ -286,14 +287,15 @@ struct DrainedWorker {
 
 // The ranks that the replacement of a lost worker got.
 struct ReplacedWorker {
-  std::vector<ServedRank> ranks;  // at most the first 1,000
+  std::vector<ServedRank> ranks;  // at most the first 1,000 ranks
   int64_t rank_count = 0;
 };
 
-// What a watch of the cluster reports on.
+// The subjects about which a watch of the cluster can report changes.
 enum class ClusterSubject { kWorkers, kArrays, kNames };
 
-// The first event of a watch: all changes after this state follow.
+// The first event of a watch. The watch reports all changes after the term, epoch and revision that
+// this event states.
 struct WatchStarted {
   int64_t term = 0;  // changes at each start of the coordinator
   int64_t epoch = 0;
@@ -305,8 +307,8 @@ struct WorkerChange {
   Kind kind = Kind::kUnknown;
   std::string identity;
   uint64_t incarnation = 0;
-  int64_t epoch = 0;   // after the change
-  std::string reason;  // of a loss
+  int64_t epoch = 0;   // the cluster's epoch after the change
+  std::string reason;  // why the worker was lost; empty for other changes
 };
 std::string_view WorkerChangeName(WorkerChange::Kind kind);  // "attached"
 

@@ -16,13 +16,13 @@ namespace shardmesh::client {
 struct OutputSpecQuestion {
   enum class Kind {
     kMatmul,   // lhs @ rhs; see GetMatmulOutputSharding
-    kLinear,   // a tensor-parallel layer's output; see GetOutputPartitionSpec
+    kLinear,   // the output of a tensor-parallel layer; see GetOutputPartitionSpec
     kOperand,  // lhs itself; see GetSharding
   };
   Kind kind = Kind::kMatmul;
   ArrayLayout lhs = {};
   ArrayLayout rhs = {};          // unused by kOperand
-  std::string axis_name = "tp";  // kLinear
+  std::string axis_name = "tp";  // the mesh axis of the layer; only for kLinear
 };
 
 // Asks whether a tensor-parallel layer's settings are valid. See CheckTensorParallelConfig.
@@ -30,7 +30,7 @@ struct TensorParallelQuestion {
   // Nullopt means the mesh of the layer's context, `context_mesh`.
   std::optional<MeshSelector> mesh = std::nullopt;
   std::string axis_name = "tp";
-  // Nullopt means that nothing is checked.
+  // The layer's method of multiplication. Nullopt: the settings are returned unchecked.
   std::optional<std::string> matmul_method = std::nullopt;
   bool reduce_output = false;
   bool reduce_scatter_output = false;

@@ -26,8 +26,8 @@
 namespace shardmesh::client {
 
 // Select a mesh, a profile or rules: by name in the catalog, or by value. The default (monostate)
-// is no mesh, the profile without given fields, or no rules. A question that needs a mesh then
-// fails with MISSING_ARGUMENT.
+// selects no mesh, the profile without given fields, or no rules. A question that needs a mesh
+// fails with MISSING_ARGUMENT if it selects no mesh.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinition>;
@@ -35,19 +35,21 @@ using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinit
 // Asks for the spec that logical axes resolve to.
 struct ResolveSpecQuestion {
   // Semantic axes, one per dimension; or the name of a preset, which supplies axes and mode. Set
-  // only one of the two.
+  // only one of `axes` and `preset`.
   std::vector<AxisValue> axes = {};
   std::string preset = {};
-  // Nullopt means the preset's mode, or training.
+  // Nullopt means the preset's mode; for `axes`, training. With `preset`, a mode is an error. With
+  // kExact it is no error: `axes` and `mode` together replace the preset, and a mode without axes
+  // is ignored.
   std::optional<Mode> mode = std::nullopt;
   // The array's shape. Without a shape, the spec is not corrected, and no mesh is needed.
   std::optional<Shape> shape = std::nullopt;
   ProfileSelector profile = {};
   MeshSelector mesh = {};
-  // Whether the first correction is an error.
+  // Whether the call fails if the spec needs a correction. If false, the spec is corrected.
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
-  // Whether to return the chain of reasons.
+  // Whether to return the chain of reasons for the spec.
   bool explain = false;
   // Whether to return fixes (alternative requests that need no correction).
   bool suggest_fixes = false;
@@ -60,24 +62,24 @@ struct EffectiveSpecQuestion {
   // supplies axes and mode.
   std::vector<std::string> axes = {};
   std::string preset = {};
-  // Empty means the preset's mode, or training.
+  // Empty means the preset's mode; for `axes`, training. Must be empty with `preset`.
   std::string mode = {};
   Shape shape = {};
   // Names in the catalog, or NAME@VERSION. An empty profile means the default profile. The mesh is
   // required.
   std::string profile = {};
   std::string mesh = {};
-  // Whether the first correction is an error.
+  // Whether the call fails if the spec needs a correction. If false, the spec is corrected.
   bool strict = false;
 };
 
 // The spec after correction: it fits shape and mesh.
 struct EffectiveSpec {
   PartitionSpec spec;
-  // The dimensions whose axes were dropped because they do not fit, in ascending order.
+  // The dimensions of which axes were dropped, because these axes do not fit. In ascending order.
   std::vector<int64_t> corrected_dimensions;
-  Shape shard_shape;     // of each device's tile, in elements
-  int64_t revision = 0;  // of the catalog
+  Shape shard_shape;     // extents of each device's tile, in elements
+  int64_t revision = 0;  // revision of the catalog
 };
 
 // Asks to which mesh axes each of these logical axes resolves.
@@ -89,7 +91,7 @@ struct ResolveAxesQuestion {
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Asks whether a spec fits shape and mesh.
+// Asks whether a spec fits a shape and a mesh, and for the corrected spec if it does not.
 struct CorrectSpecQuestion {
   PartitionSpec spec;
   Shape shape;
@@ -126,7 +128,8 @@ struct ConstrainQuestion {
   ProfileSelector profile = {};
   Shape shape;
   MeshSelector mesh = {};
-  // Only for a layout of axes or a preset: see ApplyLogicalSharding.
+  // Only for a layout of axes or a preset: corrects the spec first. If true, an empty mesh is an
+  // error, and a spec that becomes P() constrains nothing. See ApplyLogicalSharding.
   bool auto_correct = false;
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
@@ -140,7 +143,7 @@ struct ConstraintAnswer {
   int64_t revision = 0;
 };
 
-// Asks whether two specs are equivalent for tensors of this rank.
+// Asks whether two specs are equivalent for tensors with `rank` dimensions.
 struct CompareQuestion {
   PartitionSpec a;
   PartitionSpec b;
@@ -151,7 +154,7 @@ struct CompareQuestion {
 
 struct Comparison {
   bool equal = false;       // P() and P(None) are not equal
-  bool equivalent = false;  // every tensor of that rank has the same placement by both specs
+  bool equivalent = false;  // both specs place every tensor of the question's rank equally
   bool a_fully_replicated = false;
   bool b_fully_replicated = false;
 };
@@ -161,7 +164,8 @@ struct ExplainQuestion {
   std::string name;  // 1 to 1,024 bytes
   Shape shape;
   RuleSetSelector rules = {};
-  // Semantic axes, which replace the rules; resolved with the profile and the mode.
+  // If set, the tensor gets its spec from these semantic axes and not from the rules. They are
+  // resolved with `profile` and `mode`.
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
@@ -177,14 +181,14 @@ struct TensorExplanation {
 // Asks for the tiles of a tensor on a mesh.
 struct TilingQuestion {
   MeshSelector mesh;
-  PartitionSpec spec;  // must fit
+  PartitionSpec spec;  // must fit the mesh and the shape without correction
   Shape shape;
-  // Positions of the devices for which to return tiles, at most 65,536.
+  // Positions, in the mesh, of the devices for which to return tiles. At most 65,536.
   std::vector<DeviceId> devices = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // A part of the tensor for which to return the devices that hold it.
+  // A part of the tensor. If set, the answer says which devices hold this part.
   std::optional<Tile> range = std::nullopt;
-  // Positions of the devices for which to return replica groups, at most 65,536.
+  // Positions, in the mesh, of the devices for which to return replica groups. At most 65,536.
   std::vector<DeviceId> replica_groups_of = {};
 };
 
@@ -201,14 +205,14 @@ struct TilingAnswer {
   bool fully_replicated = false;
   // The tiles of the requested devices, in the order of the question.
   std::vector<DeviceTile> tiles;
-  // The pieces of the requested range, each with its devices, in row-major order.
+  // The pieces of TilingQuestion::range, each with the devices that hold it, in row-major order.
   std::vector<OwnedTile> owners;
-  // For each requested position, all devices that hold its tile.
+  // For each device of TilingQuestion::replica_groups_of, all devices that hold the same tile.
   std::vector<std::vector<DeviceId>> replica_groups;
   int64_t revision = 0;
 };
 
-// A named list of axes with a mode. In a preset, the mode is always set.
+// A preset: a name for a list of semantic axes and the mode in which they resolve.
 struct NamedPreset {
   std::string name;
   std::vector<AxisValue> axes;
@@ -217,26 +221,26 @@ struct NamedPreset {
 
 // Asks for the layouts of a whole tree of tensors.
 struct TreeQuestion {
-  // The rules for tensors without their own axes or spec.
+  // The rules for tensors that have neither axes nor a spec of their own.
   RuleSetSelector rules = {};
-  // The profile for tensors with axes.
+  // The profile with which the axes of tensors are resolved.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
   MeshSelector mesh = {};
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
-  // Whether to return only the specs that the rules give. The answer then has no corrections and no
-  // bytes, and no mesh is needed.
+  // Whether to return only the specs that the rules give. If true, the answer has no corrections
+  // and no bytes, and the question needs no mesh.
   bool match_only = false;
-  // Whether the answer reports a tensor without a matching rule. Otherwise such a tensor ends the
-  // call with UNMATCHED_TENSOR.
+  // Whether the answer reports tensors that no rule matches. If false, such a tensor ends the call
+  // with UNMATCHED_TENSOR.
   bool keep_unmatched = false;
   // Whether to return fixes (alternative requests that need no correction).
   bool suggest_fixes = false;
-  // Whether a tensor's own spec is an error if it names an axis that the mesh lacks, or an axis
-  // twice. Otherwise correction drops such axes.
+  // Whether a tensor's own spec is an error if the spec names an axis that the mesh lacks, or names
+  // an axis twice. If false, correction drops such axes.
   bool own_specs_must_suit_mesh = false;
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 
@@ -255,14 +259,16 @@ struct TreeSpec {
   std::vector<Correction> corrections;
   // Empty unless the question asks for fixes; see SuggestFixes.
   std::vector<Fix> fixes;
-  // Whether requested fixes were left out, because the answer's fixes reached their size limit.
+  // Whether some of the requested fixes are missing, because the fixes of the whole answer reached
+  // their size limit.
   bool fixes_left_out = false;
 };
 
 struct TreePlacement {
   // Index into TreeAnswer::specs.
   size_t spec_index = 0;
-  // The index of the rule that matched, from 0; nullopt if no rule was needed, or none matched.
+  // The index of the rule that matched, from 0; nullopt if the tensor needed no rule, or if no rule
+  // matched.
   std::optional<int64_t> rule_index;
   // Whether no rule matched, so that the tensor counts as replicated; see
   // TreeQuestion::keep_unmatched.
@@ -270,8 +276,8 @@ struct TreePlacement {
   int64_t bytes_per_device = 0;
 };
 
-// The totals of a layout, and the number of tensors of some kinds. Bytes count only tensors with a
-// dtype.
+// The totals of a layout, and numbers of corrected, replicated and unmatched tensors. Only tensors
+// with a dtype count in bytes.
 struct TreeReport {
   LayoutReport layout;
   int64_t devices = 0;             // 0 without a mesh

@@ -25,17 +25,18 @@ struct SpmdQuestion {
   LogicalRulesSelector rules = {};
   // The rules of the array's context, which are merged with `rules`.
   LogicalRulesSelector context_rules = {};
-  // The array's mesh; nullopt: the answer has no action. With a mesh, an empty `names` means that
+  // The array's mesh. Nullopt: the answer has no `action`. With a mesh, an empty `names` means that
   // the array has no logical names.
   std::optional<MeshSelector> mesh = std::nullopt;
-  // Whether to return only the values, even if they form no legal spec. Not allowed with a mesh.
+  // Whether to return only `values`, even if they form no legal spec. A question with a mesh must
+  // not set this.
   bool values_only = false;
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 struct SpmdAnswer {
   std::vector<AxisValue> values;  // one per dimension; empty for an array that stays unchanged
-  // Nullopt with values_only, and for an array that stays unchanged.
+  // Nullopt if the question set `values_only`, or if the array stays unchanged.
   std::optional<PartitionSpec> spec;
   // Set only if the question has a mesh.
   std::optional<ShardValueAction> action;
@@ -47,8 +48,8 @@ struct LinenQuestion {
   std::vector<AxisValue> names;  // one per dimension, at most 16
   LogicalRulesSelector rules = {};
   RulesFallback fallback = RulesFallback::kAxisIsUnsharded;
-  // Whether to act like flax's with_logical_constraint: without any rules, the array stays
-  // unchanged.
+  // Whether to act like flax's with_logical_constraint, which leaves the array unchanged if there
+  // are no rules at all.
   bool constrain = false;
 };
 

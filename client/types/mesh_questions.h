@@ -27,7 +27,7 @@ struct MeshText {
 // Asks for a validated mesh and its workers.
 struct MeshQuestion {
   std::variant<MeshSelector, MeshFields, MeshText> mesh = {};
-  // The required number of devices, from which the coordinator infers a size of -1.
+  // The number of devices that the mesh must have. The coordinator infers a size of -1 from it.
   std::optional<int64_t> device_count = std::nullopt;
   // Whether an empty mesh is an error (FAILED_PRECONDITION, NO_MESH).
   bool required = false;
@@ -37,7 +37,8 @@ struct MeshQuestion {
 
 struct MeshAnswer {
   Mesh mesh;
-  // The workers' identities by rank, if the mesh is in the catalog and workers are assigned to it.
+  // The workers' identities by rank. Empty unless the mesh is in the catalog and workers are
+  // assigned to it.
   std::vector<std::string> workers;
   int64_t revision = 0;
 };
@@ -46,24 +47,24 @@ struct MeshAnswer {
 struct MeshAxesQuestion {
   enum class Kind {
     kPresent,     // whether the axes exist
-    kSize,        // AxesSize
-    kMappedSize,  // MappedAxesSize
-    kIndex,       // SubmeshIndices
-    kGroups,      // DeviceGroup of each given device; DeviceGroups if none is given
-    kSubmesh,     // SubmeshOf
+    kSize,        // the product of the axes' sizes; see AxesSize
+    kMappedSize,  // the product as in a mapped computation; see MappedAxesSize
+    kIndex,       // the index of each device along the axes; see SubmeshIndices
+    kGroups,      // the DeviceGroup of each device; all DeviceGroups if `devices` is empty
+    kSubmesh,     // the mesh over the axes through a device; see SubmeshOf
   };
   Kind kind = Kind::kPresent;
   MeshSelector mesh = {};
-  // At most 64.
+  // At most 64 axes.
   std::vector<std::string> axes = {};
-  // For kIndex and kGroups: at most 65,536 positions; empty means all devices. For kSubmesh: one
-  // position; empty means 0.
+  // The devices to ask about. For kIndex and kGroups: at most 65,536; empty means all devices, if
+  // the mesh has at most 65,536. For kSubmesh: one; empty means device 0. For other kinds: empty.
   std::vector<DeviceId> devices = {};
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 struct MeshAxesAnswer {
-  // kPresent.
+  // For kPresent.
   bool present = false;
   std::vector<std::string> absent_axes;
   // For kSize and kMappedSize.
@@ -71,9 +72,10 @@ struct MeshAxesAnswer {
   // For kIndex: one index for each device.
   std::vector<int64_t> indexes;
   // For kGroups: the positions of each group's devices, at most 65,536 in all. The groups have the
-  // order of the question's devices; without devices, they are sorted by least member.
+  // order of the question's devices. If the question has no devices, the groups are sorted by the
+  // lowest position in each.
   std::vector<std::vector<DeviceId>> groups;
-  // kSubmesh.
+  // For kSubmesh.
   Mesh submesh;
   int64_t revision = 0;
 };

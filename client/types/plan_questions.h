@@ -22,8 +22,8 @@
 
 namespace shardmesh::client {
 
-// Asks for the data movement from one layout of an array to another. If two devices of the two
-// meshes have equal ids, they are the same device.
+// Asks for the data movement from one layout of an array to another. A device of one mesh and a
+// device of the other mesh are the same device if their ids are equal.
 struct ReshardQuestion {
   MeshSelector from_mesh = {};
   PartitionSpec from = {};  // must fit the shape, like `to`
@@ -31,10 +31,11 @@ struct ReshardQuestion {
   PartitionSpec to = {};
   Shape shape = {};
   Dtype dtype = Dtype::kF32;
-  // `devices` are positions in the destination's mesh: the answer lists what these devices need and
-  // from which devices. `sources` are positions in the source's mesh: the answer lists what these
-  // devices send. At most 65,536 positions each. The answer must fit 4 MiB (RESOURCE_EXHAUSTED,
-  // LIMIT_EXCEEDED), and has at most 65,536 regions of either kind.
+  // `devices` are positions in `to_mesh`: the answer lists what each of these devices needs, and
+  // which devices send these regions. `sources` are positions in `from_mesh`: the answer lists what
+  // each of these devices sends. At most 65,536 positions in each list. The answer must fit 4 MiB
+  // (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED). It has at most 65,536 received regions and 65,536 sent
+  // regions.
   std::vector<DeviceId> devices = {};
   std::vector<DeviceId> sources = {};
   // Whether to leave out the regions that `devices` receive.
@@ -44,8 +45,8 @@ struct ReshardQuestion {
 
 // A region that one device sends to another.
 struct ReshardTransfer {
-  DeviceId source = 0;       // position in the source's mesh
-  DeviceId destination = 0;  // position in the destination's mesh
+  DeviceId source = 0;       // position in the mesh of the source layout
+  DeviceId destination = 0;  // position in the mesh of the destination layout
   Tile tile;
   int64_t bytes = 0;
 };
@@ -61,25 +62,25 @@ struct ReshardDevice {
 struct ReshardAnswer {
   ReshardPattern pattern = ReshardPattern::kGeneral;
   std::vector<ReshardStep> steps;
-  int64_t elements = 0;  // of the array
-  // Totals as in sharding/reshard/plan.h, in elements unless stated otherwise. `mean_sent`,
-  // `max_link` and `max_sent` are unset; the bytes below replace them.
+  int64_t elements = 0;  // number of elements of the array
+  // Totals, in elements except where sharding/reshard/plan.h states another unit. `mean_sent`,
+  // `max_link` and `max_sent` are unset: the members below have their values in bytes.
   ReshardTotals totals;
   int64_t total_needed_bytes = 0;
-  int64_t max_needed_bytes = 0;  // of one device
+  int64_t max_needed_bytes = 0;  // the most that one device needs
   int64_t max_link_bytes = 0;    // the most that one device sends to another
-  double mean_sent_bytes = 0;    // average over the source mesh's devices
-  // The most that one device sends; nullopt if the computation would take too long.
+  double mean_sent_bytes = 0;    // average over the devices of the source layout's mesh
+  // The most that one device sends in all; nullopt if the computation would take too long.
   std::optional<int64_t> max_sent_bytes;
   std::vector<ReshardDevice> devices;  // in the order of the question
-  std::vector<ReshardTransfer> sent;   // by source as requested, then by destination
+  std::vector<ReshardTransfer> sent;   // in the order of `sources`, then by destination
   int64_t revision = 0;
 };
 
 // Asks for the totals of a tree. Each tensor has its own spec, which must fit without correction.
 struct AnalyzeQuestion {
   MeshSelector mesh = {};
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 
@@ -97,20 +98,20 @@ struct ShardingStrategyAnswer {
 // Asks which meshes of `devices` devices are the best for a tree.
 struct SearchQuestion {
   int64_t devices = 0;  // 1 to 2^31
-  // At most 16.
+  // The axes of the meshes to try; at most 16.
   std::vector<SearchAxis> axes;
   // The memory of a device; nullopt means unlimited.
   std::optional<int64_t> device_memory_bytes = std::nullopt;
-  // The rules for tensors without axes and spec.
+  // The rules for tensors that have neither axes nor a spec of their own.
   RuleSetSelector rules = {};
-  // The profile for tensors with axes.
+  // The profile with which the axes of tensors are resolved.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
-  int64_t keep = 20;  // 1 to 1,000
+  int64_t keep = 20;  // most meshes in the answer, 1 to 1,000
   // Criteria by which meshes are ranked: the first criterion in which two meshes differ decides.
   // Empty means all criteria, in the order of the enum.
   std::vector<MeshCriterion> ranking = {};
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 
@@ -123,14 +124,14 @@ struct SearchAnswer {
 struct ShardingsQuestion {
   enum class Kind {
     kLayouts,        // mesh and spec; nullopt for a leaf without them
-    kLayoutsOnMesh,  // as kLayouts; a leaf with only a spec is on `mesh`, which must be nonempty
-    kSpecs,          // the spec; an error for a leaf without a spec; P() for numbers
+    kLayoutsOnMesh,  // as kLayouts; a leaf with only a spec lies on `mesh`, which must not be empty
+    kSpecs,          // the spec; P() for a number; an error for another leaf without a spec
   };
   Kind kind = Kind::kLayouts;
   // At most 100,000 leaves, in messages of at most 4 MiB.
   std::vector<HeldLeaf> leaves = {};
   // If set, the answer also has the cluster's arrays whose names have this prefix. The list is not
-  // a snapshot: names that are added or deleted meanwhile may be missing or present.
+  // a snapshot: a name that is added or deleted during the call may be missing or present.
   std::optional<std::string> prefix = std::nullopt;
   MeshSelector mesh = {};
   Compatibility compatibility = Compatibility::kDefault;

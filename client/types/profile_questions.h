@@ -32,11 +32,11 @@ struct ProfileQuestion {
 // A semantic name with its mesh axes.
 struct ResolvedName {
   std::string name;
-  // The profile's field that gives the axes. Nullopt for a user-defined axis, and for the built-in
-  // name that reads no field.
+  // The profile's field that gives the axes. Nullopt for a user-defined axis, and for the one
+  // built-in name that reads no field.
   std::optional<AxisField> field;
-  // The field that replaces `field` in generation modes, unless the field's value is none. Nullopt
-  // if no such field exists.
+  // The field that gives the axes in generation modes, unless that field's value is none. Nullopt
+  // if there is no such field.
   std::optional<AxisField> generation_field;
   AxisValue value;
   AxisValue generation_value;
@@ -52,8 +52,8 @@ struct ProfileAnswer {
   int64_t revision = 0;
 };
 
-// Asks for the hash of a text; or for the hash that the Python original gives an object with these
-// attributes, or a profile. See HashProfile.
+// Asks for the hash of a text, of an object's attributes, or of a profile. For attributes and a
+// profile, it is the hash that the Python original gives the object. See HashProfile.
 struct HashQuestion {
   // A text of at most 1 MiB, an object's attributes, or a profile.
   std::variant<std::string, std::vector<PythonValue>, ProfileQuestion> subject;

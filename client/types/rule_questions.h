@@ -18,16 +18,16 @@
 
 namespace shardmesh::client {
 
-// Asks to parse the rules in one line of text, and optionally which spec these rules give to a
-// name. See sharding/rules/pattern_rules.h.
+// Asks to parse the rules in one line of text. If `name` is set, also asks which spec these rules
+// give to that name. See sharding/rules/pattern_rules.h.
 struct PatternRulesQuestion {
   std::string text;  // at most 64 KiB
   // The name for which to return a spec. Nullopt: the answer has only the rules.
   std::optional<std::string> name = std::nullopt;
   PartitionSpec default_spec = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // With kExact, the mesh that the Python original requires. Nullopt skips the original's check of
-  // the mesh.
+  // With kExact, the mesh that the Python original requires. With nullopt, the coordinator skips
+  // the check of the mesh that the original makes.
   std::optional<MeshSelector> mesh = std::nullopt;
 };
 
@@ -58,19 +58,19 @@ struct LintQuestion {
   // The rules to check; required. Unusable patterns become findings only if the rules defer pattern
   // errors.
   RuleSetSelector rules;
-  // The profile for tensors with semantic axes.
+  // The profile with which semantic axes of tensors are resolved.
   ProfileSelector profile = {};
   // The meshes to check, at most 256, none of them empty. An empty list means every mesh of the
   // catalog.
   std::vector<MeshSelector> meshes = {};
   // If set, also checks the cluster's named arrays whose names have this prefix.
   std::optional<std::string> held_prefix = std::nullopt;
-  // The most findings of each kind that are listed, 1 to 1,000. The findings of one kind never
-  // exceed 256 KiB.
+  // The most findings that the answer lists for each kind, 1 to 1,000. The listed findings of one
+  // kind never take more than 256 KiB.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. The request must
-  // then have no tensors. Tensors of these trees that have their own spec are skipped.
+  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. If any are given,
+  // the request must have no tensors. In these trees, tensors that have their own spec are skipped.
   std::vector<std::string> stored_trees = {};
   bool all_stored_trees = false;
   // The trees to which the request's tensors belong, in the order of the tensors. At most 1,000
@@ -100,8 +100,8 @@ struct LintAnswer {
   std::array<int64_t, kFindingKindCount> counts = {};
   // The checked trees, to which findings refer by index.
   std::vector<LintedTree> trees;
-  int64_t tensors = 0;  // checked
-  int64_t meshes = 0;   // checked
+  int64_t tensors = 0;  // number of checked tensors
+  int64_t meshes = 0;   // number of checked meshes
   int64_t revision = 0;
 
   int64_t count(Finding::Kind kind) const { return counts[static_cast<size_t>(kind)]; }
@@ -121,7 +121,7 @@ struct DiffQuestion {
   LayoutChoice b;
   LayoutBudget budget = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // The name of a tree of the catalog. The request must then have no tensors.
+  // The name of a tree of the catalog. If it is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

@@ -25,10 +25,10 @@ struct Operand {
   Operand(Literal literal) : value(std::move(literal)) {}    // NOLINT: a literal is an operand.
 
   std::variant<ArraySelector, Literal> value;
-  // Whether the step may reuse the array's memory; the array no longer exists afterwards. An
-  // all-reduce, broadcast or barrier works in place if tiles keep their size. The array is then
-  // lost even if the step fails, as the error states. An array that has a name, or that others
-  // hold, is never consumed.
+  // Whether the step may consume the array: use its memory for results and delete the array. An
+  // all-reduce, broadcast or barrier works in the array's memory if tiles keep their size. In that
+  // case the array is lost even if the step fails; the error says so. An array is never consumed if
+  // it has a name, or if another session or running work holds it.
   bool donate = false;
 };
 
@@ -36,12 +36,13 @@ struct Operand {
 struct OutputOptions {
   // The names of the results, in order. A result whose name is empty or missing gets no name.
   std::vector<std::string> names = {};
-  // The expected states of the names, in order; nullopt or missing means any state.
+  // The states in which the step expects the names of the results, in order. Nullopt or missing:
+  // any state.
   std::vector<Precondition> preconditions = {};
   // Whether to return the results' elements too, at most 1 MiB in all.
   bool return_literals = false;
-  // The spec of each result, which must fit without correction. If nullopt or missing, the planner
-  // chooses the spec.
+  // The spec of each result, which must fit without correction. If the spec of a result is nullopt
+  // or missing, the planner chooses it.
   std::vector<std::optional<PartitionSpec>> specs = {};
 };
 
@@ -97,7 +98,8 @@ struct CollectiveCall {
   Operand input;
   CollectiveKind kind = CollectiveKind::kAllReduce;
   std::vector<std::string> axes;
-  int64_t dimension = 0;  // must be 0 for kinds without it; likewise root and split_dimension
+  // `dimension`, `root` and `split_dimension` must be 0 for kinds that do not use them.
+  int64_t dimension = 0;
   Reduction reduction = Reduction::kSum;
   int64_t root = 0;
   int64_t split_dimension = 0;
@@ -122,24 +124,24 @@ struct PlannedInstruction {
 struct PlannedTraffic {
   std::vector<std::string> axes;  // major first
   int64_t collectives = 0;
-  int64_t sent_bytes = 0;  // sent by the busiest device
+  int64_t sent_bytes = 0;  // sent by the device that sends the most
   // The predicted time of the exchange, from the slowest measured link of the mesh. Nullopt if no
   // link has been measured yet.
   std::optional<absl::Duration> exchange_time;
 };
 
-// The exchange of one run of a plan from one rank of its mesh to another.
+// The bytes that one run of a plan sends from one rank of its mesh to another.
 struct PlannedLink {
   int64_t sender_rank = 0;
   int64_t receiver_rank = 0;
   int64_t sent_bytes = 0;
 };
 
-// The exchange of one run of a plan by links: bytes of tiles, partial sums and barriers, without
-// the headers of frames.
+// The bytes that one run of a plan sends over each link: bytes of tiles, partial sums and barriers,
+// without the headers of frames.
 struct PlannedLinks {
-  // Most bytes first, then by sender and receiver: at most 32, and all of them if there are no
-  // more.
+  // The links with the most bytes: at most 32. Sorted by falling number of bytes, then by sender
+  // and receiver. If at most 32 links carry bytes, all of them.
   std::vector<PlannedLink> busiest;
   int64_t link_count = 0;  // links that carry bytes
   int64_t sent_bytes = 0;  // over all links
@@ -151,11 +153,12 @@ struct CompiledProgram {
   std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
   PlanCost cost;                                 // predicted cost of one run
   std::vector<PlannedTraffic> traffic;           // one entry for each list of axes
-  // Nullopt: the program has too many pairs of ranks to sum up, or the coordinator is an older
-  // build.
+  // Nullopt: the plan has too many pairs of ranks to add up their bytes, or the coordinator is an
+  // older build.
   std::optional<PlannedLinks> links;
   int64_t peak_bytes = 0;  // most bytes of values on a device at any time, without operands
-  // The predicted time of all collectives of a run, without kernels. Nullopt as in PlannedTraffic.
+  // The predicted time of all collectives of a run, without kernels. Nullopt if no link of the mesh
+  // has been measured yet.
   std::optional<absl::Duration> exchange_time;
 };
 

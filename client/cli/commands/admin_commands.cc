@@ -74,8 +74,8 @@ Json UnreachedJson(const std::vector<UnreachedWorker>& workers) {
   return json;
 }
 
-// Prints the workers whose quarantine could not be reached; `what` says what happened to their
-// tiles.
+// Prints the workers whose quarantine could not be reached. `what` says what happened to the tiles
+// of these workers.
 void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_view what) {
   for (const UnreachedWorker& worker : workers) {
     std::cout << "Not reached: " << worker.identity << ", " << worker.reason
@@ -132,7 +132,8 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
     return absl::OkStatus();
   }
   if (invocation.names()) {
-    // The list has an entry for each worker with a tile of an array: print each id once.
+    // The list has one entry for each pair of an array and a worker with a tile of it: print each
+    // array's id once.
     std::set<std::string> names;
     for (const UnnamedArray& array : list.unnamed) names.insert(array.array_id);
     for (const QuarantinedArray& array : list.arrays) names.insert(array.array_id);
@@ -153,8 +154,8 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   return absl::OkStatus();
 }
 
-// Removes the @ of ids that are given in the notation @ID; other ids are as `admin quarantine list`
-// prints them.
+// Removes the @ from array ids in the notation @ID. Leaves ids without @, as `admin quarantine
+// list` prints them, unchanged.
 std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
   for (std::string& array : arrays) {
     if (IsArrayId(array)) array.erase(0, 1);
@@ -162,8 +163,8 @@ std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
   return arrays;
 }
 
-// Restores the arrays one after the other. A failure does not stop the command, unless the
-// coordinator is unreachable: then it does not ask for the remaining arrays.
+// Restores the arrays one after the other. If an array cannot be restored, goes on with the next
+// one. If the coordinator is unreachable, does not ask it for the remaining arrays.
 absl::Status RunRestore(const Invocation& invocation, const std::vector<std::string>& array_ids,
                         const std::string& name, bool validate_only) {
   if (array_ids.size() > 1 && !name.empty()) {
@@ -217,7 +218,7 @@ absl::Status RunDrop(const Invocation& invocation, const std::vector<std::string
   SHARDMESH_ASSIGN_OR_RETURN(
       const QuarantineDrop dropped,
       client->cluster().DropQuarantined(array_ids, even_partly, validate_only));
-  // The answer lists an array once for each worker that had a tile of it.
+  // The answer lists an array once for each worker that had a tile of the array.
   std::set<std::string> there;
   int64_t size_bytes = 0;
   for (const QuarantinedArray& array : dropped.arrays) {
@@ -459,12 +460,12 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
                                        [&](const ClusterChange& change) {
                                          has_begun = true;
                                          PrintChange(change, invocation);
-                                         // False ends the watch; the command line reports why the
-                                         // output failed.
+                                         // A result of false ends the watch; the command line
+                                         // reports why the output failed.
                                          return std::cout.good();
                                        },
                                        {.timeout = invocation.deadline, .cancellation = stopped});
-    // A watch that reaches --deadline has succeeded, as after Ctrl-C.
+    // A watch that ends at --deadline has succeeded, like one that ends by Ctrl-C.
     const bool is_over = has_begun && invocation.deadline.has_value() &&
                          absl::IsDeadlineExceeded(watched) &&
                          ReasonOf(watched) == Reason::kUnspecified;
@@ -478,7 +479,7 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
   });
 }
 
-// Default time limit of a snapshot: enough for the largest state over a slow network.
+// Time limit of a snapshot without --deadline: enough for the largest state over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
 absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {
@@ -499,11 +500,11 @@ absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) 
   return absl::OkStatus();
 }
 
-// Replaces this process by the coordinator's program (exec), which checks its own folders. Returns
-// only if that fails, with the error.
+// Replaces this process by the coordinator's program (exec), which can check the folder of a
+// coordinator. Returns only an error: exec failed, or the arguments are wrong.
 absl::Status RunCheck(const Invocation& invocation, const std::string& folder, bool set_aside,
                       const std::string& cluster_of, const std::string& ranks) {
-  // Without a folder the program would skip the check and start to serve.
+  // With an empty folder, the program would not check anything, but start to serve.
   if (folder.empty()) return WrongUse("FOLDER is empty; give the coordinator's --data-dir");
   SHARDMESH_ASSIGN_OR_RETURN(const std::string binaries, OwnBinaryFolder());
   const std::string program = binaries + "/shardmesh-coordinator";

@@ -79,8 +79,8 @@ struct LoadFlags {
   bool strict = false;
 };
 
-// Returns a wrong-use error if `mesh` is not a name but axes or a file. The message lists the
-// cluster's meshes.
+// Returns a wrong-use error if `mesh` is not the name of a mesh, but the axes of a mesh or a file.
+// The message lists the cluster's meshes.
 absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
   if (mesh.find_first_of("=/") == std::string::npos) {
     return absl::OkStatus();
@@ -95,8 +95,8 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
       " (`plan` takes any mesh)"));
 }
 
-// Opens a checkpoint. A .json file may be an index of a checkpoint or a description of a tree; only
-// its content shows which. A tree is a BAD_FILE error.
+// Opens a checkpoint. A .json file may be the index of a checkpoint, or the description of a tree;
+// only the content of the file shows which. If it describes a tree, returns BAD_FILE.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
   if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {
@@ -117,7 +117,7 @@ absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, OpenCheckpoint(flags.checkpoint));
   SHARDMESH_ASSIGN_OR_RETURN(const RuleSetSelector rules, SelectRules(flags.rules));
-  // Declared before the interruption, which uses it until its destruction.
+  // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   Interruption interruption("nothing was loaded", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
@@ -220,7 +220,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
                          .spec = flags.spec,
                          .axes = flags.axes,
                          .preset = flags.preset};
-  // Declared before the interruption, which uses it until its destruction.
+  // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   Interruption interruption("nothing was put", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
@@ -266,7 +266,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   return absl::OkStatus();
 }
 
-// Selects an array of a list as other commands do: by name if it has one, else by id.
+// Selects an array as other commands do: by its name, or by its id if it has no name.
 ArraySelector SelectorOf(const Array& array) {
   return array.name.empty() ? ArraySelector::ById(array.descriptor.array_id)
                             : ArraySelector::ByName(array.name);
@@ -370,7 +370,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, std::move(gathered));
     return WriteNpy(std::cout, tensor.view());
   }
-  // Report a file that cannot be written before the gather, which may take long.
+  // Before the gather, which may take long, check that the file can be written.
   SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
   absl::StatusOr<GatheredTensor> gathered;
   {
@@ -400,12 +400,12 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   return absl::OkStatus();
 }
 
-// Most devices for which the tiles are listed.
+// The most devices whose tiles are listed.
 constexpr int64_t kMaxShownDevices = 64;
 
 // Returns one entry for each name that points to the array. If the caller selected the array by
-// name, `array` has that name, and the result is `array` itself. If the caller selected the array
-// by id, looks up all its names, which costs a list of the cluster's arrays.
+// name, `array` has that name, and the result has only `array`. If the caller selected the array by
+// id, looks up all names of the array in a list of the cluster's arrays.
 absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array& array) {
   if (!array.name.empty()) return std::vector<Array>{array};
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<Array> named, client->arrays().ListArrays());
@@ -488,8 +488,8 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
 absl::Status RunRm(const Invocation& invocation, const std::vector<std::string>& names,
                    bool validate_only) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  // Check first that all names exist, so that the command removes all names or none. Another client
-  // may still remove a name meanwhile.
+  // Check first that all names exist, so that the command removes either all names or none. Between
+  // the check and the removal, another client may still remove a name.
   for (const std::string& name : names) {
     const absl::Status there = client->arrays().DescribeArray(ArraySelector::ByName(name)).status();
     if (absl::IsNotFound(there) && IsArrayId(name)) {

@@ -37,10 +37,11 @@
 namespace shardmesh::client {
 namespace {
 
-// Most instructions of a step. Each measured call is one instruction; a broadcast is two. Workers
-// report the instructions' times in heartbeats, which have room for this many.
+// The most instructions of a step. A measured call is one instruction; a measured broadcast is two,
+// because a barrier precedes it. Workers report the times of instructions in heartbeats, which have
+// room for this many.
 constexpr int64_t kMostCalls = 60;
-// Most bytes of one step's results on each worker; bounds the number of calls in a step.
+// The most bytes of one step's results on each worker. This bounds the number of calls in a step.
 constexpr int64_t kStepBytes = int64_t{256} << 20;
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr absl::Duration kHeartbeatLimit = absl::Seconds(20);
@@ -55,7 +56,7 @@ absl::Status NotTimed(std::string_view op) {
 
 struct BenchFlags {
   std::string mesh = "default";
-  std::vector<std::string> axes;  // empty: all
+  std::vector<std::string> axes;  // empty: all axes of the mesh
   std::vector<std::string> ops = {std::begin(kTimedOps), std::end(kTimedOps)};
   std::vector<std::string> sizes = {"8", "1KiB", "64KiB", "1MiB", "16MiB"};
   std::vector<CollectiveAlgorithm> algorithms = {CollectiveAlgorithm::kAuto};
@@ -63,7 +64,7 @@ struct BenchFlags {
   int64_t calls = kMostCalls;
 };
 
-// A row of the table.
+// One measurement: a row of the table that the command prints.
 struct Figure {
   std::string system = "shardmesh";
   std::string op;
@@ -73,15 +74,16 @@ struct Figure {
   int64_t calls = 0;
   double p50_us = 0;
   double p99_us = 0;
-  // The algorithm and bus bandwidth of nccl-tests: the vector's bytes per second, and that rate
-  // times the share that each rank must send. 0 if there is nothing to send.
+  // The two bandwidths of nccl-tests. Algorithm bandwidth: the vector's bytes per second; 0 for a
+  // barrier, which has no vector. Bus bandwidth: the algorithm bandwidth times BusShare; 0 if no
+  // rank must send.
   double algorithm_bytes_per_second = 0;
   double bus_bytes_per_second = 0;
-  std::optional<bool> is_right = std::nullopt;  // nullopt: this program does not check the result
+  std::optional<bool> is_right = std::nullopt;  // nullopt: the result was not checked
 };
 
-// Returns the least number of bytes that each rank must send, divided by the vector's bytes
-// (Subject::bytes).
+// Returns the least number of bytes that each rank must send, divided by the number of bytes of the
+// vector (Figure::bytes).
 double BusShare(std::string_view op, int64_t ranks) {
   const double others = static_cast<double>(ranks - 1) / static_cast<double>(ranks);
   if (op == "all-reduce") return 2 * others;
@@ -96,13 +98,12 @@ void SetBandwidth(Figure* figure) {
       BusShare(figure->op, figure->ranks) * figure->algorithm_bytes_per_second;
 }
 
-// A collective to measure. `bytes` is the size of each rank's operand, or of the result if that is
-// longer.
+// A collective to measure, with the array on which it runs.
 struct Subject {
   CollectiveOp op;
   Shape shape;
   PartitionSpec spec;
-  double factor = 1;  // of each element of the result, relative to the operand's
+  double factor = 1;  // a result's element is this multiple of the operand's element
 };
 
 absl::StatusOr<Subject> SubjectOf(CollectiveKind kind, int64_t bytes,
@@ -147,8 +148,8 @@ std::vector<float> Pattern(const Shape& shape) {
   return elements;
 }
 
-// Waits until all ranks have reported. Returns the time of each of the step's `instructions` on its
-// slowest rank, in microseconds.
+// Waits until all ranks have reported the times of the step's `instructions`. Returns the time of
+// each of these instructions on its slowest rank, in microseconds.
 absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t sequence,
                                                    size_t ranks,
                                                    const std::set<int64_t>& instructions) {
@@ -157,7 +158,7 @@ absl::StatusOr<std::vector<double>> MicrosecondsOf(MeshClient* client, int64_t s
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<WorkerFlight> flights,
         client->cluster().ListFlightRecords({.step = sequence, .max_records = kMostCalls + 4}));
-    std::map<int64_t, double> slowest;  // by instruction
+    std::map<int64_t, double> slowest;  // time on the slowest rank, by instruction
     std::map<int64_t, size_t> heard;
     for (const WorkerFlight& flight : flights) {
       for (const FlightRecord& record : flight.records) {
@@ -188,13 +189,13 @@ double Percentile(const std::vector<double>& sorted, double share) {
   return sorted[static_cast<size_t>(share * static_cast<double>(sorted.size() - 1))];
 }
 
-// Times one collective by one algorithm.
+// Measures one collective with one algorithm.
 absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, const MeshStatus& mesh,
                                const Subject& subject, const std::string& array_id, int64_t bytes,
                                int64_t ranks) {
-  // The root of a broadcast finishes its call before the other ranks have all bytes. It could then
-  // send the bytes of the next call early, so that the next call would seem faster. A barrier
-  // before each call prevents this.
+  // The root of a broadcast finishes its call before the other ranks have all bytes. Without a
+  // barrier, the root could send the bytes of the next call early, and the next call would seem
+  // faster. Therefore a barrier precedes each call.
   const bool is_one_way = subject.op.kind == CollectiveKind::kBroadcast;
   const int64_t calls =
       std::clamp<int64_t>(kStepBytes / std::max<int64_t>(bytes, 1), 5,
@@ -224,14 +225,15 @@ absl::StatusOr<Figure> Measure(MeshClient* client, const BenchFlags& flags, cons
   }
   const ExecuteCall execute = {
       .work = compiled.plan_hash, .operands = operands, .mesh_id = mesh.mesh_id};
-  // Warm up: run the step once, so that memory, streams and processors are in their usual state.
+  // Run the step once before the measurement, so that memory, streams and processors are in their
+  // usual state.
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult warmed, client->compute().Execute(execute));
   const std::string& warm_id = warmed.outputs.front().array.descriptor.array_id;
   SHARDMESH_RETURN_IF_ERROR(client->arrays().ReleaseArrays({&warm_id, 1}).status());
   SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().Execute(execute));
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<double> times,
                              MicrosecondsOf(client, result.sequence, mesh.workers.size(), timed));
-  // Drop the first call: its time includes the wait for the last rank to begin the step.
+  // Leave out the first call: its time includes the wait until the last rank begins the step.
   if (times.size() > 1) times.erase(times.begin());
   std::sort(times.begin(), times.end());
   figure.p50_us = Percentile(times, 0.5);
@@ -272,8 +274,8 @@ std::string Quoted(const std::filesystem::path& path) {
   return quoted + "'";
 }
 
-// Runs the benchmark program of another library, which is in the same folder, and returns its
-// figures.
+// Runs the benchmark program of another library and returns its figures. That program lies in the
+// folder of this program.
 absl::StatusOr<std::vector<Figure>> PeerFigures(const std::string& peer, int64_t ranks,
                                                 const std::vector<int64_t>& sizes,
                                                 const std::vector<std::string>& ops) {
@@ -427,7 +429,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
   std::vector<Figure> figures;
   bool all_right = true;
   std::optional<ProgressBar> bar(std::in_place, "measuring", invocation.quiet);
-  int64_t rows_done = 0;  // with the current kind and size
+  int64_t rows_done = 0;  // rows that are done for the current kind and size
   const auto rows = static_cast<int64_t>(kinds.size() * sizes.size());
   for (const CollectiveKind kind : kinds) {
     for (const int64_t bytes : sizes) {

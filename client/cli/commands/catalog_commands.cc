@@ -108,7 +108,7 @@ Json ValueJson(const EntryValue& value) {
   return std::visit(Visitor(), value);
 }
 
-// Like Summary, with the workers assigned to a mesh.
+// Like Summary of the value, but for a mesh also with the workers that are assigned to it.
 std::string Summary(const Entry& entry) {
   const auto* const mesh = std::get_if<MeshDefinition>(&entry.value);
   if (mesh == nullptr || !mesh->workers.empty() || entry.workers.empty()) {
@@ -165,7 +165,7 @@ Json TreeJson(const std::vector<TreeTensor>& tensors) {
   return Json(std::move(tree));
 }
 
-// Returns the layout that a tensor itself requests; empty if rules decide.
+// Returns the layout that a tensor requests itself, by a spec or axes; empty if rules decide.
 std::string OwnLayout(const TreeTensor& tensor) {
   if (tensor.spec.has_value()) {
     return StrCat("spec ", FormatSpec(*tensor.spec));
@@ -297,7 +297,8 @@ absl::Status RunGetEntry(const Invocation& invocation, const EntryFlags& flags) 
   SHARDMESH_ASSIGN_OR_RETURN(const Entry entry, client->catalog().GetEntry(flags.kind, flags.name));
   const auto* const tree = std::get_if<StoredTree>(&entry.value);
   if (invocation.json) {
-    // Prints a stored tree as a tree file, which has no version; `catalog ls` shows the version.
+    // A stored tree is printed as a tree file. A tree file has no version; `catalog ls` shows the
+    // version.
     invocation.Print(tree == nullptr ? EntryJson(entry) : TreeJson(tree->tensors));
   } else {
     std::cout << KindName(flags.kind) << " " << entry.name << ", version " << entry.version

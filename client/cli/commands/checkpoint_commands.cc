@@ -25,8 +25,8 @@ namespace {
 
 constexpr char kMiniLm[] = "all-minilm-l6-v2";
 constexpr char kLlama[] = "llama";
-// Largest size of a made checkpoint. For far larger sizes, even the list of tensors would exhaust
-// memory.
+// The largest checkpoint that can be made. For a much larger checkpoint, the list of its tensors
+// would already exhaust memory.
 constexpr int64_t kMaxSizeBytes = int64_t{1} << 40;
 
 struct CheckpointFlags {

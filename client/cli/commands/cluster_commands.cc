@@ -37,12 +37,12 @@ namespace {
 constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 constexpr absl::Duration kGrace = absl::Seconds(10);
-// How long `down` waits, without --deadline, for the cluster's lock and for the coordinator's
-// answer about restarted processes.
+// How long `down` waits if --deadline is not given: for the cluster's lock, and for the
+// coordinator's answer about processes that were restarted by hand.
 constexpr absl::Duration kFollowTimeout = absl::Seconds(30);
 
 struct UpFlags {
-  std::string mesh;  // empty: not given
+  std::string mesh;  // the value of --mesh; empty if it was not given
   std::optional<int64_t> workers;
   std::string data_folder;
   std::string tls_folder;
@@ -57,7 +57,7 @@ struct UpFlags {
 // The file where `up` records the mesh of a data folder's cluster.
 std::string MeshFile(const std::string& data_folder) { return data_folder + "/mesh"; }
 
-// The mesh that `up` recorded in the data folder; empty if there is none.
+// Returns the mesh that `up` recorded in the data folder; empty if the folder has no recorded mesh.
 std::string NotedMesh(const std::string& data_folder) {
   std::string text;
   if (std::ifstream file(MeshFile(data_folder)); !data_folder.empty() && file) {
@@ -74,8 +74,8 @@ absl::Status NoteMesh(const std::string& data_folder, const std::string& mesh) {
   return file.Finish();
 }
 
-// Returns the mesh that the flags give, or otherwise the mesh recorded in the data folder. Flags
-// that contradict each other are usage errors.
+// Returns the mesh that the flags give. Without flags for a mesh, returns the mesh recorded in the
+// data folder. Flags that contradict each other are wrong use.
 absl::StatusOr<Mesh> MeshOf(const UpFlags& flags) {
   std::string text = flags.mesh;
   if (text.empty() && !flags.workers.has_value()) {
@@ -110,8 +110,8 @@ Json RecordJson(const ClusterRecord& record) {
           {"processes", std::move(processes)}};
 }
 
-// Waits for a signal, and reports processes that end. FAILED_PRECONDITION once no process of the
-// cluster runs.
+// Waits for a signal. Until then, reports each process that ends. FAILED_PRECONDITION once no
+// process of the cluster runs.
 absl::Status Supervise(LocalCluster* cluster, StopSignal* stop) {
   while (!stop->WaitFor(absl::Milliseconds(200)).has_value()) {
     for (const EndedProcess& ended : cluster->CollectEnded()) {
@@ -263,8 +263,8 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// The metrics addresses of the cluster's processes on this host, from the record of `up`; empty if
-// unknown.
+// The metrics addresses of the cluster's processes on this host, from the record of `up`. Has no
+// addresses if there is no such record.
 class MetricsAddresses {
  public:
   explicit MetricsAddresses(const Invocation& invocation) {
@@ -356,7 +356,8 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"workers", std::move(workers)}};
 }
 
-// The ranks of a worker, such as `default:0,small:1`, or only `0` if there is one mesh.
+// Returns the ranks of a worker, such as `default:0,small:1`. If the cluster has only one mesh, the
+// text has no name of a mesh: `0`.
 std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   std::vector<std::string> ranks;
   for (const MeshStatus& mesh : status.meshes) {

@@ -1,4 +1,5 @@
-// All commands of the program with the sections of its help and an example for each.
+// All commands of the program, with the sections of the program's help and an example for each
+// command.
 #include "client/cli/commands/command_guide.h"
 
 #include "client/cli/commands/commands.h"

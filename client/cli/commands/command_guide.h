@@ -1,4 +1,5 @@
-// All commands of the program with the sections of its help and an example for each.
+// All commands of the program, with the sections of the program's help and an example for each
+// command.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_COMMAND_GUIDE_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_COMMAND_GUIDE_H_
 
@@ -13,7 +14,8 @@ namespace shardmesh::client {
 // Adds every command, section and example.
 void AddAllCommands(CommandLine* line);
 
-// The titles of the help's sections with their commands, in the order of the help.
+// The titles of the sections of the program's help, each with the commands of the section. In the
+// order of the help.
 const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSections();
 
 struct CommandExample {

@@ -1,4 +1,5 @@
-// All commands of the program, by topic; each function adds its own to the command line.
+// All commands of the program, by topic. Each function adds the commands of its topic to the
+// command line.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_COMMANDS_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_COMMANDS_H_
 

@@ -25,17 +25,17 @@
 namespace shardmesh::client {
 namespace {
 
-// Flags that say where results go.
+// The flags that say what to do with the result.
 struct ResultFlags {
-  std::string path;  // .npy file
-  std::string name;  // in the cluster
+  std::string path;  // .npy file that gets the result
+  std::string name;  // name of the result in the cluster
   std::optional<PartitionSpec> spec;
   bool plan_only = false;  // show the plan, and run nothing
 };
 
-// Returns the operand that `text` names: a .npy file, or an array of the cluster. The command sends
-// a small file with the call. It puts a larger file first, replicated on every device, and releases
-// that array when the command ends.
+// Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
+// sent with the call. A larger file is first put onto the mesh, replicated on every device; the
+// cluster releases that array when the command ends.
 absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
                                   const std::string& text) {
   if (!text.ends_with(".npy")) {
@@ -77,7 +77,7 @@ Json StepJson(const StepResult& result, const ResultFlags& flags) {
   return json;
 }
 
-// Saves and shows the step's result, of which there is exactly one.
+// Saves and shows the result of the step. Requires that the step has exactly one result.
 absl::Status Finish(const Invocation& invocation, MeshClient* client, const StepResult& result,
                     const ResultFlags& flags) {
   const Array& array = result.outputs.front().array;
@@ -111,14 +111,15 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   return absl::OkStatus();
 }
 
-// Runs a step to its end. A result without a name exists only in the workers' memory. If it is lost
-// before it is gathered, because a worker or the coordinator was replaced, runs the step again.
+// Runs a step, and saves and shows its result. A result without a name exists only in the workers'
+// memory. It may be lost before it is gathered, because a worker or the coordinator was replaced.
+// In that case the step runs again, at most kMaxRuns times in all.
 absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
                           const ResultFlags& flags,
                           const std::function<absl::StatusOr<StepResult>()>& run) {
   constexpr int kMaxRuns = 3;
   if (!flags.path.empty()) {
-    // Report a file that cannot be written before the step runs, which may take long.
+    // Before the step, which may take long, check that the file can be written.
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.path).status());
   }
   for (int runs = 1;; ++runs) {
@@ -234,7 +235,7 @@ void PrintPlan(const CompiledProgram& plan) {
             << ", which carry " << FormatBytes(plan.links->sent_bytes) << " together\n";
 }
 
-// Shows the plan of one op on these operands, without running it.
+// Shows the plan of one op on the given operands, without running the op.
 absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramOp op,
                       const std::vector<Operand>& operands,
                       const std::optional<PartitionSpec>& result_spec) {

@@ -19,12 +19,14 @@
 namespace shardmesh::client {
 namespace {
 
-// Returns an absolute path, which names the same file from every working directory.
+// Returns an absolute path, which names the same file in every working directory. Returns an empty
+// path unchanged.
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).lexically_normal().string();
 }
 
-// Creates or changes a context. Values of options that are not given stay as the context has them.
+// Creates a context, or changes an existing one. If an option is not given, the context keeps its
+// value for that option.
 absl::Status RunSetContext(const Invocation& invocation, const std::string& name) {
   if (const absl::Status named = CheckContextName(name); !named.ok()) {
     return WrongUse(ToStd(named.message()));

@@ -32,12 +32,13 @@ struct DoctorFlags {
 
 bool HasCome(const FlightRecord::Peer& peer) { return peer.data_came != absl::InfiniteFuture(); }
 
-// `12:03:11.250`, UTC.
+// Returns the time of day in UTC, such as `12:03:11.250`.
 std::string TimeOfDay(absl::Time time) {
   return absl::FormatTime("%H:%M:%E3S", time, absl::UTCTimeZone());
 }
 
-// The ranks whose data has arrived (`has_come`), or has not arrived yet.
+// Returns the peers whose data has arrived, if `has_come`; otherwise the peers whose data has not
+// arrived yet.
 std::string PeersText(const FlightRecord& record, bool has_come) {
   std::vector<DeviceId> ranks;
   for (const FlightRecord::Peer& peer : record.peers) {

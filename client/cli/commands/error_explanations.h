@@ -1,4 +1,4 @@
-// The meaning of each error reason and its remedy, from docs/errors.md.
+// For each error reason, its meaning and its remedy, from docs/errors.md.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_ERROR_EXPLANATIONS_H_
 
@@ -12,17 +12,19 @@ namespace shardmesh::client {
 
 // One row of the tables of docs/errors.md.
 struct ErrorExplanation {
-  std::string reason;              // "NOT_DIVISIBLE"
-  std::string code;                // "INVALID_ARGUMENT, or a correction"
+  std::string reason;              // such as "NOT_DIVISIBLE"
+  std::string code;                // such as "INVALID_ARGUMENT, or a correction"
   std::string meaning;             // a sentence
-  std::string action;              // a sentence: what the caller does
+  std::string action;              // a sentence about what the caller can do
   std::vector<std::string> facts;  // keys of facts that errors of this reason may have
 };
 
-// The text of docs/errors.md, the only source of explanations. The build compiles it in.
+// The text of docs/errors.md, which the build compiles into the program. It is the only source of
+// explanations.
 std::string_view ErrorsPage();
 
-// The rows of a page's tables, in their order. A link `[text](path)` becomes `text (docs/path)`.
+// Returns the rows of all tables of a page like docs/errors.md, in the order of the page. A link
+// `[text](path)` becomes `text (docs/path)`.
 std::vector<ErrorExplanation> ParseErrorsPage(std::string_view page);
 
 // The explanation of a reason. NOT_FOUND if there is no such reason; the message has the most

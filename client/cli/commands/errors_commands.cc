@@ -32,7 +32,8 @@ absl::Status ListReasons(const Invocation& invocation) {
   for (const ErrorExplanation& each : ParseErrorsPage(ErrorsPage())) {
     list.push_back(ReasonJson(each));
     names.push_back(each.reason);
-    // The table shows only the first sentence; the explanation of one reason shows all.
+    // The table shows only the first sentence of a meaning. The explanation of one reason shows the
+    // whole meaning.
     const size_t end = std::min(each.meaning.find(". "), each.meaning.size() - 1);
     table.AddRow({each.reason, each.code, each.meaning.substr(0, end + 1)});
   }

@@ -34,7 +34,7 @@ struct ResolveFlags {
   ExactOption exact;
 };
 
-// The answer, and the mesh that its corrections are about (see MeshOfCorrections).
+// The answer, and the mesh that the texts of its corrections need (see MeshOfCorrections).
 struct Resolved {
   SpecAnswer answer;
   std::optional<Mesh> mesh = std::nullopt;

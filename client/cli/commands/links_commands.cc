@@ -64,7 +64,7 @@ void PrintLinks(const ClusterLinks& links) {
   PrintMatrix(links, "latency", [](const auto& link) { return FormatTime(link.latency); });
   std::cout << "\n";
   PrintMatrix(links, "bandwidth", [](const MeasuredLink& link) {
-    // A rate in an answer may be any double; FormatBytes takes only 64-bit integers.
+    // The rate in an answer may be any double, but FormatBytes takes a 64-bit integer.
     return StrCat(FormatBytes(static_cast<int64_t>(std::min(link.bytes_per_second, 1e18))), "/s");
   });
   std::cout << "\n";

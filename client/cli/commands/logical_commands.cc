@@ -21,8 +21,8 @@ std::string FormatValue(const AxisValue& value) {
   return value.is_name() ? value.name() : value.is_none() ? "-" : value.ToString();
 }
 
-// Returns null, a name or a list for these kinds of values; other values as text in Python's
-// notation.
+// Returns null for a value that is none, a text for a name, and a list for a tuple or list. Returns
+// other values as text in Python's notation.
 Json ValueJson(const AxisValue& value) {
   if (value.is_none()) {
     return nullptr;

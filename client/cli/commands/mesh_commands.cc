@@ -29,7 +29,8 @@ struct ShowFlags {
   bool exact = false;
 };
 
-// Sends axes as text: the coordinator parses them, because only it can infer a size of -1.
+// Makes the question. Axes stay text that the coordinator parses, because only the coordinator can
+// infer a size of -1.
 absl::StatusOr<MeshQuestion> QuestionOf(const ShowFlags& flags) {
   MeshQuestion question;
   question.device_count = flags.devices;
@@ -51,7 +52,7 @@ Json AxesJson(const Mesh& mesh) {
   return axes;
 }
 
-// Returns the devices' ids, if they differ from their positions.
+// Returns the ids of the devices; empty if each id equals the position of its device.
 std::vector<int64_t> DeviceIds(const Mesh& mesh) {
   std::vector<int64_t> ids;
   bool are_positions = true;

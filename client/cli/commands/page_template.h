@@ -7,8 +7,9 @@
 //
 //   PageTemplate(text).Fill("row", {{"name", "wq"}})   // "<tr><td>wq</td></tr>", and a line break
 //
-// A part extends to the next line that begins with `@@`. Line breaks and indentation are removed;
-// `\n` at the end of a line stands for a line break. Data is inserted unchanged: escape it before.
+// A part begins after a line `@@ NAME` and extends to the next line that begins with `@@`. Line
+// breaks and indentation are removed; `\n` at the end of a line stands for a line break. Data is
+// inserted unchanged: the caller must escape it.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_PAGE_TEMPLATE_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_PAGE_TEMPLATE_H_
 
@@ -22,8 +23,8 @@
 namespace shardmesh::client {
 
 // Immutable, so threads can share it. Requires that every part and placeholder that a caller names
-// exists, and that the caller fills every placeholder. A violation is a bug of the program: it ends
-// the program with the name of the part or placeholder.
+// exists, and that the caller fills every placeholder. A violation is a bug of the program. It ends
+// the program with a message that has the name of the part or placeholder.
 class PageTemplate {
  public:
   using Data = std::initializer_list<std::pair<std::string_view, std::string_view>>;

@@ -76,7 +76,7 @@ struct PlanFlags {
   bool summary = false;
   bool strict = false;
   ExactOption exact;
-  // The search.
+  // Options of the search for meshes.
   std::optional<int64_t> search;
   std::optional<std::vector<SearchAxis>> axes;
   std::optional<Memory> memory;
@@ -84,7 +84,8 @@ struct PlanFlags {
   std::optional<std::vector<MeshCriterion>> ranking;
 };
 
-// `tp`, `tp=8`, `tp=2..8`, `tp=..8`, `tp=2..`.
+// Parses an axis of the meshes to search, with its allowed sizes: `tp`, `tp=8`, `tp=2..8`, `tp=..8`
+// or `tp=2..`.
 absl::StatusOr<SearchAxis> ParseSearchAxis(std::string_view text) {
   const size_t equals = text.find('=');
   SearchAxis axis = {.name = std::string(text.substr(0, equals))};
@@ -183,7 +184,7 @@ absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>
   return absl::OkStatus();
 }
 
-// The tensors of the file; empty if the question is about a stored tree.
+// Returns the tensors of the file; empty if the question names a stored tree.
 absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
   if (!flags.stored_tree.empty()) {
     return std::vector<TreeTensor>();
@@ -203,7 +204,7 @@ absl::Status CheckDevices(const std::vector<int64_t>& devices, const Mesh& mesh)
   return absl::OkStatus();
 }
 
-// Calls `visit(tensor, tiling)` for each tensor with its layout.
+// Calls `visit(tensor, tiling)` for each tensor, with the tiling of its effective spec on the mesh.
 template <typename Visit>
 absl::Status ForEachTiling(const Placement& placement, const Mesh& mesh, const Visit& visit) {
   for (size_t i = 0; i < placement.tensors.size(); ++i) {
@@ -289,8 +290,8 @@ std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxi
   return StrJoin(pieces, ",");
 }
 
-// Returns an error if no mesh was found: the exit code then says so, although the search was
-// answered.
+// Returns an error if no mesh fits. The exit code then shows this, although the search itself
+// succeeded.
 absl::Status SearchVerdict(const MeshSearchResult& result) {
   return result.fitting > 0
              ? absl::OkStatus()
@@ -415,15 +416,15 @@ struct ReshardFlags {
   std::string from;
   std::string to;
   std::vector<std::string> partial;       // unreduced axes of the source layout
-  std::vector<std::string> keep_partial;  // of the destination
+  std::vector<std::string> keep_partial;  // unreduced axes of the destination layout
   std::optional<Shape> shape;
   std::optional<Dtype> dtype;
   std::vector<int64_t> devices;
   std::vector<int64_t> sources;
 };
 
-// The parts of `MESH:SPEC`, or of only a spec. The last colon ends the mesh: meshes may have
-// colons, but specs have none.
+// The parts of the text `MESH:SPEC`, or of a text that is only a spec. The last colon of the text
+// ends the mesh: a mesh may have colons, but a spec has none.
 struct LayoutText {
   std::optional<std::string> mesh;
   std::string spec;

@@ -67,7 +67,7 @@ std::string Escape(std::string_view text) {
   return escaped;
 }
 
-// `65,536`.
+// Returns a count with separators, such as `65,536`.
 std::string Grouped(int64_t count) {
   std::string digits = StrCat(count);
   for (size_t i = digits.size(), first = count < 0 ? 4 : 3; i > first;) {
@@ -108,13 +108,13 @@ std::string DtypeText(const std::optional<Dtype>& dtype) {
   return dtype.has_value() ? std::string(DtypeName(*dtype)) : "-";
 }
 
-// Tensors that share a row or a picture.
+// Tensors that share a row of a table, or a picture.
 struct Group {
-  std::string name;  // of the first tensor, or the pattern of the tensors' names
+  std::string name;  // name of the first tensor, or the pattern of all names
   size_t first = 0;
   int64_t tensors = 0;
-  int64_t device_bytes = 0;  // together
-  int64_t bytes = 0;         // of one copy of each tensor
+  int64_t device_bytes = 0;  // bytes of all of these tensors on one device
+  int64_t bytes = 0;         // bytes of one copy of each of these tensors
 };
 
 class Page {
@@ -313,8 +313,8 @@ class Page {
     return axes;
   }
 
-  // The colour of the cut before part `part` of a dimension: that of the most major axis whose
-  // coordinate changes there.
+  // Returns the colour of the cut before part `part` of a dimension. It is the colour of the most
+  // major axis whose coordinate changes at that cut.
   std::string_view CutColor(const std::vector<int64_t>& axes, int64_t part) const {
     std::string_view color = "var(--edge)";
     int64_t span = 1;
@@ -327,8 +327,8 @@ class Page {
     return color;
   }
 
-  // The lowest device that holds the tile at index `part` of dimension `dim`, `other_part` of
-  // `other_dim`, and 0 of every other dimension.
+  // Returns the first device, in mesh order, that holds one tile. The tile has index `part` in
+  // dimension `dim`, `other_part` in `other_dim`, and 0 in every other dimension.
   DeviceId HolderOf(const Tiling& tiling, int64_t dim, int64_t part, int64_t other_dim = -1,
                     int64_t other_part = 0) const {
     DeviceId device = 0;
@@ -346,7 +346,7 @@ class Page {
     return device;
   }
 
-  // The axes that do not cut a tensor: the tensor has copies along them.
+  // Returns the axes along which a tensor has copies: those that do not cut the tensor.
   std::vector<int64_t> CopyAxesOf(const Tiling& tiling) const {
     std::vector<bool> cuts(static_cast<size_t>(mesh_.axis_count()), false);
     for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
@@ -363,11 +363,11 @@ class Page {
     return copies;
   }
 
-  // The label of a tile's cell: the devices that hold the tile, in ascending order. Lists as many
-  // as fit into a cell of that size, perhaps none.
+  // Returns the label of a tile's cell: the devices that hold the tile, in ascending order. Lists
+  // as many devices as fit into a cell of the given size, perhaps none.
   std::string HoldersLabel(const Tiling& tiling, DeviceId first, double x, double y, double width,
                            double height) const {
-    constexpr double kDigitWidth = 6.4;  // of text in 11 px
+    constexpr double kDigitWidth = 6.4;  // width of a digit in text of 11 px
     if (height < 14) {
       return "";
     }
@@ -405,11 +405,11 @@ class Page {
         on_dark ? "class=\"on\" text-anchor=\"middle\"" : "class=\"s\" text-anchor=\"middle\"");
   }
 
-  // How one dimension is drawn: the first parts, a gap for omitted parts, and the last parts.
+  // How one dimension is drawn: its first parts, a gap for the omitted parts, and its last parts.
   struct Ruler {
     struct Cell {
-      int64_t part = 0;  // -1: the gap
-      double begin = 0;  // 0 to 1
+      int64_t part = 0;  // -1 for the gap
+      double begin = 0;  // fraction of the drawn dimension, 0 to 1
       double end = 0;
     };
     std::vector<Cell> cells;
@@ -458,7 +458,8 @@ class Page {
                            ToAbsl(Escape(text)));
   }
 
-  // `4,096 ÷ 32`.
+  // Returns text such as `4,096 ÷ 32 = 128`: extent, number of parts, and extent of a part. Returns
+  // only the extent if the dimension has one part.
   static std::string CutText(const Tiling& tiling, int64_t dim) {
     const int64_t extent = tiling.shape()[static_cast<size_t>(dim)];
     const int64_t parts = tiling.PartCount(dim);
@@ -479,8 +480,8 @@ class Page {
          {"others", group.tensors == 1 ? std::string()
                                        : StrCat(" and ", Grouped(group.tensors - 1),
                                                 group.tensors == 2 ? " other" : " others")}});
-    // Without a correction, the requested and the effective spec differ only in dimensions for
-    // which nothing was requested.
+    // Show the requested spec only if there are corrections. Without corrections, it differs from
+    // the effective spec only in dimensions for which nothing was requested.
     if (const TreeSpec& asked = SpecOf(group.first); !asked.corrections.empty()) {
       html_ += page_.Fill("asked", {{"spec", SpecChips(asked.requested)}});
     }
@@ -514,8 +515,8 @@ class Page {
               body, "</svg>");
   }
 
-  // The two dimensions that are drawn as a plane: those with the most parts; of equal ones, the
-  // later.
+  // Returns the two dimensions that are drawn as a plane: those with the most parts. Of dimensions
+  // with equally many parts, the later one is taken.
   static std::pair<int64_t, int64_t> PlaneOf(const Tiling& tiling) {
     std::vector<int64_t> dims;
     for (int64_t dim = tiling.rank(); dim-- > 0;) {
@@ -527,8 +528,8 @@ class Page {
     return {std::min(dims[0], dims[1]), std::max(dims[0], dims[1])};
   }
 
-  // Draws two dimensions as a plane, and the others as sheets behind it. Returns the y coordinate
-  // of the picture's end.
+  // Draws two dimensions as a plane, and the other dimensions as sheets behind the plane. Returns
+  // the y coordinate below the picture.
   double Grid(const Tiling& tiling, std::string* body) const {
     const auto [down, across] = PlaneOf(tiling);
     int64_t sheets = 1;
@@ -539,7 +540,7 @@ class Page {
     }
     const double rows = std::max(1.0, AsDouble(tiling.shape()[static_cast<size_t>(down)]));
     const double columns = std::max(1.0, AsDouble(tiling.shape()[static_cast<size_t>(across)]));
-    // The picture keeps the tensor's proportions, within bounds.
+    // The picture has the proportions of the tensor, within bounds.
     const double ratio = std::clamp(std::sqrt(rows / columns), 0.4, 1.6);
     const double width = ratio > 1 ? 190 / ratio + 30 : 220;
     const double height = std::clamp(width * ratio, 90.0, 200.0);
@@ -646,7 +647,8 @@ class Page {
     return top;
   }
 
-  // The first devices, at most `most`, of device 0's replica group, in mesh order.
+  // Returns devices of the replica group of device 0, in mesh order: the first ones, at most
+  // `most`.
   std::vector<DeviceId> FirstCopies(const std::vector<int64_t>& axes, size_t most) const {
     std::vector<DeviceId> devices = {0};
     for (auto axis = axes.rbegin(); axis != axes.rend() && devices.size() < most; ++axis) {

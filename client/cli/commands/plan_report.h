@@ -13,20 +13,20 @@ namespace shardmesh::client {
 
 struct PlanReport {
   std::string title;  // what was planned, e.g. the file's name
-  std::string rules;  // the rules used; may be empty
+  std::string rules;  // name of the rules that were used; may be empty
   Mesh mesh;          // the mesh of the placement
   const Placement* placement = nullptr;
   std::vector<DeviceId> devices = {};  // devices whose tiles are listed
 };
 
-// The most pictures and table rows on a page; the page states how many are omitted. Tensors share a
-// row if they have equal layouts and their names differ only in numbers.
+// The most pictures, and the most rows of a table, on a page. The page states how many are omitted.
+// Tensors share a row if their layouts are equal and their names differ only in numbers.
 inline constexpr size_t kMaxPictures = 60;
 inline constexpr size_t kMaxTensorRows = 5000;
 
-// The page: HTML that is also well-formed XML, and loads no other files. All texts from the plan
-// are escaped. The cost does not depend on the number of devices. Errors: those of Tiling::Create
-// if the placement does not fit the mesh.
+// Returns the page: HTML that is also well-formed XML, and loads no other files. All texts from the
+// plan are escaped. The time does not depend on the number of devices. Errors: those of
+// Tiling::Create, if the placement does not fit the mesh.
 absl::StatusOr<std::string> PlanHtml(const PlanReport& report);
 
 }  // namespace shardmesh::client

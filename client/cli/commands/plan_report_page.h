@@ -1,5 +1,5 @@
-// The files of the page that plan_report fills. The build embeds the files without their first
-// lines, which say what each file is.
+// The files of the page that plan_report.cc fills. The build embeds each file without its first
+// line, which says what the file is.
 #ifndef SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_PAGE_H_
 #define SHARDMESH_CLIENT_CLI_COMMANDS_PLAN_REPORT_PAGE_H_
 

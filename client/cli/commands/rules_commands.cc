@@ -54,8 +54,8 @@ struct LintFlags {
   bool exact = false;
 };
 
-// Reads the tensors of all trees, one tree after another. If there are several trees, the question
-// records which tensors belong to which file.
+// Reads the tensors of all tree files, one file after another. If there are several files, the
+// question records which tensors belong to which file.
 absl::StatusOr<std::vector<TreeTensor>> ReadTrees(const std::vector<std::string>& paths,
                                                   LintQuestion* question) {
   std::vector<TreeTensor> all;
@@ -85,7 +85,8 @@ std::string_view SourceName(LintedTree::Source source) {
   return "";
 }
 
-// Returns how many tensors of all trees were not matched against rules.
+// Returns the number of tensors, in all trees, that were not matched against rules: scalars, and
+// leaves without shape.
 int64_t ScalarsOf(const LintAnswer& answer) {
   int64_t scalars = 0;
   for (const LintedTree& tree : answer.trees) {
@@ -141,7 +142,7 @@ Json LintJson(const LintAnswer& answer) {
           {"revision", answer.revision}};
 }
 
-// Prints counts for each tree; prints nothing for a single tree of the request.
+// Prints counts for each tree. Prints nothing if the only tree is one of the request.
 void PrintTrees(const std::vector<LintedTree>& trees) {
   if (trees.empty() || (trees.size() == 1 && trees[0].source == LintedTree::Source::kGiven)) {
     return;
@@ -187,8 +188,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
   question.max_findings = flags.max_findings;
   question.compatibility = flags.exact ? Compatibility::kExact : Compatibility::kDefault;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tree, ReadTrees(flags.trees, &question));
-  // Stored trees and the cluster's arrays exist only in a cluster; otherwise this process may
-  // answer.
+  // A question about the cluster's arrays needs a cluster. This process may answer other questions.
   std::shared_ptr<MeshClient> client;
   if (question.held_prefix.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
@@ -446,9 +446,9 @@ struct FromTextFlags {
   PartitionSpec default_spec;
 };
 
-// Returns a rules file that gives every name the same spec as the parsed text. A last rule has the
-// default spec, because every name must match a rule. `strict: false` keeps shapes out of the
-// decision, as in the text.
+// Returns a rules file that gives every name the same spec as the parsed text does. The file has a
+// last rule with the default spec, because every name must match a rule. With `strict: false`,
+// shapes do not matter, as in the parsed text.
 absl::StatusOr<std::string> FileOf(const PatternRulesAnswer& answer,
                                    const PartitionSpec& default_spec) {
   std::vector<Rule> rules = answer.rules;

@@ -105,7 +105,7 @@ absl::StatusOr<rpc::KeyPair> OpenAuthority(const std::string& folder, absl::Time
                              rpc::MakeAuthority(now, now + kAuthorityLifetime));
   SHARDMESH_RETURN_IF_ERROR(MakeFolder(AuthorityFolder(folder), 0700));
   // Write the key first, so that no certificate exists without its key. After an interruption
-  // between the two writes, the next attempt fails.
+  // between the two writes, there is a key without a certificate, and the next attempt fails.
   SHARDMESH_RETURN_IF_ERROR(WriteFile(key_path, authority.private_key, kPrivate));
   SHARDMESH_RETURN_IF_ERROR(WriteFile(certificate_path, authority.certificate, kPublic));
   *made_authority = true;
@@ -188,8 +188,8 @@ absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOpt
                                     .not_before = now - rpc::kClockSkew,
                                     .not_after = now + options.lifetime};
     if (name.role != rpc::PeerRole::kClient) {
-      // Metrics scrapers verify the last name, `shardmesh`: they know neither identities nor stable
-      // addresses.
+      // Scrapers of metrics verify only the last name, `shardmesh`, because they know neither
+      // identities nor stable addresses.
       request.hosts = {"localhost", "127.0.0.1", "::1", name.identity, kAnyServer};
       request.hosts.insert(request.hosts.end(), options.hosts.begin(), options.hosts.end());
     }

@@ -2,8 +2,8 @@
 //
 // clang-format off
 //   ca.crt                        the authority's certificate
-//   authority/ca.key              its key; in a separate folder, so that a secret made of the
-//                                 files of the folder (not of those below) does not contain it
+//   authority/ca.key              the authority's key, in a folder below: a secret that is made of
+//                                 the files of the outer folder does not contain the key
 //   coordinator.crt, .key         spiffe://shardmesh/coordinator/coordinator
 //   IDENTITY.crt, .key            spiffe://shardmesh/worker/IDENTITY, for each worker
 //   client.crt, .key              spiffe://shardmesh/client/client
@@ -21,22 +21,23 @@
 
 namespace shardmesh::client {
 
-// The files of the coordinator, a worker (by identity) and the client in such a folder.
+// Return the paths of the files of the coordinator, a worker (by its identity) and the client in
+// such a folder.
 rpc::TlsFiles CoordinatorTlsFiles(const std::string& folder);
 rpc::TlsFiles WorkerTlsFiles(const std::string& folder, const std::string& identity);
 rpc::TlsFiles ClientTlsFiles(const std::string& folder);
 
 struct CertificateFolderOptions {
   std::string folder;  // made if missing
-  // Identities of the workers that get certificates, besides coordinator and client. A worker
-  // cannot have the identity `coordinator` or `client`.
+  // Identities of the workers that get certificates. Coordinator and client always get them. A
+  // worker cannot have the identity `coordinator` or `client`.
   std::vector<std::string> workers;
-  // Additional names and addresses in each server certificate; each certificate always has
-  // localhost, its loopback addresses and the identity.
+  // Additional names and addresses in each server certificate. Each server certificate always has
+  // localhost, the loopback addresses, the server's identity and the name `shardmesh`.
   std::vector<std::string> hosts;
   absl::Duration lifetime = absl::Hours(24 * 365);
-  // Keeps existing certificates. Otherwise renews all certificates of the folder, including those
-  // of workers that `workers` does not list.
+  // If true, keeps existing certificates. If false, renews all certificates of the folder,
+  // including those of workers that `workers` does not list.
   bool only_missing = false;
 };
 
@@ -56,8 +57,8 @@ struct WrittenCertificates {
 //
 // clang-format off
 //   INVALID_ARGUMENT     an identity or host that no certificate can have
-//   FAILED_PRECONDITION  an authority without its key or the reverse, or an expired one: it is
-//                        never replaced silently; the message says how to make another
+//   FAILED_PRECONDITION  the authority lacks its key or its certificate, or has expired: it is
+//                        never replaced silently; the message says how to make another one
 //   otherwise            those of files
 // clang-format on
 absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOptions& options);

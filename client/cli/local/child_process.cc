@@ -47,7 +47,8 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
   return start_ticks;
 }
 
-// Returns a pidfd of the process; not valid if the process has ended and its parent has reaped it.
+// Returns a pidfd of the process. The pidfd is not valid if the process has ended and its parent
+// has reaped it.
 FileDescriptor OpenProcess(const ProcessId& id) {
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
   // Check the identity only after the pidfd is open, because the pidfd then refers to the checked
@@ -55,7 +56,8 @@ FileDescriptor OpenProcess(const ProcessId& id) {
   return ReadStartTicks(id.pid) == id.start_ticks ? std::move(process) : FileDescriptor();
 }
 
-// Whether the process ends, with all its threads, by `deadline`.
+// Waits until the process has ended with all its threads; returns false if it has not ended by
+// `deadline`.
 bool AwaitEnd(const FileDescriptor& process, absl::Time deadline) {
   pollfd awaited = {.fd = process.get(), .events = POLLIN, .revents = 0};
   for (;;) {
@@ -72,9 +74,9 @@ absl::Status Gone(const ProcessId& id) {
   return absl::NotFoundError(StrCat("process ", id.pid, " is gone"));
 }
 
-// Executes the program in the child process. Runs between fork and exec, so it may call only
-// async-signal-safe functions. Waits until the parent writes to `gate`. Returns errno's value if a
-// step fails.
+// Executes the program in the child process, after the parent has written to `gate`. Runs between
+// fork and exec, so it may call only async-signal-safe functions. If a step fails, returns the
+// value of errno.
 int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log, int input,
                   int gate, pid_t parent) {
   sigset_t none;
@@ -82,8 +84,8 @@ int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log
   if (sigprocmask(SIG_SETMASK, &none, nullptr) != 0) {
     return errno;
   }
-  // Until the parent has recorded this process, no later command could find it: it must end with
-  // its parent.
+  // Until the parent has recorded this process, no later command could find the process. Therefore
+  // this process must end with its parent.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
     return errno;
   }
@@ -165,7 +167,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(
   if (pipe2(gate_pipe, O_CLOEXEC) != 0) {
     return FileError("prepare to start", program, errno);
   }
-  // Stays open here, so that a write to the pipe raises no SIGPIPE.
+  // The parent keeps the read end of the pipe open, so that a write to the pipe raises no SIGPIPE.
   const FileDescriptor gate(gate_pipe[0]);
   FileDescriptor gate_writer(gate_pipe[1]);
 
@@ -190,7 +192,7 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(
   const absl::StatusOr<ProcessId> id = IdentifyProcess(pid);
   const absl::Status made = !id.ok() ? id.status() : on_made ? on_made(*id) : absl::OkStatus();
   if (made.ok()) {
-    // The write fails only if the child is gone; the error pipe then shows it.
+    // The write fails only if the child has ended; the error pipe then shows this.
     const char go = 1;
     [[maybe_unused]] const ssize_t written = write(gate_writer.get(), &go, sizeof(go));
   }

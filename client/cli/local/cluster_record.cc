@@ -219,8 +219,8 @@ std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Durati
       SendSignal(*record.supervisor, SIGTERM).ok()) {
     WaitUntilGone(*record.supervisor, absl::Now() + grace);
   }
-  // Stop all workers at the same time, each with the whole grace; then the coordinator, which is
-  // the first process.
+  // Stop all workers at the same time: each has the whole `grace` to end. Afterwards stop the
+  // coordinator, which is the first process.
   for (size_t i = 1; i < record.processes.size(); ++i) {
     // The process may have ended already.
     SendSignal(record.processes[i].id, SIGTERM).IgnoreError();

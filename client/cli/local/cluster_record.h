@@ -1,7 +1,7 @@
 // The record of `shardmesh up` about a cluster of this host, for later commands.
 //
-// The folder of cluster NAME is $XDG_RUNTIME_DIR/shardmesh/NAME, or /tmp/shardmesh-UID/NAME without
-// that variable. The folder holds the record cluster.json, and the processes' logs.
+// The folder of cluster NAME is $XDG_RUNTIME_DIR/shardmesh/NAME, or /tmp/shardmesh-UID/NAME if that
+// variable is not set. The folder holds the record, cluster.json, and the logs of the processes.
 #ifndef SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 #define SHARDMESH_CLIENT_CLI_LOCAL_CLUSTER_RECORD_H_
 
@@ -37,17 +37,17 @@ struct ClusterRecord {
   // The coordinator's address; empty until the coordinator listens.
   std::string address;
   std::string mesh;
-  // The cluster's id, by which a command checks that the coordinator at `address` is this
-  // cluster's. Empty until the cluster was healthy.
+  // The cluster's id. Commands use it to check that the coordinator at `address` belongs to this
+  // cluster. Empty until the cluster was healthy.
   std::string cluster_id;
-  // The folder of state and tiles; empty: in memory.
+  // The folder of the cluster's state and tiles; empty if these are only in memory.
   std::string data_folder;
-  // The folder of certificates of its processes and clients; empty: plaintext.
+  // The folder with the certificates of the cluster's processes and clients; empty means plaintext.
   std::string tls_folder = {};
   // The cluster's processes, the coordinator first.
   std::vector<RecordedProcess> processes;
-  // The `up` process that stays in the foreground, and stops the cluster's processes when it is
-  // stopped.
+  // The `up` process that stays in the foreground. When it is stopped, it stops the cluster's
+  // processes. Nullopt if there is no such process.
   std::optional<ProcessId> supervisor;
   // Set before the first process gets a signal to stop. Commands then do not mistake the remaining
   // processes for a running cluster.
@@ -55,8 +55,8 @@ struct ClusterRecord {
 
   // Whether any of the processes still runs.
   bool IsUp() const;
-  // Returns the running processes that are about to end: all if a stop has begun. If the supervisor
-  // has ended, those that end with the supervisor.
+  // Returns the running processes that are about to end. If a stop has begun, these are all running
+  // processes. If the supervisor has ended, these are the processes that end with the supervisor.
   std::vector<RecordedProcess> Ending() const;
 };
 
@@ -69,45 +69,52 @@ std::string ClusterFolder(const std::string& name);
 // folders belongs to another user.
 absl::Status MakeClusterFolder(const std::string& folder);
 
-// How long `up` and `down` wait at most for the cluster's lock, which the other command may hold.
+// The most time that a command such as `up` or `down` waits for the cluster's lock while another
+// command holds it.
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
-// Locks a cluster. Each command that starts or stops its processes, or changes its record, takes
-// this lock. The open descriptor holds it; the system releases it when the command ends in any way.
+// Locks a cluster. Each command that starts or stops the processes of a cluster, or changes its
+// record, takes this lock. The open descriptor holds the lock: the system releases it when the
+// command ends in any way.
 //
 // If another process holds the lock, calls `on_wait` (may be empty) once with a description of that
-// process. Waits for `timeout`, at most kClusterLockTimeout, and then returns ALREADY_EXISTS, which
-// names the process. NOT_FOUND if the folder is missing.
+// process. Waits for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS if the other process
+// still holds the lock after that time; the message names the process. NOT_FOUND if the folder is
+// missing.
 absl::StatusOr<FileDescriptor> LockCluster(
     const std::string& folder, const std::string& name, absl::Duration timeout,
     const std::function<void(const std::string& what)>& on_wait);
 
-// Reads the folder's record. NOT_FOUND if there is none; DATA_LOSS if it cannot be parsed.
+// Reads the record in the folder. NOT_FOUND if the folder has no record; DATA_LOSS if the record
+// cannot be parsed.
 absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder);
 absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record);
-// Removes the record; the logs stay for inspection.
+// Removes the record from the folder; the logs stay for inspection.
 void RemoveRecord(const std::string& folder);
-// Whether the folder's record still has the processes of `record`, so that no other command has
+// Whether the record in the folder has the same processes as `record`. If so, no other command has
 // changed it.
 bool IsRecorded(const std::string& folder, const ClusterRecord& record);
 
-// The record of the cluster of that name, if there is one and the cluster is up.
+// Returns the record of the cluster of that name; nullopt if there is no readable record, or if the
+// cluster is not up.
 std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
-// Sends SIGTERM to the processes, workers before the coordinator, and SIGKILL to those that still
-// run after `grace`. Returns the identities of the killed processes.
+// Stops a cluster. First sends SIGTERM to the supervisor, unless that is this process, and waits up
+// to `grace` for its end. Then sends SIGTERM to the workers, and afterwards to the coordinator.
+// Sends SIGKILL to workers and a coordinator that still run `grace` after SIGTERM. Returns the
+// identities of the processes that got SIGKILL.
 std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
-// Like StopProcesses, with the cluster's lock held. First marks the record as stopping, and finally
-// removes it. If a process does not end even by SIGKILL, the record stays.
+// Like StopProcesses, but requires the cluster's lock. First marks the record as stopping, and
+// finally removes it. The record stays if a process does not end even by SIGKILL.
 std::vector<std::string> StopRecorded(const std::string& folder, ClusterRecord record,
                                       absl::Duration grace);
-// Like StopProcesses, but only for processes about to end (ClusterRecord::Ending), with the
-// cluster's lock held. Afterwards removes the record if no process of the cluster runs.
+// Like StopProcesses, but only for the processes that are about to end (ClusterRecord::Ending), and
+// requires the cluster's lock. Afterwards removes the record if no process of the cluster runs.
 // FAILED_PRECONDITION if a process does not end even by SIGKILL.
 absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record,
                           absl::Duration grace);
-// FAILED_PRECONDITION if some of the processes still run although they were killed; the message
-// names them.
+// FAILED_PRECONDITION if some processes of the record still run after StopProcesses; the message
+// names these processes.
 absl::Status CheckStopped(const ClusterRecord& record);
 
 }  // namespace shardmesh::client

@@ -30,14 +30,15 @@ constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
 constexpr char kMetricsServed[] = "metrics served port=";
-// How often to check processes and logs.
+// How often processes and logs are checked.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 constexpr int kLogLines = 10;
-// How long NoteMetrics waits for the cluster's lock, only to record optional data.
+// How long NoteMetrics waits for the cluster's lock. The wait is short, because the data to record
+// is optional.
 constexpr absl::Duration kRecordLockTimeout = absl::Seconds(3);
 
-// The error of a start if another command has meanwhile stopped or changed the cluster.
+// The error of a start if another command stopped or changed the cluster during the start.
 absl::Status TakenOver(const std::string& name) {
   return absl::AbortedError(
       StrCat("another command, such as `shardmesh down`, stopped or changed the cluster \"", name,
@@ -56,7 +57,7 @@ absl::StatusOr<std::unique_ptr<MeshClient>> ConnectUntil(const std::string& addr
   return MeshClient::Connect(address, options);
 }
 
-// The log file of a process; empty if the log is not a file.
+// Returns the path of a process's log; empty if the process does not log to a file.
 std::string LogOf(pid_t pid) {
   const std::string output = StrCat("/proc/", pid, "/fd/2");
   std::error_code error;
@@ -66,7 +67,7 @@ std::string LogOf(pid_t pid) {
   return std::filesystem::read_symlink(output, error).string();
 }
 
-// The workers that are not ready, with their states, such as `worker-2 (joining)`.
+// Returns the workers that are not ready, with their states, such as `worker-2 (joining)`.
 std::vector<std::string> Missing(const ClusterStatus& status,
                                  const std::vector<std::string>& identities) {
   std::vector<std::string> missing;
@@ -87,7 +88,7 @@ bool IsComplete(const ClusterStatus& status) {
                      [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
 }
 
-// The identities of the coordinator and then of the workers.
+// Returns the identities of the coordinator and, after it, of the workers.
 std::vector<std::string> IdentitiesOn(const Mesh& mesh) {
   std::vector<std::string> identities = {kCoordinator};
   for (int64_t i = 0; i < mesh.size(); ++i) {
@@ -103,7 +104,8 @@ const RecordedProcess* FindProcess(const ClusterRecord& record, const std::strin
   return found == record.processes.end() ? nullptr : &*found;
 }
 
-// Returns those of `identities` whose processes run (`running`), or do not run.
+// Returns those of `identities` whose processes run, if `running`; otherwise those whose processes
+// do not run.
 std::vector<std::string> Choose(const ClusterRecord& record,
                                 const std::vector<std::string>& identities, bool running) {
   std::vector<std::string> chosen;
@@ -265,8 +267,8 @@ absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
 }
 
 absl::Status LocalCluster::NoteMetrics() {
-  // A `down` command may hold the lock while it waits for this process to end: do not wait long for
-  // the lock.
+  // A `down` command may hold the lock while that command waits for this process to end. Therefore
+  // do not wait long for the lock.
   SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options_.folder, options_.name,
                                                                     kRecordLockTimeout, nullptr));
   if (!IsRecorded(options_.folder, record_)) {
@@ -291,8 +293,8 @@ absl::Status LocalCluster::NoteMetrics() {
 absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
   for (;;) {
-    // Check whether the process has ended before reading the log. If it has, the log then contains
-    // its last lines.
+    // Check whether the process has ended, and only afterwards read the log. If the process has
+    // ended, the log then contains its last lines.
     const std::optional<std::string> end = coordinator->process.Ended();
     const std::string log =
         ReadLog(coordinator->process.log_path(), coordinator->process.log_offset_bytes());
@@ -502,8 +504,8 @@ absl::Status LocalCluster::Signal(const std::string& identity, int signal) {
   }
   SHARDMESH_RETURN_IF_ERROR(SendSignal(member->process.id(), signal));
   if (signal == SIGSTOP) {
-    // The other threads of the process continue until the thread that gets SIGSTOP has run, so wait
-    // for the stop. WNOWAIT leaves the exit status for Ended().
+    // The other threads of the process continue until the thread that gets SIGSTOP has run.
+    // Therefore wait until the process has stopped. WNOWAIT leaves the exit status for Ended().
     const auto deadline = SteadyDeadline::After(absl::Seconds(10));
     siginfo_t info = {};
     while (waitid(P_PID, static_cast<id_t>(member->process.id().pid), &info,
@@ -543,16 +545,17 @@ absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time de
 }
 
 std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
-  // A `down` command holds the lock while it waits for this process, the supervisor, to end. If the
-  // processes end with their parent, stop them even without the lock; `down` removes the record.
+  // A `down` command holds the lock while that command waits for this process, the supervisor, to
+  // end. If the processes end with their parent, stop them even without the lock: `down` removes
+  // the record.
   const bool is_start = lock_.valid();
   const absl::StatusOr<FileDescriptor> lock =
       is_start ? std::move(lock_)
                : LockCluster(options_.folder, options_.name,
                              options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout,
                              nullptr);
-  // During Start this object holds the lock, so no other command can have changed the record,
-  // whatever it contains.
+  // During Start this object holds the lock, so no other command can have changed the record. It
+  // does not matter what the record contains.
   const bool is_own = is_start || IsRecorded(options_.folder, record_);
   if (!is_own && !options_.ends_with_parent) {
     return {};
@@ -572,7 +575,7 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   // Ask for all workers, not only for those of a mesh: the mesh may have been changed or deleted
-  // since.
+  // since `up` recorded it.
   const absl::StatusOr<ClusterStatus> status = client.ok()
                                                    ? (*client)->cluster().GetStatus()
                                                    : absl::StatusOr<ClusterStatus>(client.status());

@@ -21,28 +21,30 @@ namespace shardmesh::client {
 
 struct LocalClusterOptions {
   std::string name = "default";
-  // The name for the record and the logs; see ClusterFolder. The folder is made if missing.
+  // The folder for the record and the logs; see ClusterFolder. Start makes the folder if it is
+  // missing.
   std::string folder;
   // The folder of the programs shardmesh-coordinator and shardmesh-worker.
   std::string binary_folder;
-  // The mesh "default"; one worker for each device.
+  // The mesh "default" of the cluster. The cluster has one worker for each device of this mesh.
   Mesh mesh;
-  // The coordinator's port; 0: a free one.
+  // The coordinator's port; 0 means a free port.
   int port = 0;
-  // Keeps state and tiles below this folder; empty: in memory.
+  // The folder below which the cluster keeps its state and tiles; empty: in memory only.
   std::string data_folder;
-  // The folder of WriteCertificates, with certificates for the workers' identities; empty:
+  // A folder made by WriteCertificates, with certificates for the workers' identities; empty means
   // plaintext.
   std::string tls_folder;
   // The flag --memory of each worker; empty: the worker's default.
   std::string worker_memory;
-  std::vector<std::string> coordinator_flags;  // further ones
+  std::vector<std::string> coordinator_flags;  // further flags of the coordinator
   std::vector<std::string> worker_flags;
-  // Whether the cluster's processes end with this process; otherwise they outlive it.
+  // Whether the cluster's processes end when this process ends. If false, they outlive this
+  // process.
   bool ends_with_parent = true;
   int parent_end_signal = 15;
-  // Called when Start waits, with the reason, such as another command that starts or stops the
-  // cluster.
+  // Called when Start waits for the cluster's lock, with the reason: another command is starting or
+  // stopping the cluster.
   std::function<void(const std::string& what)> on_wait = {};
 };
 
@@ -56,31 +58,34 @@ struct EndedProcess {
   std::string how;
 };
 
-// Workers have the identities worker-0, worker-1, ... Not thread-safe. With `ends_with_parent`, the
-// processes end with the thread that started them: that thread must outlive the cluster.
+// A coordinator and its workers (worker-0, worker-1, ...) as processes of this host. Not
+// thread-safe. With `ends_with_parent`, the processes end with the thread that started them. That
+// thread must therefore outlive the cluster.
 class LocalCluster {
  public:
-  // Starts the coordinator, then all workers, without waiting for the workers; see
-  // WaitUntilHealthy. If a process does not listen, the error has the end of its log, and Start
-  // stops the other processes.
+  // Starts the coordinator, and then all workers. Does not wait until the workers are ready; see
+  // WaitUntilHealthy. If the coordinator does not listen, Start stops all processes that it
+  // started. The error then has the end of the coordinator's log.
   //
   // If a cluster of that name already exists:
   // - It is up: ALREADY_EXISTS.
   // - None of its processes runs: Start replaces its record.
-  // - Some of its processes run: Start restarts the ended ones; see restarted(). If that fails,
-  //   nothing is stopped, as after Detach. With ends_with_parent, only the restarted processes end
-  //   with this process, even if it is killed. FAILED_PRECONDITION if the cluster has another mesh,
-  //   port, data folder or certificates, or an `up` in the foreground.
+  // - Some of its processes run: Start restarts the ended processes; see restarted(). If a restart
+  //   fails, Start stops nothing, as after Detach. With `ends_with_parent`, only the restarted
+  //   processes end with this process, even if this process is killed. FAILED_PRECONDITION if the
+  //   cluster has another mesh, port, data folder or certificates, or has an `up` in the
+  //   foreground.
   // - Some of its processes run, but are unusable: Start stops them and starts a new cluster; see
   //   replaced(). They are unusable in three cases. The earlier start was interrupted before the
-  //   coordinator listened; or the cluster is in memory and its coordinator has ended; or all of
-  //   its processes are about to end (ClusterRecord::Ending).
+  //   coordinator listened. The cluster is in memory, and its coordinator has ended. All running
+  //   processes of the cluster are about to end (ClusterRecord::Ending).
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
   //
-  // Waits for another command that starts or stops the cluster, with the errors of LockCluster.
+  // If another command is starting or stopping the cluster, waits for that command, with the errors
+  // of LockCluster.
   //
-  // If this process is killed at any time, the record has every process that it started, and the
-  // next command continues from there.
+  // If this process is killed at any time, the record has every process that this process started.
+  // The next command continues with that record.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(LocalClusterOptions options,
                                                              absl::Time deadline);
   // Stops the processes unless they were detached.
@@ -92,31 +97,32 @@ class LocalCluster {
   const ClusterRecord& record() const { return record_; }
   // The identities of ended processes that Start restarted.
   const std::vector<std::string>& restarted() const { return restarted_; }
-  // The identities of the processes that Start stopped, and the reason, as the beginning of a
-  // sentence.
+  // The identities of the processes that Start stopped, and the reason. The reason is the beginning
+  // of a sentence.
   const std::vector<std::string>& replaced() const { return replaced_; }
   const std::string& replaced_why() const { return replaced_why_; }
 
-  // Waits until every rank of the mesh has a ready worker. Adds the cluster's id and the addresses
-  // of metrics to the record. DEADLINE_EXCEEDED names the missing ranks. UNAVAILABLE names a
-  // process that ended, with the end of its log. ABORTED if another command stopped or changed the
-  // cluster meanwhile.
+  // Waits until every rank of the mesh has a ready worker. Then adds the cluster's id and the
+  // addresses of metrics to the record. DEADLINE_EXCEEDED: ranks are missing, which the message
+  // names. UNAVAILABLE: a process has ended; the message names it and has the end of its log.
+  // ABORTED: another command stopped or changed the cluster during the wait.
   absl::Status WaitUntilHealthy(absl::Time deadline);
 
-  // The processes that ended since the last call.
+  // Returns the processes that have ended since the last call.
   std::vector<EndedProcess> CollectEnded();
   bool AnyRunning() const;
 
-  // Sends a signal to the coordinator or a worker. After SIGSTOP, waits until the process has
-  // stopped; DEADLINE_EXCEEDED after 10 s. NOT_FOUND for an unknown identity, or if the process has
-  // ended.
+  // Sends a signal to the process of that identity. If the signal is SIGSTOP, waits until the
+  // process has stopped; DEADLINE_EXCEEDED after 10 s. NOT_FOUND: the identity is unknown, or the
+  // process has ended.
   absl::Status Signal(const std::string& identity, int signal);
-  // Restarts the process of that identity unchanged: the coordinator at the same port, a worker
+  // Restarts the process of that identity unchanged: the coordinator with the same port, a worker
   // with the same identity. FAILED_PRECONDITION while the process still runs.
   absl::Status Restart(const std::string& identity, absl::Time deadline);
 
-  // Ends all processes (see StopRecorded). Returns the identities that had to be killed. Without
-  // `ends_with_parent`, stops nothing if another command has changed the cluster meanwhile.
+  // Ends all processes (see StopRecorded). Returns the identities of the processes that had to be
+  // killed. If another command has changed the cluster's record since Start, and `ends_with_parent`
+  // is false, stops nothing.
   std::vector<std::string> Stop(absl::Duration grace);
   // Leaves the processes running when this object is destroyed.
   void Detach() { detached_ = true; }
@@ -128,7 +134,7 @@ class LocalCluster {
     ChildProcess process;
     std::string metrics_address = {};
     bool ends_with_supervisor = false;
-    bool reported = false;  // as ended
+    bool reported = false;  // CollectEnded has returned it
   };
 
   explicit LocalCluster(LocalClusterOptions options);
@@ -140,18 +146,19 @@ class LocalCluster {
                                                               absl::Time deadline);
 
   std::string LogPath(const std::string& identity) const;
-  // Appends the flags of TLS to `command`, if the cluster uses TLS.
+  // Appends the flags that name `files` to `command`, if the cluster uses TLS.
   void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
   ProcessOptions CoordinatorProcess(const std::string& listen) const;
   ProcessOptions WorkerProcess(const std::string& identity) const;
-  // Starts a process, after adding it to the record. Requires the lock.
+  // Starts a process. Adds the process to the record before its program begins. Requires the
+  // cluster's lock.
   absl::Status Launch(const std::string& identity, ProcessOptions process);
-  // Like Restart, with the lock held.
+  // Like Restart, but requires the cluster's lock.
   absl::Status StartAgain(const std::string& identity, absl::Time deadline);
   // Waits until the coordinator has written its address to its log.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
-  // Writes the record with the current members. `starting`, if given, replaces the member of its
-  // identity or is added. If the write fails, record_ stays unchanged.
+  // Writes the record with the current members. If `starting` is given, it replaces the member of
+  // its identity, or is added if there is none. If the write fails, record_ stays unchanged.
   absl::Status WriteDown(const RecordedProcess* starting = nullptr);
   // Reads the addresses of metrics from the logs, and writes them to the record. ABORTED if another
   // command has changed the record.
@@ -159,7 +166,7 @@ class LocalCluster {
   // Like WaitUntilHealthy, but does not check whether other commands have changed the cluster.
   absl::Status AwaitHealthy(absl::Time deadline);
   Member* Find(const std::string& identity);
-  // An error about a member, with the end of its log.
+  // Returns an error about a member, with the end of the member's log.
   static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);
 
   const LocalClusterOptions options_;
@@ -169,14 +176,16 @@ class LocalCluster {
   std::vector<std::string> replaced_;
   std::string replaced_why_;
   bool detached_ = false;
-  // Held during Start; a failed Start stops processes before it releases the lock.
+  // The cluster's lock, held during Start. A failed Start stops processes before it releases the
+  // lock.
   FileDescriptor lock_;
 };
 
-// Updates the record for processes that were restarted by hand. A process that has ended is
-// replaced by the one that the coordinator reports for its identity, if that one runs on this host.
-// Its log is found, but not its metrics address. Leaves the record unchanged if no coordinator
-// answers by `deadline`, or if the coordinator of another cluster answers.
+// Updates the record for processes that were restarted by hand. If a recorded process has ended,
+// the coordinator may report another process for the same identity. If that process runs on this
+// host, it replaces the ended one in the record, with its log but without a metrics address. Leaves
+// the record unchanged if no coordinator answers by `deadline`, or if the coordinator of another
+// cluster answers.
 void FollowRestarts(ClusterRecord* record, absl::Time deadline);
 
 // Returns the folder of the running program, which also holds the other programs.
