@@ -193,7 +193,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   }
   std::string target = path;
   if (struct stat status = {}; stat(path.c_str(), &status) == 0) {
-    // A rename onto a folder would fail too, but only after all bytes are written.
+    // The final rename onto a folder would also fail, but only after all bytes are written.
     if (S_ISDIR(status.st_mode)) {
       return PathError("write", path, EISDIR);
     }

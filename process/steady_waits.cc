@@ -49,9 +49,10 @@ int64_t Now(clockid_t clock) {
   return Nanoseconds(time);
 }
 
-// Returns the thread's semaphore count: the posts that no wait has consumed yet. Abseil keeps its
-// own count in the same memory, which also starts at 0. Abseil may wake a thread that sleeps on the
-// count once a second. That is harmless: the thread finds the count 0 and sleeps again.
+// Returns the thread's semaphore count: the posts that no wait has consumed yet. It uses the memory
+// that Abseil reserves for its own count, which also starts at 0. Once a second, Abseil may wake a
+// thread that sleeps on this memory. That is harmless: the thread finds the count 0 and sleeps
+// again.
 std::atomic<int32_t>& CountOf(ThreadIdentity* identity) {
   return *reinterpret_cast<std::atomic<int32_t>*>(identity->waiter_state.data);
 }

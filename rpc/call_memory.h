@@ -8,11 +8,11 @@ namespace shardmesh::rpc {
 
 // Explains the `outcome` of a call. If the peer's memory for calls was used up, returns
 // RESOURCE_EXHAUSTED (OVERLOADED) with the flag's name and a retry delay. Otherwise returns
-// `outcome`. gRPC itself ends any of the running calls, and reports only the number of an HTTP/2
-// error.
+// `outcome`. When that memory is used up, gRPC ends an arbitrary running call. It reports only the
+// number of an HTTP/2 error.
 absl::Status ExplainCallMemory(absl::Status outcome);
-// Whether ExplainCallMemory made the status. If so, no service refused the call, and the caller may
-// retry it.
+// Whether ExplainCallMemory made the status because memory was used up. If so, no service refused
+// the call, and the caller may retry it.
 bool IsShortOfCallMemory(const absl::Status& status);
 
 }  // namespace shardmesh::rpc

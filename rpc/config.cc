@@ -171,8 +171,8 @@ bool IsForbidden(char c) {
   return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r';
 }
 
-// Loads the document. yaml-cpp bounds its depth. Readers must count values, because an alias could
-// expand to too many.
+// Loads the document. yaml-cpp bounds the depth of nesting. Callers must count the values that they
+// read, because an alias can multiply them.
 absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
     return file.At(
@@ -438,8 +438,8 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
-// Writes a text in the form `otherwise`. A text with characters that YAML forbids is written in
-// double quotes, where yaml-cpp escapes them.
+// Writes a text in the form `otherwise`. Writes a text with characters that YAML forbids in double
+// quotes instead: there yaml-cpp escapes such characters.
 void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emitter* out) {
   *out << (std::any_of(text.begin(), text.end(), IsForbidden) ? YAML::DoubleQuoted : otherwise)
        << text;

@@ -17,7 +17,7 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of such a file.
+// Most bytes of a YAML file.
 inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 
 // Parse the text of a file; `name` names the file in errors. Errors are INVALID_ARGUMENT:
@@ -31,7 +31,8 @@ inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name,
                                              Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_view name);
-// A size of -1 is computed. It needs workers in the file or a `device_count`.
+// An axis size of -1 is computed from the number of devices. That requires workers in the file, or
+// a `device_count`.
 absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view name,
                                          std::optional<int64_t> device_count = std::nullopt);
 

@@ -14,11 +14,12 @@
 
 namespace shardmesh::rpc {
 
-// 0: no limit but that of the process's file descriptors.
+// The value 0 means no limit, except the process's limit on file descriptors.
 struct ConnectionLimits {
+  // Limit on the connections of all hosts together.
   int64_t all = 0;
-  // Applies to a host, because only the host is known before TLS identifies a caller. All processes
-  // of a host share this limit, and so do all hosts behind one address.
+  // Limit on the connections of one host. Only the host is known before TLS identifies a caller.
+  // All processes of a host share this limit, and so do all hosts behind one address.
   int64_t per_host = 0;
 };
 

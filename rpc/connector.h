@@ -44,7 +44,7 @@ class Connector {
   absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(absl::Duration timeout);
 
   // Ends a running call of Connect within some tens of milliseconds. Later calls of Connect return
-  // at once.
+  // CANCELLED at once.
   void Cancel();
 
  private:

@@ -83,12 +83,13 @@ class FlagSet {
   // latter makes ParseMain print their names and end the program.
   void AddFailpoints();
 
-  // Adds a check of several flags together. After Parse has read all flags, it makes these checks
-  // in the order of their addition.
+  // Adds a check of several flags together. After Parse has read all flags, it makes the added
+  // checks, in the order of the AddCheck calls.
   void AddCheck(std::function<absl::Status()> check) { checks_.push_back(std::move(check)); }
 
   // Parses the arguments, without the program's own name. Reports only the first of several errors.
-  // Targets of flags before it have their values; those of flags after it may have theirs.
+  // After an error, the targets of the flags before the faulty argument are set. Targets of later
+  // flags may be set or not.
   //
   // INVALID_ARGUMENT (BAD_FIELD): an unknown flag, with the nearest name; a missing or malformed
   // value; an argument that is no flag; flags that exclude each other. CANCELLED: help is

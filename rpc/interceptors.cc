@@ -66,7 +66,8 @@ class CallInterceptor final : public Interceptor {
     if (!is_unparsed) {
       return status.error_code();
     }
-    // gRPC reports a handler that threw an exception like a request that it could not parse.
+    // gRPC sends the same status for a handler that threw an exception as for a request that it
+    // could not parse.
     const grpc::Status& mended = parsed_ ? method_->threw : *method_->unparsed;
     methods->ModifySendStatus(mended);
     return mended.error_code();

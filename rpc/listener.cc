@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
       bound = ListenAt(AF_INET6, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
     }
     if (!bound.valid()) {
-      // Binds the further addresses at the port of the first.
+      // Bind the further addresses at the port of the first address.
       if (each->ai_family == AF_INET6) {
         reinterpret_cast<sockaddr_in6*>(each->ai_addr)->sin6_port =
             htons(static_cast<uint16_t>(*port));

@@ -26,8 +26,9 @@ struct NpyHeader {
   Shape shape;
   // Offset of the data in the file.
   int64_t data_offset_bytes = 0;
-  // Whether the first index varies fastest: the data is then that of the transposed tensor. False
-  // if fewer than two dimensions have more than one element, where the order makes no difference.
+  // Whether the first index varies fastest: the data then equals the row-major data of the
+  // transposed tensor. False if at most one dimension has more than one element, since both orders
+  // are the same.
   bool fortran_order = false;
 };
 

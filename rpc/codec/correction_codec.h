@@ -19,7 +19,8 @@ namespace shardmesh::rpc {
 absl::Status WithCorrections(absl::Status status, absl::Span<const Correction> corrections,
                              absl::Span<const Fix> fixes, const Mesh& mesh);
 
-// The corrections that WithCorrections attached. It omits the last ones if the error has no room.
+// The corrections that WithCorrections attached. WithCorrections omits the last corrections if the
+// error has no room for all.
 struct CorrectionFailure {
   std::vector<Correction> corrections;
   std::vector<Fix> fixes;

@@ -371,8 +371,8 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   }
   start[0] = kCrcTag;
   CodedOutputStream::WriteLittleEndian32ToArray(crc, start + 1);
-  // Copies `head` only when it is complete: a short slice contains its bytes, so a copy is
-  // separate.
+  // Copy the slice `head` only now that it is complete. A short slice stores its bytes inline, so a
+  // copy would not see bytes that are written later.
   std::vector<grpc::Slice> slices = {head};
   slices.reserve(1 + payload.size());
   for (const absl::Span<const char> piece : payload) {

@@ -127,7 +127,7 @@ std::string ToText(const X509_NAME* name) {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// Returns the URIs of the certificate that PeerName can parse.
+// Returns the names in the URIs of the certificate that have PeerName's form.
 std::vector<PeerName> PeerNamesOf(const X509* certificate) {
   std::vector<PeerName> found;
   const OpensslOwned<GENERAL_NAMES, GENERAL_NAMES_free> names(static_cast<GENERAL_NAMES*>(
@@ -358,7 +358,7 @@ absl::StatusOr<Certificate> Draft(std::string_view common_name, EVP_PKEY* key, c
   return certificate;
 }
 
-// `DNS:NAME` or `IP:ADDRESS`.
+// Returns the entry of a host for the certificate's alternative names: `DNS:NAME` or `IP:ADDRESS`.
 absl::StatusOr<std::string> HostEntry(const std::string& host) {
   in_addr v4;
   in6_addr v6;

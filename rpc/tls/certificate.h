@@ -32,7 +32,7 @@ struct TlsFiles {
 };
 
 // Requires all three files or none. INVALID_ARGUMENT names the missing flags: --tls-cert, --tls-key
-// and --tls-ca.
+// or --tls-ca.
 absl::Status CheckComplete(const TlsFiles& files);
 
 // The contents of TlsFiles, as PEM texts.
@@ -104,11 +104,11 @@ absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after);
 
 struct CertificateRequest {
   PeerName name;
-  // Further names, for tools that verify the host: host names and IP addresses. Other text:
-  // INVALID_ARGUMENT.
+  // Further names, for tools that verify the host: host names and IP addresses. MakeCertificate
+  // returns INVALID_ARGUMENT for other text.
   std::vector<std::string> hosts;
   absl::Time not_before;
-  absl::Time not_after;  // at most the authority's own
+  absl::Time not_after;  // at most the not_after of the authority's certificate
 };
 
 // Returns a new P-256 key, with a certificate that `authority` signs.
@@ -120,7 +120,7 @@ absl::StatusOr<std::string> FindCertificateOf(std::string_view private_key,
                                               std::string_view bundle);
 // Returns the facts of the first certificate in a PEM text. Makes none of the checks of CheckTls.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view text);
-// Returns the time at which the first certificate in a PEM text expires. Also for a certificate
+// Returns the time at which the first certificate in a PEM text expires. Accepts also a certificate
 // without a name, such as an authority's.
 absl::StatusOr<absl::Time> ReadExpiry(std::string_view text);
 
