@@ -23,7 +23,7 @@ class PythonValue {
   enum class Kind { kNone, kBool, kInt, kFloat, kString, kList, kTuple, kDict };
   using DictItem = std::pair<PythonValue, PythonValue>;
 
-  // None.
+  // Makes Python's None.
   PythonValue() = default;
   static PythonValue Bool(bool value);
   static PythonValue Int(int64_t value);
@@ -31,7 +31,7 @@ class PythonValue {
   // (BAD_FIELD) for other text.
   static absl::StatusOr<PythonValue> BigInt(std::string_view digits);
   static PythonValue Float(double value);
-  // UTF-8.
+  // Requires UTF-8.
   static PythonValue String(std::string text);
   static PythonValue List(std::vector<PythonValue> entries);
   static PythonValue Tuple(std::vector<PythonValue> entries);
@@ -54,7 +54,7 @@ class PythonValue {
 
  private:
   Kind kind_ = Kind::kNone;
-  std::string text_;                  // kInt, kFloat: as printed; kString: the bytes; kBool
+  std::string text_;                  // kBool, kInt, kFloat: as printed; kString: the bytes
   std::vector<PythonValue> entries_;  // kList, kTuple; kDict: key, value, key, value, ...
 };
 

@@ -59,7 +59,7 @@ struct TreeFileTensor {
 //     both axes and a spec, or listed twice; objects nested deeper than kMaxTreeDepth;
 //   - UNKNOWN_DTYPE: a name that is no element type;
 //   - INVALID_SHAPE: a shape that CheckShape refuses;
-//   - the reason of PartitionSpec::Create for a spec that it refuses;
+//   - INVALID_SPEC: a spec that PartitionSpec::Create refuses;
 //   - LIMIT_EXCEEDED: over kMaxTreeFileBytes, kMaxTreeTensors or kMaxTreeNameBytes, or more than
 //     kMaxRank entries of `axes` or `spec`.
 absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,

@@ -94,7 +94,7 @@ absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
   return Placed{&tensor, std::move(tiling), bytes, tile_bytes};
 }
 
-// All tensors of one layout, by order and by name.
+// All tensors of one layout, in their order and indexed by name.
 class PlacedTree {
  public:
   // `label` names the layout in errors.

@@ -98,7 +98,7 @@ struct MeshCandidate {
 };
 
 struct MeshSearchResult {
-  int64_t evaluated = 0;            // candidates in all
+  int64_t evaluated = 0;            // number of candidates
   int64_t fitting = 0;              // number of candidates that fit
   std::vector<MeshCandidate> best;  // best first, at most `keep`
 };
@@ -115,9 +115,15 @@ absl::StatusOr<int64_t> CountMeshes(const MeshSearchOptions& options);
 // Evaluates the tensors on every candidate mesh, and returns the best ones.
 //
 // Example: 8 devices over (dp, tp) have 4 candidates: 8x1, 4x2, 2x4, 1x8.
-// Errors: INVALID_ARGUMENT with INVALID_MESH (no device, no axis, bounds that exclude everything),
-// DUPLICATE_AXIS, LIMIT_EXCEEDED (too many axes, devices, candidates or kept) or INVALID_SHAPE;
-// RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum of bytes does not fit int64_t; CANCELLED.
+// Errors:
+//   - INVALID_ARGUMENT (INVALID_MESH): no device, no axis, an axis with a bad name or bad bounds,
+//     or bounds that exclude every candidate;
+//   - INVALID_ARGUMENT (DUPLICATE_AXIS): two axes have one name;
+//   - INVALID_ARGUMENT (LIMIT_EXCEEDED): too many axes, devices or candidates, or `keep` is out of
+//     range;
+//   - INVALID_ARGUMENT (INVALID_SHAPE): a group has a malformed shape;
+//   - RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): a sum of bytes does not fit int64_t;
+//   - CANCELLED: is_cancelled returned true.
 // Takes O(candidates * groups * rank) time and O(groups + keep) memory.
 absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> groups,
                                               const MeshSearchOptions& options);

@@ -50,8 +50,9 @@ absl::Status TooLarge() {
 // Rising indices of atoms. An atom is a set of characters that none of the patterns distinguishes.
 using Atoms = std::vector<size_t>;
 
-// All atoms: one for each of the 128 characters of ASCII, and atoms beyond ASCII. The latter are
-// ranges, or, if a named class occurs, the three parts that \d and \w divide these characters into.
+// All atoms: one for each of the 128 ASCII characters, and atoms beyond ASCII. If no named class
+// occurs, each atom beyond ASCII is a range. If one occurs, there are three such atoms: the parts
+// into which \d and \w divide the characters beyond ASCII.
 class Alphabet {
  public:
   static absl::StatusOr<Alphabet> Create(absl::Span<const CharacterSet* const> sets);
@@ -186,7 +187,7 @@ std::optional<std::string> Alphabet::PrintMembers(const std::vector<bool>& atoms
     return atom < kAscii ? IsAsciiWord(atom) : beyond.word;
   };
   if (named_) {
-    // Take a larger class before the smaller \d, which is then needed only for the remainder.
+    // Take \W and \w before the smaller class \d: \d is then needed only for the remaining atoms.
     take("\\W", [](size_t atom, const Beyond& beyond) { return !kIsWord(atom, beyond); });
     take("\\w", kIsWord);
     if (left[kAscii]) {

@@ -20,7 +20,7 @@ namespace shardmesh::reshard_internal {
 
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
-// Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+// Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) with the message `what`.
 absl::Status OverLimit(std::string_view what, Facts facts = {});
 
 // One digit of a device's position: position / stride % size, such as the coordinate along one

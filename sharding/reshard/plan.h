@@ -107,8 +107,8 @@ struct ReshardTotals {
 // such an axis counts as a separate piece: a destination receives all pieces except its own, as in
 // a reduce-scatter. An all-reduce can move less, because it adds partial sums on the way.
 //
-// Example: mesh tp=4, shape (8, 8), P('tp') to P(None, 'tp'): each device keeps [2,2] of 4 elements
-// and needs 12, 4 from each of the others; an all-to-all.
+// Example: mesh tp=4, shape (8, 8), P('tp') to P(None, 'tp') is an all-to-all. Each device keeps a
+// tile of shape (2, 2), which has 4 elements. It needs 12 elements, 4 from each other device.
 //
 // No function takes time proportional to the number of devices, unless its comment says so.
 // Totals() uses the fact that tile sizes are products over dimensions: it sums over dimensions that

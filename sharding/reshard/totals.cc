@@ -42,7 +42,7 @@ struct PartFacts {
   int64_t cells = 0;     // number of source parts that it overlaps
   int64_t best = 0;      // the largest overlap with a source part
   int64_t best_src = 0;  // index of the source part with the largest overlap
-  int64_t second = 0;    // the second largest overlap; 0 if there is only one
+  int64_t second = 0;    // the second largest overlap; 0 if only one source part overlaps
   int64_t least = 0;     // the least nonempty overlap
 };
 
@@ -136,15 +136,15 @@ class ParetoFrontier {
 // these dimensions ("coordinates").
 struct Sums {
   absl::int128 kept = 0;      // kept elements
-  absl::int128 full = 0;      // coordinates whose device keeps all of its new part
-  absl::int128 touching = 0;  // coordinates whose device keeps some of its new part
+  absl::int128 full = 0;      // number of coordinates whose device keeps all of its new part
+  absl::int128 touching = 0;  // number of coordinates whose device keeps some of its new part
   ParetoFrontier need;        // (size of the new part, its kept elements)
   ParetoFrontier sent;        // per source part: (its size, the elements that its holders keep)
   int64_t best = 0;           // the largest overlap of a new part with a source part
   int64_t best_other = 0;     // the largest overlap with a source part of another device
 };
 
-// Polls for cancellation.
+// Polls `is_cancelled` for a walk, once in many steps.
 class Patience {
  public:
   explicit Patience(const std::function<bool()>& is_cancelled) : is_cancelled_(is_cancelled) {}
@@ -262,9 +262,9 @@ class ComponentWalk {
         VariableOf(digit.id, sizes).dst.push_back({at, digit.weight});
       }
     }
-    // A variable is a digit that the walk counts through. Put the variables that identify the
-    // source tile first, also those used in a constant dimension. All coordinates of one source
-    // tile are then consecutive.
+    // A variable is a digit that the walk counts through. Put first the variables that identify the
+    // source tile, including those used in a constant dimension. All coordinates of one source tile
+    // are then consecutive.
     const auto inner = std::stable_partition(
         variables_.begin(), variables_.end(),
         [&used_by_src](const Variable& variable) { return used_by_src[variable.id]; });
@@ -438,10 +438,10 @@ Sums OfConstant(const Problem& problem) {
   return sums;
 }
 
-// The devices that GreatestFrom considers, among those from a first one on.
+// The devices that GreatestFrom considers, among the devices from `first` on.
 enum class Beyond {
   kAll,
-  kWithTilesOfTheirOwn,  // only devices whose tile no device before the first one holds
+  kWithTilesOfTheirOwn,  // only devices whose tile no device before `first` holds
 };
 
 // Returns the greatest product over all dimensions of `value(dim, part)`, among the devices from
@@ -577,7 +577,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     }
   }
   absl::int128 repeats = 1;         // combinations of the digits that no group covers
-  absl::int128 source_repeats = 1;  // combinations of those that do not identify a source tile
+  absl::int128 source_repeats = 1;  // the same, without digits that identify a source tile
   bool own_is_certain = true;       // whether a device's new tile determines its source tile
   for (size_t id = 0; id < digit_count; ++id) {
     own_is_certain = own_is_certain && (!used_by_src[id] || used_by_dst[id]);

@@ -34,9 +34,9 @@ namespace shardmesh {
 // untrusted rules enforces this bound.
 inline constexpr int64_t kMaxLogicalRules = 4096;
 
-// Lays the dimension called `name` along `mesh_axes`: none, a name, a tuple of names, or
-// unconstrained. Other values are accepted here and refused when a spec is made from them, as in
-// flax.
+// A rule that lays the dimension called `name` along `mesh_axes`: none, a name, a tuple of names,
+// or unconstrained. The struct accepts other values. They are refused when a spec is made from
+// them, as in flax.
 struct LogicalRule {
   std::string name;
   AxisValue mesh_axes;
@@ -48,14 +48,13 @@ using LogicalRules = std::vector<LogicalRule>;
 
 // ---- flax.core.spmd -----------------------------------------------------------------------------
 
-// Merges both lists (flax's composite_rules). If one list is empty, returns the other unchanged,
-// including repeats. Otherwise each name occurs once, at its first place, with its last value in
-// `first`. A value in `second` must not differ from the value in `first`, nor from another value of
-// the same name in `second`.
+// Merges both lists (flax's composite_rules). If one list is empty, returns the other list
+// unchanged, including repeated names. If neither is empty, each name occurs once in the result, at
+// its first position. Its value is its last value in `first`. A value in `second` must not differ
+// from the value in `first`, nor from another value of the same name in `second`.
 //
-// INVALID_ARGUMENT (INVALID_AXIS_VALUE; Python: ValueError) gives the name and both values that
-// differ.
-// ('x',) and 'x' differ.
+// INVALID_ARGUMENT (INVALID_AXIS_VALUE; Python: ValueError) for two values of one name that differ;
+// the message gives the name and both values. ('x',) and 'x' differ.
 absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
                                             absl::Span<const LogicalRule> second);
 
@@ -111,8 +110,8 @@ absl::StatusOr<ShardValueDecision> ResolveShardValue(absl::Span<const AxisValue>
 // axis that another dimension already has. A rule with none or () does assign a value: none.
 enum class RulesFallback {
   kAxisIsUnsharded,  // the dimension is not partitioned
-  kRaiseError,       // refuse
-  kNoConstraint,     // leave the whole array unchanged
+  kRaiseError,       // the call returns UNKNOWN_AXIS
+  kNoConstraint,     // the whole array stays unchanged
 };
 
 // Returns `axis_is_unsharded`, `raise_error` or `no_constraint`.

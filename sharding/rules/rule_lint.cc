@@ -31,14 +31,14 @@ constexpr int64_t kNearestNamed = 3;
 constexpr size_t kTreesNamed = 3;
 constexpr size_t kAxesNamed = 3;
 
-// A profile gives equal answers in both modes of a pair, so the lint resolves only the first.
+// A profile gives equal answers in both modes of a pair, so the lint resolves only the first mode.
 constexpr RuntimeMode kModePairs[2][2] = {{RuntimeMode::kTrain, RuntimeMode::kPrefill},
                                           {RuntimeMode::kAutoregressive, RuntimeMode::kInsert}};
 
 // The tensors for which a fact holds.
 struct Tally {
   int64_t count = 0;
-  size_t tensor = 0;  // the first, or the worst
+  size_t tensor = 0;  // index of the first tensor, or of the worst one (see AddWorst)
   int64_t elements = -1;
   std::vector<Finding::InTree> trees = {};
 
@@ -127,7 +127,7 @@ class Linter {
 
     friend auto operator<=>(const Subject&, const Subject&) = default;
   };
-  using Blame = std::tuple<Subject, int64_t, Reason>;  // with a mesh
+  using Blame = std::tuple<Subject, int64_t, Reason>;  // the number is a mesh, or kNoMesh
 
   absl::Status LookAtRules(size_t index, int64_t elements);
   void LookAtAxes(size_t index, int64_t elements);
@@ -444,7 +444,7 @@ void Linter::ReportRules() {
     if (matched.count == 0 || won_[static_cast<size_t>(rule)].count > 0) {
       continue;
     }
-    std::vector<std::pair<int64_t, int64_t>> takers;  // minus the count, rule
+    std::vector<std::pair<int64_t, int64_t>> takers;  // (negated count, rule)
     for (auto pair = first; pair != next; ++pair) {
       takers.emplace_back(-pair->second->count, pair->first.second);
     }
@@ -548,7 +548,8 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
       add(blame, tally, {});
     }
   }
-  // Report facts about axes in the order of meshes. Report a fact that holds in all modes once.
+  // Report facts about axes in the order of meshes. Report a fact that holds in all modes only
+  // once.
   std::map<std::pair<int64_t, Reason>, std::vector<std::pair<Blame, Tally>>> by_mesh;
   for (const auto& [blame, tally] : blames) {
     const auto& [subject, mesh, reason] = blame;

@@ -54,8 +54,8 @@ struct Finding {
     kShadowed,
     // Two rules that overlap and depend on their order. The first rule decides some tensors that
     // the second matches too; each rule also decides other tensors; and the specs for the common
-    // tensors differ. (A rule that is a special case of a later rule, or of an earlier rule that
-    // shadows it, is no conflict.) rules: the first, the second; tensor: the first; count.
+    // tensors differ. (It is no conflict if a rule is a special case of a later rule, or of an
+    // earlier rule that shadows it.) rules: the first, the second; tensor: the first; count.
     kConflicting,
     // No rule matches a tensor. One finding for each name. tensor; count.
     kUnmatched,
@@ -73,7 +73,7 @@ struct Finding {
   Kind kind = Kind::kDead;
   std::vector<int64_t> rules = {};
   std::string tensor = {};
-  std::vector<RuntimeMode> modes = {};  // in their order; all modes with the same finding
+  std::vector<RuntimeMode> modes = {};  // all modes in which the finding holds, in the enum's order
   std::string mesh = {};
   Reason reason = Reason::kUnspecified;
   int64_t count = 0;  // number of tensors
@@ -92,7 +92,7 @@ struct Finding {
 };
 inline constexpr int64_t kFindingKindCount = 8;
 
-// "DEAD", "SHADOWED", ...: stable.
+// Returns the name of a kind: "DEAD", "SHADOWED", ... Names do not change between versions.
 std::string_view FindingKindName(Finding::Kind kind);
 
 struct LintOptions {
@@ -121,7 +121,8 @@ struct LintTreeReport {
 };
 
 struct LintReport {
-  // Findings by kind, then by rule, tensor in tree order, mesh as given, mode.
+  // Findings, sorted by kind, then by rule, by tensor in tree order, by mesh in the given order,
+  // and by mode.
   std::vector<Finding> findings;
   // Number of findings by kind, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
