@@ -94,7 +94,8 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
         Reason::kStoreFull, {{fact::kFile, path}});
   }
   if (error == EFBIG) {
-    // Not STORE_FULL: a worker would then delete tiles in quarantine, which does not help here.
+    // Do not return STORE_FULL here: a worker would then delete tiles in quarantine, which would
+    // not help.
     return InvalidArgument(Reason::kBadFile,
                            StrCat(message,
                                   ": this process or file system allows no file of that size; "

@@ -74,8 +74,8 @@ class FlagSet {
   void AddDuration(std::string name, std::string help, absl::Duration* target);
   // Adds a flag that needs no value: `--insecure`, but also `--insecure=false`.
   void AddSwitch(std::string name, std::string help, bool* target);
-  // Adds --tls-cert, --tls-key and --tls-ca. Users must give all or none of them. They exclude the
-  // switch whose target is `insecure`.
+  // Adds --tls-cert, --tls-key and --tls-ca. Users must give all three flags or none, and must not
+  // give them together with the switch whose target is `insecure`.
   void AddTls(TlsFiles* target, const bool* insecure);
   // Adds --log-format and --log-level.
   void AddLog(LogOptions* target);

@@ -25,7 +25,7 @@ enum class Reason : int {
   kBelowMinSize,      // the tensor is smaller than the rule set's min_size and is replicated
   kUnconstrained,     // a dimension was left open and is not partitioned
   kDuplicateAxis,     // one axis occurs twice in a spec or a mesh
-  kRankMismatch,      // a spec is longer than the rank, in a call that does not cut it
+  kRankMismatch,      // a spec is longer than the tensor's rank, in a call that does not cut specs
   kMeshSizeMismatch,  // axis sizes do not multiply to the number of devices
   kNoMesh,            // the call needs a mesh and has none
 

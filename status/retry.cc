@@ -20,7 +20,7 @@ bool MayPass(absl::StatusCode code) {
 
 RetryRule RetryRuleOf(Reason reason) {
   switch (reason) {
-    // Workers that are expected back attach within seconds of the coordinator.
+    // Workers that are expected back attach within seconds after the coordinator's start.
     case Reason::kRecovering:
       return {absl::Milliseconds(200), SelfRetry::kUntilDeadline};
     // A process that starts will serve soon. A draining process may be restarted, or never return.

@@ -78,7 +78,7 @@ Dtype SignedOfBits(int bits) {
     case 16:
       return Dtype::kI16;
     default:
-      // JAX's lattice continues with int64, which CanonicalDtype makes int32.
+      // The next type in JAX's lattice is int64, whose CanonicalDtype is int32.
       return Dtype::kI32;
   }
 }

@@ -45,8 +45,8 @@ class BasicTensorView {
 using TensorView = BasicTensorView<const char>;
 using MutableTensorView = BasicTensorView<char>;
 
-// The bytes of a tile within those of a row-major tensor: runs of equal length at regular
-// distances, as few and as long as possible.
+// The bytes of a tile within the bytes of a row-major tensor: runs of equal length at regular
+// distances. The runs are as few and as long as possible.
 //
 // Example: rows [2,4) of an F32 tensor of shape (8, 16) are one run of 128 bytes at offset 128;
 // columns [4,8) are eight runs of 16 bytes, 64 bytes apart.

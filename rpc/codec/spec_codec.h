@@ -144,8 +144,8 @@ absl::StatusOr<Tile> Decode(const v1::Tile& from);
 void Encode(absl::Span<const CutPoints> from,
             google::protobuf::RepeatedPtrField<v1::CutPoints>* to);
 // Returns one list of cut points for each dimension, or no lists if the message has none.
-// INVALID_CUT_POINTS: a dimension that the shape lacks, a repeated dimension, or starts that do not
-// rise between 0 and the extent.
+// INVALID_CUT_POINTS: a dimension that the shape lacks, a repeated dimension, or starts that are
+// not rising or not between 0 and the dimension's extent.
 absl::StatusOr<std::vector<CutPoints>> DecodeCutPoints(
     const google::protobuf::RepeatedPtrField<v1::CutPoints>& from, absl::Span<const int64_t> shape);
 

@@ -27,7 +27,7 @@ using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::CodedOutputStream;
 
-// ExchangeRequest and ExchangeResponse have the same fields, so this file uses one for both.
+// ExchangeRequest and ExchangeResponse have the same fields, so this file uses one type for both.
 using Wire = internal::v1::ExchangeRequest;
 
 constexpr uint32_t MakeTag(int field, WireFormatLite::WireType type) {

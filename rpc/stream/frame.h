@@ -81,15 +81,15 @@ struct FrameHeader {
   int64_t message_bytes = 0;      // kData: size of the whole message
   int64_t credit_bytes = 0;       // kCredit: how many more bytes of the tag the peer may send
   int64_t link_credit_bytes = 0;  // kCredit: how many more bytes of all tags the peer may send
-  // KData: whether the frame is urgent, so that it uses no link credit. KCredit: whether the
-  // credit permits urgent frames of the tag.
+  // For kData: whether the frame is urgent, so that it uses no link credit. For kCredit: whether
+  // the credit permits urgent frames of the tag.
   bool is_urgent = false;
   std::optional<FrameHello> hello = std::nullopt;  // only for kHello
   std::optional<FrameAbort> abort = std::nullopt;  // only for kAbort
-  // KPing: a positive number asks the peer to send its negative.
+  // For kPing: a positive number asks the peer to answer with the negated number.
   int64_t ping = 0;
-  // KData: describes the operation that the sender runs as the tag's op. The receiver compares it
-  // with its own.
+  // For kData: describes the operation that the sender runs as the tag's op. The receiver compares
+  // it with its own operation.
   std::string signature = {};
 
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;

@@ -198,7 +198,7 @@ struct ChainFault {
 };
 
 // Checks the chain from `own` to an authority in `store`. Returns its fault; nullopt if the chain
-// is trusted. `purpose`: a purpose by OpenSSL's name; null: any.
+// is trusted. `purpose`: OpenSSL's name of the purpose that the chain must allow; null: any.
 std::optional<ChainFault> FindFault(X509_STORE* store, X509* own, STACK_OF(X509) * between,
                                     const char* purpose, absl::Time now) {
   const OpensslOwned<X509_STORE_CTX, X509_STORE_CTX_free> context(X509_STORE_CTX_new());

@@ -93,8 +93,8 @@ class LayoutAnalysis {
   ~LayoutAnalysis();
 
   // Adds a tensor with equal parts. Returns the errors of Tiling::Create and TileBytes, with the
-  // tensor's name. Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64_t. An error
-  // adds nothing.
+  // tensor's name. Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64_t. If it
+  // returns an error, it has added nothing.
   absl::Status Add(std::string_view name, absl::Span<const int64_t> shape, int64_t bits_per_element,
                    const PartitionSpec& spec);
   // Like Add above, for a tensor that may have uneven parts. Returns INVALID_ARGUMENT

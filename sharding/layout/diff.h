@@ -63,7 +63,7 @@ struct LayoutDiff {
   // Tensors with any difference: those of A in its order, then those that only B has.
   std::vector<TensorDiff> changed;
   int64_t unchanged_count = 0;
-  // Bytes of all tensors on each device; equal on all devices.
+  // Number of bytes of all tensors that one device holds. It is the same for every device.
   int64_t bytes_per_device_a = 0;
   int64_t bytes_per_device_b = 0;
   // Bytes of all tensors, each counted once.

@@ -209,7 +209,7 @@ class LeastOrder {
 
   const absl::Span<const MovableEntry> entries_;
   const absl::Span<const int64_t> shape_;
-  std::vector<int64_t> cost_;  // by the set of used dimensions
+  std::vector<int64_t> cost_;  // results of CostFrom, indexed by `taken`
 };
 
 // Returns whether another order of entries can make this correction unnecessary.

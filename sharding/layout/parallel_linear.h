@@ -105,7 +105,7 @@ struct ParallelLinear {
 
 // Returns the shapes and the scale of a layer. kDefault accepts any number of parts, including one
 // part, also with a bias and with "fan_out". kExact refuses a list of one part, and parts with a
-// bias or "fan_out", as the original does (Python: TypeError). KExact accepts negative parts if
+// bias or "fan_out", as the original does (Python: TypeError). But kExact accepts negative parts if
 // their sum is positive.
 //
 // Errors are INVALID_ARGUMENT: INVALID_SHAPE for zero features (Python: ZeroDivisionError), for a

@@ -41,7 +41,8 @@ bool IsWord(char32_t c) {
 
 }  // namespace
 
-// Emits a program from its end to its beginning.
+// Compiles a syntax tree to a program. Compiles the end of the pattern before its beginning,
+// because an instruction contains the index of the next instruction.
 class PatternAutomaton::Builder {
  public:
   absl::StatusOr<PatternAutomaton> Build(const PatternNode& root);

@@ -59,8 +59,8 @@ absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
                                             absl::Span<const LogicalRule> second);
 
 // Replaces each name by the value of the last rule for that name, without recursion (flax's
-// from_sharding_rules). Names without a rule, none, "" and () stay. Looks a tuple up by its text,
-// ToString(). Does not detect repeated mesh axes.
+// from_sharding_rules). Names without a rule, none, "" and () stay unchanged. Looks a tuple up by
+// its text, ToString(). Does not detect repeated mesh axes.
 std::vector<AxisValue> ApplyLogicalRules(absl::Span<const AxisValue> names,
                                          absl::Span<const LogicalRule> rules);
 
@@ -134,9 +134,10 @@ std::optional<RulesFallback> RulesFallbackFromName(std::string_view name);
 // clang-format off
 //   INVALID_AXIS_VALUE (TypeError)   one of `names` is or contains a list;
 //   DUPLICATE_AXIS (ValueError)      a name occurs twice (other values may);
-//   UNKNOWN_AXIS (ValueError)        under kRaiseError, some name got no mesh axes: gives the name,
-//                                    and that it has no rule or which name took the axes;
-//   INVALID_SPEC (ValueError)        PartitionSpec::Create's.
+//   UNKNOWN_AXIS (ValueError)        under kRaiseError, some name got no mesh axes. The message
+//                                    has the name, and the reason: the name has no rule, or other
+//                                    names took the axes of its rules;
+//   INVALID_SPEC (ValueError)        PartitionSpec::Create refuses the spec.
 // clang-format on
 absl::StatusOr<std::optional<PartitionSpec>> ResolveLogicalAxes(
     absl::Span<const AxisValue> names, absl::Span<const LogicalRule> rules,

@@ -77,8 +77,8 @@ struct Finding {
   std::string mesh = {};
   Reason reason = Reason::kUnspecified;
   int64_t count = 0;  // number of tensors
-  // The number of tensors in each tree that has any, by rising tree. Empty if the finding concerns
-  // no tensor, and therefore all trees.
+  // The trees with tensors that the finding concerns, in rising order, and the number of these
+  // tensors in each tree. Empty if the finding concerns no tensor: it then applies to all trees.
   struct InTree {
     int64_t tree = 0;
     int64_t tensors = 0;
