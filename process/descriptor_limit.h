@@ -25,7 +25,7 @@ absl::Status CheckDescriptorLimit();
 // opens.
 //
 // The kernel assigns the lowest free descriptor. Code that accepts a connection or maps shared
-// memory must close its new descriptor if that number is at or above the returned one.
+// memory must close its new descriptor if that descriptor is at or above the returned number.
 int FirstReservedDescriptor();
 
 }  // namespace shardmesh

@@ -1,6 +1,7 @@
-// Replaces the per-thread semaphore that all waits of Abseil use with one on the steady clock.
+// All waits of Abseil use a per-thread semaphore. This file replaces it by a semaphore on the
+// steady clock.
 //
-// Abseil defines the two functions below as weak symbols, so that a program may define its own. The
+// Abseil defines the two functions below as weak symbols, so that a program may replace them. The
 // definitions here match the Abseil version in Debian 12; check them before you use another
 // version.
 #include "process/steady_waits.h"

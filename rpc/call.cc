@@ -36,10 +36,10 @@ constexpr const char* kTraceparent = "traceparent";
 // earlier.
 constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 
-// gRPC 1.51 reads connect()'s errno after other calls, one of which may have changed it. It then
-// treats a connection in progress as failed (once in a few thousand new processes). If a server
-// listens at the address, the channel gets this long for a second attempt, which starts after 80 to
-// 120 ms.
+// gRPC 1.51 reads connect()'s errno only after other system calls, which may have changed errno. In
+// that case gRPC treats a connection in progress as failed (once in a few thousand new processes).
+// If a server listens at the address, the channel gets this time for a second attempt, which starts
+// after 80 to 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
 // Extra time after the connect timeout, to find out which addresses do not answer.

@@ -1,4 +1,5 @@
-// Calls that a peer's gRPC ended because its memory for calls (--rpc-memory) was used up.
+// Recognises calls that a peer's gRPC ended because the peer's memory for calls (--rpc-memory) was
+// used up.
 #ifndef SHARDMESH_RPC_CALL_MEMORY_H_
 #define SHARDMESH_RPC_CALL_MEMORY_H_
 

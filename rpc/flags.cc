@@ -339,7 +339,8 @@ absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
   } catch (const CLI::Error& error) {
     if (ended.ok()) ended = WrongUse(error.what());
   }
-  // The parsing ended at an error, but an unknown argument came before it: report that one.
+  // The parsing ended at an error. If an unknown argument came before that error, report the
+  // unknown argument.
   if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
     return UnknownArgument(unknown.front());
   }

@@ -34,8 +34,8 @@ struct Method {
   // an exception.
   std::optional<grpc::Status> unparsed;
   grpc::Status threw;
-  std::vector<Counter> handled;      // by status code; empty without metrics
-  std::optional<Histogram> seconds;  // for unary methods, with metrics
+  std::vector<Counter> handled;      // indexed by status code; empty without metrics
+  std::optional<Histogram> seconds;  // set for unary methods, if there are metrics
 };
 
 class CallInterceptor final : public Interceptor {

@@ -26,7 +26,7 @@ namespace shardmesh::rpc {
 void RaiseDescriptorLimit();
 
 // Accepts connections and passes each one to a handler. If accept() fails for lack of a descriptor,
-// gRPC's own listener stops for good, without a message. This one continues.
+// gRPC's own listener stops for good, without a message. This listener continues.
 //
 // The listener reserves descriptors for the process's files and outgoing connections: an eighth of
 // the limit, but at least 32 and at most 256. It immediately closes a connection that would take a

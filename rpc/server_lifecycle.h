@@ -36,8 +36,9 @@ struct ServerOptions {
   // Allows plaintext on addresses beyond loopback.
   bool insecure = false;
   int64_t max_message_bytes = kMaxControlMessageBytes;
-  // Memory that gRPC may use for running calls. Above it, gRPC refuses connections and cancels
-  // random streams. 0: no limit, for servers that bound the memory of their peers themselves.
+  // Memory that gRPC may use for running calls. If calls need more memory, gRPC refuses connections
+  // and cancels random streams. 0: no limit, for servers that bound the memory of their peers
+  // themselves.
   int64_t memory_quota_bytes = 0;
   // Most concurrent calls of one connection. Further calls wait in the client.
   int max_streams = 1024;

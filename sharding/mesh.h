@@ -36,9 +36,9 @@ using MeshCoordinates = absl::InlinedVector<int64_t, 6>;
 // The party that decides how arrays lie along an axis, as in JAX. Tiles, corrections and plans are
 // the same for all three types. Only ResolveShardValue (logical_rules.h) distinguishes the types.
 enum class AxisType {
-  kAuto,      // the compiler
-  kExplicit,  // the type of each array
-  kManual,    // the program's own communication
+  kAuto,      // the compiler decides
+  kExplicit,  // each array's type decides
+  kManual,    // the program decides, by its own communication
 };
 
 // Returns `auto`, `explicit` or `manual`.
@@ -127,8 +127,8 @@ class Mesh {
   // `dp=2:explicit,tp=4`. Parse reads the text back.
   std::string ToString() const;
 
-  // Equal meshes have the same axes in the same order over the same devices. Types count, as in
-  // JAX, because one spec means different things on meshes of different types.
+  // Equal meshes have the same axes in the same order over the same devices. Axes of different
+  // types are different, as in JAX, because a spec has another meaning on axes of another type.
   friend bool operator==(const Mesh& a, const Mesh& b);
 
  private:

@@ -93,7 +93,7 @@ class DeviceGroups {
 
   Mesh mesh_;
   std::vector<std::string> axes_;
-  std::vector<int64_t> other_axes_;  // indices of the other axes, in mesh order
+  std::vector<int64_t> other_axes_;  // indices of the axes that are not in axes_, in mesh order
   int64_t group_size_ = 0;
 };
 

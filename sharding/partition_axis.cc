@@ -318,10 +318,10 @@ struct PartitionAxis::Rep {
 
   std::array<AxisValue, kFieldCount> fields;
   std::vector<SemanticAxis> semantic_axes;
-  // The answers of the fields, in their order; then two for each user-defined axis: the answer in
-  // train, and that in generation modes.
+  // The answers of the fields, in their order; then two answers for each user-defined axis: first
+  // the answer in train, then the answer in generation modes.
   std::vector<Answer> answers;
-  NameTable<Places> places;  // by semantic name, without kEmpty
+  NameTable<Places> places;  // keys: all semantic names except kEmpty
 
   // Returns the index in preset_specs: by preset, then train before generation, then kDefault
   // before kExact. ResolvePreset computes a spec at its first use. Until then, and for presets that
@@ -481,7 +481,7 @@ class PartitionAxis::Builder {
   Rep& rep_;
   const absl::Span<const SemanticAxis> axes_;
   NameTable<size_t> axis_of_name_;
-  std::vector<AxisValue> values_;  // by Node::index(); kNotGiven before resolution
+  std::vector<AxisValue> values_;  // indexed by Node::index(); kNotGiven before resolution
   std::vector<Node> path_;         // nodes being resolved, outermost first
 };
 

@@ -142,10 +142,10 @@ class PartitionAxis {
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
-  // Returns the spec whose entries are the values of ResolveAxis. Errors as ResolveAxis, then as
-  // SpecEntry::Create, under kExact also INVALID_SPEC for a tuple within a tuple. Accepts repeated
-  // axes, which correction checks. Takes O(axes). Apart from the result, only lists allocate
-  // memory.
+  // Returns the spec whose entries are the values of ResolveAxis. Returns the errors of ResolveAxis
+  // first, then those of SpecEntry::Create. Under kExact, a tuple within a tuple is also
+  // INVALID_SPEC. Accepts repeated axes, which correction checks. Takes O(axes). Apart from the
+  // result, only lists allocate memory.
   absl::StatusOr<PartitionSpec> ResolveSpec(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;

@@ -131,7 +131,7 @@ absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh);
 bool Equivalent(const PartitionSpec& a, const PartitionSpec& b, const Mesh& mesh, int64_t rank);
 
 // Returns whether every device holds the whole tensor: no axis of more than one device partitions
-// it or leaves it unreduced.
+// the tensor or is unreduced.
 bool FullyReplicated(const PartitionSpec& spec, const Mesh& mesh);
 
 }  // namespace shardmesh

@@ -48,14 +48,14 @@ std::optional<Tile> Intersect(const Tile& a, const Tile& b);
 // The cut positions of one dimension: n parts have n + 1 rising points, from 0 to the extent.
 using CutPoints = std::vector<int64_t>;
 
-// Returns the same cuts in their simplest form: an empty list for a dimension of equal parts, and
-// no lists at all if every dimension has equal parts.
+// Returns `cut_points` in the simplest form: an empty list for a dimension of equal parts, and no
+// lists at all if every dimension has equal parts.
 std::vector<CutPoints> WithoutEqualParts(std::vector<CutPoints> cut_points);
 
 // A piece of a tensor and every device that holds it.
 struct OwnedTile {
   Tile tile;
-  std::vector<DeviceId> devices;  // by rising replica id
+  std::vector<DeviceId> devices;  // sorted by rising replica id
 };
 
 // The layout of an array of one shape on a mesh: the tile of each device.

@@ -53,10 +53,10 @@ class MemoryBudget {
   // Like Reserve, without calling Reclaim functions: for optional memory, such as a cache.
   absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
 
-  // A function that releases dispensable memory so that size_bytes can be reserved. It returns
-  // whether it released any. Reserve calls it on the thread of Reserve's caller, which may hold
-  // locks. The function must not take a lock that any caller of Reserve holds, and must not
-  // reserve.
+  // A function that releases dispensable memory so that size_bytes can be reserved. Returns whether
+  // it released any memory. Reserve calls the function on its caller's thread, which may hold
+  // locks. The function must not take a lock that any caller of Reserve holds, and must not reserve
+  // memory.
   using Reclaim = std::function<bool(int64_t size_bytes)>;
   // Adds a function for Reserve to call; each owner can have one function. After RemoveReclaim
   // returns, the owner's function is not running and is never called again.
@@ -121,7 +121,7 @@ class Buffer {
   size_t capacity_bytes_ = 0;  // allocated and reserved
 };
 
-// Allocates buffers, and keeps returned ones for the next request of about the same size.
+// Allocates buffers, and keeps returned buffers for later requests of about the same size.
 //
 // A pool without a `source` maps buffers of a page or more from the kernel and faults the pages in
 // at once, so that the first writer causes no page faults. Its large buffers use huge pages if the

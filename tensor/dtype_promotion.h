@@ -46,9 +46,10 @@ absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes);
 absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays,
                                    std::optional<Dtype> dtype = std::nullopt);
 
-// Returns CanonicalDtype(dtype), the type of a layer's parameters. INVALID_ARGUMENT
-// (UNSUPPORTED_DTYPE) in two cases: F4, which is too narrow, and the 6-bit types (Python:
-// TypeError); other types that are not inexact (Python: ValueError).
+// Returns CanonicalDtype(dtype), the type of a layer's parameters. Returns INVALID_ARGUMENT
+// (UNSUPPORTED_DTYPE) for these types:
+//   - F4, which is too narrow, and the 6-bit types (Python: TypeError);
+//   - types that are not inexact (Python: ValueError).
 absl::StatusOr<Dtype> ParameterDtype(Dtype dtype);
 
 }  // namespace shardmesh

@@ -60,9 +60,9 @@ class NpyFile {
   std::vector<char> turned_;  // the elements in C order; empty unless the file has Fortran order
 };
 
-// Writes a whole tensor: version 1, data at a multiple of 64 bytes. BF16 is written as "<V2"; read
-// it with numpy.load(f).view(ml_dtypes.bfloat16). The 8-bit and smaller floats are refused
-// (UNSUPPORTED_DTYPE): save them as safetensors.
+// Writes a whole tensor: version 1, data at a multiple of 64 bytes. BF16 is written as "<V2"; in
+// Python, read it with numpy.load(f).view(ml_dtypes.bfloat16). Refuses floating-point types of 8
+// bits and fewer (UNSUPPORTED_DTYPE): save such tensors as safetensors.
 absl::Status WriteNpy(const std::string& path, const TensorView& tensor);
 
 // Like WriteNpy above, but writes to a stream such as standard output. Returns DATA_LOSS if the

@@ -54,7 +54,7 @@ Reason Decode(v1::Reason reason);
 void Encode(const AxisValue& from, v1::AxisValue* to);
 absl::StatusOr<AxisValue> Decode(const v1::AxisValue& from);
 
-// Decodes the semantic axes of a question: at most kMaxRank. Errors name the axis as `[i]`.
+// Decodes the semantic axes of a question: at most kMaxRank axes. Errors name the axis as `[i]`.
 absl::StatusOr<std::vector<AxisValue>> DecodeAxes(
     const google::protobuf::RepeatedPtrField<v1::AxisValue>& from);
 // Like DecodeAxes, for axes that must all be names.

@@ -45,8 +45,8 @@ void Encode(const absl::Status& status, google::rpc::Status* to);
 grpc::Status ToGrpc(const absl::Status& status);
 
 // The inverse of Encode and ToGrpc. Drops details of other types, and an ErrorInfo of another
-// domain. A reason that this build does not know becomes kUnspecified, but ToGrpc still passes it
-// on.
+// domain. A reason that this build does not know becomes kUnspecified, but ToGrpc sends the reason
+// as it was received.
 absl::Status Decode(const google::rpc::Status& from);
 absl::Status FromGrpc(const grpc::Status& status);
 

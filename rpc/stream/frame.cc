@@ -357,7 +357,7 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
     return OverLimit("a frame", static_cast<int64_t>(head_bytes + payload_bytes), kMaxFrameBytes);
   }
   grpc::Slice head(head_bytes);
-  // writable: gRPC does not share the slice yet.
+  // The slice is writable, because gRPC does not share it yet.
   auto* const start = const_cast<uint8_t*>(head.begin());
   uint8_t* at = start + kCrcFieldBytes;
   at = wire.SerializeWithCachedSizesToArray(at);

@@ -30,11 +30,11 @@ inline constexpr int64_t kMaxSignatureBytes = 512;
 inline constexpr int64_t kMaxFrameBytes = kMaxFramePayloadBytes + (int64_t{64} << 10);
 
 enum class FrameKind {
-  kHello,   // first frame on a stream, once in each direction
+  kHello,   // the first frame on a stream, once in each direction
   kData,    // bytes of a message
   kCredit,  // the receiver of this frame may send more bytes
   kAbort,   // the sender has ended a step
-  kPing,    // asks the peer for a sign of life, or answers
+  kPing,    // asks the peer for a sign of life, or answers a kPing
 };
 
 // Identifies the step, op and round of a frame's message.

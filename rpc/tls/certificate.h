@@ -84,8 +84,10 @@ absl::StatusOr<CertificateFacts> ReadPeerCertificate(const ssl_st* connection);
 // Checks that this process trusts the certificates that the server presented, and that they are
 // valid at `now`. Errors:
 // clang-format off
-//   FAILED_PRECONDITION  one is not valid yet, or no longer valid; the message names it
-//   INVALID_ARGUMENT     they do not lead to an authority; the message is OpenSSL's reason
+//   FAILED_PRECONDITION  A certificate is not valid yet or is no longer valid; the message names
+//                        the certificate.
+//   INVALID_ARGUMENT     The certificates do not lead to an authority; the message is OpenSSL's
+//                        reason.
 // clang-format on
 absl::Status CheckPeer(const ssl_st* connection, absl::Time now);
 

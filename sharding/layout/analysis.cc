@@ -148,7 +148,7 @@ struct LayoutAnalysis::State {
 
   Mesh mesh;
   LayoutReport report;            // sums, and all lists except `specs`
-  int64_t even_device_bytes = 0;  // held by every device of tensors with equal parts
+  int64_t even_device_bytes = 0;  // bytes that each device holds of tensors with equal parts
   absl::flat_hash_map<std::string, SpecUsage> specs;
   // For tensors with uneven parts. Key: the axes of the uneven dimensions. Value: the bytes on a
   // device, for each combination of coordinates along these axes.
@@ -201,8 +201,8 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t parameters, ElementCount(usage.shape));
   SHARDMESH_ASSIGN_OR_RETURN(usage.bytes, bytes_of(parameters));
 
-  // Compute the bytes that each device holds: one number (`even`), or for uneven parts one number
-  // for each combination of coordinates along their axes (`uneven`).
+  // Compute the bytes that each device holds. If all parts are equal: one number (`even`). If parts
+  // are uneven: one number for each combination of coordinates along their axes (`uneven`).
   const Combinations combinations(state_->mesh, UnevenAxes(tiling));
   std::vector<int64_t> uneven;
   int64_t even = 0;

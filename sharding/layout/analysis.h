@@ -51,10 +51,10 @@ struct LayoutReport {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
   int64_t sharded_parameters = 0;  // elements of the tensors that are not FullyReplicated()
-  int64_t bytes = 0;               // one copy of every tensor
-  int64_t sharded_bytes = 0;       // one copy of the tensors that sharded_parameters counts
+  int64_t bytes = 0;               // bytes of one copy of every tensor
+  int64_t sharded_bytes = 0;       // bytes of one copy of the tensors in sharded_parameters
   int64_t held_bytes = 0;          // bytes on all devices together
-  int64_t wasted_bytes = 0;        // held_bytes less one copy of every tensor
+  int64_t wasted_bytes = 0;        // held_bytes - bytes
 
   // The least and the most bytes that any device holds, and a device for each.
   int64_t least_device_bytes = 0;
@@ -65,7 +65,7 @@ struct LayoutReport {
   // least_device_bytes / most_device_bytes; 1 if every device is empty.
   double balance_score = 1;
 
-  std::vector<SpecUsage> specs;      // by falling bytes, then by the spec's text
+  std::vector<SpecUsage> specs;      // sorted by falling bytes, then by the spec's text
   std::vector<TensorUsage> worst;    // at most kListed tensors, by falling wasted_bytes
   std::vector<TensorUsage> largest;  // at most kListed tensors, by falling device_bytes
 };

@@ -25,7 +25,7 @@ struct PlacedTensor {
 
 // A tree of tensors on a mesh. It holds only views: their targets must outlive the call.
 struct Layout {
-  const Mesh* mesh = nullptr;              // not null, not empty
+  const Mesh* mesh = nullptr;              // must be set, and not to an empty mesh
   absl::Span<const PlacedTensor> tensors;  // of distinct names
 };
 

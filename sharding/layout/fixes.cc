@@ -28,9 +28,9 @@ struct KnownAxis {
   int64_t size = 1;
 };
 
-// Returns the name itself if the mesh has it or if it is a usual axis. Otherwise returns the axis
-// that the misspelt name probably means, which the text of the correction suggests too; empty if
-// no axis is similar.
+// Returns `name` if the mesh has this axis or if `name` is a usual axis. For any other name,
+// returns the most similar axis of the mesh, which the text of the correction also suggests; empty
+// if no axis is similar.
 std::string IntendedAxis(const std::string& name, const Mesh& mesh) {
   const bool is_usual =
       std::find(std::begin(kUsualAxes), std::end(kUsualAxes), name) != std::end(kUsualAxes);
@@ -389,7 +389,7 @@ std::vector<Fix> Suggester::Suggest() {
     }
     std::optional<MovableEntry> moved = Movable(correction.requested, correction.dim);
     if (!moved.has_value()) {
-      continue;  // the entry was cut off, and its axes are absent from the mesh too
+      continue;  // the entry was cut off, and the mesh also lacks an axis of it
     }
     if (!all_tried) {
       all_tried = true;

@@ -148,10 +148,10 @@ class Factorizations {
   const std::vector<SearchAxis>& axes_;
   int64_t device_count_;
   std::vector<int64_t> divisors_;
-  std::vector<std::vector<int64_t>> counts_;  // by axis and divisor
+  std::vector<std::vector<int64_t>> counts_;  // indexed by axis, then by divisor
 };
 
-using AxisSet = uint32_t;  // bit i: axis i
+using AxisSet = uint32_t;  // bit i is set if axis i is in the set
 static_assert(kMaxMeshAxes <= 32);
 
 // A group of tensors, with all facts that do not depend on the candidate mesh. An axis is given by
@@ -161,7 +161,7 @@ struct PreparedGroup {
     int64_t extent = 1;
     absl::InlinedVector<int64_t, 2> axes;  // empty if no mesh can partition the dimension
     AxisSet set = 0;
-    bool repeats = false;  // an axis occurs twice
+    bool repeats = false;  // whether an axis occurs twice in `axes`
   };
   absl::InlinedVector<Dimension, 4> dimensions;
   AxisSet unreduced = 0;
@@ -259,7 +259,7 @@ class MeshScorer {
   absl::StatusOr<MeshCandidate> Evaluate(const std::vector<int64_t>& sizes) const {
     MeshCandidate candidate;
     candidate.sizes = sizes;
-    AxisSet large = 0;  // axes of more than one device
+    AxisSet large = 0;  // the axes of more than one device
     for (size_t axis = 0; axis < sizes.size(); ++axis) {
       large |= sizes[axis] > 1 ? AxisSet{1} << axis : 0;
     }

@@ -84,12 +84,12 @@ struct MeshSearchOptions {
 
 // A candidate mesh, and the cost of all tensors on it. Specs are corrected for the mesh.
 struct MeshCandidate {
-  std::vector<int64_t> sizes;     // by axis, in the order of the options
-  bool fits = true;               // all tensors can be placed, and within device_memory_bytes
-  int64_t device_bytes = 0;       // held by every device
-  int64_t wasted_bytes = 0;       // held on all devices, less one copy
-  int64_t sharded_bytes = 0;      // one copy of the tensors that are not fully replicated
-  int64_t corrected_tensors = 0;  // tensors whose spec needed a correction
+  std::vector<int64_t> sizes;     // the size of each axis, in the order of the options
+  bool fits = true;               // all tensors can be placed, and device_bytes is not too large
+  int64_t device_bytes = 0;       // bytes that each device holds
+  int64_t wasted_bytes = 0;       // bytes on all devices, minus one copy of every tensor
+  int64_t sharded_bytes = 0;      // bytes of one copy of the tensors that are not fully replicated
+  int64_t corrected_tensors = 0;  // number of tensors whose spec needed a correction
   // Tensors that cannot be placed, because an axis is used twice even after correction. The bytes
   // above count such tensors as replicated.
   int64_t unplaceable_tensors = 0;

@@ -472,7 +472,7 @@ struct Machine {
   struct State {
     Verdict verdict = Verdict::kEndOnly;
     bool accepts = false;      // whether a text that ends here is accepted
-    std::vector<size_t> next;  // the next state, by class of the next character
+    std::vector<size_t> next;  // the next state, indexed by the class of the next character
   };
   std::vector<State> states;  // the start state first
   std::vector<Atoms> classes;
@@ -621,7 +621,7 @@ class Speller {
   const Machine& machine_;
   const Alphabet& alphabet_;
   Edges out_;
-  std::map<size_t, std::vector<size_t>> in_;  // sources of edges; some edges may be removed by now
+  std::map<size_t, std::vector<size_t>> in_;  // sources of a state's edges, also of removed edges
   size_t written_ = 0;                        // bytes of all labels, including removed ones
 };
 

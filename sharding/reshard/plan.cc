@@ -109,7 +109,7 @@ std::string ReshardPlan::State::SourceAxisAt(int64_t stride) const {
       return candidate.name;
     }
   }
-  return "";  // not reached for shared digits: the source mesh has them all
+  return "";  // not reached: the source mesh has an axis for each shared digit
 }
 
 void ReshardPlan::State::Classify() {

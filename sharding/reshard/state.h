@@ -63,7 +63,7 @@ struct ReshardPlan::State {
   struct View {
     absl::InlinedVector<int64_t, 8> dst_part;
     absl::InlinedVector<int64_t, 8> src_part;  // empty if the source mesh lacks the device
-    // The first and last source part that dst_part overlaps.
+    // The first and the last source part that overlap dst_part.
     absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;
     int64_t size = 1;
     int64_t kept = 0;
@@ -75,7 +75,7 @@ struct ReshardPlan::State {
   DeviceId HolderFor(DeviceId destination, absl::Span<const int64_t> dst_part,
                      absl::Span<const int64_t> cell) const;
 
-  // Returns the ranges of the tensor's own dimensions, without those of partial sums.
+  // Returns the ranges of the tensor's own dimensions, without the dimensions of partial sums.
   Tile TensorTile(absl::Span<const IndexRange> ranges) const {
     Tile tile;
     for (int64_t dim = 0; dim < from.rank(); ++dim) {

@@ -167,15 +167,15 @@ class Linter {
   const absl::Span<const LintMesh> meshes_;
   const LintOptions& options_;
 
-  int64_t asked_ = 0;           // tensors that rules decide
-  std::vector<Tally> matched_;  // by rule: tensors whose names contain its pattern
-  std::vector<Tally> won_;      // by rule: tensors that it decides
+  int64_t asked_ = 0;           // number of tensors that rules decide
+  std::vector<Tally> matched_;  // for each rule, the tensors whose names contain its pattern
+  std::vector<Tally> won_;      // for each rule, the tensors that the rule decides
   struct Pair {
-    int64_t count = 0;  // tensors that the first rule decides and the second also matches
-    Tally differing;    // the tensors among them for which the two specs differ
+    int64_t count = 0;  // number of tensors that the first rule decides and the second also matches
+    Tally differing;    // those of these tensors for which the specs of the two rules differ
   };
   absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
-  std::vector<Tally> unmatched_;  // one for each name
+  std::vector<Tally> unmatched_;  // one for each name that no rule matches
   absl::flat_hash_map<std::string_view, size_t> unmatched_names_;
   std::map<Blame, Tally> bad_axes_;
   std::map<Reason, std::string> bad_axes_errors_;  // the first error of each reason

@@ -107,7 +107,7 @@ struct LintOptions {
   std::function<bool()> is_cancelled = {};
 };
 
-// The report on one tree, independent of the others.
+// The report on one tree, independent of the other trees.
 struct LintTreeReport {
   int64_t tensors = 0;
   int64_t dead_rules = 0;      // rules without pattern error that match none of its tensors

@@ -167,7 +167,7 @@ class RuleFinder {
   void Decide();
 
   RuleSet rules_;
-  bool at_once_ = false;                   // the strategy in force
+  bool at_once_ = false;                   // whether the current strategy is kAtOnce
   std::function<int64_t()> cost_reading_;  // empty once decided
   int64_t asked_ = 0;
   int64_t started_ = 0;  // cost reading at the start of the current trial
