@@ -8,9 +8,9 @@
 namespace shardmesh::rpc {
 
 // Explains the `outcome` of a call. If the peer's memory for calls was used up, returns
-// RESOURCE_EXHAUSTED (OVERLOADED) with the flag's name and a retry delay. Otherwise returns
-// `outcome`. When that memory is used up, gRPC ends an arbitrary running call. It reports only the
-// number of an HTTP/2 error.
+// RESOURCE_EXHAUSTED (OVERLOADED) with the flag's name and a retry delay. For any other outcome,
+// returns `outcome` unchanged. When the memory for calls is used up, gRPC ends an arbitrary running
+// call. gRPC reports only the number of an HTTP/2 error.
 absl::Status ExplainCallMemory(absl::Status outcome);
 // Whether ExplainCallMemory made the status because memory was used up. If so, no service refused
 // the call, and the caller may retry it.

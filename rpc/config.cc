@@ -31,7 +31,8 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Limits of the wire contract, and upper bounds for lists that people write by hand.
+// Most entries of the lists in a file. The limit of semantic axes is that of the wire contract. The
+// two other limits are far above the lists that people write by hand.
 constexpr int64_t kMaxSemanticAxes = 256;
 constexpr int64_t kMaxWorkers = 65'536;
 constexpr int64_t kMaxOrderedDevices = 65'536;

@@ -24,8 +24,8 @@ inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 // - BAD_FILE for text that is not YAML, an unknown or repeated key, or a value of the wrong kind,
 //   such as `bert.yaml:3:7: unknown key "patern"; did you mean "pattern"?`;
 // - LIMIT_EXCEEDED for a text that is too long;
-// - otherwise the reason of the function of sharding/ that refuses a value; its message follows the
-//   position.
+// - for any other faulty value, the reason of the function of sharding/ that refuses it. The
+//   message is the position, followed by that function's message.
 //
 // With kExact, a rule with a faulty pattern is kept, as in RuleSet::Create.
 absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name,

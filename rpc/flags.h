@@ -96,8 +96,9 @@ class FlagSet {
   // requested.
   absl::Status Parse(absl::Span<const char* const> arguments);
 
-  // Parses the arguments of main. Returns nullopt if the program should continue. Otherwise prints
-  // the help text on standard output or the error on standard error, and returns the exit code.
+  // Parses the arguments of main. Returns nullopt if the program should continue. If it should end,
+  // prints the help text on standard output, or the error on standard error, and returns the exit
+  // code.
   std::optional<int> ParseMain(int argc, const char* const* argv);
 
   std::string Help() const;

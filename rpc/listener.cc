@@ -196,7 +196,7 @@ bool Listener::Accept(int socket) {
   if (caller < 0) {
     const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
     if (is_short) Refuse(std::strerror(errno));
-    return !is_short;  // otherwise the client has closed the connection: continue
+    return !is_short;  // if not short, the client has closed the connection: continue
   }
   if (caller >= FirstReservedDescriptor()) {
     close(caller);

@@ -61,7 +61,7 @@ class Listener {
   int port() const { return port_; }
 
   // Starts to accept connections. Clients that connected earlier have waited in the backlog. Call
-  // it once.
+  // this function once.
   void Start(Handler handler);
   // Closes the sockets. The handler is not called any more. A second call does nothing.
   void Stop();

@@ -56,7 +56,7 @@ void Serve(Listener& listener, std::unique_ptr<Acceptor> acceptor) {
 }
 
 // Refuses compressed messages. A compressed message may inflate a thousandfold, and gRPC 1.51
-// checks the size limit only afterwards.
+// checks the size limit only after it has inflated the message.
 void RefuseCompression(grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);

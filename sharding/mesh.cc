@@ -103,7 +103,7 @@ absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t 
   return product;
 }
 
-// Replaces a size of -1, checks the others, and returns the number of devices.
+// Replaces a size of -1, checks all other sizes, and returns the number of devices.
 absl::StatusOr<int64_t> SettleSizes(std::vector<MeshAxis>& axes, const MeshOptions& options) {
   const int64_t least = options.allow_degenerate ? 0 : 1;
   int64_t inferred = -1;

@@ -64,8 +64,8 @@ std::string PythonFloatRepr(double value);
 // The result of eformer's hash_fn for an object.
 struct PythonHash {
   std::string text;    // the hashed text
-  std::string digest;  // its MD5 as a number, in decimal
-  int64_t value = 0;   // result of hash(): the number, modulo 2^61-1 if it exceeds 64 bits
+  std::string digest;  // the MD5 of `text` as a decimal number
+  int64_t value = 0;   // result of hash(): `digest`, modulo 2^61-1 if it exceeds 64 bits
 
   friend bool operator==(const PythonHash&, const PythonHash&) = default;
 };

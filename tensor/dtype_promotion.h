@@ -38,9 +38,10 @@ Dtype CanonicalDtype(Dtype dtype);
 // another inexact one. UNSUPPORTED_DTYPE (Python: TypeError): a 6-bit type, which JAX lacks.
 absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes);
 
-// Returns the canonical type to which a layer casts its arrays (promote_dtype of flax.nnx). This is
-// `dtype` if given, which must be inexact (UNSUPPORTED_DTYPE; Python: ValueError). Otherwise it is
-// ResultDtype of the arrays, or F32 if ResultDtype is not inexact. Further errors as ResultDtype.
+// Returns the canonical type to which a layer casts its arrays (promote_dtype of flax.nnx). If
+// `dtype` is given, returns CanonicalDtype(*dtype), or UNSUPPORTED_DTYPE (Python: ValueError) if
+// `dtype` is not inexact. Without `dtype`, returns ResultDtype of the arrays, or F32 if ResultDtype
+// is not inexact. Further errors as ResultDtype.
 //
 // Example: BF16 and I32 give BF16; I8 and BOOL give F32.
 absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays,

@@ -83,8 +83,8 @@ absl::StatusOr<MeshDefinition> Decode(const v1::MeshDefinition& from,
 // Encodes the resolved profile: every field is set.
 void Encode(const PartitionAxis& from, v1::PartitionAxis* to);
 absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from);
-// Encodes a profile with only the given fields; the receiver fills in the others. INVALID_ARGUMENT
-// (UNKNOWN_FIELD; in Python a TypeError) for an unknown or repeated field, as in
+// Encodes a profile with only the given fields; the receiver fills in all other fields.
+// INVALID_ARGUMENT (UNKNOWN_FIELD; in Python a TypeError) for an unknown or repeated field, as in
 // PartitionAxis::Create.
 absl::Status EncodeFields(absl::Span<const FieldValue> fields,
                           absl::Span<const SemanticAxis> semantic_axes, v1::PartitionAxis* to);

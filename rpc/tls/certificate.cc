@@ -62,7 +62,8 @@ absl::Status Failed(std::string_view what) {
   return absl::InternalError(StrCat("cannot ", what, ": ", LastError()));
 }
 
-// Refuses keys with a passphrase, for which OpenSSL would otherwise ask the user. Sets `*asked`.
+// Refuses keys with a passphrase: without this function, OpenSSL would ask the user for the
+// passphrase. Sets `*asked`.
 int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writing*/, void* asked) {
   *static_cast<bool*>(asked) = true;
   return -1;

@@ -77,8 +77,8 @@ absl::StatusOr<CertificateFacts> CheckTls(const TlsFiles& files, const TlsTexts&
 // Errors: those of CheckTls, for texts that CheckTls would refuse.
 absl::Status UseTls(const TlsTexts& texts, ssl_ctx_st* context);
 
-// Returns the facts of the peer's certificate. NOT_FOUND: the peer presented none. Otherwise the
-// errors of ReadCertificate, such as for a certificate without a name.
+// Returns the facts of the peer's certificate. NOT_FOUND: the peer presented no certificate. Other
+// errors: those of ReadCertificate, such as for a certificate without a name.
 absl::StatusOr<CertificateFacts> ReadPeerCertificate(const ssl_st* connection);
 
 // Checks that this process trusts the certificates that the server presented, and that they are

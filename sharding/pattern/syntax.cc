@@ -139,7 +139,7 @@ class Parser {
     next_ += found ? 1 : 0;
     return found;
   }
-  // Returns the position of the next token, or of the end.
+  // Returns the position of the next token; at the end, the length of the pattern.
   int64_t Position() const { return AtEnd() ? length_ : tokens_[next_].position; }
   // Returns the characters [first, last) of the pattern.
   std::string Quote(int64_t first, int64_t last) const;

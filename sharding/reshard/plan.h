@@ -144,8 +144,8 @@ class ReshardPlan {
   // Returns the pattern of the whole reshard, over all devices. Returns kGeneral if steps() has
   // several patterns that move data, or if no pattern describes the reshard.
   ReshardPattern pattern() const;
-  // Returns the steps, by dimension. Empty for kNoop, and if no steps lead from one layout to the
-  // other.
+  // Returns the steps, in the order of the dimensions. Empty for kNoop, and if no steps lead from
+  // one layout to the other.
   absl::Span<const ReshardStep> steps() const;
 
   // Returns the position in the source mesh of a destination device; nullopt if the source mesh
@@ -163,7 +163,7 @@ class ReshardPlan {
   absl::StatusOr<std::vector<FetchRegion>> RegionsOf(
       DeviceId destination, int64_t max_regions = kDefaultMaxRegions) const;
 
-  // Returns the links of a device of the source mesh, by rising destination.
+  // Returns the links of a device of the source mesh, sorted by rising destination.
   // Takes O(rank + axes) for each destination whose tile overlaps the source's tile.
   // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) for more than kMaxWalk such destinations or more than
   // `max_links` links.

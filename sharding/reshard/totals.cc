@@ -406,7 +406,7 @@ class ComponentWalk {
 // Returns the sums of a dimension that shares no digits with other dimensions, and whose source and
 // destination digits are disjoint. Every pair of a source part and a new part then occurs on some
 // device. If `holders_agree`, all holders of one source tile have the same new part in this
-// dimension; otherwise all new parts occur among the holders.
+// dimension; if not, all new parts occur among the holders.
 Sums SweepAlone(const Problem& problem, bool holders_agree) {
   Sums sums;
   sums.kept = problem.dst.extent;

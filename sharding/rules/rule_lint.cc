@@ -181,7 +181,7 @@ class Linter {
   std::map<Reason, std::string> bad_axes_errors_;  // the first error of each reason
   std::map<Blame, Tally> duplicates_;
   std::map<Blame, Tally> corrected_;
-  // The axes that a mesh lacks, by subject and mesh, in order of appearance.
+  // For each subject and mesh: the axes that the mesh lacks, in order of appearance.
   std::map<std::pair<Subject, int64_t>, std::vector<std::string>> absent_axes_;
   LintReport report_;
 };
@@ -357,7 +357,7 @@ std::string Linter::AbsentAxesText(Subject subject, int64_t mesh,
 template <typename Fill>
 void Linter::Add(Finding finding, const Fill& fill) {
   int64_t& count = report_.counts[static_cast<size_t>(finding.kind)];
-  // Make only the texts of listed findings: they name the nearest rules, which are slow to find.
+  // Make only the texts of listed findings: a text names the nearest rules, which are slow to find.
   if (count++ < options_.max_findings_per_kind && !IsCancelled()) {
     finding.text = StrCat(fill(finding), TreesText(finding));
     report_.findings.push_back(std::move(finding));

@@ -96,8 +96,8 @@ inline constexpr int64_t kFindingKindCount = 8;
 std::string_view FindingKindName(Finding::Kind kind);
 
 struct LintOptions {
-  // The names of the trees for texts, by number, such as `tree 'bert'`. Empty if there is only one
-  // tree, which needs no name.
+  // The names of the trees, indexed by LintTensor::tree. Texts show them, such as `tree 'bert'`.
+  // Empty if there is only one tree, which needs no name.
   std::vector<std::string> trees = {};
   // Upper bound on the listed findings of each kind; the lint only counts further findings. Not
   // negative.
@@ -124,7 +124,7 @@ struct LintReport {
   // Findings, sorted by kind, then by rule, by tensor in tree order, by mesh in the given order,
   // and by mode.
   std::vector<Finding> findings;
-  // Number of findings by kind, listed or not.
+  // Number of findings of each kind, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
   // Reports by the tree's number; as many as LintOptions::trees, at least one.
   std::vector<LintTreeReport> trees;
