@@ -202,6 +202,7 @@ absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& pr
   v1::ListArraysRequest request;
   request.set_prefix(prefix);
   request.set_include_unnamed(include_unnamed);
+  request.set_page_size(1'000);  // the most that the coordinator puts on a page
   std::vector<Array> arrays;
   do {
     v1::ListArraysResponse response;

@@ -224,7 +224,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
           ? -1
           : open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
   if (!descriptor.valid()) {
-    return PathError("create", path, errno);
+    return PathError("create", target, errno);
   }
   return AtomicFileWriter(std::move(descriptor), std::move(target), std::move(temporary_path));
 }

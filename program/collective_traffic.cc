@@ -13,10 +13,6 @@ namespace {
 using Algorithm = CollectiveAlgorithm;
 using Kind = CollectiveKind;
 
-// The chunks of an all-reduce by halving (worker/collective/halving.cc).
-constexpr int64_t kMinChunkBytes = int64_t{256} << 10;
-constexpr int64_t kMaxChunks = 16;
-
 // Places [begin, begin + size): a node of the canonical tree, as in worker/collective/blocks.h.
 struct PlaceBlock {
   int64_t begin = 0;
@@ -249,7 +245,7 @@ class GroupExchange {
   // The elements of each part, over all chunks.
   std::vector<int64_t> HalvingParts() const {
     const int64_t count = tiles_.elements.front();
-    const int64_t chunks = std::clamp(OperandBytes(count) / kMinChunkBytes, int64_t{1}, kMaxChunks);
+    const int64_t chunks = HalvingChunks(OperandBytes(count));
     std::vector<int64_t> parts(Index(places_));
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       for (int64_t part = 0; part < places_; ++part) {
@@ -304,6 +300,12 @@ class GroupExchange {
 };
 
 }  // namespace
+
+int64_t HalvingChunks(int64_t operand_bytes) {
+  constexpr int64_t kMinChunkBytes = int64_t{256} << 10;
+  constexpr int64_t kMaxChunks = 16;
+  return std::clamp(operand_bytes / kMinChunkBytes, int64_t{1}, kMaxChunks);
+}
 
 void PlaceTraffic::Add(int64_t sender, int64_t receiver, int64_t bytes) {
   if (sender != receiver) AddTo(bytes_[IndexOf(sender, receiver)], bytes);

@@ -11,6 +11,10 @@
 
 namespace shardmesh {
 
+// Returns the number of chunks of an all-reduce by halving, for an operand of this size: chunks of
+// at least 256 KiB, at most 16.
+int64_t HalvingChunks(int64_t operand_bytes);
+
 // Bytes from each place of a group to each other place. A place sends nothing to itself.
 class PlaceTraffic {
  public:

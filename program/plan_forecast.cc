@@ -3,8 +3,10 @@
 #include "program/plan_forecast.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -61,6 +63,11 @@ GroupTiles TilesOfGroup(const GroupCollective& op, Dtype operand_dtype, Dtype re
   return tiles;
 }
 
+// Whether all groups of the collective have tiles of the same sizes.
+bool HasEqualTiles(const ValueDescriptor& operand, const ValueDescriptor& result) {
+  return operand.cut_points.empty() && result.cut_points.empty();
+}
+
 // Sums the bytes of each link over the collectives of a plan, which outlives it.
 class LinkTally {
  public:
@@ -70,16 +77,15 @@ class LinkTally {
     const ValueDescriptor& operand = plan_.values[op.input];
     const int64_t places = AxesSize(plan_.mesh, op.axes);
     if (places == 1) return;
-    if (operand.cut_points.empty() && result.cut_points.empty()) {
+    if (HasEqualTiles(operand, result)) {
       AddEqual(op, operand, result, places);
     } else {
       AddUnequal(op, operand, result, places);
     }
   }
 
-  // Call once, at the end. Returns nullopt if there were more than kMostLinkPairs pairs.
-  std::optional<LinkTrafficSummary> Finish() {
-    if (pairs_ > kMostLinkPairs) return std::nullopt;
+  // Call once, at the end.
+  LinkTrafficSummary Finish() {
     for (const auto& [axes, traffic] : equal_groups_) {
       ForEachGroup(axes, [this, &traffic = traffic](absl::Span<const DeviceId> group) {
         AddGroup(traffic, group);
@@ -108,20 +114,12 @@ class LinkTally {
   // Sums over the places of one group first: all groups along these axes are alike.
   void AddEqual(const GroupCollective& op, const ValueDescriptor& operand,
                 const ValueDescriptor& result, int64_t places) {
-    const auto found = equal_groups_.find(op.axes);
-    if (found == equal_groups_.end()) AddTo(pairs_, PairsOfAllGroups(places));
-    AddTo(pairs_, places * (places - 1));
-    if (pairs_ > kMostLinkPairs) return;
-    PlaceTraffic& traffic = found != equal_groups_.end()
-                                ? found->second
-                                : equal_groups_.try_emplace(op.axes, places).first->second;
+    PlaceTraffic& traffic = equal_groups_.try_emplace(op.axes, places).first->second;
     AddCollectiveTraffic(op, EqualTiles(plan_.mesh, op, operand, result), &traffic);
   }
 
   void AddUnequal(const GroupCollective& op, const ValueDescriptor& operand,
                   const ValueDescriptor& result, int64_t places) {
-    AddTo(pairs_, PairsOfAllGroups(places));
-    if (pairs_ > kMostLinkPairs) return;
     const Tiling operand_tiling = *TilingOf(plan_, operand);
     const Tiling result_tiling = *TilingOf(plan_, result);
     ForEachGroup(op.axes, [&](absl::Span<const DeviceId> group) {
@@ -131,10 +129,6 @@ class LinkTally {
           &traffic);
       AddGroup(traffic, group);
     });
-  }
-
-  int64_t PairsOfAllGroups(int64_t places) const {
-    return ProductOf(plan_.mesh.size(), places - 1);
   }
 
   // Calls fn(devices) for each group along the axes.
@@ -167,8 +161,8 @@ class LinkTally {
   }
 
   const Plan& plan_;
-  int64_t pairs_ = 0;  // as kMostLinkPairs counts them
-  // Collectives on equal tiles, by their axes.
+  // The traffic of the collectives on equal tiles, summed for each list of axes. All groups along
+  // the same axes have the same traffic.
   std::map<std::vector<std::string>, PlaceTraffic> equal_groups_;
   // By sender and receiver. Only links that carry bytes.
   absl::flat_hash_map<std::pair<DeviceId, DeviceId>, int64_t> bytes_;
@@ -211,9 +205,33 @@ CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
           .partial_bytes = BytesOf(TileElements(mesh, operand), PartialSumType(operand.dtype))};
 }
 
+int64_t LinkPairsOf(const Plan& plan) {
+  int64_t pairs = 0;
+  std::set<std::vector<std::string>> counted;  // lists of axes
+  for (const Instruction& instruction : plan.instructions) {
+    const auto* const op = std::get_if<GroupCollective>(&instruction.kind);
+    if (op == nullptr) continue;
+    const int64_t places = AxesSize(plan.mesh, op->axes);
+    if (places == 1) continue;
+    const int64_t all_groups = ProductOf(plan.mesh.size(), places - 1);
+    const ValueDescriptor& operand = plan.values[op->input];
+    const ValueDescriptor& result = plan.values[instruction.output];
+    if (HasEqualTiles(operand, result)) {
+      AddTo(pairs, ProductOf(places, places - 1));
+      if (counted.insert(op->axes).second) AddTo(pairs, all_groups);
+    } else {
+      AddTo(pairs, all_groups);
+      AddTo(pairs,
+            ProductOf(plan.mesh.size(), std::ssize(operand.shape) + std::ssize(result.shape)));
+    }
+  }
+  return pairs;
+}
+
 PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
   PlanForecast forecast;
-  LinkTally tally(plan);
+  std::optional<LinkTally> tally;
+  if (LinkPairsOf(plan) <= kMostLinkPairs) tally.emplace(plan);
   for (const Instruction& instruction : plan.instructions) {
     const auto* const op = std::get_if<GroupCollective>(&instruction.kind);
     if (op == nullptr) continue;
@@ -225,9 +243,9 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
     AddTo(traffic.sent_bytes, cost.sent_bytes);
     traffic.seconds += seconds;
     forecast.exchange_seconds += seconds;
-    tally.Add(*op, plan.values[instruction.output]);
+    if (tally.has_value()) tally->Add(*op, plan.values[instruction.output]);
   }
-  forecast.link_traffic = tally.Finish();
+  if (tally.has_value()) forecast.link_traffic = tally->Finish();
   forecast.peak_bytes = PeakBytesOf(plan);
   return forecast;
 }

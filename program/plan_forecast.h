@@ -39,10 +39,8 @@ struct LinkTraffic {
 
 // The most links that a forecast lists.
 inline constexpr size_t kMostBusiestLinks = 32;
-// The most pairs of a sender and a receiver that a forecast by link looks at: bounds its time and
-// memory. A collective counts with the pairs of one group, and each list of mesh axes once more
-// with the pairs of all its groups. A collective on unequal tiles counts with the pairs of all
-// groups instead.
+// The most link pairs (LinkPairsOf) for which a forecast by link is made. Bounds its time, to some
+// 30 ms, and its memory.
 inline constexpr int64_t kMostLinkPairs = int64_t{1} << 18;
 
 // The exchange of one run by links, which are ordered pairs of ranks. Counts the contents of
@@ -59,7 +57,7 @@ struct LinkTrafficSummary {
 
 struct PlanForecast {
   std::vector<AxisTraffic> traffic;  // each list of axes once, in the order of the instructions
-  // nullopt: the collectives have more than kMostLinkPairs pairs.
+  // Nullopt if LinkPairsOf exceeds kMostLinkPairs.
   std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
   // The most bytes of values that exist together on one device. A value exists from the instruction
   // that makes it to the last that reads it; an output exists to the end. No operands.
@@ -68,6 +66,12 @@ struct PlanForecast {
 
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
+
+// Returns the work of a forecast by link: the pairs of a sender and a receiver that it looks at. A
+// collective counts with the pairs of one group, and each list of mesh axes once more with the
+// pairs of all its groups. A collective on unequal tiles counts with the pairs of all groups
+// instead, and with the dimensions of all its tiles. Takes O(instructions).
+int64_t LinkPairsOf(const Plan& plan);
 
 // Numbers beyond 64 bits are capped. Requires a plan that CheckPlan accepts. `links` are the
 // figures of the mesh's slowest link.

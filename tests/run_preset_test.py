@@ -41,6 +41,14 @@ class ReasonsTest(unittest.TestCase):
     def test_one_test_cannot_hide_the_others(self):
         self.assertEqual(len(run_preset.reasons("x.cc:1: Failure\n" * 1000)), run_preset.LINES_PER_TEST)
 
+    def test_a_test_that_could_not_be_started_is_named(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".xml") as junit:
+            junit.write('<testsuite><testcase name="a" status="notrun"><skipped message="SKIP_RETURN_CODE=77"/></testcase>'
+                        '<testcase name="b" status="notrun"><skipped message="Unable to find executable: x"/></testcase>'
+                        '</testsuite>')
+            junit.flush()
+            self.assertEqual(run_preset.failures(junit.name), [("b", ["Unable to find executable: x"])])
+
     def test_passed_and_skipped_tests_are_left_out(self):
         with tempfile.NamedTemporaryFile("w", suffix=".xml") as junit:
             junit.write('<testsuite><testcase name="a" status="run"/>'

@@ -114,11 +114,11 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
     is_passing =
         is_passing && (is_draining ? worker.info.durable && !worker.is_held
                                    : !reports_.contains(identity) || MayMeetSoon(*view, *ranks));
+    if (worker.is_held) held = held.empty() || held == identity ? identity : "WORKER";
     if (missing.size() == kMostRanksNamed) {
       missing.push_back("and others");
       break;
     }
-    if (worker.is_held) held = held.empty() || held == identity ? identity : "WORKER";
     missing_ranks.push_back(StrCat(rank));
     missing_identities.push_back(identity);
     missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));

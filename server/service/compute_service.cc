@@ -3,6 +3,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +16,7 @@
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/status.h"
 #include "server/codec/compute_codec.h"
+#include "server/service/background_reactor.h"
 #include "server/steps/step_runner.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"
@@ -75,8 +78,19 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* Compile(grpc::CallbackServerContext* context,
                                     const v1::CompileRequest* request,
                                     v1::CompileResponse* response) override {
+    absl::StatusOr<StepRunner::CompiledPlan> compiled = Compile(rpc::CallerOf(*context), *request);
+    if (compiled.ok() && LinkPairsOf(compiled->prepared->plan) > kMostPairsAtOnce) {
+      return new BackgroundReactor(
+          *context,
+          [compiled = *std::move(compiled), response](const std::function<bool()>&) {
+            Describe(compiled, response);
+            return absl::OkStatus();
+          },
+          &background_);
+    }
+    if (compiled.ok()) Describe(*compiled, response);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(Compile(rpc::CallerOf(*context), *request, response)));
+    reactor->Finish(rpc::ToGrpc(compiled.status()));
     return reactor;
   }
 
@@ -108,19 +122,23 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   }
 
  private:
-  absl::Status Compile(const rpc::Caller& caller, const v1::CompileRequest& request,
-                       v1::CompileResponse* response) const {
+  // The most pairs of a forecast by link that is made in a reaction: about a millisecond.
+  static constexpr int64_t kMostPairsAtOnce = int64_t{1} << 13;
+
+  absl::StatusOr<StepRunner::CompiledPlan> Compile(const rpc::Caller& caller,
+                                                   const v1::CompileRequest& request) const {
     SHARDMESH_ASSIGN_OR_RETURN(StepOperands operands, DecodeOperands(request));
     auto program = rpc::Decode(request.program());
     if (!program.ok()) {
       return rpc::WithField(program.status(), "program");
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const StepRunner::CompiledPlan compiled,
-                               runner_.Compile(caller, *program, std::move(operands)));
+    return runner_.Compile(caller, *program, std::move(operands));
+  }
+
+  static void Describe(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* response) {
     Encode(*compiled.prepared, response);
     Encode(ForecastOf(compiled.prepared->plan, compiled.links), compiled.links.is_measured,
            response);
-    return absl::OkStatus();
   }
 
   template <typename Response>
@@ -142,6 +160,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   }
 
   StepRunner runner_;
+  Background background_{1};
 };
 
 }  // namespace

@@ -88,7 +88,7 @@ class QuestionCalls {
                     Answer({options_.definition_store->state(), corrections}, *request, response));
   }
 
-  // Makes a call whose answer always takes too long for a reaction.
+  // Makes a call whose answer may take too long for a reaction.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* InBackground(const grpc::CallbackServerContext* context,
                                          const Request* request, Response* response) {

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as xml
 
-# The first line of a failure: GoogleTest, unittest, sanitizers, libFuzzer, CHECK, ctest's time limit.
+# The first line of a failure: GoogleTest, unittest, sanitizers, libFuzzer, CHECK.
 FAILURE = re.compile(
     r": Failure$|^\s*(FAIL|ERROR): |^Traceback|AssertionError|(Address|Undefined|Thread|Leak)Sanitizer|"
     r"runtime error: |Check failed|^==\d+==ERROR|^ERROR: libFuzzer|^\[  FAILED  \] \S+ \(")
@@ -34,12 +34,33 @@ def reasons(output: str) -> list[str]:
 
 
 def failures(junit: str) -> list[tuple[str, list[str]]]:
-    """(name, reasons) of each failed test in a JUnit file of ctest."""
+    """(name, reasons) of each test in a JUnit file of ctest that failed or could not be started."""
     found = []
     for case in xml.parse(junit).getroot().iter("testcase"):
         if case.get("status") == "fail":
             found.append((case.get("name", ""), reasons(case.findtext("system-out") or "")))
+        skipped = case.find("skipped")
+        # A test that skips itself is no failure.
+        if case.get("status") == "notrun" and skipped is not None:
+            why = skipped.get("message", "")
+            if "Unable to find executable" in why or "Fixture dependency failed" in why:
+                found.append((case.get("name", ""), [why]))
     return found
+
+
+def run_ctest(preset: str, junit: str) -> tuple[int, list[str]]:
+    """Runs ctest and shows what it prints. Returns its status and its list of failed tests, which says which of them
+    timed out or crashed."""
+    failed: list[str] = []
+    with subprocess.Popen(["ctest", "--preset", preset, "--output-junit", junit], stdout=subprocess.PIPE,
+                          text=True, errors="replace") as ctest:
+        for line in ctest.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("The following tests FAILED"):
+                failed = [line.rstrip()]
+            elif failed:
+                failed.append(line.rstrip())
+    return ctest.returncode, failed
 
 
 def main() -> int:
@@ -48,11 +69,12 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         junit = os.path.join(folder, "tests.xml")
-        status = subprocess.call(["ctest", "--preset", sys.argv[1], "--output-junit", junit])
+        status, failed = run_ctest(sys.argv[1], junit)
         if status != 0 and os.path.exists(junit):
             for name, lines in failures(junit):
                 print(f"\n=== {name} failed:")
                 print("\n".join(lines))
+            print("\n" + "\n".join(failed), flush=True)
     return status
 
 

@@ -5,14 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "program/collective_traffic.h"
 #include "status/status_macros.h"
 #include "worker/collective/blocks.h"
 
 namespace shardmesh::worker {
 namespace {
-
-constexpr int64_t kMinChunkBytes = int64_t{256} << 10;
-constexpr int64_t kMaxChunks = 16;
 
 // Returns the places of all ranks in the order of their bit-reversed numbers.
 std::vector<int64_t> BackwardOrder(int64_t ranks) {
@@ -195,7 +193,7 @@ absl::Status HalvingAllReduce(const CollectiveCall& call, const Combiner& combin
   for (int64_t level = 0; level < levels; ++level) runs.push_back(RunsOf(order, level, place));
   const int64_t own_part = std::find(order.begin(), order.end(), place) - order.begin();
 
-  const int64_t chunk_count = std::clamp(SizeOf(operand) / kMinChunkBytes, int64_t{1}, kMaxChunks);
+  const int64_t chunk_count = HalvingChunks(SizeOf(operand));
   const std::vector<int64_t> cuts = EvenCuts(count, chunk_count);
   OwnedMutableBytes partials = out;
   if (combiner.finish) {

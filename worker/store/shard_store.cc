@@ -594,8 +594,12 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
   }
   absl::MutexLock lock(&mutex_);
   if (cluster_id_.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(
-        WriteText(Path(data_dir_, kClusterIdFile), contents.header.cluster_id));
+    const std::string id_path = Path(data_dir_, kClusterIdFile);
+    if (const absl::Status written = WriteText(id_path, contents.header.cluster_id);
+        !written.ok()) {
+      // Without a reason: SetAside would take BAD_FILE of the id's file for that of the tile.
+      return absl::Status(written.code(), written.message());
+    }
     cluster_id_ = contents.header.cluster_id;
   }
   if (contents.header.cluster_id != cluster_id_) {

@@ -405,7 +405,7 @@ constexpr int64_t kMaxShownDevices = 64;
 
 // Returns one entry for each name that points to the array. If the caller selected the array by
 // name, `array` has that name, and the result is `array` itself. If the caller selected the array
-// by id, looks up all its names.
+// by id, looks up all its names, which costs a list of the cluster's arrays.
 absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array& array) {
   if (!array.name.empty()) return std::vector<Array>{array};
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<Array> named, client->arrays().ListArrays());
@@ -418,7 +418,11 @@ absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(selector));
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> named, UnderEachName(client.get(), array));
+  // A description without names is better than none.
+  const absl::StatusOr<std::vector<Array>> named = UnderEachName(client.get(), array);
+  if (!named.ok()) {
+    std::cerr << "The array's names are not shown: " << named.status().message() << "\n";
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
   const int64_t devices = std::min(tiling.mesh().size(), kMaxShownDevices);
   const auto is_missing = [&array](DeviceId device) {
@@ -435,16 +439,18 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
                        {"present", !is_missing(device)}});
     }
     json["tiles"] = std::move(tiles);
-    if (array.name.empty()) {
+    if (array.name.empty() && named.ok()) {
       json["names"] = Json::array();
-      for (const Array& each : named) json["names"].push_back(each.name);
+      for (const Array& each : *named) json["names"].push_back(each.name);
     }
     invocation.Print(json);
     return absl::OkStatus();
   }
   std::vector<std::string> names;
-  for (const Array& each : named) {
-    names.push_back(StrCat(each.name, " version ", each.name_version));
+  if (named.ok()) {
+    for (const Array& each : *named) {
+      names.push_back(StrCat(each.name, " version ", each.name_version));
+    }
   }
   std::cout << "name        " << (names.empty() ? std::string("-") : StrJoin(names, ", ")) << "\n"
             << "array       " << array.descriptor.array_id << "\n"

@@ -216,7 +216,12 @@ void PrintPlan(const CompiledProgram& plan) {
   traffic.Print();
   std::cout << "\n";
   if (!plan.links.has_value()) {
-    std::cout << "Bytes by link are not known: too many pairs of ranks exchange data\n";
+    std::cout << "Bytes by link are not known: too many pairs of ranks exchange data, or the "
+                 "coordinator is an older build\n";
+    return;
+  }
+  if (plan.links->link_count == 0) {
+    std::cout << "Devices send nothing to each other\n";
     return;
   }
   Table links({{"sender", Align::kRight}, {"receiver", Align::kRight}, {"sent", Align::kRight}});

@@ -180,6 +180,27 @@ TEST(PlanForecastTest, LooksAtALimitedNumberOfPairs) {
   EXPECT_EQ(links_of(1, "tp=2147483648"), std::nullopt);
 }
 
+TEST(PlanForecastTest, CountsTheDimensionsOfUnequalTiles) {
+  // A rank is cheap to look at and its tile is not, if it has many dimensions.
+  const auto pairs_of = [](size_t dimensions, bool is_cut) {
+    ValueDescriptor operand = Value(Shape(dimensions, 8), PartitionSpec());
+    if (is_cut) {
+      operand.spec = PartitionSpec({SpecEntry::Axis("dp")});
+      operand.cut_points.assign(dimensions, {});
+      operand.cut_points[0] = {0, 3, 8};
+    }
+    return LinkPairsOf(*PlanProgram(
+        {.operand_count = 1,
+         .ops = {Among({"tp"}, CollectiveKind::kAllReduce, CollectiveAlgorithm::kPairwise, 0)},
+         .outputs = {1}},
+        {operand}, Target("dp=2,tp=4")));
+  };
+  EXPECT_EQ(pairs_of(2, false), 8 * 3 + 4 * 3);
+  EXPECT_EQ(pairs_of(16, false), 8 * 3 + 4 * 3);
+  EXPECT_EQ(pairs_of(2, true), 8 * 3 + 8 * (2 + 2));
+  EXPECT_EQ(pairs_of(16, true), 8 * 3 + 8 * (16 + 16));
+}
+
 TEST(PlanForecastTest, ForgetsHugeTemporariesAsItCountedThem) {
   // 16 temporaries of 2^62 bytes are freed one after the other: what is left cannot be told from a
   // sum that was cut off.
