@@ -28,7 +28,7 @@ using grpc::experimental::ServerRpcInfo;
 
 constexpr int kCodes = static_cast<int>(grpc::StatusCode::UNAUTHENTICATED) + 1;
 
-// What an interceptor needs to know about a method; computed once.
+// The facts about a method that an interceptor needs; computed once.
 struct Method {
   // For methods with one request: the errors for a malformed request and for a handler that threw
   // an exception.

@@ -47,9 +47,10 @@ class TlsContext {
 //   if (session.Connect(deadline) == TlsSession::Outcome::kDone) session.Write("hello", deadline);
 class TlsSession {
  public:
-  // kEnded: the peer closed the connection. kRefused: the peer sent an alert, or both sides have no
-  // protocol in common; reason() explains it. kNotTls: the peer's bytes are not TLS. kTimeout: the
-  // deadline has passed, or the stop descriptor is readable.
+  // kDone: the call has done its work. kEnded: the peer closed the connection. kRefused: the peer
+  // sent an alert, or both sides have no protocol in common; reason() has the details. kNotTls: the
+  // peer's bytes are not TLS. kTimeout: the deadline has passed, or the stop descriptor is
+  // readable.
   enum class Outcome { kDone, kEnded, kRefused, kNotTls, kTimeout };
 
   // Uses `socket`, and stops when `stop` is readable (negative: never). The caller owns both

@@ -34,7 +34,7 @@ enum class ReshardPattern {
 // Returns a name such as `all-gather` or `reduce-scatter`.
 std::string_view ReshardPatternName(ReshardPattern pattern);
 
-// What a reshard does along some mesh axes, such as `all-to-all along tp, dimension 0 to 1`.
+// The work of a reshard along some mesh axes, such as `all-to-all along tp, dimension 0 to 1`.
 struct ReshardStep {
   ReshardPattern pattern = ReshardPattern::kGeneral;
   std::vector<std::string> axes;    // axes of the source mesh, major to minor
@@ -47,7 +47,7 @@ struct ReshardStep {
   friend bool operator==(const ReshardStep&, const ReshardStep&) = default;
 };
 
-// What one destination device keeps and receives. Sizes are in elements.
+// The elements that one destination device keeps and receives. Sizes are in elements.
 struct DeviceReshard {
   std::optional<Tile> src;  // nullopt if the device is not in the source mesh
   Tile dst;
