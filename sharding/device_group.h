@@ -29,7 +29,7 @@ class DeviceGroup {
 
   absl::Span<const DeviceId> devices() const { return devices_; }
   int64_t size() const { return static_cast<int64_t>(devices_.size()); }
-  // Returns the index of `device` in devices().
+  // Returns the index in devices() of the device that was given to Create.
   int64_t place() const { return place_; }
   DeviceId device_at(int64_t place) const { return devices_[static_cast<size_t>(place)]; }
 

@@ -184,7 +184,7 @@ absl::Status CheckTime(const CertificateFacts& facts, std::string_view file, abs
   return absl::OkStatus();
 }
 
-// Why a certificate chain is not trusted.
+// The reason why a certificate chain is not trusted, and the certificate at fault.
 struct ChainFault {
   int error = X509_V_ERR_UNSPECIFIED;  // OpenSSL's number
   // Position in the chain: 0 for the process's own certificate, 1 for its signer's, and so on.
