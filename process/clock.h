@@ -74,7 +74,8 @@ class RealClock final : public Clock {
   std::thread thread_;  // last: starts when all members above exist
 };
 
-// Calls one function at the time that was set last. Use it in an object that has one next deadline.
+// Calls one function at the earliest of the times that were set since the function's last call. Use
+// it in an object that has one next deadline.
 //
 // Any thread can set the time, with any lock held, also from within the function. After the
 // destructor returns, the function is not running and is never called again, unless the function
@@ -90,9 +91,9 @@ class Alarm {
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;
 
-  // Schedules the function at `when`, unless an earlier time is already set. In that case the
-  // function runs at the earlier time, may find nothing due, and must then set the alarm again.
-  // InfiniteFuture sets nothing.
+  // Schedules the function at `when`, unless an earlier time is already set. If an earlier time is
+  // set, the function runs only at that time. If it finds nothing due then, it must set the alarm
+  // again. InfiniteFuture sets nothing.
   void SetNoLaterThan(absl::Time when);
 
  private:
@@ -103,7 +104,8 @@ class Alarm {
     absl::Mutex mutex;
     bool is_set ABSL_GUARDED_BY(mutex) = false;
     Clock::TimerId timer ABSL_GUARDED_BY(mutex);  // while is_set
-    uint64_t setting ABSL_GUARDED_BY(mutex) = 0;  // counts timers; only the latest one may run
+    // Number of the latest timer. Earlier timers do not call the function.
+    uint64_t setting ABSL_GUARDED_BY(mutex) = 0;
     bool is_running ABSL_GUARDED_BY(mutex) = false;
     std::thread::id runner ABSL_GUARDED_BY(mutex);  // while is_running
     bool stopping ABSL_GUARDED_BY(mutex) = false;
@@ -114,14 +116,14 @@ class Alarm {
   const std::shared_ptr<State> state_;
 };
 
-// Returns the duration as text for people: `5s`, `1.2s`, `350ms`. Cuts it to tenths of a second,
-// or to milliseconds if it is below one second.
+// Returns the duration as text for people: `5s`, `1.2s`, `350ms`. Rounds it down to tenths of a
+// second; to milliseconds if it is below one second; to microseconds if below one millisecond.
 std::string FormatRounded(absl::Duration duration);
 
 // Returns the time that the wall clock will show when `clock` shows `time`, unless the wall clock
-// is stepped before. Abseil's waits need wall-clock times. A RealClock advances from the wall
-// clock's value at its own start, so the two can differ by any amount. An infinite time stays
-// infinite.
+// is stepped before. Abseil's waits need wall-clock times. A RealClock starts at the wall clock's
+// value and ignores later steps of the wall clock, so the two clocks can differ by any amount. An
+// infinite time stays infinite.
 inline absl::Time WallTime(const Clock& clock, absl::Time time) {
   return absl::Now() + (time - clock.Now());
 }

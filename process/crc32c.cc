@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t kPolynomial = 0x82F63B78;
 constexpr uint32_t kOne = 0x80000000;
 
-// Product of two polynomials modulo the CRC's.
+// Returns the product of two polynomials modulo the polynomial of CRC-32C.
 constexpr uint32_t Multiply(uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (uint32_t bit = kOne; bit != 0; bit >>= 1) {
@@ -41,13 +41,13 @@ constexpr std::array<uint32_t, 63> kByteShifts = [] {
 uint32_t Crc32c(absl::Span<const char> bytes) { return ExtendCrc32c(0, bytes); }
 
 uint32_t ExtendCrc32c(uint32_t crc, absl::Span<const char> bytes) {
-  // ISA-L takes the length as an int, hence the pieces. It leaves the inversion of all bits, before
-  // and after, to its caller.
+  // ISA-L takes the length as an int, so pass the bytes in pieces. ISA-L's caller must invert all
+  // bits of the checksum, before and after the call.
   constexpr size_t kMostAtOnce = size_t{1} << 30;
   uint32_t state = ~crc;
   while (!bytes.empty()) {
     const absl::Span<const char> part = bytes.first(std::min(bytes.size(), kMostAtOnce));
-    // The parameter lacks a const, but ISA-L only reads.
+    // ISA-L's parameter is not const, but ISA-L only reads the bytes.
     auto* data = reinterpret_cast<unsigned char*>(const_cast<char*>(part.data()));
     state = crc32_iscsi(data, static_cast<int>(part.size()), state);
     bytes.remove_prefix(part.size());

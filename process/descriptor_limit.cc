@@ -17,7 +17,7 @@ constexpr rlim_t kReserveShare = 8;
 constexpr rlim_t kMinReserve = 32;
 constexpr rlim_t kMaxReserve = 256;
 
-// Returns RLIM_INFINITY if the limit is unknown.
+// Returns this process's limit on file descriptors; RLIM_INFINITY if it is unknown.
 rlim_t Limit() {
   rlimit limit = {};
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : RLIM_INFINITY;
@@ -28,8 +28,8 @@ rlim_t Limit() {
 void KeepStandardDescriptors() {
   for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(number, F_GETFD) >= 0) continue;
-    // open() takes the lowest free descriptor, which is `number`. It opens standard input for
-    // writing, and the outputs for reading, so that every read or write of them fails.
+    // open() takes the lowest free descriptor, which is `number`. The placeholder of standard input
+    // is opened for writing, and those of the outputs for reading: every use of them fails.
     const int opened = open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened >= 0 && opened != number) close(opened);
   }

@@ -16,15 +16,16 @@ inline constexpr int kMinDescriptors = 80;
 // descriptor. Call this function before anything opens a file.
 void KeepStandardDescriptors();
 
-// Returns FAILED_PRECONDITION, with both numbers in the message, if the limit of this process is
-// below kMinDescriptors.
+// Returns FAILED_PRECONDITION if the descriptor limit of this process is below kMinDescriptors. The
+// message contains the limit and kMinDescriptors.
 absl::Status CheckDescriptorLimit();
 
-// Returns the first descriptor of the reserve. The reserve is an eighth of the limit, 32 to 256. It
-// is for files and for connections that this process opens.
+// Returns the lowest descriptor number of the reserve. The reserve is an eighth of the limit, but
+// at least 32 and at most 256 descriptors. It is for files, and for connections that this process
+// opens.
 //
 // The kernel assigns the lowest free descriptor. Code that accepts a connection or maps shared
-// memory must close its new descriptor if the number is at or above the returned one.
+// memory must close its new descriptor if that descriptor is at or above the returned number.
 int FirstReservedDescriptor();
 
 }  // namespace shardmesh

@@ -14,10 +14,10 @@ namespace shardmesh {
 // the calls. The object calls Add while it holds its lock, and MakeCalls after it releases the
 // lock.
 //
-// One thread at a time runs the queued calls. If MakeCalls is called meanwhile, by another thread
-// or from within a queued call, it returns at once: the first thread runs the new calls too.
-// MakeCalls may therefore return before the caller's own calls have run. Calls are never out of
-// order or concurrent.
+// One thread at a time runs the queued calls. While it runs them, MakeCalls on another thread or in
+// a queued call returns at once: the running thread also runs the newly queued calls. MakeCalls may
+// therefore return before the calls that its caller added have run. The queued calls never run out
+// of order or concurrently.
 //
 // Thread-safe. The destructor expects an empty queue.
 class EventQueue {

@@ -1,5 +1,5 @@
-// Failpoints: named places in the code where a test makes an operation fail, a process end or time
-// pass.
+// Failpoints: named places in the code where a test makes an operation fail, ends the process or
+// delays a thread.
 #ifndef SHARDMESH_PROCESS_FAILPOINT_H_
 #define SHARDMESH_PROCESS_FAILPOINT_H_
 
@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 
 // Returns an error from the enclosing function if the failpoint is armed with `eio`, `enospc` or
-// `emfile` and this is the hit that it is armed for. The enclosing function must return
+// `emfile` and this is the hit that ArmFailpoints chose. The enclosing function must return
 // absl::Status or absl::StatusOr.
 //
 // Example:
@@ -29,13 +29,13 @@
     }                                                                                  \
   } while (false)
 
-// Returns true if a system call must fail here; errno is set then.
+// Returns true, with errno set, if the failpoint's action makes the system call fail.
 //
 // Example: const int fd = SHARDMESH_FAILS("file.open") ? -1 : open(path, O_RDONLY);
 #define SHARDMESH_FAILS(name) \
   (::shardmesh::kFailpoint<name>.armed() && ::shardmesh::kFailpoint<name>.HitAsErrno())
 
-// A failpoint at a place that cannot fail: supports only `crash` and `delay`.
+// A failpoint at a place where no operation can fail. It supports only `crash` and `delay`.
 #define SHARDMESH_PASSES(name)                                     \
   do {                                                             \
     if (::shardmesh::kPassage<name>.armed()) {                     \
@@ -45,7 +45,7 @@
 
 namespace shardmesh {
 
-// One named place. It registers itself when a program that contains it starts.
+// One named place in the code. It registers itself when a program that contains it starts.
 //
 // Shipped programs contain failpoints too, since an unarmed failpoint costs only one relaxed load.
 // Tests can therefore run the shipped programs and need no separate build. Thread-safe.
@@ -60,10 +60,10 @@ class Failpoint {
   bool fails() const { return fails_; }
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
 
-  // Counts a hit; performs the action if this is the hit that the failpoint is armed for. `crash`
-  // does not return, `delay` returns OK.
+  // Counts a hit. Performs the action if this is the N-th hit since ArmFailpoints, and returns the
+  // error of `eio`, `enospc` and `emfile`. `crash` does not return; `delay` returns OK.
   absl::Status HitAsStatus();
-  // Like HitAsStatus, for system calls: returns whether to fail, with errno set.
+  // Like HitAsStatus, for system calls: returns true, with errno set, if the call must fail.
   bool HitAsErrno();
 
  private:
@@ -82,7 +82,7 @@ class Failpoint {
   std::atomic<int64_t> hits_left_{0};
 };
 
-// Exit code of a process that a failpoint ended, and the length of a delay.
+// Exit code of a process that `crash` ended, and the length of a `delay`.
 inline constexpr int kFailpointExitCode = 86;
 inline constexpr int kFailpointDelayMilliseconds = 500;
 
@@ -90,10 +90,10 @@ inline constexpr int kFailpointDelayMilliseconds = 500;
 // - eio, enospc, emfile: the operation fails with that errno;
 // - crash: the process ends at once, as by SIGKILL;
 // - delay: the calling thread sleeps for kFailpointDelayMilliseconds.
-// The action happens once, at the N-th hit of the place; N is 1 by default.
+// The action happens once, at the N-th hit of the failpoint; N is 1 by default.
 //
-// Returns INVALID_ARGUMENT (BAD_FIELD) for malformed text, an unknown name, or an error action at a
-// place that cannot fail. Call this function before threads start.
+// Returns INVALID_ARGUMENT (BAD_FIELD) for malformed text, an unknown name, or `eio`, `enospc` or
+// `emfile` at a place that cannot fail. Call this function before threads start.
 absl::Status ArmFailpoints(std::string_view text);
 
 // Returns whether a failpoint whose name begins with `prefix` is armed and has not acted yet.

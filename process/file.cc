@@ -94,7 +94,8 @@ absl::Status FileError(std::string_view verb, std::string_view path, int error) 
         Reason::kStoreFull, {{fact::kFile, path}});
   }
   if (error == EFBIG) {
-    // Not STORE_FULL: a worker would then delete tiles in quarantine, which does not help here.
+    // Do not return STORE_FULL here: a worker would then delete tiles in quarantine, which would
+    // not help.
     return InvalidArgument(Reason::kBadFile,
                            StrCat(message,
                                   ": this process or file system allows no file of that size; "
@@ -193,7 +194,7 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   }
   std::string target = path;
   if (struct stat status = {}; stat(path.c_str(), &status) == 0) {
-    // A rename onto a folder would fail too, but only after all bytes are written.
+    // The final rename onto a folder would also fail, but only after all bytes are written.
     if (S_ISDIR(status.st_mode)) {
       return PathError("write", path, EISDIR);
     }

@@ -55,7 +55,7 @@ absl::StatusOr<InputFile> OpenInputFile(const std::string& path);
 absl::Status ReadExactly(const InputFile& file, std::string_view path, int64_t offset_bytes,
                          absl::Span<char> out);
 
-// A whole file mapped read-only. Movable; spans stay valid when it moves.
+// A whole file mapped read-only. Movable; spans of its bytes stay valid when the object is moved.
 class MappedFile {
  public:
   static absl::StatusOr<MappedFile> Map(const InputFile& file, std::string_view path);

@@ -22,16 +22,16 @@ bool IsUnixAddress(std::string_view address);
 
 // Returns the address of the plaintext health port that belongs to a TLS process on `port`. The
 // health port answers only health questions, and only to processes of the same host (in Kubernetes:
-// of the same pod). It has no TLS, so that probes still work when certificate files are broken: the
-// process itself still works then.
+// of the same pod). It has no TLS. Probes therefore succeed even if certificate files are broken;
+// the process itself continues to work in that case.
 std::string HealthAddress(int port);
 
 // Parses `host:port` or `[v6]:port`. The error is INVALID_ARGUMENT (BAD_FIELD) and says which part
 // is missing or wrong.
 absl::StatusOr<HostPort> ParseHostPort(std::string_view address);
 
-// Returns the address with its port replaced by `port`. Returns it unchanged if `port` is 0 or the
-// address has none.
+// Returns the address with its port replaced by `port`. Returns the address unchanged if `port` is
+// 0 or the address has no port.
 std::string WithPort(const std::string& address, int port);
 
 // Returns OK for `host:port` and for unix sockets, else the error of ParseHostPort.

@@ -36,7 +36,7 @@ absl::StatusOr<FileLock> TakeLock(const std::string& path, const LockOptions& op
     return FileError("open", path, errno);
   }
   const auto end = SteadyDeadline::After(options.timeout);
-  auto quiet = SteadyDeadline::After(absl::ZeroDuration());  // until the next call of on_wait
+  auto quiet = SteadyDeadline::After(absl::ZeroDuration());  // time until the next call of on_wait
   while (flock(lock.held.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) {
       return FileError("lock", path, errno);

@@ -15,31 +15,32 @@ namespace shardmesh {
 
 // The outcome of TakeLock.
 struct FileLock {
-  // The locked file. It holds the lock while it is open; it is not valid if another process has the
+  // The locked file. The lock lasts while the file is open. Not valid if another process has the
   // lock. The kernel releases the lock when the process ends in any way.
   FileDescriptor held;
-  // The other process, as `1234 on host a`; `(unknown)` if the file does not name it. For people
-  // only.
+  // If `held` is not valid, the process that has the lock, as `1234 on host a`; `(unknown)` if the
+  // file does not name it. For people only.
   std::string holder;
 };
 
 struct LockOptions {
   // Longest time to wait for another process to release the lock; zero does not wait.
   absl::Duration timeout = absl::ZeroDuration();
-  // Called with the holder of the lock when waiting begins, then every `tell_every`.
+  // Called with the holder of the lock and the rest of `timeout`: when the wait begins, and then
+  // every `tell_every`.
   std::function<void(const std::string& holder, absl::Duration left)> on_wait = {};
   absl::Duration tell_every = absl::InfiniteDuration();
   // The mode of a file that TakeLock makes.
   mode_t mode = 0666;
 };
 
-// Locks the file `path`, which it creates if missing, and writes this process's name into it. A
-// full disk does not prevent the lock. Errors of the system as FileError. Failpoints: lock.open,
-// lock.write.
+// Locks the file `path` and writes this process's name into it. Creates a missing file. If the disk
+// is full, takes the lock without writing the name. Errors of the system as FileError. Failpoints:
+// lock.open, lock.write.
 absl::StatusOr<FileLock> TakeLock(const std::string& path, const LockOptions& options = {});
 
-// Takes the lock together with other readers, without writing to the file. Returns NOT_FOUND if
-// there is no file.
+// Takes a shared lock, which several readers can hold at the same time. Does not wait, and does not
+// write to the file. Returns NOT_FOUND if there is no file.
 absl::StatusOr<FileLock> TakeSharedLock(const std::string& path);
 
 }  // namespace shardmesh

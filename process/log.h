@@ -66,7 +66,7 @@ class LogField {
 
   const std::string& key() const { return key_; }
   const std::string& value() const { return value_; }
-  // Returns whether JSON output quotes the value; it does not quote numbers and booleans.
+  // Returns whether JSON output quotes the value. JSON output does not quote numbers and booleans.
   bool is_text() const { return is_text_; }
 
  private:

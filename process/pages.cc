@@ -15,8 +15,8 @@ namespace shardmesh {
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-// Bytes of one madvise call: a multiple of a huge page. A call takes about ten milliseconds where
-// memory is slow.
+// Bytes of one madvise call: a multiple of a huge page's size. A call takes about ten milliseconds
+// if memory is slow.
 constexpr size_t kPieceBytes = size_t{16} << 20;
 
 }  // namespace

@@ -11,8 +11,8 @@ namespace shardmesh {
 // lacks the call; pages are then faulted in when they are written.
 //
 // This takes a second or more for each GiB: do not call it on a thread that others wait for. Other
-// threads can map and unmap memory meanwhile: the kernel's lock on the address space is released
-// every few megabytes.
+// threads can map and unmap memory during the call: the kernel's lock on the address space is
+// released every few megabytes.
 bool PopulatePages(char* data, size_t size_bytes);
 
 }  // namespace shardmesh

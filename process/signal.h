@@ -11,9 +11,9 @@
 namespace shardmesh {
 
 // Blocks SIGTERM, SIGINT and SIGHUP in the constructing thread and in all threads that it starts
-// afterwards. SIGHUP, the end of the terminal, stays ignored if the process ignored it before
-// (nohup). Construct a StopSignal first in main, before any thread starts. No code runs in a signal
-// handler. For use by one thread.
+// afterwards. SIGHUP, which reports a closed terminal, stays ignored if the process ignored it
+// before (nohup). Construct a StopSignal first in main, before any thread starts. No code runs in a
+// signal handler. For use by one thread.
 class StopSignal {
  public:
   StopSignal();

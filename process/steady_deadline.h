@@ -11,7 +11,7 @@
 namespace shardmesh {
 
 // A deadline for loops that retry. gRPC calls and Abseil's waits take a wall-clock time and convert
-// it when they begin. Pass each call or wait a fresh wall().
+// it when they begin. Call wall() anew for each such call or wait.
 class SteadyDeadline {
  public:
   using Steady = std::chrono::steady_clock;

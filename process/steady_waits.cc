@@ -1,6 +1,7 @@
-// Replaces the per-thread semaphore that all waits of Abseil use with one on the steady clock.
+// All waits of Abseil use a per-thread semaphore. This file replaces it by a semaphore on the
+// steady clock.
 //
-// Abseil defines the two functions below as weak symbols, so that a program may define its own. The
+// Abseil defines the two functions below as weak symbols, so that a program may replace them. The
 // definitions here match the Abseil version in Debian 12; check them before you use another
 // version.
 #include "process/steady_waits.h"
@@ -49,9 +50,10 @@ int64_t Now(clockid_t clock) {
   return Nanoseconds(time);
 }
 
-// Returns the thread's semaphore count: the posts that no wait has consumed yet. Abseil keeps its
-// own count in the same memory, which also starts at 0. Abseil may wake a thread that sleeps on the
-// count once a second. That is harmless: the thread finds the count 0 and sleeps again.
+// Returns the thread's semaphore count: the posts that no wait has consumed yet. It uses the memory
+// that Abseil reserves for its own count, which also starts at 0. Once a second, Abseil may wake a
+// thread that sleeps on this memory. That is harmless: the thread finds the count 0 and sleeps
+// again.
 std::atomic<int32_t>& CountOf(ThreadIdentity* identity) {
   return *reinterpret_cast<std::atomic<int32_t>*>(identity->waiter_state.data);
 }

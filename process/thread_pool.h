@@ -26,8 +26,8 @@ class ThreadPool {
 
   // Upper bounds on the tasks that wait for a thread.
   struct Limits {
-    size_t waiting = std::numeric_limits<size_t>::max();         // in all
-    size_t waiting_of_key = std::numeric_limits<size_t>::max();  // of one key
+    size_t waiting = std::numeric_limits<size_t>::max();         // tasks of all keys together
+    size_t waiting_of_key = std::numeric_limits<size_t>::max();  // tasks of one key
   };
 
   // Requires threads >= 1. A single thread runs tasks one after the other. Without limits, callers
@@ -53,7 +53,7 @@ class ThreadPool {
 
   const Limits limits_;
   absl::Mutex mutex_;
-  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // in all
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // waiting tasks of all keys together
   std::map<std::string, std::deque<Task>, std::less<>> of_key_ ABSL_GUARDED_BY(mutex_);
   std::string last_key_ ABSL_GUARDED_BY(mutex_);  // key of the last task that began
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

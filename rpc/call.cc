@@ -36,10 +36,10 @@ constexpr const char* kTraceparent = "traceparent";
 // earlier.
 constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 
-// gRPC 1.51 reads connect()'s errno after other calls, one of which may have changed it. It then
-// treats a connection in progress as failed (once in a few thousand new processes). If a server
-// listens at the address, the channel gets this long for a second attempt, which starts after 80 to
-// 120 ms.
+// gRPC 1.51 reads connect()'s errno only after other system calls, which may have changed errno. In
+// that case gRPC treats a connection in progress as failed (once in a few thousand new processes).
+// If a server listens at the address, the channel gets this time for a second attempt, which starts
+// after 80 to 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
 // Extra time after the connect timeout, to find out which addresses do not answer.
@@ -69,9 +69,8 @@ bool ClosesAtOnce(std::string_view address) {
          recv(dialled->get(), &first, sizeof(first), MSG_DONTWAIT) <= 0;
 }
 
-// Waits until the channel leaves `state`. Also returns at `deadline`, and after
-// kCancellationInterval, so that the caller can check for cancellation. Returns false if the wait
-// is over without a change.
+// Waits until the channel leaves `state`, and returns true. Returns false at `deadline`, or at most
+// kCancellationInterval after `is_cancelled`, if given, begins to return true.
 bool AwaitChange(grpc::Channel& channel, grpc_connectivity_state state,
                  const SteadyDeadline& deadline, const std::function<bool()>& is_cancelled) {
   if (!is_cancelled) return channel.WaitForStateChange(state, absl::ToChronoTime(deadline.wall()));
@@ -126,7 +125,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   };
   constexpr std::string_view kHint = "; is it running, and is the address right?";
   const auto end = SteadyDeadline::After(std::max(wait.limit, wait.timeout));
-  // Time that is left in the whole wait.
+  // Length of the whole wait, for messages. The wait ends at `limit`.
   absl::Duration time = std::max(wait.timeout, absl::ZeroDuration());
   auto limit = SteadyDeadline::After(time);
   // Reserves some of the time to find out which addresses answer.
@@ -211,7 +210,7 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
 void AwaitReconnected(grpc::Channel& channel, absl::Time deadline) {
   grpc_connectivity_state state = channel.GetState(/*try_to_connect=*/true);
   if (state != GRPC_CHANNEL_TRANSIENT_FAILURE) {
-    return;  // a call waits for an attempt in progress, and polls for it meanwhile
+    return;  // no failed attempt: a call waits for the attempt in progress, and polls itself
   }
   while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_SHUTDOWN &&
          channel.WaitForStateChange(state, absl::ToChronoTime(deadline))) {

@@ -28,9 +28,9 @@ class Status;
 
 namespace shardmesh::rpc {
 
-// Limit of a message to or from control services. Longer data is streamed in pieces of 1 MiB.
+// Most bytes of a message to or from control services. Longer data is streamed in pieces of 1 MiB.
 inline constexpr int64_t kMaxControlMessageBytes = int64_t{4} << 20;
-// Limit of a message to or from the workers' services.
+// Most bytes of a message to or from the workers' services.
 inline constexpr int64_t kMaxDataMessageBytes = (int64_t{1} << 20) + (int64_t{64} << 10);
 
 struct ChannelOptions {
@@ -56,8 +56,8 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
 // Time limit for establishing a connection.
 inline constexpr absl::Duration kConnectTimeout = absl::Seconds(3);
 
-// Blocks until `channel` is connected, which was made for `address` with `options`. Returns
-// UNAVAILABLE, with the address, in these cases:
+// Blocks until `channel` is connected. `address` and `options` are those that the channel was made
+// with. Returns UNAVAILABLE, with the address, in these cases:
 // - after `timeout`;
 // - at once if the connection is refused or the fault is known (plaintext against TLS, a rejected
 //   certificate);
@@ -66,14 +66,16 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                               absl::Duration timeout = kConnectTimeout,
                               const ChannelOptions& options = {});
 
-// Call this before a call on a channel that lost its connection. If the last attempt to connect
-// failed, a call would fail at once. This function waits until a new attempt succeeds, at most
-// until `deadline`. It polls meanwhile, because an attempt proceeds only while a thread polls.
+// Use this function before a call on a channel that lost its connection. If the last attempt to
+// connect failed, the call would fail at once. In that case the function waits until a new attempt
+// succeeds, at most until `deadline`. It polls during the wait, because an attempt proceeds only
+// while a thread polls.
 void AwaitReconnected(grpc::Channel& channel, absl::Time deadline);
 
 // Options of one call.
 struct CallOptions {
-  // When the call fails with DEADLINE_EXCEEDED. InfiniteFuture: never, for streams that live long.
+  // The time at which the call fails with DEADLINE_EXCEEDED. InfiniteFuture, for streams that live
+  // long: the call has no deadline.
   absl::Time deadline = absl::InfiniteFuture();
   // W3C trace context to send with the call; empty: none.
   std::string traceparent;
@@ -92,7 +94,7 @@ CallOptions OptionsOf(const grpc::ServerContextBase& context);
 // server.
 absl::Status OutcomeOf(const grpc::Status& status);
 
-// The delays between the attempts of Retry.
+// The number of attempts of Retry, and the delays between the attempts.
 struct RetryPolicy {
   int max_attempts = 5;
   absl::Duration initial_delay = absl::Milliseconds(50);
@@ -100,7 +102,7 @@ struct RetryPolicy {
 };
 
 // Delays that double each time. Each delay is chosen at random between half and all of its nominal
-// length. Many clients that failed at once therefore do not retry at once. Not thread-safe.
+// length. Clients that failed at the same time therefore retry at different times. Not thread-safe.
 class Backoff {
  public:
   explicit Backoff(const RetryPolicy& policy) : policy_(policy), delay_(policy.initial_delay) {}
@@ -121,9 +123,10 @@ class Backoff {
 // delay.
 bool IsRetryable(const absl::Status& status);
 
-// Makes an idempotent call until it succeeds or fails permanently. Also stops if the attempts are
-// used up, or if the next one would begin after `deadline`. Returns the last outcome. Blocks
-// between the attempts. A call is idempotent if it changes nothing or carries a request_id.
+// Makes an idempotent call until it succeeds or fails with an error that is not IsRetryable. Also
+// stops after policy.max_attempts attempts, or if the next attempt would begin after `deadline`.
+// Returns the outcome of the last attempt. Blocks between the attempts. A call is idempotent if it
+// changes nothing or carries a request_id.
 absl::Status Retry(const RetryPolicy& policy, absl::Time deadline,
                    const std::function<absl::Status()>& idempotent_call);
 

@@ -31,7 +31,8 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Limits of the wire contract, and upper bounds for lists that people write by hand.
+// Most entries of the lists in a file. The limit of semantic axes is that of the wire contract. The
+// two other limits are far above the lists that people write by hand.
 constexpr int64_t kMaxSemanticAxes = 256;
 constexpr int64_t kMaxWorkers = 65'536;
 constexpr int64_t kMaxOrderedDevices = 65'536;
@@ -171,8 +172,8 @@ bool IsForbidden(char c) {
   return static_cast<unsigned char>(c) < 0x20 && c != '\t' && c != '\n' && c != '\r';
 }
 
-// Loads the document. yaml-cpp bounds its depth. Readers must count values, because an alias could
-// expand to too many.
+// Loads the document. yaml-cpp bounds the depth of nesting. Callers must count the values that they
+// read, because an alias can multiply them.
 absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
     return file.At(
@@ -438,8 +439,8 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
-// Writes a text in the form `otherwise`. A text with characters that YAML forbids is written in
-// double quotes, where yaml-cpp escapes them.
+// Writes a text in the form `otherwise`. Writes a text with characters that YAML forbids in double
+// quotes instead: there yaml-cpp escapes such characters.
 void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emitter* out) {
   *out << (std::any_of(text.begin(), text.end(), IsForbidden) ? YAML::DoubleQuoted : otherwise)
        << text;

@@ -17,21 +17,22 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of such a file.
+// Most bytes of a YAML file.
 inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 
 // Parse the text of a file; `name` names the file in errors. Errors are INVALID_ARGUMENT:
 // - BAD_FILE for text that is not YAML, an unknown or repeated key, or a value of the wrong kind,
 //   such as `bert.yaml:3:7: unknown key "patern"; did you mean "pattern"?`;
 // - LIMIT_EXCEEDED for a text that is too long;
-// - otherwise the reason of the function of sharding/ that refuses a value; its message follows the
-//   position.
+// - for any other faulty value, the reason of the function of sharding/ that refuses it. The
+//   message is the position, followed by that function's message.
 //
 // With kExact, a rule with a faulty pattern is kept, as in RuleSet::Create.
 absl::StatusOr<RuleSetDefinition> ParseRules(std::string_view text, std::string_view name,
                                              Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> ParseProfile(std::string_view text, std::string_view name);
-// A size of -1 is computed. It needs workers in the file or a `device_count`.
+// An axis size of -1 is computed from the number of devices. That requires workers in the file, or
+// a `device_count`.
 absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view name,
                                          std::optional<int64_t> device_count = std::nullopt);
 

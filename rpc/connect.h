@@ -14,10 +14,10 @@ namespace shardmesh::rpc {
 struct ConnectOptions {
   absl::Duration timeout = kConnectTimeout;
   // A host may have several addresses, which gRPC tries in turn. If one of them does not answer and
-  // another accepts connections, the wait continues beyond `timeout`. It takes 10 s for each silent
-  // address and 3 s more, but at most `limit` in all.
+  // another accepts connections, the wait continues beyond `timeout`: by 10 s for each silent
+  // address, plus 3 s. The whole wait takes at most `limit`.
   absl::Duration limit = absl::ZeroDuration();
-  // Called once before that longer wait, with the silent addresses. May be null.
+  // Called once before the wait continues beyond `timeout`, with the silent addresses. May be null.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
   // Called every 50 ms. The wait ends with CANCELLED once the callback returns true. May be null.
   std::function<bool()> is_cancelled = nullptr;

@@ -18,7 +18,7 @@ namespace {
 // as large as after the last removal.
 constexpr int64_t kFewestLookedAt = 1024;
 
-constexpr size_t kNetworkBytes = 8;  // of an IPv6 address: a /64 network
+constexpr size_t kNetworkBytes = 8;  // the bytes of an IPv6 address that name its /64 network
 
 ino_t InodeOf(int descriptor) {
   struct stat found;

@@ -14,17 +14,19 @@
 
 namespace shardmesh::rpc {
 
-// 0: no limit but that of the process's file descriptors.
+// The value 0 means no limit, except the process's limit on file descriptors.
 struct ConnectionLimits {
+  // Limit on the connections of all hosts together.
   int64_t all = 0;
-  // Applies to a host, because only the host is known before TLS identifies a caller. All processes
-  // of a host share this limit, and so do all hosts behind one address.
+  // Limit on the connections of one host. Only the host is known before TLS identifies a caller.
+  // All processes of a host share this limit, and so do all hosts behind one address.
   int64_t per_host = 0;
 };
 
-// Returns the key under which an address is counted. An IPv4 address, also one in IPv6 form, is its
-// own key. The key of an IPv6 address is its network (`2001:db8:1:2::/64`), because one host owns a
-// whole network. The key of a unix socket is `this host`.
+// Returns the key under which a connection from `peer` is counted. The key of an IPv4 address, also
+// in IPv6 form, is the address. The key of any other IPv6 address is its network
+// (`2001:db8:1:2::/64`), because one host owns a whole network. The key of a unix socket is
+// `this host`.
 std::string HostOfPeer(const sockaddr_storage& peer);
 
 // Counts connections that other objects own and close. Thread-compatible.
@@ -50,7 +52,7 @@ class ConnectionLimit {
 
   const ConnectionLimits limits_;
   absl::flat_hash_map<std::string, std::vector<Connection>> hosts_;
-  int64_t all_ = 0;      // some of these connections may be closed already
+  int64_t all_ = 0;      // connections in hosts_, of which some may be closed already
   int64_t look_at_ = 0;  // table size at which closed connections are removed
   std::chrono::steady_clock::time_point next_look_;
 };

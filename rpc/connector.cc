@@ -18,8 +18,8 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Interval at which the channels' states are read even if nothing is reported. Bounds the time that
-// Cancel and the end of Connect take.
+// Interval at which the channels' states are read, even if gRPC reports no change. It bounds the
+// time that Cancel and the end of Connect take.
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 // The channels that are connecting, and the completion queue whose polling makes them progress.
@@ -66,7 +66,7 @@ class Attempts {
   }
 
  private:
-  // A watch can outlive the second channel's replacement, for at most kLook.
+  // After the second channel is replaced, the watch on the old channel can last for at most kLook.
   std::array<std::shared_ptr<grpc::Channel>, 2> channels_;
   std::array<bool, 2> watched_ = {};
   grpc::CompletionQueue queue_;

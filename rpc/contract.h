@@ -27,8 +27,8 @@ constexpr std::optional<int32_t> CommonProtocol(int32_t min, int32_t max) {
 // lists the names; cluster_service.proto explains them.
 struct Feature {
   std::string_view name;
-  // The methods and fields that belong to the ability, as full protobuf names. Unused places are
-  // empty.
+  // The methods and fields that belong to the ability, as full protobuf names. Unused elements at
+  // the end are empty texts.
   std::array<std::string_view, 11> elements;
 };
 inline constexpr Feature kFeatures[] = {

@@ -75,7 +75,7 @@ std::string WrongUseText(std::string_view program, const absl::Status& status) {
 }
 
 // Returns the arguments in reverse order, as CLI11 takes them. For `--name=`, CLI11 would take the
-// next argument as the value. So the empty value becomes an argument of its own.
+// next argument as the value. To prevent that, the empty value becomes a separate argument.
 std::vector<std::string> InReverse(absl::Span<const char* const> arguments) {
   std::vector<std::string> reversed;
   for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
@@ -94,7 +94,7 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text) {
   const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit_name = absl::AsciiStrToLower(ToAbsl(text.substr(digits)));
   double number = 0;
-  // Passes only digits and a point: SimpleAtod would also accept "inf" and exponents.
+  // Pass only digits and a point to SimpleAtod, which would also accept "inf" and exponents.
   if (digits == 0 || !absl::SimpleAtod(ToAbsl(text.substr(0, digits)), &number)) {
     return BadValue(text, kExpected);
   }
@@ -339,7 +339,8 @@ absl::Status FlagSet::Parse(absl::Span<const char* const> arguments) {
   } catch (const CLI::Error& error) {
     if (ended.ok()) ended = WrongUse(error.what());
   }
-  // The parsing ended at an error, but an unknown argument came before it: report that one.
+  // The parsing ended at an error. If an unknown argument came before that error, report the
+  // unknown argument.
   if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
     return UnknownArgument(unknown.front());
   }

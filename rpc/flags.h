@@ -74,8 +74,8 @@ class FlagSet {
   void AddDuration(std::string name, std::string help, absl::Duration* target);
   // Adds a flag that needs no value: `--insecure`, but also `--insecure=false`.
   void AddSwitch(std::string name, std::string help, bool* target);
-  // Adds --tls-cert, --tls-key and --tls-ca. Users must give all or none of them. They exclude the
-  // switch whose target is `insecure`.
+  // Adds --tls-cert, --tls-key and --tls-ca. Users must give all three flags or none, and must not
+  // give them together with the switch whose target is `insecure`.
   void AddTls(TlsFiles* target, const bool* insecure);
   // Adds --log-format and --log-level.
   void AddLog(LogOptions* target);
@@ -83,20 +83,22 @@ class FlagSet {
   // latter makes ParseMain print their names and end the program.
   void AddFailpoints();
 
-  // Adds a check of several flags together. After Parse has read all flags, it makes these checks
-  // in the order of their addition.
+  // Adds a check of several flags together. After Parse has read all flags, it makes the added
+  // checks, in the order of the AddCheck calls.
   void AddCheck(std::function<absl::Status()> check) { checks_.push_back(std::move(check)); }
 
   // Parses the arguments, without the program's own name. Reports only the first of several errors.
-  // Targets of flags before it have their values; those of flags after it may have theirs.
+  // After an error, the targets of the flags before the faulty argument are set. Targets of later
+  // flags may be set or not.
   //
   // INVALID_ARGUMENT (BAD_FIELD): an unknown flag, with the nearest name; a missing or malformed
   // value; an argument that is no flag; flags that exclude each other. CANCELLED: help is
   // requested.
   absl::Status Parse(absl::Span<const char* const> arguments);
 
-  // Parses the arguments of main. Returns nullopt if the program should continue. Otherwise prints
-  // the help text on standard output or the error on standard error, and returns the exit code.
+  // Parses the arguments of main. Returns nullopt if the program should continue. If it should end,
+  // prints the help text on standard output, or the error on standard error, and returns the exit
+  // code.
   std::optional<int> ParseMain(int argc, const char* const* argv);
 
   std::string Help() const;

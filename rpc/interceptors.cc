@@ -28,14 +28,14 @@ using grpc::experimental::ServerRpcInfo;
 
 constexpr int kCodes = static_cast<int>(grpc::StatusCode::UNAUTHENTICATED) + 1;
 
-// What an interceptor needs to know about a method; computed once.
+// The facts about a method that an interceptor needs; computed once.
 struct Method {
   // For methods with one request: the errors for a malformed request and for a handler that threw
   // an exception.
   std::optional<grpc::Status> unparsed;
   grpc::Status threw;
-  std::vector<Counter> handled;      // by status code; empty without metrics
-  std::optional<Histogram> seconds;  // for unary methods, with metrics
+  std::vector<Counter> handled;      // indexed by status code; empty without metrics
+  std::optional<Histogram> seconds;  // set for unary methods, if there are metrics
 };
 
 class CallInterceptor final : public Interceptor {
@@ -66,7 +66,8 @@ class CallInterceptor final : public Interceptor {
     if (!is_unparsed) {
       return status.error_code();
     }
-    // gRPC reports a handler that threw an exception like a request that it could not parse.
+    // gRPC sends the same status for a handler that threw an exception as for a request that it
+    // could not parse.
     const grpc::Status& mended = parsed_ ? method_->threw : *method_->unparsed;
     methods->ModifySendStatus(mended);
     return mended.error_code();

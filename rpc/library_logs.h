@@ -5,8 +5,8 @@
 namespace shardmesh::rpc {
 
 // Redirects the log lines of gRPC and protobuf to this process's log (process/log.h), at level
-// debug. Relevant errors also reach the callers as a status. For programs that start no server:
-// starting a server calls this, too. Thread-safe and idempotent.
+// debug. Relevant errors also reach the callers as a status. The start of a server calls this
+// function; a program that starts no server calls it itself. Thread-safe and idempotent.
 void TakeLibraryLogs();
 
 }  // namespace shardmesh::rpc

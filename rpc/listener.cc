@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
       bound = ListenAt(AF_INET6, reinterpret_cast<const sockaddr*>(&any), sizeof(any));
     }
     if (!bound.valid()) {
-      // Binds the further addresses at the port of the first.
+      // Bind the further addresses at the port of the first address.
       if (each->ai_family == AF_INET6) {
         reinterpret_cast<sockaddr_in6*>(each->ai_addr)->sin6_port =
             htons(static_cast<uint16_t>(*port));
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
     if (!bound.valid()) {
       error = errno;
       if (error == EADDRINUSE) return CannotListen(address, error);
-      continue;  // such as ::1 of localhost on a host without IPv6
+      continue;  // an address such as ::1 of localhost, on a host without IPv6
     }
     *port = PortOf(bound.get());
     sockets.push_back(std::move(bound));
@@ -196,7 +196,7 @@ bool Listener::Accept(int socket) {
   if (caller < 0) {
     const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
     if (is_short) Refuse(std::strerror(errno));
-    return !is_short;  // otherwise the client has closed the connection: continue
+    return !is_short;  // if not short, the client has closed the connection: continue
   }
   if (caller >= FirstReservedDescriptor()) {
     close(caller);

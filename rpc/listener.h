@@ -26,11 +26,12 @@ namespace shardmesh::rpc {
 void RaiseDescriptorLimit();
 
 // Accepts connections and passes each one to a handler. If accept() fails for lack of a descriptor,
-// gRPC's own listener stops for good, without a message. This one continues.
+// gRPC's own listener stops for good, without a message. This listener continues.
 //
 // The listener reserves descriptors for the process's files and outgoing connections: an eighth of
-// the limit, but 32 to 256. It closes a connection that would take a reserved descriptor at once.
-// The log reports that, and reports when connections are accepted again.
+// the limit, but at least 32 and at most 256. It immediately closes a connection that would take a
+// reserved descriptor. It logs when it begins to close connections, and when it accepts connections
+// again.
 //
 // Thread-safe.
 class Listener {
@@ -51,7 +52,7 @@ class Listener {
   static absl::StatusOr<std::unique_ptr<Listener>> Create(
       const std::string& address, std::optional<Counter> refused = std::nullopt,
       ConnectionLimits limits = {});
-  // Stops.
+  // Calls Stop.
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -60,7 +61,7 @@ class Listener {
   int port() const { return port_; }
 
   // Starts to accept connections. Clients that connected earlier have waited in the backlog. Call
-  // it once.
+  // this function once.
   void Start(Handler handler);
   // Closes the sockets. The handler is not called any more. A second call does nothing.
   void Stop();
@@ -76,12 +77,12 @@ class Listener {
 
   const std::string address_;
   const int port_;
-  const std::string path_;  // of a unix socket, whose file is removed at the end; may be empty
+  const std::string path_;  // the unix socket's file, which Stop removes; empty if there is none
   const std::optional<Counter> refused_;
   const FileDescriptor stop_;  // readable after Stop
   Handler handler_;            // constant after Start
 
-  // While the thread runs, only the thread uses these.
+  // While the thread runs, only the thread uses the following four members.
   std::vector<FileDescriptor> sockets_;
   ConnectionLimit limit_;
   int64_t refused_in_a_row_ = 0;

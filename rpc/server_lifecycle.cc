@@ -56,16 +56,17 @@ void Serve(Listener& listener, std::unique_ptr<Acceptor> acceptor) {
 }
 
 // Refuses compressed messages. A compressed message may inflate a thousandfold, and gRPC 1.51
-// checks the size limit only afterwards.
+// checks the size limit only after it has inflated the message.
 void RefuseCompression(grpc::ServerBuilder& builder) {
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_DEFLATE, false);
   builder.SetCompressionAlgorithmSupportStatus(GRPC_COMPRESS_GZIP, false);
-  // Otherwise gRPC inflates the message while it checks the algorithm, not after the check.
+  // Without this argument, gRPC inflates the message while it checks the algorithm, not after the
+  // check.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
 }
 
-// Returns a server that exists until the process ends. With the last server of a process, gRPC 1.51
-// ends the threads of its callback queue, and sometimes aborts in them.
+// Returns a server that exists until the process ends. When the last server of a process ends, gRPC
+// 1.51 ends the threads of its callback queue, and sometimes aborts in them.
 grpc::Server* KeptServer() {
   grpc::ServerBuilder builder;
   return builder.BuildAndStart().release();

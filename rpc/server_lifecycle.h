@@ -36,14 +36,15 @@ struct ServerOptions {
   // Allows plaintext on addresses beyond loopback.
   bool insecure = false;
   int64_t max_message_bytes = kMaxControlMessageBytes;
-  // Memory that gRPC may use for running calls. Above it, gRPC refuses connections and cancels
-  // random streams. 0: no limit, for servers that bound the memory of their peers themselves.
+  // Memory that gRPC may use for running calls. If calls need more memory, gRPC refuses connections
+  // and cancels random streams. 0: no limit, for servers that bound the memory of their peers
+  // themselves.
   int64_t memory_quota_bytes = 0;
   // Most concurrent calls of one connection. Further calls wait in the client.
   int max_streams = 1024;
   // Keepalive: an idle connection is probed at this interval. The connection is closed if no answer
-  // comes within the timeout. Without this, a peer whose host is cut off would keep its streams for
-  // hours.
+  // comes within the timeout. Without keepalive, the streams of a peer whose host is cut off would
+  // stay open for hours.
   absl::Duration keepalive_interval = absl::Seconds(20);
   absl::Duration keepalive_timeout = absl::Seconds(10);
   // A connection without calls is closed after this time. Its client reconnects for the next call.
@@ -59,7 +60,7 @@ struct ServerOptions {
   // and those for which no descriptor was free. Null: no metrics. Must outlive the server.
   Metrics* metrics = nullptr;
   // Called once at the start of Drain: after the server stops being ready and before it refuses
-  // calls. Should end the streams that would not end by themselves. May be null.
+  // calls. The function should end the streams that would not end by themselves. May be null.
   std::function<void()> on_drain = nullptr;
   // Makes further settings of the builder, such as completion queues. May be null.
   std::function<void(grpc::ServerBuilder&)> customize = nullptr;
@@ -72,8 +73,8 @@ struct NamedService {
 };
 
 // A running server. Beside the given services it has reflection and, unless disabled, the standard
-// health service. In the health service, "live" is serving from the start. "", "ready" and each
-// service's full name follow SetReady. With TLS, the health service is also at
+// health service. In the health service, the name "live" is serving from the start. The names "",
+// "ready" and each service's full name follow SetReady. With TLS, the health service is also at
 // HealthAddress(port()).
 //
 // A Listener accepts the connections. Calls with a compressed message fail, because gRPC 1.51 would
@@ -122,7 +123,8 @@ class ServerLifecycle {
   const std::vector<std::string> health_names_;  // names that follow SetReady
   std::string address_;
   int port_ = 0;
-  // Listeners pass connections to a server, so they must end before the server.
+  // A listener passes connections to the server declared before it, so it must end before that
+  // server.
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> local_health_;  // with TLS: see HealthAddress

@@ -25,8 +25,8 @@ struct TransferClaims {
   std::string session_id;
   // The array's descriptor as ArrayDescriptorBytes (rpc/codec/array_codec.h) encodes it.
   std::string array_descriptor;
-  // The coordinator's term (number of its start) when it signed. A worker that knows a newer term
-  // refuses puts.
+  // The coordinator's term (number of its start) when it signed the token. A worker that knows a
+  // newer term refuses puts with this token.
   int64_t term = 0;
   absl::Time expire_time = absl::InfinitePast();
 

@@ -21,10 +21,10 @@ class AxisValue {
  public:
   enum class Kind {
     kNotGiven,       // the profile does not set the field, which then has its default
-    kNone,           // explicitly no axis: not partitioned
-    kName,           // one logical, field or mesh axis name
+    kNone,           // explicitly no axis: the dimension is not partitioned
+    kName,           // the name of one logical axis, field or mesh axis
     kTuple,          // ordered entries, major to minor
-    kList,           // a composite of ordered entries
+    kList,           // ordered entries of one composite axis
     kUnconstrained,  // the planner may choose the dimension's layout
   };
 

@@ -7,22 +7,23 @@ namespace shardmesh {
 enum class Compatibility {
   // Follows the Python originals, except where they are plainly broken or accept a typing error
   // silently. In parentheses: the behaviour of the originals.
-  //   - Modes: refuses an unknown mode (they act as in train). Without a mode and a preset, the
-  //   mode
-  //     is train (an error). Refuses axes beside a preset (the axes win).
-  //   - Axes: resolves a list of axes in generation modes too, and flattens tuples and lists within
-  //     a dimension (both raise).
-  //   - Meshes: requires axes with distinct non-empty names and sizes above 0 (they accept any
-  //     mesh).
-  //   - Patterns: refuses an unusable pattern when it is given (when a search reaches it). Refuses
-  //   a
-  //     negative least size too. Rules in one line need no mesh.
+  // clang-format off
+  //   - Modes: refuses an unknown mode (the originals act as in train). Without a mode and a
+  //     preset, the mode is train (the originals raise). Refuses axes beside a preset (the
+  //     originals use the axes).
+  //   - Axes: also resolves a list of axes in generation modes (the originals raise). Flattens
+  //     tuples and lists within a dimension (the originals raise).
+  //   - Meshes: requires axes with distinct non-empty names and sizes above 0 (the originals accept
+  //     any mesh).
+  //   - Patterns: refuses an unusable pattern when it is given (the originals, when a search
+  //     reaches it). Also refuses a negative least size. Rules in one line need no mesh.
   //   - Digests: a profile's fingerprint covers every field, and a digest may be any of OpenSSL's.
   //   - Layers: accepts several out_features, or a list of one, with a bias and with fan_out
-  //     (TypeErrors). Refuses negative out_features (only their sum counts).
+  //     (TypeErrors). Refuses negative out_features (in the originals only their sum counts).
   //   - Analysis: reports balance, memory and statistics, accepts tuples (a KeyError), and counts
   //     scalars in integers. Refuses axes used twice before placement (JAX refuses them at the
   //     placement of an array).
+  // clang-format on
   // docs/semantics.md has the reasons.
   kDefault,
   // Gives the answers of the Python originals, including their errors.

@@ -25,19 +25,19 @@ struct Correction {
   Reason reason = Reason::kUnspecified;
   // The actual value (`have`) and the value that the request needs (`need`), by reason:
   // clang-format off
-  //   kNotDivisible   the dimension's extent; the product of its axes' sizes
+  //   kNotDivisible   the dimension's extent; the product of the sizes of the entry's axes
   //   kAxisNotInMesh  how many of the entry's axes the mesh has; how many the entry names
   //   kRankTruncated  the tensor's rank; the spec's length
-  //   kBelowMinSize   the tensor's elements; the least number that is sharded
+  //   kBelowMinSize   the number of the tensor's elements; the least number that is sharded
   //   kUnconstrained  0; 0
   // clang-format on
   int64_t have = 0;
   int64_t need = 0;
-  // Only for kAxisNotInMesh: the axes of the entry that the mesh lacks, without any none of a
-  // tuple.
+  // Only for kAxisNotInMesh: the axes of the entry that the mesh lacks. Does not list a none within
+  // a tuple.
   std::vector<std::string> absent_axes = {};
 
-  // Returns `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
+  // Returns a text such as `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
   std::string ToString() const;
   // Like ToString() above, and suggests the nearest axis of the mesh for an unknown name.
   std::string ToString(const Mesh& mesh) const;
@@ -53,7 +53,7 @@ struct CorrectionResult {
 // Returns the effective spec of a tensor of this shape on this mesh:
 //   - P() stays P(); any other spec is cut to the rank, or filled up with none.
 //   - A dimension becomes none if the mesh lacks one of its axes. A none within a tuple counts as
-//     lacking.
+//     an axis that the mesh lacks.
 //   - A dimension becomes none if the product of its axes' sizes does not divide it, or if it is
 //     unconstrained.
 //   - Axes of size 1 stay, and any axes divide an extent of 0.
@@ -61,9 +61,9 @@ struct CorrectionResult {
 // Unreduced axes stay as they are. Correct(Correct(x)) is Correct(x).
 //
 // Errors: FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh. INVALID_ARGUMENT
-// (DUPLICATE_AXIS; Python: DuplicateSpecError) if an axis still occurs twice afterwards. Correct
-// never drops a repeated axis: which place to drop would be a guess. Requires a `shape` that
-// satisfies CheckShape. Takes O(rank * axes).
+// (DUPLICATE_AXIS; Python: DuplicateSpecError) if an axis still occurs twice after these changes.
+// Correct never drops a repeated axis, because it could only guess which occurrence to drop.
+// Requires a `shape` that satisfies CheckShape. Takes O(rank * axes).
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
                                          const Mesh& mesh);
 

@@ -17,18 +17,19 @@ namespace shardmesh {
 // coordinates. Members are ordered by the coordinates along `axes`, the first axis major. All
 // members see the same group in the same order.
 //
-// Example: mesh dp=2,tp=4, axes (tp), device 5: devices 4, 5, 6, 7; place 1.
+// Example: mesh dp=2,tp=4, axes (tp), device 5: devices() are 4, 5, 6, 7, and place() is 1.
 // Immutable, and safe to share between threads.
 class DeviceGroup {
  public:
-  // No axes give a group of the device itself. INVALID_ARGUMENT for an axis that the mesh lacks
-  // (AXIS_NOT_IN_MESH) or that is named twice (DUPLICATE_AXIS). Requires 0 <= device < mesh.size().
+  // Without axes, the group has only the device itself. INVALID_ARGUMENT for an axis that the mesh
+  // lacks (AXIS_NOT_IN_MESH) or that is named twice (DUPLICATE_AXIS). Requires
+  // 0 <= device < mesh.size().
   static absl::StatusOr<DeviceGroup> Create(const Mesh& mesh, absl::Span<const std::string> axes,
                                             DeviceId device);
 
   absl::Span<const DeviceId> devices() const { return devices_; }
   int64_t size() const { return static_cast<int64_t>(devices_.size()); }
-  // Returns the index of `device` in devices().
+  // Returns the index in devices() of the device that was given to Create.
   int64_t place() const { return place_; }
   DeviceId device_at(int64_t place) const { return devices_[static_cast<size_t>(place)]; }
 

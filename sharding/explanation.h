@@ -16,7 +16,7 @@ struct ExplanationStep {
     // The mode chose a variant: subject = the field, result = the field that was read. For a
     // user-defined axis: subject = its name, result = its value in that mode.
     kModeVariant,
-    // The value was read: subject = the field or the name, result = mesh axes.
+    // The value was read: subject = the field or the user-defined axis, result = mesh axes.
     kMeshAxes,
     // A rule matched: subject = the tensor's name, result = the pattern.
     kRule,

@@ -62,8 +62,8 @@ absl::Status CheckNames(absl::Span<const MeshAxis> axes) {
   return absl::OkStatus();
 }
 
-// Merges axes of one name into one axis. It keeps the first place and the last size and type, as a
-// Python dict built from the pairs does.
+// Merges axes of one name into one axis. The merged axis has the first position and the last size
+// and type, as in a Python dict built from the pairs.
 void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
   std::vector<MeshAxis> merged;
   for (MeshAxis& axis : axes) {
@@ -80,7 +80,8 @@ void MergeRepeatedNames(std::vector<MeshAxis>& axes) {
   axes = std::move(merged);
 }
 
-// Returns the product of the sizes except `skipped` (an index, or -1 for none).
+// Returns the product of the sizes of all axes except the axis at index `skipped` (-1: no
+// exception).
 absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t skipped) {
   if (std::any_of(axes.begin(), axes.end(), [](const MeshAxis& axis) { return axis.size == 0; })) {
     return 0;
@@ -102,7 +103,7 @@ absl::StatusOr<int64_t> ProductOfSizes(absl::Span<const MeshAxis> axes, int64_t 
   return product;
 }
 
-// Replaces a size of -1, checks the others, and returns the number of devices.
+// Replaces a size of -1, checks all other sizes, and returns the number of devices.
 absl::StatusOr<int64_t> SettleSizes(std::vector<MeshAxis>& axes, const MeshOptions& options) {
   const int64_t least = options.allow_degenerate ? 0 : 1;
   int64_t inferred = -1;

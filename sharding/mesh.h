@@ -22,8 +22,8 @@ namespace shardmesh {
 // Upper bounds on the axes of a mesh and on the bytes of an axis name.
 inline constexpr int64_t kMaxMeshAxes = 16;
 inline constexpr size_t kMaxAxisNameBytes = 255;
-// Upper bound on the devices of a mesh. It is not there for speed: every function of Mesh takes
-// O(axes) for one device. It keeps products of two such numbers within int64_t.
+// Upper bound on the devices of a mesh. The bound keeps the product of two such numbers within
+// int64_t. Speed needs no bound: every function of Mesh takes O(axes) for one device.
 inline constexpr int64_t kMaxMeshDevices = int64_t{1} << 31;
 
 // A device of one mesh: its position in the mesh, counted from 0 in row-major order (the last axis
@@ -36,9 +36,9 @@ using MeshCoordinates = absl::InlinedVector<int64_t, 6>;
 // The party that decides how arrays lie along an axis, as in JAX. Tiles, corrections and plans are
 // the same for all three types. Only ResolveShardValue (logical_rules.h) distinguishes the types.
 enum class AxisType {
-  kAuto,      // the compiler
-  kExplicit,  // the type of each array
-  kManual,    // the program's own communication
+  kAuto,      // the compiler decides
+  kExplicit,  // each array's type decides
+  kManual,    // the program decides, by its own communication
 };
 
 // Returns `auto`, `explicit` or `manual`.
@@ -60,12 +60,13 @@ struct MeshOptions {
   std::optional<int64_t> device_count;
 
   // The global number of the device at each position, in position order. Global numbers tell which
-  // devices two meshes have in common. One number per position, distinct and not negative. If
-  // empty, each device's number is its position.
+  // devices two meshes have in common. The list has one number per position, distinct and not
+  // negative. If the list is empty, each device's number is its position.
   std::vector<int64_t> global_ids;
 
   // Whether to accept all that JAX's Mesh accepts: no axes, empty names, size 0, and repeated
-  // names. A repeated name keeps its first place and takes its last size and type, as in a dict.
+  // names. An axis with a repeated name keeps its first position and takes the last size and type,
+  // as in a Python dict.
   bool allow_degenerate = false;
 };
 
@@ -82,8 +83,9 @@ class Mesh {
   Mesh(const Mesh&) = default;
   Mesh& operator=(const Mesh&) = default;
 
-  // Errors are INVALID_ARGUMENT: DUPLICATE_AXIS for a repeated name; LIMIT_EXCEEDED;
-  // MESH_SIZE_MISMATCH if the sizes or the ids do not fit the devices; else INVALID_MESH.
+  // Errors are INVALID_ARGUMENT: DUPLICATE_AXIS for a repeated name; LIMIT_EXCEEDED for more than
+  // kMaxMeshAxes, kMaxAxisNameBytes or kMaxMeshDevices; MESH_SIZE_MISMATCH if the sizes do not fit
+  // `device_count`, or the number of global ids is not the number of devices; else INVALID_MESH.
   static absl::StatusOr<Mesh> Create(std::vector<MeshAxis> axes, MeshOptions options = {});
 
   // Returns Create(ParseMeshAxes(text, options.allow_degenerate), options).
@@ -105,7 +107,7 @@ class Mesh {
   std::string NearestAxis(std::string_view name) const;
   // Returns whether every axis is of this type; false for a mesh without axes.
   bool AllAxesAre(AxisType type) const;
-  // Returns the distance in positions between neighbours along this axis.
+  // Returns the difference between the positions of two neighbours along this axis.
   int64_t stride(int64_t axis) const { return rep_->strides[static_cast<size_t>(axis)]; }
 
   // Requires 0 <= device < size().
@@ -116,8 +118,8 @@ class Mesh {
   // Requires one coordinate per axis, each within its axis.
   DeviceId DeviceAt(absl::Span<const int64_t> coordinates) const;
 
-  // Return the global number of a device (see MeshOptions::global_ids), and the device of a number.
-  // GlobalIdOf requires 0 <= device < size().
+  // Return the global number of a device (see MeshOptions::global_ids), and the device with a
+  // global number; nullopt if the mesh lacks that device. GlobalIdOf requires 0 <= device < size().
   int64_t GlobalIdOf(DeviceId device) const;
   std::optional<DeviceId> DeviceOfGlobalId(int64_t global_id) const;
 
@@ -125,8 +127,8 @@ class Mesh {
   // `dp=2:explicit,tp=4`. Parse reads the text back.
   std::string ToString() const;
 
-  // Equal meshes have the same axes in the same order over the same devices. Types count, as in
-  // JAX, because one spec means different things on meshes of different types.
+  // Equal meshes have the same axes in the same order over the same devices. Axes of different
+  // types are different, as in JAX, because a spec has another meaning on axes of another type.
   friend bool operator==(const Mesh& a, const Mesh& b);
 
  private:
@@ -134,7 +136,7 @@ class Mesh {
     std::vector<MeshAxis> axes;
     std::vector<int64_t> strides;
     int64_t size = 0;
-    std::vector<int64_t> global_ids;  // empty: identity
+    std::vector<int64_t> global_ids;  // empty: each device's number is its position
     absl::flat_hash_map<int64_t, DeviceId> device_of_global_id;
   };
   explicit Mesh(std::shared_ptr<const Rep> rep) : rep_(std::move(rep)) {}

@@ -15,12 +15,13 @@
 
 namespace shardmesh {
 
-// Returns the mesh in force within nested `with mesh:` contexts; `entered` has their meshes,
-// outermost first. It is the innermost mesh, or the empty mesh without contexts. If `required`, an
-// empty mesh is FAILED_PRECONDITION (NO_MESH; Python: AssertionError).
+// Returns the mesh in force within nested `with mesh:` contexts: the innermost mesh, or the empty
+// mesh without contexts. `entered` has the meshes of the contexts, outermost first. If `required`,
+// an empty mesh is FAILED_PRECONDITION (NO_MESH; Python: AssertionError).
 absl::StatusOr<Mesh> ContextMesh(absl::Span<const Mesh> entered, bool required = true);
 
-// Returns whether all names are axes of the mesh. An empty list gives true, in the empty mesh too.
+// Returns whether all names are axes of the mesh. An empty list gives true, also for the empty
+// mesh.
 bool HasAxes(const Mesh& mesh, absl::Span<const std::string> names);
 
 // Returns the names of the mesh's axes, in order.
@@ -67,8 +68,8 @@ absl::StatusOr<Mesh> SubmeshOf(const Mesh& mesh, absl::Span<const std::string> a
 // the spec's unreduced axes.
 std::vector<std::string> ReplicaAxes(const Mesh& mesh, const PartitionSpec& spec);
 
-// The groups of a mesh's devices along `axes`; every device is in exactly one. Groups are numbered
-// by their least member.
+// The groups of a mesh's devices along `axes`. Every device is in exactly one group. Groups are
+// numbered in the order of their least members.
 // Immutable, and safe to share between threads. GroupAt takes O(members).
 //
 // Example: mesh dp=2,tp=4, axes (dp): four groups; group 1 is the devices 1, 5.
@@ -92,7 +93,7 @@ class DeviceGroups {
 
   Mesh mesh_;
   std::vector<std::string> axes_;
-  std::vector<int64_t> other_axes_;  // indices of the other axes, in mesh order
+  std::vector<int64_t> other_axes_;  // indices of the axes that are not in axes_, in mesh order
   int64_t group_size_ = 0;
 };
 

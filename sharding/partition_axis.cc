@@ -318,14 +318,14 @@ struct PartitionAxis::Rep {
 
   std::array<AxisValue, kFieldCount> fields;
   std::vector<SemanticAxis> semantic_axes;
-  // The answers of the fields, in their order; then two for each user-defined axis: the answer in
-  // train, and that in generation modes.
+  // The answers of the fields, in their order; then two answers for each user-defined axis: first
+  // the answer in train, then the answer in generation modes.
   std::vector<Answer> answers;
-  NameTable<Places> places;  // by semantic name, without kEmpty
+  NameTable<Places> places;  // keys: all semantic names except kEmpty
 
   // Returns the index in preset_specs: by preset, then train before generation, then kDefault
-  // before kExact. ResolvePreset computes a spec at its first use. The pointer is null before, and
-  // for presets that do not resolve.
+  // before kExact. ResolvePreset computes a spec at its first use. Until then, and for presets that
+  // do not resolve, the element of preset_specs is null.
   static size_t PresetSlot(size_t preset, RuntimeMode mode, Compatibility compatibility) {
     return preset * 4 + (IsGeneration(mode) ? 2 : 0) +
            (compatibility == Compatibility::kExact ? 1 : 0);
@@ -481,7 +481,7 @@ class PartitionAxis::Builder {
   Rep& rep_;
   const absl::Span<const SemanticAxis> axes_;
   NameTable<size_t> axis_of_name_;
-  std::vector<AxisValue> values_;  // by Node::index(); kNotGiven before resolution
+  std::vector<AxisValue> values_;  // indexed by Node::index(); kNotGiven before resolution
   std::vector<Node> path_;         // nodes being resolved, outermost first
 };
 
@@ -685,8 +685,8 @@ absl::StatusOr<PartitionSpec> PartitionAxis::ResolvePreset(size_t preset, Runtim
 void PartitionAxis::Rep::ExplainName(int64_t dim, std::string_view name, RuntimeMode mode,
                                      std::vector<ExplanationStep>& steps) const {
   using Kind = ExplanationStep::Kind;
-  // A user-defined axis may refer to other names. `names` is the stack of names to explain; its
-  // last name is explained next.
+  // A user-defined axis may refer to other names. `names` is the stack of names to explain. The
+  // loop explains its last name next.
   std::vector<std::string> names = {std::string(name)};
   absl::flat_hash_set<std::string> seen = {names.front()};
   while (!names.empty()) {

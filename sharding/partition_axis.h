@@ -115,12 +115,14 @@ class PartitionAxis {
   //   - Decode batch, head, kv head and key sequence: the resolved value of batch, head, kv head
   //     and key sequence.
   //   - Any other field that does not occur in `fields`: none.
-  // Create does not check values otherwise.
+  // Create makes no further checks of the values of fields.
   //
-  // Errors are INVALID_ARGUMENT: UNKNOWN_FIELD (Python: TypeError) for an unknown or repeated
-  // field; UNRESOLVED_FIELD for the first field, in order, that is given as kNotGiven and that no
-  // rule resolves; INVALID_AXIS_VALUE, UNKNOWN_AXIS, CYCLIC_AXIS and LIMIT_EXCEEDED for semantic
-  // axes.
+  // Errors are INVALID_ARGUMENT. For fields: UNKNOWN_FIELD (Python: TypeError) for an unknown or
+  // repeated field; UNRESOLVED_FIELD for the first field, in order, that is given as kNotGiven and
+  // that no rule resolves. For user-defined semantic axes: INVALID_AXIS_VALUE for an illegal or
+  // repeated name or an illegal value; UNKNOWN_AXIS for a name between double underscores that is
+  // no semantic axis; CYCLIC_AXIS for axes that refer to one another in a cycle; LIMIT_EXCEEDED for
+  // more than kMaxSemanticAxisEntries mesh axes.
   static absl::StatusOr<PartitionAxis> Create(absl::Span<const FieldValue> fields,
                                               absl::Span<const SemanticAxis> semantic_axes = {});
 
@@ -133,17 +135,17 @@ class PartitionAxis {
   // that value is none. A list of semantic or field names gives the list of their values.
   //
   // Returns the error of the first axis that fails. Errors are INVALID_ARGUMENT: UNKNOWN_AXIS for a
-  // tuple, and for a name that is not semantic (LookupError within a list, ValueError elsewhere);
+  // tuple, and for a name that is not semantic (Python: LookupError in a list, else ValueError);
   // INVALID_AXIS_VALUE (Python: TypeError) for a value that no axis can have. Under kExact, such
   // values include any list in a generation mode, and a list within a list.
   absl::StatusOr<std::vector<AxisValue>> ResolveAxis(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
 
-  // Returns the spec whose entries are the values of ResolveAxis. Errors as ResolveAxis, then as
-  // SpecEntry::Create, under kExact also INVALID_SPEC for a tuple within a tuple. Accepts repeated
-  // axes, which correction checks. Takes O(axes). Apart from the result, only lists allocate
-  // memory.
+  // Returns the spec whose entries are the values of ResolveAxis. Returns the errors of ResolveAxis
+  // first, then those of SpecEntry::Create. Under kExact, a tuple within a tuple is also
+  // INVALID_SPEC. Accepts repeated axes, which correction checks. Takes O(axes). Apart from the
+  // result, only lists allocate memory.
   absl::StatusOr<PartitionSpec> ResolveSpec(
       absl::Span<const AxisValue> axes, RuntimeMode mode,
       Compatibility compatibility = Compatibility::kDefault) const;
@@ -155,7 +157,7 @@ class PartitionAxis {
 
   // Returns the steps from each axis to its mesh axes: the semantic name, the variant (only in
   // generation modes), the mesh axes. For a list, the steps of its members come first. For a
-  // user-defined axis, the steps of the names in its value come first, each name once, and at most
+  // user-defined axis, the steps of the names in its value come first: each name once, for at most
   // kMaxExplainedNames names. Errors as ResolveAxis.
   absl::StatusOr<std::vector<ExplanationStep>> Explain(
       absl::Span<const AxisValue> axes, RuntimeMode mode,

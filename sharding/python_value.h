@@ -23,7 +23,7 @@ class PythonValue {
   enum class Kind { kNone, kBool, kInt, kFloat, kString, kList, kTuple, kDict };
   using DictItem = std::pair<PythonValue, PythonValue>;
 
-  // None.
+  // Makes Python's None.
   PythonValue() = default;
   static PythonValue Bool(bool value);
   static PythonValue Int(int64_t value);
@@ -31,7 +31,7 @@ class PythonValue {
   // (BAD_FIELD) for other text.
   static absl::StatusOr<PythonValue> BigInt(std::string_view digits);
   static PythonValue Float(double value);
-  // UTF-8.
+  // Requires UTF-8.
   static PythonValue String(std::string text);
   static PythonValue List(std::vector<PythonValue> entries);
   static PythonValue Tuple(std::vector<PythonValue> entries);
@@ -54,7 +54,7 @@ class PythonValue {
 
  private:
   Kind kind_ = Kind::kNone;
-  std::string text_;                  // kInt, kFloat: as printed; kString: the bytes; kBool
+  std::string text_;                  // kBool, kInt, kFloat: as printed; kString: the bytes
   std::vector<PythonValue> entries_;  // kList, kTuple; kDict: key, value, key, value, ...
 };
 
@@ -64,8 +64,8 @@ std::string PythonFloatRepr(double value);
 // The result of eformer's hash_fn for an object.
 struct PythonHash {
   std::string text;    // the hashed text
-  std::string digest;  // its MD5 as a number, in decimal
-  int64_t value = 0;   // result of hash(): the number, modulo 2^61-1 if it exceeds 64 bits
+  std::string digest;  // the MD5 of `text` as a decimal number
+  int64_t value = 0;   // result of hash(): `digest`, modulo 2^61-1 if it exceeds 64 bits
 
   friend bool operator==(const PythonHash&, const PythonHash&) = default;
 };

@@ -26,7 +26,7 @@ inline constexpr std::string_view kBiasKvSeq = "__BIAS_KV_SEQ__";
 // A dimension that is not partitioned.
 inline constexpr std::string_view kEmpty = "_";
 
-// The profile's mesh dimensions, as semantic axes of their own.
+// Semantic axes for the profile's mesh dimensions.
 inline constexpr std::string_view kDataParallel = "__DATA_PARALLEL__";
 inline constexpr std::string_view kFullyShardedDataParallel = "__FULLY_SHARDED_DATA_PARALLEL__";
 inline constexpr std::string_view kTensorParallel = "__TENSOR_PARALLEL__";

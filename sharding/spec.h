@@ -20,7 +20,7 @@ namespace shardmesh {
 
 // One element of a dimension's axis list: the name of a mesh axis, or none. None occurs only in a
 // spec that is not corrected yet. Correction makes such a dimension none; Tiling::Create refuses
-// it.
+// such a spec.
 using AxisName = std::optional<std::string>;
 
 // The partitioning of one dimension: none, left open, or along axes, major to minor.
@@ -63,9 +63,10 @@ class SpecEntry {
 // One entry per leading dimension of a tensor; dimensions beyond the last entry are not
 // partitioned. Along an unreduced axis, each device holds a partial sum of its tile.
 //
-// A spec has no mesh and no shape: Correct() and Tiling::Create() check it against both. Specs with
-// equal entries are equal: P() and P(None) are not. Equivalent() compares placements. Immutable
-// except for assignment; safe to read from several threads. A copy is cheap: it shares the entries.
+// A spec has no mesh and no shape: Correct() and Tiling::Create() check it against a mesh and a
+// shape. Two specs are equal if their entries and their unreduced axes are equal. P() and P(None)
+// are therefore different; Equivalent() compares their placements. Immutable except for assignment;
+// safe to read from several threads. A copy is cheap: it shares the entries.
 class PartitionSpec {
  public:
   // P().
@@ -130,7 +131,7 @@ absl::Status CheckAxesInMesh(const PartitionSpec& spec, const Mesh& mesh);
 bool Equivalent(const PartitionSpec& a, const PartitionSpec& b, const Mesh& mesh, int64_t rank);
 
 // Returns whether every device holds the whole tensor: no axis of more than one device partitions
-// it or leaves it unreduced.
+// the tensor or is unreduced.
 bool FullyReplicated(const PartitionSpec& spec, const Mesh& mesh);
 
 }  // namespace shardmesh

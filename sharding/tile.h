@@ -48,14 +48,14 @@ std::optional<Tile> Intersect(const Tile& a, const Tile& b);
 // The cut positions of one dimension: n parts have n + 1 rising points, from 0 to the extent.
 using CutPoints = std::vector<int64_t>;
 
-// Returns the same cuts in their simplest form: an empty list for a dimension of equal parts, and
-// no lists at all if every dimension has equal parts.
+// Returns `cut_points` in the simplest form: an empty list for a dimension of equal parts, and no
+// lists at all if every dimension has equal parts.
 std::vector<CutPoints> WithoutEqualParts(std::vector<CutPoints> cut_points);
 
 // A piece of a tensor and every device that holds it.
 struct OwnedTile {
   Tile tile;
-  std::vector<DeviceId> devices;  // by rising replica id
+  std::vector<DeviceId> devices;  // sorted by rising replica id
 };
 
 // The layout of an array of one shape on a mesh: the tile of each device.
@@ -75,10 +75,10 @@ struct OwnedTile {
 // Immutable, and safe to share between threads. A query for one device takes O(rank + axes).
 class Tiling {
  public:
-  // `cut_points` is empty for equal parts everywhere. Otherwise it has one list per dimension; an
-  // empty list gives equal parts. A list has as many parts as the product of its dimension's axes,
-  // starts at 0, rises strictly and ends at the extent (INVALID_CUT_POINTS). FAILED_PRECONDITION
-  // (NO_MESH) on an empty mesh; errors of CheckShape.
+  // `cut_points` is empty for equal parts in all dimensions. If not empty, it has one list per
+  // dimension; an empty list gives equal parts. Any other list has as many parts as the product of
+  // its dimension's axes, starts at 0, rises strictly and ends at the extent; if not,
+  // INVALID_CUT_POINTS. FAILED_PRECONDITION (NO_MESH) on an empty mesh; errors of CheckShape.
   static absl::StatusOr<Tiling> Create(const Mesh& mesh, const PartitionSpec& spec, Shape shape,
                                        std::vector<CutPoints> cut_points = {});
 
@@ -140,7 +140,8 @@ class Tiling {
   int64_t PartOf(DeviceId device, int64_t dim) const;
   // Returns the part that contains index `index` of dimension `dim`.
   int64_t PartHolding(int64_t dim, int64_t index) const;
-  // Returns all holders of a tile. `base` is the holder with coordinate 0 along all other axes.
+  // Returns all holders of a tile. `base` is the holder with coordinate 0 along every axis that
+  // cuts no dimension.
   std::vector<DeviceId> Holders(DeviceId base) const;
 
   Mesh mesh_;

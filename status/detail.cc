@@ -9,7 +9,8 @@
 namespace shardmesh {
 namespace {
 
-// Type URL of a fact's payload, up to the fact's key. The payload is the fact's value.
+// Prefix of the type URL of a fact's payload; the fact's key follows. The payload is the fact's
+// value.
 constexpr std::string_view kFactPrefix = "shardmesh/fact/";
 // Type URL of the retry delay. The payload is a duration as absl::FormatDuration writes it.
 constexpr absl::string_view kRetryDelayUrl = "shardmesh/retry_delay";

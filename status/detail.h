@@ -21,16 +21,16 @@ absl::Status WithFact(absl::Status status, std::string_view key, std::string_vie
 absl::Status WithFacts(absl::Status status, Facts facts);
 // Attaches the facts of `from` to `status`, which is the same error with another message.
 absl::Status WithFactsOf(absl::Status status, const absl::Status& from);
-// The value of the fact `key`; nullopt if the status has none.
+// Returns the value of the fact `key`; nullopt if the status has no such fact.
 std::optional<std::string> FactOf(const absl::Status& status, std::string_view key);
 std::optional<std::string> FactOf(const absl::Status& status, FactKey key);
-// All facts of the status, by key.
+// Returns all facts of the status, sorted by key.
 std::vector<std::pair<std::string, std::string>> FactsOf(const absl::Status& status);
 
 // Attaches the time that a caller should wait before it repeats the call. An OK status stays
 // unchanged.
 absl::Status WithRetryDelay(absl::Status status, absl::Duration delay);
-// The delay of WithRetryDelay; nullopt if the status has none.
+// Returns the delay that WithRetryDelay attached; nullopt if the status has no such delay.
 std::optional<absl::Duration> RetryDelayOf(const absl::Status& status);
 
 }  // namespace shardmesh

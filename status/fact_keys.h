@@ -26,7 +26,7 @@ class FactKey {
 
 // All names of facts. error.proto and docs/errors.md describe the values.
 namespace fact {
-// A dimension, from 0.
+// The index of a dimension, counted from 0.
 inline constexpr FactKey kDimension{"dimension"};
 // The actual value. The reason decides whether it is a number, a size in bytes or a name.
 inline constexpr FactKey kHave{"have"};
@@ -38,7 +38,7 @@ inline constexpr FactKey kLimit{"limit"};
 inline constexpr FactKey kValue{"value"};
 // The position of the fault, in bytes or characters from 0.
 inline constexpr FactKey kPosition{"position"};
-// The path of the request's field or flag, such as `spec.dimensions[1]`.
+// The path of the faulty field in the request, such as `spec.dimensions[1]`, or the faulty flag.
 inline constexpr FactKey kField{"field"};
 // The kind of the object that `name` names, such as `mesh`, `array` or `session`.
 inline constexpr FactKey kKind{"kind"};

@@ -14,7 +14,8 @@ namespace shardmesh {
 
 // Keeps values by key: at most Limits::entries values, whose weights add up to at most
 // Limits::weight. The last added value stays, regardless of its weight. Not thread-safe. Find and
-// ForgetOldest take constant time; Add takes it for each evicted entry too.
+// ForgetOldest take constant time. Add takes constant time for the new entry and for each entry
+// that it evicts.
 template <typename Key, typename Value>
 class LruCache {
   struct Entry {
@@ -34,10 +35,10 @@ class LruCache {
   explicit LruCache(const Limits& limits) : limits_(limits) {}
 
   size_t size() const { return used_.size(); }
-  size_t weight() const { return weight_; }  // of all entries
+  size_t weight() const { return weight_; }  // the sum of the weights of all entries
 
-  // Returns the value of `key`, and counts as a use of it. Returns null if the cache does not have
-  // the key. The pointer is valid until the next Add or ForgetOldest.
+  // Returns the value of `key`, and makes its entry the most recently used one. Returns null if the
+  // cache does not have the key. The pointer is valid until the next Add or ForgetOldest.
   template <typename Lookup>
   const Value* Find(const Lookup& key) {
     const auto found = by_key_.find(key);
@@ -56,9 +57,9 @@ class LruCache {
     return value;
   }
 
-  // Adds `value` under `key`. If the cache already has the key, the old value stays. Returns the
-  // value of the key, valid until the next Add or ForgetOldest. Appends evicted entries to
-  // `forgotten`.
+  // Adds `value` under `key`. If the cache already has the key, keeps the old value. In both cases
+  // the entry becomes the most recently used one. Returns the cache's value of the key; the
+  // reference is valid until the next Add or ForgetOldest. Moves evicted entries to `forgotten`.
   const Value& Add(const Key& key, Value value, Forgotten* forgotten, size_t weight = 0) {
     const auto [place, is_new] = by_key_.try_emplace(key);
     if (!is_new) {

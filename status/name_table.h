@@ -15,8 +15,9 @@ namespace shardmesh {
 // A hash table from names to values that hashes only the length and the first and last eight bytes
 // of a name. A lookup is several times as fast as in a general hash map.
 //
-// Names that differ only between those bytes collide. Use the table for tens of distinct names (a
-// few hundred at most), never for names that clients choose.
+// Names of one length collide if they differ only between the first and the last eight bytes. Use
+// the table for tens of distinct names (a few hundred at most). Never use it for names that clients
+// choose.
 //
 // Not synchronised; safe to read from several threads.
 template <typename Value>
@@ -36,7 +37,8 @@ class NameTable {
     return true;
   }
 
-  // Returns the value of a name; null if the name is absent. Valid until the next Insert.
+  // Returns the value of a name; null if the name is absent. The pointer is valid until the next
+  // Insert.
   const Value* Find(std::string_view name) const {
     for (size_t i = Hash(name) & mask();; i = (i + 1) & mask()) {
       const Slot& slot = slots_[i];
@@ -46,7 +48,7 @@ class NameTable {
   }
 
  private:
-  static constexpr size_t kLeastSlots = 64;  // a power of two, like all sizes
+  static constexpr size_t kLeastSlots = 64;  // the number of slots is always a power of two
 
   struct Slot {
     std::string name;
@@ -71,8 +73,8 @@ class NameTable {
 
   size_t mask() const { return slots_.size() - 1; }
 
-  // Returns the slot for a name that is absent. The search ends, since at least half of all slots
-  // are free.
+  // Returns the index of the free slot for a name that is absent. The search ends, since at least
+  // half of all slots are free.
   size_t FreePlace(std::string_view name) const {
     size_t i = Hash(name) & mask();
     while (slots_[i].used) i = (i + 1) & mask();

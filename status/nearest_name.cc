@@ -42,7 +42,8 @@ std::optional<std::string_view> NearestName(std::string_view name,
   std::optional<std::string_view> nearest;
   int64_t least = 0;
   for (const std::string_view candidate : known) {
-    // EditDistance compares at most kMaxBytes of each name, so count no more here.
+    // EditDistance compares at most kMaxBytes of each name. Limit the longer name's length to
+    // kMaxBytes as well.
     const auto longer =
         static_cast<int64_t>(std::min(kMaxBytes, std::max(name.size(), candidate.size())));
     const int64_t distance =

@@ -13,21 +13,22 @@
 namespace shardmesh {
 
 // Returns the number of insertions, deletions, replacements and swaps of neighbouring bytes that
-// turn `a` into `b`. Only the first 255 bytes of each count, which bounds the cost for any input.
+// turn `a` into `b`. Compares only the first 255 bytes of each text, which bounds the cost.
 int64_t EditDistance(std::string_view a, std::string_view b);
 
-// Returns the name in `known` with the least distance from `name`; the first one wins a tie.
-// Returns nullopt unless that name is close enough: at most a third of the longer name's bytes
-// differ, or one byte differs, or only case differs.
+// Returns the name in `known` with the least EditDistance from `name`: the first of several such
+// names. Returns nullopt unless that name is close enough: at most a third of the longer name's
+// bytes differ, or one byte differs, or only upper and lower case differ.
 std::optional<std::string_view> NearestName(std::string_view name,
                                             absl::Span<const std::string_view> known);
 
-// Returns `; did you mean "tp"?` for the nearest name, else an empty string. Append the text to an
-// error message, as its end.
+// Returns `; did you mean "tp"?` if NearestName finds a name (here `tp`), else an empty string.
+// Append the text at the end of an error message.
 std::string DidYouMean(std::string_view name, absl::Span<const std::string_view> known);
 
-// Returns the keys of a sorted map on both sides of the place where `name` would stand. Returns at
-// most 1,000 keys, and fewer if they are long: DidYouMean then takes only a few milliseconds.
+// Returns the keys of a sorted map on both sides of the position at which `name` would be inserted.
+// Returns at most 1,000 keys, and fewer if the keys are long. With so few keys, DidYouMean takes
+// only a few milliseconds.
 template <typename Map>
 std::vector<std::string> NeighboursOf(std::string_view name, const Map& map) {
   constexpr size_t kMaxNeighbours = 1'000;

@@ -25,7 +25,7 @@ enum class Reason : int {
   kBelowMinSize,      // the tensor is smaller than the rule set's min_size and is replicated
   kUnconstrained,     // a dimension was left open and is not partitioned
   kDuplicateAxis,     // one axis occurs twice in a spec or a mesh
-  kRankMismatch,      // a spec is longer than the rank, in a call that does not cut it
+  kRankMismatch,      // a spec is longer than the tensor's rank, in a call that does not cut specs
   kMeshSizeMismatch,  // axis sizes do not multiply to the number of devices
   kNoMesh,            // the call needs a mesh and has none
 
@@ -42,10 +42,10 @@ enum class Reason : int {
   kUnknownMode,       // not a mode
   kUnknownPreset,     // not a preset
   kUnresolvedField,   // a field of the profile has no value after resolution
-  kInvalidAxisValue,  // a value has the wrong kind for its place
+  kInvalidAxisValue,  // an axis value has a kind (such as a list) that is not allowed where it is
   kCyclicAxis,        // user-defined axes refer to one another in a cycle
   kInvalidDimension,  // a number is not a dimension of the shape
-  kMissingArgument,   // the call needs an argument that was left out
+  kMissingArgument,   // the call lacks an argument that it needs
 
   // Rules.
   kUnmatchedTensor,     // no rule matches the tensor's name
@@ -59,16 +59,16 @@ enum class Reason : int {
   kVersionMismatch,  // a version or revision is not the expected one
   kRequestIdReused,  // a request_id was used before with other contents
   kNotAvailable,     // the request is part of the contract, but this build does not implement it
-  kCompacted,        // the history of a watched revision was compacted; list anew
+  kCompacted,        // the history of a watched revision was compacted; the client must list again
 
   // Data.
-  kShapeMismatch,     // operands do not fit each other
+  kShapeMismatch,     // the shapes, sizes or types of operands do not fit each other
   kUnknownDtype,      // an element type's name or number is not known
   kUnsupportedDtype,  // an operation does not support the element type
   kBadFile,           // a file violates its format
   kChecksumMismatch,  // bytes differ from their checksum
   kBadTile,           // a tile is not the tile that this worker holds of the array
-  kBadToken,          // a transfer token is missing, wrong, expired or for something else
+  kBadToken,          // a transfer token is missing, wrong, expired or for another transfer
   kArrayDegraded,     // some tiles of an array are missing; the error names the ranks
   kMemoryLimit,       // no memory is left for shards; the error gives have and need
 
@@ -87,7 +87,7 @@ enum class Reason : int {
   kStoreFailed,           // durable state cannot be read or written
   kCancelled,             // the owner of the operation cancelled it
   kDeadline,              // a deadline passed; the error names the awaited peers
-  kCollectiveMismatch,    // ranks run different collectives; the error shows both
+  kCollectiveMismatch,    // ranks run different collectives; the error names both collectives
   kIdentityMismatch,      // a data folder holds tiles of another worker; the error names both
   kRecovering,            // the coordinator waits for the inventories of its workers; retry
   kStoreFull,             // the store's disk or quota is full; the error gives have and need
@@ -95,7 +95,7 @@ enum class Reason : int {
   kSchemaMismatch,        // durable state has another schema; the error names both versions
   kSlowReader,            // the reader of a stream was too slow; the missed messages are gone
   kOverloaded,            // too many requests are under way; the same request may succeed later
-  kMeshMismatch,          // operands lie on different meshes, or an array on another mesh
+  kMeshMismatch,          // operands lie on different meshes, or an array not on the call's mesh
   kMeshInUse,             // arrays lie on the mesh; it can be neither changed nor deleted
   kWorkerAttached,        // a worker is attached, and the call is only for lost workers
   kWorkerServesRank,      // a worker serves ranks of meshes; the call requires that it serves none
@@ -108,7 +108,7 @@ std::string_view ReasonName(Reason reason);
 // Returns the reason of that name, or nullopt if no reason has that name.
 std::optional<Reason> ReasonFromName(std::string_view name);
 
-// Returns `status` with the reason attached in place of any earlier one. An OK status stays
+// Returns `status` with the reason attached, in place of an earlier reason. An OK status stays
 // unchanged.
 absl::Status WithReason(absl::Status status, Reason reason);
 // Like WithReason above; also attaches the facts. FactKeysOf(reason) must contain their keys.

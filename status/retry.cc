@@ -20,14 +20,14 @@ bool MayPass(absl::StatusCode code) {
 
 RetryRule RetryRuleOf(Reason reason) {
   switch (reason) {
-    // Workers that are expected back attach within seconds of the coordinator.
+    // Workers that are expected back attach within seconds after the coordinator's start.
     case Reason::kRecovering:
       return {absl::Milliseconds(200), SelfRetry::kUntilDeadline};
     // A process that starts will serve soon. A draining process may be restarted, or never return.
     case Reason::kNotServing:
       return {absl::Seconds(1), SelfRetry::kFewTimes};
-    // Calls of other callers end and free their places. But a caller's own calls may also occupy
-    // all places, so do not retry until the deadline.
+    // The error passes when running calls of other callers end. But the caller's own calls may use
+    // up the limit alone, so do not retry until the deadline.
     case Reason::kOverloaded:
       return {absl::Seconds(1), SelfRetry::kFewTimes};
     // If the same request succeeds once the worker is back, the server answers RECOVERING instead.
@@ -36,7 +36,8 @@ RetryRule RetryRuleOf(Reason reason) {
     case Reason::kMeshIncomplete:
     case Reason::kStepAborted:
       return {absl::Seconds(1), SelfRetry::kNo};
-    // For a step that left its operands untouched, the server answers RECOVERING instead.
+    // If the step left its operands untouched, the server answers RECOVERING instead of
+    // STALE_EPOCH.
     case Reason::kStaleEpoch:
       return {absl::Milliseconds(100), SelfRetry::kNo};
     default:

@@ -23,7 +23,7 @@ namespace shardmesh {
 // The retries that the client library makes by itself after an error of an idempotent call.
 enum class SelfRetry {
   kNo,             // returns the error: a person must act first, or the request must change
-  kFewTimes,       // makes kFewAttempts attempts: the cause may last, or pass soon
+  kFewTimes,       // makes kFewAttempts attempts: the cause may pass soon, or may persist
   kUntilDeadline,  // repeats the call until its deadline: the cause passes by itself
 };
 
@@ -49,11 +49,11 @@ absl::Status WithoutRetry(absl::Status status);
 // Returns nullopt if the error gets no RetryInfo.
 std::optional<absl::Duration> RetryInfoOf(const absl::Status& status);
 
-// Returns the retries that the client library makes after an error of an idempotent call. In two
-// cases the reason does not decide:
-//   - UNAVAILABLE without a reason: the connection failed. kFewTimes.
-//   - ABORTED with a retry delay, and a reason without a row: the first request with this
-//     request_id, or another call about the same object, still runs. kUntilDeadline.
+// Returns the retries that the client library makes after an error of an idempotent call. The table
+// decides by the reason, except in two cases:
+//   - UNAVAILABLE without a reason gives kFewTimes: the connection failed.
+//   - ABORTED with a retry delay, and a reason without a row, gives kUntilDeadline: the first
+//     request with this request_id, or another call about the same object, still runs.
 SelfRetry SelfRetryOf(const absl::Status& error);
 
 }  // namespace shardmesh

@@ -15,7 +15,7 @@ std::optional<std::u32string> DecodeUtf8(std::string_view text) {
       continue;
     }
     // The number of continuation bytes that the lead byte announces, and the least code point that
-    // needs this number. A smaller one is an over-long form.
+    // needs this number. A smaller code point in as many bytes is an over-long form.
     int continuations = 0;
     char32_t value = 0;
     char32_t least = 0;

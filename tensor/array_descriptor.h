@@ -23,7 +23,7 @@ struct ArrayDescriptor {
   Shape shape;
   // The effective spec: it fits shape and mesh.
   PartitionSpec spec;
-  // The mesh, the revision of its definition, and the axes of that definition.
+  // The id of the mesh, the revision of its definition, and the mesh as that revision defines it.
   std::string mesh_id;
   int64_t mesh_revision = 0;
   Mesh mesh;
@@ -33,10 +33,10 @@ struct ArrayDescriptor {
   // Returns the layout.
   // Errors: as Tiling::Create.
   absl::StatusOr<shardmesh::Tiling> Tiling() const;
-  // Returns the bytes of the whole tensor, each element once.
+  // Returns the size of the whole tensor, in which each element counts once.
   // Errors: as ElementCount and PackedSizeBytes.
   absl::StatusOr<int64_t> SizeBytes() const;
-  // Returns the bytes of one tile.
+  // Returns the size of one tile.
   // Errors: as PackedSizeBytes.
   absl::StatusOr<int64_t> TileSizeBytes(const Tile& tile) const;
 

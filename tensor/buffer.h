@@ -53,13 +53,13 @@ class MemoryBudget {
   // Like Reserve, without calling Reclaim functions: for optional memory, such as a cache.
   absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
 
-  // A function that releases dispensable memory so that size_bytes can be reserved. It returns
-  // whether it released any. Reserve calls it on the thread of Reserve's caller, which may hold
-  // locks. The function must not take a lock that any caller of Reserve holds, and must not
-  // reserve.
+  // A function that releases dispensable memory so that size_bytes can be reserved. Returns whether
+  // it released any memory. Reserve calls the function on its caller's thread, which may hold
+  // locks. The function must not take a lock that any caller of Reserve holds, and must not reserve
+  // memory.
   using Reclaim = std::function<bool(int64_t size_bytes)>;
-  // Adds a function for Reserve to call; an owner can have one. After RemoveReclaim returns, the
-  // owner's function is not running and is never called again.
+  // Adds a function for Reserve to call; each owner can have one function. After RemoveReclaim
+  // returns, the owner's function is not running and is never called again.
   void AddReclaim(const void* owner, Reclaim reclaim);
   void RemoveReclaim(const void* owner);
 
@@ -72,7 +72,8 @@ class MemoryBudget {
   const int64_t limit_bytes_;
   mutable absl::Mutex mutex_;
   int64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Reserve holds it for reading while it calls a function, so that RemoveReclaim waits.
+  // Reserve holds this mutex for reading while it calls a Reclaim function. RemoveReclaim therefore
+  // waits until the function returns.
   absl::Mutex reclaims_mutex_;
   std::map<const void*, Reclaim> reclaims_ ABSL_GUARDED_BY(reclaims_mutex_);
 };
@@ -91,8 +92,8 @@ class BlockSource {
 class BufferPool;
 
 // A contiguous block of memory that starts at a multiple of 64 bytes. Its bytes are unspecified at
-// first. Movable, not copyable. Distinct threads may use distinct buffers; one buffer has the
-// thread safety of an array.
+// first. Movable, not copyable. Several threads may use different buffers at the same time. One
+// buffer has the thread safety of an array.
 class Buffer {
  public:
   static constexpr size_t kAlignment = 64;
@@ -120,12 +121,12 @@ class Buffer {
   size_t capacity_bytes_ = 0;  // allocated and reserved
 };
 
-// Allocates buffers, and keeps returned ones for the next request of about the same size.
+// Allocates buffers, and keeps returned buffers for later requests of about the same size.
 //
-// Unless the pool has another source, it maps memory of a page or more from the kernel and faults
-// the pages in at once, so that the first writer causes no page faults. Large buffers use huge
-// pages if the host allows. Idle buffers count against the budget; the pool frees them before it
-// refuses an allocation.
+// A pool without a `source` maps buffers of a page or more from the kernel and faults the pages in
+// at once, so that the first writer causes no page faults. Its large buffers use huge pages if the
+// host allows. Idle buffers count against the budget; the pool frees them before it refuses an
+// allocation.
 //
 // Thread-safe. Buffers keep their pool alive; the budget must outlive both.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
@@ -138,8 +139,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   ~BufferPool();
 
   // Returns a buffer of size_bytes >= 0 (no memory for 0). Returns RESOURCE_EXHAUSTED if the budget
-  // does not allow the size (checked before any allocation), or if the kernel refuses. `what` as in
-  // MemoryBudget::Reserve.
+  // does not allow the size (checked before any allocation), or if the source returns no memory.
+  // `what` as in MemoryBudget::Reserve.
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
 
   // Frees the idle buffers.

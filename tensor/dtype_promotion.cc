@@ -78,12 +78,13 @@ Dtype SignedOfBits(int bits) {
     case 16:
       return Dtype::kI16;
     default:
-      // JAX's lattice continues with int64, which CanonicalDtype makes int32.
+      // The next type in JAX's lattice is int64, whose CanonicalDtype is int32.
       return Dtype::kI32;
   }
 }
 
-// Returns the least type that both promote to. Requires two canonical types, each bool or integer.
+// Returns the least type to which both types promote. Requires two canonical types, each bool or
+// integer.
 Dtype CommonInteger(Dtype a, Dtype b) {
   if (FamilyOf(a) == Family::kBool) return b;
   if (FamilyOf(b) == Family::kBool) return a;
@@ -94,7 +95,8 @@ Dtype CommonInteger(Dtype a, Dtype b) {
   return SignedOfBits(std::max(2 * BitsPerElement(without_sign), BitsPerElement(with_sign)));
 }
 
-// Returns the least type that both promote to. Requires two canonical inexact types.
+// Returns the least type to which both types promote. Requires two canonical inexact types.
+// UNSUPPORTED_DTYPE if the types differ and one is a kNarrowFloat.
 absl::StatusOr<Dtype> CommonInexact(Dtype a, Dtype b) {
   if (a == b) return a;
   for (const Dtype narrow : {a, b}) {
@@ -173,7 +175,7 @@ absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name) {
 }
 
 absl::StatusOr<Dtype> ParseDtypeOfAnyForm(std::string_view name) {
-  // A tree has up to a million names: those that are known cost no list.
+  // A tree can contain a million names. Build the list of known names only for an unknown name.
   for (const Dtype dtype : AllDtypes()) {
     if (name == DtypeName(dtype) || name == NumpyDtypeName(dtype)) return dtype;
   }
@@ -259,7 +261,8 @@ absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays, std::optional
 
 absl::StatusOr<Dtype> ParameterDtype(Dtype dtype) {
   if (FamilyOf(dtype) == Family::kForeign) return Foreign(dtype);
-  // The Python originals draw initial weights at random, which needs elements of whole bytes.
+  // The Python originals draw initial weights at random, and cannot do so in a type whose elements
+  // are smaller than a byte.
   if (dtype == Dtype::kF4) {
     return Unsupported(dtype, "float4_e2m1fn is too narrow to draw weights in; give a wider dtype",
                        "TypeError");

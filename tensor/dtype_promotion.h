@@ -29,26 +29,28 @@ bool IsInexact(Dtype dtype);
 // Returns the type of an array on a device: F64, I64 and U64 become F32, I32 and U32.
 Dtype CanonicalDtype(Dtype dtype);
 
-// Returns the canonical type in which arrays of these types are combined: the least type that all
-// of them promote to. The order is bool, integers, floating-point, complex. Integers without a
-// common type take a signed one of twice the width, and BF16 with F16 gives F32.
+// Returns the canonical type in which arrays of these types are combined: the least type to which
+// all of them promote. The order is bool, integers, floating-point, complex. A signed and an
+// unsigned integer type promote to a wider signed type, and BF16 with F16 gives F32.
 //
 // Errors are INVALID_ARGUMENT. MISSING_ARGUMENT: no types. UNSUPPORTED_DTYPE (Python:
 // TypePromotionError): a type that promotes only to itself (inexact, 8 bits or fewer) beside
 // another inexact one. UNSUPPORTED_DTYPE (Python: TypeError): a 6-bit type, which JAX lacks.
 absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes);
 
-// Returns the canonical type to which a layer casts its arrays (promote_dtype of flax.nnx). This is
-// `dtype` if given, which must be inexact (UNSUPPORTED_DTYPE; Python: ValueError). Otherwise it is
-// ResultDtype of the arrays, or F32 if ResultDtype is not inexact. Further errors as ResultDtype.
+// Returns the canonical type to which a layer casts its arrays (promote_dtype of flax.nnx). If
+// `dtype` is given, returns CanonicalDtype(*dtype), or UNSUPPORTED_DTYPE (Python: ValueError) if
+// `dtype` is not inexact. Without `dtype`, returns ResultDtype of the arrays, or F32 if ResultDtype
+// is not inexact. Further errors as ResultDtype.
 //
 // Example: BF16 and I32 give BF16; I8 and BOOL give F32.
 absl::StatusOr<Dtype> PromoteDtype(absl::Span<const Dtype> arrays,
                                    std::optional<Dtype> dtype = std::nullopt);
 
-// Returns the canonical type of a layer's parameters. INVALID_ARGUMENT (UNSUPPORTED_DTYPE;
-// Python: ValueError) unless it is inexact; TypeError for F4, which is too narrow, and for the
-// 6-bit types.
+// Returns CanonicalDtype(dtype), the type of a layer's parameters. Returns INVALID_ARGUMENT
+// (UNSUPPORTED_DTYPE) for these types:
+//   - F4, which is too narrow, and the 6-bit types (Python: TypeError);
+//   - types that are not inexact (Python: ValueError).
 absl::StatusOr<Dtype> ParameterDtype(Dtype dtype);
 
 }  // namespace shardmesh

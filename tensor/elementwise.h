@@ -6,7 +6,7 @@
 
 namespace shardmesh {
 
-// A function that is applied to each element of a product, after its bias is added.
+// A function that is applied to each element of a matrix product, after the bias is added.
 enum class Activation : uint8_t {
   kNone,
   kRelu,      // max(x, 0)

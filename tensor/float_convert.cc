@@ -27,7 +27,8 @@ uint16_t F32ToBF16(float value) {
   if ((bits & 0x7FFFFFFF) > kF32Infinity) {
     return static_cast<uint16_t>(bits >> 16 | 0x0040);
   }
-  // Add half a unit of the kept part, and one less if the kept part is even: ties go to even.
+  // Round to the upper 16 bits. If they are odd, add 0x8000, half the value of their last bit. If
+  // they are even, add 0x7FFF. Ties therefore round to even.
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
@@ -44,8 +45,8 @@ uint16_t F32ToF16(float value) {
     return sign | 0x7C00;
   }
   if (magnitude < kF16SmallestNormal) {
-    // The result is subnormal. Near 0.5, the last bit of an F32 is worth F16's smallest number, so
-    // the addition rounds correctly.
+    // The result is subnormal. Between 0.5 and 1, the last bit of an F32 is worth 2^-24, which is
+    // F16's smallest positive number. The addition of 0.5 therefore rounds correctly.
     const float sum = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(sum) - 0x3F000000));
   }

@@ -16,7 +16,7 @@ inline constexpr int64_t kMaxLiteralBytes = int64_t{1} << 20;
 struct Literal {
   Dtype dtype = Dtype::kF32;
   Shape shape;
-  // The elements, row-major and little-endian. The size is exactly what dtype and shape need.
+  // The elements, row-major and little-endian: exactly as many bytes as dtype and shape need.
   std::string bytes;
 
   friend bool operator==(const Literal&, const Literal&) = default;

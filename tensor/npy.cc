@@ -20,7 +20,8 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kAlignment = 64;
-// Far more than real headers have. The format allows 4 GiB from version 2 on.
+// Upper bound on a header's size, far above the size of real headers. The format allows 4 GiB from
+// version 2 on.
 constexpr size_t kMaxHeaderBytes = size_t{1} << 20;
 
 absl::Status BadFile(std::string_view source, std::string_view what) {
@@ -74,7 +75,7 @@ class LiteralReader {
     return std::nullopt;
   }
 
-  // Parses a tuple of non-negative integers; `L` may follow one, as Python 2 wrote it.
+  // Parses a tuple of non-negative integers. `L` may follow an integer, as Python 2 wrote it.
   bool Tuple(Shape* shape) {
     if (!Take("(")) {
       return false;

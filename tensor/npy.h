@@ -26,8 +26,9 @@ struct NpyHeader {
   Shape shape;
   // Offset of the data in the file.
   int64_t data_offset_bytes = 0;
-  // Whether the first index varies fastest: the data is then that of the transposed tensor. False
-  // if fewer than two dimensions have more than one element, where the order makes no difference.
+  // Whether the first index varies fastest: the data then equals the row-major data of the
+  // transposed tensor. False if at most one dimension has more than one element, since both orders
+  // are the same.
   bool fortran_order = false;
 };
 
@@ -59,9 +60,9 @@ class NpyFile {
   std::vector<char> turned_;  // the elements in C order; empty unless the file has Fortran order
 };
 
-// Writes a whole tensor: version 1, data at a multiple of 64 bytes. BF16 is written as "<V2"; read
-// it with numpy.load(f).view(ml_dtypes.bfloat16). The 8-bit and smaller floats are refused
-// (UNSUPPORTED_DTYPE): save them as safetensors.
+// Writes a whole tensor: version 1, data at a multiple of 64 bytes. BF16 is written as "<V2"; in
+// Python, read it with numpy.load(f).view(ml_dtypes.bfloat16). Refuses floating-point types of 8
+// bits and fewer (UNSUPPORTED_DTYPE): save such tensors as safetensors.
 absl::Status WriteNpy(const std::string& path, const TensorView& tensor);
 
 // Like WriteNpy above, but writes to a stream such as standard output. Returns DATA_LOSS if the

@@ -310,7 +310,7 @@ absl::StatusOr<int64_t> ReadHeaderLength(const InputFile& file, const std::strin
   return length_bytes;
 }
 
-// The names of the tensors that an index lists, by file.
+// The contents of an index: the names of the tensors in each safetensors file, by file name.
 using WeightMap = absl::btree_map<std::string, std::vector<std::string>>;
 
 absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {

@@ -88,7 +88,7 @@ class SafetensorsFile {
 
   // Returns the elements of `tensor`, which must be in header().tensors().
   TensorView View(const SafetensorsTensor& tensor) const;
-  // NOT_FOUND if there is no tensor of that name.
+  // Returns the elements of the tensor of that name; NOT_FOUND if there is none.
   absl::StatusOr<TensorView> View(std::string_view name) const;
 
  private:
@@ -111,17 +111,17 @@ class Checkpoint {
 
   // `path` is a .safetensors file, an index (a name that ends in .json), or a folder with a
   // model.safetensors or a model.safetensors.index.json. Files of an index lie in its folder.
-  // Errors of SafetensorsFile::Open; INVALID_ARGUMENT (BAD_FILE) for a bad index, a name that
-  // points out of the folder, or a tensor that is not in the file that the index names.
+  // Errors of SafetensorsFile::Open. INVALID_ARGUMENT (BAD_FILE) for a malformed index, a file name
+  // that leads out of the folder, or a tensor that is not in the file that the index names.
   static absl::StatusOr<Checkpoint> Open(const std::string& path);
 
   // Returns all tensors. Files are sorted by name; within a file, tensors are in the order of their
   // data.
   const std::vector<Entry>& tensors() const { return tensors_; }
-  // Null if there is no tensor of that name.
+  // Returns the tensor of that name; null if there is none.
   const Entry* Find(std::string_view name) const;
   TensorView View(const Entry& entry) const { return entry.file->View(*entry.tensor); }
-  // Bytes of all tensors.
+  // Returns the sum of the sizes of all tensors.
   int64_t size_bytes() const { return size_bytes_; }
 
  private:

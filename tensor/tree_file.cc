@@ -208,7 +208,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
  private:
   enum class Place { kObject, kShape, kEntries, kEntry };
 
-  // An object that is being parsed: a tensor, or parts of the tree.
+  // A JSON object that is being parsed: a tensor, or an object that contains further objects.
   struct Object {
     size_t prefix_bytes = 0;  // length of name_ outside this object, restored at its end
     absl::flat_hash_set<std::string> keys;
@@ -226,7 +226,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
     }
     return false;
   }
-  // Fails with the reason and the facts of `why`.
+  // Fails with the reason and the facts of `why`, and with the message `what`.
   bool Fail(const absl::Status& why, std::string_view what) {
     Fail(ReasonOf(why), what);
     status_ = WithFactsOf(std::move(status_), why);
@@ -244,7 +244,7 @@ class TreeReader final : public nlohmann::json_sax<Json> {
                      is_line_ ? "" : "; every other value is an object with tensors in it"));
   }
 
-  // Appends a key to name_, after a dot. Fails if the name gets too long.
+  // Appends a key to name_, after a dot. Fails if name_ would be longer than kMaxTreeNameBytes.
   bool Extend(std::string_view part) {
     if (name_.size() + part.size() + 1 > kMaxTreeNameBytes) {
       return Fail(Reason::kLimitExceeded,
@@ -331,8 +331,8 @@ absl::Status CheckSize(std::string_view source, std::string_view text) {
       {{fact::kHave, text.size()}, {fact::kLimit, kMaxTreeFileBytes}});
 }
 
-// Returns the error with its place in the text, and with `source` as its fact `file` if the reason
-// has that fact.
+// Returns the error with `place`, its position in the text, before its message. Adds `source` as
+// the fact `file` if errors of this reason may have that fact.
 absl::Status InFile(const absl::Status& status, std::string_view source, std::string_view place) {
   absl::Status placed = WithContext(status, place);
   return MayHave(ReasonOf(status), fact::kFile)

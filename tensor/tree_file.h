@@ -17,20 +17,20 @@
 
 namespace shardmesh {
 
-// Upper bounds on the tensors of a tree, on the bytes of a tensor's name, and on the nesting of
-// objects.
+// Upper bounds on the number of tensors of a tree, on the bytes of a tensor's name, and on the
+// depth of nested objects.
 inline constexpr size_t kMaxTreeTensors = 1'000'000;
 inline constexpr size_t kMaxTreeNameBytes = 1024;
 inline constexpr size_t kMaxTreeDepth = 64;
 // Upper bound on the bytes of a tree's text.
 inline constexpr int64_t kMaxTreeFileBytes = int64_t{512} << 20;
 
-// A tensor of a tree. At most one of `axes` and `spec`.
+// A tensor of a tree. At most one of `axes` and `spec` is set.
 struct TreeFileTensor {
   std::string name;  // unique in the tree, 1 to kMaxTreeNameBytes bytes of UTF-8
-  Shape shape = {};  // one that CheckShape accepts
+  Shape shape = {};  // CheckShape accepts it
   std::optional<Dtype> dtype = std::nullopt;
-  std::optional<std::vector<AxisValue>> axes = std::nullopt;  // semantic
+  std::optional<std::vector<AxisValue>> axes = std::nullopt;  // semantic axes
   std::optional<PartitionSpec> spec = std::nullopt;
 
   friend bool operator==(const TreeFileTensor&, const TreeFileTensor&) = default;
@@ -42,8 +42,8 @@ struct TreeFileTensor {
 // clang-format off
 //   shape   sizes of the dimensions
 //   dtype   as safetensors or NumPy names it, "BF16" or "bfloat16"; may be null or left out
-//   axes    semantic axes, one a dimension: null, a name, or a list of names
-//   spec    mesh axes in the same form, major to minor; not with `axes`
+//   axes    semantic axes, one entry per dimension: null, a name, or a list of names
+//   spec    mesh axes in the form of `axes`, major to minor; not together with `axes`
 // clang-format on
 // Example:
 // clang-format off
@@ -54,9 +54,14 @@ struct TreeFileTensor {
 //
 // Returns the tensors in the order of the text. `source` names the text in errors, which also name
 // the tensor, or the byte where parsing stopped.
-// Errors are INVALID_ARGUMENT: BAD_FILE for malformed JSON or UTF-8, an unknown or repeated key, a
-// tensor that is listed twice or nested too deep; UNKNOWN_DTYPE; INVALID_SHAPE; INVALID_SPEC;
-// LIMIT_EXCEEDED over a limit above.
+// Errors are INVALID_ARGUMENT:
+//   - BAD_FILE: malformed JSON or UTF-8; an unknown or repeated key; a tensor without shape, with
+//     both axes and a spec, or listed twice; objects nested deeper than kMaxTreeDepth;
+//   - UNKNOWN_DTYPE: a name that is no element type;
+//   - INVALID_SHAPE: a shape that CheckShape refuses;
+//   - INVALID_SPEC: a spec that PartitionSpec::Create refuses;
+//   - LIMIT_EXCEEDED: over kMaxTreeFileBytes, kMaxTreeTensors or kMaxTreeNameBytes, or more than
+//     kMaxRank entries of `axes` or `spec`.
 absl::StatusOr<std::vector<TreeFileTensor>> ParseTree(std::string_view source,
                                                       std::string_view text);
 

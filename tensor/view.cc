@@ -1,4 +1,4 @@
-// Tiles as runs of bytes, and the copying of tiles.
+// Computes the runs of bytes that a tile occupies in a tensor, and copies tiles.
 #include "tensor/view.h"
 
 #include <string>

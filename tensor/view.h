@@ -45,20 +45,21 @@ class BasicTensorView {
 using TensorView = BasicTensorView<const char>;
 using MutableTensorView = BasicTensorView<char>;
 
-// The bytes of a tile within those of a row-major tensor: runs of equal length at regular
-// distances, as few and as long as possible.
+// The bytes of a tile within the bytes of a row-major tensor: runs of equal length at regular
+// distances. The runs are as few and as long as possible.
 //
 // Example: rows [2,4) of an F32 tensor of shape (8, 16) are one run of 128 bytes at offset 128;
 // columns [4,8) are eight runs of 16 bytes, 64 bytes apart.
 // Immutable, and safe to share between threads. Construction takes O(rank).
 class TileRegion {
  public:
-  // INVALID_ARGUMENT for a bad shape, a tile that is not of the shape's rank or not within it
-  // (BAD_TILE), and a tile of a sub-byte type whose runs would start or end within a byte.
+  // INVALID_ARGUMENT for a shape that CheckShape refuses. BAD_TILE for a tile whose rank differs
+  // from the shape's, or which is not within the shape. BAD_TILE also for a tile of a sub-byte type
+  // whose runs would start or end within a byte.
   static absl::StatusOr<TileRegion> Create(Dtype dtype, absl::Span<const int64_t> tensor_shape,
                                            const Tile& tile);
 
-  // Return the bytes of the tile and of the tensor.
+  // Return the size of the tile and the size of the tensor.
   int64_t size_bytes() const { return size_bytes_; }
   int64_t tensor_size_bytes() const { return tensor_size_bytes_; }
   // Returns whether the tile is one run, without gaps.
@@ -108,9 +109,9 @@ absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int6
 
 // Copies `region` from one tile of a tensor to another: `from` contains the tile `from_tile`, `to`
 // contains `to_tile`. The ranges of both tiles and of `region` are relative to the whole tensor.
-// The memory of the two views must not overlap. INVALID_ARGUMENT if the element types differ, a
-// view does not have its tile's shape, or `region` is not within both tiles (SHAPE_MISMATCH,
-// BAD_TILE).
+// The memory of the two views must not overlap. Errors are INVALID_ARGUMENT: SHAPE_MISMATCH if the
+// element types differ or a view does not have its tile's shape; BAD_TILE if `region` is not within
+// both tiles.
 //
 // Example: from_tile [0,4)x[0,16), to_tile [0,8)x[8,16), region [0,4)x[8,16): the right half of
 // `from` becomes the upper half of `to`.

@@ -22,7 +22,8 @@ v1::Dtype Encode(Dtype dtype);
 absl::StatusOr<Dtype> Decode(v1::Dtype dtype);
 
 void Encode(const ArrayDescriptor& from, v1::ArrayDescriptor* to);
-// Checks that the array's layout fits its mesh. Afterwards its Tiling() cannot fail.
+// Checks that the array's layout fits its mesh. Tiling() of the decoded array therefore cannot
+// fail.
 absl::StatusOr<ArrayDescriptor> Decode(const v1::ArrayDescriptor& from);
 
 // Returns the bytes of a v1::ArrayDescriptor, the form in transfer tokens and in messages between

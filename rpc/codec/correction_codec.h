@@ -14,12 +14,13 @@
 namespace shardmesh::rpc {
 
 // Attaches corrections as shardmesh.v1.CorrectionFailure, and the facts of the first correction.
-// Fix::correction is an index into `corrections`. `mesh` is named in the corrections' messages. An
+// Fix::correction is an index into `corrections`. The messages of the corrections name `mesh`. An
 // OK status stays unchanged.
 absl::Status WithCorrections(absl::Status status, absl::Span<const Correction> corrections,
                              absl::Span<const Fix> fixes, const Mesh& mesh);
 
-// The corrections that WithCorrections attached. It omits the last ones if the error has no room.
+// The corrections that WithCorrections attached. WithCorrections omits the last corrections if the
+// error has no room for all.
 struct CorrectionFailure {
   std::vector<Correction> corrections;
   std::vector<Fix> fixes;

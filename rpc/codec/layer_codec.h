@@ -11,7 +11,7 @@
 
 namespace shardmesh::rpc {
 
-// Most layers that can be merged into one.
+// Most layers that can be merged into one layer.
 inline constexpr int64_t kMaxMergedLayers = 10'000;
 
 void Encode(const ArrayLayout& from, compat::v1::OperandLayout* to);

@@ -53,7 +53,8 @@ absl::Status TooMany(std::string_view field, int64_t have) {
       field);
 }
 
-// Requires 0 to the largest rank. Planning checks that the value has this dimension.
+// Requires `dimension` from 0 to kMaxRank - 1. Planning later checks that the operand has this
+// dimension.
 absl::StatusOr<int64_t> DecodeDimension(int32_t dimension, std::string_view field) {
   if (dimension < 0 || dimension >= kMaxRank) {
     return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
@@ -80,7 +81,7 @@ absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
 }
 
 // Works for both v1::CollectiveOp and internal::v1::GroupCollective, which have the same fields. A
-// CollectiveOp has a field that applies to some kinds only if its kind is one of these.
+// field that only some kinds of collectives have is set only for these kinds (EncodePlaces).
 template <typename Wire>
 void EncodeCollective(const CollectiveOp& from, Wire* to) {
   to->set_input(from.input);
@@ -188,7 +189,7 @@ absl::StatusOr<ProgramOp> DecodeReshard(const v1::ReshardOp& from) {
   return ReshardOp{from.input(), *std::move(spec)};
 }
 
-// Returns the op. An error names the case of the message that is set.
+// Decodes an op. The field path of an error begins with the oneof case that is set.
 absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
   const auto at = [](std::string_view field, absl::StatusOr<ProgramOp> op) {
     return op.ok() ? std::move(op) : WithField(std::move(op).status(), field);

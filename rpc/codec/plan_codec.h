@@ -35,9 +35,9 @@ absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from);
 v1::WeightLayout Encode(WeightLayout from);
 absl::StatusOr<WeightLayout> Decode(v1::WeightLayout from);
 
-// Sets dimension, root and split_dimension of a collective (a CollectiveOp or a CollectiveCall), as
-// far as its kind has them. Also sets a field that its kind lacks if the value is not 0, so that
-// the decoder refuses it.
+// Sets those of dimension, root and split_dimension that the kind of the collective (a CollectiveOp
+// or a CollectiveCall) has. Also sets a field that the kind lacks if its value is not 0: the
+// decoder then refuses the message.
 template <typename From, typename Wire>
 void EncodePlaces(const From& from, Wire* to) {
   if (HasDimension(from.kind) || from.dimension != 0) {

@@ -14,8 +14,8 @@
 
 namespace shardmesh::rpc {
 
-// Most levels of nested lists, tuples and dicts, most values in all, and most bytes of their texts
-// and integers.
+// Limits of one message: the levels of nested lists, tuples and dicts; the number of all values;
+// and the bytes of all texts and integers together.
 inline constexpr int kMaxPythonDepth = 16;
 inline constexpr int64_t kMaxPythonValues = 65'536;
 inline constexpr int64_t kMaxHashedBytes = int64_t{1} << 20;

@@ -99,7 +99,7 @@ absl::StatusOr<std::vector<AxisValue>> DecodeEntries(const v1::AxisValueList& fr
   return entries;
 }
 
-// Checks the same limits for a value that was not decoded, but derived from other values.
+// Checks the limits of DecodeValue for a value that was not decoded, but derived from other values.
 absl::Status CheckLimits(const AxisValue& value, int depth, std::string_view field,
                          int64_t& budget) {
   if (!value.is_tuple() && !value.is_list()) {
@@ -395,8 +395,8 @@ void Encode(const Mesh& from, v1::Mesh* to) {
       added->set_type(Encode(axis.type));
     }
   }
-  // The encoder omits ids that equal their positions. This comparison avoids a loop over all
-  // devices.
+  // Omit the global ids if each of them equals the device's position. The comparison with a mesh
+  // without ids finds that out without a loop over all devices.
   MeshOptions options;
   options.allow_degenerate = true;
   const auto plain = Mesh::Create({from.axes().begin(), from.axes().end()}, options);
@@ -721,7 +721,7 @@ void Encode(const Correction& from, v1::Correction* to) {
   if (from.dim >= 0) to->set_dimension(static_cast<int32_t>(from.dim));
   Encode(from.requested, to->mutable_requested());
   to->set_reason(Encode(from.reason));
-  // Numbers of a reason that this build does not know are passed on.
+  // Also pass on have and need if this build does not know the reason.
   if (HasFigures(from.reason) || from.have != 0 || from.need != 0) {
     to->set_have(from.have);
     to->set_need(from.need);

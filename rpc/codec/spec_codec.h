@@ -54,7 +54,7 @@ Reason Decode(v1::Reason reason);
 void Encode(const AxisValue& from, v1::AxisValue* to);
 absl::StatusOr<AxisValue> Decode(const v1::AxisValue& from);
 
-// Decodes the semantic axes of a question: at most kMaxRank. Errors name the axis as `[i]`.
+// Decodes the semantic axes of a question: at most kMaxRank axes. Errors name the axis as `[i]`.
 absl::StatusOr<std::vector<AxisValue>> DecodeAxes(
     const google::protobuf::RepeatedPtrField<v1::AxisValue>& from);
 // Like DecodeAxes, for axes that must all be names.
@@ -83,22 +83,23 @@ absl::StatusOr<MeshDefinition> Decode(const v1::MeshDefinition& from,
 // Encodes the resolved profile: every field is set.
 void Encode(const PartitionAxis& from, v1::PartitionAxis* to);
 absl::StatusOr<PartitionAxis> Decode(const v1::PartitionAxis& from);
-// Encodes a profile with only the given fields; the receiver fills in the others. INVALID_ARGUMENT
-// (UNKNOWN_FIELD; in Python a TypeError) for an unknown or repeated field, as in
+// Encodes a profile with only the given fields; the receiver fills in all other fields.
+// INVALID_ARGUMENT (UNKNOWN_FIELD; in Python a TypeError) for an unknown or repeated field, as in
 // PartitionAxis::Create.
 absl::Status EncodeFields(absl::Span<const FieldValue> fields,
                           absl::Span<const SemanticAxis> semantic_axes, v1::PartitionAxis* to);
 
 void Encode(const RuleSetDefinition& from, v1::RuleSet* to);
-// `min_sharding_size`: the least size if the message does not set it. Calls `is_cancelled`, if
-// given, before it compiles each pattern. If it returns true, the result is CANCELLED.
+// `min_sharding_size`: the rule set's min_size if the message sets use_min_sharding_size. Calls
+// `is_cancelled`, if given, before it compiles each pattern. If the callback returns true, the
+// result is CANCELLED.
 absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from,
                                          Compatibility compatibility = Compatibility::kDefault,
                                          int64_t min_sharding_size = kDefaultMinSize,
                                          const std::function<bool()>& is_cancelled = {});
 
-// Adds advice to the error of a pattern, if these rules are unsupported only because they exclude
-// names. Returns other statuses unchanged.
+// Adds advice to an UNSUPPORTED_PATTERN error if RewriteExclusions can rewrite `rules`: the advice
+// is to run `shardmesh rules rewrite`. Returns other statuses unchanged.
 absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules);
 
 void Encode(const Mode& from, v1::ModeSelector* to);
@@ -109,7 +110,7 @@ absl::StatusOr<std::optional<Mode>> Decode(const v1::ModeSelector& from,
 // The caller of these two functions adds the field's path to errors.
 absl::StatusOr<Compatibility> Decode(v1::Compatibility from);
 
-// Whether the first correction is an error under this policy.
+// Whether any correction is an error under this policy.
 absl::StatusOr<bool> DecodeIsStrict(v1::CorrectionPolicy from);
 
 void Encode(absl::Span<const int64_t> shape, google::protobuf::RepeatedField<int64_t>* to);
@@ -119,8 +120,8 @@ absl::StatusOr<Shape> DecodeShape(const google::protobuf::RepeatedField<int64_t>
 void Encode(const Correction& from, v1::Correction* to);
 absl::StatusOr<Correction> Decode(const v1::Correction& from);
 
-// A message's fixes belong to the correction that contains them, so Decode leaves Fix::correction
-// 0.
+// In a message, a fix lies within the correction that it belongs to. Decode therefore leaves
+// Fix::correction 0.
 void Encode(const Fix& from, v1::Fix* to);
 absl::StatusOr<Fix> Decode(const v1::Fix& from);
 
@@ -143,8 +144,8 @@ absl::StatusOr<Tile> Decode(const v1::Tile& from);
 void Encode(absl::Span<const CutPoints> from,
             google::protobuf::RepeatedPtrField<v1::CutPoints>* to);
 // Returns one list of cut points for each dimension, or no lists if the message has none.
-// INVALID_CUT_POINTS: a dimension that the shape lacks, a repeated dimension, or starts that do not
-// rise between 0 and the extent.
+// INVALID_CUT_POINTS: a dimension that the shape lacks, a repeated dimension, or starts that are
+// not rising or not between 0 and the dimension's extent.
 absl::StatusOr<std::vector<CutPoints>> DecodeCutPoints(
     const google::protobuf::RepeatedPtrField<v1::CutPoints>& from, absl::Span<const int64_t> shape);
 

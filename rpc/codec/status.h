@@ -45,8 +45,8 @@ void Encode(const absl::Status& status, google::rpc::Status* to);
 grpc::Status ToGrpc(const absl::Status& status);
 
 // The inverse of Encode and ToGrpc. Drops details of other types, and an ErrorInfo of another
-// domain. A reason that this build does not know becomes kUnspecified, but ToGrpc still passes it
-// on.
+// domain. A reason that this build does not know becomes kUnspecified, but ToGrpc sends the reason
+// as it was received.
 absl::Status Decode(const google::rpc::Status& from);
 absl::Status FromGrpc(const grpc::Status& status);
 
@@ -60,8 +60,8 @@ struct FieldViolation {
 
 // Attaches the field of a request that the error is about. If the error has a field already,
 // prepends `field` as the outer one: WithField(WithField(s, "dimensions[1]"), "spec") names
-// `spec.dimensions[1]`. If errors of this reason have the fact `field`, sets it, too. An OK status
-// stays unchanged.
+// `spec.dimensions[1]`. Also sets the fact `field` if errors of this reason have that fact. An OK
+// status stays unchanged.
 absl::Status WithField(absl::Status status, std::string_view field);
 // Like WithField above, for an entry of a repeated field: `dimensions[1]`.
 absl::Status WithField(absl::Status status, std::string_view field, size_t index);

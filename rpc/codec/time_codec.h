@@ -9,7 +9,8 @@
 
 namespace shardmesh::rpc {
 
-// A value beyond the message's range (10,000 years) becomes the nearest value in the range.
+// Encode a value beyond the message's range as the nearest value in the range. The range of a
+// Duration is 10,000 years in either direction, that of a Timestamp the years 1 to 9999.
 void Encode(absl::Duration from, google::protobuf::Duration* to);
 void Encode(absl::Time from, google::protobuf::Timestamp* to);
 

@@ -34,11 +34,11 @@ struct TreeTensor {
 class TreeDecoder {
  public:
   static constexpr size_t kMaxNameBytes = 1024;
-  // Most entries of each of the two tables.
+  // Most entries of the table of axes, and of the table of specs.
   static constexpr size_t kMaxTableSize = 100'000;
 
   // Returns the tensors of the next message. They are views of the message and of this decoder,
-  // valid until the next call. INVALID_ARGUMENT names the field, such as `names[7]`:
+  // valid until the next call of Decode. INVALID_ARGUMENT, with the field such as `names[7]`, for:
   //   - a name that is empty, too long or not UTF-8;
   //   - columns of different lengths;
   //   - a shape that CheckShape refuses;
@@ -53,13 +53,13 @@ class TreeDecoder {
   std::vector<TreeTensor> tensors_;
 };
 
-// Limits of a stored tree. Within them, the tree fits into a message and into a transaction of the
-// store. One answer about all of its tensors also fits into a message.
-inline constexpr int64_t kMaxStoredTreeBytes = int64_t{1} << 20;  // as TreeTensors
+// Limits of a stored tree. A tree within these limits fits into a message and into a transaction of
+// the state store. One answer about all of its tensors also fits into a message.
+inline constexpr int64_t kMaxStoredTreeBytes = int64_t{1} << 20;  // encoded as TreeTensors
 inline constexpr int64_t kMaxStoredTreeTensors = 100'000;
 
-// Checks only the size. INVALID_ARGUMENT names the field `tensors` of a StoredTree: BAD_FIELD
-// without tensors, LIMIT_EXCEEDED above one of these limits.
+// Checks only the size of a tree. INVALID_ARGUMENT names the field `tensors` of a StoredTree:
+// BAD_FIELD if it has no tensors, LIMIT_EXCEEDED if it exceeds one of the limits above.
 absl::Status CheckStoredTreeSize(const v1::TreeTensors& tensors);
 
 }  // namespace shardmesh::rpc

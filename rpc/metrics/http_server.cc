@@ -83,7 +83,8 @@ absl::StatusOr<FileDescriptor> OpenListener(const std::string& address) {
   return listener;
 }
 
-// Returns an eighth of the process's descriptors, but 4 to kMaxConnections.
+// Returns the most connections that may be open: an eighth of the process's descriptor limit, but
+// at least 4 and at most kMaxConnections.
 size_t MaxConnections() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return HttpServer::kMaxConnections;
@@ -101,7 +102,7 @@ class HttpServer::Connection {
 
   SteadyDeadline deadline() const { return deadline_; }
   pollfd watched() const {
-    // After the request, the server reads nothing more. It then needs only room to write.
+    // After the request, the server reads nothing more, and only waits for room to write.
     const int events = has_reply_ ? POLLOUT : has_unsent() ? POLLIN | POLLOUT : POLLIN;
     return {.fd = socket_.get(), .events = static_cast<short>(events), .revents = 0};
   }
@@ -117,8 +118,8 @@ class HttpServer::Connection {
     if (tls_ != nullptr && !has_accepted_) {
       const Outcome outcome = tls_->Accept(kAtOnce);
       if (outcome == Outcome::kTimeout) return true;
-      // The authorities may have signed certificates for other purposes. Only those with a name of
-      // PeerName's form are accepted.
+      // The authorities may have signed certificates for other purposes. Accept only certificates
+      // with a name of PeerName's form.
       if (outcome != Outcome::kDone || !ReadPeerCertificate(tls_->ssl()).ok()) return false;
       has_accepted_ = true;
     }

@@ -23,13 +23,13 @@ namespace shardmesh::rpc {
 // Label names and values. Use few values for each name, and never one for each tensor or request.
 using MetricLabels = std::map<std::string, std::string>;
 
-// Handles of one time series each. They are cheap to copy, thread-safe, and valid as long as their
-// Metrics.
+// Counter, Gauge and Histogram are handles, each of one time series. They are cheap to copy,
+// thread-safe, and valid as long as their Metrics.
 class Counter {
  public:
   // amount >= 0.
   void Add(double amount = 1) const;
-  // Adds the difference to `total`, for a value that is counted elsewhere and only rises. For one
+  // Raises the counter to `total`, for a value that is counted elsewhere and only rises. For one
   // thread at a time, such as the thread of OnScrape.
   void RaiseTo(double total) const;
   double value() const;

@@ -13,9 +13,9 @@ namespace shardmesh::rpc {
 class Credentials;
 class HttpServer;
 
-// Serves `GET /metrics` until destroyed. If the process has certificates, the endpoint uses TLS and
-// answers only clients with a certificate of the authority. Otherwise it answers all clients in
-// plaintext. Thread-safe.
+// Serves `GET /metrics` until destroyed. If the process has certificates and `plaintext` is false,
+// the endpoint uses TLS and answers only clients with a certificate of the authority. In all other
+// cases it answers all clients in plaintext. Thread-safe.
 class MetricsEndpoint {
  public:
   // `address`: `host:port`; port 0: any free port. `plaintext`: use HTTP even if there are

@@ -33,13 +33,13 @@ class FinishOnce {
   FinishOnce(const FinishOnce&) = delete;
   FinishOnce& operator=(const FinishOnce&) = delete;
 
-  // Begins work, which delays `finish` until EndWork. CANCELLED: the stream has ended, and may be
-  // gone.
+  // Begins work, which delays `finish` until EndWork. CANCELLED: the stream has ended, and its
+  // object may be destroyed.
   absl::Status BeginWork() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends work. A status that is not OK ends the stream. Afterwards the caller must not use the
+  // Ends work. A status that is not OK ends the stream. After EndWork the caller must not use the
   // stream.
   void EndWork(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the stream. Only the first call counts. Afterwards the caller may use the stream only in a
+  // Ends the stream. Only the first call counts. After End the caller may use the stream only in a
   // reaction or between BeginWork and EndWork.
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -27,7 +27,7 @@ using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::CodedOutputStream;
 
-// ExchangeRequest and ExchangeResponse have the same fields, so this file uses one for both.
+// ExchangeRequest and ExchangeResponse have the same fields, so this file uses one type for both.
 using Wire = internal::v1::ExchangeRequest;
 
 constexpr uint32_t MakeTag(int field, WireFormatLite::WireType type) {
@@ -357,7 +357,7 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
     return OverLimit("a frame", static_cast<int64_t>(head_bytes + payload_bytes), kMaxFrameBytes);
   }
   grpc::Slice head(head_bytes);
-  // writable: gRPC does not share the slice yet.
+  // The slice is writable, because gRPC does not share it yet.
   auto* const start = const_cast<uint8_t*>(head.begin());
   uint8_t* at = start + kCrcFieldBytes;
   at = wire.SerializeWithCachedSizesToArray(at);
@@ -371,8 +371,8 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   }
   start[0] = kCrcTag;
   CodedOutputStream::WriteLittleEndian32ToArray(crc, start + 1);
-  // Copies `head` only when it is complete: a short slice contains its bytes, so a copy is
-  // separate.
+  // Copy the slice `head` only now that it is complete. A short slice stores its bytes inline, so a
+  // copy would not see bytes that are written later.
   std::vector<grpc::Slice> slices = {head};
   slices.reserve(1 + payload.size());
   for (const absl::Span<const char> piece : payload) {

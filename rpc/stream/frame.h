@@ -22,19 +22,19 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of a payload, and of a whole frame. Channels and servers for frames use the latter as
-// their message limit.
+// Most bytes of a frame's payload.
 inline constexpr int64_t kMaxFramePayloadBytes = int64_t{1} << 20;
-// Most bytes of a signature.
+// Most bytes of a frame's signature.
 inline constexpr int64_t kMaxSignatureBytes = 512;
+// Most bytes of a whole frame: the message limit of channels and servers that carry frames.
 inline constexpr int64_t kMaxFrameBytes = kMaxFramePayloadBytes + (int64_t{64} << 10);
 
 enum class FrameKind {
-  kHello,   // first frame on a stream, once in each direction
+  kHello,   // the first frame on a stream, once in each direction
   kData,    // bytes of a message
   kCredit,  // the receiver of this frame may send more bytes
   kAbort,   // the sender has ended a step
-  kPing,    // asks the peer for a sign of life, or answers
+  kPing,    // asks the peer for a sign of life, or answers a kPing
 };
 
 // Identifies the step, op and round of a frame's message.
@@ -79,25 +79,27 @@ struct FrameHeader {
   FrameTag tag = {};
   int64_t offset_bytes = 0;       // kData: offset of the payload in the message
   int64_t message_bytes = 0;      // kData: size of the whole message
-  int64_t credit_bytes = 0;       // kCredit: how many more bytes the peer may send
-  int64_t link_credit_bytes = 0;  // kCredit: the same, for the stream as a whole
-  // For kData: the bytes use no credit of the stream. For kCredit: permits such data for the tag.
+  int64_t credit_bytes = 0;       // kCredit: how many more bytes of the tag the peer may send
+  int64_t link_credit_bytes = 0;  // kCredit: how many more bytes of all tags the peer may send
+  // For kData: whether the frame is urgent, so that it uses no link credit. For kCredit: whether
+  // the credit permits urgent frames of the tag.
   bool is_urgent = false;
-  std::optional<FrameHello> hello = std::nullopt;  // hello
-  std::optional<FrameAbort> abort = std::nullopt;  // abort
-  // kPing: a positive number asks the peer to send its negative.
+  std::optional<FrameHello> hello = std::nullopt;  // only for kHello
+  std::optional<FrameAbort> abort = std::nullopt;  // only for kAbort
+  // For kPing: a positive number asks the peer to answer with the negated number.
   int64_t ping = 0;
-  // For kData: the operation that the sender runs as the tag's op; the receiver compares it.
+  // For kData: describes the operation that the sender runs as the tag's op. The receiver compares
+  // it with its own operation.
   std::string signature = {};
 
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 
-// Returns a frame to send. Its payload consists of the pieces of `payload` in order. The bytes are
-// not copied: they must not change until gRPC releases `owner`. gRPC does so, on any thread, when
-// it no longer uses any of them, also when the stream breaks. A null owner means that the bytes
-// outlive the stream. INVALID_ARGUMENT (LIMIT_EXCEEDED): the payload or the frame exceeds its
-// limit. Thread-safe.
+// Returns a frame to send. Its payload consists of the pieces of `payload` in order. The payload
+// is not copied: its bytes must not change until gRPC releases `owner`. gRPC releases `owner`, on
+// any thread, when it no longer uses any of the bytes, also if the stream breaks. With a null
+// `owner`, the bytes must outlive the stream. INVALID_ARGUMENT (LIMIT_EXCEEDED): the payload or the
+// frame exceeds its limit. Thread-safe.
 absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
                                             absl::Span<const absl::Span<const char>> payload = {},
                                             std::shared_ptr<const void> owner = nullptr);
@@ -112,8 +114,8 @@ struct Frame {
 };
 
 // Checks and parses a frame. The checksum must come first; the other fields may be in any order.
-// Unknown fields are skipped, the last of a repeated field counts, and a missing field has its
-// default.
+// Skips unknown fields. If a field occurs several times, its last value counts. A missing field has
+// its default.
 //
 // Errors: DATA_LOSS (CHECKSUM_MISMATCH) if the checksum is missing or wrong, even if other faults
 // exist; INVALID_ARGUMENT (LIMIT_EXCEEDED) for a frame or payload over its limit; INVALID_ARGUMENT

@@ -104,7 +104,7 @@ std::optional<FieldViolation> FindFault(CodedInputStream* from, const Descriptor
   if (depth > kMaxDepth) {
     return FieldViolation{path, StrCat("nests more than ", kMaxDepth, " messages")};
   }
-  std::map<int, int> counts;  // of repeated fields seen so far, by number
+  std::map<int, int> counts;  // elements seen of each repeated field, by the field's number
   while (from->BytesUntilLimit() > 0) {
     const uint32_t tag = from->ReadTag();
     const int number = WireFormatLite::GetTagFieldNumber(tag);

@@ -27,8 +27,8 @@ namespace shardmesh::rpc {
 //   outbox_.Close(Outbox<Message>::kFlush, [this] { Finish(grpc::Status::OK); });
 //
 // States: open -> closing (Close) -> closed (no write is in progress, `closed` was called). A
-// failed write drops the queue and makes later pushes fail. The reactor must call Close also then.
-// No write starts after the call of `closed`, so Finish never races with a write.
+// failed write drops the queue and makes later pushes fail. The reactor must call Close also after
+// a failed write. No write starts after the call of `closed`, so Finish never races with a write.
 //
 // Thread-safe. `start_write` and `closed` run without a lock, within the call of Push, OnWriteDone
 // or Close that triggers them. The outbox must outlive the last call of OnWriteDone and Close,
@@ -37,8 +37,8 @@ template <typename Message>
 class Outbox {
  public:
   enum CloseMode {
-    kFlush,  // queued messages are written before `closed` is called
-    kDrop,   // only the write in progress ends before that
+    kFlush,  // all queued messages are written before `closed` is called
+    kDrop,   // only the write in progress ends before `closed` is called
   };
 
   // The queue holds at most `limit_bytes`, or one message of any size.

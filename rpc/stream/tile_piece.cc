@@ -120,8 +120,8 @@ absl::Status Check(const TilePiece& piece) {
 }  // namespace
 
 grpc::ByteBuffer WriteTilePiece(const TilePieceHeader& header, const grpc::Slice& data) {
-  // `inner` has the inner fields, and the tag and length of the data. The outer tag and length
-  // precede it.
+  // `inner`: the encoded fields of the piece except the data, then the data's tag and length. In
+  // the message, the tag and length of the piece precede `inner`.
   std::array<uint8_t, 64> inner;
   uint8_t* at = inner.data();
   if (header.offset_bytes != 0) {

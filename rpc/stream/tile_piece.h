@@ -18,13 +18,13 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of a piece.
+// Most bytes of a piece's data.
 inline constexpr int64_t kMaxTilePieceBytes = int64_t{1} << 20;
 
-// All fields except the bytes.
+// All fields of a piece except its data.
 struct TilePieceHeader {
-  int64_t offset_bytes = 0;  // in the tile
-  uint32_t crc32c = 0;       // of the bytes
+  int64_t offset_bytes = 0;  // offset of the piece in the tile
+  uint32_t crc32c = 0;       // checksum of the piece's data
   // Checksum of the whole tile; only the last piece has it.
   std::optional<uint32_t> tile_crc32c = std::nullopt;
 };
@@ -41,9 +41,12 @@ struct TilePiece {
   int64_t size_bytes() const;
 };
 
-// Parses a message of either kind, and checks the piece's own checksum. Returns nullopt if the
-// message carries no piece; the caller then parses it with the generated code. Fields may be in any
-// order. Errors: DATA_LOSS (CHECKSUM_MISMATCH). INVALID_ARGUMENT (BAD_FIELD): the message is
+// Parses a PutTilesRequest or a GetTilesResponse, and checks the checksum of its piece. Returns
+// nullopt if the message carries no piece; the caller must then parse it with the generated code.
+// The fields of a piece may be in any order.
+//
+// Errors: DATA_LOSS (CHECKSUM_MISMATCH): the checksum does not match the piece's data.
+// INVALID_ARGUMENT (BAD_FIELD): the message is
 // malformed, or the offset is negative. INVALID_ARGUMENT (LIMIT_EXCEEDED): the piece exceeds its
 // limit. Thread-safe.
 absl::StatusOr<std::optional<TilePiece>> ReadTilePiece(grpc::ByteBuffer* message);

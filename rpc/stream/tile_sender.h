@@ -30,8 +30,8 @@ class PieceLender {
   virtual grpc::Slice Make(size_t size_bytes, absl::FunctionRef<void(char*)> fill) = 0;
 };
 
-// Uses the tensor's bytes, which `owner` keeps alive, and allocates pieces that `fill` has to
-// write.
+// Lends the tensor's bytes, which `owner` keeps alive, and allocates memory for each piece that
+// `fill` writes.
 class OwnedPieces final : public PieceLender {
  public:
   explicit OwnedPieces(std::shared_ptr<const void> owner) : owner_(std::move(owner)) {}
@@ -44,7 +44,8 @@ class OwnedPieces final : public PieceLender {
 
 // Cuts a tile into pieces of at most kMaxTilePieceBytes, in order, each with its checksum. The last
 // piece also has the checksum of the whole tile. An empty tile is one empty piece. A piece that is
-// contiguous in the tensor is sent without a copy; others are copied together. Not thread-safe.
+// contiguous in the tensor is sent without a copy. The parts of any other piece are copied into one
+// block. Not thread-safe.
 class TileSender {
  public:
   // `whole`: the bytes of the tensor in which `region` lies. They must outlive the sender.
@@ -53,7 +54,7 @@ class TileSender {
 
   struct Piece {
     grpc::ByteBuffer message;
-    int64_t size_bytes = 0;  // of the tile
+    int64_t size_bytes = 0;  // number of the tile's bytes in `message`
   };
   // Returns the next piece; nullopt after the last one.
   std::optional<Piece> Next(PieceLender& lender);

@@ -62,7 +62,8 @@ absl::Status Failed(std::string_view what) {
   return absl::InternalError(StrCat("cannot ", what, ": ", LastError()));
 }
 
-// Refuses keys with a passphrase, for which OpenSSL would otherwise ask the user. Sets `*asked`.
+// Refuses keys with a passphrase: without this function, OpenSSL would ask the user for the
+// passphrase. Sets `*asked`.
 int NoPassphrase(char* /*buffer*/, int /*size*/, int /*writing*/, void* asked) {
   *static_cast<bool*>(asked) = true;
   return -1;
@@ -127,7 +128,7 @@ std::string ToText(const X509_NAME* name) {
   return std::string(data, static_cast<size_t>(size));
 }
 
-// Returns the URIs of the certificate that PeerName can parse.
+// Returns the names in the URIs of the certificate that have PeerName's form.
 std::vector<PeerName> PeerNamesOf(const X509* certificate) {
   std::vector<PeerName> found;
   const OpensslOwned<GENERAL_NAMES, GENERAL_NAMES_free> names(static_cast<GENERAL_NAMES*>(
@@ -183,7 +184,7 @@ absl::Status CheckTime(const CertificateFacts& facts, std::string_view file, abs
   return absl::OkStatus();
 }
 
-// Why a certificate chain is not trusted.
+// The reason why a certificate chain is not trusted, and the certificate at fault.
 struct ChainFault {
   int error = X509_V_ERR_UNSPECIFIED;  // OpenSSL's number
   // Position in the chain: 0 for the process's own certificate, 1 for its signer's, and so on.
@@ -198,7 +199,7 @@ struct ChainFault {
 };
 
 // Checks the chain from `own` to an authority in `store`. Returns its fault; nullopt if the chain
-// is trusted. `purpose`: a purpose by OpenSSL's name; null: any.
+// is trusted. `purpose`: OpenSSL's name of the purpose that the chain must allow; null: any.
 std::optional<ChainFault> FindFault(X509_STORE* store, X509* own, STACK_OF(X509) * between,
                                     const char* purpose, absl::Time now) {
   const OpensslOwned<X509_STORE_CTX, X509_STORE_CTX_free> context(X509_STORE_CTX_new());
@@ -358,7 +359,7 @@ absl::StatusOr<Certificate> Draft(std::string_view common_name, EVP_PKEY* key, c
   return certificate;
 }
 
-// `DNS:NAME` or `IP:ADDRESS`.
+// Returns the entry of a host for the certificate's alternative names: `DNS:NAME` or `IP:ADDRESS`.
 absl::StatusOr<std::string> HostEntry(const std::string& host) {
   in_addr v4;
   in6_addr v6;

@@ -32,7 +32,7 @@ struct TlsFiles {
 };
 
 // Requires all three files or none. INVALID_ARGUMENT names the missing flags: --tls-cert, --tls-key
-// and --tls-ca.
+// or --tls-ca.
 absl::Status CheckComplete(const TlsFiles& files);
 
 // The contents of TlsFiles, as PEM texts.
@@ -77,15 +77,17 @@ absl::StatusOr<CertificateFacts> CheckTls(const TlsFiles& files, const TlsTexts&
 // Errors: those of CheckTls, for texts that CheckTls would refuse.
 absl::Status UseTls(const TlsTexts& texts, ssl_ctx_st* context);
 
-// Returns the facts of the peer's certificate. NOT_FOUND: the peer presented none. Otherwise the
-// errors of ReadCertificate, such as for a certificate without a name.
+// Returns the facts of the peer's certificate. NOT_FOUND: the peer presented no certificate. Other
+// errors: those of ReadCertificate, such as for a certificate without a name.
 absl::StatusOr<CertificateFacts> ReadPeerCertificate(const ssl_st* connection);
 
 // Checks that this process trusts the certificates that the server presented, and that they are
 // valid at `now`. Errors:
 // clang-format off
-//   FAILED_PRECONDITION  one is not valid yet, or no longer valid; the message names it
-//   INVALID_ARGUMENT     they do not lead to an authority; the message is OpenSSL's reason
+//   FAILED_PRECONDITION  A certificate is not valid yet or is no longer valid; the message names
+//                        the certificate.
+//   INVALID_ARGUMENT     The certificates do not lead to an authority; the message is OpenSSL's
+//                        reason.
 // clang-format on
 absl::Status CheckPeer(const ssl_st* connection, absl::Time now);
 
@@ -104,11 +106,11 @@ absl::StatusOr<KeyPair> MakeAuthority(absl::Time now, absl::Time not_after);
 
 struct CertificateRequest {
   PeerName name;
-  // Further names, for tools that verify the host: host names and IP addresses. Other text:
-  // INVALID_ARGUMENT.
+  // Further names, for tools that verify the host: host names and IP addresses. MakeCertificate
+  // returns INVALID_ARGUMENT for other text.
   std::vector<std::string> hosts;
   absl::Time not_before;
-  absl::Time not_after;  // at most the authority's own
+  absl::Time not_after;  // at most the not_after of the authority's certificate
 };
 
 // Returns a new P-256 key, with a certificate that `authority` signs.
@@ -120,7 +122,7 @@ absl::StatusOr<std::string> FindCertificateOf(std::string_view private_key,
                                               std::string_view bundle);
 // Returns the facts of the first certificate in a PEM text. Makes none of the checks of CheckTls.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view text);
-// Returns the time at which the first certificate in a PEM text expires. Also for a certificate
+// Returns the time at which the first certificate in a PEM text expires. Accepts also a certificate
 // without a name, such as an authority's.
 absl::StatusOr<absl::Time> ReadExpiry(std::string_view text);
 

@@ -51,7 +51,8 @@ std::string CertificateWatch::MemoryFile::path() const {
 absl::StatusOr<std::unique_ptr<CertificateWatch>> CertificateWatch::Start(const TlsFiles& files,
                                                                           absl::Duration interval) {
   std::unique_ptr<CertificateWatch> watch(new CertificateWatch(files, interval));
-  // Before the files are read, so that the next poll detects a change that happens meanwhile.
+  // Record the state of the files before reading them. The next poll then detects a change that
+  // happens while they are read.
   watch->taken_ = watch->LookAtFiles();
   SHARDMESH_ASSIGN_OR_RETURN(State state, watch->Load());
   SHARDMESH_RETURN_IF_ERROR(watch->Use(std::move(state)));

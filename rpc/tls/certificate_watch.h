@@ -20,10 +20,10 @@
 
 namespace shardmesh::rpc {
 
-// Polls the three files on its own thread. If changed files pass CheckTls, the watch uses them from
-// then on and logs that. Otherwise the previous contents stay in use. The watch logs invalid files
-// after two consecutive failures, because certificate and key may be replaced one after the other.
-// It also logs that the current certificate has expired.
+// Polls the three files on its own thread. If changed files pass CheckTls, the watch uses their new
+// contents and logs the change. If they do not pass, the previous contents stay in use. The watch
+// logs invalid files after two consecutive failures, because certificate and key may be replaced
+// one after the other. It also logs that the current certificate has expired.
 //
 // Files may be replaced or rewritten. Their folder may be swapped, as Kubernetes does. A
 // certificate with another name is refused, because the identity of a process does not change while
@@ -84,7 +84,7 @@ class CertificateWatch {
   const TlsFiles files_;
   const absl::Duration interval_;
 
-  // Once the thread runs, only the thread uses these.
+  // While the thread runs, only the thread uses the following members, up to the mutex.
   MemoryFile pair_;
   MemoryFile authorities_;
   Fingerprint taken_ = {};              // state of the files in use

@@ -62,11 +62,11 @@ class Credentials {
 };
 
 // Checks that `credentials` fit a process that its peers expect as `own`: plaintext, or a
-// certificate with that name. FAILED_PRECONDITION names both.
+// certificate with that name. FAILED_PRECONDITION names the certificate's name and `own`.
 absl::Status CheckOwnName(const Credentials& credentials, const ExpectedPeer& own);
 
 // Checks that the caller of an RPC may act as `name`. Over plaintext any caller may; over TLS the
-// caller's certificate must have that name. PERMISSION_DENIED names both.
+// caller's certificate must have that name. PERMISSION_DENIED names the caller's name and `name`.
 absl::Status CheckCaller(const Credentials& own, const grpc::ServerContextBase& context,
                          const PeerName& name);
 

@@ -73,7 +73,7 @@ absl::StatusOr<SocketAddresses> Resolve(std::string_view address) {
   return addresses;
 }
 
-// `10.0.0.7:7070`, `[::1]:7070`.
+// Returns the address as text, such as `10.0.0.7:7070` or `[::1]:7070`.
 std::string TextOf(const SocketAddress& address) {
   char host[NI_MAXHOST] = {};
   char port[NI_MAXSERV] = {};
@@ -122,8 +122,8 @@ int PollUntil(absl::Span<pollfd> descriptors, const SteadyDeadline& end) {
   }
 }
 
-// Waits until all attempts have ended, or with `first_is_enough` until one is accepted. Waits at
-// most until `deadline`.
+// Waits until all attempts have ended; with `first_is_enough`, only until one attempt is accepted.
+// Waits at most until `deadline`.
 void Await(std::vector<Attempt>& attempts, absl::Time deadline, bool first_is_enough) {
   const auto end = SteadyDeadline::At(deadline);
   while (true) {

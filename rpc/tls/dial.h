@@ -15,9 +15,9 @@
 namespace shardmesh::rpc {
 
 // Returns a connected, non-blocking TCP socket to `host:port` or `[v6]:port`. Dials all addresses
-// of the host at once; the first to accept wins. Blocks at most until `deadline`, and for the name
-// lookup. UNAVAILABLE: no address accepts. NOT_FOUND: the host is unknown. UNIMPLEMENTED: `address`
-// is a unix socket.
+// of the host at once, and returns the connection to the first address that accepts. Blocks for the
+// name lookup, then at most until `deadline`. UNAVAILABLE: no address accepts. NOT_FOUND: the host
+// is unknown. UNIMPLEMENTED: `address` is a unix socket.
 absl::StatusOr<FileDescriptor> Dial(std::string_view address, absl::Time deadline);
 
 // The addresses of a host, grouped by how they answered. Each has the form `10.0.0.7:7070`, in the

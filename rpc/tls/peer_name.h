@@ -28,7 +28,7 @@ struct PeerName {
   friend bool operator==(const PeerName&, const PeerName&) = default;
 };
 
-// Returns nullopt for a URI of any other form.
+// Parses the URI of a PeerName. Returns nullopt for a URI of any other form.
 std::optional<PeerName> ParsePeerName(std::string_view uri);
 
 // Checks an identity: 1 to 63 characters of [A-Za-z0-9._-], the first a letter or digit. Such an
@@ -46,7 +46,7 @@ class ExpectedPeer {
   }
   // A coordinator or any worker; for calls that both serve, such as health checks.
   static ExpectedPeer AnyServer() { return ExpectedPeer(std::nullopt, {}); }
-  // Any peer with a name: what a server requires of its clients.
+  // Any peer with a PeerName: the requirement of a server on its clients.
   static ExpectedPeer Anybody() {
     ExpectedPeer anybody(std::nullopt, {});
     anybody.is_client_taken_ = true;

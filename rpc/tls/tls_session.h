@@ -17,12 +17,12 @@ namespace shardmesh::rpc {
 // The configuration that connections of one kind share. Immutable.
 class TlsContext {
  public:
-  // For a server that requires a certificate of the authorities from each client. Errors: those of
-  // UseTls. RESOURCE_EXHAUSTED: no memory is left.
+  // Returns the configuration of a server that requires a certificate of the authorities from each
+  // client. Errors: those of UseTls. RESOURCE_EXHAUSTED: no memory is left.
   static absl::StatusOr<TlsContext> ForServer(const TlsTexts& texts);
-  // For a client that offers HTTP/2 and accepts any server's certificate; the caller checks it
-  // afterwards with CheckPeer. The client presents a certificate if `texts` is not null. Errors as
-  // in ForServer.
+  // Returns the configuration of a client that offers HTTP/2 and accepts any server's certificate.
+  // The caller checks that certificate afterwards with CheckPeer. The client presents a certificate
+  // if `texts` is not null. Errors as in ForServer.
   static absl::StatusOr<TlsContext> ForClient(const TlsTexts* texts);
 
   ssl_ctx_st* get() const { return context_.get(); }
@@ -47,9 +47,10 @@ class TlsContext {
 //   if (session.Connect(deadline) == TlsSession::Outcome::kDone) session.Write("hello", deadline);
 class TlsSession {
  public:
-  // kEnded: the peer closed the connection. kRefused: the peer sent an alert, or both sides have no
-  // protocol in common; reason() explains it. kNotTls: the peer's bytes are not TLS. kTimeout: the
-  // deadline has passed, or the stop descriptor is readable.
+  // kDone: the call has done its work. kEnded: the peer closed the connection. kRefused: the peer
+  // sent an alert, or both sides have no protocol in common; reason() has the details. kNotTls: the
+  // peer's bytes are not TLS. kTimeout: the deadline has passed, or the stop descriptor is
+  // readable.
   enum class Outcome { kDone, kEnded, kRefused, kNotTls, kTimeout };
 
   // Uses `socket`, and stops when `stop` is readable (negative: never). The caller owns both
@@ -60,8 +61,8 @@ class TlsSession {
   Outcome Connect(absl::Time deadline);
   // Reads at least one byte. Sets `*count` to the number of bytes.
   Outcome Read(absl::Span<char> buffer, size_t* count, absl::Time deadline);
-  // Writes all of `text`. kDone: the socket has accepted it. Otherwise the session keeps the part
-  // that it has encrypted (has_unsent), for Flush.
+  // Writes all of `text`. kDone: the socket has accepted all bytes. With any other outcome, the
+  // session keeps the part of `text` that it has encrypted but not sent (has_unsent), for Flush.
   Outcome Write(std::string_view text, absl::Time deadline);
   // Sends bytes that the socket has not accepted yet. Returns false if some of them are left.
   bool Flush(absl::Time deadline);

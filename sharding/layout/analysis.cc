@@ -55,7 +55,7 @@ class Combinations {
  public:
   Combinations(const Mesh& mesh, std::vector<int64_t> axes) : mesh_(mesh), axes_(std::move(axes)) {}
 
-  // Returns the number of combinations, counted up to `limit` + 1.
+  // Returns the number of combinations; `limit` + 1 if there are more than `limit`.
   int64_t CountUpTo(int64_t limit) const {
     int64_t count = 1;
     for (const int64_t axis : axes_) {
@@ -109,7 +109,8 @@ std::vector<int64_t> UnevenAxes(const Tiling& tiling) {
   return axes;
 }
 
-// Keeps the first `limit` entries by falling `key`, then by name.
+// Adds `usage` to `list`, unless its key is 0. Keeps the first `limit` entries by falling `key`,
+// then by name.
 template <typename Key>
 void KeepLargest(std::vector<TensorUsage>& list, const TensorUsage& usage, size_t limit,
                  const Key& key) {
@@ -147,7 +148,7 @@ struct LayoutAnalysis::State {
 
   Mesh mesh;
   LayoutReport report;            // sums, and all lists except `specs`
-  int64_t even_device_bytes = 0;  // held by every device of tensors with equal parts
+  int64_t even_device_bytes = 0;  // bytes that each device holds of tensors with equal parts
   absl::flat_hash_map<std::string, SpecUsage> specs;
   // For tensors with uneven parts. Key: the axes of the uneven dimensions. Value: the bytes on a
   // device, for each combination of coordinates along these axes.
@@ -200,8 +201,8 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t parameters, ElementCount(usage.shape));
   SHARDMESH_ASSIGN_OR_RETURN(usage.bytes, bytes_of(parameters));
 
-  // Compute the bytes that each device holds: one number (`even`), or for uneven parts one number
-  // for each combination of coordinates along their axes (`uneven`).
+  // Compute the bytes that each device holds. If all parts are equal: one number (`even`). If parts
+  // are uneven: one number for each combination of coordinates along their axes (`uneven`).
   const Combinations combinations(state_->mesh, UnevenAxes(tiling));
   std::vector<int64_t> uneven;
   int64_t even = 0;
@@ -229,7 +230,8 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
     SHARDMESH_ASSIGN_OR_RETURN(usage.held_bytes,
                                Product(usage.held_bytes, state_->mesh.size() / count));
   }
-  // Not negative: the tiles cover the tensor, and the bytes of each tile are rounded up.
+  // The difference is not negative: the tiles cover the tensor, and the bytes of each tile are
+  // rounded up.
   usage.wasted_bytes = usage.held_bytes - usage.bytes;
 
   // Check these sums for overflow before any change. Each other sum is at most one of these.

@@ -29,7 +29,7 @@ struct SpecUsage {
   PartitionSpec spec;
   int64_t tensors = 0;
   int64_t parameters = 0;
-  int64_t bytes = 0;  // of one copy
+  int64_t bytes = 0;  // of one copy of each tensor
 
   friend bool operator==(const SpecUsage&, const SpecUsage&) = default;
 };
@@ -50,11 +50,11 @@ struct TensorUsage {
 struct LayoutReport {
   int64_t tensors = 0;
   int64_t parameters = 0;          // elements of all tensors
-  int64_t sharded_parameters = 0;  // of the tensors that are not FullyReplicated()
-  int64_t bytes = 0;               // one copy of every tensor
-  int64_t sharded_bytes = 0;       // one copy of the tensors that sharded_parameters counts
+  int64_t sharded_parameters = 0;  // elements of the tensors that are not FullyReplicated()
+  int64_t bytes = 0;               // bytes of one copy of every tensor
+  int64_t sharded_bytes = 0;       // bytes of one copy of the tensors in sharded_parameters
   int64_t held_bytes = 0;          // bytes on all devices together
-  int64_t wasted_bytes = 0;        // held_bytes less one copy of every tensor
+  int64_t wasted_bytes = 0;        // held_bytes - bytes
 
   // The least and the most bytes that any device holds, and a device for each.
   int64_t least_device_bytes = 0;
@@ -65,20 +65,21 @@ struct LayoutReport {
   // least_device_bytes / most_device_bytes; 1 if every device is empty.
   double balance_score = 1;
 
-  std::vector<SpecUsage> specs;      // by falling bytes, then by the spec's text
-  std::vector<TensorUsage> worst;    // the kListed with most wasted bytes, the worst first
-  std::vector<TensorUsage> largest;  // the kListed with most bytes on a device, the largest first
+  std::vector<SpecUsage> specs;      // sorted by falling bytes, then by the spec's text
+  std::vector<TensorUsage> worst;    // at most kListed tensors, by falling wasted_bytes
+  std::vector<TensorUsage> largest;  // at most kListed tensors, by falling device_bytes
 };
 
-// Adds up a layout tensor by tensor. Memory: O(1) for each distinct spec. For tensors with uneven
-// parts, one sum for each combination of coordinates along the axes of these parts.
+// Adds up a layout tensor by tensor. Memory: O(1) for each distinct spec. Tensors with uneven parts
+// also need one sum for each combination of coordinates along the axes of these parts.
 //
 // Example: mesh tp=4, a float32 tensor of shape (8, 8) with P('tp') and one of shape (8,) with P().
 // A device holds 64 + 32 bytes, all devices hold 384, 96 are wasted, the balance score is 1. Not
 // synchronised: one thread at a time.
 class LayoutAnalysis {
  public:
-  // Number of tensors that a report lists as worst and as largest. Equal ones are ordered by name.
+  // Most tensors in each of LayoutReport::worst and LayoutReport::largest. Tensors with equal bytes
+  // are ordered by name.
   static constexpr int64_t kListed = 10;
   // Upper bound on the sums kept for uneven parts, and on the combinations that Report()
   // enumerates.
@@ -92,8 +93,8 @@ class LayoutAnalysis {
   ~LayoutAnalysis();
 
   // Adds a tensor with equal parts. Returns the errors of Tiling::Create and TileBytes, with the
-  // tensor's name. Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64_t. An error
-  // adds nothing.
+  // tensor's name. Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64_t. If it
+  // returns an error, it has added nothing.
   absl::Status Add(std::string_view name, absl::Span<const int64_t> shape, int64_t bits_per_element,
                    const PartitionSpec& spec);
   // Like Add above, for a tensor that may have uneven parts. Returns INVALID_ARGUMENT
@@ -129,11 +130,11 @@ struct PythonCount {
   friend bool operator==(const PythonCount&, const PythonCount&) = default;
 };
 
-// The result of eformer's analyze_sharding_strategy; its two tables are always empty.
+// The result of eformer's analyze_sharding_strategy, without two tables that are always empty.
 struct ExactAnalysis {
   PythonCount total_parameters;
-  PythonCount sharded_parameters;  // of the tensors whose spec is not P()
-  double balance_score = 0;        // always
+  PythonCount sharded_parameters;  // elements of the tensors whose spec is not P()
+  double balance_score = 0;        // always 0, as in eformer
 };
 
 // Returns the exact answer of the Python original. FAILED_PRECONDITION (NO_MESH; Python:

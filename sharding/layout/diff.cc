@@ -64,8 +64,8 @@ std::vector<Digit> PartDigits(const SpecEntry& entry, const Mesh& mesh) {
 struct Placed {
   const PlacedTensor* tensor = nullptr;
   Tiling tiling;
-  int64_t bytes = 0;             // of the whole tensor
-  int64_t bytes_per_device = 0;  // of one tile
+  int64_t bytes = 0;             // bytes of the whole tensor
+  int64_t bytes_per_device = 0;  // bytes of one tile
 };
 
 absl::Status TooManyBytes(std::string_view what) {
@@ -94,7 +94,7 @@ absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
   return Placed{&tensor, std::move(tiling), bytes, tile_bytes};
 }
 
-// All tensors of one layout, by order and by name.
+// All tensors of one layout, in their order and indexed by name.
 class PlacedTree {
  public:
   // `label` names the layout in errors.
@@ -115,7 +115,7 @@ class PlacedTree {
       if (__builtin_add_overflow(tree.bytes_, placed->bytes, &tree.bytes_)) {
         return TooManyBytes(StrCat("layout ", label));
       }
-      tree.bytes_per_device_ += placed->bytes_per_device;  // no overflow: at most bytes_
+      tree.bytes_per_device_ += placed->bytes_per_device;  // at most bytes_: no overflow
       tree.tensors_.push_back(*std::move(placed));
     }
     return tree;

@@ -19,13 +19,13 @@ namespace shardmesh {
 struct PlacedTensor {
   std::string name;
   Shape shape;
-  int64_t bits_per_element = 8;  // 0 leaves the tensor out of all bytes
+  int64_t bits_per_element = 8;  // with 0, all counts of bytes ignore the tensor
   PartitionSpec spec;
 };
 
 // A tree of tensors on a mesh. It holds only views: their targets must outlive the call.
 struct Layout {
-  const Mesh* mesh = nullptr;              // not null, not empty
+  const Mesh* mesh = nullptr;              // must be set, and not to an empty mesh
   absl::Span<const PlacedTensor> tensors;  // of distinct names
 };
 
@@ -40,7 +40,7 @@ struct LayoutBudget {
   std::optional<int64_t> max_bytes_per_device;
 };
 
-// A tensor whose placement differs.
+// A tensor whose placement differs between layout A and layout B.
 struct TensorDiff {
   std::string name;
   // nullopt if the layout lacks the tensor.
@@ -49,7 +49,7 @@ struct TensorDiff {
   // Bytes of the tensor on each device; 0 if the layout lacks the tensor.
   int64_t bytes_per_device_a = 0;
   int64_t bytes_per_device_b = 0;
-  // Whether `spec_a` and `spec_b` have different entries; P() and P(None) do.
+  // Whether `spec_a` and `spec_b` have different entries. P() and P(None) have different entries.
   bool spec_differs = false;
   // Whether the device at some position of the mesh holds another tile in B than in A. Ignores
   // positions that only one mesh has. Also true if one layout lacks the tensor, or if the shapes
@@ -63,7 +63,7 @@ struct LayoutDiff {
   // Tensors with any difference: those of A in its order, then those that only B has.
   std::vector<TensorDiff> changed;
   int64_t unchanged_count = 0;
-  // Bytes of all tensors on each device; equal on all devices.
+  // Number of bytes of all tensors that one device holds. It is the same for every device.
   int64_t bytes_per_device_a = 0;
   int64_t bytes_per_device_b = 0;
   // Bytes of all tensors, each counted once.
@@ -82,9 +82,9 @@ struct LayoutDiff {
 //
 // Elements of less than a byte are packed within a tile; a partly used last byte counts.
 //
-// Errors are INVALID_ARGUMENT: Tiling::Create's, with the tensor and the layout; BAD_FIELD for a
-// repeated name or a negative number of bits; LIMIT_EXCEEDED if bytes exceed 64 bits.
-// FAILED_PRECONDITION (NO_MESH) on an empty mesh.
+// Errors are INVALID_ARGUMENT: those of Tiling::Create, with the tensor and the layout; BAD_FIELD
+// for a repeated name or a negative number of bits; LIMIT_EXCEEDED if a number of bytes exceeds 64
+// bits. FAILED_PRECONDITION (NO_MESH) on an empty mesh.
 // Takes O(tensors * rank), for any number of devices.
 absl::StatusOr<LayoutDiff> DiffLayouts(const Layout& a, const Layout& b,
                                        const LayoutBudget& budget = {});

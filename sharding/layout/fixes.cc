@@ -28,9 +28,9 @@ struct KnownAxis {
   int64_t size = 1;
 };
 
-// Returns the name itself if the mesh has it or if it is a usual axis. Otherwise returns the axis
-// that the misspelt name probably means, which the text of the correction suggests too; empty if
-// no axis is similar.
+// Returns `name` if the mesh has this axis or if `name` is a usual axis. For any other name,
+// returns the most similar axis of the mesh, which the text of the correction also suggests; empty
+// if no axis is similar.
 std::string IntendedAxis(const std::string& name, const Mesh& mesh) {
   const bool is_usual =
       std::find(std::begin(kUsualAxes), std::end(kUsualAxes), name) != std::end(kUsualAxes);
@@ -69,8 +69,8 @@ SpecEntry EntryOf(absl::Span<const std::string> axes) {
 
 std::string AxesText(absl::Span<const std::string> axes) { return EntryOf(axes).ToString(); }
 
-// Finds the subset of some axes with the largest product that divides an extent. Among equal
-// products, the most axes win, then the axes that stand first.
+// Finds the subset of some axes with the largest product that divides an extent. Of subsets with
+// equal products, takes the one with the most axes; of these, the one with the earliest axes.
 class LargestSubset {
  public:
   // Requires distinct axes. The search tries up to 2^axes subsets, at most 2^kMaxMeshAxes.
@@ -87,8 +87,8 @@ class LargestSubset {
   }
 
  private:
-  // Searches the subsets that agree with `chosen` before axis `next`. Tries the subsets with an
-  // axis before those without it, so that subsets of earlier axes win ties.
+  // Searches the subsets whose axes before axis `next` are exactly `chosen`. Tries the subsets with
+  // an axis before those without the axis, so that subsets of earlier axes win ties.
   void Extend(size_t next, int64_t product, std::vector<size_t> chosen) {
     if (next == axes_.size()) {
       if (product > best_product_ || (product == best_product_ && chosen.size() > best_.size())) {
@@ -113,7 +113,7 @@ class LargestSubset {
   std::vector<size_t> best_;
 };
 
-// An entry that may move to another dimension; the request has it at dimension `from`.
+// An entry that may move to another dimension. The request has the entry at dimension `from`.
 struct MovableEntry {
   SpecEntry entry;
   int64_t from = 0;
@@ -121,8 +121,8 @@ struct MovableEntry {
 };
 
 // Assigns entries to dimensions such that each entry's parts divide its dimension. Finds the
-// assignment that moves the fewest entries, then by the least total distance. Find returns nullopt
-// if no assignment exists.
+// assignment that moves the fewest entries; of several such assignments, the one with the least
+// total distance. Find returns nullopt if no assignment exists.
 class LeastOrder {
  public:
   LeastOrder(absl::Span<const MovableEntry> entries, absl::Span<const int64_t> shape)
@@ -152,7 +152,8 @@ class LeastOrder {
   // distances.
   static constexpr int64_t kMove = int64_t{1} << 20;
 
-  // Returns the cost of placing the entry at `dim`; kImpossible if its parts do not divide it.
+  // Returns the cost of placing the entry at `dim`; kImpossible if the entry's parts do not divide
+  // the dimension.
   int64_t StepCost(const MovableEntry& entry, int64_t dim) const {
     if (shape_[static_cast<size_t>(dim)] % entry.parts != 0) {
       return kImpossible;
@@ -208,7 +209,7 @@ class LeastOrder {
 
   const absl::Span<const MovableEntry> entries_;
   const absl::Span<const int64_t> shape_;
-  std::vector<int64_t> cost_;  // by the set of used dimensions
+  std::vector<int64_t> cost_;  // results of CostFrom, indexed by `taken`
 };
 
 // Returns whether another order of entries can make this correction unnecessary.
@@ -229,7 +230,7 @@ class Suggester {
 
   // Returns the effective spec with `entry` at `dim`.
   PartitionSpec With(int64_t dim, SpecEntry entry) const;
-  // Returns an entry as one that may move; nullopt if the mesh cannot serve it.
+  // Returns `entry` as a MovableEntry; nullopt if it has no axes, or an axis that the mesh lacks.
   std::optional<MovableEntry> Movable(const SpecEntry& entry, int64_t from) const;
 
   void SuggestSubset(const Correction& correction, Fix fix);
@@ -353,7 +354,7 @@ bool Suggester::SuggestOrder(std::vector<MovableEntry> entries, int64_t moved_fr
 }
 
 std::vector<Fix> Suggester::Suggest() {
-  // All entries that the mesh can serve, whether or not they were corrected.
+  // All requested entries that have axes and whose axes are all in the mesh, corrected or not.
   std::vector<MovableEntry> all;
   for (int64_t dim = 0; dim < requested_.size(); ++dim) {
     if (std::optional<MovableEntry> entry = Movable(requested_.entry(dim), dim);
@@ -388,7 +389,7 @@ std::vector<Fix> Suggester::Suggest() {
     }
     std::optional<MovableEntry> moved = Movable(correction.requested, correction.dim);
     if (!moved.has_value()) {
-      continue;  // the entry was cut off, and its axes are absent from the mesh too
+      continue;  // the entry was cut off, and the mesh also lacks an axis of it
     }
     if (!all_tried) {
       all_tried = true;

@@ -22,8 +22,8 @@ struct Fix {
     kAxisOrder,   // the same entries at other dimensions
   };
   Kind kind = Kind::kAxesSubset;
-  // Index, in CorrectionResult::corrections, of the correction that this fix makes unnecessary. An
-  // order that fixes several corrections is listed once, for the first.
+  // Index, in CorrectionResult::corrections, of the correction that this fix makes unnecessary. A
+  // kAxisOrder fix for several corrections is listed once, for the first of them.
   int64_t correction = 0;
   // The dimension that changes. For kAxisOrder, the dimension that the corrected entry moves to.
   int64_t dim = 0;
@@ -44,17 +44,20 @@ struct Fix {
 // Returns fixes for the corrections in `result`, which must be Correct(requested, shape, mesh). The
 // fixes of a correction are adjacent, at most one of each kind, in this order:
 // clang-format off
-//   kAxesSubset  (any)  The entry's axes with the largest product that divides the extent. Of equal
-//                products, the fewest dropped axes win, then the axes that stand first. A misspelt
-//                axis counts as the one that Correction::ToString(mesh) names. Axes that the mesh
-//                lacks, that the rest of the spec uses or that occur again are dropped. The
-//                remaining set may be empty: the request then equals the given layout.
-//   kPaddedSize  (NOT_DIVISIBLE, and AXIS_NOT_IN_MESH for the axes that exist)  The least larger
-//                extent that all axes divide. None if CheckShape would refuse the larger tensor.
+//   kAxesSubset  (any reason)  The entry's axes with the largest product that divides the extent.
+//                Of subsets with equal products, the one that drops the fewest axes; of these, the
+//                one with the earliest axes. A misspelt axis counts as the axis that
+//                Correction::ToString(mesh) suggests. Axes that the mesh lacks, that the rest of
+//                the spec uses or that occur again are dropped. The remaining set may be empty: the
+//                fix's spec is then CorrectionResult::effective.
+//   kPaddedSize  (NOT_DIVISIBLE; also AXIS_NOT_IN_MESH, with the axes that the mesh has)  The least
+//                larger extent that the product of the axes divides. No such fix if CheckShape
+//                would refuse the larger tensor.
 //   kAxisOrder   (NOT_DIVISIBLE, RANK_TRUNCATED)  The entries at other dimensions, such that every
-//                entry divides its dimension: all entries that the mesh can serve if possible, else
-//                this entry and the uncorrected ones. The fewest entries move, then by the fewest
-//                dimensions, then the entries that stand first stay.
+//                entry divides its dimension. If possible, keeps all entries whose axes the mesh
+//                has; else keeps this entry and the uncorrected entries. Of several such orders,
+//                the one that moves the fewest entries; of these, the one with the least total
+//                distance; of these, the one in which the first entries stay.
 // clang-format on
 // The function checks each fix by Correct. No two fixes have the same spec and shape.
 // BELOW_MIN_SIZE has no fixes, because it corrects no layout. An empty mesh gives no fixes.

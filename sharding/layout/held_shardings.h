@@ -72,8 +72,8 @@ struct LeafPlacement {
   PartitionSpec gather;
 };
 
-// Does, for a whole tree, what eformer's make_shard_and_gather_fns and the functions that it
-// returns do. Returns, for each leaf, the result of CorrectConstraint.
+// Plans for a whole tree the work of eformer's make_shard_and_gather_fns and of the functions that
+// it returns. LeafPlacement::shard of a leaf is the result of CorrectConstraint.
 //
 // FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh. INVALID_ARGUMENT with the
 // leaf's name for a spec that is not valid on the mesh, although correction would drop absent axes:

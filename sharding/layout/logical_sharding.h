@@ -41,7 +41,7 @@ absl::StatusOr<PartitionSpec> ResolveSpec(const PartitionAxis& profile,
 struct LogicalSharding {
   // The spec that the profile resolves, before correction.
   PartitionSpec requested;
-  // The constraint on the array's layout; nullopt if the array stays unchanged.
+  // The spec that constrains the array; nullopt if the array stays unchanged.
   std::optional<PartitionSpec> constraint;
   std::vector<Correction> corrections;
 };

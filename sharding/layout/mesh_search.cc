@@ -148,24 +148,25 @@ class Factorizations {
   const std::vector<SearchAxis>& axes_;
   int64_t device_count_;
   std::vector<int64_t> divisors_;
-  std::vector<std::vector<int64_t>> counts_;  // by axis and divisor
+  std::vector<std::vector<int64_t>> counts_;  // indexed by axis, then by divisor
 };
 
-using AxisSet = uint32_t;  // bit i: axis i
+using AxisSet = uint32_t;  // bit i is set if axis i is in the set
 static_assert(kMaxMeshAxes <= 32);
 
-// A group of tensors, with all that does not depend on the candidate mesh. Axes are numbers.
+// A group of tensors, with all facts that do not depend on the candidate mesh. An axis is given by
+// its index in MeshSearchOptions::axes.
 struct PreparedGroup {
   struct Dimension {
     int64_t extent = 1;
-    absl::InlinedVector<int64_t, 2> axes;  // empty if it is not partitioned on any mesh
+    absl::InlinedVector<int64_t, 2> axes;  // empty if no mesh can partition the dimension
     AxisSet set = 0;
-    bool repeats = false;  // an axis occurs twice
+    bool repeats = false;  // whether an axis occurs twice in `axes`
   };
   absl::InlinedVector<Dimension, 4> dimensions;
   AxisSet unreduced = 0;
-  bool is_corrected = false;    // on every mesh
-  bool is_unplaceable = false;  // on every mesh
+  bool is_corrected = false;    // whether every mesh needs a correction of the spec
+  bool is_unplaceable = false;  // whether no mesh can place the tensors
   int64_t bits_per_element = 0;
   int64_t count = 0;
   int64_t elements = 0;
@@ -258,7 +259,7 @@ class MeshScorer {
   absl::StatusOr<MeshCandidate> Evaluate(const std::vector<int64_t>& sizes) const {
     MeshCandidate candidate;
     candidate.sizes = sizes;
-    AxisSet large = 0;  // axes of more than one device
+    AxisSet large = 0;  // the axes of more than one device
     for (size_t axis = 0; axis < sizes.size(); ++axis) {
       large |= sizes[axis] > 1 ? AxisSet{1} << axis : 0;
     }
@@ -284,7 +285,7 @@ class MeshScorer {
         bool divides = true;
         if (dimension.extent > 0) {  // every product of axes divides an extent of 0
           for (const int64_t axis : dimension.axes) {
-            // A repeated axis can multiply to any number.
+            // With a repeated axis, the product may exceed int64_t.
             divides = divides && !__builtin_mul_overflow(product, sizes[Index(axis)], &product);
           }
           divides = divides && dimension.extent % product == 0;

@@ -84,12 +84,12 @@ struct MeshSearchOptions {
 
 // A candidate mesh, and the cost of all tensors on it. Specs are corrected for the mesh.
 struct MeshCandidate {
-  std::vector<int64_t> sizes;     // by axis, in the order of the options
-  bool fits = true;               // all tensors can be placed, and within device_memory_bytes
-  int64_t device_bytes = 0;       // held by every device
-  int64_t wasted_bytes = 0;       // held on all devices, less one copy
-  int64_t sharded_bytes = 0;      // one copy of the tensors that are not fully replicated
-  int64_t corrected_tensors = 0;  // tensors whose spec needed a correction
+  std::vector<int64_t> sizes;     // the size of each axis, in the order of the options
+  bool fits = true;               // all tensors can be placed, and device_bytes is not too large
+  int64_t device_bytes = 0;       // bytes that each device holds
+  int64_t wasted_bytes = 0;       // bytes on all devices, minus one copy of every tensor
+  int64_t sharded_bytes = 0;      // bytes of one copy of the tensors that are not fully replicated
+  int64_t corrected_tensors = 0;  // number of tensors whose spec needed a correction
   // Tensors that cannot be placed, because an axis is used twice even after correction. The bytes
   // above count such tensors as replicated.
   int64_t unplaceable_tensors = 0;
@@ -98,7 +98,7 @@ struct MeshCandidate {
 };
 
 struct MeshSearchResult {
-  int64_t evaluated = 0;            // candidates in all
+  int64_t evaluated = 0;            // number of candidates
   int64_t fitting = 0;              // number of candidates that fit
   std::vector<MeshCandidate> best;  // best first, at most `keep`
 };
@@ -115,9 +115,15 @@ absl::StatusOr<int64_t> CountMeshes(const MeshSearchOptions& options);
 // Evaluates the tensors on every candidate mesh, and returns the best ones.
 //
 // Example: 8 devices over (dp, tp) have 4 candidates: 8x1, 4x2, 2x4, 1x8.
-// Errors: INVALID_ARGUMENT with INVALID_MESH (no device, no axis, bounds that exclude everything),
-// DUPLICATE_AXIS, LIMIT_EXCEEDED (too many axes, devices, candidates or kept) or INVALID_SHAPE;
-// RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum of bytes does not fit int64_t; CANCELLED.
+// Errors:
+//   - INVALID_ARGUMENT (INVALID_MESH): no device, no axis, an axis with a bad name or bad bounds,
+//     or bounds that exclude every candidate;
+//   - INVALID_ARGUMENT (DUPLICATE_AXIS): two axes have one name;
+//   - INVALID_ARGUMENT (LIMIT_EXCEEDED): too many axes, devices or candidates, or `keep` is out of
+//     range;
+//   - INVALID_ARGUMENT (INVALID_SHAPE): a group has a malformed shape;
+//   - RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): a sum of bytes does not fit int64_t;
+//   - CANCELLED: is_cancelled returned true.
 // Takes O(candidates * groups * rank) time and O(groups + keep) memory.
 absl::StatusOr<MeshSearchResult> SearchMeshes(absl::Span<const TensorGroup> groups,
                                               const MeshSearchOptions& options);

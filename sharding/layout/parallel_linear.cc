@@ -42,7 +42,7 @@ absl::Status CheckFeatures(int64_t in, int64_t out) {
   return absl::OkStatus();
 }
 
-// The number of output features, and the number of parts that they are the sum of.
+// The total number of output features, and the number of parts that have this total.
 struct OutFeatures {
   int64_t sum = 0;
   int64_t parts = 1;
@@ -98,8 +98,8 @@ SpecEntry TakeAxes(const SpecEntry& entry, std::set<AxisName>& taken, bool& left
     if (!taken.contains(axis)) axes.push_back(axis);
   }
   taken.insert(entry.axes().begin(), entry.axes().end());
-  // An entry without axes is Python's None, and the original drops repeated None too: an axis list
-  // can contain it.
+  // An entry without axes is Python's None. The original also drops a repeated None, because an
+  // axis list can contain None.
   if (entry.is_none()) taken.insert(std::nullopt);
   return SpecEntry::Axes(std::move(axes));
 }

@@ -94,7 +94,7 @@ struct ParallelLinearOptions {
 };
 
 struct ParallelLinear {
-  int64_t tp_merged = 1;            // parts of the kernel
+  int64_t tp_merged = 1;            // number of parts of the kernel
   Shape kernel_shape;               // (in, sum of out)
   std::optional<Shape> bias_shape;  // (sum of out); nullopt without bias. A bias starts as zeros.
   double scale_factor = 1.0;        // scales the product before the bias is added
@@ -105,8 +105,8 @@ struct ParallelLinear {
 
 // Returns the shapes and the scale of a layer. kDefault accepts any number of parts, including one
 // part, also with a bias and with "fan_out". kExact refuses a list of one part, and parts with a
-// bias or "fan_out", as the original does (Python: TypeError). It accepts negative parts if their
-// sum is positive.
+// bias or "fan_out", as the original does (Python: TypeError). But kExact accepts negative parts if
+// their sum is positive.
 //
 // Errors are INVALID_ARGUMENT: INVALID_SHAPE for zero features (Python: ZeroDivisionError), for a
 // negative number of features or no parts (Python: TypeError), and for a kernel of too many

@@ -41,7 +41,8 @@ bool IsWord(char32_t c) {
 
 }  // namespace
 
-// Emits a program from its end to its beginning.
+// Compiles a syntax tree to a program. Compiles the end of the pattern before its beginning,
+// because an instruction contains the index of the next instruction.
 class PatternAutomaton::Builder {
  public:
   absl::StatusOr<PatternAutomaton> Build(const PatternNode& root);
@@ -57,7 +58,7 @@ class PatternAutomaton::Builder {
   std::vector<Instruction> program_;
   std::vector<Set> sets_;
   absl::flat_hash_map<const PatternNode*, int32_t> set_of_node_;
-  // Compiled RE2 expressions of case-insensitive ranges, by the printed ranges.
+  // Compiled RE2 expressions of case-insensitive ranges. The keys are the printed ranges.
   absl::flat_hash_map<std::string, std::shared_ptr<const re2::RE2>> folded_;
 };
 

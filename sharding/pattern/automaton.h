@@ -43,8 +43,8 @@ class PatternAutomaton {
  private:
   struct Set {
     CharacterSet set;
-    std::shared_ptr<const re2::RE2> folded;  // matches the ranges in any case; null if case counts
-                                             // ranges
+    // Matches the ranges of `set` in upper and lower case. Null if the ranges are case-sensitive.
+    std::shared_ptr<const re2::RE2> folded;
   };
   // kSet consumes a character and continues at `next`; kFork continues at `next` and `other`.
   struct Instruction {

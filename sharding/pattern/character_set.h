@@ -18,8 +18,9 @@ struct CodePointRange {
   friend bool operator==(const CodePointRange&, const CodePointRange&) = default;
 };
 
-// The characters that one place accepts: code points of `ranges` or of a named class, or all other
-// code points if negated. \s, and every class in ASCII mode, are stored as ranges.
+// The characters that one place of a pattern accepts: the code points of `ranges` and of the named
+// classes. If negated, all other code points. \s, and every class in ASCII mode, are stored as
+// ranges.
 struct CharacterSet {
   std::vector<CodePointRange> ranges;  // sorted, disjoint, not adjacent
   bool digit = false;                  // Unicode \d

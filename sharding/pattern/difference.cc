@@ -50,8 +50,9 @@ absl::Status TooLarge() {
 // Rising indices of atoms. An atom is a set of characters that none of the patterns distinguishes.
 using Atoms = std::vector<size_t>;
 
-// All atoms: one for each of the 128 characters of ASCII, and atoms beyond ASCII. The latter are
-// ranges, or, if a named class occurs, the three parts that \d and \w divide these characters into.
+// All atoms: one for each of the 128 ASCII characters, and atoms beyond ASCII. If no named class
+// occurs, each atom beyond ASCII is a range. If one occurs, there are three such atoms: the parts
+// into which \d and \w divide the characters beyond ASCII.
 class Alphabet {
  public:
   static absl::StatusOr<Alphabet> Create(absl::Span<const CharacterSet* const> sets);
@@ -186,7 +187,7 @@ std::optional<std::string> Alphabet::PrintMembers(const std::vector<bool>& atoms
     return atom < kAscii ? IsAsciiWord(atom) : beyond.word;
   };
   if (named_) {
-    // Take a larger class before the smaller \d, which is then needed only for the remainder.
+    // Take \W and \w before the smaller class \d: \d is then needed only for the remaining atoms.
     take("\\W", [](size_t atom, const Beyond& beyond) { return !kIsWord(atom, beyond); });
     take("\\w", kIsWord);
     if (left[kAscii]) {
@@ -471,7 +472,7 @@ struct Machine {
   struct State {
     Verdict verdict = Verdict::kEndOnly;
     bool accepts = false;      // whether a text that ends here is accepted
-    std::vector<size_t> next;  // the next state, by class of the next character
+    std::vector<size_t> next;  // the next state, indexed by the class of the next character
   };
   std::vector<State> states;  // the start state first
   std::vector<Atoms> classes;
@@ -620,7 +621,7 @@ class Speller {
   const Machine& machine_;
   const Alphabet& alphabet_;
   Edges out_;
-  std::map<size_t, std::vector<size_t>> in_;  // sources of edges; some edges may be removed by now
+  std::map<size_t, std::vector<size_t>> in_;  // sources of a state's edges, also of removed edges
   size_t written_ = 0;                        // bytes of all labels, including removed ones
 };
 

@@ -101,8 +101,8 @@ bool Printer::Print(const PatternNode& node) {
   return false;
 }
 
-// Upper bounds on the instructions that one byte of a pattern compiles to, such as `.`, and on
-// those of the classes \s, \d and \w.
+// Upper bounds on the instructions that one byte of a pattern, such as `.`, compiles to, and that
+// each of the classes \s, \d and \w compiles to.
 constexpr int64_t kInstructionsOfByte = 8;
 constexpr int64_t kInstructionsOfSpaces = 50;
 constexpr int64_t kInstructionsOfDigits = 300;

@@ -37,23 +37,25 @@ class Pattern {
  public:
   // Bounds on the cost of one pattern.
   static constexpr int64_t kMaxLength = 4096;  // bytes of a pattern
-  static constexpr int64_t kMaxRepeat = 1000;  // m and n in {m,n}; also the product if nested
+  static constexpr int64_t kMaxRepeat = 1000;  // m and n in {m,n}; the product of nested repeats
   static constexpr int64_t kMaxDepth = 200;    // groups within groups
 
   // Errors, all INVALID_ARGUMENT, name the offending part and its position, counted in characters
   // from 0:
   // clang-format off
-  //   BAD_PATTERN          Python refuses it too (`error`, its re.error; rarely another class)
-  //   UNSUPPORTED_PATTERN  Python accepts it, and it is one of the constructs above
-  //   LIMIT_EXCEEDED       exceeds a bound above, or is too large once repeats are expanded
+  //   BAD_PATTERN          Python also refuses the pattern (`error`, its re.error; rarely another
+  //                        class).
+  //   UNSUPPORTED_PATTERN  Python accepts the pattern, but it has one of the constructs above.
+  //   LIMIT_EXCEEDED       The pattern exceeds a bound above, or is too large once repeats are
+  //                        expanded.
   // clang-format on
   // A pattern that is both bad and unsupported is reported as bad.
   static absl::StatusOr<Pattern> Create(std::string_view text);
 
-  // Returns an upper bound on the instructions that Create may compile for any text. Create takes
-  // less than a microsecond for each instruction and for each byte. The bound is never below
-  // program_size() of the created pattern. It is far above program_size() only if bounded repeats
-  // stand side by side. Takes O(text), for one scan.
+  // Returns an upper bound on the instructions that Create(text) may compile. `text` may be any
+  // text. Create takes less than a microsecond for each instruction and for each byte. The bound is
+  // never below program_size() of the created pattern. It is far above program_size() only if
+  // bounded repeats stand side by side. Takes O(text), for one scan.
   static int64_t CompileCostBound(std::string_view text);
 
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character

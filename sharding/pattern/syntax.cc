@@ -139,7 +139,7 @@ class Parser {
     next_ += found ? 1 : 0;
     return found;
   }
-  // Returns the position of the next token, or of the end.
+  // Returns the position of the next token; at the end, the length of the pattern.
   int64_t Position() const { return AtEnd() ? length_ : tokens_[next_].position; }
   // Returns the characters [first, last) of the pattern.
   std::string Quote(int64_t first, int64_t last) const;
@@ -147,7 +147,7 @@ class Parser {
   absl::Status Bad(int64_t position, std::string_view what,
                    std::string_view python_type = "error") const;
   absl::Status Refusal(Reason reason, int64_t position, std::string_view what) const;
-  // Records why this class does not support the pattern. Parse returns the first such error, if
+  // Records why Pattern does not support this pattern. Parse returns the first recorded error if
   // the rest of the pattern is valid.
   void Refuse(Reason reason, int64_t position, std::string_view what);
 
@@ -169,8 +169,8 @@ class Parser {
   // Parses `{m,n}`. Returns nullopt, and leaves the position unchanged, if the brace is a plain
   // character.
   absl::StatusOr<std::optional<RepeatBounds>> ParseBraces();
-  // Replaces the last part by its repeat. `token` is the first of the repeat operator; `bounds` are
-  // its parsed bounds.
+  // Replaces the last element of `parts` by its repeat. `token` is the first token of the repeat
+  // operator; `bounds` are the operator's parsed bounds.
   absl::Status Repeat(const Token& token, const RepeatBounds& bounds, Item& last,
                       std::vector<Part>& parts);
   absl::StatusOr<PatternNode> ParseSet(int64_t start, const Flags& flags);

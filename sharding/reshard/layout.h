@@ -20,7 +20,7 @@ namespace shardmesh::reshard_internal {
 
 constexpr size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
-// Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED).
+// Returns RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) with the message `what`.
 absl::Status OverLimit(std::string_view what, Facts facts = {});
 
 // One digit of a device's position: position / stride % size, such as the coordinate along one
@@ -111,7 +111,7 @@ bool UsesStride(const Side& side, int64_t stride);
 // Sets `replicas` and `replica_count`. Requires that all dimensions are set.
 void FindReplicas(Side& side);
 
-// Returns whether each position that both meshes have is the same device in both.
+// Returns whether each position that both meshes have names the same device in both meshes.
 bool PositionsMatch(const Mesh& a, const Mesh& b);
 
 // Returns boundaries that split the positions below `limit` into digits, such that every axis of

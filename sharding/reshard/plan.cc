@@ -109,7 +109,7 @@ std::string ReshardPlan::State::SourceAxisAt(int64_t stride) const {
       return candidate.name;
     }
   }
-  return "";  // not reached for shared digits: the source mesh has them all
+  return "";  // not reached: the source mesh has an axis for each shared digit
 }
 
 void ReshardPlan::State::Classify() {
@@ -149,9 +149,9 @@ bool ReshardPlan::State::ClassifyByDigits() {
   if (dst.mesh.size() > shared) {
     return false;  // the devices that only the destination mesh has held nothing before
   }
-  // `leaving` and `entering`: per dimension, the digits that cut it only before, or only
-  // afterwards. `src_dim` and `dst_dim`: per digit, the dimension that it leaves, and the one that
-  // it enters.
+  // `leaving` and `entering`: per dimension, the digits that cut the dimension only before the
+  // reshard, or only after it. `src_dim` and `dst_dim`: per digit, the dimension that the digit
+  // leaves, and the dimension that it enters.
   std::vector<std::vector<size_t>> leaving(dims());
   std::vector<std::vector<size_t>> entering(dims());
   std::vector<std::optional<size_t>> src_dim(boundaries.size());
@@ -293,7 +293,8 @@ absl::StatusOr<ReshardPlan> ReshardPlan::Create(const Tiling& from, const Tiling
     state->dst.dimensions.push_back(
         PartialSums(to.mesh(), stays ? std::optional<std::string_view>(axis) : std::nullopt, size));
   }
-  // Check the product of the extents once: products of part sizes are at most that, and fit too.
+  // Check once that the product of the extents fits int64_t. Products of part sizes are at most
+  // that product, so they fit as well.
   int64_t elements = 1;
   for (const Dimension& dimension : state->dst.dimensions) {
     state->empty = state->empty || dimension.cut.extent == 0;

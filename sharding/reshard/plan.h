@@ -34,12 +34,12 @@ enum class ReshardPattern {
 // Returns a name such as `all-gather` or `reduce-scatter`.
 std::string_view ReshardPatternName(ReshardPattern pattern);
 
-// What a reshard does along some mesh axes, such as `all-to-all along tp, dimension 0 to 1`.
+// The work of a reshard along some mesh axes, such as `all-to-all along tp, dimension 0 to 1`.
 struct ReshardStep {
   ReshardPattern pattern = ReshardPattern::kGeneral;
-  std::vector<std::string> axes;    // of the source mesh, major to minor
+  std::vector<std::string> axes;    // axes of the source mesh, major to minor
   std::optional<int64_t> from_dim;  // the dimension that the axes partition before the reshard
-  std::optional<int64_t> to_dim;    // the dimension that the axes partition afterwards
+  std::optional<int64_t> to_dim;    // the dimension that the axes partition after the reshard
   // Number of devices in each group. It is less than the product of the axes' sizes if only a
   // factor of an axis moves to another dimension.
   int64_t group_size = 1;
@@ -47,12 +47,12 @@ struct ReshardStep {
   friend bool operator==(const ReshardStep&, const ReshardStep&) = default;
 };
 
-// What one destination device keeps and receives. Sizes are in elements.
+// The elements that one destination device keeps and receives. Sizes are in elements.
 struct DeviceReshard {
   std::optional<Tile> src;  // nullopt if the device is not in the source mesh
   Tile dst;
   int64_t kept = 0;          // elements of the new tile that the device already holds
-  int64_t need = 0;          // elements of the new tile that it must receive
+  int64_t need = 0;          // elements of the new tile that the device must receive
   int64_t region_count = 0;  // number of regions (and messages) of `need`
 };
 
@@ -67,8 +67,8 @@ struct FetchRegion {
 
 // A region that one device sends to another device.
 struct ReshardLink {
-  DeviceId source = 0;       // of the source mesh
-  DeviceId destination = 0;  // of the destination mesh
+  DeviceId source = 0;       // a device of the source mesh
+  DeviceId destination = 0;  // a device of the destination mesh
   Tile tile;
   int64_t elements = 0;
 
@@ -78,15 +78,15 @@ struct ReshardLink {
 // Sums and extremes over all devices. Sizes are in elements.
 struct ReshardTotals {
   bool noop = true;       // no data moves, although tiles may shrink
-  int64_t kept = 0;       // over all devices
-  int64_t need = 0;       // over all devices
-  int64_t max_need = 0;   // of one device
+  int64_t kept = 0;       // sum of DeviceReshard::kept over all devices
+  int64_t need = 0;       // sum of DeviceReshard::need over all devices
+  int64_t max_need = 0;   // the greatest DeviceReshard::need of one device
   int64_t receivers = 0;  // devices with need > 0
-  int64_t links = 0;      // pairs of sender and receiver
-  int64_t max_link = 0;   // the most that one device sends to another
+  int64_t links = 0;      // number of pairs of sender and receiver
+  int64_t max_link = 0;   // the most elements that one device sends to another device
   double mean_sent = 0;   // need / devices of the source mesh
-  // The most that one source device sends. Nullopt if the plan would have to visit more than
-  // kMaxLinkWalk links to find out.
+  // The most elements that one source device sends. Nullopt if the plan would have to visit more
+  // than kMaxLinkWalk links to find out.
   std::optional<int64_t> max_sent;
 };
 
@@ -97,28 +97,28 @@ struct ReshardTotals {
 // tile that its old tile lacks, each once. The plan cuts the new tile along the source's tiles. The
 // device keeps the piece in its own old tile. It receives every other piece, called a region, from
 // one holder of that source tile:
-//   - If both meshes are the same, from the holder with the destination's own coordinates along all
-//     axes that neither layout partitions; that holder is a neighbour.
-//   - Otherwise the holders take turns, in the order of the destinations that need the same piece,
-//     so that no holder serves all.
+//   - If both meshes are the same: from the holder with the destination's own coordinates along all
+//     axes that neither layout partitions. That holder is a neighbour.
+//   - If the meshes differ: from the holder whose turn it is. The holders take turns, in the order
+//     of the destinations that need the same piece, so that no holder serves all of them.
 //
 // Along axes that are unreduced in both layouts, each device keeps its own partial sums. The
 // reshard reduces the axes that are unreduced only in the source. Each device's partial sum along
 // such an axis counts as a separate piece: a destination receives all pieces except its own, as in
 // a reduce-scatter. An all-reduce can move less, because it adds partial sums on the way.
 //
-// Example: mesh tp=4, shape (8, 8), P('tp') to P(None, 'tp'): each device keeps [2,2] of 4 elements
-// and needs 12, 4 from each of the others; an all-to-all.
+// Example: mesh tp=4, shape (8, 8), P('tp') to P(None, 'tp') is an all-to-all. Each device keeps a
+// tile of shape (2, 2), which has 4 elements. It needs 12 elements, 4 from each other device.
 //
 // No function takes time proportional to the number of devices, unless its comment says so.
 // Totals() uses the fact that tile sizes are products over dimensions: it sums over dimensions that
 // share no axis separately, and multiplies the sums. For a dimension with equal parts on both
-// sides, it takes:
+// sides, Totals() takes:
 //   - constant time if one cut refines the other;
 //   - time for each part if the dimension's axes occur in no other dimension;
 //   - else time for each combination of coordinates along its axes.
 // If the positions of the two meshes do not match (explicit device numbers, or axis sizes that do
-// not nest), it visits all devices.
+// not nest), Totals() visits all devices.
 // Immutable, and safe to share between threads; a copy is cheap.
 class ReshardPlan {
  public:
@@ -144,8 +144,8 @@ class ReshardPlan {
   // Returns the pattern of the whole reshard, over all devices. Returns kGeneral if steps() has
   // several patterns that move data, or if no pattern describes the reshard.
   ReshardPattern pattern() const;
-  // Returns the steps, by dimension. Empty for kNoop, and if no steps lead from one layout to the
-  // other.
+  // Returns the steps, in the order of the dimensions. Empty for kNoop, and if no steps lead from
+  // one layout to the other.
   absl::Span<const ReshardStep> steps() const;
 
   // Returns the position in the source mesh of a destination device; nullopt if the source mesh
@@ -163,7 +163,7 @@ class ReshardPlan {
   absl::StatusOr<std::vector<FetchRegion>> RegionsOf(
       DeviceId destination, int64_t max_regions = kDefaultMaxRegions) const;
 
-  // Returns the links of a device of the source mesh, by rising destination.
+  // Returns the links of a device of the source mesh, sorted by rising destination.
   // Takes O(rank + axes) for each destination whose tile overlaps the source's tile.
   // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) for more than kMaxWalk such destinations or more than
   // `max_links` links.

@@ -39,10 +39,10 @@ struct ReshardPlan::State {
   std::vector<int64_t> boundaries;
   bool same_mesh = false;
 
-  // Determine the replica of a source tile that serves a destination. Along the axes in `own`, the
-  // replica has the destination's coordinate. Along the axes in `turns`, the replicas serve
-  // destinations in turn, by the destination's number among all destinations with the same new
-  // part. The digits in `places` form that number.
+  // These members determine which replica of a source tile serves a destination. Along the axes in
+  // `own`, the replica has the destination's coordinate. Along the axes in `turns`, the replicas
+  // serve the destinations in turn, by the destination's number among all destinations with the
+  // same new part. The digits in `places` form that number.
   std::vector<Digit> own;
   std::vector<Digit> turns;
   int64_t turn_count = 1;
@@ -58,11 +58,12 @@ struct ReshardPlan::State {
     return src.mesh.DeviceOfGlobalId(dst.mesh.GlobalIdOf(destination));
   }
 
-  // The parts of one destination, and the values derived from them, per dimension.
+  // The parts of one destination device, and the values derived from them. Lists have one element
+  // per dimension.
   struct View {
     absl::InlinedVector<int64_t, 8> dst_part;
     absl::InlinedVector<int64_t, 8> src_part;  // empty if the source mesh lacks the device
-    // The first and last source part that dst_part overlaps.
+    // The first and the last source part that overlap dst_part.
     absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;
     int64_t size = 1;
     int64_t kept = 0;
@@ -74,7 +75,7 @@ struct ReshardPlan::State {
   DeviceId HolderFor(DeviceId destination, absl::Span<const int64_t> dst_part,
                      absl::Span<const int64_t> cell) const;
 
-  // Returns the ranges of the tensor's own dimensions, without those of partial sums.
+  // Returns the ranges of the tensor's own dimensions, without the dimensions of partial sums.
   Tile TensorTile(absl::Span<const IndexRange> ranges) const {
     Tile tile;
     for (int64_t dim = 0; dim < from.rank(); ++dim) {

@@ -39,10 +39,10 @@ constexpr int64_t kStepsPerQuestion = int64_t{1} << 10;
 // The overlap of one destination part of a dimension with the source parts.
 struct PartFacts {
   int64_t size = 0;
-  int64_t cells = 0;     // number of source parts that it overlaps
+  int64_t cells = 0;     // number of source parts that the destination part overlaps
   int64_t best = 0;      // the largest overlap with a source part
   int64_t best_src = 0;  // index of the source part with the largest overlap
-  int64_t second = 0;    // the second largest overlap; 0 if there is only one
+  int64_t second = 0;    // the second largest overlap; 0 if only one source part overlaps
   int64_t least = 0;     // the least nonempty overlap
 };
 
@@ -136,15 +136,15 @@ class ParetoFrontier {
 // these dimensions ("coordinates").
 struct Sums {
   absl::int128 kept = 0;      // kept elements
-  absl::int128 full = 0;      // coordinates whose device keeps all of its new part
-  absl::int128 touching = 0;  // coordinates whose device keeps some of its new part
-  ParetoFrontier need;        // (size of the new part, its kept elements)
-  ParetoFrontier sent;        // per source part: (its size, the elements that its holders keep)
+  absl::int128 full = 0;      // number of coordinates whose device keeps all of its new part
+  absl::int128 touching = 0;  // number of coordinates whose device keeps some of its new part
+  ParetoFrontier need;        // pairs (size of the new part, elements of it that are kept)
+  ParetoFrontier sent;        // pairs (size of a source part, elements of it that holders keep)
   int64_t best = 0;           // the largest overlap of a new part with a source part
   int64_t best_other = 0;     // the largest overlap with a source part of another device
 };
 
-// Polls for cancellation.
+// Polls `is_cancelled` for a walk, once in many steps.
 class Patience {
  public:
   explicit Patience(const std::function<bool()>& is_cancelled) : is_cancelled_(is_cancelled) {}
@@ -184,7 +184,7 @@ struct Problem {
   Cut dst;
   SharedDigits src_digits;
   SharedDigits dst_digits;
-  std::vector<PartFacts> facts;  // by part of dst
+  std::vector<PartFacts> facts;  // one for each part of `dst`
 };
 
 Problem ProblemOf(const Cut& src, const Cut& dst, SharedDigits src_digits, SharedDigits dst_digits,
@@ -262,9 +262,9 @@ class ComponentWalk {
         VariableOf(digit.id, sizes).dst.push_back({at, digit.weight});
       }
     }
-    // A variable is a digit that the walk counts through. Put the variables that identify the
-    // source tile first, also those used in a constant dimension. All coordinates of one source
-    // tile are then consecutive.
+    // A variable is a digit that the walk counts through. Put first the variables that identify the
+    // source tile, including those used in a constant dimension. All coordinates of one source tile
+    // are then consecutive.
     const auto inner = std::stable_partition(
         variables_.begin(), variables_.end(),
         [&used_by_src](const Variable& variable) { return used_by_src[variable.id]; });
@@ -406,7 +406,7 @@ class ComponentWalk {
 // Returns the sums of a dimension that shares no digits with other dimensions, and whose source and
 // destination digits are disjoint. Every pair of a source part and a new part then occurs on some
 // device. If `holders_agree`, all holders of one source tile have the same new part in this
-// dimension; otherwise all new parts occur among the holders.
+// dimension; if not, all new parts occur among the holders.
 Sums SweepAlone(const Problem& problem, bool holders_agree) {
   Sums sums;
   sums.kept = problem.dst.extent;
@@ -438,10 +438,10 @@ Sums OfConstant(const Problem& problem) {
   return sums;
 }
 
-// The devices that GreatestFrom considers, among those from a first one on.
+// The devices that GreatestFrom considers, among the devices from `first` on.
 enum class Beyond {
   kAll,
-  kWithTilesOfTheirOwn,  // only devices whose tile no device before the first one holds
+  kWithTilesOfTheirOwn,  // only devices whose tile no device before `first` holds
 };
 
 // Returns the greatest product over all dimensions of `value(dim, part)`, among the devices from
@@ -560,7 +560,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     const SharedDigits& old_digits = problems[dim].src_digits;
     const SharedDigits& new_digits = problems[dim].dst_digits;
     bool disjoint = true;
-    size_t agreeing = 0;  // new digits that also identify the source tile, in another dimension
+    size_t agreeing = 0;  // number of new digits that identify the source tile in another dimension
     for (const SharedDigit& digit : new_digits.digits) {
       disjoint = disjoint && std::none_of(old_digits.digits.begin(), old_digits.digits.end(),
                                           [&digit](const SharedDigit& old_digit) {
@@ -576,8 +576,8 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
       parts.push_back(std::move(sums));
     }
   }
-  absl::int128 repeats = 1;         // combinations of the digits that no group covers
-  absl::int128 source_repeats = 1;  // combinations of those that do not identify a source tile
+  absl::int128 repeats = 1;         // number of combinations of the digits that no group covers
+  absl::int128 source_repeats = 1;  // the same number, without digits that identify a source tile
   bool own_is_certain = true;       // whether a device's new tile determines its source tile
   for (size_t id = 0; id < digit_count; ++id) {
     own_is_certain = own_is_certain && (!used_by_src[id] || used_by_dst[id]);

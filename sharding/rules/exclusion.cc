@@ -77,7 +77,7 @@ class Scanner {
  private:
   void SkipSet() {
     at_ += text_.substr(at_).starts_with("[^") ? 2 : 1;
-    // A closing bracket in first place is a member of the set and does not end it.
+    // A closing bracket directly at the start is a member of the set and does not end the set.
     for (size_t first = at_; at_ < text_.size() && (text_[at_] != ']' || at_ == first);) {
       at_ += text_[at_] == '\\' ? 2 : 1;
     }
@@ -117,8 +117,8 @@ std::optional<Exclusion> ParseExclusion(std::string_view pattern) {
     out.bodies.emplace_back(*body);
   }
   out.rest = std::string(scanner.Rest());
-  // Refuse an alternation after the exclusion, which would then belong to one branch only. Refuse a
-  // repeat after the exclusion, which would repeat it.
+  // Refuse an alternation after the exclusion: the exclusion would belong to its first branch only.
+  // Refuse a repeat operator after the exclusion: it would repeat the exclusion.
   if (out.anchor.empty() || out.bodies.empty() || HasChoice(out.rest) ||
       out.rest.find_first_of("*+?{") == 0) {
     return std::nullopt;

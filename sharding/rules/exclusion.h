@@ -41,9 +41,9 @@ struct RewrittenRules {
 //   - UNSUPPORTED_PATTERN for look-around in any other place, and for any other construct that
 //     Pattern does not support. Also for parts that cannot be rewritten: word boundaries, `$` in
 //     the middle, ignored case beyond ASCII, named classes beside other characters beyond ASCII.
-//   - BAD_PATTERN.
-//   - LIMIT_EXCEEDED if a spelled-out pattern is longer than a pattern may be, more than 100 rules
-//     need one, or the rules exceed RuleSet::kMaxRules.
+//   - BAD_PATTERN for a pattern that Python refuses.
+//   - LIMIT_EXCEEDED if a pattern exceeds the limits of Pattern, if more than 100 rules need a
+//     spelled-out pattern, or if the result has more than RuleSet::kMaxRules rules.
 // CANCELLED if `is_cancelled`, which is polled before each rule, returns true.
 absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules,
                                                  const std::function<bool()>& is_cancelled = {});

@@ -123,7 +123,8 @@ absl::Status NameWithoutAxes(absl::Span<const AxisValue> names, size_t dim,
       {{fact::kName, name}, {fact::kDimension, dim}});
 }
 
-// Checks a spec for this mesh as JAX does.
+// Checks that the axes of the spec are distinct and in the mesh, and that only a mesh with a kAuto
+// axis gets a spec with an open dimension. Errors and their order are those of JAX.
 absl::Status CheckSpecOnMesh(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   bool is_open = false;

@@ -34,9 +34,9 @@ namespace shardmesh {
 // untrusted rules enforces this bound.
 inline constexpr int64_t kMaxLogicalRules = 4096;
 
-// Lays the dimension called `name` along `mesh_axes`: none, a name, a tuple of names, or
-// unconstrained. Other values are accepted here and refused when a spec is made from them, as in
-// flax.
+// A rule that lays the dimension called `name` along `mesh_axes`: none, a name, a tuple of names,
+// or unconstrained. The struct accepts other values. They are refused when a spec is made from
+// them, as in flax.
 struct LogicalRule {
   std::string name;
   AxisValue mesh_axes;
@@ -48,20 +48,19 @@ using LogicalRules = std::vector<LogicalRule>;
 
 // ---- flax.core.spmd -----------------------------------------------------------------------------
 
-// Merges both lists (flax's composite_rules). If one list is empty, returns the other unchanged,
-// including repeats. Otherwise each name occurs once, at its first place, with its last value in
-// `first`. A value in `second` must not differ from the value in `first`, nor from another value of
-// the same name in `second`.
+// Merges both lists (flax's composite_rules). If one list is empty, returns the other list
+// unchanged, including repeated names. If neither is empty, each name occurs once in the result, at
+// its first position. Its value is its last value in `first`. A value in `second` must not differ
+// from the value in `first`, nor from another value of the same name in `second`.
 //
-// INVALID_ARGUMENT (INVALID_AXIS_VALUE; Python: ValueError) gives the name and both values that
-// differ.
-// ('x',) and 'x' differ.
+// INVALID_ARGUMENT (INVALID_AXIS_VALUE; Python: ValueError) for two values of one name that differ;
+// the message gives the name and both values. ('x',) and 'x' differ.
 absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
                                             absl::Span<const LogicalRule> second);
 
 // Replaces each name by the value of the last rule for that name, without recursion (flax's
-// from_sharding_rules). Names without a rule, none, "" and () stay. Looks a tuple up by its text,
-// ToString(). Does not detect repeated mesh axes.
+// from_sharding_rules). Names without a rule, none, "" and () stay unchanged. Looks a tuple up by
+// its text, ToString(). Does not detect repeated mesh axes.
 std::vector<AxisValue> ApplyLogicalRules(absl::Span<const AxisValue> names,
                                          absl::Span<const LogicalRule> rules);
 
@@ -111,8 +110,8 @@ absl::StatusOr<ShardValueDecision> ResolveShardValue(absl::Span<const AxisValue>
 // axis that another dimension already has. A rule with none or () does assign a value: none.
 enum class RulesFallback {
   kAxisIsUnsharded,  // the dimension is not partitioned
-  kRaiseError,       // refuse
-  kNoConstraint,     // leave the whole array unchanged
+  kRaiseError,       // the call returns UNKNOWN_AXIS
+  kNoConstraint,     // the whole array stays unchanged
 };
 
 // Returns `axis_is_unsharded`, `raise_error` or `no_constraint`.
@@ -135,9 +134,10 @@ std::optional<RulesFallback> RulesFallbackFromName(std::string_view name);
 // clang-format off
 //   INVALID_AXIS_VALUE (TypeError)   one of `names` is or contains a list;
 //   DUPLICATE_AXIS (ValueError)      a name occurs twice (other values may);
-//   UNKNOWN_AXIS (ValueError)        under kRaiseError, some name got no mesh axes: gives the name,
-//                                    and that it has no rule or which name took the axes;
-//   INVALID_SPEC (ValueError)        PartitionSpec::Create's.
+//   UNKNOWN_AXIS (ValueError)        under kRaiseError, some name got no mesh axes. The message
+//                                    has the name, and the reason: the name has no rule, or other
+//                                    names took the axes of its rules;
+//   INVALID_SPEC (ValueError)        PartitionSpec::Create refuses the spec.
 // clang-format on
 absl::StatusOr<std::optional<PartitionSpec>> ResolveLogicalAxes(
     absl::Span<const AxisValue> names, absl::Span<const LogicalRule> rules,

@@ -55,7 +55,8 @@ class PatternRules {
   // The spec does not depend on the tensor's shape. Returns errors only under kExact: those of a
   // faulty pattern that the search reaches.
   absl::StatusOr<PartitionSpec> SpecOf(std::string_view name) const;
-  // Returns the index of the first rule whose pattern is found in the name; nullopt if none is.
+  // Returns the index of the first rule whose pattern is found in the name; nullopt if no pattern
+  // is found. Errors as SpecOf.
   absl::StatusOr<std::optional<int64_t>> RuleOf(std::string_view name) const;
 
   absl::Span<const Rule> rules() const { return rule_set_.rules(); }

@@ -28,7 +28,8 @@ struct RuleExplanation {
 
 // Explains RuleSet::Match. For a tensor without a matching rule, returns an explanation and no
 // error. For a tensor that the rule set replicates without a search, returns no steps.
-// Errors: INVALID_SHAPE; a deferred pattern error.
+// Errors: INVALID_SHAPE for a malformed shape; the deferred error of a faulty pattern that the
+// search reaches.
 absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::string_view name,
                                              OptionalShape shape);
 

@@ -31,14 +31,14 @@ constexpr int64_t kNearestNamed = 3;
 constexpr size_t kTreesNamed = 3;
 constexpr size_t kAxesNamed = 3;
 
-// A profile gives equal answers in both modes of a pair, so the lint resolves only the first.
+// A profile gives equal answers in both modes of a pair, so the lint resolves only the first mode.
 constexpr RuntimeMode kModePairs[2][2] = {{RuntimeMode::kTrain, RuntimeMode::kPrefill},
                                           {RuntimeMode::kAutoregressive, RuntimeMode::kInsert}};
 
 // The tensors for which a fact holds.
 struct Tally {
   int64_t count = 0;
-  size_t tensor = 0;  // the first, or the worst
+  size_t tensor = 0;  // index of the first tensor, or of the worst one (see AddWorst)
   int64_t elements = -1;
   std::vector<Finding::InTree> trees = {};
 
@@ -127,7 +127,7 @@ class Linter {
 
     friend auto operator<=>(const Subject&, const Subject&) = default;
   };
-  using Blame = std::tuple<Subject, int64_t, Reason>;  // with a mesh
+  using Blame = std::tuple<Subject, int64_t, Reason>;  // the number is a mesh, or kNoMesh
 
   absl::Status LookAtRules(size_t index, int64_t elements);
   void LookAtAxes(size_t index, int64_t elements);
@@ -167,21 +167,21 @@ class Linter {
   const absl::Span<const LintMesh> meshes_;
   const LintOptions& options_;
 
-  int64_t asked_ = 0;           // tensors that rules decide
-  std::vector<Tally> matched_;  // by rule: tensors whose names contain its pattern
-  std::vector<Tally> won_;      // by rule: tensors that it decides
+  int64_t asked_ = 0;           // number of tensors that rules decide
+  std::vector<Tally> matched_;  // for each rule, the tensors whose names contain its pattern
+  std::vector<Tally> won_;      // for each rule, the tensors that the rule decides
   struct Pair {
-    int64_t count = 0;  // tensors that the first rule decides and the second also matches
-    Tally differing;    // the tensors among them for which the two specs differ
+    int64_t count = 0;  // number of tensors that the first rule decides and the second also matches
+    Tally differing;    // those of these tensors for which the specs of the two rules differ
   };
   absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
-  std::vector<Tally> unmatched_;  // one for each name
+  std::vector<Tally> unmatched_;  // one for each name that no rule matches
   absl::flat_hash_map<std::string_view, size_t> unmatched_names_;
   std::map<Blame, Tally> bad_axes_;
   std::map<Reason, std::string> bad_axes_errors_;  // the first error of each reason
   std::map<Blame, Tally> duplicates_;
   std::map<Blame, Tally> corrected_;
-  // The axes that a mesh lacks, by subject and mesh, in order of appearance.
+  // For each subject and mesh: the axes that the mesh lacks, in order of appearance.
   std::map<std::pair<Subject, int64_t>, std::vector<std::string>> absent_axes_;
   LintReport report_;
 };
@@ -357,7 +357,7 @@ std::string Linter::AbsentAxesText(Subject subject, int64_t mesh,
 template <typename Fill>
 void Linter::Add(Finding finding, const Fill& fill) {
   int64_t& count = report_.counts[static_cast<size_t>(finding.kind)];
-  // Make only the texts of listed findings: they name the nearest rules, which are slow to find.
+  // Make only the texts of listed findings: a text names the nearest rules, which are slow to find.
   if (count++ < options_.max_findings_per_kind && !IsCancelled()) {
     finding.text = StrCat(fill(finding), TreesText(finding));
     report_.findings.push_back(std::move(finding));
@@ -444,7 +444,7 @@ void Linter::ReportRules() {
     if (matched.count == 0 || won_[static_cast<size_t>(rule)].count > 0) {
       continue;
     }
-    std::vector<std::pair<int64_t, int64_t>> takers;  // minus the count, rule
+    std::vector<std::pair<int64_t, int64_t>> takers;  // (negated count, rule)
     for (auto pair = first; pair != next; ++pair) {
       takers.emplace_back(-pair->second->count, pair->first.second);
     }
@@ -548,7 +548,8 @@ void Linter::ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blam
       add(blame, tally, {});
     }
   }
-  // Report facts about axes in the order of meshes. Report a fact that holds in all modes once.
+  // Report facts about axes in the order of meshes. Report a fact that holds in all modes only
+  // once.
   std::map<std::pair<int64_t, Reason>, std::vector<std::pair<Blame, Tally>>> by_mesh;
   for (const auto& [blame, tally] : blames) {
     const auto& [subject, mesh, reason] = blame;

@@ -54,8 +54,8 @@ struct Finding {
     kShadowed,
     // Two rules that overlap and depend on their order. The first rule decides some tensors that
     // the second matches too; each rule also decides other tensors; and the specs for the common
-    // tensors differ. (A rule that is a special case of a later rule, or of an earlier rule that
-    // shadows it, is no conflict.) rules: the first, the second; tensor: the first; count.
+    // tensors differ. (It is no conflict if a rule is a special case of a later rule, or of an
+    // earlier rule that shadows it.) rules: the first, the second; tensor: the first; count.
     kConflicting,
     // No rule matches a tensor. One finding for each name. tensor; count.
     kUnmatched,
@@ -73,12 +73,12 @@ struct Finding {
   Kind kind = Kind::kDead;
   std::vector<int64_t> rules = {};
   std::string tensor = {};
-  std::vector<RuntimeMode> modes = {};  // in their order; all modes with the same finding
+  std::vector<RuntimeMode> modes = {};  // all modes in which the finding holds, in the enum's order
   std::string mesh = {};
   Reason reason = Reason::kUnspecified;
   int64_t count = 0;  // number of tensors
-  // The number of tensors in each tree that has any, by rising tree. Empty if the finding concerns
-  // no tensor, and therefore all trees.
+  // The trees with tensors that the finding concerns, in rising order, and the number of these
+  // tensors in each tree. Empty if the finding concerns no tensor: it then applies to all trees.
   struct InTree {
     int64_t tree = 0;
     int64_t tensors = 0;
@@ -92,12 +92,12 @@ struct Finding {
 };
 inline constexpr int64_t kFindingKindCount = 8;
 
-// "DEAD", "SHADOWED", ...: stable.
+// Returns the name of a kind: "DEAD", "SHADOWED", ... Names do not change between versions.
 std::string_view FindingKindName(Finding::Kind kind);
 
 struct LintOptions {
-  // The names of the trees for texts, by number, such as `tree 'bert'`. Empty if there is only one
-  // tree, which needs no name.
+  // The names of the trees, indexed by LintTensor::tree. Texts show them, such as `tree 'bert'`.
+  // Empty if there is only one tree, which needs no name.
   std::vector<std::string> trees = {};
   // Upper bound on the listed findings of each kind; the lint only counts further findings. Not
   // negative.
@@ -107,7 +107,7 @@ struct LintOptions {
   std::function<bool()> is_cancelled = {};
 };
 
-// The report on one tree, independent of the others.
+// The report on one tree, independent of the other trees.
 struct LintTreeReport {
   int64_t tensors = 0;
   int64_t dead_rules = 0;      // rules without pattern error that match none of its tensors
@@ -121,9 +121,10 @@ struct LintTreeReport {
 };
 
 struct LintReport {
-  // Findings by kind, then by rule, tensor in tree order, mesh as given, mode.
+  // Findings, sorted by kind, then by rule, by tensor in tree order, by mesh in the given order,
+  // and by mode.
   std::vector<Finding> findings;
-  // Number of findings by kind, listed or not.
+  // Number of findings of each kind, listed or not.
   std::array<int64_t, kFindingKindCount> counts = {};
   // Reports by the tree's number; as many as LintOptions::trees, at least one.
   std::vector<LintTreeReport> trees;

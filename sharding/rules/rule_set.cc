@@ -21,8 +21,8 @@
 namespace shardmesh {
 namespace {
 
-// Number of names on which kFastest tries each method. By then, RE2 has built most of the states
-// that it will use.
+// Number of names on which kFastest tries each method. After that many names, RE2 has built most of
+// the states that it will use.
 constexpr int64_t kTrialNames = 64;
 // Number of names before the first trial: for a smaller tree, building an RE2::Set does not pay
 // off.

@@ -26,8 +26,8 @@ struct Rule {
   PartitionSpec spec;
 };
 
-// The min_size of rule sets that leave it open, unless the coordinator's configuration sets
-// another.
+// The min_size of rule sets that do not set it, unless the coordinator's configuration sets another
+// default.
 inline constexpr int64_t kDefaultMinSize = 16384;
 
 struct RuleSetOptions {
@@ -106,7 +106,8 @@ class RuleSet {
   // Returns the spec of one tensor, from the first rule, in order, that matches the name.
   //
   // Errors, all INVALID_ARGUMENT: UNMATCHED_TENSOR (Python: ValueError) if no rule matches, with
-  // the tensor and the nearest rules; INVALID_SHAPE; a deferred pattern error.
+  // the tensor and the nearest rules; INVALID_SHAPE for a malformed shape; the deferred error of a
+  // faulty pattern that the search reaches.
   absl::StatusOr<RuleMatch> Match(std::string_view name, OptionalShape shape) const;
 
   // Returns the result of Match under the assumption that the rule of this index is the first
@@ -153,8 +154,8 @@ class RuleFinder {
   // `cost_reading` as in MatchTreeOptions; without it kFastest is kRuleByRule.
   RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading);
 
-  // Returns the index of the first rule, in order, that matches; nullopt if none does.
-  // Errors: a deferred pattern error.
+  // Returns the index of the first rule, in order, that matches; nullopt if no rule matches.
+  // Errors: the deferred error of a faulty pattern that the search reaches.
   //
   // kFastest tries one strategy on the first names and the other on the next names, then keeps the
   // faster one. The comparison is fair only if these names cost about the same. Polls
@@ -166,7 +167,7 @@ class RuleFinder {
   void Decide();
 
   RuleSet rules_;
-  bool at_once_ = false;                   // the strategy in force
+  bool at_once_ = false;                   // whether the current strategy is kAtOnce
   std::function<int64_t()> cost_reading_;  // empty once decided
   int64_t asked_ = 0;
   int64_t started_ = 0;  // cost reading at the start of the current trial
