@@ -56,7 +56,7 @@ absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest&
     const std::optional<WorkerFlight> flight =
         options_.flight_log->Find(identity, step, max_records);
     if (!flight.has_value()) {
-      if (request.identity().empty()) continue;  // forgotten meanwhile
+      if (request.identity().empty()) continue;  // the worker was forgotten
       return WithReason(absl::NotFoundError(StrCat("there is no worker \"", identity,
                                                    "\"; `shardmesh status` lists the workers")),
                         Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});

@@ -19,7 +19,8 @@ namespace shardmesh::server {
 // Answers calls of cluster_service.proto, which lists their errors. Thread-safe.
 class WorkerCalls {
  public:
-  // All arguments must outlive this object. `live` returns the steps and transfers that run now.
+  // All objects that the arguments point to must outlive this object. `live` returns the steps and
+  // transfers that run now.
   WorkerCalls(Membership* membership, DefinitionStore* definition_store,
               const ArrayRegistry* registry, const Recovery* recovery,
               std::function<std::vector<Sequencer::LiveWork>()> live)

@@ -32,7 +32,7 @@ namespace shardmesh::server {
 // clang-format off
 //   (unknown) -> kAttached          Attach
 //   kAttached -> kDraining          Leave, or Drain(true): gets no new work, keeps its tiles
-//   kDraining -> kAttached          Drain(false), unless it leaves
+//   kDraining -> kAttached          Drain(false), unless the worker is leaving
 //   kAttached, kDraining -> kLost   its stream broke or ended, or its heartbeats stopped
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
 //   kLost     -> kDraining          Attach, by the incarnation that Drain(true) named;
@@ -108,7 +108,7 @@ struct WorkerStatus {
   int64_t losses = 0;        // number of times that it was lost
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
-  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // or Attach
+  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // Attach counts as one
   // The used part of capacity_bytes, as of the last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
   QuarantineCount quarantine() const { return vitals->quarantine(); }  // as of the last heartbeat
@@ -125,7 +125,7 @@ class MeshRanks {
   const std::vector<std::string> identities;
   const int64_t size;  // number of ranks
 
-  // Rank that `identity` serves. O(log size).
+  // Returns the rank that `identity` serves; nullopt if it serves none. O(log size).
   std::optional<int64_t> RankOf(std::string_view identity) const;
 
  private:
@@ -172,7 +172,7 @@ struct MembershipEvent {
   std::string mesh_id = {};
   int64_t epoch = 0;                                     // after the change
   std::shared_ptr<const WorkerStatus> worker = nullptr;  // the current or last state of `identity`
-  std::shared_ptr<const MeshRanks> mesh = nullptr;       // of kRanksAssigned, kRanksMoved
+  std::shared_ptr<const MeshRanks> mesh = nullptr;       // for kRanksAssigned and kRanksMoved: new
   std::shared_ptr<const MeshRanks> former = nullptr;     // for kRanksMoved: the former ranks
 };
 
@@ -215,9 +215,10 @@ class Membership {
 
   // Records that a worker attached. Returns the number of this attachment, never 0, which
   // identifies the worker's stream in later calls. If the same incarnation attaches again, the new
-  // stream replaces the older one. The older attachment then ends without an event.
-  //   ALREADY_EXISTS (IDENTITY_IN_USE)  another incarnation has the identity and is alive; names
-  //                                     its pid, host and endpoint. Retry when it is lost.
+  // stream replaces the older stream. The older attachment then ends without an event.
+  //   ALREADY_EXISTS (IDENTITY_IN_USE)  another incarnation has the identity and is alive; the
+  //                                     message names that incarnation's pid, host and endpoint.
+  //                                     Retry when that incarnation is lost.
   //   INVALID_ARGUMENT                  a field is out of its range.
   absl::StatusOr<uint64_t> Attach(WorkerInfo info);
 
@@ -243,11 +244,11 @@ class Membership {
   // Returns the error that Forget would return now. Changes nothing.
   absl::Status CheckForget(std::string_view identity) const;
 
-  // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
-  // or is empty. If it is empty, the ranks wait until `size` workers are attached. They then go to
-  // the first of these, by bytewise order of identity. Several meshes may use the same workers.
-  // ALREADY_EXISTS: the mesh is defined. INVALID_ARGUMENT: the size, the number of identities or an
-  // identity is wrong.
+  // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each worker at most
+  // once, or is empty. If it is empty, the ranks stay unassigned until `size` workers are attached.
+  // The ranks then go to the first `size` attached workers, by bytewise order of identity. Several
+  // meshes may use the same workers. ALREADY_EXISTS: the mesh is defined. INVALID_ARGUMENT: the
+  // size, the number of identities or an identity is wrong.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
   // Gives the already assigned ranks of a mesh to other workers, each at most once. NOT_FOUND: no
   // such mesh. INVALID_ARGUMENT: see AddMesh. FAILED_PRECONDITION: the ranks are not assigned.
@@ -277,7 +278,7 @@ class Membership {
   // Replaces the known status of this worker by `worker`.
   void Replace(WorkerStatus worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(WorkerStatus worker, std::string reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns when a lost worker is forgotten; InfiniteFuture if it serves a rank.
+  // Returns the time at which a lost worker is forgotten; InfiniteFuture if it serves a rank.
   absl::Time ForgetTime(const WorkerStatus& worker) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Sets the identities of the mesh's ranks.
   void SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size)
@@ -297,8 +298,8 @@ class Membership {
   // change would take quadratic time when all workers attach.
   mutable std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Attachment> attachments_ ABSL_GUARDED_BY(mutex_);
-  // Indexes of state_: the meshes and ranks of each identity, and the meshes without ranks by their
-  // size.
+  // Indexes of state_: the meshes and ranks of each identity, and the meshes without assigned
+  // ranks, by their size.
   absl::flat_hash_map<std::string, std::map<std::string, int64_t, std::less<>>> ranks_of_
       ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<int64_t, std::string>> unassigned_ ABSL_GUARDED_BY(mutex_);
