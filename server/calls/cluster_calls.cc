@@ -20,7 +20,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Limits of an answer: records of one worker, and bytes of the records of all workers together.
+// Limits of an answer: the records of one worker (default and maximum), and the bytes of the
+// records of all workers together.
 constexpr size_t kDefaultFlightRecords = 64;
 constexpr int32_t kMaxFlightRecords = static_cast<int32_t>(FlightLog::kMaxRecords);
 constexpr int64_t kFlightBytes = int64_t{2} << 20;

@@ -30,8 +30,8 @@ absl::Status CheckTerm(int64_t term);
 std::string EncodeCluster(const ClusterRecord& cluster);
 absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
 
-// Key of the RestoredRecord. Only a state that was restored from a snapshot, or has lost records,
-// has it.
+// Key of the RestoredRecord. The record exists only in a state that was restored from a snapshot,
+// or that has lost records.
 inline constexpr std::string_view kRestoredKey = "restored";
 // The digest of a state with lost records: the snapshot's digest, if any, was lost with them.
 inline constexpr std::string_view kUnknownSnapshot = "unknown";

@@ -74,7 +74,8 @@ absl::Status CheckName(const std::string& name) {
       Reason::kBadField, {{fact::kValue, name}});
 }
 
-// Returns a copy of the array with the missing ranks `missing`, and with the state that follows.
+// Returns a copy of the array with the missing ranks `missing`, and with the array state that they
+// imply.
 ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   auto changed = std::make_shared<Array>(array);
   changed->missing_ranks = std::move(missing);
@@ -85,7 +86,7 @@ ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   return changed;
 }
 
-// Adds `change` to the count of arrays in this state.
+// Adds `change` to the count of arrays in the state `state`.
 void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
   switch (state) {
     case ArrayState::kStaging:
@@ -162,9 +163,9 @@ std::string_view ArrayStateName(ArrayState state) {
 struct ArrayRegistry::Pending {
   CommitRequest request;
   CommitCallback callback;
-  std::vector<ArrayPtr> arrays;  // request.arrays, in the same order, as committed arrays
+  std::vector<ArrayPtr> arrays;  // the request's arrays as committed, in the request's order
   absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // by array id
-  std::vector<ManifestEntry> entries = {};  // names that now point to an array, as manifest entries
+  std::vector<ManifestEntry> entries = {};  // entries of the names that get an array
   int64_t more_names = 0;                   // MoreNames(request)
   std::string manifest_id;                  // empty: one transaction is enough
   std::vector<std::string> chunks;
@@ -263,7 +264,7 @@ absl::Status ArrayRegistry::Load() {
 
   // Load the readable records even if others are unreadable. An unreadable record might have
   // replaced or deleted a readable record. It is therefore unknown which records are obsolete:
-  // remove none.
+  // remove no record.
   has_unreadable_ = store_->stats().unreadable_records > 0;
   is_damaged_ = has_unreadable_;
   const auto leave_out = [&](const std::string& key, const absl::Status& status) {
@@ -413,8 +414,8 @@ absl::Status ArrayRegistry::Load() {
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
-    // If records are damaged, all manifests stay in the store with their names. Keep them in memory
-    // as well: a later deletion of such a name must be recorded in the store.
+    // If records are damaged, all manifests stay in the store with their names. Keep the manifests
+    // in memory as well: a later deletion of such a name must be recorded in the store.
     if (manifest->second.current_names == 0 && !is_damaged_) {
       DropManifest(manifest);
     } else {
@@ -1351,7 +1352,7 @@ void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
         batch->key = ReleasedKey(RandomId());
         Transaction put = Fenced();
         put.puts.push_back({batch->key, EncodeReleased(record)});
-        put.urgent = true;  // the deletion of the arrays waits for it
+        put.urgent = true;  // a release must be recorded even if the store is full
         CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});
       }
     }

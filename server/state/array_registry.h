@@ -103,8 +103,9 @@ struct NameMove {
 struct CommitRequest {
   std::vector<ArrayCommit> arrays;
   std::vector<NameMove> moves;  // of distinct names
-  // If not empty, the caller has begun this request in requests(). If the commit succeeds, it
-  // finishes the request there and stores `answer`. If the commit fails, it abandons the request.
+  // If not empty, the caller has begun this request in requests(). If the commit succeeds, Commit
+  // finishes the request there and stores `answer` with it. If the commit fails, Commit abandons
+  // the request.
   std::string request_id;
   std::string answer;
 };
@@ -160,8 +161,8 @@ struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
   std::vector<int64_t> missing_ranks = {};  // rising: no worker has reported their tiles (yet)
-  bool can_be_named = false;                // all ranks are present
-  absl::Time until;                         // kept until; InfiniteFuture if records are unreadable
+  bool can_be_named = false;                // every rank has reported its tile
+  absl::Time until;                         // InfiniteFuture: kept while records are unreadable
 };
 
 // The registry's orders to a worker about its tiles. The worker leaves tiles without an order
@@ -278,7 +279,7 @@ class ArrayRegistry {
   // `changes` receives each change of an array or a name; it must outlive this object. Set it
   // before the first commit.
   void SetChanges(ClusterChanges* changes) { changes_ = changes; }
-  // Set it before workers attach.
+  // Set the listener before workers attach.
   void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
 
   // Registers an array whose tiles are about to arrive. ALREADY_EXISTS: the id exists.

@@ -18,7 +18,7 @@
 
 namespace shardmesh::server {
 
-// A worker after a change.
+// A change of a worker, with the worker's data after the change.
 struct WorkerChange {
   enum class Kind { kAttached, kLost, kDraining, kResumed, kForgotten };
   Kind kind = Kind::kAttached;
@@ -59,8 +59,8 @@ class ClusterChanges {
  public:
   using Callback = std::function<void(const ClusterChangePtr&)>;
 
-  // A running watch. The destructor ends the watch. Once it has returned, the callback no longer
-  // runs.
+  // A running watch. The destructor ends the watch. Once the destructor has returned, the callback
+  // no longer runs.
   class Watch {
    public:
     Watch(ClusterChanges* changes, Callback callback);

@@ -36,7 +36,7 @@ constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kPro
 static_assert(std::size(kKinds) == kDefinitionKindCount);
 static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
 
-// Most attempts for a change that expects no version, if other changes keep winning.
+// Most repetitions of a change, if another change of the definition comes first each time.
 constexpr int kMaxTries = 16;
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
@@ -71,8 +71,8 @@ bool HasWorkers(const Definition& mesh) {
   return !std::get<MeshDefinition>(mesh.value).workers.empty();
 }
 
-// Returns the condition that the mesh still has the same assigned workers, or still none. For a
-// mesh whose definition names no workers.
+// Returns the condition that the mesh still has the same assigned workers, or still has none.
+// Requires that the mesh's definition names no workers.
 Compare CompareRanks(const Definition& mesh) {
   return {.key = RanksKeyOf(mesh.name),
           .mod_revision = mesh.assigned == nullptr ? 0 : mesh.assigned->revision};
@@ -116,7 +116,7 @@ std::string Encode(const Definition& definition) {
   return record.SerializeAsString();
 }
 
-// Decodes a record except its value, which it stores in `*wire_value`.
+// Decodes a definition's record without its value. Stores the serialised value in `*wire_value`.
 absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view name,
                                                                std::string_view bytes,
                                                                Revision revision,
@@ -190,7 +190,8 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const Kept
   return replaced;
 }
 
-// Returns the version that `kept` holds, if `previous` knows it; otherwise nullopt.
+// Returns the version that `kept` holds, if that version is `previous` or one of its former
+// versions; otherwise nullopt.
 std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
   if (previous.revision == kept.mod_revision) {
     return ReplacedDefinition{.version = previous.version,
@@ -490,8 +491,8 @@ absl::Status DefinitionStore::Load() {
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
-        // Without its assignment, the mesh would assign its ranks to other workers, which lack the
-        // tiles of its arrays.
+        // Leave the mesh out: without the record, its ranks would be assigned to other workers,
+        // which lack the tiles of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
           LogError("the ranks of a mesh cannot be read, and it is left out",
                    {{"mesh", name}, {"error", assigned}});
@@ -763,7 +764,8 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   transaction.compares.push_back(
       {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
   if (kind == DefinitionKind::kMesh) {
-    // The update must fail if the mesh's workers are assigned or moved before it is committed.
+    // The update must fail if the mesh's workers are assigned or moved before the update is
+    // committed.
     if (verb == Verb::kUpdate && !HasWorkers(**existing)) {
       transaction.compares.push_back(CompareRanks(**existing));
     }

@@ -45,7 +45,7 @@ DefinitionKind KindOf(const DefinitionValue& value);
 // A former version of a definition, in stored form.
 struct ReplacedDefinition {
   int64_t version = 0;
-  Revision revision = 0;  // the store's, when this version was written
+  Revision revision = 0;  // the store's revision at which this version was written
   absl::Time updated;
   int64_t size_bytes = 0;  // of its wire value
   // OK, or DATA_LOSS (STORE_FAILED) if the record cannot be read. In the latter case `updated` and
@@ -57,7 +57,7 @@ struct ReplacedDefinition {
 // The workers assigned to the ranks of a mesh whose definition names no workers. Immutable.
 struct MeshAssignment {
   std::vector<std::string> workers;  // identities by rank
-  Revision revision = 0;             // the store's, when they were assigned
+  Revision revision = 0;             // the store's revision at the assignment
 };
 
 // A named, versioned definition.
@@ -65,7 +65,7 @@ struct Definition {
   std::string name;
   std::string uid;        // random, made at creation; updates keep it
   int64_t version = 0;    // rises with each update; never reused for this name
-  Revision revision = 0;  // the store's, at the last change
+  Revision revision = 0;  // the store's revision at the last change
   absl::Time updated;
   DefinitionValue value;
   // The serialised EntryValue from which `value` was decoded, as clients get it. Clients get the
@@ -74,8 +74,8 @@ struct Definition {
   // The kept former versions, newest first. Set only in the current versions that a Definitions
   // holds.
   std::vector<ReplacedDefinition> replaced;
-  // For a mesh: its workers, which are stored beside the definition and have no version. Null: not
-  // assigned.
+  // For a mesh: its assigned workers, which are stored beside the definition and have no version.
+  // Null: no workers are assigned.
   std::shared_ptr<const MeshAssignment> assigned;
 };
 
@@ -137,7 +137,7 @@ class Definitions {
   absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(
       DefinitionKind kind, std::string_view reference,
       const std::function<bool()>& is_cancelled = {}) const;
-  // Return the value of the referenced definition.
+  // Return the value of the referenced definition. Errors as for FindReferred.
   absl::StatusOr<std::shared_ptr<const MeshDefinition>> FindMesh(std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const PartitionAxis>> FindProfile(
       std::string_view reference) const;
@@ -169,11 +169,11 @@ class Definitions {
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
-  // Successive snapshots share the kinds that did not change.
+  // Successive snapshots share the maps of the kinds that did not change.
   std::shared_ptr<const ByName> definitions_[kDefinitionKindCount];
   // Returns whether the store has an unreadable record of this key. Null if the store has no
-  // unreadable record. All snapshots of a DefinitionStore share this function, so the snapshots
-  // must not outlive its store.
+  // unreadable record. All snapshots of a DefinitionStore share this function, so no snapshot may
+  // outlive the Store that the function asks.
   std::shared_ptr<const std::function<bool(const std::string& key)>> is_unreadable_;
   // All snapshots of a DefinitionStore share this cache.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
@@ -218,8 +218,8 @@ class DefinitionStore {
   // may therefore begin right after this revision.
   Revision settled_revision() const { return store_->settled_revision(); }
 
-  // Returns whether the answer to a change with this request id is stored. Update and Delete then
-  // return that answer.
+  // Returns whether the answer to a change with this request id is stored. A repeated change with
+  // this id gets that answer.
   bool Remembers(const std::string& request_id) const {
     return requests_->Find(request_id).has_value();
   }
@@ -303,7 +303,8 @@ class DefinitionStore {
   absl::StatusOr<std::shared_ptr<const Definition>> Describe(const Event& event) const;
 
   // Decodes a serialised v1::EntryValue. INVALID_ARGUMENT names the field. While it compiles rules,
-  // it polls `is_cancelled`, if given. If `is_cancelled` returns true, it returns CANCELLED.
+  // it polls `is_cancelled`, if given. If `is_cancelled` returns true, DecodeValue returns
+  // CANCELLED.
   static absl::StatusOr<DefinitionValue> DecodeValue(
       std::string_view wire_value, int64_t min_sharding_size,
       const std::function<bool()>& is_cancelled = {});

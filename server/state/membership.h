@@ -51,7 +51,8 @@ struct WorkerInfo {
   uint64_t incarnation = 0;  // new at each start; not 0
   std::string build_version;
   std::vector<std::string> endpoints;  // gRPC targets, best first; at least one
-  // The port for its peers, on the hosts of its endpoints; nullopt: its peers use its endpoints.
+  // The port for the worker's peers, on the hosts of the worker's endpoints; nullopt: the peers use
+  // these endpoints.
   std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;             // process id on its host; 0: unknown
   std::string host;            // for people
@@ -100,7 +101,7 @@ struct WorkerStatus {
   WorkerInfo info;
   WorkerState state = WorkerState::kAttached;
   bool is_leaving = false;   // its process is ending
-  bool is_held = false;      // by Drain(true), until its process ends
+  bool is_held = false;      // drained by Drain(true), until its process ends
   uint64_t attachment = 0;   // see Membership::Attach
   absl::Time attached;       // time of its last Attach
   std::string lost_because;  // when kLost
@@ -172,8 +173,8 @@ struct MembershipEvent {
   std::string mesh_id = {};
   int64_t epoch = 0;                                     // after the change
   std::shared_ptr<const WorkerStatus> worker = nullptr;  // the current or last state of `identity`
-  std::shared_ptr<const MeshRanks> mesh = nullptr;       // for kRanksAssigned and kRanksMoved: new
-  std::shared_ptr<const MeshRanks> former = nullptr;     // for kRanksMoved: the former ranks
+  std::shared_ptr<const MeshRanks> mesh = nullptr;       // new ranks (kRanksAssigned, kRanksMoved)
+  std::shared_ptr<const MeshRanks> former = nullptr;     // former ranks (kRanksMoved)
 };
 
 // A rank that a worker serves.
@@ -230,9 +231,9 @@ class Membership {
   // ..."). No effect if the attachment has already ended.
   void Detach(uint64_t attachment, std::string reason);
 
-  // Takes the worker out of use for an operator, or returns it to use. NOT_FOUND: no live worker
-  // has the identity. FAILED_PRECONDITION (NOT_SERVING): the worker is leaving, and cannot return
-  // to use.
+  // Takes the worker out of use for an operator (`draining`), or returns it to use (not
+  // `draining`). NOT_FOUND: no live worker has the identity. FAILED_PRECONDITION (NOT_SERVING): the
+  // worker is leaving, and cannot return to use.
   absl::Status Drain(std::string_view identity, bool draining);
   // Returns the error that Drain would return now. Changes nothing.
   absl::Status CheckDrain(std::string_view identity, bool draining) const;
@@ -264,11 +265,13 @@ class Membership {
   };
 
   void LoseSilent();
-  // NOT_FOUND: no live worker has the identity. The result is valid while the lock is held.
+  // Returns a live worker. NOT_FOUND: no live worker has the identity. The result is valid while
+  // the lock is held.
   absl::StatusOr<const WorkerStatus*> FindLive(std::string_view identity) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLost(std::string_view identity) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Lets `change` set the fields that decide whether the live worker drains, and updates its state.
+  // Lets `change` set the fields that decide whether the live worker drains, and updates the
+  // worker's state from them.
   absl::Status SetDraining(std::string_view identity,
                            const std::function<absl::Status(WorkerStatus*)>& change);
   // Schedules the check for forgettable workers: the mesh's workers may no longer serve any rank.

@@ -36,7 +36,7 @@ class Recovery {
   // `clock` must outlive this object.
   explicit Recovery(const Clock* clock, absl::Duration return_grace = kDefaultReturnGrace);
 
-  // Sets the workers to await. Call it once, before they attach.
+  // Sets the workers to await. Call it once, before workers attach.
   void Begin(std::set<std::string, std::less<>> identities);
   // Records that the worker's inventory was processed.
   void Heard(std::string_view identity);
@@ -59,7 +59,7 @@ class Recovery {
 
   // Returns the number of awaited workers; 0: recovery has ended.
   int64_t awaited() const;
-  // Returns when recovery began or, if it has ended, when it ended.
+  // Returns the time at which recovery began or, if recovery has ended, the time of its end.
   absl::Time since() const;
 
  private:

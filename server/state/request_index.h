@@ -75,9 +75,9 @@ class RequestIndex {
   RequestIndex& operator=(const RequestIndex&) = delete;
 
   // Returns null if the request is the first with this key; the request then counts as running. If
-  // the first request has finished, returns it, with its answer. `fingerprint` is a digest of the
-  // whole request, and detects a different request with the same key. The answer will count against
-  // `caller`. Errors: those of RequestIdReused and RequestStillRuns.
+  // the first request has finished, returns that request, with its answer. `fingerprint` is a
+  // digest of the whole request, and detects a different request with the same key. The answer will
+  // count against `caller`. Errors: those of RequestIdReused and RequestStillRuns.
   absl::StatusOr<Request*> Begin(std::string_view caller, std::string_view key,
                                  std::string_view fingerprint) {
     const auto [found, is_new] = entries_.try_emplace(std::string(key));
@@ -147,9 +147,9 @@ class RequestIndex {
   }
   // Examines up to kLooks of the oldest answers: those that have expired by `now`, and unexpired
   // answers while there are more than `max_requests` requests. If `lives(answer)` is true, the
-  // answer becomes the newest and stays until `expires`. If it is false, the answer's request is
-  // forgotten. Call ForgetEnded before each Begin. It then examines more answers than are added, so
-  // each answer is examined in time.
+  // answer becomes the newest and stays until `expires`. If `lives(answer)` is false, the answer's
+  // request is forgotten. Call ForgetEnded before each Begin. It then examines more answers than
+  // are added, so each answer is examined in time.
   template <typename Lives>
   void ForgetEnded(absl::Time now, int64_t max_requests, absl::Time expires, const Lives& lives) {
     for (int i = 0; i < kLooks && !by_age_.empty(); ++i) {

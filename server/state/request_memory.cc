@@ -27,7 +27,7 @@ constexpr size_t kDeletesAtOnce = 100;
 // limit. With 1.0, every further answer would cause another delete.
 constexpr double kKept = 0.9;
 
-// Memory of an entry in all indexes, without its strings.
+// Approximate memory of one answer in all indexes, without its strings.
 constexpr int64_t kEntryBytes = 256;
 
 int64_t SizeOf(std::string_view id, const std::string& fingerprint, const std::string& answer) {

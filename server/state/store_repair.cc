@@ -41,8 +41,8 @@ constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
 constexpr std::string_view kRanksPrefix = "ranks/";
 
-// Most records that are written for given ranks. One commit has room for these and its other
-// records.
+// Most records that are written for given ranks. One commit has room for these records and for the
+// other records that it writes.
 constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
@@ -178,8 +178,8 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
   return absl::BytesToHexString(ToAbsl(Sha256(content)));
 }
 
-// Logs that contain a part of a database: commits that are not in its file yet, or the original
-// pages of an interrupted transaction.
+// Logs that contain a part of a database: commits that are not in the database's file yet, or the
+// original pages of an interrupted transaction.
 constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
 
 bool HasLog(const std::string& file) {
@@ -303,8 +303,8 @@ absl::Status RemoveDatabase(const std::string& path) {
 absl::Status CopyDatabase(const std::string& folder, const std::string& file,
                           const std::string& copy) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  // Lock the source: a process that has it open may write to it. `folder` is already locked by this
-  // process.
+  // Lock the source: a process that has the source open may write to it. `folder` is already locked
+  // by this process.
   std::optional<FolderLock> lock;
   const fs::path source = fs::absolute(file);
   std::error_code error;
@@ -495,7 +495,7 @@ absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
 constexpr size_t kPageSizeOffset = 16;  // two bytes
 constexpr size_t kVersionsOffset = 18;  // write and read version: 2 with a log, 1 without
 constexpr size_t kPagesOffset = 28;
-constexpr size_t kFreePagesOffset = 32;  // number of the first free page, and the count
+constexpr size_t kFreePagesOffset = 32;  // number of the first free page; then their count
 constexpr size_t kDatabaseHeaderBytes = 100;
 
 // A truncated file has fewer pages than the page count in its first page says. The file may have
@@ -534,9 +534,9 @@ absl::Status WriteStart(const std::string& path, std::string_view bytes) {
               : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path), path);
 }
 
-// Writes a database with its log to `image`, as one file. The size of the image is the page count
-// in its first page. Pages that a truncated file lacks are filled with zeros. A damaged page count
-// is ignored.
+// Writes a database with its log to `image`, as one file. The image gets as many pages as its first
+// page says, unless that number is damaged. Pages that a truncated file lacks are filled with
+// zeros.
 absl::Status WriteImage(const std::string& path, const WalFile& log, const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image));
   std::error_code error;
@@ -650,7 +650,7 @@ std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   return cluster;
 }
 
-// How far a damaged database had come: its cluster with the term, and its newest revision.
+// What can be read of a damaged database: its newest cluster record, and its newest revision.
 struct Extent {
   std::optional<ClusterRecord> cluster;
   Revision newest = 0;
@@ -708,7 +708,8 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
       continue;
     }
     if (has_manifests && record.key.compare(0, kNamePrefix.size(), kNamePrefix) == 0) {
-      // A manifest may have an older entry of the name, which must not look current.
+      // A manifest may have an older entry of the name. Record a deletion, so that this entry does
+      // not look current.
       replace(record, EncodeName(""));
     } else if (const auto found = chunks.find(record.key);
                found != chunks.end() && incomplete.count(record.key) == 0 &&
@@ -727,9 +728,9 @@ struct Given {
   std::vector<Put> meshes;
 };
 
-// Returns the rows to add to a state that has lost records, at its newest revision. One row is the
-// mark that arrays without a name may have a name in a lost record. The other rows hold the given
-// values.
+// Returns the rows to add to a state that has lost records, at the state's newest revision. One row
+// is the mark that arrays without a name may have a name in a lost record. The other rows hold the
+// given values.
 std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, const Given& given) {
   RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
   EventPosition next{.revision = newest};  // will follow the last event at that revision
@@ -762,8 +763,8 @@ std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, con
   return rows;
 }
 
-// Returns the newest unreadable record of each known key. Older records of the key must not look
-// current.
+// Returns the newest unreadable record of each known key. Callers ignore older records of such a
+// key, because these would look current.
 std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
   std::map<std::string_view, const UnreadableRecord*> newest;
   for (const UnreadableRecord& record : salvaged.unreadable) {
@@ -917,8 +918,8 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
 }
 
 // Returns the row ids of former values of definitions, where a version is missing between the value
-// and the next newer value. The store derives the version of a former value from its place: it is
-// one less than the next newer version.
+// and the next newer value. The store derives the version of a former value from its place in the
+// history. The version is one less than the next newer version.
 std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   constexpr int64_t kAny = 0;
   constexpr int64_t kNone = -1;
@@ -943,7 +944,8 @@ std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   return broken;
 }
 
-// Returns the cluster of a snapshot, with a term above all terms that can have existed since.
+// Returns the cluster of a snapshot, with a term above all terms that can have existed since the
+// snapshot.
 absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
                                                 const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
@@ -1110,7 +1112,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());
-      // If its log is lost, the state may have had more commits than can be read.
+      // If the log of the state is lost, the state may have had more commits than can be read.
       is_known = replaced.has_value() && CheckHasLog(DatabasePath(folder)).ok();
       CompareStates(before->index, snapshot.index, &restored);
     } else {
@@ -1272,7 +1274,7 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
-    // Clear the mark that the database needs its log only now. A checkpoint copies the page with
+    // Only now clear the mark that the database needs its log. A checkpoint copies the page with
     // the mark first, and all other pages must be in the file by then.
     SHARDMESH_RETURN_IF_ERROR(
         database->InTransaction([&] { return SetNeedsLog(*database, false); }));

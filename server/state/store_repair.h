@@ -76,7 +76,7 @@ struct FormerRecord {
   int64_t version = 0;  // of a definition
 };
 // A salvage adds this number to the versions of the definitions among the former records. No
-// definition can have had so many versions since, so no version repeats.
+// definition has so many versions, so no version repeats.
 inline constexpr int64_t kSkippedVersions = 1'000'000'000;
 
 // A mesh that has arrays, but whose record of its ranks' workers is lost.

@@ -25,7 +25,7 @@ class StoredTree {
   // The tensors in their stored order; valid as long as this tree.
   absl::Span<const rpc::TreeTensor> tensors() const { return tensors_; }
 
-  // Encodes everything except the tensors. Lists use this form.
+  // Encodes everything except the tensors. Answers that list trees use this form.
   void EncodeSummary(v1::StoredTree* to) const;
 
  private:

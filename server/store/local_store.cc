@@ -25,7 +25,7 @@ namespace {
 constexpr size_t kMaxGroupCommits = 256;
 constexpr size_t kMaxGroupBytes = 4 << 20;
 
-// Limits of the queue of commits that wait for the disk. When they are reached, the disk cannot
+// Limits of the queue of commits that wait for the disk. When a limit is reached, the disk cannot
 // keep up. In a longer queue, commits would miss their deadlines instead of being refused at once.
 constexpr size_t kMaxQueuedCommits = 65'536;
 constexpr size_t kMaxQueuedBytes = 64 << 20;

@@ -36,7 +36,7 @@ struct Event {
 };
 
 // HasHistory returns whether the store keeps old values of `key` at all. KeepsHistory returns
-// whether the store keeps them even after a compaction.
+// whether the store keeps old values of `key` even after a compaction.
 bool HasHistory(std::string_view key, const HistoryOptions& options);
 bool KeepsHistory(std::string_view key, const HistoryOptions& options);
 
@@ -72,8 +72,8 @@ class RevisionIndex {
   // `prefixes`.
   std::vector<WatchEvent> EventsFrom(absl::Span<const std::string> prefixes, Revision from) const;
 
-  // Adds an event, whose position must follow all earlier ones. newest() becomes the event's
-  // revision.
+  // Adds an event. Its position must follow the positions of all earlier events. newest() becomes
+  // the event's revision.
   void Add(Event event);
   // Advances newest() to `newest`, for commits whose events were all removed at once.
   void RaiseNewest(Revision newest) { newest_ = std::max(newest_, newest); }

@@ -81,8 +81,8 @@ class Database {
   Database& operator=(const Database&) = delete;
 
   // Opens the database. `vfs` names a replacement for SQLite's file layer, for tests with injected
-  // faults; empty means the system's files. DATA_LOSS: the file is missing or empty although its
-  // log is not empty. SQLite would remove such a log.
+  // faults; empty means FailingVfs(). DATA_LOSS: the file is missing or empty although its log is
+  // not empty. SQLite would remove such a log.
   absl::Status Open(const std::string& vfs = "");
   // Sets whether closing leaves the log unchanged. By default, closing copies the log into the
   // database, as far as SQLite can read the log, and then removes the log. After UseLog, closing

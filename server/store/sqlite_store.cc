@@ -165,8 +165,9 @@ class Reserve {
   const absl::Duration fill_every_;
   bool is_open_ = false;
   int64_t bytes_ = 0;
-  // Both concern the time since the reserve was last full. was_used_: blocks were released, or a
-  // start could not reserve them. is_use_told_: this process has logged that blocks are released.
+  // These flags concern the time since the reserve was last full. was_used_: blocks were released,
+  // or a start could not reserve them. is_use_told_: this process has logged that blocks are
+  // released.
   bool was_used_ = false;
   bool is_use_told_ = false;
   std::chrono::steady_clock::time_point next_;

@@ -168,7 +168,6 @@ class Store {
   // gap or repetition. To follow everything, call List and then Watch from the list's revision + 1.
   // A future revision is allowed. OUT_OF_RANGE (COMPACTED): some changes from `from_revision` on
   // were discarded; call List again.
-  // again.
   virtual absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::vector<std::string> prefixes,
                                                              Revision from_revision,
                                                              WatchCallback callback) = 0;

@@ -276,7 +276,7 @@ absl::Status FinishReplacement(const std::string& folder) {
   if (next.empty()) return absl::OkStatus();
   const std::string database = DatabasePath(folder);
   const std::string to = next.substr(0, next.size() - kNextSuffix.size());
-  // Move the log too: otherwise the next database would use it. If an earlier process was
+  // Move the log too: otherwise the next database would use that log. If an earlier process was
   // interrupted here, some files are already moved.
   for (const char* suffix : {"", "-wal", "-journal"}) {
     if ((SHARDMESH_FAILS("store.move_aside") ||

@@ -82,9 +82,9 @@ absl::Status CheckHasLog(const std::string& database);
 // when the process ends for any reason.
 class FolderLock {
  public:
-  // Locks the folder. If another process holds the lock, that process may be stopping: Take logs it
-  // and waits up to `timeout`. FAILED_PRECONDITION: the other process still holds the lock (the
-  // message names the process and its host), or the folder belongs to a worker.
+  // Locks the folder. If another process holds the lock, that process may be stopping: Take names
+  // it in the log and waits up to `timeout`. FAILED_PRECONDITION: the other process still holds the
+  // lock (the message names the process and its host), or the folder belongs to a worker.
   static absl::StatusOr<FolderLock> Take(const std::string& folder,
                                          absl::Duration timeout = absl::ZeroDuration());
   // Locks a folder for reading, shared with other readers. The folder may belong to another user
@@ -142,7 +142,7 @@ class KeyFinder {
   explicit KeyFinder(std::vector<UnreadableRecord>* records);
   bool is_done() const { return lost_.empty(); }
   // Sets the key of all unreadable records whose original key was `key`. Returns the row id of the
-  // newest of these records: rows before it do not hold the key's current value. Returns the lowest
+  // newest of these records: older rows do not hold the key's current value. Returns the lowest
   // int64_t if there are no such records.
   int64_t Find(std::string_view key);
 

@@ -70,7 +70,7 @@ class WalFile {
     uint64_t salts = 0;
     Sums start;             // sums before the frame that lead to `end`
     Sums end;               // as stored in the frame
-    uint32_t content = 0;   // CRC-32C of the page; set if `pages` is
+    uint32_t content = 0;   // CRC-32C of the page; set if `pages` is not 0
     bool is_sound = false;  // the frame continues the frame before, or was repaired
   };
 

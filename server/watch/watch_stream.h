@@ -187,7 +187,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
 
   void Send(std::shared_ptr<const Response> response) {
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
-    outbox_.Push(std::move(response), size_bytes).IgnoreError();  // fails once it was closed
+    outbox_.Push(std::move(response), size_bytes).IgnoreError();  // fails if the outbox is closed
   }
   void Close(absl::Status status) {
     outbox_.Close(rpc::Outbox<Response>::kDrop,
