@@ -138,7 +138,7 @@ void WorkerCalls::ReplaceWorker(const v1::ReplaceWorkerRequest* request,
   if (const absl::Status status = CheckReplace(*request, replacement->ranks); !status.ok()) {
     return std::move(replacement->done)(status);
   }
-  // Check all ranks before moving any: if one cannot move, none should.
+  // Check all ranks before moving any rank: if one rank cannot move, no rank should move.
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   for (const ServedRank& rank : replacement->ranks) {

@@ -1119,8 +1119,8 @@ void ArrayRegistry::FlushReleased() {
       for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
     });
   }
-  // Queue the deletes under the lock: a later write of the same key must come after them. If a
-  // delete fails, the next Open finds the obsolete keys and deletes them.
+  // Queue the deletions under the lock: a later write of the same key must come after the deletion.
+  // If a deletion fails, the next Open finds the obsolete keys and deletes them.
   for (size_t begin = 0; begin < dead_keys_.size(); begin += kMaxSmallOperations) {
     const size_t end = std::min(begin + kMaxSmallOperations, dead_keys_.size());
     Transaction deletes = Fenced();

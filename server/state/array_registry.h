@@ -318,7 +318,7 @@ class ArrayRegistry {
   // After an error, staged arrays are still staged and names are unchanged.
   void Commit(CommitRequest request, CommitCallback callback);
 
-  // Returns the array, also a staged one. NOT_FOUND names the array.
+  // Returns the array, even if it is only staged. NOT_FOUND names the array.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
   // Returns a name at version `version`; 0: at its current version. A former version is found while
   // its array lives, if it is among the last kFormerVersions versions whose names left that array.
@@ -602,8 +602,8 @@ class ArrayRegistry {
   };
   // Removes the ranks whose worker has been lost, or has attached again over another stream.
   void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Judges one tile of an inventory. Returns false if the tile is not the one of the worker's rank,
-  // or cannot be judged yet.
+  // Judges one tile of an inventory. Returns false if the tile is not the tile of the worker's
+  // rank, or cannot be judged yet.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans, and
   // ConfirmUnlisted confirms releases. Each handles the next few objects on the mesh after the id

@@ -975,7 +975,8 @@ void DefinitionStore::Publish(std::shared_ptr<const Definition> definition, Defi
   absl::MutexLock lock(&mutex_);
   auto next = std::make_shared<Definitions>(*state_);
   next->revision_ = revision;
-  // Only this kind is copied. The new snapshot shares the other kinds with the previous one.
+  // Copy only the map of this kind. The new snapshot shares the maps of the other kinds with the
+  // previous snapshot.
   auto definitions = std::make_shared<Definitions::ByName>(state_->all(kind));
   if (deleted) {
     definitions->erase(definition->name);

@@ -115,7 +115,8 @@ class Definitions {
   // DATA_LOSS (STORE_FAILED): the store has a record of this name that cannot be read.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
-  // The target of a reference. If it is a former version, it may not be decoded yet: see Load.
+  // The target of a reference: a current definition, or a former version. A former version is
+  // decoded only by Load.
   struct Referred {
     std::shared_ptr<const Definition> current;
     const ReplacedDefinition* replaced = nullptr;  // a former version of `current`; null: `current`

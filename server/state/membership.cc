@@ -271,8 +271,8 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
     const std::string identity = worker.info.identity;
     attachments_.emplace(attachment, Attachment{identity, worker.vitals});
     silence_.SetNoLaterThan(now + options_.lost_after);
-    // Raise the epoch even if a new stream replaces an older one: messages in transit on the old
-    // stream are lost.
+    // Raise the epoch even if a new stream replaces an older stream: messages in transit on the
+    // older stream are lost.
     ++state_.epoch;
     Replace(std::move(worker));
     Publish({.kind = MembershipEvent::Kind::kAttached, .identity = identity});

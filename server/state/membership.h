@@ -109,7 +109,7 @@ struct WorkerStatus {
   int64_t losses = 0;        // number of times that it was lost
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
-  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // Attach counts as one
+  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // Attach is the first
   // The used part of capacity_bytes, as of the last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
   QuarantineCount quarantine() const { return vitals->quarantine(); }  // as of the last heartbeat

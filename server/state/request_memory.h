@@ -1,4 +1,4 @@
-// Idempotency cache of mutations: a repeated request gets the answer to the first one.
+// Idempotency cache of mutations: a repeated request gets the answer to the first request.
 #ifndef SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 #define SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 

@@ -127,7 +127,7 @@ absl::Status OpenToRead(Database& database) {
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   const bool has_log = fs::exists(LogOf(database.path()));
   SHARDMESH_RETURN_IF_ERROR(database.Open());
-  // If there was no log, SQLite makes one for reading: let SQLite remove that log on close.
+  // If there was no log, SQLite makes a log for reading: let SQLite remove that log on close.
   SHARDMESH_RETURN_IF_ERROR(database.KeepLog(has_log));
   return database.Execute("PRAGMA locking_mode = EXCLUSIVE");
 }
@@ -482,7 +482,7 @@ struct Opened {
   absl::Status log;              // DATA_LOSS, as in StoreCheck
   bool is_log_whole = true;      // as in WalFile
   absl::Status pages;            // DATA_LOSS, as in StoreCheck
-  bool are_pages_whole = false;  // no page but the first was damaged, and that one is replaced
+  bool are_pages_whole = false;  // all pages but the replaced first page are undamaged
 };
 
 absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
@@ -542,7 +542,8 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   std::error_code error;
   fs::copy_file(path, image, error);
   if (error) return FileError("copy the state to", image, error);
-  // Copy the original pages of an interrupted transaction too. A database with a log has none.
+  // Copy the original pages of an interrupted transaction too. A database with a log has no such
+  // pages.
   if (HasContent(path + "-journal")) {
     fs::copy_file(path + "-journal", image + "-journal", error);
     if (error) return FileError("copy the state to", image, error);

@@ -32,7 +32,7 @@ struct Restored {
   // Each list has at most kListedKeys keys.
   std::vector<std::string> lost;     // in the previous state, not in the snapshot
   std::vector<std::string> back;     // in the snapshot, not in the previous state
-  std::vector<std::string> changed;  // in both, with other values
+  std::vector<std::string> changed;  // in both, with different values
   int64_t lost_count = 0;
   int64_t back_count = 0;
   int64_t changed_count = 0;

@@ -110,8 +110,8 @@ struct LocalStoreOptions {
   std::function<void(absl::Duration)> on_committed = {};
 };
 
-// A store that reads only from memory. One thread writes: it takes all queued commits, journals
-// them as one group, makes them visible and calls back. Many writers thus share the cost of one
+// A store that reads only from memory. One thread writes: it takes the queued commits in groups,
+// journals each group, makes it visible and calls back. Many writers thus share the cost of one
 // sync. The state of the whole control plane is a few dozen MiB, so it fits into memory.
 class LocalStore final : public Store {
  public:

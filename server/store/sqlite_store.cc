@@ -73,7 +73,7 @@ class Reserve {
   Reserve(const Reserve&) = delete;
   Reserve& operator=(const Reserve&) = delete;
 
-  // Keeps the blocks that an earlier process reserved, and reserves the missing ones.
+  // Keeps the blocks that an earlier process reserved, and reserves missing blocks.
   void Open() {
     is_open_ = true;
     struct stat file;

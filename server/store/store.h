@@ -17,7 +17,7 @@
 
 namespace shardmesh::server {
 
-// Number of a commit to the store. An empty store has revision 0; each commit that writes adds one.
+// Number of a commit to the store. An empty store has revision 0; each commit that writes adds 1.
 using Revision = int64_t;
 
 // Limits of one transaction. They are etcd's defaults, so that etcd or another store could
@@ -82,7 +82,7 @@ struct HistoryOptions {
 
 struct ListOptions {
   Revision at = 0;               // read as of this revision; 0: the newest
-  std::string start_after = {};  // only keys after this one
+  std::string start_after = {};  // only keys after this key
   int64_t limit = INT64_MAX;     // most keys to return
 };
 
@@ -152,9 +152,9 @@ class Store {
   // at that revision. OUT_OF_RANGE: the revision is compacted, or in the future.
   virtual absl::StatusOr<KeyValue> Get(std::string_view key, Revision at = 0) const = 0;
 
-  // Returns the values of `key`, newest first. The first one is the value at revision `at`. If the
-  // key keeps its history (HistoryOptions), the kept earlier values since its creation follow.
-  // Errors as for Get.
+  // Returns the values of `key`, newest first. The first value is that at revision `at`. If the key
+  // keeps its history (HistoryOptions), the kept earlier values since its creation follow. Errors
+  // as for Get.
   virtual absl::StatusOr<std::vector<KeptValue>> History(std::string_view key,
                                                          Revision at = 0) const = 0;
 

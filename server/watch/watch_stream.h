@@ -74,7 +74,7 @@ class WatchCount {
   CallerCount by_caller_;
 };
 
-// The items that wait for one watcher. The thread that makes a change adds them, and the pump
+// The items that wait for one watcher. The thread that makes a change adds items, and the pump
 // removes them.
 template <typename Item>
 struct ItemFeed final : WatchFeed {
