@@ -161,7 +161,7 @@ struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
   std::vector<int64_t> missing_ranks = {};  // rising: no worker has reported their tiles (yet)
-  bool can_be_named = false;                // every rank has reported its tile
+  bool can_be_named = false;                // false: only reports of some ranks show the array
   absl::Time until;                         // InfiniteFuture: kept while records are unreadable
 };
 
@@ -646,7 +646,7 @@ class ArrayRegistry {
   const absl::Duration adoption_grace_;
   ClusterChanges* changes_ = nullptr;  // constant from the first commit on; may stay null
   VerdictListener verdict_listener_;   // constant once workers attach
-  // Constant after Open.
+  // The members from here to `requests_` are constant after Open.
   std::string cluster_id_;
   int64_t term_ = 0;
   Revision cluster_revision_ = 0;

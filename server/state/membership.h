@@ -194,9 +194,9 @@ struct MembershipOptions {
   int64_t first_epoch = 0;
 };
 
-// Thread-safe. Listeners get the changes in order, one at a time, without a lock held. They run on
-// the thread that made the change, or on the clock's thread. Destroy the membership before its
-// clock and before the objects that the listeners use.
+// Thread-safe. Listeners get the changes one at a time, in the order in which they happen, without
+// a lock held. Listeners run on the thread that made the change, or on the clock's thread. Destroy
+// the membership before its clock and before the objects that the listeners use.
 class Membership {
  public:
   using Listener = std::function<void(const MembershipEvent&)>;
@@ -251,8 +251,9 @@ class Membership {
   // meshes may use the same workers. ALREADY_EXISTS: the mesh is defined. INVALID_ARGUMENT: the
   // size, the number of identities or an identity is wrong.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
-  // Gives the already assigned ranks of a mesh to other workers, each at most once. NOT_FOUND: no
-  // such mesh. INVALID_ARGUMENT: see AddMesh. FAILED_PRECONDITION: the ranks are not assigned.
+  // Gives the already assigned ranks of a mesh to other workers. Each worker gets at most one rank.
+  // NOT_FOUND: no such mesh. INVALID_ARGUMENT: see AddMesh. FAILED_PRECONDITION: the ranks are not
+  // assigned.
   absl::Status SetRanks(std::string_view mesh_id, std::vector<std::string> identities);
   // Removes a mesh with its ranks. NOT_FOUND: no such mesh.
   absl::Status RemoveMesh(std::string_view mesh_id);

@@ -46,9 +46,9 @@ absl::Status RequestStillRuns(const RequestMessages& messages, std::string_view 
 // clang-format on
 //
 // An answer stays until the memory that owns the index forgets it. The index orders answers by
-// expiry, over all callers and per caller, and counts them and their bytes. Each memory sets its
-// own limits. If two answers expire at the same time, the one that was finished first counts as
-// older.
+// expiry, over all callers and per caller, and counts the answers and their bytes. Each memory sets
+// its own limits. If two answers expire at the same time, the answer that was finished first counts
+// as older.
 //
 // Four memories use this index. RequestMemory also stores answers in the store. StepMemory drops
 // answers before it forgets their requests. In PutMemory and SessionService, each answer stands for

@@ -81,9 +81,9 @@ struct EndedSession {
 // gone must open another.
 //
 // Methods that take a session id and return a status return NOT_FOUND (SESSION_GONE) if the session
-// is unknown, closed or expired. Thread-safe. The listener is called in order, without a lock held.
-// It runs on the thread that ended the session, or on the clock's thread. Destroy the table before
-// its clock and the objects that the listener uses.
+// is unknown, closed or expired. Thread-safe. The listener is called in the order in which sessions
+// end, without a lock held. It runs on the thread that ended the session, or on the clock's thread.
+// Destroy the table before its clock and before the objects that the listener uses.
 class SessionTable {
  public:
   using Listener = std::function<void(const EndedSession&)>;

@@ -165,7 +165,7 @@ absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream content;
-  // Skip an empty file: copying its stream would set the error state.
+  // Skip an empty file: `content << in.rdbuf()` would set the error state of `content`.
   if (in && in.peek() != std::ifstream::traits_type::eof()) content << in.rdbuf();
   if (!in.is_open() || in.bad() || content.fail()) {
     return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path), path);
@@ -1203,7 +1203,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
-  // If no finding explains the damage, rows may be missing without a trace.
+  // If no finding explains the damage, rows may be missing without a trace. In that case, any
+  // definition may have had a newer record.
   const bool is_explained = opened.is_log_whole && (!salvaged.unreadable.empty() ||
                                                     !check.bounds.ok() || opened.are_pages_whole);
   const bool is_rewritten = !check.pages.ok() || !opened.is_log_whole;

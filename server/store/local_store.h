@@ -210,7 +210,7 @@ class LocalStore final : public Store {
   std::list<std::shared_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // Used only by the writer thread.
+  // The members from here to `stats_time_` are used only by the writer thread.
   std::deque<Mark> marks_;  // by rising revision
   size_t kept_bytes_ = 0;   // history bytes that the last compaction had to keep
   // True once the values that an older build kept for keys without history are removed.

@@ -174,8 +174,8 @@ class Store {
 
   // Discards values that were overwritten or deleted at or before `revision`, except those that
   // History keeps. From then on, reads at revisions before `revision` fail, and also watches from
-  // `revision` or earlier. Compact takes effect in order with commits. OUT_OF_RANGE: the revision
-  // is in the future.
+  // `revision` or earlier. Compactions and commits take effect in the order of the calls.
+  // OUT_OF_RANGE: the revision is in the future.
   virtual void Compact(Revision revision, absl::AnyInvocable<void(absl::Status) &&> callback) = 0;
 
   // Writes a copy of all durable data to a new file at `path`, a little at a time between commits.
@@ -198,7 +198,7 @@ class Store {
   // store was opened. The value of the key is then unknown. Returns 0 if reads of the key are
   // correct, even if they find no value.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
-  // Returns the keys of records that were unreadable at opening, in order, at most
+  // Returns the keys of records that were unreadable at opening, in bytewise order, at most
   // kNamedUnreadable. If a key itself is damaged, returns its stored bytes.
   static constexpr size_t kNamedUnreadable = 8;
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }

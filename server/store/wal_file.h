@@ -100,8 +100,8 @@ class WalFile {
   // checksum. If the frame's header spans two sectors, a torn write may leave the numbers of an
   // earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
-  // Returns whether the frame certainly ends a commit: the stored database size alone may be
-  // damaged.
+  // Returns whether it is certain that the frame ends a commit. The stored database size is not
+  // enough, because it may be damaged.
   bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 
