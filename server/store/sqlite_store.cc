@@ -38,8 +38,8 @@ constexpr int kCopiedPages = 256;
 // large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
-// When a store is opened, free pages of its database are returned to the disk if they are at least
-// this many, and at least half of all pages.
+// Opening a store returns free pages of its database to the disk, but only if they are at least
+// this many. They must also be at least half of all pages.
 constexpr int64_t kVacuumPages = 16'384;
 
 // A page limit that no database reaches.
