@@ -389,8 +389,8 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
   });
 }
 
-// The rows of a database that can be read, and what cannot be read. The database may have damaged
-// pages.
+// The content of a database that may have damaged pages: the rows that can be read, and what cannot
+// be read.
 struct Salvaged {
   std::vector<StoredRow> rows;
   std::vector<UnreadableRecord> unreadable;

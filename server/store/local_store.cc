@@ -33,8 +33,8 @@ constexpr size_t kMaxQueuedBytes = 64 << 20;
 // closing. In this time the disk writes most of the queue.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// In each retention time, the store notes its revision this many times. Data outlives the retention
-// time by at most 1/kMarks of it.
+// The store notes its revision this many times in each retention time. Data outlives the retention
+// time by at most 1/kMarks of that time.
 constexpr int kMarks = 16;
 
 // Most events that a compaction removes before it releases the lock, so that readers can take it.

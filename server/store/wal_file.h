@@ -68,8 +68,8 @@ class WalFile {
     uint32_t pages = 0;        // database size in pages if the frame ends a commit, else 0
     bool ends_commit = false;  // whether `pages` in the file is not 0, before repairs
     uint64_t salts = 0;
-    Sums start;             // sums before the frame that lead to `end`
-    Sums end;               // as stored in the frame
+    Sums start;             // sums before the frame, computed back from `end`
+    Sums end;               // the sums stored in the frame
     uint32_t content = 0;   // CRC-32C of the page; set if `pages` is not 0
     bool is_sound = false;  // the frame continues the frame before, or was repaired
   };
