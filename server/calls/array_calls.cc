@@ -27,13 +27,14 @@ namespace shardmesh::server {
 namespace {
 
 // Longest validity of a token to read an array. A worker checks the token only when the client
-// opens a stream, so open streams go on after that. A client that needs more time starts the read
-// again.
+// opens a stream, so open streams go on after the token has expired. A client that needs more time
+// starts the read again.
 constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // A page of arrays is full once it has this many bytes. The page then stays below a message's limit
 // even with its last array.
 constexpr int64_t kListBytes = int64_t{1} << 20;
-// The first byte of a page token: a name follows, or the id of an array without a name.
+// The first byte of a page token: the last name on the page follows (kNamedPage), or the id of an
+// array without a name (kNamelessPage).
 constexpr char kNamedPage = 'n';
 constexpr char kNamelessPage = 'i';
 

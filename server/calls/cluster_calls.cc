@@ -20,7 +20,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Limits of an answer: records of one worker, and bytes of the records of all workers together.
+// Limits of an answer: the records of one worker (default and maximum), and the bytes of the
+// records of all workers together.
 constexpr size_t kDefaultFlightRecords = 64;
 constexpr int32_t kMaxFlightRecords = static_cast<int32_t>(FlightLog::kMaxRecords);
 constexpr int64_t kFlightBytes = int64_t{2} << 20;
@@ -56,7 +57,7 @@ absl::Status ClusterCalls::ListFlightRecords(const v1::ListFlightRecordsRequest&
     const std::optional<WorkerFlight> flight =
         options_.flight_log->Find(identity, step, max_records);
     if (!flight.has_value()) {
-      if (request.identity().empty()) continue;  // forgotten meanwhile
+      if (request.identity().empty()) continue;  // the worker was forgotten
       return WithReason(absl::NotFoundError(StrCat("there is no worker \"", identity,
                                                    "\"; `shardmesh status` lists the workers")),
                         Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});

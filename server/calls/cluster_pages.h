@@ -1,4 +1,4 @@
-// Pages of answers about the cluster: their sizes, and the tokens that say where one begins.
+// Pages of answers about the cluster: their sizes, and the tokens that say where a page begins.
 #ifndef SHARDMESH_SERVER_CALLS_CLUSTER_PAGES_H_
 #define SHARDMESH_SERVER_CALLS_CLUSTER_PAGES_H_
 
@@ -42,7 +42,7 @@ class PageBudget {
 absl::StatusOr<int64_t> NumberOfPageToken(const std::string& token);
 
 // Where a page of the cluster's status begins. The token `m/RANK/MESH` names a mesh and the first
-// rank to list. The token `w/IDENTITY` means the workers after this one.
+// rank to list. The token `w/IDENTITY` means the workers after the worker IDENTITY.
 struct StatusPosition {
   bool in_meshes = true;
   std::string name;  // of the mesh or the worker
@@ -50,12 +50,12 @@ struct StatusPosition {
 
   static std::string OfMesh(std::string_view name, int64_t rank);
   static std::string OfWorker(std::string_view identity);
-  // INVALID_ARGUMENT (BAD_FIELD).
+  // INVALID_ARGUMENT (BAD_FIELD): the token is malformed.
   static absl::StatusOr<StatusPosition> Parse(std::string_view token);
 };
 
 // Where a page of links begins. The token `w/INDEX` is the index of a worker. The token
-// `l/INDEX/IDENTITY` is the index of a link among those whose lower identity is IDENTITY.
+// `l/INDEX/IDENTITY` is the index of a link among the links whose lower identity is IDENTITY.
 struct LinkPosition {
   bool in_workers = true;
   int64_t index = 0;
@@ -63,7 +63,7 @@ struct LinkPosition {
 
   static std::string OfWorker(int64_t index);
   static std::string OfLink(std::string_view identity, int64_t index);
-  // INVALID_ARGUMENT (BAD_FIELD).
+  // INVALID_ARGUMENT (BAD_FIELD): the token is malformed.
   static absl::StatusOr<LinkPosition> Parse(std::string_view token);
 };
 

@@ -55,7 +55,8 @@ absl::Status ClusterCalls::GetStatus(const v1::GetStatusRequest& request,
       if (!only.empty()) break;
     }
   }
-  // If the requested mesh has no ranks yet, list all workers: any of them may get its ranks.
+  // If the requested mesh has no ranks yet, list all workers: any worker may get ranks of this
+  // mesh.
   const MeshRanks* const ranks = only.empty() ? nullptr : view->FindMesh(only);
   const bool is_any = ranks == nullptr || ranks->identities.empty();
   auto worker = from.in_meshes ? view->workers.begin() : view->workers.upper_bound(from.name);

@@ -89,8 +89,8 @@ absl::Status WorkerCalls::CheckLost(const std::string& identity) const {
             StrCat("worker \"", identity, "\" is attached and keeps its ranks; stop it first")),
         Reason::kWorkerAttached, {{fact::kIdentity, identity}});
   }
-  // A healthy worker attaches soon after the coordinator's start and keeps its ranks, so wait for
-  // it.
+  // A healthy worker attaches soon after the coordinator's start and keeps its ranks, so do not
+  // replace it yet.
   if (!recovery_->IsAwaited(identity)) return absl::OkStatus();
   return Recovering(
       StrCat("worker \"", identity,
@@ -138,7 +138,7 @@ void WorkerCalls::ReplaceWorker(const v1::ReplaceWorkerRequest* request,
   if (const absl::Status status = CheckReplace(*request, replacement->ranks); !status.ok()) {
     return std::move(replacement->done)(status);
   }
-  // Check all ranks before moving any: if one cannot move, none should.
+  // Check all ranks before moving any rank: if one rank cannot move, no rank should move.
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
   for (const ServedRank& rank : replacement->ranks) {
@@ -189,8 +189,8 @@ void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
 
 void WorkerCalls::MoveRanks(const std::string& mesh_id) const {
   while (true) {
-    // Read the definitions first and repeat until both agree. Otherwise a concurrent change could
-    // leave the membership with older ranks than the definitions.
+    // Read the definitions first, and repeat until the membership agrees with them. Otherwise a
+    // concurrent change could leave the membership with older ranks than the definitions.
     const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
     const auto mesh = state->Find(DefinitionKind::kMesh, mesh_id);
     if (!mesh.ok() || (*mesh)->assigned == nullptr) return;

@@ -19,7 +19,8 @@ namespace shardmesh::server {
 // Answers calls of cluster_service.proto, which lists their errors. Thread-safe.
 class WorkerCalls {
  public:
-  // All arguments must outlive this object. `live` returns the steps and transfers that run now.
+  // All objects that the arguments point to must outlive this object. `live` returns the steps and
+  // transfers that run now.
   WorkerCalls(Membership* membership, DefinitionStore* definition_store,
               const ArrayRegistry* registry, const Recovery* recovery,
               std::function<std::vector<Sequencer::LiveWork>()> live)
@@ -32,8 +33,8 @@ class WorkerCalls {
   absl::Status DrainWorker(const v1::DrainWorkerRequest& request,
                            v1::DrainWorkerResponse* response) const;
   absl::Status ForgetWorker(const v1::ForgetWorkerRequest& request) const;
-  // Calls `done` once, on this thread or the store's. The request and the response must live until
-  // then.
+  // ReplaceWorker calls `done` once, on the caller's thread or on the store's thread. The request
+  // and the response must live until then.
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
   void ReplaceWorker(const v1::ReplaceWorkerRequest* request, v1::ReplaceWorkerResponse* response,
                      Done done) const;

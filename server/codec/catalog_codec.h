@@ -19,8 +19,8 @@ void Encode(const Definition& definition, Tensors tensors, v1::Entry* to);
 void Encode(const Definitions::Version& version, v1::EntryVersion* to);
 
 // Encodes a change for watchers, without a tree's tensors. A definition that cannot be read is
-// encoded without its value. The watcher then knows that the definition changed, and can get it
-// again.
+// encoded without its value. The watcher then knows that the definition changed, and can get the
+// definition again.
 void Encode(const DefinitionStore::Event& event, const DefinitionStore& definition_store,
             v1::EntryChange* to);
 

@@ -22,7 +22,8 @@ absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request);
 absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request);
 
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to);
-// `is_measured`: the forecast's times come from measured links. If false, times are left out.
+// `is_measured`: whether the forecast's times come from measured links. If false, the response gets
+// no times.
 void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse* to);
 
 }  // namespace shardmesh::server

@@ -21,10 +21,10 @@
 namespace shardmesh::server {
 namespace {
 
-// A message of an answer is full once it has this many bytes.
+// A message of an answer to BeginPut is full once it has this many bytes.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
-// Most tensors of a put. The answer to its commit names all arrays in one message, which is stored
-// in one transaction.
+// Most tensors of a put. The answer to the put's commit names all arrays in one message, which is
+// stored in one transaction.
 constexpr int64_t kMaxPutTensors = 40'000;
 
 }  // namespace
@@ -142,7 +142,7 @@ absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Ca
           Reason::kLimitExceeded, {{fact::kHave, tensors_}, {fact::kLimit, kMaxPutTensors}});
     }
     if (const absl::Status taken = TakeTensor(tensor); !taken.ok()) {
-      // The rules' errors name the tensor already.
+      // Errors of the rule set name the tensor already.
       const std::string context = StrCat("tensor ", PythonRepr(tensor.name()));
       const bool is_named = ToStd(taken.message()).starts_with(StrCat(context, ": "));
       return rpc::WithField(is_named ? taken : WithContext(taken, context), "tensors.tensors",

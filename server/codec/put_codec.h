@@ -19,11 +19,11 @@ namespace shardmesh::server {
 
 void Encode(const RankEndpoint& from, v1::DeviceEndpoint* to);
 
-// INVALID_ARGUMENT (BAD_FIELD).
+// INVALID_ARGUMENT (BAD_FIELD) names the malformed field.
 absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from);
 absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from);
 
-// Adds the messages of one BeginPut call to the plan of its put. Not thread-safe.
+// Adds the messages of one BeginPut call to the plan of that put. Not thread-safe.
 class PutRequests {
  public:
   explicit PutRequests(const PutPlanParts& parts) : plan_(parts) {}
@@ -49,8 +49,8 @@ class PutRequests {
   int64_t tensors_ = 0;
 };
 
-// The messages of an answer to BeginPut. Next makes one message at a time and signs its tokens, so
-// call it only when the message is about to be sent.
+// The messages of an answer to BeginPut. Next makes one message at a time and signs the tokens in
+// it, so call Next only when the message is about to be sent.
 class PutAnswer {
  public:
   // `token_key` signs the transfer tokens; see rpc/transfer_token.h.

@@ -228,7 +228,7 @@ std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& 
     record.set_name(entry.name);
     record.set_version(entry.version);
     Encode(*entry.array, record.mutable_array());
-    // As a repeated field, the record takes its tag and length in addition to its own bytes.
+    // In the repeated field, the entry takes a tag and a length in addition to its own bytes.
     const size_t size = record.ByteSizeLong() + 6;
     if (bytes > 0 && bytes + size > kMaxChunkBytes) flush();
     bytes += size;

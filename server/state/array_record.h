@@ -15,28 +15,29 @@
 
 namespace shardmesh::server {
 
-// The bytes are messages of shardmesh.store.v1. Decode returns DATA_LOSS (STORE_FAILED), which
-// names `key`, if the bytes are malformed or describe an impossible value.
+// The bytes are messages of shardmesh.store.v1. The Decode functions return DATA_LOSS
+// (STORE_FAILED), which names `key`, if the bytes are malformed or describe an impossible value.
 
 struct ClusterRecord {
   std::string cluster_id;
   int64_t term = 0;
 };
-// The highest term. Epochs and step numbers are derived from the term, and would overflow beyond
-// it.
+// The highest term. Epochs and step numbers are derived from the term, and would overflow with a
+// higher term.
 inline constexpr int64_t kMaxTerm = (int64_t{1} << 23) - 2;
 // FAILED_PRECONDITION (STORE_FAILED): the term is above kMaxTerm.
 absl::Status CheckTerm(int64_t term);
 std::string EncodeCluster(const ClusterRecord& cluster);
 absl::StatusOr<ClusterRecord> DecodeCluster(std::string_view key, const std::string& bytes);
 
-// Key of the record in a state that was restored from a snapshot, or that has lost records.
+// Key of the RestoredRecord. The record exists only in a state that was restored from a snapshot,
+// or that has lost records.
 inline constexpr std::string_view kRestoredKey = "restored";
 // The digest of a state with lost records: the snapshot's digest, if any, was lost with them.
 inline constexpr std::string_view kUnknownSnapshot = "unknown";
 struct RestoredRecord {
   std::string digest;           // of the snapshot, or kUnknownSnapshot
-  bool may_lack_names = false;  // an array without a name may have one in a lost record
+  bool may_lack_names = false;  // a lost record may have held the name of an array
 };
 std::string EncodeRestored(const RestoredRecord& restored);
 absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes);
@@ -54,7 +55,7 @@ struct ManifestEntry {
   ArrayPtr array;
   int64_t version = 0;  // of the name; 0: the revision of the manifest's record
 };
-// Splits the entries into chunks of at most kMaxChunkBytes. A larger entry gets a chunk to itself.
+// Splits the entries into chunks of at most kMaxChunkBytes. A larger entry gets a chunk of its own.
 inline constexpr size_t kMaxChunkBytes = 1 << 20;
 std::vector<std::string> EncodeManifestChunks(const std::vector<ManifestEntry>& entries);
 absl::StatusOr<std::vector<ManifestEntry>> DecodeManifestChunk(std::string_view key,
@@ -71,24 +72,26 @@ struct ReleasedRecord {
 std::string EncodeReleased(const ReleasedRecord& released);
 absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::string& bytes);
 
-// Prefixes of the keys of definitions. Only these keys keep their former values.
+// Prefixes of the keys of definitions. In the store, only keys of definitions keep former values.
 inline constexpr std::string_view kDefinitionPrefixes[] = {"mesh/", "profile/", "rule_set/",
                                                            "logical_rules/", "tree/"};
-// A definition's record without the definition itself; the same for all kinds.
+// The fields of a definition's record that are read without decoding the definition. They are the
+// same for all kinds of definitions.
 struct DefinitionOutline {
   int64_t version = 0;
   bool has_ranks = false;  // for a mesh: the definition names the workers of its ranks
 };
 absl::StatusOr<DefinitionOutline> DecodeDefinitionOutline(std::string_view key,
                                                           const std::string& bytes);
-// Returns the record `bytes` with another version.
+// Returns the record `bytes` with its version changed to `version`.
 absl::StatusOr<std::string> WithDefinitionVersion(std::string_view key, const std::string& bytes,
                                                   int64_t version);
 
 // The records that assign workers to the ranks of a mesh: the record of the ranks, and if needed a
-// definition of the mesh. The definition is made from `mesh` if the record before is lost (null) or
-// has no axes. INVALID_ARGUMENT: the number of workers is not that of the ranks, two workers are
-// equal, or a worker's identity is invalid.
+// definition of the mesh. `before` is the present record of the definition, null if it is lost. A
+// new definition is made from `mesh` if `before` is null or has no axes. INVALID_ARGUMENT: the
+// number of workers is not the number of ranks, two workers have the same identity, or an identity
+// is invalid.
 struct RanksRecords {
   std::string ranks;
   // The new record of the definition, with version `version`; nullopt: keep the present record.

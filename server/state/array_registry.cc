@@ -31,11 +31,11 @@ constexpr size_t kMaxDiscarded = 65'536;
 // Most tiles or arrays of an inventory that are handled before the lock is released for other
 // threads.
 constexpr size_t kTakenAtOnce = 2'048;
-// Most meshes whose time of change is remembered. Beyond this, the older half is forgotten.
+// Most meshes whose last change is remembered. If there are more, the older half is forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
-// A commit within these limits is written as one transaction. They leave room for the fence (the
-// compare of `cluster`) and the stored answer.
+// A commit within these limits is written as one transaction. The limits leave room for the fence
+// (the compare of `cluster`) and the stored answer.
 constexpr size_t kMaxSmallOperations = 100;
 constexpr size_t kMaxSmallBytes = 1 << 20;
 
@@ -74,7 +74,8 @@ absl::Status CheckName(const std::string& name) {
       Reason::kBadField, {{fact::kValue, name}});
 }
 
-// Returns the same array with other missing ranks.
+// Returns a copy of the array with the missing ranks `missing`, and with the array state that they
+// imply.
 ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   auto changed = std::make_shared<Array>(array);
   changed->missing_ranks = std::move(missing);
@@ -85,7 +86,7 @@ ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
   return changed;
 }
 
-// Adds `change` to the count of arrays in this state.
+// Adds `change` to the count of arrays in the state `state`.
 void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
   switch (state) {
     case ArrayState::kStaging:
@@ -162,9 +163,9 @@ std::string_view ArrayStateName(ArrayState state) {
 struct ArrayRegistry::Pending {
   CommitRequest request;
   CommitCallback callback;
-  std::vector<ArrayPtr> arrays;  // request.arrays, in the same order, as committed arrays
+  std::vector<ArrayPtr> arrays;  // the request's arrays as committed, in the request's order
   absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // by array id
-  std::vector<ManifestEntry> entries = {};  // names that now point to an array, as manifest entries
+  std::vector<ManifestEntry> entries = {};  // entries of the names that get an array
   int64_t more_names = 0;                   // MoreNames(request)
   std::string manifest_id;                  // empty: one transaction is enough
   std::vector<std::string> chunks;
@@ -262,7 +263,8 @@ absl::Status ArrayRegistry::Load() {
   };
 
   // Load the readable records even if others are unreadable. An unreadable record might have
-  // replaced or deleted a readable one, so remove nothing.
+  // replaced or deleted a readable record. It is therefore unknown which records are obsolete:
+  // remove no record.
   has_unreadable_ = store_->stats().unreadable_records > 0;
   is_damaged_ = has_unreadable_;
   const auto leave_out = [&](const std::string& key, const absl::Status& status) {
@@ -395,8 +397,8 @@ absl::Status ArrayRegistry::Load() {
       continue;
     }
     // The array has a record but no name: a session held it when its last name was deleted, or its
-    // release was interrupted. If some records are unreadable, its name may be in one of them: keep
-    // the array.
+    // release was interrupted. If some records are unreadable, one of them may hold a name of the
+    // array: keep the array.
     ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged_;
@@ -412,8 +414,8 @@ absl::Status ArrayRegistry::Load() {
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
     const auto next = std::next(manifest);
-    // If the manifest stays in the store, so do its names. A later deletion of such a name must
-    // then be recorded in the store.
+    // If records are damaged, all manifests stay in the store with their names. Keep the manifests
+    // in memory as well: a later deletion of such a name must be recorded in the store.
     if (manifest->second.current_names == 0 && !is_damaged_) {
       DropManifest(manifest);
     } else {
@@ -730,7 +732,8 @@ void ArrayRegistry::Write(Pending* pending) {
     if (puts.size() + last.puts.size() + last.deletes.size() > kMaxSmallOperations) break;
   }
   for (const Put& put : puts) bytes += put.key.size() + put.value.size();
-  // Deletions stay in the last transaction. Without entries, a manifest would not make it smaller.
+  // Deletions stay in the last transaction. If there are only deletions, a manifest would not make
+  // that transaction smaller.
   if (entries.empty() ||
       (bytes <= kMaxSmallBytes &&
        puts.size() + last.puts.size() + last.deletes.size() <= kMaxSmallOperations)) {
@@ -798,7 +801,7 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
       }
     }
     // Undo the commit's own pins only after each name points to its new array. If a name moves to
-    // the array that it already has, the pin alone keeps that array meanwhile.
+    // the array that it already has, only the pin keeps that array during the move.
     for (const NameMove& move : request.moves) {
       if (move.array_id.empty()) continue;
       --arrays_.find(move.array_id)->second.pins;
@@ -849,7 +852,7 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
   }
   for (const NameMove& move : pending.request.moves) {
     const bool own_key = pending.manifest_id.empty() || move.array_id.empty();
-    // Report the name before releasing its former array. A watcher then never sees a name whose
+    // Report the name before releasing its former array. Watchers therefore never see a name whose
     // array is deleted.
     Tell(NameChange{.name = move.name, .array_id = move.array_id, .version = revision});
     if (const auto old = names_.find(move.name); old != names_.end()) DropName(old, own_key);
@@ -979,7 +982,8 @@ struct ArrayRegistry::Rewrite {
 };
 
 void ArrayRegistry::NoteIfSparse(const std::string& manifest_id) {
-  // An unreadable record may be what makes a name in the manifest look outdated: keep the manifest.
+  // A name in the manifest may look outdated only because of an unreadable record: keep the
+  // manifest.
   if (is_damaged_) return;
   const Manifest& manifest = manifests_.find(manifest_id)->second;
   if (2 * manifest.current_names < std::ssize(manifest.names)) {
@@ -1007,9 +1011,9 @@ std::shared_ptr<ArrayRegistry::Rewrite> ArrayRegistry::BeginRewrite() {
   auto rewrite = std::make_shared<Rewrite>(
       Rewrite{.old_id = *sparse_manifests_.begin(), .new_id = RandomId(), .entries = {}});
   sparse_manifests_.erase(sparse_manifests_.begin());
-  // Count the names as mentioned by the new manifest from now on. If a name is deleted before the
-  // manifest is written, the deletion is then recorded, and the manifest does not restore the name.
-  // A name that moves meanwhile gets a newer version.
+  // Count the names as mentioned by the new manifest from now on. A deletion of a name during the
+  // rewrite is then recorded in the store, and the new manifest does not restore the name. A name
+  // that moves during the rewrite gets a newer version, which counts.
   Manifest& manifest = manifests_[rewrite->new_id];
   for (const std::string& name : manifests_.find(rewrite->old_id)->second.names) {
     const auto found = names_.find(name);
@@ -1054,7 +1058,8 @@ void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& writt
         found->second.manifest_id = rewrite.new_id;
         ++fresh->second.current_names;
       }
-      // If its last name was deleted meanwhile, the old manifest no longer exists.
+      // If the last name of the old manifest was deleted during the rewrite, the old manifest is
+      // gone.
       if (const auto old = manifests_.find(rewrite.old_id); old != manifests_.end()) {
         DropManifest(old);
       }
@@ -1077,8 +1082,8 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
   if (found == arrays_.end()) return;
   ArrayEntry& entry = found->second;
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
-  // The array has a record if a name with its own key ever pointed to it. Deleting a missing record
-  // is no error.
+  // The array has a record if a name under `name/` has ever pointed to it. Deleting a missing
+  // record is no error.
   const bool was_named = entry.was_named || entry.has_record;
   if (was_named) dead_keys_.push_back(ArrayKey(array_id));
   for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
@@ -1114,8 +1119,8 @@ void ArrayRegistry::FlushReleased() {
       for (const auto& [mesh_id, ids] : by_mesh) listener_(mesh_id, ids);
     });
   }
-  // Queue the deletes under the lock: a later write of the same key must come after them. If a
-  // delete fails, the next Open finds the obsolete keys and deletes them.
+  // Queue the deletions under the lock: a later write of the same key must come after the deletion.
+  // If a deletion fails, the next Open finds the obsolete keys and deletes them.
   for (size_t begin = 0; begin < dead_keys_.size(); begin += kMaxSmallOperations) {
     const size_t end = std::min(begin + kMaxSmallOperations, dead_keys_.size());
     Transaction deletes = Fenced();
@@ -1328,7 +1333,7 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
 }
 
 void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
-  // Released arrays by mesh, and by whether the store remembers them.
+  // Released arrays by mesh, and by whether the store records the release.
   std::map<std::pair<std::string_view, bool>, std::vector<const Released*>> groups;
   for (const Released& each : released) {
     groups[{each.mesh_id, each.durable}].push_back(&each);
@@ -1347,7 +1352,7 @@ void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
         batch->key = ReleasedKey(RandomId());
         Transaction put = Fenced();
         put.puts.push_back({batch->key, EncodeReleased(record)});
-        put.urgent = true;  // the deletion of the arrays waits for it
+        put.urgent = true;  // a release must be recorded even if the store is full
         CommitToStore(std::move(put), [](const absl::StatusOr<Revision>&) {});
       }
     }
@@ -1473,7 +1478,8 @@ void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revi
       each = presence_.erase(each);
     }
     // The changed mesh has other ranks, and the former ranks will not confirm releases: stop
-    // waiting for them. Tiles that their workers still have will go into quarantine.
+    // waiting for them. Tiles that the workers of the former ranks still have will go into
+    // quarantine.
     while (tombstones_by_mesh_.count(mesh_id) > 0) {
       Forget(tombstones_.find(*tombstones_by_mesh_.find(mesh_id)->second.begin()));
     }
@@ -1521,9 +1527,9 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
       taking.ranks.emplace(mesh_id, *mesh.rank);
     }
   }
-  // Handle the tiles in pieces, so that other threads get the lock in between. If the worker is
-  // lost between two pieces, its ranks are removed from `taking`. Each array is judged in its state
-  // at the time of its piece.
+  // Handle the tiles in pieces, so that other threads get the lock between two pieces. If the
+  // worker is lost between two pieces, its ranks are removed from `taking`. Each array is judged in
+  // its state at the time of its piece.
   const std::vector<InventoryTile>& tiles = inventory.tiles;
   for (size_t begin = 0; begin < tiles.size(); begin += kTakenAtOnce) {
     absl::MutexLock lock(&mutex_);
@@ -1617,8 +1623,8 @@ bool ArrayRegistry::MissArrays(std::string_view mesh_id, int64_t rank, const Tak
   });
 }
 
-// Removes the rank from orphans (unknown committed arrays) whose tile it reported before but no
-// longer lists.
+// Removes the rank from orphans (unknown committed arrays) whose tile the rank reported before but
+// no longer lists.
 bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking,
                                 std::string* last) {
   return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
@@ -1644,14 +1650,14 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
                                      InventoryVerdict* verdict) const {
   for (const std::string& id : array_ids) {
     if (const auto found = arrays_.find(id); found != arrays_.end()) {
-      // A staged array may be one that is being restored. The restoration may fail: give no verdict
-      // yet.
+      // A staged array may be one that is being restored from quarantine. Because that may fail,
+      // give no verdict yet.
       if (found->second.array->state != ArrayState::kStaging) verdict->live.push_back(id);
     } else if (tombstones_.contains(id)) {
       verdict->drop.push_back(id);
     } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
       verdict->unknown.push_back(id);
-    }  // otherwise the array may be live: keep the entry
+    }  // else the array may be live: give no verdict
   }
 }
 
@@ -1725,8 +1731,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
         true);
   }
   if (array.state == ArrayState::kStaging) {
-    // Remember to send the outcome of the running commit to this worker. Otherwise it would keep
-    // its committed tile of a discarded array for ever.
+    // Remember to send the outcome of the running commit to this worker. Without it, the worker
+    // would keep its committed tile of a discarded array for ever.
     entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict.commit.push_back(tile.array_id);
@@ -1883,8 +1889,8 @@ void ArrayRegistry::EndGrace() {
       ReleaseIfUnheld(id);
     }
     FlushReleased();
-    // End the state's may_lack_names mark only after the records of nameless arrays are deleted.
-    // Until then, each start must put these arrays into quarantine.
+    // Clear the mark may_lack_names in the store only after the records of nameless arrays are
+    // deleted. Until then, each start must put these arrays into quarantine.
     const bool is_left =
         std::any_of(arrays_.begin(), arrays_.end(), [](const Arrays::value_type& each) {
           return each.second.has_record && !each.second.was_named;

@@ -39,14 +39,14 @@ namespace shardmesh::server {
 //
 // clang-format off
 //   (none)     -> kStaging                 Stage
-//   kStaging   -> kAvailable, kDegraded    Commit (degraded if a rank was lost meanwhile)
+//   kStaging   -> kAvailable, kDegraded    Commit (degraded if a rank is lost by then)
 //   kStaging   -> kReleased                Discard
 //   kAvailable -> kDegraded                TilesLost
 //   kDegraded  -> kAvailable               an inventory brought the last missing tile
 //   kAvailable, kDegraded -> kReleased     the last name and the last pin are gone
 // clang-format on
 //
-// A released array is no longer in any list; holders of the value keep its last state.
+// A released array is no longer in any list. An ArrayPtr to it keeps the array's last state.
 enum class ArrayState { kStaging, kAvailable, kDegraded, kReleased };
 std::string_view ArrayStateName(ArrayState state);  // "STAGING", ...
 
@@ -77,15 +77,15 @@ struct Array {
 };
 using ArrayPtr = std::shared_ptr<const Array>;
 
-// A name at one version. The version is the store's revision at which the name was moved there.
-// Versions never repeat, even if the name is deleted and created again.
+// A name at one version. The version is the store's revision at which the name was moved to this
+// array. Versions never repeat, even if the name is deleted and created again.
 struct NameEntry {
   std::string name;
   std::string array_id;
   int64_t version = 0;
 };
 
-// The commit of a staged array.
+// The data with which a staged array is committed.
 struct ArrayCommit {
   std::string array_id;
   Durability durability = Durability::kMemory;
@@ -96,15 +96,16 @@ struct ArrayCommit {
 struct NameMove {
   std::string name;                         // 1 to 1,024 bytes of UTF-8 without control characters
   std::string array_id;                     // empty: delete the name
-  std::optional<int64_t> expected_version;  // 0: the name must not exist
+  std::optional<int64_t> expected_version;  // 0: the name must not exist; nullopt: any version
 };
 
-// All its changes take effect, or none.
+// Arrays to commit and names to move. All changes of a request take effect, or none does.
 struct CommitRequest {
   std::vector<ArrayCommit> arrays;
   std::vector<NameMove> moves;  // of distinct names
-  // If not empty, the caller has begun this request in requests(). Commit finishes or abandons it,
-  // and stores `answer` with it.
+  // If not empty, the caller has begun this request in requests(). If the commit succeeds, Commit
+  // finishes the request there and stores `answer` with it. If the commit fails, Commit abandons
+  // the request.
   std::string request_id;
   std::string answer;
 };
@@ -139,7 +140,7 @@ struct InventoryTile {
 struct InventoryMesh {
   const Mesh* mesh = nullptr;
   std::optional<int64_t> rank = {};               // the worker's own rank
-  absl::Span<const std::string> identities = {};  // the worker of each rank
+  absl::Span<const std::string> identities = {};  // each rank's worker; empty: none is assigned yet
 };
 
 // The complete list of a worker's tiles.
@@ -150,21 +151,22 @@ struct Inventory {
                                                              // serves
   std::vector<InventoryTile> tiles;
   std::vector<std::string> quarantined = {};  // arrays with tiles in the worker's quarantine
-  // Returns a mesh that is not in `meshes`, for tiles that lie on it; its `mesh` is null if no such
-  // mesh is served. The registry calls it under its lock.
+  // Returns a mesh that is not in `meshes`, for tiles that lie on that mesh. `mesh` of the result
+  // is null if no such mesh is served. The registry calls this function under its lock.
   std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
-// A nameless array whose tiles workers reported after ArrayRegistry::Open: see "Adoption" there.
+// An array that is kept without a name since ArrayRegistry::Open: see "Adoption" there.
 struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
   std::vector<int64_t> missing_ranks = {};  // rising: no worker has reported their tiles (yet)
-  bool can_be_named = false;                // all ranks are present
-  absl::Time until;                         // InfiniteFuture if records cannot be read
+  bool can_be_named = false;                // false: only reports of some ranks show the array
+  absl::Time until;                         // InfiniteFuture: kept while records are unreadable
 };
 
-// The registry's orders to a worker about its tiles. The worker leaves other tiles unchanged.
+// The registry's orders to a worker about its tiles. The worker leaves tiles without an order
+// unchanged.
 struct InventoryVerdict {
   struct Aside {
     std::string array_id;
@@ -172,39 +174,44 @@ struct InventoryVerdict {
     std::string reason;        // for people
     bool array_lives = false;  // the worker must never drop the tile for lack of space
   };
-  // Arrays in the registry. The worker commits those that it has only staged.
+  // Arrays in the registry. The worker commits those of them that it has only staged.
   std::vector<std::string> commit;
   std::vector<std::string> drop;  // released; the worker deletes them
   std::vector<Aside> quarantine;  // tiles that the registry does not count as this worker's
-  // Arrays of Inventory::quarantined that are live, and those that the registry does not know.
+  // Arrays of Inventory::quarantined: those that are live, and those that the registry does not
+  // know.
   std::vector<std::string> live;
   std::vector<std::string> unknown;
 };
 
 // Named arrays are durable: a commit writes array and name to the store before it is acknowledged.
-// After a restart they exist again, degraded until the workers report their tiles. Unnamed arrays
-// are not in the store.
+// After a restart of the coordinator, named arrays exist again. They are degraded until the workers
+// report their tiles. Unnamed arrays are not in the store.
 //
 // An array lives as long as a name points to it, or a session or a running step pins it. The holder
 // of a pin must remove the pin itself.
 //
 // Releases. Workers delete tiles only of arrays whose release the registry has recorded. The
-// registry remembers each release until every rank of the mesh has confirmed it. An inventory
-// without the array also confirms. For that time, the store keeps the releases of arrays that were
-// named or on disk. If an array is neither known nor released, its workers move its tiles to
-// quarantine, where they are neither served nor deleted.
+// registry remembers each release until every rank of the mesh has confirmed it. A rank confirms
+// with a message, or with an inventory that lacks the array. Until all ranks have confirmed, the
+// store keeps the releases of arrays that were named or on disk. If an array is neither known nor
+// released, its workers move its tiles to quarantine, where tiles are neither served nor deleted.
 //
-// Adoption. For a grace period after Open, the registry adopts an unknown committed array instead,
-// once every rank has reported its tile. Unnamed arrays thus survive a restart of the coordinator.
-// An adopted array has no pin. If it has no name and no pin when the grace period ends, its tiles
-// go into quarantine and are not deleted. The same holds if it loses its last name or pin later.
-// The reason: after a restore of an older store it may have had a name. Tiles of arrays that are
-// still incomplete when the grace period ends go into quarantine as well.
+// Adoption. For a grace period after Open, the registry does not send unknown committed arrays to
+// quarantine. It adopts such an array once every rank has reported its tile. Unnamed arrays thus
+// survive a restart of the coordinator. Only the grace period pins an adopted array. If it has no
+// name and no other pin when the grace period ends, its tiles go into quarantine and are not
+// deleted. If it never had a name since Open, the same happens when it loses its last pin later.
+// The reason: if an older store was restored, the array may have had a name before. If not every
+// rank has reported its tile when the grace period ends, the reported tiles go into quarantine as
+// well.
 //
 // Arrays with a record but no name in the store are kept for the grace period and then released.
-// For example, a session may have held the array after its name was deleted. There are exceptions:
-// - In a state made from a snapshot, such arrays go into quarantine: they may have got a name after
-//   the snapshot. The same holds for a state from which records were set aside.
+// Such a record stays, for example, if a session held the array when its name was deleted. There
+// are exceptions:
+// - In a state made from a snapshot, arrays with a record but no name go into quarantine: they may
+//   have got a name after the snapshot. The same holds for a state from which records were set
+//   aside.
 // - In these states, and in a state with unreadable records, any array known at Open goes into
 //   quarantine when its last known name is deleted. The array may have another, unknown name.
 //
@@ -222,34 +229,34 @@ struct InventoryVerdict {
 //
 // A commit too large for one transaction is written as a manifest. The chunks come first and are
 // not yet valid. The key `manifest/ID` comes last and makes them valid; the transaction requires
-// that it does not exist before. If a name occurs in several records, the newest version is valid.
-// If fewer than half of a manifest's names are current, the registry rewrites it with only the
-// current names, at their versions. Every transaction requires that `cluster` is unchanged, so that
-// a replaced coordinator cannot write.
+// that this key does not exist before. If a name occurs in several records, the newest version is
+// valid. If fewer than half of a manifest's names are current, the registry writes a new manifest
+// with only these names, at their versions. Every transaction requires that `cluster` is unchanged,
+// so that a replaced coordinator cannot write.
 //
-// Thread-safe. Callbacks and the release listener run without a lock, in the order of the events,
-// on the caller's or the store's thread. Destroy the registry after the last call has called back;
-// store and clock outlive it.
+// Thread-safe. Callbacks and listeners run without a lock, in the order of the events, on the
+// caller's or the store's thread. Destroy the registry after the last call has called back. The
+// store and the clock must outlive the registry.
 class ArrayRegistry {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
   // Called with arrays of one mesh that nothing holds any more. The listener must make the mesh's
-  // workers free the tiles and confirm it.
+  // workers free the tiles and confirm the release.
   using ReleaseListener =
       std::function<void(const std::string& mesh_id, const std::vector<std::string>& array_ids)>;
-  // Called with verdicts on tiles that became known only after the verdict on their inventory.
+  // Called with verdicts that were not yet known when TakeInventory judged the inventory.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
 
   static constexpr size_t kMaxNameBytes = 1024;
   static constexpr int64_t kMaxNames = 1'000'000;
   static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
-  // Most former name versions that FindName can find, for each array; the newest ones are kept.
+  // Most former name versions that FindName can find, for each array; older versions are forgotten.
   static constexpr size_t kFormerVersions = 256;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new
-  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read. DATA_LOSS too if that record is
-  // missing although the store is not new.
+  // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing although the store
+  // is not new.
   static absl::StatusOr<std::unique_ptr<ArrayRegistry>> Open(
       Store* store, Clock* clock, ReleaseListener listener,
       absl::Duration adoption_grace = kAdoptionGrace);
@@ -257,68 +264,71 @@ class ArrayRegistry {
 
   // A random id that the first Open of the store makes: 32 hexadecimal digits.
   const std::string& cluster_id() const { return cluster_id_; }
-  // The number of this Open; it is higher by one at each Open of the store.
+  // The number of this Open of the store: each Open adds 1 to the number of the previous Open.
   int64_t term() const { return term_; }
-  // Returns the keys of the records that Open left out: it could not decode them, or they point to
-  // an unreadable record. Records that the store itself could not read are not included.
+  // Returns the keys of the records that Open left out: Open could not decode them, or they point
+  // to an unreadable record. Records that the store itself could not read are not included.
   const std::vector<std::string>& left_out() const { return left_out_; }
   RequestMemory& requests() { return *requests_; }
 
   // Sets the most names that may exist. Call it before the first commit.
   void SetMaxNames(int64_t max_names) { max_names_ = max_names; }
-  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for this many additional names.
+  // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for `more` additional names.
   absl::Status CheckRoomForNames(int64_t more) const;
 
-  // `changes` receives arrays and names that come and go; it must outlive this object. Set it
+  // `changes` receives each change of an array or a name; it must outlive this object. Set it
   // before the first commit.
   void SetChanges(ClusterChanges* changes) { changes_ = changes; }
-  // Set it before workers attach.
+  // Set the listener before workers attach.
   void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
 
   // Registers an array whose tiles are about to arrive. ALREADY_EXISTS: the id exists.
-  // INVALID_ARGUMENT: see Tiling::Create. ABORTED (VERSION_MISMATCH): a change of its mesh is
-  // running, or the mesh was changed after the revision in the definition.
+  // INVALID_ARGUMENT: see Tiling::Create. ABORTED (VERSION_MISMATCH): a change of the array's mesh
+  // is running, or the mesh was changed after the revision in the definition.
   absl::Status Stage(ArrayDefinition definition);
   // Returns the error that Stage would return now. Changes nothing.
   absl::Status CheckStage(const ArrayDescriptor& descriptor) const;
 
-  // Announces a change or deletion of a mesh: until EndMeshChange, Stage refuses arrays on it.
-  // FAILED_PRECONDITION: an array is on the mesh; the message names one. ABORTED: another change of
-  // the mesh is running.
+  // Announces a change or deletion of a mesh: until EndMeshChange, Stage refuses arrays on this
+  // mesh. FAILED_PRECONDITION: an array is on the mesh; the message names one array. ABORTED:
+  // another change of the mesh is running.
   absl::Status BeginMeshChange(const std::string& mesh_id);
   // Returns the error that BeginMeshChange would return now. Changes nothing.
   absl::Status CheckMeshChange(const std::string& mesh_id) const;
-  // `revision`: the revision of the new definition, or of its deletion; nullopt: the mesh did not
-  // change.
+  // Ends the change. `revision`: the revision of the mesh's new definition, or of its deletion;
+  // nullopt: the mesh did not change.
   void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
   // Forgets staged arrays whose transfer or step was aborted. Ignores other arrays.
   void Discard(const std::vector<std::string>& array_ids);
 
-  // Makes staged arrays available and moves names, in one atomic change. Arrays that then have
-  // neither name nor pin are released at once.
-  //   NOT_FOUND            an array that does not exist or is not staged; a name to be deleted.
+  // Makes staged arrays available and moves names, in one atomic change. Arrays that have neither
+  // name nor pin after the change are released at once.
+  //   NOT_FOUND            an array to commit is not staged; the array for a name does not exist;
+  //                        or a name to delete does not exist.
   //   DATA_LOSS            (STORE_FAILED) the record of a name cannot be read, and the request
   //                        deletes the name, or expects a version or absence of the name.
-  //   ABORTED              (VERSION_MISMATCH) a name has another version than expected; or another
-  //                        commit is moving the name: retry.
-  //   INVALID_ARGUMENT     a malformed name, a name twice, a wrong number of checksums.
+  //   ABORTED              (VERSION_MISMATCH) a name has another version than expected, or another
+  //                        commit is moving the name: retry. Without this reason: another commit is
+  //                        committing one of the arrays.
+  //   INVALID_ARGUMENT     a malformed name; two moves of one name; a wrong number of checksums; or
+  //                        (LIMIT_EXCEEDED) more than 100 names to delete.
   //   FAILED_PRECONDITION  another coordinator has taken over this store.
   //   RESOURCE_EXHAUSTED   (LIMIT_EXCEEDED) there would be more names than SetMaxNames allows.
-  //   as Store::Commit     for the rest.
+  //   other errors         as for Store::Commit.
   // After an error, staged arrays are still staged and names are unchanged.
   void Commit(CommitRequest request, CommitCallback callback);
 
-  // Returns the array, also a staged one. NOT_FOUND names the array.
+  // Returns the array, even if it is only staged. NOT_FOUND names the array.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
-  // Returns a name at a version; 0: the current one. An older version is found while its array
-  // lives, if it is among the last kFormerVersions at which a name left that array. NOT_FOUND: no
-  // such name; the message suggests a similar one. DATA_LOSS (STORE_FAILED): the store's record of
-  // the name, or of its array, cannot be read. FindName then does not return an older entry from a
-  // manifest.
+  // Returns a name at version `version`; 0: at its current version. A former version is found while
+  // its array lives, if it is among the last kFormerVersions versions whose names left that array.
+  // NOT_FOUND: there is no such name or version; for a missing name, the message suggests a similar
+  // name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its array, cannot be
+  // read. In that case, FindName does not return an older entry from a manifest.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
   // Returns the name's current version; 0: the name does not exist.
   int64_t VersionOf(std::string_view name) const;
-  // Returns the error that Commit would return for an array under this new name.
+  // Returns the error that Commit would return now if it gave this new name to an array.
   absl::Status CheckNewName(const std::string& name) const;
   // Returns the error that Commit of only this move would return now. Changes nothing.
   absl::Status CheckNameMove(const NameMove& move) const;
@@ -329,7 +339,7 @@ class ArrayRegistry {
     NameEntry name;
     ArrayPtr array;
   };
-  // Names with this prefix after `start_after`, in bytewise order, at most `limit`.
+  // Returns the names with this prefix after `start_after`, in bytewise order, at most `limit`.
   std::vector<NamedArray> ListNames(std::string_view prefix, std::string_view start_after,
                                     int64_t limit) const;
   struct Nameless {
@@ -338,13 +348,13 @@ class ArrayRegistry {
     std::string next_start_after;
   };
   // Returns committed arrays that no name points to, after the id `start_after`, at most `limit`.
-  // Each call examines a bounded number of arrays. A page may therefore have fewer arrays, or none,
-  // although more follow.
+  // Each call examines a bounded number of arrays. A page may therefore have fewer arrays than
+  // `limit`, or none, although more arrays follow.
   Nameless ListNameless(std::string_view start_after, int64_t limit) const;
-  // All arrays after the id `start_after`, by rising id, at most `limit`.
+  // Returns the arrays after the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
   // List, find and count the arrays that are kept without a name since Open. ListUnnamed returns at
-  // most `limit` of them after `start_after`, by rising id. CountUnnamed takes O(1).
+  // most `limit` of these arrays after `start_after`, by rising id. CountUnnamed takes O(1).
   std::vector<UnnamedArray> ListUnnamed(std::string_view start_after, int64_t limit) const;
   std::optional<UnnamedArray> FindUnnamed(std::string_view array_id) const;
   int64_t CountUnnamed() const;
@@ -375,24 +385,26 @@ class ArrayRegistry {
   // of the rank's worker has already brought its inventory.
   void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
   // Returns the indexes of the tiles whose array is neither in the registry nor known as released.
+  // Returns none once the grace period is over.
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
   // Processes the inventory of an attached worker. The inventory is complete: other tiles of the
-  // worker's ranks count as missing. The verdict is empty if the attachment has ended meanwhile, or
-  // was replaced by another one.
+  // worker's ranks count as missing. If the attachment has ended by now, or another attachment has
+  // replaced it, the inventory does not change which tiles count as missing.
   //
   // Takes time linear in the worker's tiles and in the arrays and unconfirmed releases on its
-  // meshes. Holds the lock for a few thousand of these at a time. A worker may bring millions of
-  // tiles: do not call TakeInventory on a gRPC thread.
+  // meshes. Holds the lock for a few thousand of these objects at a time. A worker may bring
+  // millions of tiles: do not call TakeInventory on a gRPC thread.
   InventoryVerdict TakeInventory(const Inventory& inventory);
-  // Processes tiles that the worker has restored from its quarantine since its inventory. They are
-  // judged like tiles of an inventory.
+  // Processes tiles that the worker has restored from its quarantine since its inventory. These
+  // tiles are judged like tiles of an inventory.
   InventoryVerdict TakeRestored(const Inventory& restored);
   // Records that a worker has dropped tiles as ordered. `rank_of` returns the worker's rank in a
   // mesh.
   using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
   void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
   // Checks that a tile in a worker's quarantine is the rank's tile of the array.
-  // FAILED_PRECONDITION: it is not, or its checksum differs. NOT_FOUND: no such array.
+  // FAILED_PRECONDITION: the tile is not the rank's tile, or its checksum differs. NOT_FOUND: no
+  // such array.
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
 
@@ -401,8 +413,8 @@ class ArrayRegistry {
 
  private:
   struct ArrayEntry {
-    // Up to date, except for the missing ranks and the state derived from them. Current() brings
-    // these up to date only when somebody asks, because thousands of workers may come or go before.
+    // Up to date, except for the missing ranks and the state derived from them. Current() updates
+    // these only when the array is read, because thousands of workers may come or go before.
     mutable ArrayPtr array = nullptr;
     mutable bool is_outdated = false;
     std::vector<bool> missing = {};  // by rank
@@ -411,17 +423,17 @@ class ArrayRegistry {
     int64_t pins = 0;
     bool is_given = false;
     // By rank: the worker that reported the tile. Not empty if the array was found on workers, or
-    // belongs to a state that may lack names. If such an array has no name, it finally goes into
-    // quarantine and is not deleted.
+    // belongs to a state that may lack names. If no name has pointed to such an array since Open,
+    // its tiles go into quarantine at its release and are not deleted.
     std::vector<std::string> adopted_from = {};
-    // Another name of the array may be lost. Without its last known name, the array therefore goes
-    // into quarantine and is not deleted.
+    // Another name of the array may be lost. At its release, the array therefore goes into
+    // quarantine and is not deleted.
     bool may_lack_names = false;
     // One of the pins belongs to the grace period: at Open the store had a record of the array, or
-    // workers had its tiles, but it had no name.
+    // workers had its tiles, but the array had no name.
     bool is_kept_for_grace = false;
-    bool was_named = false;              // a name pointed to it since Open
-    bool has_record = false;             // at Open: under `array/` in the store, without a name
+    bool was_named = false;              // a name has pointed to the array since Open
+    bool has_record = false;             // at Open, the store had a record of it but no name
     std::vector<NameEntry> former = {};  // the last kFormerVersions names that pointed here
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
     struct Waiting {
@@ -429,7 +441,7 @@ class ArrayRegistry {
       int64_t rank = 0;
       Tile tile;
       uint32_t crc32c = 0;
-      bool committed = false;  // on the worker, e.g. a tile from quarantine
+      bool committed = false;  // the worker's tile is committed, e.g. from quarantine
     };
     std::vector<Waiting> waiting = {};
   };
@@ -470,13 +482,13 @@ class ArrayRegistry {
   };
   using Names = std::map<std::string, Name, std::less<>>;
   using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
-  // Objects by the mesh that they lie on, then by id.
+  // Arrays, and ids of arrays, by the mesh that the arrays lie on.
   using ArraysByMesh = std::map<std::string, std::map<std::string_view, ArrayEntry*>, std::less<>>;
   using IdsByMesh = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
   struct Manifest {
     int64_t chunks = 0;
     int64_t current_names = 0;       // names whose current entry is in this manifest
-    std::vector<std::string> names;  // all of them
+    std::vector<std::string> names;  // all names in the manifest
   };
   // A commit that has passed its checks and awaits the store's answer.
   struct Pending;
@@ -493,8 +505,8 @@ class ArrayRegistry {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Deletes names from the store whose array has no record. If a delete fails, the next Open tries
-  // again.
+  // Deletes names from the store whose array has no record. If a deletion fails, the next Open
+  // tries again.
   void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A name that does not exist, and the existing names next to it.
@@ -503,8 +515,8 @@ class ArrayRegistry {
     std::vector<std::string> neighbours;
   };
 
-  // Sets `missing` if a requested name does not exist. The caller then builds the error with NoName
-  // after it has released the lock.
+  // Sets `missing` if a requested name does not exist. In that case, the caller makes the error
+  // with NoName after it has released the lock.
   absl::Status CheckCommit(const CommitRequest& request, std::optional<MissingName>* missing) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMove(const NameMove& move, std::optional<MissingName>* missing) const
@@ -527,9 +539,9 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finish(const std::shared_ptr<Pending>& pending, absl::StatusOr<Revision> revision);
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // AddArray returns the entry of an id with this array, and creates it if needed. SetArray changes
-  // the array of an entry; EraseArray erases an entry. All of them maintain the counts and the
-  // index.
+  // AddArray sets the array of the entry for an id, and returns the entry, which it creates if
+  // needed. SetArray changes the array of an entry. EraseArray erases an entry. All three maintain
+  // counts_ and arrays_by_mesh_.
   ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -544,10 +556,10 @@ class ArrayRegistry {
   void Tell(ClusterChange::Value change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Removes a name from its array. `key_stays`: the commit wrote the name's own key again, so the
-  // key is not deleted.
+  // Removes a name from its array. `key_stays`: the commit has written the key `name/NAME` again,
+  // so the key is not deleted.
   void DropName(Names::iterator name, bool key_stays) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Records that a name no longer points to its array, so that FindName finds this version.
+  // Remembers a version of a name that no longer points to its array, so that FindName finds it.
   void AddFormer(NameEntry former) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropManifest(std::map<std::string, Manifest>::iterator manifest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -560,10 +572,11 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes released arrays to the listener, and deletable records to the store.
+  // Passes released arrays to the release listener, and deletes the records of dead_keys_ in the
+  // store.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Remembers released arrays until their ranks confirm. Also writes a record to the store if the
-  // memory must survive this process.
+  // Remembers released arrays until their ranks confirm the release. For releases that must survive
+  // this process, also writes a record to the store.
   void AddTombstones(const std::vector<Released>& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
                     const std::shared_ptr<ReleasedBatch>& batch)
@@ -587,13 +600,15 @@ class ArrayRegistry {
       return found != listed.end() && found->second;
     }
   };
-  // Removes the ranks whose worker was lost meanwhile, or has attached again over another stream.
+  // Removes the ranks whose worker has been lost, or has attached again over another stream.
   void CheckRanks(Taking* taking) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Judges one tile of an inventory. Returns whether it is the tile of the worker's rank.
+  // Judges one tile of an inventory. Returns false if the tile is not the tile of the worker's
+  // rank, or cannot be judged yet.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans, and
-  // ConfirmUnlisted confirms releases. Each handles the next few objects on the mesh after `*last`
-  // that the worker does not hold. Each returns true after the last object.
+  // ConfirmUnlisted confirms releases. Each handles the next few objects on the mesh after the id
+  // `*last`, and changes those that the worker does not hold. Each returns true after the last
+  // object.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
@@ -602,11 +617,12 @@ class ArrayRegistry {
                        std::string* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Judges arrays in a worker's quarantine: the worker must drop released ones. Live and unknown
-  // ones are reported to it.
+  // Judges arrays in a worker's quarantine: the worker must drop released arrays. Live and unknown
+  // arrays are reported to the worker.
   void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Returns whether the tile's mesh has no ranks yet, so that its array may be adopted later.
+  // Returns whether the tile's mesh has no ranks yet, so that the tile's array may be adopted
+  // later.
   bool MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)
@@ -630,7 +646,7 @@ class ArrayRegistry {
   const absl::Duration adoption_grace_;
   ClusterChanges* changes_ = nullptr;  // constant from the first commit on; may stay null
   VerdictListener verdict_listener_;   // constant once workers attach
-  // Constant after Open.
+  // The members from here to `requests_` are constant after Open.
   std::string cluster_id_;
   int64_t term_ = 0;
   Revision cluster_revision_ = 0;
@@ -644,7 +660,7 @@ class ArrayRegistry {
   EventQueue events_;
 
   mutable absl::Mutex mutex_;
-  // Only AddArray, SetArray, SetMissing and EraseArray change it.
+  // Only AddArray, SetArray, SetMissing and EraseArray change this map.
   Arrays arrays_ ABSL_GUARDED_BY(mutex_);
   ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);           // of arrays_
   ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // arrays_ by mesh
@@ -658,7 +674,7 @@ class ArrayRegistry {
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
   // Names whose array is unknown, each with the key of the unreadable record of its array. Names
-  // whose own record is unreadable are not here: the store knows them.
+  // whose own record is unreadable are not here: the store reports them.
   absl::flat_hash_map<std::string, std::string> unreadable_names_ ABSL_GUARDED_BY(mutex_);
   // Number of names that running commits will add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -667,8 +683,9 @@ class ArrayRegistry {
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
   Tombstones tombstones_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh tombstones_by_mesh_ ABSL_GUARDED_BY(mutex_);
-  // Ids of staged arrays that were discarded recently. When a worker reports their tiles, it must
-  // drop them. The oldest ids are forgotten first; tiles of forgotten arrays go into quarantine.
+  // Ids of staged arrays that were discarded recently. A worker that reports tiles of these arrays
+  // must drop the tiles. The oldest ids are forgotten first; tiles of forgotten arrays go into
+  // quarantine.
   absl::flat_hash_set<std::string> discarded_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
@@ -681,7 +698,8 @@ class ArrayRegistry {
   // RestoredRecord::may_lack_names: a lost record may name arrays that seem to have no name.
   bool may_lack_names_ ABSL_GUARDED_BY(mutex_) = false;
   // By changed mesh: the lowest revision of the mesh that arrays may be staged for. Once there are
-  // too many entries, the oldest are removed: every put that began before them has ended by then.
+  // too many entries, those of the oldest changes are removed: every put that began before these
+  // changes has ended by then.
   std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 

@@ -22,29 +22,31 @@ struct ArrayReference {
   std::string array_id = {};
 };
 
-// An array, and the name by which the request selected it; `name.version` is 0 if it used the id.
+// An array, and the name by which the request selected it; `name.version` is 0 if the request used
+// the id.
 struct SelectedArray {
   ArrayPtr array;
   NameEntry name;
 };
 
-// NOT_FOUND: see FindName and FindArray of ArrayRegistry; also for an array that is not committed.
+// Returns the array that a request identifies. NOT_FOUND: FindName or FindArray of ArrayRegistry
+// does not find the array, or it is not committed.
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                                      const ArrayReference& reference);
 
-// Returns the error for an array that lacks tiles. It names the array, the ranks whose tiles are
-// missing, and their workers. UNAVAILABLE (RECOVERING) while those workers are expected back with
-// the tiles; otherwise FAILED_PRECONDITION (ARRAY_DEGRADED), with advice. `missing`: the missing
-// ranks whose tiles the call needs, rising; not empty.
+// Returns the error for an array that lacks tiles. The error names the array, the ranks whose tiles
+// are missing, and their workers. UNAVAILABLE (RECOVERING): those workers are expected back with
+// the tiles. FAILED_PRECONDITION (ARRAY_DEGRADED), with advice: in all other cases. `missing`: the
+// missing ranks whose tiles the call needs, rising; not empty.
 absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
                       const MembershipView& membership, const Recovery& recovery);
 
 // INVALID_ARGUMENT (BAD_TILE), with have and need: the slice has another number of dimensions than
-// the shape, is empty, or reaches beyond it.
+// the array, is empty, or reaches beyond the array's shape.
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array);
 
 // Returns the tiles that form `part` of the array, row-major, each with its live holders. If a tile
-// has no holder, returns the error Degraded. Requires that `part` lies within the array.
+// has no holder, returns the error of Degraded. Requires that `part` lies within the array.
 absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected, const Tile& part,
                                                    const MembershipView& membership,
                                                    const Recovery& recovery);

@@ -34,7 +34,8 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   to->set_size_bytes(descriptor.SizeBytes().value_or(0));
   if (array.definition.requested_spec.has_value()) {
     rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());
-    // The reasons are not stored: they follow from the requested spec, the shape and the mesh.
+    // The reasons of the corrections are not stored: they follow from the requested spec, the shape
+    // and the mesh.
     const auto corrected =
         Correct(*array.definition.requested_spec, descriptor.shape, descriptor.mesh);
     if (corrected.ok()) {

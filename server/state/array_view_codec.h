@@ -19,14 +19,14 @@ v1::Durability Encode(Durability durability);
 // array.
 void Encode(const Array& array, const NameEntry* name, v1::Array* to);
 
-// INVALID_ARGUMENT: the selector has neither a name nor an id, or an empty one. The message names
-// the field `array`.
+// INVALID_ARGUMENT: the selector has neither a name nor an id (the message names the field
+// `array`), or its version is below 1 (`array.version`).
 absl::StatusOr<ArrayReference> Decode(const v1::ArraySelector& from);
 
 // Returns the version of a name that a change expects: nullopt for any, 0 if the name must not
-// exist. INVALID_ARGUMENT (BAD_FIELD) names the field below `path`, the place of the precondition
-// in the request. If `must_exist` is set, a precondition that the name does not exist also gets
-// this error.
+// exist. INVALID_ARGUMENT (BAD_FIELD): `must_not_exist` is false, the version is below 1, or the
+// name must not exist although `must_exist` is set. The error names the field below `path`, the
+// path of the precondition in the request.
 absl::StatusOr<std::optional<int64_t>> Decode(const v1::Precondition& from, bool must_exist,
                                               std::string_view path = "precondition");
 

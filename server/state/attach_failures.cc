@@ -1,4 +1,4 @@
-// Counts failed attempts to attach, and forgets the old ones.
+// Counts failed attempts to attach, and forgets old attempts.
 #include "server/state/attach_failures.h"
 
 #include "rpc/codec/status.h"

@@ -18,7 +18,7 @@
 
 namespace shardmesh::server {
 
-// A worker after a change.
+// A change of a worker, with the worker's data after the change.
 struct WorkerChange {
   enum class Kind { kAttached, kLost, kDraining, kResumed, kForgotten };
   Kind kind = Kind::kAttached;
@@ -53,13 +53,14 @@ struct ClusterChange {
 };
 using ClusterChangePtr = std::shared_ptr<const ClusterChange>;
 
-// Passes each change to all watchers. Keeps no changes: a watcher gets only those after its Begin.
-// Thread-safe.
+// Passes each change to all watchers. Keeps no changes: a watcher gets only the changes after its
+// Begin. Thread-safe.
 class ClusterChanges {
  public:
   using Callback = std::function<void(const ClusterChangePtr&)>;
 
-  // Ends a watch. Once its destructor has returned, the callback no longer runs.
+  // A running watch. The destructor ends the watch. Once the destructor has returned, the callback
+  // no longer runs.
   class Watch {
    public:
     Watch(ClusterChanges* changes, Callback callback);
@@ -79,7 +80,8 @@ class ClusterChanges {
   // Returns whether there is any watch. Most clusters have none: check this before making a change.
   bool is_watched() const { return is_watched_.load(std::memory_order_acquire); }
 
-  // Calls all callbacks, one change at a time. The caller must hold no lock.
+  // Passes a change to the callbacks of all watches, one change at a time. The caller must hold no
+  // lock.
   void Add(ClusterChange::Value value);
 
   // Begins a watch: from now on, each change is passed to `callback` under a lock. The callback

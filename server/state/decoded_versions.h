@@ -21,15 +21,16 @@ class DecodedVersions {
   using Record = std::shared_ptr<const std::string>;
   using DefinitionPtr = std::shared_ptr<const Definition>;
 
-  // More versions than recent requests name. A decoded former version is as large as a current one.
+  // Higher than the number of versions that recent requests name. A decoded former version takes as
+  // much memory as a current definition.
   static constexpr size_t kMaxVersions = 64;
-  static constexpr size_t kMaxRecordBytes = size_t{8} << 20;  // together
+  static constexpr size_t kMaxRecordBytes = size_t{8} << 20;  // of all cached records together
 
   // Returns null if the definition is not in the cache.
   DefinitionPtr Find(const Record& record);
 
-  // Adds a definition and evicts the least recently used ones beyond the limit. Returns the cached
-  // definition: if two threads decoded it at the same time, the one that was added first.
+  // Adds a definition and evicts the least recently used definitions beyond the limits. Returns the
+  // cached definition: if two threads decoded it at the same time, the one that was added first.
   DefinitionPtr Keep(const Record& record, DefinitionPtr definition);
 
  private:

@@ -36,7 +36,7 @@ constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kPro
 static_assert(std::size(kKinds) == kDefinitionKindCount);
 static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
 
-// Most attempts for a change that expects no version, if other changes keep winning.
+// Most repetitions of a change, if another change of the definition comes first each time.
 constexpr int kMaxTries = 16;
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {
@@ -58,8 +58,9 @@ std::string WatermarkKeyOf(DefinitionKind kind) {
   return StrCat("watermark/", DefinitionKindName(kind));
 }
 
-// Returns a uid for a definition that a build without uids wrote. It depends only on name and
-// revision, so it stays the same until the next write, which stores it.
+// Returns a uid for a definition that a build without uids wrote. The uid depends only on name and
+// revision. It therefore stays the same until the next write of the definition, which stores the
+// uid.
 std::string DerivedUid(std::string_view name, Revision revision) {
   constexpr size_t kUidDigits = 32;
   const std::string digest = Sha256(StrCat("uid\n", name, "\n", revision));
@@ -70,8 +71,8 @@ bool HasWorkers(const Definition& mesh) {
   return !std::get<MeshDefinition>(mesh.value).workers.empty();
 }
 
-// Returns the condition that the mesh still has the same assigned workers, or still none. For a
-// mesh whose definition names no workers.
+// Returns the condition that the mesh still has the same assigned workers, or still has none.
+// Requires that the mesh's definition names no workers.
 Compare CompareRanks(const Definition& mesh) {
   return {.key = RanksKeyOf(mesh.name),
           .mod_revision = mesh.assigned == nullptr ? 0 : mesh.assigned->revision};
@@ -115,7 +116,7 @@ std::string Encode(const Definition& definition) {
   return record.SerializeAsString();
 }
 
-// Decodes a record except its value, which it stores in `*wire_value`.
+// Decodes a definition's record without its value. Stores the serialised value in `*wire_value`.
 absl::StatusOr<std::shared_ptr<Definition>> DecodeWithoutValue(std::string_view name,
                                                                std::string_view bytes,
                                                                Revision revision,
@@ -166,8 +167,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> Decode(
   return definition;
 }
 
-// `newer`: the next newer version of the definition. The version of an unreadable record is derived
-// from it.
+// Returns the former version that is stored in `kept`. `newer` is the next newer version of the
+// definition. If the record is unreadable, its version is derived from `newer`.
 ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const KeptValue& kept) {
   ReplacedDefinition replaced{.version = newer - 1,
                               .revision = kept.mod_revision,
@@ -180,8 +181,8 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const Kept
     replaced.readable = UnreadableVersion(name, replaced.version, definition.status());
     return replaced;
   }
-  // Prefer the recorded version: after a restore, the next version is not `newer - 1` but skips
-  // some.
+  // Prefer the recorded version: after a restore, versions skip numbers, so the version before
+  // `newer` may be lower than `newer - 1`.
   const int64_t version = (*definition)->version;
   if (version >= 1 && version < newer) replaced.version = version;
   replaced.updated = (*definition)->updated;
@@ -189,7 +190,8 @@ ReplacedDefinition MakeReplaced(std::string_view name, int64_t newer, const Kept
   return replaced;
 }
 
-// Returns the version that `kept` holds, if `previous` knows it; otherwise nullopt.
+// Returns the version that `kept` holds, if that version is `previous` or one of its former
+// versions; otherwise nullopt.
 std::optional<ReplacedDefinition> KnownReplaced(const Definition& previous, const KeptValue& kept) {
   if (previous.revision == kept.mod_revision) {
     return ReplacedDefinition{.version = previous.version,
@@ -359,7 +361,8 @@ absl::StatusOr<std::shared_ptr<const Definition>> Definitions::Load(
   }
   SHARDMESH_ASSIGN_OR_RETURN(const auto decoded, Decode(referred.current->name, replaced,
                                                         min_sharding_size_, is_cancelled));
-  // A build without uids may have written this version, but it belongs to the same definition.
+  // A build without uids may have written this version, but it belongs to the same definition as
+  // the current version.
   auto definition = std::make_shared<Definition>(*decoded);
   definition->uid = referred.current->uid;
   return decoded_->Keep(replaced.record, std::move(definition));
@@ -465,8 +468,8 @@ absl::Status DefinitionStore::Load() {
   SHARDMESH_PASSES("definitions.load");
   auto state = std::make_shared<Definitions>();
   state->min_sharding_size_ = min_sharding_size_;
-  // Only a state that was restored or lost records has kRestoredKey. The record's revision is above
-  // all versions given before.
+  // Only a state that was restored or lost records has the record kRestoredKey. The revision of
+  // this record is above all versions that were given before.
   restored_at_ = store_->UnreadableRevision(kRestoredKey);
   if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
     restored_at_ = std::max(restored_at_, restored->mod_revision);
@@ -479,7 +482,8 @@ absl::Status DefinitionStore::Load() {
       const std::string name = ParseKey(item.key)->second;
       auto decoded = Decode(name, item.value, item.mod_revision, min_sharding_size_);
       if (!decoded.ok()) {
-        // Serve the other definitions. Write never overwrites the key of the one that is left out.
+        // Serve the other definitions. Write never overwrites the key of the definition that is
+        // left out.
         LogError("a definition in the store cannot be read and is left out",
                  {{"key", item.key}, {"error", decoded.status()}});
         undecoded_.insert(item.key);
@@ -487,8 +491,8 @@ absl::Status DefinitionStore::Load() {
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
-        // Without its assignment, the mesh would assign its ranks to other workers, which lack the
-        // tiles of its arrays.
+        // Leave the mesh out: without the record, its ranks would be assigned to other workers,
+        // which lack the tiles of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
           LogError("the ranks of a mesh cannot be read, and it is left out",
                    {{"mesh", name}, {"error", assigned}});
@@ -693,16 +697,16 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     return std::move(callback)(remembered.status());
   }
   if (remembered->has_value()) {
-    // The stored answer has no value. This request has the same value, because the fingerprints are
-    // equal.
+    // The stored answer has no value. The first request had the same value as this request, because
+    // their fingerprints are equal.
     std::string ignored;
     auto definition =
         DecodeWithoutValue(change.name, (*remembered)->bytes, (*remembered)->revision, &ignored);
     if (definition.ok()) {
       (*definition)->value = std::move(value);
       (*definition)->wire_value = std::move(wire_value);
-      // The assigned workers have no version. If the definition is still the same, add the current
-      // ones.
+      // The assigned workers have no version. If the definition is still the same, add its current
+      // workers.
       const auto current = shared_state()->Find(kind, change.name);
       if (current.ok() && (*current)->version == (*definition)->version &&
           (*current)->uid == (*definition)->uid) {
@@ -745,7 +749,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     definition->name = change.name;
     if (existing.ok()) {
       definition->uid = (*existing)->uid;
-      // A state that a later restore replaced may have given the next version to another value.
+      // Before a restore, the former state may have given the next version to another value.
       // Versions up to restored_at_ are therefore skipped.
       definition->version = std::max((*existing)->version, restored_at_) + 1;
     } else if (!change.validate_only) {
@@ -760,7 +764,8 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
   transaction.compares.push_back(
       {.key = key, .mod_revision = existing.ok() ? (*existing)->revision : 0});
   if (kind == DefinitionKind::kMesh) {
-    // The update must fail if the mesh's workers are assigned or moved meanwhile.
+    // The update must fail if the mesh's workers are assigned or moved before the update is
+    // committed.
     if (verb == Verb::kUpdate && !HasWorkers(**existing)) {
       transaction.compares.push_back(CompareRanks(**existing));
     }
@@ -909,7 +914,7 @@ void DefinitionStore::WriteRanks(const std::shared_ptr<const Definition>& mesh,
   store::v1::MeshAssignment record;
   record.mutable_workers()->Assign(workers.begin(), workers.end());
   Transaction transaction;
-  // If a client changes the mesh meanwhile, these ranks must not be written.
+  // If a client changes the mesh before this commit, these ranks must not be written.
   transaction.compares.push_back(
       {.key = KeyOf(DefinitionKind::kMesh, mesh->name), .mod_revision = mesh->revision});
   transaction.compares.push_back(CompareRanks(*mesh));
@@ -970,7 +975,8 @@ void DefinitionStore::Publish(std::shared_ptr<const Definition> definition, Defi
   absl::MutexLock lock(&mutex_);
   auto next = std::make_shared<Definitions>(*state_);
   next->revision_ = revision;
-  // Only this kind is copied. The new snapshot shares the other kinds with the previous one.
+  // Copy only the map of this kind. The new snapshot shares the maps of the other kinds with the
+  // previous snapshot.
   auto definitions = std::make_shared<Definitions::ByName>(state_->all(kind));
   if (deleted) {
     definitions->erase(definition->name);
@@ -998,8 +1004,8 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
         std::vector<Event> events;
         for (const WatchEvent& change : changes) {
           if (change.key.compare(0, kRanksPrefix.size(), kRanksPrefix) == 0) {
-            // Skip this event if the mesh was changed or deleted meanwhile: that removes the ranks,
-            // and has a later event of its own.
+            // Skip this event if the mesh or its ranks were changed or deleted since: the later
+            // change has an event of its own.
             const Definitions::ByName& meshes = state->all(DefinitionKind::kMesh);
             const auto mesh = meshes.find(change.key.substr(kRanksPrefix.size()));
             if (change.value == nullptr || mesh == meshes.end() ||

@@ -33,7 +33,7 @@
 
 namespace shardmesh::server {
 
-// In the order of the alternatives of DefinitionValue.
+// The kinds of definitions, in the order of the alternatives of DefinitionValue.
 enum class DefinitionKind { kMesh, kProfile, kRuleSet, kLogicalRules, kTree };
 inline constexpr size_t kDefinitionKindCount = 5;
 std::string_view DefinitionKindName(DefinitionKind kind);  // "mesh", "rule_set", ...
@@ -45,7 +45,7 @@ DefinitionKind KindOf(const DefinitionValue& value);
 // A former version of a definition, in stored form.
 struct ReplacedDefinition {
   int64_t version = 0;
-  Revision revision = 0;  // the store's, when this version was written
+  Revision revision = 0;  // the store's revision at which this version was written
   absl::Time updated;
   int64_t size_bytes = 0;  // of its wire value
   // OK, or DATA_LOSS (STORE_FAILED) if the record cannot be read. In the latter case `updated` and
@@ -57,7 +57,7 @@ struct ReplacedDefinition {
 // The workers assigned to the ranks of a mesh whose definition names no workers. Immutable.
 struct MeshAssignment {
   std::vector<std::string> workers;  // identities by rank
-  Revision revision = 0;             // the store's, when they were assigned
+  Revision revision = 0;             // the store's revision at the assignment
 };
 
 // A named, versioned definition.
@@ -65,30 +65,31 @@ struct Definition {
   std::string name;
   std::string uid;        // random, made at creation; updates keep it
   int64_t version = 0;    // rises with each update; never reused for this name
-  Revision revision = 0;  // the store's, at the last change
+  Revision revision = 0;  // the store's revision at the last change
   absl::Time updated;
   DefinitionValue value;
-  // The serialised EntryValue from which `value` was decoded, as clients get it. Clients get a
-  // tree's only from GetEntry.
+  // The serialised EntryValue from which `value` was decoded, as clients get it. Clients get the
+  // value of a tree only from GetEntry.
   std::string wire_value;
-  // The kept former versions, newest first. Filled only for the current versions in a Definitions.
+  // The kept former versions, newest first. Set only in the current versions that a Definitions
+  // holds.
   std::vector<ReplacedDefinition> replaced;
-  // For a mesh: its workers, which are stored beside the definition and have no version. Null: not
-  // assigned.
+  // For a mesh: its assigned workers, which are stored beside the definition and have no version.
+  // Null: no workers are assigned.
   std::shared_ptr<const MeshAssignment> assigned;
 };
 
-// Returns the identities of a mesh's workers by rank: those named in the definition, or the
-// assigned ones. Empty if the mesh has no workers yet.
+// Returns the identities of a mesh's workers by rank: the workers that the definition names, or the
+// assigned workers. Empty if the mesh has no workers yet.
 const std::vector<std::string>& WorkersOf(const Definition& mesh);
 
-// Returns the store's revision at which the ranks of a mesh got their present workers: that of its
-// definition, or of a later assignment. Arrays of partial sums record it as the revision of their
-// mesh, because their tiles do not say which rank held which tile.
+// Returns the store's revision at which the ranks of a mesh got their present workers: that of the
+// mesh's definition, or of a later assignment. Arrays of partial sums record this revision as the
+// revision of their mesh, because their tiles do not say which rank held which tile.
 Revision RanksRevisionOf(const Definition& mesh);
 
 // Returns whether a reference names a version, as in `NAME@VERSION`. Decoding a former version may
-// take as long as its creation.
+// take as long as creating that version took.
 bool NamesVersion(std::string_view reference);
 
 // Returns the options for a Store that keeps replaced definitions for a DefinitionStore.
@@ -107,14 +108,15 @@ class Definitions {
   Revision revision() const { return revision_; }
   // Tensors below this size are not sharded, unless the rule set sets another size.
   int64_t min_sharding_size() const { return min_sharding_size_; }
-  // By name.
+  // Returns all definitions of a kind, by name.
   const ByName& all(DefinitionKind kind) const { return *definitions_[static_cast<size_t>(kind)]; }
 
   // Returns the current definition. NOT_FOUND names the kind and the nearest existing name.
   // DATA_LOSS (STORE_FAILED): the store has a record of this name that cannot be read.
   absl::StatusOr<std::shared_ptr<const Definition>> Find(DefinitionKind kind,
                                                          std::string_view name) const;
-  // The target of a reference. A former version may not be decoded yet: see FindReferred.
+  // The target of a reference: a current definition, or a former version. A former version is
+  // decoded only by Load.
   struct Referred {
     std::shared_ptr<const Definition> current;
     const ReplacedDefinition* replaced = nullptr;  // a former version of `current`; null: `current`
@@ -128,7 +130,7 @@ class Definitions {
   absl::StatusOr<Referred> Locate(DefinitionKind kind, std::string_view reference) const;
   // Returns the located definition. Decodes a former version, unless it is in the cache. DATA_LOSS
   // (STORE_FAILED) names a version whose record cannot be read. Load polls `is_cancelled`, if
-  // given; true ends it with CANCELLED.
+  // given. If `is_cancelled` returns true, Load returns CANCELLED.
   absl::StatusOr<std::shared_ptr<const Definition>> Load(
       const Referred& referred, const std::function<bool()>& is_cancelled = {}) const;
   // Returns the target of a reference: `NAME` for the current version, or `NAME@VERSION`. Combines
@@ -136,7 +138,7 @@ class Definitions {
   absl::StatusOr<std::shared_ptr<const Definition>> FindReferred(
       DefinitionKind kind, std::string_view reference,
       const std::function<bool()>& is_cancelled = {}) const;
-  // Return the value of the referenced definition.
+  // Return the value of the referenced definition. Errors as for FindReferred.
   absl::StatusOr<std::shared_ptr<const MeshDefinition>> FindMesh(std::string_view reference) const;
   absl::StatusOr<std::shared_ptr<const PartitionAxis>> FindProfile(
       std::string_view reference) const;
@@ -147,9 +149,8 @@ class Definitions {
   absl::StatusOr<std::shared_ptr<const StoredTree>> FindTree(std::string_view reference) const;
 
   // Returns the current and the kept former versions of a definition, newest first, without their
-  // values. INVALID_ARGUMENT (BAD_FIELD): the reference names a version; only a name has several
-  // versions. NOT_FOUND: as for Find. DATA_LOSS (STORE_FAILED) names the version whose record
-  // cannot be read.
+  // values. INVALID_ARGUMENT (BAD_FIELD): `name` contains a version; pass only a name. NOT_FOUND:
+  // as for Find. DATA_LOSS (STORE_FAILED) names the version whose record cannot be read.
   struct Version {
     int64_t version = 0;
     Revision revision = 0;
@@ -169,12 +170,13 @@ class Definitions {
 
   Revision revision_ = 0;
   int64_t min_sharding_size_ = kDefaultMinSize;
-  // Successive snapshots share the kinds that did not change.
+  // Successive snapshots share the maps of the kinds that did not change.
   std::shared_ptr<const ByName> definitions_[kDefinitionKindCount];
-  // Returns whether the store has an unreadable record of this key. An empty function means that
-  // there is none. All snapshots of a DefinitionStore share it, so they must not outlive its store.
+  // Returns whether the store has an unreadable record of this key. Null if the store has no
+  // unreadable record. All snapshots of a DefinitionStore share this function, so no snapshot may
+  // outlive the Store that the function asks.
   std::shared_ptr<const std::function<bool(const std::string& key)>> is_unreadable_;
-  // All snapshots of a DefinitionStore share it.
+  // All snapshots of a DefinitionStore share this cache.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
 };
 
@@ -187,14 +189,15 @@ class DefinitionStore {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
 
-  // Loads every definition. Blocks. Logs and leaves out an unreadable definition. Its name cannot
-  // be used again, and reads of it get DATA_LOSS. `min_sharding_size`: see Definitions.
+  // Loads every definition. Blocks. Logs and leaves out an unreadable definition. The name of that
+  // definition cannot be used again, and reads of the name get DATA_LOSS. `min_sharding_size`: see
+  // Definitions.
   static absl::StatusOr<std::unique_ptr<DefinitionStore>> Open(
       Store* store, Clock* clock, RequestMemory* requests,
       int64_t min_sharding_size = kDefaultMinSize);
   ~DefinitionStore();
 
-  // Most definitions that may exist. Existing ones beyond a new limit stay.
+  // Most definitions that may exist. Existing definitions beyond a new limit stay.
   struct Limits {
     int64_t max_meshes = 10'000;
     int64_t max_definitions = 100'000;  // of all kinds
@@ -213,40 +216,44 @@ class DefinitionStore {
   std::shared_ptr<const Definitions> shared_state() const;
 
   // Later results of state() and shared_state() include all changes up to this revision. A watch
-  // may therefore begin right after it.
+  // may therefore begin right after this revision.
   Revision settled_revision() const { return store_->settled_revision(); }
 
-  // Returns whether the answer to a change with this request id is stored. Update and Delete then
-  // return that answer.
+  // Returns whether the answer to a change with this request id is stored. A repeated change with
+  // this id gets that answer.
   bool Remembers(const std::string& request_id) const {
     return requests_->Find(request_id).has_value();
   }
 
-  // A change. RequestMemory stores its answer under `request_id`.
+  // A change of a definition. RequestMemory stores the answer to the change under `request_id`.
   struct Change {
     std::string request_id;
     std::string name;
-    std::optional<int64_t> expected_version = std::nullopt;  // none: any
-    // Checks the change without making it; requires an empty request id. The callback gets the
-    // resulting definition without a revision, and for a creation without a uid.
+    std::optional<int64_t> expected_version = std::nullopt;  // none: any version
+    // If true, the change is checked and not made; requires an empty request id. The callback gets
+    // the resulting definition without a revision, and for a creation without a uid.
     bool validate_only = false;
   };
-  // Change a definition. The callback gets the new definition. After Delete it gets the deleted
-  // one; if the request was a repeated one, without its value. Errors:
+  // Change a definition. The callback gets the new definition. After Delete, the callback gets the
+  // deleted definition; if the Delete was a repeated request, without the definition's value.
+  // Errors:
   //
   // clang-format off
-  //   INVALID_ARGUMENT  a malformed name or value, REQUEST_ID_REUSED.
+  //   INVALID_ARGUMENT  the name or the value is malformed; or (REQUEST_ID_REUSED) the request id
+  //                     was used for another change.
   //   ALREADY_EXISTS    Create of a name that exists.
   //   DATA_LOSS         the store's record of that name cannot be read.
-  //   RESOURCE_EXHAUSTED  Create beyond the limits.
-  //   NOT_FOUND         Update, Delete of a missing name.
-  //   ABORTED           (VERSION_MISMATCH) not the expected version; or another change came first,
-  //                     even after some retries; or the same request still runs. Retry.
-  //   as Store::Commit  otherwise.
+  //   RESOURCE_EXHAUSTED  Create would exceed the limits.
+  //   NOT_FOUND         Update or Delete of a missing name.
+  //   ABORTED           (VERSION_MISMATCH) the definition has another version than expected, or
+  //                     other changes came first in all attempts. Without this reason: the first
+  //                     request with this id still runs. Retry.
+  //   other errors      as for Store::Commit.
   // clang-format on
   //
   // `wire_value` is a serialised v1::EntryValue. The call decodes and checks it before it returns.
-  // Meanwhile it polls `is_cancelled`, if given; true ends the call with CANCELLED.
+  // While decoding, it polls `is_cancelled`, if given. If `is_cancelled` returns true, the call
+  // ends with CANCELLED.
   void Create(Change change, std::string wire_value, Callback callback,
               const std::function<bool()>& is_cancelled = {});
   void Update(Change change, std::string wire_value, Callback callback,
@@ -255,15 +262,16 @@ class DefinitionStore {
 
   // Stores the workers assigned to the ranks of a mesh, without a new version of the mesh. The
   // callback gets the mesh with its workers. If the mesh already has workers, or the number of
-  // ranks differs, Assign writes nothing and passes the mesh unchanged. NOT_FOUND: no such mesh.
-  // ABORTED (VERSION_MISMATCH): the mesh changed meanwhile.
+  // ranks differs, Assign writes nothing and passes the unchanged mesh to the callback. NOT_FOUND:
+  // no such mesh. ABORTED (VERSION_MISMATCH): the mesh was changed before the workers were stored.
   void Assign(const std::string& mesh_id, std::vector<std::string> workers, Callback callback);
 
   // Moves a rank of a mesh from worker `from` to worker `to`, without a new version of the mesh. If
-  // `from` serves no rank of the mesh, Reassign writes nothing and passes the mesh unchanged.
-  // NOT_FOUND: no such mesh. FAILED_PRECONDITION: the definition names the workers (RANKS_DEFINED),
-  // or `to` already serves a rank of the mesh (WORKER_SERVES_RANK). ABORTED (VERSION_MISMATCH): the
-  // mesh or its ranks changed meanwhile. CheckReassign returns these errors except the last.
+  // `from` serves no rank of the mesh, Reassign writes nothing and passes the unchanged mesh to the
+  // callback. NOT_FOUND: no such mesh. FAILED_PRECONDITION: the definition names the workers
+  // (RANKS_DEFINED), or `to` already serves a rank of the mesh (WORKER_SERVES_RANK). ABORTED
+  // (VERSION_MISMATCH): the mesh or its ranks were changed before the move was stored.
+  // CheckReassign returns these errors except ABORTED.
   static absl::Status CheckReassign(const Definitions& state, const std::string& mesh_id,
                                     const std::string& from, const std::string& to);
   void Reassign(const std::string& mesh_id, const std::string& from, const std::string& to,
@@ -275,15 +283,15 @@ class DefinitionStore {
     std::string name;
     // The stored record; null for a deletion. For an assignment, the record of the workers.
     std::shared_ptr<const std::string> record;
-    // Null for a deletion, or if the definition has changed since. In the second case, Read decodes
-    // `record`.
+    // Null for a deletion, or if the definition has changed since the event. In the second case,
+    // Read decodes `record`.
     std::shared_ptr<const Definition> definition;
     Revision revision = 0;
   };
   using WatchCallback = std::function<void(const std::vector<Event>&)>;
   // Calls back with each change of a definition of these kinds from `from_revision` on; all kinds
-  // if `kinds` is empty. See Store::Watch. Each commit waits for the callback, so decode on another
-  // thread.
+  // if `kinds` is empty. See Store::Watch. Each commit waits for the callback, so decode records on
+  // another thread.
   absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(const std::vector<DefinitionKind>& kinds,
                                                      Revision from_revision,
                                                      WatchCallback callback);
@@ -291,12 +299,13 @@ class DefinitionStore {
   // null, decodes the record, which takes as long as at the definition's creation. The result then
   // has no assigned workers. DATA_LOSS, INVALID_ARGUMENT: this build cannot read the record.
   absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
-  // Like Read, but a decoded result has a value only for a tree. This suffices for answers to
-  // clients, and compiles no rules.
+  // Like Read, but if the record must be decoded, the result has a value only for a tree. This
+  // suffices for answers to clients, and compiles no rules.
   absl::StatusOr<std::shared_ptr<const Definition>> Describe(const Event& event) const;
 
   // Decodes a serialised v1::EntryValue. INVALID_ARGUMENT names the field. While it compiles rules,
-  // it polls `is_cancelled`, if given; true ends it with CANCELLED.
+  // it polls `is_cancelled`, if given. If `is_cancelled` returns true, DecodeValue returns
+  // CANCELLED.
   static absl::StatusOr<DefinitionValue> DecodeValue(
       std::string_view wire_value, int64_t min_sharding_size,
       const std::function<bool()>& is_cancelled = {});
@@ -307,23 +316,25 @@ class DefinitionStore {
   DefinitionStore(Store* store, Clock* clock, RequestMemory* requests, int64_t min_sharding_size);
 
   absl::Status Load();
-  // Returns the former versions of `definition` that the store keeps as of revision `at`. Does not
-  // decode versions that `previous`, the version before, already knows; `previous` may be null.
+  // Returns the former versions of `definition` that the store keeps as of revision `at`.
+  // `previous` is the version before, or null. Versions that `previous` already lists are not
+  // decoded again.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
   // Reads the workers assigned to a mesh into `*mesh`.
   absl::Status LoadAssignment(Definition* mesh) const;
   // Reads the watermark of the kind: the highest version of a deleted definition. If the state may
-  // have lost records, including deletions, uses a watermark above every version that it ever gave.
+  // have lost records, including deletions, uses a watermark above every version that was ever
+  // given.
   absl::Status LoadWatermark(DefinitionKind kind, const Definitions::ByName& definitions);
   // Returns OK if one more definition of the kind is within the limits, in addition to those that
-  // exist or are being created. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): it is not.
+  // exist or are being created. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): one more would exceed a limit.
   absl::Status CheckRoom(DefinitionKind kind) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `tries`: number of attempts that failed because another change came first.
   void Write(Verb verb, Change change, DefinitionKind kind, std::string wire_value,
              DefinitionValue value, Callback callback, int tries = 0);
-  // Writes and publishes workers for the ranks of a mesh, unless the mesh is no longer the same as
-  // `mesh`.
+  // Writes and publishes workers for the ranks of a mesh, unless the mesh or its ranks have changed
+  // since `mesh` was read.
   void WriteRanks(const std::shared_ptr<const Definition>& mesh, std::vector<std::string> workers,
                   Callback callback);
   // Calls Store::Commit. The commit counts in in_flight_ until its callback has returned.
@@ -338,8 +349,8 @@ class DefinitionStore {
   const int64_t min_sharding_size_;
   Limits limits_;
   std::set<std::string, std::less<>> undecoded_;  // constant after Open
-  // The revision at which the state was restored or lost records; 0: neither. Versions up to it may
-  // have been given in a state that no longer exists. Constant after Open.
+  // The revision at which the state was restored or lost records; 0: neither happened. Versions up
+  // to this revision may have been given in a state that no longer exists. Constant after Open.
   Revision restored_at_ = 0;
   const uint64_t id_;  // identifies this object in the threads' caches
 
@@ -353,8 +364,8 @@ class DefinitionStore {
   // the store's queue. A later deletion therefore never writes a lower watermark. A creation never
   // gets a version that a deletion before it in the queue has retired. Lock it before mutex_.
   absl::Mutex watermark_mutex_;
-  // The highest version of a deleted definition, by kind. A new definition of the kind begins above
-  // it.
+  // The highest version of a deleted definition, by kind. A new definition of the kind gets a
+  // higher version.
   int64_t watermarks_[kDefinitionKindCount] ABSL_GUARDED_BY(watermark_mutex_) = {};
 };
 

@@ -7,7 +7,7 @@
 namespace shardmesh::server {
 namespace {
 
-// The lowest plausible figures. Lower ones come from clock errors.
+// The lowest plausible figures. Lower figures come from clock errors.
 constexpr double kLeastLatencySeconds = 1e-7;
 constexpr double kLeastSecondsPerByte = 1e-12;
 // Most meshes with a cached cost. The cache is cleared at this size, because removed meshes stay in
@@ -20,8 +20,8 @@ uint64_t IncarnationOf(const MembershipView& view, std::string_view identity) {
   return worker == nullptr || worker->state == WorkerState::kLost ? 0 : worker->info.incarnation;
 }
 
-// Returns whether a report about incarnation `told` of a worker is valid while its incarnation is
-// `now` (0: not alive).
+// Returns whether a report about incarnation `told` of a worker is valid while the worker's
+// incarnation is `now` (0: the worker is not alive).
 bool Holds(uint64_t told, uint64_t now) { return now != 0 && told == now; }
 
 bool IsNow(const MembershipView& view, std::string_view identity, uint64_t incarnation) {

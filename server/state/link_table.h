@@ -33,20 +33,21 @@ class LinkTable {
   // Drops the report of a worker that is no longer alive.
   void Lost(std::string_view identity);
 
-  // Returns the valid links between `lower` and those of `identities` that sort after `lower`, by
-  // identity. Each pair occurs once. Costs O(links of `lower`), independent of the number of
-  // workers.
+  // Returns the valid links between the worker `lower` and those workers of `identities` that sort
+  // after `lower`. The links are sorted by the identity of the other worker; each pair occurs once.
+  // Costs O(links of `lower`), independent of the number of workers.
   std::vector<WorkerLink> LinksOf(const MembershipView& view, const std::string& lower,
                                   const std::set<std::string, std::less<>>& identities) const;
 
   // Returns the cost of links between ranks of a mesh, for the choice of algorithms. The cost has
   // the longest latency and the least bandwidth of all valid links, since a collective waits for
-  // the slowest pair. It also says whether all links share memory. Returns the default if there is
-  // no valid link or no such mesh.
+  // the slowest pair. The cost also says whether all links share memory. Returns the default if
+  // there is no valid link or no such mesh.
   //
   // After a report or a new epoch, takes time linear in two numbers: the workers of the mesh, and
-  // the links of the workers that reported, came or went. Otherwise O(1). It costs more only if a
-  // removed link was the worst of many other workers, whose figures are then recomputed.
+  // the links of the workers that reported, came or went. Without either, takes O(1). A call takes
+  // longer only if a removed link was the slowest link of many other workers: their figures are
+  // recomputed.
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
@@ -91,7 +92,7 @@ class LinkTable {
     int64_t epoch = 0;
     int64_t changes = 0;  // changes_ when `cost` was computed
     std::vector<std::string> identities = {};
-    absl::flat_hash_map<std::string_view, size_t> ranks = {};  // of `identities`
+    absl::flat_hash_map<std::string_view, size_t> ranks = {};  // rank of each identity
     std::vector<uint64_t> incarnations = {};                   // by rank; 0: lost
     std::vector<Row> rows = {};                                // by rank
     LinkCost cost = {};

@@ -207,8 +207,9 @@ std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
 Membership::Membership(Clock* clock, MembershipOptions options)
     : clock_(clock),
       options_(options),
-      // At most half of lost_after. The last heartbeat may be an interval old when the process is
-      // stopped. After a shorter pause, there is still enough time for the next heartbeat.
+      // Ignore only pauses up to half of lost_after. The last heartbeat may be an interval old when
+      // the process is stopped. After such a pause, there is still enough time for the next
+      // heartbeat.
       pauses_(clock, std::min(kLongestPause, options.lost_after / 2), "workers"),
       silence_(clock, [this] { LoseSilent(); }) {
   state_.epoch = options.first_epoch;
@@ -270,8 +271,8 @@ absl::StatusOr<uint64_t> Membership::Attach(WorkerInfo info) {
     const std::string identity = worker.info.identity;
     attachments_.emplace(attachment, Attachment{identity, worker.vitals});
     silence_.SetNoLaterThan(now + options_.lost_after);
-    // Raise the epoch even if a new stream replaces an older one: messages in transit on the old
-    // stream are lost.
+    // Raise the epoch even if a new stream replaces an older stream: messages in transit on the
+    // older stream are lost.
     ++state_.epoch;
     Replace(std::move(worker));
     Publish({.kind = MembershipEvent::Kind::kAttached, .identity = identity});

@@ -32,7 +32,7 @@ namespace shardmesh::server {
 // clang-format off
 //   (unknown) -> kAttached          Attach
 //   kAttached -> kDraining          Leave, or Drain(true): gets no new work, keeps its tiles
-//   kDraining -> kAttached          Drain(false), unless it leaves
+//   kDraining -> kAttached          Drain(false), unless the worker is leaving
 //   kAttached, kDraining -> kLost   its stream broke or ended, or its heartbeats stopped
 //   kLost     -> kAttached          Attach, by the same or a new incarnation
 //   kLost     -> kDraining          Attach, by the incarnation that Drain(true) named;
@@ -51,7 +51,8 @@ struct WorkerInfo {
   uint64_t incarnation = 0;  // new at each start; not 0
   std::string build_version;
   std::vector<std::string> endpoints;  // gRPC targets, best first; at least one
-  // The port for its peers, on the hosts of its endpoints; nullopt: its peers use its endpoints.
+  // The port for the worker's peers, on the hosts of the worker's endpoints; nullopt: the peers use
+  // these endpoints.
   std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;             // process id on its host; 0: unknown
   std::string host;            // for people
@@ -100,7 +101,7 @@ struct WorkerStatus {
   WorkerInfo info;
   WorkerState state = WorkerState::kAttached;
   bool is_leaving = false;   // its process is ending
-  bool is_held = false;      // by Drain(true), until its process ends
+  bool is_held = false;      // drained by Drain(true), until its process ends
   uint64_t attachment = 0;   // see Membership::Attach
   absl::Time attached;       // time of its last Attach
   std::string lost_because;  // when kLost
@@ -108,7 +109,7 @@ struct WorkerStatus {
   int64_t losses = 0;        // number of times that it was lost
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
-  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // or Attach
+  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // Attach is the first
   // The used part of capacity_bytes, as of the last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
   QuarantineCount quarantine() const { return vitals->quarantine(); }  // as of the last heartbeat
@@ -125,7 +126,7 @@ class MeshRanks {
   const std::vector<std::string> identities;
   const int64_t size;  // number of ranks
 
-  // Rank that `identity` serves. O(log size).
+  // Returns the rank that `identity` serves; nullopt if it serves none. O(log size).
   std::optional<int64_t> RankOf(std::string_view identity) const;
 
  private:
@@ -172,8 +173,8 @@ struct MembershipEvent {
   std::string mesh_id = {};
   int64_t epoch = 0;                                     // after the change
   std::shared_ptr<const WorkerStatus> worker = nullptr;  // the current or last state of `identity`
-  std::shared_ptr<const MeshRanks> mesh = nullptr;       // of kRanksAssigned, kRanksMoved
-  std::shared_ptr<const MeshRanks> former = nullptr;     // for kRanksMoved: the former ranks
+  std::shared_ptr<const MeshRanks> mesh = nullptr;       // new ranks (kRanksAssigned, kRanksMoved)
+  std::shared_ptr<const MeshRanks> former = nullptr;     // former ranks (kRanksMoved)
 };
 
 // A rank that a worker serves.
@@ -193,9 +194,9 @@ struct MembershipOptions {
   int64_t first_epoch = 0;
 };
 
-// Thread-safe. Listeners get the changes in order, one at a time, without a lock held. They run on
-// the thread that made the change, or on the clock's thread. Destroy the membership before its
-// clock and before the objects that the listeners use.
+// Thread-safe. Listeners get the changes one at a time, in the order in which they happen, without
+// a lock held. Listeners run on the thread that made the change, or on the clock's thread. Destroy
+// the membership before its clock and before the objects that the listeners use.
 class Membership {
  public:
   using Listener = std::function<void(const MembershipEvent&)>;
@@ -215,9 +216,10 @@ class Membership {
 
   // Records that a worker attached. Returns the number of this attachment, never 0, which
   // identifies the worker's stream in later calls. If the same incarnation attaches again, the new
-  // stream replaces the older one. The older attachment then ends without an event.
-  //   ALREADY_EXISTS (IDENTITY_IN_USE)  another incarnation has the identity and is alive; names
-  //                                     its pid, host and endpoint. Retry when it is lost.
+  // stream replaces the older stream. The older attachment then ends without an event.
+  //   ALREADY_EXISTS (IDENTITY_IN_USE)  another incarnation has the identity and is alive; the
+  //                                     message names that incarnation's pid, host and endpoint.
+  //                                     Retry when that incarnation is lost.
   //   INVALID_ARGUMENT                  a field is out of its range.
   absl::StatusOr<uint64_t> Attach(WorkerInfo info);
 
@@ -229,9 +231,9 @@ class Membership {
   // ..."). No effect if the attachment has already ended.
   void Detach(uint64_t attachment, std::string reason);
 
-  // Takes the worker out of use for an operator, or returns it to use. NOT_FOUND: no live worker
-  // has the identity. FAILED_PRECONDITION (NOT_SERVING): the worker is leaving, and cannot return
-  // to use.
+  // Takes the worker out of use for an operator (`draining`), or returns it to use (not
+  // `draining`). NOT_FOUND: no live worker has the identity. FAILED_PRECONDITION (NOT_SERVING): the
+  // worker is leaving, and cannot return to use.
   absl::Status Drain(std::string_view identity, bool draining);
   // Returns the error that Drain would return now. Changes nothing.
   absl::Status CheckDrain(std::string_view identity, bool draining) const;
@@ -243,14 +245,15 @@ class Membership {
   // Returns the error that Forget would return now. Changes nothing.
   absl::Status CheckForget(std::string_view identity) const;
 
-  // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each at most once,
-  // or is empty. If it is empty, the ranks wait until `size` workers are attached. They then go to
-  // the first of these, by bytewise order of identity. Several meshes may use the same workers.
-  // ALREADY_EXISTS: the mesh is defined. INVALID_ARGUMENT: the size, the number of identities or an
-  // identity is wrong.
+  // Defines a mesh of `size` ranks. `identities` names the worker of each rank, each worker at most
+  // once, or is empty. If it is empty, the ranks stay unassigned until `size` workers are attached.
+  // The ranks then go to the first `size` attached workers, by bytewise order of identity. Several
+  // meshes may use the same workers. ALREADY_EXISTS: the mesh is defined. INVALID_ARGUMENT: the
+  // size, the number of identities or an identity is wrong.
   absl::Status AddMesh(std::string mesh_id, int64_t size, std::vector<std::string> identities);
-  // Gives the already assigned ranks of a mesh to other workers, each at most once. NOT_FOUND: no
-  // such mesh. INVALID_ARGUMENT: see AddMesh. FAILED_PRECONDITION: the ranks are not assigned.
+  // Gives the already assigned ranks of a mesh to other workers. Each worker gets at most one rank.
+  // NOT_FOUND: no such mesh. INVALID_ARGUMENT: see AddMesh. FAILED_PRECONDITION: the ranks are not
+  // assigned.
   absl::Status SetRanks(std::string_view mesh_id, std::vector<std::string> identities);
   // Removes a mesh with its ranks. NOT_FOUND: no such mesh.
   absl::Status RemoveMesh(std::string_view mesh_id);
@@ -263,11 +266,13 @@ class Membership {
   };
 
   void LoseSilent();
-  // NOT_FOUND: no live worker has the identity. The result is valid while the lock is held.
+  // Returns a live worker. NOT_FOUND: no live worker has the identity. The result is valid while
+  // the lock is held.
   absl::StatusOr<const WorkerStatus*> FindLive(std::string_view identity) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLost(std::string_view identity) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  // Lets `change` set the fields that decide whether the live worker drains, and updates its state.
+  // Lets `change` set the fields that decide whether the live worker drains, and updates the
+  // worker's state from them.
   absl::Status SetDraining(std::string_view identity,
                            const std::function<absl::Status(WorkerStatus*)>& change);
   // Schedules the check for forgettable workers: the mesh's workers may no longer serve any rank.
@@ -277,7 +282,7 @@ class Membership {
   // Replaces the known status of this worker by `worker`.
   void Replace(WorkerStatus worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Lose(WorkerStatus worker, std::string reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns when a lost worker is forgotten; InfiniteFuture if it serves a rank.
+  // Returns the time at which a lost worker is forgotten; InfiniteFuture if it serves a rank.
   absl::Time ForgetTime(const WorkerStatus& worker) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Sets the identities of the mesh's ranks.
   void SetMesh(std::string mesh_id, std::vector<std::string> identities, int64_t size)
@@ -297,8 +302,8 @@ class Membership {
   // change would take quadratic time when all workers attach.
   mutable std::shared_ptr<const MembershipView> view_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<uint64_t, Attachment> attachments_ ABSL_GUARDED_BY(mutex_);
-  // Indexes of state_: the meshes and ranks of each identity, and the meshes without ranks by their
-  // size.
+  // Indexes of state_: the meshes and ranks of each identity, and the meshes without assigned
+  // ranks, by their size.
   absl::flat_hash_map<std::string, std::map<std::string, int64_t, std::less<>>> ranks_of_
       ABSL_GUARDED_BY(mutex_);
   std::set<std::pair<int64_t, std::string>> unassigned_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
-// Detects pauses of this process. During a pause, messages of others are not read, so their silence
-// means nothing.
+// Detects pauses of this process. During a pause, the process reads no messages. The silence of
+// other processes during a pause therefore means nothing.
 #ifndef SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
 #define SHARDMESH_SERVER_STATE_PAUSE_WATCH_H_
 
@@ -14,8 +14,8 @@ namespace shardmesh::server {
 
 // Reads the clock at regular intervals. A gap between two readings means that the process was
 // stopped, or got no processor. Messages that arrived in the gap wait in the sockets, and the
-// process reads the clock before it reads them. Code that measures another party's silence must
-// therefore count it from RunsSince at the earliest.
+// process reads the clock before it reads these messages. Code that measures another party's
+// silence must therefore count the silence from RunsSince at the earliest.
 //
 // Thread-safe. `clock` must outlive this object.
 class PauseWatch {

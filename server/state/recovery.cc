@@ -1,4 +1,4 @@
-// Recovery keeps the awaited workers, and the time since when it waits.
+// Recovery keeps the awaited workers, and the time at which recovery began or ended.
 #include "server/state/recovery.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
 // The workers whose return the coordinator expects: after its start the workers in its durable
-// state, later those that recently left or were lost.
+// state, later the workers that recently left or were lost.
 #ifndef SHARDMESH_SERVER_STATE_RECOVERY_H_
 #define SHARDMESH_SERVER_STATE_RECOVERY_H_
 
@@ -20,14 +20,15 @@
 namespace shardmesh::server {
 
 // After its start, a coordinator awaits each worker with a rank in its durable state. Recovery ends
-// once each of them has attached and its inventory (the list of its tiles) was processed. Until
-// then an array may be degraded only because its tiles are not reported yet. Recovery happens once:
-// a worker lost later is not awaited. Without such workers there is no recovery.
+// once each of these workers has attached and its inventory (the list of its tiles) was processed.
+// Until then an array may be degraded only because its tiles are not reported yet. Recovery happens
+// once: a worker lost later is not awaited. If the durable state has no worker with a rank, there
+// is no recovery.
 //
 // A worker that keeps its tiles on disk is likely to restart after it left or was lost. The
-// coordinator expects it back for `return_grace`. It also expects each awaited worker for that time
-// after its own start. Meanwhile, callers get RECOVERING and retry, instead of an error that tiles
-// or ranks are gone. Thread-safe.
+// coordinator expects it back for `return_grace`. The coordinator also expects each awaited worker
+// for that time after its own start. While a worker is expected back, callers that need it get
+// RECOVERING and retry. They do not get an error that tiles or ranks are gone. Thread-safe.
 class Recovery {
  public:
   static constexpr absl::Duration kDefaultReturnGrace = absl::Seconds(60);
@@ -35,7 +36,7 @@ class Recovery {
   // `clock` must outlive this object.
   explicit Recovery(const Clock* clock, absl::Duration return_grace = kDefaultReturnGrace);
 
-  // Sets the workers to await. Call it once, before they attach.
+  // Sets the workers to await. Call it once, before workers attach.
   void Begin(std::set<std::string, std::less<>> identities);
   // Records that the worker's inventory was processed.
   void Heard(std::string_view identity);
@@ -44,20 +45,21 @@ class Recovery {
   // After a change of meshes, stops awaiting workers that no longer serve a rank.
   void MeshesChanged(const MembershipView& view);
 
-  // Returns whether the worker is expected back. It is if it left or was lost within the grace, or
-  // is awaited and the coordinator started within the grace. A processed inventory ends this.
+  // Returns whether the worker is expected back: it left or was lost within the last
+  // `return_grace`, or it is awaited and the coordinator started within that time. Once its
+  // inventory was processed, a worker is not expected back.
   bool ComesBack(std::string_view identity) const;
   // Returns whether the worker is awaited since the coordinator's start and expected back. Such a
   // worker still has its tiles, even those in memory.
   bool IsAwaited(std::string_view identity) const;
 
-  // Returns the end of an error that names such workers: for how long they are expected back, and
-  // what to do. Example: "for at most 1m (--return-grace of the coordinator); try again, ...".
+  // Returns the end of an error that names workers expected back: for how long they are expected,
+  // and what to do. Example: "for at most 1m (--return-grace of the coordinator); try again, ...".
   std::string WaitAdvice() const;
 
   // Returns the number of awaited workers; 0: recovery has ended.
   int64_t awaited() const;
-  // Returns when recovery began or, if it has ended, when it ended.
+  // Returns the time at which recovery began or, if recovery has ended, the time of its end.
   absl::Time since() const;
 
  private:
@@ -70,10 +72,10 @@ class Recovery {
   mutable absl::Mutex mutex_;
   std::set<std::string, std::less<>> awaited_ ABSL_GUARDED_BY(mutex_);
   absl::Time since_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);  // and when
+  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);  // and their loss
 };
 
-// UNAVAILABLE (RECOVERING) with a delay after which the call may be tried again.
+// Returns UNAVAILABLE (RECOVERING) with a delay after which the call may be tried again.
 absl::Status Recovering(std::string_view message, Facts facts = {});
 
 }  // namespace shardmesh::server

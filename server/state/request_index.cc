@@ -1,4 +1,4 @@
-// Keys of requests, and the errors of those that cannot be answered.
+// Keys of requests, and the errors of requests that cannot be answered.
 #include "server/state/request_index.h"
 
 #include "absl/strings/escaping.h"

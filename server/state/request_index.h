@@ -34,25 +34,25 @@ struct RequestMessages {
   std::string_view python_type = "";  // Python type for `reused`: see WithPythonType
 };
 
-// INVALID_ARGUMENT (REQUEST_ID_REUSED).
+// Returns INVALID_ARGUMENT (REQUEST_ID_REUSED).
 absl::Status RequestIdReused(const RequestMessages& messages, std::string_view key);
-// ABORTED, with a retry delay.
+// Returns ABORTED, with a retry delay.
 absl::Status RequestStillRuns(const RequestMessages& messages, std::string_view key);
 
 // Index of requests. The order of calls for a request:
 //
 // clang-format off
-//   Begin -> Finish, or Forget if it failed.
+//   Begin -> Finish, or Forget if the request failed.
 // clang-format on
 //
 // An answer stays until the memory that owns the index forgets it. The index orders answers by
-// expiry, over all callers and per caller, and counts them and their bytes. Each memory sets its
-// own limits. If two answers expire at the same time, the one that was finished first counts as
-// older.
+// expiry, over all callers and per caller, and counts the answers and their bytes. Each memory sets
+// its own limits. If two answers expire at the same time, the answer that was finished first counts
+// as older.
 //
-// Four memories use it. RequestMemory also stores answers in the store. StepMemory drops answers
-// before it forgets their requests. The answers of PutMemory and SessionService each stand for an
-// object, and stay as long as that object lives.
+// Four memories use this index. RequestMemory also stores answers in the store. StepMemory drops
+// answers before it forgets their requests. In PutMemory and SessionService, each answer stands for
+// an object, and stays as long as that object lives.
 //
 // Not thread-safe. A pointer to a request is valid until the request is forgotten. Calls take
 // constant or logarithmic time, unless stated otherwise.
@@ -74,10 +74,10 @@ class RequestIndex {
   RequestIndex(const RequestIndex&) = delete;
   RequestIndex& operator=(const RequestIndex&) = delete;
 
-  // Returns null if the request is the first with this key; it then counts as running. Otherwise
-  // returns the first request, with its answer. `fingerprint` is a digest of the whole request, and
-  // detects a different request with the same key. The answer will count against `caller`. Errors:
-  // those of RequestIdReused and RequestStillRuns.
+  // Returns null if the request is the first with this key; the request then counts as running. If
+  // the first request has finished, returns that request, with its answer. `fingerprint` is a
+  // digest of the whole request, and detects a different request with the same key. The answer will
+  // count against `caller`. Errors: those of RequestIdReused and RequestStillRuns.
   absl::StatusOr<Request*> Begin(std::string_view caller, std::string_view key,
                                  std::string_view fingerprint) {
     const auto [found, is_new] = entries_.try_emplace(std::string(key));
@@ -94,7 +94,8 @@ class RequestIndex {
     return &entry.request;
   }
 
-  // Keeps the answer. Returns null and does nothing if no request with this key is running.
+  // Keeps the answer to the running request with this key, and returns the request. Returns null
+  // and does nothing if no request with this key is running.
   Request* Finish(std::string_view key, Answer answer, absl::Time expires, int64_t bytes) {
     const auto found = entries_.find(ToAbsl(key));
     if (found == entries_.end() || found->second.state != State::kRunning) return nullptr;
@@ -109,12 +110,12 @@ class RequestIndex {
     return &entry.request;
   }
 
-  // Returns null if no request with this key has an answer.
+  // Returns the answered request with this key; null if there is none.
   Request* Find(std::string_view key) { return FindIf(key, false); }
   const Request* Find(std::string_view key) const {
     return const_cast<RequestIndex*>(this)->Find(key);
   }
-  // Returns null if no request with this key is running.
+  // Returns the running request with this key; null if there is none.
   Request* FindRunning(std::string_view key) { return FindIf(key, true); }
 
   // Forgets the request, running or answered. The next request with this key counts as the first.
@@ -122,8 +123,8 @@ class RequestIndex {
     if (const auto found = entries_.find(ToAbsl(key)); found != entries_.end()) Erase(&*found);
   }
 
-  // Forget the oldest answered request, of all callers or of one. Return its key. Require that
-  // there is such a request.
+  // Forget the oldest answered request, of all callers or of one caller. Return the key of the
+  // forgotten request. Require that there is such a request.
   std::string ForgetOldest() { return Erase(by_age_.begin()->second); }
   std::string ForgetOldestOf(std::string_view caller) {
     const OfCaller& of_caller = callers_.find(caller)->second;
@@ -144,11 +145,11 @@ class RequestIndex {
     bytes_ -= std::exchange(entry.bytes, 0);
     return true;
   }
-  // Examines up to kLooks of the oldest answers that have expired by `now`; unexpired ones too
-  // while there are more than `max_requests` requests. If `lives(answer)` is true, the answer
-  // becomes the newest and stays until `expires`; otherwise its request is forgotten. Call it
-  // before each Begin. It then examines more answers than are added, so each answer is examined in
-  // time.
+  // Examines up to kLooks of the oldest answers: those that have expired by `now`, and unexpired
+  // answers while there are more than `max_requests` requests. If `lives(answer)` is true, the
+  // answer becomes the newest and stays until `expires`. If `lives(answer)` is false, the answer's
+  // request is forgotten. Call ForgetEnded before each Begin. It then examines more answers than
+  // are added, so each answer is examined in time.
   template <typename Lives>
   void ForgetEnded(absl::Time now, int64_t max_requests, absl::Time expires, const Lives& lives) {
     for (int i = 0; i < kLooks && !by_age_.empty(); ++i) {
@@ -247,8 +248,8 @@ class RequestIndex {
 
   const RequestMessages messages_;
   absl::node_hash_map<std::string, Entry> entries_;
-  Callers callers_;  // that have requests
-  Order by_age_;     // of all callers
+  Callers callers_;  // callers that have requests
+  Order by_age_;     // answers of all callers
   int64_t last_number_ = 0;
   int64_t bytes_ = 0;
 };

@@ -23,11 +23,11 @@ constexpr RequestMessages kMessages = {
 // Most deletes of one transaction, within the store's limit.
 constexpr size_t kDeletesAtOnce = 100;
 
-// Beyond a limit, the memory shrinks to this fraction of the limit. Otherwise each further answer
-// would cause a delete.
+// When a limit is exceeded, the oldest answers are deleted until usage is at this fraction of the
+// limit. With 1.0, every further answer would cause another delete.
 constexpr double kKept = 0.9;
 
-// Memory of an entry in all indexes, without its strings.
+// Approximate memory of one answer in all indexes, without its strings.
 constexpr int64_t kEntryBytes = 256;
 
 int64_t SizeOf(std::string_view id, const std::string& fingerprint, const std::string& answer) {
@@ -48,8 +48,8 @@ absl::StatusOr<std::unique_ptr<RequestMemory>> RequestMemory::Open(Store* store,
   std::sort(stored.items.begin(), stored.items.end(),
             [](const KeyValue& a, const KeyValue& b) { return a.mod_revision < b.mod_revision; });
   // Do not trust the stored times: the wall clock may have been changed since. Each answer stays
-  // for the whole time again. They are added oldest first, so that the oldest is also dropped
-  // first.
+  // for kRememberFor from now on. The answers are added oldest first, so that the oldest answer is
+  // also dropped first.
   absl::Time expires = clock->Now() + kRememberFor;
   absl::MutexLock lock(&memory->mutex_);
   for (const KeyValue& item : stored.items) {
@@ -126,7 +126,7 @@ void RequestMemory::Delete(std::string_view request_id, Transaction* deletes) {
 }
 
 // Called under the lock: a later write of the same id must come after this delete. If the delete
-// fails, the next Open loads the record again, and it expires later.
+// fails, the next Open loads the record again, and the record expires later.
 void RequestMemory::Commit(Transaction* deletes) {
   if (!deletes->deletes.empty()) {
     store_->Commit(std::exchange(*deletes, {}), [](auto) {});

@@ -1,4 +1,4 @@
-// Idempotency cache of mutations: a repeated request gets the answer to the first one.
+// Idempotency cache of mutations: a repeated request gets the answer to the first request.
 #ifndef SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 #define SHARDMESH_SERVER_STATE_REQUEST_MEMORY_H_
 
@@ -26,8 +26,8 @@ struct RememberedAnswer {
 };
 
 // Limits of the memory. Beyond a limit, the oldest answers are dropped first. A caller over its own
-// limit loses answers before other callers do. If its answer was dropped, a repeated request runs
-// again.
+// limit loses answers before other callers do. If the answer to a request was dropped, a repetition
+// of that request runs again.
 struct RequestMemoryLimits {
   int64_t max_answers_per_caller = 20'000;
   int64_t max_bytes_per_caller = int64_t{8} << 20;
@@ -37,12 +37,12 @@ struct RequestMemoryLimits {
 // Idempotency cache. The order of calls for a mutation with a request id:
 //
 // clang-format off
-//   Begin -> its transaction, with AddTo -> Finish(revision), or Abandon if it failed.
+//   Begin -> its transaction, with AddTo -> Finish(revision), or Abandon if the mutation failed.
 // clang-format on
 //
 // The answer is part of the mutation's transaction, so it is stored if and only if the mutation
-// happened. It stays for kRememberFor, also across a restart, within RequestMemoryLimits. Keys in
-// the store: `request/KEY`.
+// happened. An answer stays for kRememberFor, also across a restart, within RequestMemoryLimits.
+// Keys in the store: `request/KEY`.
 //
 // A request id here is a key made by RequestKey. For an empty id nothing is remembered: Begin
 // returns nullopt, and the other calls have no effect. Thread-safe. Destroy this object before its
@@ -58,9 +58,9 @@ class RequestMemory {
   // Sets the limits for later answers.
   void SetLimits(const RequestMemoryLimits& limits);
 
-  // Begins a request. Returns nullopt if it is the first with this id; it then counts as running.
-  // Otherwise returns the answer to the first. `fingerprint` is a digest of method and contents,
-  // and detects a different request with the same id.
+  // Begins a request. Returns nullopt if the request is the first with this id; the request then
+  // counts as running. If the first request was completed, returns its answer. `fingerprint` is a
+  // digest of method and contents, and detects a different request with the same id.
   //
   // clang-format off
   //   ABORTED           the first request is still running; retry after the delay in the error.

@@ -29,7 +29,7 @@ inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(1);
 inline constexpr absl::Duration kDefaultSessionTtl = absl::Seconds(30);
 
 struct SessionOptions {
-  // Bounds the number of sessions whose clients never close them.
+  // Most open sessions. Bounds the number of sessions whose clients never close them.
   int64_t max_sessions = 10'000;
   // Most open sessions of one caller (rpc::Caller::name).
   int64_t max_sessions_per_caller = 1'000;
@@ -54,7 +54,7 @@ struct SessionInfo {
   std::string caller;     // rpc::Caller::name
   std::string client;
   absl::Time opened;
-  absl::Time renewed;  // `opened` if never
+  absl::Time renewed;  // `opened` if the lease was never renewed
   absl::Time expires;
   int64_t pinned_arrays = 0;
   int64_t transfers = 0;
@@ -75,15 +75,15 @@ struct EndedSession {
 };
 
 // A session is a lease. It ends when it is closed, or when its TTL has passed without a lease
-// renewal. If this process was paused, a renewal may have arrived meanwhile; the TTL then counts
-// from the end of the pause. Until it ends, the session pins arrays (each at most once) and owns
-// transfers. Sessions do not survive a restart of the coordinator: a client whose session is gone
-// must open another.
+// renewal. If this process was paused, a renewal may have arrived during the pause. The TTL then
+// counts from the end of the pause. Until it ends, the session pins arrays (each at most once) and
+// owns transfers. Sessions do not survive a restart of the coordinator: a client whose session is
+// gone must open another.
 //
-// Every method that takes a session id returns NOT_FOUND (SESSION_GONE) if the session is unknown,
-// closed or expired. Thread-safe. The listener is called in order, without a lock held, on the
-// caller's thread or the clock's. Destroy the table before its clock and the objects that the
-// listener uses.
+// Methods that take a session id and return a status return NOT_FOUND (SESSION_GONE) if the session
+// is unknown, closed or expired. Thread-safe. The listener is called in the order in which sessions
+// end, without a lock held. It runs on the thread that ended the session, or on the clock's thread.
+// Destroy the table before its clock and before the objects that the listener uses.
 class SessionTable {
  public:
   using Listener = std::function<void(const EndedSession&)>;
@@ -107,11 +107,11 @@ class SessionTable {
   std::vector<SessionInfo> List(int64_t after, int64_t limit) const;
   int64_t size() const;
 
-  // Returns true if the session did not pin the array before. The caller must then add one pin in
-  // the registry.
+  // Returns true if the session did not pin the array before. In that case, the registry must hold
+  // one pin for the session: see PinForSession.
   absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);
-  // Returns true if the session had pinned the array. The caller must then remove one pin in the
-  // registry.
+  // Returns true if the session had pinned the array. In that case, the caller must remove one pin
+  // in the registry.
   absl::StatusOr<bool> UnpinArray(std::string_view id, std::string_view array_id);
   // Returns whether the session pins the array.
   absl::StatusOr<bool> PinsArray(std::string_view id, std::string_view array_id) const;
@@ -156,8 +156,8 @@ class SessionTable {
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
   int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<int64_t, std::string> by_number_ ABSL_GUARDED_BY(mutex_);             // ids
-  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // never 0
+  std::map<int64_t, std::string> by_number_ ABSL_GUARDED_BY(mutex_);             // session ids
+  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // counts, never 0
 
   PauseWatch pauses_;
   Alarm expiry_;  // last: its destructor waits for ExpireOld

@@ -17,10 +17,10 @@
 
 namespace shardmesh::server {
 
-// Pins an array for a session. Returns whether the session did not pin it before; a second pin has
-// no effect. NOT_FOUND: no such array, or no such session (SESSION_GONE). Pins in the registry
-// before it adds the array to the session. If the session ends at any moment, there is thus a pin
-// to remove.
+// Pins an array for a session. Returns whether the session did not pin the array before; a second
+// pin has no effect. NOT_FOUND: no such array, or no such session (SESSION_GONE). Pins the array in
+// the registry before it adds the array to the session. Whenever the session ends, the registry
+// therefore has the pin that must be removed.
 inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable& sessions,
                                           std::string_view session_id,
                                           const std::string& array_id) {
@@ -32,8 +32,8 @@ inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable&
   return is_new;
 }
 
-// Unpins arrays. Returns how many of them the session had pinned. A session that is gone has
-// already unpinned its arrays.
+// Unpins arrays. Returns how many of these arrays the session had pinned. A session that is gone
+// has already unpinned its arrays.
 inline int64_t UnpinForSession(ArrayRegistry& registry, SessionTable& sessions,
                                std::string_view session_id,
                                absl::Span<const std::string> array_ids) {

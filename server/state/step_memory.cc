@@ -12,7 +12,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Approximate memory of an entry without its answer.
+// Approximate memory of a request in the index, without its answer.
 constexpr int64_t kEntryBytes = 512;
 
 constexpr RequestMessages kMessages = {

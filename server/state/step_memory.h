@@ -17,21 +17,23 @@ namespace shardmesh::server {
 
 struct StepMemoryOptions {
   absl::Duration remember_for = absl::Minutes(10);
-  // Most bytes of answers, including their overhead. Beyond the limit, answers are dropped, oldest
-  // first: those of a caller over its own limit, otherwise those of the caller with the most bytes.
-  // The memory still knows that these requests were answered.
+  // Most bytes of answers, including their overhead. Beyond a limit, the oldest answers are
+  // dropped. If one caller exceeds its limit, answers of that caller are dropped. If all callers
+  // together exceed `max_bytes`, answers of the caller with the most bytes are dropped. The memory
+  // still knows that requests with dropped answers were answered.
   int64_t max_bytes = int64_t{64} << 20;
   int64_t max_bytes_per_caller = int64_t{16} << 20;
-  // Most requests of one caller, with or without an answer. Beyond the limit, the oldest are
-  // forgotten.
+  // Most requests of one caller, with or without an answer. Beyond the limit, the caller's oldest
+  // requests are forgotten.
   int64_t max_requests_per_caller = 20'000;
 };
 
-// Idempotency cache of steps. It lives only as long as the process. That suffices: most results
-// have no name, and also live only as long as the process. The order of calls for a request:
+// Idempotency cache of steps. The cache lives only as long as the process. That suffices: most
+// results of steps have no name, and also live only as long as the process. The order of calls for
+// a request:
 //
 // clang-format off
-//   Begin -> Finish, or Abandon if it failed.
+//   Begin -> Finish, or Abandon if the step failed.
 // clang-format on
 //
 // Thread-safe.
@@ -41,8 +43,8 @@ class StepMemory {
 
   explicit StepMemory(StepMemoryOptions options);
 
-  // Returns null if the request is the first with this key (see RequestKey). Otherwise returns its
-  // answer. Errors:
+  // Returns null if the request is the first with this key (see RequestKey). If the first request
+  // has an answer, returns that answer. Errors:
   //   INVALID_ARGUMENT (REQUEST_ID_REUSED)   the first request had another fingerprint.
   //   ABORTED, with a retry delay            the first request is still running.
   //   FAILED_PRECONDITION (REQUEST_ID_REUSED) the step was done, but its answer is no longer kept.

@@ -41,7 +41,8 @@ constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
 constexpr std::string_view kRanksPrefix = "ranks/";
 
-// Most records for given ranks. One commit has room for this many and its other records.
+// Most records that are written for given ranks. One commit has room for these records and for the
+// other records that it writes.
 constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 
@@ -67,7 +68,8 @@ std::string NoDatabase(const std::string& folder) {
   if (!fs::is_directory(folder, error)) {
     return StrCat(folder, " is no folder; give the --data-dir of a coordinator");
   }
-  // `shardmesh up --data-dir` makes a subfolder for each process, so look for the coordinator's.
+  // `shardmesh up --data-dir` makes a subfolder for each process, so look for the subfolder of the
+  // coordinator.
   const std::string below = (fs::path(folder) / "coordinator").string();
   return fs::exists(DatabasePath(below), error)
              ? StrCat("there is no database ", DatabasePath(folder),
@@ -76,7 +78,7 @@ std::string NoDatabase(const std::string& folder) {
                       "; give the --data-dir of a coordinator");
 }
 
-// Returns the current values of a state's keys, except the cluster's records and stored answers.
+// Returns the current values of a state's keys, except `cluster`, `restored` and stored answers.
 std::map<std::string, std::string> CurrentOf(const RevisionIndex& index) {
   std::map<std::string, std::string> current;
   const absl::StatusOr<KeyValues> all = index.List("", {});
@@ -125,13 +127,13 @@ absl::Status OpenToRead(Database& database) {
   SHARDMESH_RETURN_IF_ERROR(log.damage());
   const bool has_log = fs::exists(LogOf(database.path()));
   SHARDMESH_RETURN_IF_ERROR(database.Open());
-  // If there was no log, let SQLite remove on close the one that it makes for reading.
+  // If there was no log, SQLite makes a log for reading: let SQLite remove that log on close.
   SHARDMESH_RETURN_IF_ERROR(database.KeepLog(has_log));
   return database.Execute("PRAGMA locking_mode = EXCLUSIVE");
 }
 
-// Reads a whole database without changing it. It may have an older schema, and the build that wrote
-// it may need it again.
+// Reads a whole database without changing it. The database may have an older schema, and the build
+// that wrote the database may need it again.
 absl::StatusOr<StoredState> ReadDatabase(const std::string& path,
                                          std::string_view if_damaged = Database::kStateIsDamaged) {
   Database database(path, if_damaged);
@@ -163,7 +165,7 @@ absl::StatusOr<ClusterRecord> ClusterOf(const RevisionIndex& index) {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::ostringstream content;
-  // Skip an empty file: copying its stream would set the error state.
+  // Skip an empty file: `content << in.rdbuf()` would set the error state of `content`.
   if (in && in.peek() != std::ifstream::traits_type::eof()) content << in.rdbuf();
   if (!in.is_open() || in.bad() || content.fail()) {
     return StoreError(absl::StatusCode::kInternal, StrCat("cannot read ", path), path);
@@ -176,8 +178,8 @@ absl::StatusOr<std::string> DigestOfFile(const std::string& file) {
   return absl::BytesToHexString(ToAbsl(Sha256(content)));
 }
 
-// Logs that contain a part of a database: commits that are not in its file yet, or the original
-// pages of an interrupted transaction.
+// Logs that contain a part of a database: commits that are not in the database's file yet, or the
+// original pages of an interrupted transaction.
 constexpr const char* kLogSuffixes[] = {"-wal", "-journal"};
 
 bool HasLog(const std::string& file) {
@@ -185,7 +187,7 @@ bool HasLog(const std::string& file) {
                      [&](const char* suffix) { return HasContent(file + suffix); });
 }
 
-// Checks whether `file` can be a snapshot at all. Called before anything is copied or changed.
+// Checks whether `file` can be a snapshot at all. Call it before anything is copied or changed.
 absl::Status CheckMayBeSnapshot(const std::string& file) {
   constexpr std::string_view kMagic("SQLite format 3", 16);  // including the NUL
   const auto refused = [&file](std::string_view why) {
@@ -217,7 +219,7 @@ absl::Status CheckMayBeSnapshot(const std::string& file) {
 }
 
 // Returns the digest of the snapshot that the state of a folder was made from. Returns nullopt if
-// it was made from none, or if there is no state.
+// the state was made from no snapshot, or if there is no state.
 absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folder) {
   std::error_code error;
   if (!fs::exists(DatabasePath(folder), error)) {
@@ -241,7 +243,8 @@ absl::StatusOr<std::optional<std::string>> RestoredFrom(const std::string& folde
       value = row.value == nullptr ? std::nullopt : std::optional(*row.value);
     }
   }));
-  // If no record is found, an unreadable record with a damaged key may be the wanted one.
+  // If no readable record is found, an unreadable record with a damaged key may be the wanted
+  // record.
   if (!value.has_value() && !unreadable.empty()) {
     return StoreError(absl::StatusCode::kDataLoss, unreadable, folder);
   }
@@ -300,8 +303,8 @@ absl::Status RemoveDatabase(const std::string& path) {
 absl::Status CopyDatabase(const std::string& folder, const std::string& file,
                           const std::string& copy) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(copy));
-  // Lock the source: a process that has it open may write to it. `folder` is already locked by this
-  // process.
+  // Lock the source: a process that has the source open may write to it. `folder` is already locked
+  // by this process.
   std::optional<FolderLock> lock;
   const fs::path source = fs::absolute(file);
   std::error_code error;
@@ -345,9 +348,9 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
   return absl::OkStatus();
 }
 
-// Makes the terms and revisions of the database begin above all that were ever acknowledged, and
-// records the digest of its snapshot. Upgrades an older schema to the current one. The result is
-// one synced file.
+// Gives the database the term of `cluster` and a revision that is kSkippedRevisions above `newest`.
+// Records the digest of the database's snapshot. Upgrades an older schema to the current one. The
+// result is one synced file.
 absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revision newest,
                   const std::string& digest) {
   Database database(path);
@@ -355,7 +358,7 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA locking_mode = EXCLUSIVE"));
   SHARDMESH_RETURN_IF_ERROR(database.Execute("PRAGMA synchronous = FULL"));
   {
-    // Copy the snapshot's log into its file here, because closing the database would copy it
+    // Copy the snapshot's log into its file here, because closing the database would copy the log
     // without reporting errors.
     SHARDMESH_ASSIGN_OR_RETURN(const auto mode, database.Prepare("PRAGMA journal_mode = DELETE"));
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database.Step(mode));
@@ -386,11 +389,12 @@ absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revisio
   });
 }
 
-// What can be read of a database, which may have damaged pages, and what cannot.
+// The content of a database that may have damaged pages: the rows that can be read, and what cannot
+// be read.
 struct Salvaged {
   std::vector<StoredRow> rows;
   std::vector<UnreadableRecord> unreadable;
-  std::vector<LostRows> lost;  // rising
+  std::vector<LostRows> lost;  // by rising row id
 };
 
 // Records that the rows from row id `from` to `to`, both included, cannot be read.
@@ -402,8 +406,9 @@ void Lose(int64_t from, int64_t to, const absl::Status& why, Salvaged* salvaged)
   }
 }
 
-// Adds the rows from row id `from` to `to`, which are all on one page. DATA_LOSS is handled here.
-// Other errors are read errors of the disk: they do not show whether the rows are damaged.
+// Adds the rows from row id `from` to `to`, which are all on one page. After DATA_LOSS, records
+// which rows are unreadable. Returns only read errors of the disk, which do not show whether rows
+// are damaged.
 absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salvaged* salvaged) {
   while (true) {
     bool is_to_end = false;
@@ -477,7 +482,7 @@ struct Opened {
   absl::Status log;              // DATA_LOSS, as in StoreCheck
   bool is_log_whole = true;      // as in WalFile
   absl::Status pages;            // DATA_LOSS, as in StoreCheck
-  bool are_pages_whole = false;  // except the first page, which has no records
+  bool are_pages_whole = false;  // all pages but the replaced first page are undamaged
 };
 
 absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
@@ -490,11 +495,12 @@ absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
 constexpr size_t kPageSizeOffset = 16;  // two bytes
 constexpr size_t kVersionsOffset = 18;  // write and read version: 2 with a log, 1 without
 constexpr size_t kPagesOffset = 28;
-constexpr size_t kFreePagesOffset = 32;  // number of the first free page, and the count
+constexpr size_t kFreePagesOffset = 32;  // number of the first free page; then their count
 constexpr size_t kDatabaseHeaderBytes = 100;
 
-// A truncated database may lack at most this part. If the page count in the first page exceeds the
-// file by more, that count is damaged.
+// A truncated file has fewer pages than the page count in its first page says. The file may have
+// been truncated if that count is at most kMostLostShare times the file's size, plus
+// kMostLostBytes. A higher count is damaged.
 constexpr uintmax_t kMostLostShare = 64;
 constexpr uintmax_t kMostLostBytes = uintmax_t{64} << 20;
 
@@ -528,14 +534,16 @@ absl::Status WriteStart(const std::string& path, std::string_view bytes) {
               : StoreError(absl::StatusCode::kInternal, StrCat("cannot write ", path), path);
 }
 
-// Writes a database with its log to `image`, as one file. Its size is the page count in its first
-// page. Pages that a truncated file lacks are filled with zeros.
+// Writes a database with its log to `image`, as one file. The image gets as many pages as its first
+// page says, unless that number is damaged. Pages that a truncated file lacks are filled with
+// zeros.
 absl::Status WriteImage(const std::string& path, const WalFile& log, const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image));
   std::error_code error;
   fs::copy_file(path, image, error);
   if (error) return FileError("copy the state to", image, error);
-  // Copy the original pages of an interrupted transaction too. A database with a log has none.
+  // Copy the original pages of an interrupted transaction too. A database with a log has no such
+  // pages.
   if (HasContent(path + "-journal")) {
     fs::copy_file(path + "-journal", image + "-journal", error);
     if (error) return FileError("copy the state to", image, error);
@@ -556,8 +564,8 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   return is_cut_off ? ResizeFile(image, wanted) : absl::OkStatus();
 }
 
-// Overwrites the first page with that of a new database of the newest schema. This fits unless an
-// older build made the database: its tables may then be on other pages.
+// Overwrites the first page with the first page of a new database of the newest schema. This fits
+// unless an older build made the database: its tables may then be on other pages.
 absl::Status MendFirstPage(const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image + "-first"));
   const absl::Cleanup remove = [&] { RemoveDatabase(image + "-first").IgnoreError(); };
@@ -580,9 +588,9 @@ absl::Status MendFirstPage(const std::string& image) {
   return WriteStart(image, page);
 }
 
-// Opens a database so that as much as possible can be read. If its log or its first page is
-// unreadable for SQLite, opens an image of it, in one file. Without `writes`, changes nothing in
-// the database.
+// Opens a database so that as much as possible can be read. If the log or the first page of the
+// database is unreadable for SQLite, opens an image of the database, in one file. Without `writes`,
+// changes nothing in the database.
 absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& image, bool writes) {
   Opened opened;
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(path)));
@@ -602,8 +610,8 @@ absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& i
     opened.pages = opened.database->CheckPages();
     return opened.pages;
   };
-  // Opening a database with a journal rolls back its transaction. Without `writes`, use an image
-  // then.
+  // Opening a database with a journal rolls back its interrupted transaction. Without `writes`,
+  // open an image instead.
   const bool has_journal = !writes && HasContent(path + "-journal");
   absl::Status status = opened.log;
   if (status.ok() && !has_journal) {
@@ -643,7 +651,7 @@ std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   return cluster;
 }
 
-// How far a damaged database had come: its cluster with the term, and its newest revision.
+// What can be read of a damaged database: its newest cluster record, and its newest revision.
 struct Extent {
   std::optional<ClusterRecord> cluster;
   Revision newest = 0;
@@ -669,8 +677,8 @@ Extent ExtentOf(const std::string& path) {
   return extent;
 }
 
-// Returns rows that replace unreadable records, derived from the readable ones. Skips records whose
-// revision is beyond `newest`.
+// Returns rows that replace unreadable records, derived from the readable records. Skips records
+// whose revision is beyond `newest`.
 std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
   std::map<std::string_view, int64_t> last;  // the newest row of each readable key
   std::map<std::string, int64_t> chunks;     // number of chunks of each manifest, by its key
@@ -682,7 +690,7 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
     const size_t slash = row.key.rfind('/');
     if (row.value != nullptr && slash >= kManifestPrefix.size()) ++chunks[row.key.substr(0, slash)];
   }
-  std::set<std::string> incomplete;  // manifests
+  std::set<std::string> incomplete;  // manifests with an unreadable chunk
   for (const UnreadableRecord& record : salvaged.unreadable) {
     incomplete.insert(record.key.substr(0, record.key.rfind('/')));
   }
@@ -701,7 +709,8 @@ std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest)
       continue;
     }
     if (has_manifests && record.key.compare(0, kNamePrefix.size(), kNamePrefix) == 0) {
-      // A manifest may have an older entry of the name, which must not look current.
+      // A manifest may have an older entry of the name. Record a deletion, so that this entry does
+      // not look current.
       replace(record, EncodeName(""));
     } else if (const auto found = chunks.find(record.key);
                found != chunks.end() && incomplete.count(record.key) == 0 &&
@@ -720,9 +729,9 @@ struct Given {
   std::vector<Put> meshes;
 };
 
-// Returns the rows to add to a state that has lost records, at its newest revision. One row is the
-// mark that arrays without a name may have a name in a lost record. The others are the given
-// values.
+// Returns the rows to add to a state that has lost records, at the state's newest revision. One row
+// is the mark that arrays without a name may have a name in a lost record. The other rows hold the
+// given values.
 std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, const Given& given) {
   RestoredRecord restored{.digest = std::string(kUnknownSnapshot), .may_lack_names = true};
   EventPosition next{.revision = newest};  // will follow the last event at that revision
@@ -755,8 +764,8 @@ std::vector<StoredRow> RowsOfLoss(const Salvaged& salvaged, Revision newest, con
   return rows;
 }
 
-// Returns the newest unreadable record of each known key. Older records of the key must not look
-// current.
+// Returns the newest unreadable record of each known key. Callers ignore older records of such a
+// key, because these would look current.
 std::map<std::string_view, const UnreadableRecord*> NewestUnreadable(const Salvaged& salvaged) {
   std::map<std::string_view, const UnreadableRecord*> newest;
   for (const UnreadableRecord& record : salvaged.unreadable) {
@@ -848,8 +857,9 @@ std::vector<LostRanks> FindLostRanks(const Salvaged& salvaged) {
   return lost;
 }
 
-// Returns the records for the given ranks, and for meshes whose definitions are lost too. These
-// definitions name no workers, so a user may later replace the workers of such ranks as usual.
+// Returns the records for the given ranks, and new definitions for those of the meshes whose
+// definition is lost too. These definitions name no workers, so a user may later replace the
+// workers of such ranks as usual.
 absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const GivenRanks& ranks,
                                                 std::vector<LostRanks>* lost) {
   for (const auto& [mesh_id, workers] : ranks) {
@@ -909,8 +919,8 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
 }
 
 // Returns the row ids of former values of definitions, where a version is missing between the value
-// and its next newer one. The store derives a former version from its place: each is one less than
-// the next newer version.
+// and the next newer value. The store derives the version of a former value from its place in the
+// history. The version is one less than the next newer version.
 std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   constexpr int64_t kAny = 0;
   constexpr int64_t kNone = -1;
@@ -935,7 +945,8 @@ std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   return broken;
 }
 
-// Returns the cluster of a snapshot, with a term above all terms that can have existed since.
+// Returns the cluster of a snapshot, with a term above all terms that can have existed since the
+// snapshot.
 absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
                                                 const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
@@ -1089,8 +1100,8 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     const absl::StatusOr<StoredState> before = ReadDatabase(DatabasePath(folder));
     // A state of a newer schema is not damaged. Replacing it would lose its data.
     if (ReasonOf(before.status()) == Reason::kSchemaMismatch) return before.status();
-    // The disk failed to read the state, which may be undamaged: do not replace it without an
-    // order.
+    // The disk failed to read the state, which may be undamaged: replace it only if the file
+    // `restore-again` exists.
     if (absl::IsInternal(before.status()) && !is_asked_again) {
       return StoreError(absl::StatusCode::kInternal,
                         StrCat("cannot read the state in ", folder,
@@ -1102,7 +1113,7 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
     if (before.ok()) {
       if (auto found = ClusterOf(before->index); found.ok()) replaced = *std::move(found);
       newest = std::max(newest, before->index.newest());
-      // If its log is lost, the state may have had more commits than can be read.
+      // If the log of the state is lost, the state may have had more commits than can be read.
       is_known = replaced.has_value() && CheckHasLog(DatabasePath(folder)).ok();
       CompareStates(before->index, snapshot.index, &restored);
     } else {
@@ -1192,7 +1203,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
   for (const StoredRow& row : salvaged.rows) finder.Find(row.key);
   check.records = static_cast<int64_t>(salvaged.rows.size());
   check.unreadable = salvaged.unreadable;
-  // If no finding explains the damage, rows may be missing without a trace.
+  // If no finding explains the damage, rows may be missing without a trace. In that case, any
+  // definition may have had a newer record.
   const bool is_explained = opened.is_log_whole && (!salvaged.unreadable.empty() ||
                                                     !check.bounds.ok() || opened.are_pages_whole);
   const bool is_rewritten = !check.pages.ok() || !opened.is_log_whole;
@@ -1264,8 +1276,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     });
     SHARDMESH_RETURN_IF_ERROR(moved);
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());
-    // Clear the mark only now: a checkpoint copies the page with the mark first, and all other
-    // pages must be in the file before.
+    // Only now clear the mark that the database needs its log. A checkpoint copies the page with
+    // the mark first, and all other pages must be in the file by then.
     SHARDMESH_RETURN_IF_ERROR(
         database->InTransaction([&] { return SetNeedsLog(*database, false); }));
     SHARDMESH_RETURN_IF_ERROR(database->Checkpoint());

@@ -17,21 +17,22 @@ namespace shardmesh::server {
 
 // A restored state skips this many terms and revisions: more than can have been used since the
 // snapshot. Workers therefore accept its coordinator, and no version of a name repeats. Each start
-// of the coordinator uses one term: with a restart every five minutes they last eight weeks.
-// kMaxTerm allows 511 restores.
+// of the coordinator uses one term: with a restart every five minutes the skipped terms last eight
+// weeks. kMaxTerm allows 511 restores.
 inline constexpr int64_t kSkippedTerms = 16'384;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 
 struct Restored {
-  bool was_done_before = false;  // nothing was changed
+  bool was_done_before = false;  // the snapshot was restored before; nothing was changed
   int64_t term = 0;              // of the snapshot; the restored state skips kSkippedTerms
   Revision revision = 0;         // of the snapshot
   std::string replaced;          // new path of the previous state; empty: there was none
   absl::Status unread;           // error when reading the previous state; OK: none
-  // Keys that differ between the two states, except stored answers: at most kListedKeys of each.
+  // Keys that differ between the previous state and the snapshot, except those of stored answers.
+  // Each list has at most kListedKeys keys.
   std::vector<std::string> lost;     // in the previous state, not in the snapshot
   std::vector<std::string> back;     // in the snapshot, not in the previous state
-  std::vector<std::string> changed;  // in both, with other values
+  std::vector<std::string> changed;  // in both, with different values
   int64_t lost_count = 0;
   int64_t back_count = 0;
   int64_t changed_count = 0;
@@ -43,8 +44,8 @@ inline constexpr size_t kListedKeys = 20;
 // snapshot is not restored again. A `--restore` flag that stays set therefore does no harm. A file
 // kRestoreAgain in the folder requests another restore; RestoreSnapshot removes that file.
 //
-// The file may be the database of another folder, or one that was moved away. The commits in its
-// log (`FILE-wal`) are restored with it.
+// The file may be the database of another folder, or a database that was moved away. The commits in
+// its log (`FILE-wal`) are restored with it.
 //
 // FAILED_PRECONDITION, in one of these cases:
 // - A process has locked the folder, or the folder of the file.
@@ -55,26 +56,27 @@ inline constexpr size_t kListedKeys = 20;
 //
 // DATA_LOSS: the snapshot is damaged. NOT_FOUND: there is no such file. INTERNAL: the disk failed
 // to read the current state, and there is no kRestoreAgain. After an error the state is unchanged.
-// Its schema is not upgraded either, so the build that wrote the state can still use it.
+// The schema of the state is not upgraded either, so the build that wrote the state can still use
+// it.
 inline constexpr std::string_view kRestoreAgain = "restore-again";
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file);
 
-// A range of row ids, both included, whose pages cannot be read. The rows in it are unknown.
+// A range of row ids, both included, whose pages cannot be read. The rows in the range are unknown.
 struct LostRows {
   int64_t first = 0;
   int64_t last = 0;
   std::string why;
 };
 
-// The newest readable record of its key, if a lost page may have held a newer record. This record
-// looks current, but may have been replaced or deleted.
+// The newest readable record of a key for which a lost page may have held a newer record. This
+// record looks current, but may have been replaced or deleted.
 struct FormerRecord {
   std::string key;  // of a definition, or of a manifest whose names may have moved
   Revision revision = 0;
   int64_t version = 0;  // of a definition
 };
-// A salvage adds this number to the versions of such definitions. It is more than can exist, so no
-// version repeats.
+// A salvage adds this number to the versions of the definitions among the former records. No
+// definition has so many versions, so no version repeats.
 inline constexpr int64_t kSkippedVersions = 1'000'000'000;
 
 // A mesh that has arrays, but whose record of its ranks' workers is lost.
@@ -83,23 +85,23 @@ struct LostRanks {
   Mesh mesh;  // as recorded in the arrays
   int64_t arrays = 0;
 };
-// By mesh: the workers of the lost ranks, in the order of ranks. An empty list means that the first
-// workers that attach get the ranks.
+// By mesh: the workers that get the lost ranks, in the order of ranks. An empty list means that the
+// first workers that attach get the ranks.
 using GivenRanks = std::map<std::string, std::vector<std::string>>;
 
 // The result of checking a data folder.
 struct StoreCheck {
   int64_t schema_version = 0;
-  int64_t records = 0;  // readable ones
+  int64_t records = 0;  // number of readable records
   Revision compacted = 0;
   Revision newest = 0;
   absl::Status log;     // DATA_LOSS: acknowledged commits follow the damaged place in the log
-  absl::Status pages;   // DATA_LOSS: pages are inconsistent, or the first is unreadable
-  absl::Status bounds;  // DATA_LOSS: their checksum does not match
+  absl::Status pages;   // DATA_LOSS: pages are inconsistent, or the first page is unreadable
+  absl::Status bounds;  // DATA_LOSS: the checksum of the bounds does not match
   std::vector<UnreadableRecord> unreadable;
-  std::vector<LostRows> lost;  // of damaged pages
+  std::vector<LostRows> lost;  // rows on damaged pages
   std::vector<FormerRecord> former;
-  std::vector<LostRanks> lost_ranks;  // without given workers
+  std::vector<LostRanks> lost_ranks;  // meshes whose ranks have no given workers
   // The state is not new, but its record `cluster` is missing or unreadable. No coordinator starts
   // with such a state.
   bool lacks_cluster = false;
@@ -117,8 +119,8 @@ struct StoreCheck {
 };
 
 // Reads all readable records of the database in a data folder. Without `set_aside`, it leaves the
-// folder as it was. If the log or the first page is damaged, it makes a temporary copy of the
-// database in the folder.
+// folder as it was. If the log or the first page is damaged, or a transaction was interrupted, it
+// makes a temporary copy of the database in the folder.
 //
 // With `set_aside`:
 // - It first finishes an interrupted replacement of the database, as each start of a coordinator
@@ -126,35 +128,36 @@ struct StoreCheck {
 // - It moves the unreadable records to the table `set_aside` and repairs the bounds. If pages are
 //   damaged, it writes a new database of the readable records. A coordinator can then open the
 //   folder, without the unreadable records.
-// - It rewrites a lost record of a manifest (a commit too large for one transaction) whose chunks
-//   all exist.
-// - It marks the state: its arrays without a name may have had one (RestoredRecord). Their tiles
-//   are then not deleted.
+// - It rewrites a lost record of a manifest (a commit too large for one transaction) if all chunks
+//   of the manifest exist.
+// - It marks the state: arrays without a name may have had one (RestoredRecord). Tiles of such
+//   arrays are then not deleted.
 // - It keeps the schema of a sound state, so that the build that wrote the state can still use it.
 //
 // The new database includes commits after a damaged frame of the log (WalFile). If the content of
-// that frame cannot be derived from checksums, records may be lost without a trace, even that of
-// the newest term. Revisions, terms and versions then skip as many as after damaged pages or a
-// restore.
+// that frame cannot be derived from checksums, records may be lost without a trace, even the record
+// of the newest term. In that case, revisions, terms and versions skip as many numbers as after
+// damaged pages or a restore.
 //
 // If pages are lost, it writes the definitions in StoreCheck::former again, at new revisions, with
-// kSkippedVersions added to their versions. It removes their history.
+// kSkippedVersions added to their versions. It removes the history of these definitions.
 //
 // With `set_aside`, it takes a missing record `cluster` from the snapshot in the file `cluster_of`,
-// unless that argument is empty. The term is then above the skipped terms.
+// unless that argument is empty. The term in the new record is above the skipped terms.
 //
-// If the record of a mesh's workers is lost, the next start would assign its ranks to other
-// workers. The tiles on the former workers would then no longer count. `ranks` must therefore name
+// If the record of a mesh's workers is lost, the next start would assign the ranks of the mesh to
+// other workers. The tiles on the former workers would no longer count. `ranks` must therefore name
 // the workers of each such mesh.
 //
 // After one of these errors, nothing was set aside:
 // - FAILED_PRECONDITION: a process has locked the folder. Or the database or the snapshot belongs
-//   to another program, or has a newer schema. Or ranks are lost that `ranks` does not give.
-// - INVALID_ARGUMENT: `ranks` does not match a mesh with lost ranks.
+//   to another program, or has a newer schema. Or `ranks` has no entry for a mesh with lost ranks.
+// - INVALID_ARGUMENT: `ranks` does not match a mesh with lost ranks. Or `cluster_of` is given
+//   although the record `cluster` can be read.
 // - INTERNAL: the disk failed to read existing data. This does not mean that the data is damaged.
 //
-// NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState), or no record of it
-// can be read.
+// NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState), or no record of
+// the database can be read.
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of = "",
                                            const GivenRanks& ranks = {});

@@ -16,16 +16,16 @@ namespace shardmesh::server {
 // Immutable, so threads may share it.
 class StoredTree {
  public:
-  // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`. The cases are
-  // the errors of TreeDecoder and CheckStoredTreeSize, and a tensor that occurs twice.
-  // LIMIT_EXCEEDED: elements or bytes together exceed 63 bits. Create reads only the tensors of the
-  // message.
+  // INVALID_ARGUMENT names the field of the message, such as `tensors.name_sizes[7]`. It is
+  // returned for the errors of TreeDecoder and CheckStoredTreeSize, and for a tensor that occurs
+  // twice. With LIMIT_EXCEEDED: the number of elements, or of bytes, of all tensors exceeds 2^63 -
+  // 1. Create reads only the tensors of the message.
   static absl::StatusOr<std::shared_ptr<const StoredTree>> Create(v1::StoredTree from);
 
   // The tensors in their stored order; valid as long as this tree.
   absl::Span<const rpc::TreeTensor> tensors() const { return tensors_; }
 
-  // Encodes everything except the tensors. Lists use this form.
+  // Encodes everything except the tensors. Answers that list trees use this form.
   void EncodeSummary(v1::StoredTree* to) const;
 
  private:
@@ -33,7 +33,7 @@ class StoredTree {
 
   absl::Status Take(v1::StoredTree from);
 
-  v1::TreeTensors columns_;  // the elements of `tensors_` are views into it
+  v1::TreeTensors columns_;  // the elements of `tensors_` are views into these columns
   rpc::TreeDecoder decoder_;
   absl::Span<const rpc::TreeTensor> tensors_;
   int64_t parameters_ = 0;

@@ -19,26 +19,28 @@
 namespace shardmesh::server {
 namespace {
 
-// Most commits that share one sync. Enough to spread its cost over all waiting writers. Few enough
-// that the first commit does not wait long for the bytes of the last one.
+// Limits of a group of commits that share one sync. The group is large enough to spread the cost of
+// the sync over many waiting writers. It is small enough that its first commit does not wait long
+// for the bytes of its last commit.
 constexpr size_t kMaxGroupCommits = 256;
 constexpr size_t kMaxGroupBytes = 4 << 20;
 
-// Most commits that wait for the disk. Beyond this the disk cannot keep up, and a longer queue
-// would only turn the refusal into a missed deadline.
+// Limits of the queue of commits that wait for the disk. When a limit is reached, the disk cannot
+// keep up. In a longer queue, commits would miss their deadlines instead of being refused at once.
 constexpr size_t kMaxQueuedCommits = 65'536;
 constexpr size_t kMaxQueuedBytes = 64 << 20;
-// Retry delay for refused callers. After it, the disk has written most of the queue.
+// Retry delay for callers whose commits the store refuses because its queue is full or it is
+// closing. In this time the disk writes most of the queue.
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 
-// The retention time is divided into this many marks, each with a time and the revision at it. Data
-// outlives the retention time by at most 1/kMarks of it.
+// The store notes its revision this many times in each retention time. Data outlives the retention
+// time by at most 1/kMarks of that time.
 constexpr int kMarks = 16;
 
-// Events that a compaction removes before it releases the lock for readers.
+// Most events that a compaction removes before it releases the lock, so that readers can take it.
 constexpr size_t kForgottenAtOnce = 4096;
 
-// Delay before a failed compaction is tried again, because each attempt scans all data.
+// Delay before a failed compaction is tried again. Each attempt scans all data.
 constexpr absl::Duration kCompactAgainAfter = absl::Seconds(10);
 
 // Maximum age of the journal's figures in stats().
@@ -402,8 +404,8 @@ void LocalStore::CommitGroup(absl::Span<QueuedCommit> group) {
   Prepared prepared = Prepare(group);
   absl::Status written = Write(&prepared);
   if (!written.ok() && group.size() > 1) {
-    // Try each commit alone: those that fit, and those that free space, need not fail with the
-    // rest.
+    // Try each commit alone. A commit that fits, or that frees space, need not fail because another
+    // commit of the group does not fit.
     for (QueuedCommit& commit : group) CommitGroup(absl::MakeSpan(&commit, 1));
     return;
   }
@@ -453,7 +455,7 @@ void LocalStore::CompactIfDue() {
   }
   if (now < compact_after_) return;
   Revision target = 0;
-  // Compact to half of the bound, so that the next commit does not exceed it again.
+  // Compact to half of the bound on bytes, so that the next commit does not exceed the bound again.
   if (droppable > bytes) target = index_.RevisionBehind(bytes / 2);
   while (!marks_.empty() && absl::FromChrono(now - marks_.front().time) >= time) {
     target = std::max(target, marks_.front().revision);
@@ -489,7 +491,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
   if (!dropped.ok()) Fail(dropped);
   is_cleared_ = true;
   stats_are_old_ = true;
-  // Deliver these changes first to every watch that still needs them.
+  // First deliver the changes up to `revision` to every watch that has not received them yet.
   while (true) {
     DeliverToWatchers();
     absl::MutexLock lock(&mutex_);
@@ -499,7 +501,7 @@ absl::Status LocalStore::CompactNow(Revision revision) {
       break;
     }
   }
-  // Forget in pieces, so that readers and callers get the lock in between.
+  // Forget the events in pieces, so that other threads get the lock between two pieces.
   for (size_t begin = 0; begin < superseded.size(); begin += kForgottenAtOnce) {
     absl::MutexLock lock(&mutex_);
     index_.Forget(absl::MakeConstSpan(superseded).subspan(begin, kForgottenAtOnce));

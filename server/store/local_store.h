@@ -30,10 +30,10 @@ namespace shardmesh::server {
 
 // What a group of commits changes in the journal.
 struct JournalWrite {
-  absl::Span<const Event> events;           // of whole commits, in the order of positions
-  absl::Span<const EventPosition> dropped;  // superseded events to remove, perhaps of this group
+  absl::Span<const Event> events;           // the events of whole commits, by rising position
+  absl::Span<const EventPosition> dropped;  // superseded events to remove; may be of this group
   Revision newest = 0;                      // the store's revision after this write
-  bool urgent = false;                      // may use the reserved space
+  bool urgent = false;                      // may use the space reserved for urgent writes
 };
 
 // A copy of a journal in progress. Destroying an unfinished copy removes its file.
@@ -48,29 +48,29 @@ class JournalBackup {
 // A LocalStore writes commits to its journal before it acknowledges them. One thread at a time
 // calls the journal.
 //
-// RESOURCE_EXHAUSTED guarantees that nothing was written. After any other error the state on disk
-// is unknown, and the store must not call the journal again.
+// If a call returns RESOURCE_EXHAUSTED, it has written nothing. After any other error the state on
+// disk is unknown, and the store must not call the journal again.
 class Journal {
  public:
   virtual ~Journal() = default;
 
-  // Returns OK if the next start of the process would find what is written now. The store calls
-  // Check before each write. After an error the store refuses the write, but still serves reads and
-  // copies.
+  // Returns OK if data written now will be found by the next process that opens the journal. The
+  // store calls Check before each write. After an error the store refuses the write, but still
+  // serves reads and backups.
   virtual absl::Status Check() { return absl::OkStatus(); }
 
   // Makes all changes durable, or none of them.
   virtual absl::Status Append(const JournalWrite& write) = 0;
 
   // Removes the superseded events. `compacted` is the new oldest readable revision. `newest` is the
-  // store's revision, which may have no event left. Drop may use the reserve of the quota, but not
-  // the disk's reserve, which is only for urgent writes.
+  // store's newest revision; all its events may have been removed. Drop may use the reserved part
+  // of the quota. It may not use the reserved disk space, which only urgent writes may use.
   virtual absl::Status Drop(absl::Span<const EventPosition> superseded, Revision compacted,
                             Revision newest) = 0;
 
-  // The store calls Maintain between writes, for work that must not delay them.
+  // The store calls Maintain between writes, for work that must not delay a write.
   virtual absl::Status Maintain() = 0;
-  // Returns the time until Maintain next has work even if nothing is written.
+  // Returns the time until Maintain has work again, if nothing is written until then.
   virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
 
   virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
@@ -85,9 +85,9 @@ class Journal {
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }
 };
 
-// How long overwritten or deleted data stays readable and watchable. The store compacts older
-// revisions at opening and whenever either bound is exceeded, and earlier if a commit would have no
-// room.
+// Bounds on the history. Overwritten or deleted data stays readable and watchable within both
+// bounds. When opened, and whenever a bound is exceeded, the store compacts older revisions. It
+// also compacts them if a commit would otherwise have no room.
 struct RetentionOptions {
   size_t bytes = size_t{64} << 20;
   absl::Duration time = absl::Hours(1);
@@ -98,19 +98,20 @@ inline constexpr RetentionOptions kRetainAll = {.bytes = SIZE_MAX,
 
 struct LocalStoreOptions {
   RetentionOptions retention = {};
-  // Which keys keep old values beyond the retention, and whether other keys keep none at all.
+  // Which keys keep old values beyond the retention, and whether all other keys keep no old values.
   HistoryOptions history = {};
   // Called on the writer thread with the error of a write whose outcome is unknown. The data may or
-  // may not be on disk, so no caller may get an answer: no commit callback runs after it. It should
-  // end the process. If it is empty or returns, the store logs the error and exits with code 1.
+  // may not be on disk, so no caller may get an answer: no commit callback runs afterwards. The
+  // function should end the process. If no function is set, or it returns, the store logs the error
+  // and exits with code 1.
   std::function<void(const absl::Status&)> on_failure = {};
   // Called on the writer thread with the duration of a commit, from Commit to its callback. May be
   // empty.
   std::function<void(absl::Duration)> on_committed = {};
 };
 
-// A store that reads only from memory. One thread writes: it takes all queued commits, journals
-// them as one group, makes them visible and calls back. Many writers thus share the cost of one
+// A store that reads only from memory. One thread writes: it takes the queued commits in groups,
+// journals each group, makes it visible and calls back. Many writers thus share the cost of one
 // sync. The state of the whole control plane is a few dozen MiB, so it fits into memory.
 class LocalStore final : public Store {
  public:
@@ -172,7 +173,7 @@ class LocalStore final : public Store {
   };
   // A group of commits, ready for the journal.
   struct Prepared {
-    std::vector<absl::StatusOr<Revision>> results;  // of each commit
+    std::vector<absl::StatusOr<Revision>> results;  // one for each commit
     std::vector<Event> events;
     std::vector<EventPosition> dropped;
     Revision newest = 0;
@@ -180,12 +181,13 @@ class LocalStore final : public Store {
   };
 
   void Run();
-  // Returns when the writer next has work even if nothing is queued.
+  // Returns the time at which the writer has work to do, even if the queue stays empty.
   absl::Time NextDue() const;
   std::vector<QueuedCommit> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitGroup(absl::Span<QueuedCommit> group);
   Prepared Prepare(absl::Span<const QueuedCommit> group) const;
-  // Returns OK once the events are journaled and in the index. RESOURCE_EXHAUSTED: nothing changed.
+  // Returns OK once the events are journaled and in the index. Returns an error if nothing changed.
+  // Ends the process if the outcome is unknown.
   absl::Status Write(Prepared* prepared);
   void ContinueBackup(QueuedBackup backup);
   absl::Status CompactNow(Revision revision);
@@ -198,7 +200,8 @@ class LocalStore final : public Store {
   const LocalStoreOptions options_;
 
   mutable absl::Mutex mutex_;
-  // Only the writer thread changes it, under the mutex. The writer may read it without the mutex.
+  // Only the writer thread changes the index, under the mutex. It may read the index without the
+  // mutex.
   RevisionIndex index_;
   Revision settled_ ABSL_GUARDED_BY(mutex_) = 0;
   StoreStats journal_stats_ ABSL_GUARDED_BY(mutex_);
@@ -207,12 +210,12 @@ class LocalStore final : public Store {
   std::list<std::shared_ptr<Watcher>> watchers_ ABSL_GUARDED_BY(mutex_);
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // Used only by the writer thread.
-  std::deque<Mark> marks_;  // rising
+  // The members from here to `stats_time_` are used only by the writer thread.
+  std::deque<Mark> marks_;  // by rising revision
   size_t kept_bytes_ = 0;   // history bytes that the last compaction had to keep
   // True once the values that an older build kept for keys without history are removed.
   bool is_cleared_ = false;
-  std::chrono::steady_clock::time_point compact_after_;  // after a failure: earliest retry
+  std::chrono::steady_clock::time_point compact_after_;  // earliest retry of a failed compaction
   bool stats_are_old_ = true;
   std::chrono::steady_clock::time_point stats_time_;
 

@@ -35,27 +35,27 @@ struct Event {
   std::shared_ptr<const std::string> value;  // null: deleted
 };
 
-// HasHistory returns whether keys like this one keep old values at all. KeepsHistory returns
-// whether they keep them even after a compaction.
+// HasHistory returns whether the store keeps old values of `key` at all. KeepsHistory returns
+// whether the store keeps old values of `key` even after a compaction.
 bool HasHistory(std::string_view key, const HistoryOptions& options);
 bool KeepsHistory(std::string_view key, const HistoryOptions& options);
 
-// The keys of a store with their history. Commits are added in order, and can be read at any
-// retained revision. Thread-compatible: a write needs exclusive access.
+// The keys of a store with their history. Commits are added by rising revision. The keys can be
+// read as of any retained revision. Thread-compatible: a write needs exclusive access.
 class RevisionIndex {
  public:
   RevisionIndex() = default;
   // Starts at revision `newest`, with everything up to `compacted` removed. The caller then adds
   // the events of a journal.
   RevisionIndex(Revision compacted, Revision newest) : compacted_(compacted), newest_(newest) {}
-  // Only moves: they keep the pointers into the maps valid, copies would not.
+  // Movable, not copyable: a move keeps the pointers into the maps valid, a copy would not.
   RevisionIndex(RevisionIndex&&) = default;
   RevisionIndex& operator=(RevisionIndex&&) = default;
 
   Revision newest() const { return newest_; }
   Revision compacted() const { return compacted_; }
   // Return the approximate memory of keys and values: live_bytes of the current values,
-  // history_bytes of all others.
+  // history_bytes of all other values.
   size_t live_bytes() const { return live_bytes_; }
   size_t history_bytes() const { return history_bytes_; }
 
@@ -68,27 +68,28 @@ class RevisionIndex {
   absl::StatusOr<std::vector<KeptValue>> History(std::string_view key, Revision at,
                                                  const HistoryOptions& options) const;
 
-  // Returns the events of all commits from `from` on, in order, for keys with one of the
+  // Returns the events of all commits from `from` on, by rising position, for keys with one of the
   // `prefixes`.
   std::vector<WatchEvent> EventsFrom(absl::Span<const std::string> prefixes, Revision from) const;
 
-  // Adds an event, whose position must follow all earlier ones. newest() becomes the event's
-  // revision.
+  // Adds an event. Its position must follow the positions of all earlier events. newest() becomes
+  // the event's revision.
   void Add(Event event);
-  // Advances newest() past commits that left no event.
+  // Advances newest() to `newest`, for commits whose events were all removed at once.
   void RaiseNewest(Revision newest) { newest_ = std::max(newest_, newest); }
-  // Returns the positions of a key's remaining values.
+  // Returns the positions of all events of `key` that were not removed.
   std::vector<EventPosition> PositionsOf(std::string_view key) const;
 
   // Returns the events that Compact(revision) would forget: superseded values outside the kept
   // history, and deletions with the values that they deleted. Requires revision <= newest().
   std::vector<EventPosition> SupersededAt(Revision revision, const HistoryOptions& history) const;
-  // Returns the newest revision after which there are more than `bytes` of superseded events.
-  // Returns compacted() if there are fewer altogether.
+  // Returns the newest revision from which on superseded events have more than `bytes` together.
+  // Returns compacted() if all superseded events have at most `bytes`.
   Revision RevisionBehind(size_t bytes) const;
-  // Returns how many of the history_bytes() come from events up to `revision`.
+  // Returns how many of the history_bytes() come from events up to and including `revision`.
   size_t HistoryBytesThrough(Revision revision) const;
-  // Makes reads before `revision`, and watches from before it, fail from now on.
+  // Makes reads at revisions before `revision` fail from now on, and also watches from `revision`
+  // or earlier.
   void RaiseCompacted(Revision revision) { compacted_ = std::max(compacted_, revision); }
   // Removes the events at these positions, which must all exist.
   void Forget(absl::Span<const EventPosition> positions);
@@ -98,11 +99,11 @@ class RevisionIndex {
     EventPosition position;
     std::shared_ptr<const std::string> value;  // null: deleted
   };
-  using Versions = std::vector<Version>;  // rising
+  using Versions = std::vector<Version>;  // by rising position
   using Keys = std::map<std::string, Versions, std::less<>>;
 
   static size_t CostOf(const std::string& key, const Version& version);
-  // Returns the event's part of history_bytes(); 0 if it defines a current value.
+  // Returns the event's part of history_bytes(); 0 if the event defines the key's current value.
   static size_t HistoryCostAt(EventPosition position, const Keys::value_type& entry);
   // Returns whether version `i` does not define the key's current value.
   static bool IsHistory(const Versions& versions, size_t i) {
@@ -112,12 +113,13 @@ class RevisionIndex {
   absl::Status CheckReadable(Revision at) const;
   // Returns the key's version at revision `at`; null if the key did not exist then.
   static const Version* VersionAt(const Versions& versions, Revision at);
-  // Returns the oldest kept value of the history that ends with the value `newest`.
+  // Returns the oldest value that `options` keep if `newest` is the key's current value.
   static const Version* OldestKept(const Versions& versions, const Version* newest,
                                    const HistoryOptions& options);
 
   Keys keys_;
-  // Events by position. The pointers stay valid because map nodes do not move.
+  // The key of each event, by position. The pointers stay valid because nodes of `keys_` do not
+  // move.
   std::map<EventPosition, Keys::value_type*> history_;
   size_t live_bytes_ = 0;
   size_t history_bytes_ = 0;

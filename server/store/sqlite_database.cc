@@ -141,7 +141,7 @@ absl::StatusOr<std::optional<int64_t>> Database::Number(const std::string& sql) 
 }
 
 absl::Status Database::RolledBack(absl::Status because) {
-  // Some errors make SQLite roll back by itself. Nothing is left to do then.
+  // Some errors make SQLite roll back by itself. In that case, do nothing.
   if (sqlite3_get_autocommit(handle_) == 0) {
     const int code = sqlite3_exec(handle_, "ROLLBACK", nullptr, nullptr, nullptr);
     if (code != SQLITE_OK && sqlite3_get_autocommit(handle_) == 0) {

@@ -33,7 +33,7 @@ namespace shardmesh::server {
 //                       unknown.
 // clang-format on
 //
-// All errors except the first carry STORE_FAILED. Thread-compatible.
+// All errors except RESOURCE_EXHAUSTED carry the reason STORE_FAILED. Thread-compatible.
 class Database {
  public:
   // A prepared statement. As in SQLite, parameters count from 1 and columns from 0.
@@ -72,7 +72,7 @@ class Database {
   static constexpr std::string_view kStateIsDamaged =
       "the state database is damaged; see what can be read with `shardmesh admin check FOLDER`, or "
       "restore a snapshot: ";
-  // `if_damaged`: how the message of a DATA_LOSS error begins, if the database is not a
+  // `if_damaged` is the beginning of DATA_LOSS messages. Pass another text if the database is not a
   // coordinator's state.
   explicit Database(std::string path, std::string_view if_damaged = kStateIsDamaged)
       : path_(std::move(path)), if_damaged_(if_damaged) {}
@@ -81,8 +81,8 @@ class Database {
   Database& operator=(const Database&) = delete;
 
   // Opens the database. `vfs` names a replacement for SQLite's file layer, for tests with injected
-  // faults; empty means the system's files. DATA_LOSS: the file is missing or empty although its
-  // log is not empty; SQLite would remove the log.
+  // faults; empty means FailingVfs(). DATA_LOSS: the file is missing or empty although its log is
+  // not empty. SQLite would remove such a log.
   absl::Status Open(const std::string& vfs = "");
   // Sets whether closing leaves the log unchanged. By default, closing copies the log into the
   // database, as far as SQLite can read the log, and then removes the log. After UseLog, closing
@@ -121,24 +121,24 @@ class Database {
   // Limits the database to this many pages, or to its current size if that is larger.
   absl::Status LimitPages(int64_t pages);
 
-  // DATA_LOSS: the pages of the database are inconsistent. INTERNAL: the disk failed to read a
-  // page.
+  // Checks the pages of the database. DATA_LOSS: the pages are inconsistent. INTERNAL: the disk
+  // failed to read a page.
   absl::Status CheckPages();
 
   // Returns the last row id of each page that holds rows of a table, rising, except for the last
-  // page. Rows after such an id are on another page. Inner pages that cannot be read are left out.
-  // Copies the log into the database first.
+  // page. Rows after such an id are on another page. If an inner page is damaged, its row ids are
+  // missing from the result. Copies the log into the database first.
   absl::StatusOr<std::vector<int64_t>> PageEnds(const std::string& table);
 
   // A copy of the database, made a few pages at a time. The database may change between two steps.
   class Copy;
-  // ALREADY_EXISTS: the file `path` exists.
+  // Begins a copy to a new file at `path`. ALREADY_EXISTS: the file exists.
   absl::StatusOr<std::unique_ptr<Copy>> BeginCopy(const std::string& path);
 
   const std::string& path() const { return path_; }
 
  private:
-  // Reads all files of the database, bypassing SQLite's cache. An error shows that the disk fails.
+  // Reads all files of the database, bypassing SQLite's cache. An error shows that the disk failed.
   absl::Status ReadFiles();
   // Converts an SQLite error code to our status codes.
   absl::Status Error(int code, std::string_view doing) const;

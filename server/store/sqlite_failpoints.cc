@@ -10,7 +10,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A file of this VFS. The system's file follows it in the same allocation.
+// A file of this VFS. SQLite's structure for the system's file follows in the same allocation.
 struct File {
   sqlite3_file base;
   sqlite3_file* real() { return reinterpret_cast<sqlite3_file*>(this + 1); }
@@ -19,8 +19,8 @@ sqlite3_file* Real(sqlite3_file* file) { return reinterpret_cast<File*>(file)->r
 const sqlite3_io_methods& Methods(sqlite3_file* file) { return *Real(file)->pMethods; }
 sqlite3_vfs* System(sqlite3_vfs* vfs) { return static_cast<sqlite3_vfs*>(vfs->pAppData); }
 
-// Returns the error code as the system's VFS would: SQLITE_FULL for a write without space,
-// otherwise the I/O error.
+// Returns the code that the system's VFS would return. If a write fails with ENOSPC, this is
+// SQLITE_FULL. In all other cases, it is `io_error`.
 int Code(int io_error, bool has_room_of_its_own = true) {
   return !has_room_of_its_own && errno == ENOSPC ? SQLITE_FULL : io_error;
 }
@@ -80,7 +80,7 @@ int Open(sqlite3_vfs* vfs, const char* name, sqlite3_file* file, int flags, int*
   if (SHARDMESH_FAILS("sqlite.open")) return SQLITE_CANTOPEN;
   sqlite3_file* const real = Real(file);
   const int code = System(vfs)->xOpen(System(vfs), name, real, flags, out_flags);
-  // SQLite closes each file whose pMethods is set, even if it could not be opened.
+  // SQLite closes each file whose pMethods is set, even if opening that file failed.
   if (real->pMethods != nullptr) file->pMethods = &kMethods;
   return code;
 }

@@ -4,10 +4,10 @@
 
 namespace shardmesh::server {
 
-// Returns the name of an SQLite VFS (file layer). It passes all operations to the system's files,
-// except those that an armed failpoint `sqlite.*` makes fail. Returns null if no such failpoint is
-// armed: SQLite then uses its files directly. Only one process may open a database with this VFS,
-// because it has no shared memory.
+// Returns the name of an SQLite VFS (file layer). This VFS passes all operations to the system's
+// files, except those that an armed failpoint `sqlite.*` makes fail. Returns null if no such
+// failpoint is armed: SQLite then uses the system's files directly. Only one process may open a
+// database with this VFS, because the VFS has no memory shared by processes.
 const char* FailingVfs();
 
 }  // namespace shardmesh::server

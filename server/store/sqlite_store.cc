@@ -30,17 +30,19 @@
 namespace shardmesh::server {
 namespace {
 
-// Pages that one step of a copy moves. A step takes about a millisecond, and commits wait for it.
+// Pages that one step of a backup copies. A step takes about a millisecond, and commits wait for
+// it.
 constexpr int kCopiedPages = 256;
 
 // Bytes of the first piece that the reserve releases for a commit. Each further piece is twice as
 // large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
-// Opening returns free pages to the disk if there are more than this, and over half of all pages.
+// Opening a store returns free pages of its database to the disk, but only if they are at least
+// this many. They must also be at least half of all pages.
 constexpr int64_t kVacuumPages = 16'384;
 
-// A page limit above what SQLite can have.
+// A page limit that no database reaches.
 constexpr int64_t kUnlimitedPages = std::numeric_limits<int32_t>::max() - 1;
 
 // Most unreadable records that are logged one by one.
@@ -49,8 +51,8 @@ constexpr size_t kLoggedRecords = 20;
 // The unit of `st_blocks`.
 constexpr int64_t kStatBlockBytes = 512;
 
-// Returns the free disk space for this user. Returns nullopt if the file system does not report it;
-// no write is then refused for lack of space in advance.
+// Returns the number of bytes on the disk that are free for this user. Returns nullopt if the file
+// system does not report it. In that case, no write is refused in advance for lack of space.
 std::optional<int64_t> AvailableBytes(const std::string& folder) {
   struct statvfs disk;
   if (statvfs(folder.c_str(), &disk) != 0 || disk.f_blocks == 0) return std::nullopt;
@@ -58,19 +60,20 @@ std::optional<int64_t> AvailableBytes(const std::string& folder) {
 }
 
 // A file that reserves disk blocks, which the database may use when the disk is full. The reserve
-// releases them piece by piece: once released, other programs may take the blocks too.
+// releases its blocks piece by piece, because other programs may take released blocks, too.
 class Reserve {
  public:
   Reserve(const std::string& folder, absl::Duration fill_every)
       : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
-  // Closing the log frees blocks. Take them, so that the next process has a full reserve.
+  // Closing the log frees blocks. The destructor reserves them, so that the next process has a full
+  // reserve.
   ~Reserve() {
     if (is_open_) TakeBack();
   }
   Reserve(const Reserve&) = delete;
   Reserve& operator=(const Reserve&) = delete;
 
-  // Keeps the blocks that an earlier process reserved, and reserves the missing ones.
+  // Keeps the blocks that an earlier process reserved, and reserves missing blocks.
   void Open() {
     is_open_ = true;
     struct stat file;
@@ -102,7 +105,8 @@ class Reserve {
   // The time of the next attempt to fill the reserve.
   std::chrono::steady_clock::time_point next() const { return next_; }
 
-  // Frees one piece, so that the caller can use its blocks. Returns false if the reserve is empty.
+  // Frees `piece` bytes, so that the caller can use their blocks. Returns false if the reserve is
+  // empty.
   bool Release(int64_t piece) {
     if (bytes_ == 0) return false;
     if (!is_use_told_) {
@@ -117,8 +121,8 @@ class Reserve {
 
  private:
   void Grow(int64_t most) {
-    // Try less and less: a disk may provide less than it reports as free, because of limits of this
-    // user or for its own metadata.
+    // If the request fails, halve it: a disk may provide less than it reports as free, because of
+    // limits of this user or because the file system needs metadata.
     for (int64_t bytes = std::min(kReservedBytes - bytes_, most);
          bytes >= kPieceBytes && !Extend(bytes / kPieceBytes * kPieceBytes);) {
       bytes /= 2;
@@ -141,9 +145,9 @@ class Reserve {
     bytes_ = 0;
   }
 
-  // Adds blocks after the existing ones. If that fails, the existing ones stay. Requests only new
-  // blocks: XFS requires free space for the whole request, even if the file already has some of its
-  // blocks.
+  // Adds blocks after the existing blocks. If that fails, the existing blocks stay. Requests only
+  // new blocks: XFS requires free space for the whole request, even if the file already has some of
+  // the requested blocks.
   bool Extend(int64_t more) {
     const int fd = open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) return false;
@@ -161,16 +165,18 @@ class Reserve {
   const absl::Duration fill_every_;
   bool is_open_ = false;
   int64_t bytes_ = 0;
-  // Since the reserve was last full: a transaction has used it (was_used_), and this process has
-  // logged the use (is_use_told_).
+  // These flags concern the time since the reserve was last full. was_used_: blocks were released,
+  // or a start could not reserve them. is_use_told_: this process has logged that blocks are
+  // released.
   bool was_used_ = false;
   bool is_use_told_ = false;
   std::chrono::steady_clock::time_point next_;
 };
 
 // Allocates disk blocks for the database's file. Before a commit, the file gets the blocks of all
-// its pages. The log can therefore always be copied into the file, and then starts again on its own
-// blocks. Without this, the log would grow with each deletion on a full disk.
+// its pages. The log can therefore always be copied into the file. After the copy, SQLite writes
+// the log from its beginning, on blocks that the log has already. Without this, the log would grow
+// with each deletion on a full disk.
 //
 // Blocks beyond the end of the file do not change its size. Thread-compatible.
 class FileBlocks {
@@ -190,14 +196,14 @@ class FileBlocks {
     fd_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   }
 
-  // Allocates blocks for a file of this size. RESOURCE_EXHAUSTED (STORE_FULL): the disk has too
-  // few.
+  // Allocates blocks for a file of this size. RESOURCE_EXHAUSTED (STORE_FULL): the disk has too few
+  // free blocks.
   absl::Status Take(int64_t bytes) {
     if (fd_ < 0 || bytes <= bytes_) return absl::OkStatus();
     struct stat file;
     if (fstat(fd_, &file) != 0) return absl::OkStatus();  // the write will report the error
-    // Count the whole file as allocated. A page that SQLite never wrote is a rare hole, which
-    // copying the log fills.
+    // Count the whole file as allocated. The file rarely has a hole, which is a page that SQLite
+    // never wrote. Copying the log fills the hole.
     bytes_ = std::max<int64_t>(bytes_, file.st_size);
     if (bytes <= bytes_) return absl::OkStatus();
     const std::optional<int64_t> available = AvailableBytes(folder_);
@@ -210,16 +216,16 @@ class FileBlocks {
     if (!available.has_value() || *available > 2 * kReservedBytes) wanted += kSpareBytes;
     int error = Allocate(wanted);
     if (IsNoRoom(error) && wanted > bytes) error = Allocate(wanted = bytes);
-    // If an earlier process has allocated the blocks already, ignore the error: XFS requires the
-    // same amount of free space even then.
+    // Ignore the error if the file has enough blocks, which an earlier process allocated. XFS
+    // requires free space for the whole request even in that case.
     if (IsNoRoom(error) && blocks < bytes) return NoRoom(bytes, available);
     // Ignore other errors: some file systems cannot allocate blocks in advance, and the write will
     // report errors of the disk.
     bytes_ = error == 0 ? wanted : bytes;
     return absl::OkStatus();
   }
-  // Forgets the counted blocks. Copying the log truncated the file to its size, which may have
-  // freed the blocks beyond its end.
+  // Forgets how many bytes have blocks. Copying the log truncates the file to the database's size,
+  // which may free the blocks beyond that size.
   void Forget() { bytes_ = 0; }
 
  private:
@@ -227,7 +233,7 @@ class FileBlocks {
 
   static bool IsNoRoom(int error) { return error == ENOSPC || error == EDQUOT; }
 
-  // Allocates the blocks from the existing ones up to `to`. Requests only new blocks: XFS requires
+  // Allocates blocks for the bytes from `bytes_` up to `to`. Requests only new blocks: XFS requires
   // free space for the whole request. Returns 0 or an errno.
   int Allocate(int64_t to) const {
     int result = 0;
@@ -253,7 +259,7 @@ class FileBlocks {
 
   std::string folder_;
   int fd_ = -1;
-  int64_t bytes_ = 0;  // with allocated blocks
+  int64_t bytes_ = 0;  // bytes of the file that have blocks
 };
 
 class SqliteBackup final : public JournalBackup {
@@ -271,7 +277,7 @@ class SqliteBackup final : public JournalBackup {
     SHARDMESH_ASSIGN_OR_RETURN(const bool is_copied, copy_->Step(kCopiedPages));
     if (!is_copied) return false;
     copy_.reset();
-    // Clear the mark that the copy needs a log: it includes the log's content.
+    // Clear the mark that the copy needs a log: the copy includes the log's content.
     SHARDMESH_RETURN_IF_ERROR(ForgetLog(path_));
     is_whole_ = true;
     return true;
@@ -283,9 +289,9 @@ class SqliteBackup final : public JournalBackup {
   bool is_whole_ = false;
 };
 
-// The files of a state, as they were at opening. If a file is removed or renamed while the process
-// runs, the file still accepts writes, but the next start does not find the file. SQLite's own
-// check (HAS_MOVED) covers only the database, not its log.
+// The device and inode of a state's files at opening. If a file is removed or renamed while the
+// process runs, the open file still accepts writes, but the next start does not find it. SQLite's
+// own check (HAS_MOVED) covers only the database, not its log.
 class OpenFiles {
  public:
   void Remember(const std::string& database) {
@@ -339,7 +345,7 @@ class SqliteJournal final : public Journal {
         folder_(options.folder),
         quota_bytes_(options.quota_bytes),
         log_pages_(options.log_pages) {}
-  // Closes the database. If the log cannot be copied completely, it stays for the next start.
+  // Closes the database. If the log cannot be copied completely, the log stays for the next start.
   ~SqliteJournal() override { Close().IgnoreError(); }
   SqliteJournal(const SqliteJournal&) = delete;
   SqliteJournal& operator=(const SqliteJournal&) = delete;
@@ -360,14 +366,14 @@ class SqliteJournal final : public Journal {
     // pages.
     urgent_pages_ =
         std::max(quota_bytes_ / page_bytes_, *pages + std::max<int64_t>(ReservedPages(), 1));
-    // Shrink the log's file after a large transaction.
+    // After a large transaction, SQLite shrinks the log's file to this size.
     SHARDMESH_RETURN_IF_ERROR(database_->Execute(StrCat(
         "PRAGMA journal_size_limit = ", std::max(kReservedBytes, 2 * log_pages_ * page_bytes_))));
     blocks_.Open(database_->path(), folder_);
     absl::Status copied = CopyLog();
     reserve_.Open();
-    // Copy again with the reserve: other programs, or an older build, may have used the space that
-    // the copy needs.
+    // If the disk had no room, copy the log again with blocks of the reserve. Other programs, or an
+    // older build, may have used the space that the copy needs.
     copied = ReleaseUntilDone([this] { return CopyLog(); }, std::move(copied));
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) return copied;
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
@@ -387,8 +393,8 @@ class SqliteJournal final : public Journal {
       }
       SHARDMESH_FAILPOINT("store.append");
       SHARDMESH_RETURN_IF_ERROR(Erase(write.dropped));
-      // If the last event has the newest revision and stays, it records that revision. Otherwise
-      // write the revision to the bounds.
+      // If the last event has the newest revision and is not dropped, its row records that
+      // revision. In all other cases, write the revision to the bounds.
       const bool tells =
           !write.events.empty() && write.events.back().position.revision == write.newest &&
           std::find(write.dropped.begin(), write.dropped.end(), write.events.back().position) ==
@@ -450,7 +456,7 @@ class SqliteJournal final : public Journal {
 
   std::vector<std::string> UnreadableKeys() const override { return named_keys_; }
 
-  // Records which records are unreadable. Call it before other threads use the object. `index` must
+  // Notes which records are unreadable. Call it before other threads use the object. `index` must
   // hold the readable records.
   void SetUnreadable(const std::vector<UnreadableRecord>& records, const RevisionIndex& index) {
     unreadable_ = static_cast<int64_t>(records.size());
@@ -461,7 +467,7 @@ class SqliteJournal final : public Journal {
       if (record.lost_key_crc.has_value()) {
         Revision& newest = lost_keys_[*record.lost_key_crc];
         newest = std::max(newest, revision);
-      } else if (index.PositionsOf(record.key).empty()) {  // otherwise a newer record is readable
+      } else if (index.PositionsOf(record.key).empty()) {  // else a newer record is readable
         Revision& newest = unreadable_keys_[record.key];
         newest = std::max(newest, revision);
       }
@@ -478,12 +484,12 @@ class SqliteJournal final : public Journal {
   }
   int64_t OrdinaryPages() const { return quota_bytes_ / page_bytes_ - ReservedPages(); }
 
-  // The reserves that a transaction may use: none, that of the quota, or also that of the disk.
+  // The reserves that a transaction may use: none, that of the quota, or those of quota and disk.
   enum class KeptBack { kNothing, kOfQuota, kAll };
 
-  // Runs a transaction. The first one also marks the database as needing its log, and is copied
-  // into the database at once. Later commits are only in the log, and the mark in the database's
-  // file reveals the loss of the log.
+  // Runs a transaction. The first transaction of a process also marks the database as needing its
+  // log, and is copied into the database's file at once. Later transactions may be in the log only.
+  // If the log is lost, the mark in the database's file shows the loss.
   template <typename Writes>
   absl::Status Transact(KeptBack kept_back, Writes writes) {
     absl::Status status = TryTransaction(kept_back, [&]() -> absl::Status {
@@ -493,8 +499,8 @@ class SqliteJournal final : public Journal {
     if (status.ok() && !needs_log_) {
       status = CopyLog();
       needs_log_ = status.ok();
-      // Without room for the copy, report success: the transaction is committed, and the next one
-      // copies it.
+      // If there is no room for the copy, report success: the transaction is committed, and the
+      // next transaction copies the log.
       if (absl::IsResourceExhausted(status)) status = absl::OkStatus();
     }
     if (!status.ok() && !absl::IsResourceExhausted(status)) is_usable_ = false;
@@ -507,8 +513,8 @@ class SqliteJournal final : public Journal {
     if (!is_usable_) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(const bool needs_log, NeedsLog(*database_));
     if (needs_log) {
-      // Clear the mark only after this: a checkpoint copies the page with the mark first, and all
-      // other pages must be in the file before.
+      // Copy the log before the mark is cleared. A checkpoint copies the page with the mark first,
+      // and all other pages must be in the database's file by then.
       SHARDMESH_RETURN_IF_ERROR(CopyLog());
       SHARDMESH_RETURN_IF_ERROR(
           TryTransaction(KeptBack::kAll, [this] { return SetNeedsLog(*database_, false); }));
@@ -527,8 +533,8 @@ class SqliteJournal final : public Journal {
     };
     absl::Status status = attempt();
     if (absl::IsResourceExhausted(status) && (database_->log_pages() > 0 || !is_copied_)) {
-      // Copying the log lets SQLite write the transaction to the log's beginning, where there is
-      // room.
+      // Copying the log lets SQLite write the transaction to the log's beginning, where the log has
+      // blocks.
       const absl::Status copied = CopyLog();
       if (copied.ok()) {
         status = attempt();
@@ -537,8 +543,8 @@ class SqliteJournal final : public Journal {
       }
     }
     if (!absl::IsResourceExhausted(status) || kept_back == KeptBack::kNothing) return status;
-    // Lift SQLite's page limit and check the quota here. Otherwise it is unknown whether the limit
-    // or the disk refused a page.
+    // Lift SQLite's page limit and check the quota here. With the limit, it would be unknown
+    // whether the limit or the disk refused a page.
     SHARDMESH_RETURN_IF_ERROR(database_->LimitPages(kUnlimitedPages));
     const auto urgent_attempt = [&] {
       return database_->InTransaction([&]() -> absl::Status {
@@ -557,7 +563,8 @@ class SqliteJournal final : public Journal {
   }
 
   // Repeats `attempt`, each time after the reserve has released another piece, until there is room
-  // or the reserve is empty. If the quota is used up, releases nothing.
+  // or the reserve is empty. Stops releasing once the quota is used up. If there is still no room,
+  // takes the released blocks back.
   template <typename Attempt>
   absl::Status ReleaseUntilDone(Attempt attempt, absl::Status status) {
     for (int64_t piece = kPieceBytes;
@@ -569,7 +576,8 @@ class SqliteJournal final : public Journal {
     return status;
   }
 
-  // Returns the number of pages of the database after the current transaction. Call it within one.
+  // Returns the number of pages of the database after the current transaction. Call it within a
+  // transaction.
   absl::StatusOr<int64_t> Pages() {
     SHARDMESH_ASSIGN_OR_RETURN(const bool row, database_->Step(pages_));
     const int64_t pages = row ? pages_.Number(0) : 0;
@@ -608,7 +616,7 @@ class SqliteJournal final : public Journal {
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) is_usable_ = false;
     if (is_copied_) blocks_.Forget();
     // If the disk is full, the pages stay in the log, where they are just as safe. Try again after
-    // log_pages_ further pages, when there may be room.
+    // log_pages_ further pages: there may be room by then.
     checkpoint_at_ = is_copied_ ? log_pages_ : database_->log_pages() + log_pages_;
     return copied;
   }
@@ -648,15 +656,15 @@ class SqliteJournal final : public Journal {
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
   bool is_copied_ = false;  // whether the last CopyLog succeeded
-  // The mark that the database needs its log is in the database's file.
+  // Whether the mark that the database needs its log is in the database's file.
   bool needs_log_ = false;
-  // The journal is prepared, and has not failed since except for lack of space.
+  // Whether the journal is prepared, and has since failed only for lack of space, if at all.
   bool is_usable_ = false;
   OpenFiles files_;
   int64_t unreadable_ = 0;
   std::vector<std::string> named_keys_;
-  // The revisions of unreadable records: by key, or by the key's checksum if the key is unreadable
-  // too. Constant once other threads use the object.
+  // The newest unreadable revision of each key. `unreadable_keys_` is by key. `lost_keys_` is for
+  // damaged keys, by the checksum of the original key. Constant once other threads use the object.
   absl::flat_hash_map<std::string, Revision> unreadable_keys_;
   absl::flat_hash_map<uint32_t, Revision> lost_keys_;
 };
@@ -672,7 +680,7 @@ void RemoveSnapshots(const std::string& folder) {
   }
 }
 
-// Returns free pages of the database to the disk.
+// Returns free pages of the database to the disk, if they are many (kVacuumPages).
 absl::Status GiveBackFreePages(Database& database, const std::string& folder) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto pages, database.Number("PRAGMA page_count"));
   SHARDMESH_ASSIGN_OR_RETURN(const auto free, database.Number("PRAGMA freelist_count"));

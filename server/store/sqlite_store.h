@@ -19,16 +19,16 @@ struct SqliteStoreOptions {
   // SQLite's `state.db-wal`), `LOCK` and `reserve`. On a full disk, only urgent transactions get
   // the space of `reserve`, piece by piece.
   std::string folder;
-  // Most bytes of the database. A commit beyond it gets RESOURCE_EXHAUSTED (STORE_FULL). A part of
-  // the quota (one part in kReservedShare, at most kReservedBytes) is reserved for urgent
-  // transactions.
+  // Most bytes of the database. A commit that would exceed them gets RESOURCE_EXHAUSTED
+  // (STORE_FULL). A part of the quota (one part in kReservedShare, at most kReservedBytes) is
+  // reserved for urgent transactions.
   int64_t quota_bytes = int64_t{2} << 30;
   // How long to wait if another process has locked the folder, since that process may be stopping.
   absl::Duration lock_timeout = absl::ZeroDuration();
   LocalStoreOptions local = {};
-  // The write-ahead log is copied into the database once it has this many pages. Few enough that
-  // the log stays in the cache and on its blocks. Enough that a page with many writes is copied
-  // once.
+  // Once the write-ahead log has this many pages, it is copied into the database. The number is
+  // small enough that the log stays in the cache, and on the blocks that its file has. It is large
+  // enough that a page with many writes is copied only once.
   int64_t log_pages = 1000;
   // How often to look for free disk space if the reserve is not full.
   absl::Duration fill_reserve_every = absl::Seconds(10);
@@ -36,22 +36,22 @@ struct SqliteStoreOptions {
   std::string vfs = {};
 };
 
-// Most bytes reserved for urgent transactions, both in the quota and on the disk.
+// Most bytes reserved for urgent transactions in the quota, and separately on the disk.
 inline constexpr int64_t kReservedBytes = int64_t{4} << 20;
-inline constexpr int64_t kReservedShare = 8;  // the reserve is at most quota/kReservedShare
+inline constexpr int64_t kReservedShare = 8;  // the quota's reserve is at most quota/kReservedShare
 
 // Prefix of the copies that Backup writes into the folder. OpenSqliteStore removes copies that an
 // earlier process left.
 inline constexpr std::string_view kSnapshotPrefix = "snapshot-";
 
-// Opens the store of a folder, or creates an empty one. Upgrades an older schema. An acknowledged
+// Opens the store of a folder, or creates an empty store. Upgrades an older schema. An acknowledged
 // commit is synced to disk (write-ahead log, synchronous=FULL) and survives a crash of process and
 // machine. The process holds an advisory lock on LOCK while the store lives, so only one process
-// has the folder open. Logs, counts and leaves out records that cannot be read.
+// has the folder open. Records that cannot be read are logged, counted and left out.
 //
 // Blocks while it reads the whole state. Errors name the file:
 //   FAILED_PRECONDITION  another process holds the folder (its pid is named); the database is of a
-//                        newer schema (SCHEMA_MISMATCH), or is not one of ours.
+//                        newer schema (SCHEMA_MISMATCH), or belongs to another program.
 //   PERMISSION_DENIED    folder or file cannot be written.
 //   NOT_FOUND            the folder's parent does not exist.
 //   DATA_LOSS            the database's pages or its log are damaged, or the database is missing or

@@ -17,7 +17,7 @@
 
 namespace shardmesh::server {
 
-// Number of a commit to the store. An empty store has revision 0; each commit that writes adds one.
+// Number of a commit to the store. An empty store has revision 0; each commit that writes adds 1.
 using Revision = int64_t;
 
 // Limits of one transaction. They are etcd's defaults, so that etcd or another store could
@@ -33,7 +33,8 @@ struct KeyValue {
   Revision mod_revision = 0;  // the commit that wrote this value
 };
 
-// Requires that `mod_revision` is the commit that last wrote `key`; 0: that the key does not exist.
+// Condition of a transaction: `mod_revision` is the commit that last wrote `key`. With 0: the key
+// does not exist.
 struct Compare {
   std::string key;
   Revision mod_revision = 0;
@@ -50,8 +51,9 @@ struct Transaction {
   std::vector<Compare> compares = {};
   std::vector<Put> puts = {};
   std::vector<std::string> deletes = {};
-  // May use the reserved space of a full store. Set it if the transaction frees space, or if
-  // nothing else can proceed without the transaction. A transaction without puts is always urgent.
+  // If true, the transaction may use the reserved space of a full store. Set it if the transaction
+  // frees space, or if nothing else can proceed without the transaction. A transaction without puts
+  // is always urgent.
   bool urgent = false;
 };
 
@@ -72,19 +74,19 @@ struct KeptValue {
 struct HistoryOptions {
   std::vector<std::string> prefixes = {};  // keys that start with one of these
   int64_t values = 32;                     // most values of a key, the current one included
-  size_t bytes = 4 << 20;  // most bytes of a key's values in addition to the current one
+  size_t bytes = 4 << 20;                  // most bytes of a key's former values together
   // If true, all other keys have no history: a commit discards their old values at once. Reads at
   // an older revision, and watches, then find only the current values of such keys.
   bool others_have_none = false;
 };
 
 struct ListOptions {
-  Revision at = 0;               // 0: the newest
-  std::string start_after = {};  // only keys after this one
-  int64_t limit = INT64_MAX;     // most items
+  Revision at = 0;               // read as of this revision; 0: the newest
+  std::string start_after = {};  // only keys after this key
+  int64_t limit = INT64_MAX;     // most keys to return
 };
 
-// One change in a watch.
+// A change of one key, as reported by a watch.
 struct WatchEvent {
   std::string key;
   std::shared_ptr<const std::string> value;  // shared by all watches; null: deleted
@@ -93,7 +95,7 @@ struct WatchEvent {
 
 // A watch lasts as long as its handle. Destroy the handle before its store. Once the destructor has
 // returned, the callback does not run and will not run again. Exception: the callback itself may
-// destroy the handle, and then finishes.
+// destroy the handle; only that run of the callback then continues.
 class WatchHandle {
  public:
   virtual ~WatchHandle() = default;
@@ -116,8 +118,8 @@ struct StoreStats {
 //
 // Reads see every commit whose callback has run. They never see a part of a commit. They read from
 // memory and do not wait for the disk. Callbacks run one at a time on the store's own thread, in
-// the order of revisions, without any lock. Callbacks may call the store. They must be short,
-// because the next commit waits for them.
+// the order of revisions, while the thread holds no lock. Callbacks may call the store. They must
+// be short, because the next commit waits for them.
 //
 // Thread-safe. The destructor finishes the accepted commits, callbacks included.
 class Store {
@@ -130,46 +132,50 @@ class Store {
 
   // Queues the transaction and returns at once; `callback` runs exactly once, later.
   //
-  // OK means that the transaction is visible, and durable if the store is, at the revision in the
-  // result. A transaction without changes gets the current revision. Transactions take effect in
-  // the order of the calls. With any other status, the transaction changed nothing:
+  // OK means that the transaction is visible at the revision in the result. If the store is on
+  // disk, the transaction is also durable. A transaction without changes gets the current revision.
+  // Transactions take effect in the order of the calls. With any other status, the transaction
+  // changed nothing:
   //
   // clang-format off
   //   ABORTED (VERSION_MISMATCH)  a compare failed; names key, revision and expected revision.
-  //   INVALID_ARGUMENT            over a limit above, a malformed key, or one written twice.
+  //   INVALID_ARGUMENT            a limit above is exceeded, a key is malformed or written twice.
   //   RESOURCE_EXHAUSTED          (STORE_FULL) disk or quota is full; (OVERLOADED) queue is full.
-  //   UNAVAILABLE                 (NOT_SERVING) closing. Has a retry delay, like OVERLOADED.
+  //   UNAVAILABLE                 (NOT_SERVING) the store is closing.
   // clang-format on
   //
-  // After a write whose outcome is unknown, no callback runs: see LocalStoreOptions::on_failure.
+  // OVERLOADED and NOT_SERVING carry a retry delay. After a write whose outcome is unknown, no
+  // callback runs: see LocalStoreOptions::on_failure.
   virtual void Commit(Transaction transaction, CommitCallback callback) = 0;
 
   // Returns the value of a key at revision `at` (0: the newest). NOT_FOUND: the key did not exist
-  // then. OUT_OF_RANGE: the revision is compacted, or in the future.
+  // at that revision. OUT_OF_RANGE: the revision is compacted, or in the future.
   virtual absl::StatusOr<KeyValue> Get(std::string_view key, Revision at = 0) const = 0;
 
-  // Returns the values of `key`, newest first. The first one is the value at revision `at`. If the
-  // key keeps its history (HistoryOptions), the kept earlier values since its creation follow.
-  // Errors as for Get.
+  // Returns the values of `key`, newest first. The first value is that at revision `at`. If the key
+  // keeps its history (HistoryOptions), the kept earlier values since its creation follow. Errors
+  // as for Get.
   virtual absl::StatusOr<std::vector<KeptValue>> History(std::string_view key,
                                                          Revision at = 0) const = 0;
 
-  // Returns the keys that start with `prefix`; all keys if it is empty. OUT_OF_RANGE: as for Get.
+  // Returns the keys that start with `prefix`; all keys if `prefix` is empty. OUT_OF_RANGE: as for
+  // Get.
   virtual absl::StatusOr<KeyValues> List(std::string_view prefix,
                                          ListOptions options = {}) const = 0;
 
   // Calls back for each commit from `from_revision` on, including that revision, that changed a key
-  // with one of these prefixes. Past commits come first, then new ones as they happen, without gap
-  // or repetition. To follow everything, call List and then Watch from the list's revision + 1. A
-  // future revision is allowed. OUT_OF_RANGE (COMPACTED): some changes from there on are gone; list
-  // again.
+  // with one of these prefixes. Past commits come first, then new commits as they happen, without
+  // gap or repetition. To follow everything, call List and then Watch from the list's revision + 1.
+  // A future revision is allowed. OUT_OF_RANGE (COMPACTED): some changes from `from_revision` on
+  // were discarded; call List again.
   virtual absl::StatusOr<std::unique_ptr<WatchHandle>> Watch(std::vector<std::string> prefixes,
                                                              Revision from_revision,
                                                              WatchCallback callback) = 0;
 
   // Discards values that were overwritten or deleted at or before `revision`, except those that
-  // History keeps. Reads at earlier revisions, and watches from them, then fail. Compact takes
-  // effect in order with commits. OUT_OF_RANGE: the revision is in the future.
+  // History keeps. From then on, reads at revisions before `revision` fail, and also watches from
+  // `revision` or earlier. Compactions and commits take effect in the order of the calls.
+  // OUT_OF_RANGE: the revision is in the future.
   virtual void Compact(Revision revision, absl::AnyInvocable<void(absl::Status) &&> callback) = 0;
 
   // Writes a copy of all durable data to a new file at `path`, a little at a time between commits.
@@ -181,17 +187,18 @@ class Store {
   // Returns the newest revision that reads can see.
   virtual Revision revision() const = 0;
   // Returns the newest revision whose callbacks, and those of all earlier revisions, have run.
-  // State that callbacks maintain is at least as new. Never less than compacted_revision().
+  // State that callbacks maintain includes all commits up to this revision. The result is never
+  // less than compacted_revision().
   virtual Revision settled_revision() const = 0;
   // Returns the oldest revision that can be read.
   virtual Revision compacted_revision() const = 0;
   virtual StoreStats stats() const = 0;
 
-  // Returns the last commit that wrote `key`, if its record was unreadable when the store was
-  // opened. The value of the key is then unknown. Returns 0 if reads of the key are correct, also
-  // if they find nothing.
+  // Returns the last commit that wrote `key`, if the record of that commit was unreadable when the
+  // store was opened. The value of the key is then unknown. Returns 0 if reads of the key are
+  // correct, even if they find no value.
   virtual Revision UnreadableRevision(std::string_view) const { return 0; }
-  // Returns the keys of records that were unreadable at opening, in order, at most
+  // Returns the keys of records that were unreadable at opening, in bytewise order, at most
   // kNamedUnreadable. If a key itself is damaged, returns its stored bytes.
   static constexpr size_t kNamedUnreadable = 8;
   virtual std::vector<std::string> UnreadableKeys() const { return {}; }

@@ -36,8 +36,8 @@ namespace {
 // The application id "shdm" in the database's header: the database belongs to this program.
 constexpr int64_t kApplicationId = 0x7368646d;
 
-// Suffix of a database that is about to replace the folder's database. Its name without the suffix
-// is the new name of the replaced database.
+// Suffix of a database that is about to replace the folder's database. Without the suffix, its path
+// is the path that the replaced database will get.
 constexpr std::string_view kNextSuffix = ".next";
 
 // Flag in user_version, beside the schema version: the database needs its log.
@@ -95,8 +95,9 @@ absl::Status FileSystemError(std::string_view doing, const std::string& path,
   return SystemError(doing, path);
 }
 
-// Returns a file in the folder that only a coordinator with a state makes, besides the database.
-// Such files exist only after the first commit was synced. Returns "" if there is none.
+// Returns the path of a file, other than the database, that shows that a coordinator kept its state
+// in the folder. A coordinator makes such files only after its first commit was synced. Returns ""
+// if there is none.
 absl::StatusOr<std::string> TraceOf(const std::string& folder) {
   std::error_code error;
   for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
@@ -138,7 +139,7 @@ absl::StatusOr<std::string> ReadHeader(int fd, const std::string& path) {
   return is_one ? header : "";
 }
 
-// Returns the bytes of a number, the lowest first.
+// Returns the bytes of a number, the lowest byte first.
 std::string NumberBytes(uint64_t value) {
   std::string bytes(sizeof(value), '\0');
   for (char& byte : bytes) {
@@ -275,7 +276,7 @@ absl::Status FinishReplacement(const std::string& folder) {
   if (next.empty()) return absl::OkStatus();
   const std::string database = DatabasePath(folder);
   const std::string to = next.substr(0, next.size() - kNextSuffix.size());
-  // Move the log too: otherwise the next database would use it. If an earlier process was
+  // Move the log too: otherwise the next database would use that log. If an earlier process was
   // interrupted here, some files are already moved.
   for (const char* suffix : {"", "-wal", "-journal"}) {
     if ((SHARDMESH_FAILS("store.move_aside") ||

@@ -178,8 +178,8 @@ bool WalFile::EndsCommit(int64_t frame) const {
 }
 
 bool WalFile::MendHeader() {
-  // All fields of the header are known except the count of checkpoints. The checksum and the page
-  // size determine that count.
+  // All fields of the header are known except the count of checkpoints, which the checksum
+  // determines. The header is repaired if the checksum also yields the known page size.
   char bytes[8];
   PutWord(BigEndian("\x37\x7f\x06\x82") | (is_big_endian_ ? 1 : 0), true, bytes);
   PutWord(kVersion, true, bytes + 4);
@@ -209,10 +209,10 @@ absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
     behind[i - 1] =
         Backward(behind[i], std::string_view(bytes).substr(8 * (i - 1), 8), is_big_endian_);
   }
-  // Any group could be changed so that the sums fit. If exactly one group fits after a change of
-  // one bit, take it. Otherwise, if exactly one fits after a change of one byte, take that one. A
-  // change in the highest byte of a word often has several fits, because the sums carry nothing
-  // from that byte. The last resort is the frame's header, if the numbers that fit are valid.
+  // For each group there are bytes that make the sums fit. Search for the smallest change: one bit,
+  // then one byte, and as a last resort the frame's header, if its new numbers are valid. Take the
+  // change only if no other group fits after a change of the same kind. A change in the highest
+  // byte of a word often has several fits, because the sums carry nothing from that byte.
   struct Fit {
     int places = 0;
     size_t place = 0;
@@ -271,7 +271,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
   };
   const bool is_header_damaged = is_damaged_;
   int64_t last = end_;      // the frame that ends the last valid commit
-  int64_t last_in_run = 0;  // the same, within the current run of connected frames
+  int64_t last_in_run = 0;  // like `last`, within the current run of connected frames
   bool is_proven = false;   // some commits of the run were acknowledged
   const auto end_run = [&] {
     if (is_proven) last = std::max(last, last_in_run);
@@ -429,7 +429,7 @@ absl::Status WalFile::ApplyTo(const std::string& to) const {
     if (fstat(database, &found) != 0) return SystemError("look at", to);
     pages = std::max(pages, static_cast<uint32_t>(found.st_size / page_bytes_));
   }
-  std::map<uint32_t, int64_t> newest;  // frame by page
+  std::map<uint32_t, int64_t> newest;  // newest frame, by page number
   for (int64_t i = 1; i <= end_; ++i) {
     const Frame& frame = frames_[static_cast<size_t>(i - 1)];
     const bool is_one = frame.is_sound || (frame.salts == salts_ && HasOwnNumbers(i));

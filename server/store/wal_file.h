@@ -21,14 +21,14 @@ namespace shardmesh::server {
 //
 // Definition of damage. A commit is acknowledged when its frames are synced, and the frames of the
 // next commit continue its checksum. If a frame continues the checksum of a commit's last frame,
-// all frames up to that last frame were therefore on the disk. This holds even if the last frame is
-// damaged. Its header, which lies in one sector, shows that the frame ends a commit, and holds its
-// checksum.
+// all frames up to that last frame were therefore on the disk. This holds even if the page in that
+// last frame is damaged. The frame's header, which lies in one sector, still shows that the frame
+// ends a commit, and still holds its checksum.
 //
-// The log is damaged if SQLite would end it before a commit that is thus proven. Three things are
-// not damage. First, a commit that was being written when the process or the machine died: no frame
-// follows it. Second, frames after the end that are left from an earlier pass over the file. Third,
-// frames after the end of a transaction that was rolled back.
+// The log is damaged if SQLite would end it before a commit that is proven in this way to be
+// acknowledged. Three things are not damage. First, a commit that was being written when the
+// process or the machine died: no frame follows it. Second, frames after the end that are left from
+// an earlier pass over the file. Third, frames after the end of a transaction that was rolled back.
 //
 // SQLite syncs the header before it writes the first frame. If frames follow a changed header, the
 // log is therefore damaged.
@@ -46,13 +46,14 @@ class WalFile {
   // Returns the number of commits after the damage, as far as they can be told apart; 0 without
   // damage.
   int64_t lost_commits() const { return lost_commits_; }
-  // Returns whether all committed data is known for certain. It is if the log is not damaged, or if
-  // checksums determine the damaged bytes. They usually determine one wrong bit of a frame.
+  // Returns whether all committed data is known for certain. This is so if the log is not damaged,
+  // or if checksums determine the damaged bytes. Checksums usually determine one wrong bit of a
+  // frame.
   bool is_whole() const { return is_whole_; }
 
   // Writes the newest version of each page to the database file `to`, which must have no log of its
-  // own. Sets the file's size to that of the last commit. A damaged frame that cannot be repaired
-  // is written as it is, unless a newer frame has its page. Does not sync.
+  // own. Sets the file's size to the database's size after the last commit. A damaged frame that
+  // cannot be repaired is written as it is, unless a newer frame has its page. Does not sync.
   absl::Status ApplyTo(const std::string& to) const;
 
  private:
@@ -64,17 +65,17 @@ class WalFile {
   };
   struct Frame {
     uint32_t page = 0;         // page number, from 1
-    uint32_t pages = 0;        // database size in pages if it ends a commit, else 0
-    bool ends_commit = false;  // as stored in the file
+    uint32_t pages = 0;        // database size in pages if the frame ends a commit, else 0
+    bool ends_commit = false;  // whether `pages` in the file is not 0, before repairs
     uint64_t salts = 0;
-    Sums start;             // sums before the frame that lead to `end`
-    Sums end;               // as stored in the frame
-    uint32_t content = 0;   // CRC-32C of the page
-    bool is_sound = false;  // it continues the frame before, or was repaired
+    Sums start;             // sums before the frame, computed back from `end`
+    Sums end;               // the sums stored in the frame
+    uint32_t content = 0;   // CRC-32C of the page; set if `pages` is not 0
+    bool is_sound = false;  // the frame continues the frame before, or was repaired
   };
 
-  // Advance the sums over `bytes`, or take them back. They process 32-bit words of the log's byte
-  // order, two at a time.
+  // Forward advances the sums over `bytes`. Backward returns the sums before `bytes` from those
+  // after them. Both process 32-bit words in the log's byte order, two at a time.
   static Sums Forward(Sums sums, std::string_view bytes, bool is_big_endian);
   static Sums Backward(Sums sums, std::string_view bytes, bool is_big_endian);
 
@@ -95,10 +96,12 @@ class WalFile {
   // sector. SQLite adds such copies only on disks where a torn write may damage neighbouring data.
   // Our disks do not report that.
   bool IsPadding(int64_t frame) const;
-  // Returns whether the stored page number and size of a frame certainly belong to its checksum. If
-  // the header spans two sectors, a torn write may leave the numbers of an earlier frame.
+  // Returns whether the stored page number and database size of a frame certainly belong to its
+  // checksum. If the frame's header spans two sectors, a torn write may leave the numbers of an
+  // earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
-  // Returns whether the frame certainly ends a commit. The value in the file alone may be damaged.
+  // Returns whether it is certain that the frame ends a commit. The stored database size is not
+  // enough, because it may be damaged.
   bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 
@@ -109,7 +112,7 @@ class WalFile {
   uint64_t salts_ = 0;
   std::vector<Frame> frames_;
   std::map<int64_t, std::string> mended_;  // by frame; bytes as returned by ReadFrame
-  int64_t end_ = 0;                        // frames up to the last valid commit
+  int64_t end_ = 0;                        // number of frames up to the last valid commit
   bool is_damaged_ = false;
   bool is_whole_ = true;
   int64_t bad_frame_ = 0;  // first damaged frame, from 1; 0: the header

@@ -1,4 +1,4 @@
-// Counts how many of something each caller has at the same time, within a limit.
+// Counts the objects, such as watches, that each caller has at the same time, and limits them.
 #ifndef SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
 #define SHARDMESH_SERVER_WATCH_CALLER_COUNT_H_
 
@@ -16,7 +16,7 @@ namespace shardmesh::server {
 // Thread-safe.
 class CallerCount {
  public:
-  // One counted use of a caller, until it is destroyed. The CallerCount must outlive it.
+  // Counts as one object of a caller until the Place is destroyed. The CallerCount must outlive it.
   class Place {
    public:
     Place(CallerCount* count, std::string caller) : count_(count), caller_(std::move(caller)) {}
@@ -38,11 +38,12 @@ class CallerCount {
 
   int64_t max_per_caller() const { return max_per_caller_; }
 
-  // Returns nullopt if the caller (rpc::Caller::name) has already reached the limit.
+  // Counts one more object of the caller (rpc::Caller::name). Returns nullopt if the caller has
+  // already reached the limit.
   std::optional<Place> Take(const std::string& caller) {
     absl::MutexLock lock(&mutex_);
     int64_t& count = counts_[caller];
-    if (count >= max_per_caller_) {  // a new entry (0) is below the limit: none stays
+    if (count >= max_per_caller_) {  // a new entry (0) is below the limit, so no entry of 0 stays
       return std::nullopt;
     }
     ++count;

@@ -1,4 +1,4 @@
-// The watches of the catalog.
+// The streams of clients that watch the catalog.
 #ifndef SHARDMESH_SERVER_WATCH_CATALOG_WATCH_H_
 #define SHARDMESH_SERVER_WATCH_CATALOG_WATCH_H_
 
@@ -13,7 +13,7 @@
 
 namespace shardmesh::server {
 
-// Makes and counts the streams of Watch. Must outlive the streams. Thread-safe.
+// Makes and counts the streams of the call Watch. Must outlive the streams. Thread-safe.
 class CatalogWatches {
  public:
   CatalogWatches(DefinitionStore* definition_store, const WatchLimits& limits);

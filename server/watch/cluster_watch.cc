@@ -124,7 +124,7 @@ class ClusterWatches::Stream final
   }
 
   ClusterChanges* const changes_;
-  const std::function<void(v1::WatchStarted*)>& describe_;  // of the owner
+  const std::function<void(v1::WatchStarted*)>& describe_;  // of the ClusterWatches
   absl::Mutex mutex_;
   // Last: its destructor waits for a running callback, which may use the other members.
   std::unique_ptr<ClusterChanges::Watch> watch_ ABSL_GUARDED_BY(mutex_);

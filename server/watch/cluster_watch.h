@@ -1,4 +1,4 @@
-// The watches of workers, arrays and names.
+// The streams of clients that watch workers, arrays and names.
 #ifndef SHARDMESH_SERVER_WATCH_CLUSTER_WATCH_H_
 #define SHARDMESH_SERVER_WATCH_CLUSTER_WATCH_H_
 
@@ -13,11 +13,11 @@
 
 namespace shardmesh::server {
 
-// Makes and counts the streams of WatchCluster. Must outlive the streams. Thread-safe.
+// Makes and counts the streams of the call WatchCluster. Must outlive the streams. Thread-safe.
 class ClusterWatches {
  public:
-  // `describe` fills in where a watch starts. A stream calls it once the watch gets all later
-  // changes. `changes` must outlive this object.
+  // `describe` fills in the point at which a watch starts. A stream calls `describe` once the watch
+  // gets all later changes. `changes` must outlive this object.
   ClusterWatches(ClusterChanges* changes, const WatchLimits& limits,
                  std::function<void(v1::WatchStarted*)> describe);
   ~ClusterWatches();

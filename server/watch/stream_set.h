@@ -26,7 +26,8 @@ class StreamSet {
       stream->End();
     }
   }
-  // A stream calls this last of all. Once Remove has returned, the set does not call End again.
+  // A stream calls Remove after all other work. Once Remove has returned, the set does not call End
+  // again.
   void Remove(Stream* stream) {
     absl::MutexLock lock(&mutex_);
     streams_.erase(stream);

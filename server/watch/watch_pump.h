@@ -18,13 +18,14 @@ namespace shardmesh::server {
 // Limits of the simultaneous watches of one service.
 struct WatchLimits {
   int64_t max_watches = 1'000;
-  int64_t max_watches_per_caller = 100;  // rpc::Caller::name
+  int64_t max_watches_per_caller = 100;  // by rpc::Caller::name
 };
 
-// Most bytes of changes that may wait for one watcher. Beyond this, the watcher is cut off.
+// Most bytes of changes that may wait for one watcher. If more bytes wait, the watcher is cut off.
 inline constexpr size_t kWatchWaitingBytes = size_t{16} << 20;
 
-// The stream of a watcher, as the pump sees it. The pump holds the feed's mutex during these calls.
+// The stream of a watcher, as the pump sees it. The pump holds the feed's mutex when it calls these
+// methods.
 class WatchSink {
  public:
   virtual ~WatchSink() = default;
@@ -36,7 +37,7 @@ class WatchSink {
   virtual void Cancel() = 0;
 };
 
-// The queue of one watcher. ItemFeed adds the waiting items.
+// The queue of one watcher. ItemFeed extends it by the waiting items.
 struct WatchFeed {
   absl::Mutex mutex;
   // Null once the stream no longer exists.
@@ -45,7 +46,7 @@ struct WatchFeed {
   bool knows_it_is_cut_off ABSL_GUARDED_BY(mutex) = false;
 };
 
-// Encodes changes as messages on a thread of its own, so that no commit waits for this.
+// Encodes changes as messages on a thread of its own, so that no commit waits for the encoding.
 // Thread-safe.
 class WatchPump {
  public:
@@ -58,7 +59,7 @@ class WatchPump {
     thread_.join();
   }
 
-  // Call it when the feed has new items, or when its stream has room for more.
+  // Call it when the feed has new items, or when the stream of the feed has room for more messages.
   void Wake(std::shared_ptr<WatchFeed> feed) {
     absl::MutexLock lock(&mutex_);
     due_.push_back(std::move(feed));
@@ -70,8 +71,8 @@ class WatchPump {
   absl::Mutex mutex_;
   std::deque<std::shared_ptr<WatchFeed>> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Cut-off streams, each with the time at which it is cancelled if still open. Only the thread
-  // uses it.
+  // Cut-off streams, each with the time at which it is cancelled if still open. Only `thread_` uses
+  // this queue.
   std::deque<std::pair<SteadyDeadline, std::shared_ptr<WatchFeed>>> cut_off_;
   std::thread thread_;  // last: it uses the members above
 };

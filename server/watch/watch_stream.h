@@ -74,7 +74,7 @@ class WatchCount {
   CallerCount by_caller_;
 };
 
-// The items that wait for one watcher. The thread that makes a change adds them, and the pump
+// The items that wait for one watcher. The thread that makes a change adds items, and the pump
 // removes them.
 template <typename Item>
 struct ItemFeed final : WatchFeed {
@@ -99,16 +99,17 @@ struct ItemFeed final : WatchFeed {
   }
 };
 
-// Streams items as responses until the client leaves. To begin a watch, its owner calls Admit,
-// sends a first message, and then adds items to feed() with a Wake after each. If more than
-// kWatchWaitingBytes wait for a slow watcher, the watcher is cut off. The stream deletes itself.
+// Streams items as responses until the client leaves. To begin a watch, its owner calls Admit and
+// sends a first message. The owner then adds items to feed(), and calls Wake after each item. If
+// more than kWatchWaitingBytes wait for a slow watcher, the watcher is cut off. The stream deletes
+// itself.
 template <typename Response, typename Item>
 class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink {
  public:
   using Feed = ItemFeed<Item>;
   using Streams = StreamSet<WatchStream>;
 
-  // StreamSet calls it when the coordinator stops.
+  // StreamSet calls End when the coordinator stops.
   void End() {
     Close(WithRetryDelay(
         WithReason(absl::UnavailableError("the coordinator is stopping; watch again later"),
@@ -136,7 +137,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   void Cancel() final { context_->TryCancel(); }
 
   void OnWriteDone(bool ok) final {
-    // Copy both first: if the outbox is closed, its OnWriteDone may delete this object.
+    // Copy these members first: if the outbox is closed, its OnWriteDone may delete this object.
     const std::shared_ptr<Feed> feed = feed_;
     WatchPump* const pump = pump_;
     outbox_.OnWriteDone(ok);
@@ -156,7 +157,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   }
 
  protected:
-  // `hint` says in the error of a cut-off watcher how to continue.
+  // `hint` is text for the error of a cut-off watcher: it says how to continue.
   WatchStream(Streams* streams, WatchPump* pump, grpc::CallbackServerContext* context,
               std::string_view hint)
       : streams_(streams),
@@ -186,7 +187,7 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
 
   void Send(std::shared_ptr<const Response> response) {
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
-    outbox_.Push(std::move(response), size_bytes).IgnoreError();  // fails if it is closed
+    outbox_.Push(std::move(response), size_bytes).IgnoreError();  // fails if the outbox is closed
   }
   void Close(absl::Status status) {
     outbox_.Close(rpc::Outbox<Response>::kDrop,
