@@ -33,8 +33,8 @@ constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // A page of arrays is full once it has this many bytes. The page then stays below a message's limit
 // even with its last array.
 constexpr int64_t kListBytes = int64_t{1} << 20;
-// The first byte of a page token: the last name on the page follows (kNamedPage), or the id of an
-// array without a name (kNamelessPage).
+// The first byte of a page token. After kNamedPage, the last name on the page follows. After
+// kNamelessPage, the id of the last array follows, which has no name.
 constexpr char kNamedPage = 'n';
 constexpr char kNamelessPage = 'i';
 
@@ -171,7 +171,7 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
   }
   Encode(*selected.array, &selected.name, response->mutable_array());
   const std::vector<int64_t>& missing = selected.array->missing_ranks;
-  std::set<int64_t> holders;  // ranks that hold parts of the slice
+  std::set<int64_t> holders;  // ranks that hold tiles of the slice
   for (const OwnedTile& tile : tiles) {
     if (!request.has_slice()) break;
     v1::HeldTile* const held = response->add_tiles();

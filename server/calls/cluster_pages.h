@@ -54,8 +54,9 @@ struct StatusPosition {
   static absl::StatusOr<StatusPosition> Parse(std::string_view token);
 };
 
-// Where a page of links begins. The token `w/INDEX` is the index of a worker. The token
-// `l/INDEX/IDENTITY` is the index of a link among the links whose lower identity is IDENTITY.
+// Where a page of links begins. The token `w/INDEX` holds the index of the page's first worker in
+// the list of workers. The token `l/INDEX/IDENTITY` holds the index of the page's first link among
+// the links whose lower identity is IDENTITY.
 struct LinkPosition {
   bool in_workers = true;
   int64_t index = 0;

@@ -167,7 +167,7 @@ struct ArrayRegistry::Pending {
   absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // by array id
   std::vector<ManifestEntry> entries = {};  // entries of the names that get an array
   int64_t more_names = 0;                   // MoreNames(request)
-  std::string manifest_id;                  // empty: one transaction is enough
+  std::string manifest_id;                  // empty: the commit is one transaction
   std::vector<std::string> chunks;
   Transaction last;  // the transaction that makes the manifest valid
 };
@@ -1013,7 +1013,8 @@ std::shared_ptr<ArrayRegistry::Rewrite> ArrayRegistry::BeginRewrite() {
   sparse_manifests_.erase(sparse_manifests_.begin());
   // Count the names as mentioned by the new manifest from now on. A deletion of a name during the
   // rewrite is then recorded in the store, and the new manifest does not restore the name. A name
-  // that moves during the rewrite gets a newer version, which counts.
+  // that moves during the rewrite gets a newer version, which replaces its entry in the new
+  // manifest.
   Manifest& manifest = manifests_[rewrite->new_id];
   for (const std::string& name : manifests_.find(rewrite->old_id)->second.names) {
     const auto found = names_.find(name);
@@ -1058,8 +1059,8 @@ void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& writt
         found->second.manifest_id = rewrite.new_id;
         ++fresh->second.current_names;
       }
-      // If the last name of the old manifest was deleted during the rewrite, the old manifest is
-      // gone.
+      // If the last name of the old manifest was deleted during the rewrite, the old manifest was
+      // dropped at that deletion.
       if (const auto old = manifests_.find(rewrite.old_id); old != manifests_.end()) {
         DropManifest(old);
       }
@@ -1536,8 +1537,8 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
     CheckRanks(&taking);
     const size_t end = std::min(tiles.size(), begin + kTakenAtOnce);
     for (size_t i = begin; i < end; ++i) {
-      // A rank may list several tiles of one array. The array is held if one of them is the rank's
-      // tile.
+      // A rank may list several tiles of one array. The worker holds the array if one of these
+      // tiles is the rank's tile.
       const bool is_held = Classify(tiles[i], &taking);
       taking.listed[tiles[i].array_id] |= is_held;
     }
@@ -1731,8 +1732,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
         true);
   }
   if (array.state == ArrayState::kStaging) {
-    // Remember to send the outcome of the running commit to this worker. Without it, the worker
-    // would keep its committed tile of a discarded array for ever.
+    // Remember to send the outcome of the running commit to this worker. Without the outcome, the
+    // worker would keep its committed tile of a discarded array for ever.
     entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict.commit.push_back(tile.array_id);

@@ -28,7 +28,7 @@ struct WorkerChange {
   std::string reason;  // why the worker was lost, for people
 };
 
-// An array became visible, or is no longer visible.
+// An array was committed or adopted; or (`is_deleted`) it was released or put into quarantine.
 struct ArrayChange {
   std::string array_id;
   std::string mesh_id;

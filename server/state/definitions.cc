@@ -491,8 +491,8 @@ absl::Status DefinitionStore::Load() {
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
-        // Leave the mesh out: without the record, its ranks would be assigned to other workers,
-        // which lack the tiles of its arrays.
+        // Leave the mesh out: without the record of its assigned workers, its ranks would be
+        // assigned to other workers, which lack the tiles of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
           LogError("the ranks of a mesh cannot be read, and it is left out",
                    {{"mesh", name}, {"error", assigned}});
@@ -778,7 +778,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
       transaction.deletes.push_back(RanksKeyOf(change.name));
     }
   }
-  // Called later for a creation, whose version is not known yet.
+  // For a creation, add_records is called later, because the version is not known yet.
   const auto add_records = [this, &transaction, &key, verb, definition,
                             request_id = change.request_id] {
     requests_->AddTo(&transaction, request_id, EncodeWithoutValue(*definition).SerializeAsString());

@@ -69,7 +69,7 @@ struct Definition {
   absl::Time updated;
   DefinitionValue value;
   // The serialised EntryValue from which `value` was decoded, as clients get it. Clients get the
-  // value of a tree only from GetEntry.
+  // tensors of a tree only from GetEntry.
   std::string wire_value;
   // The kept former versions, newest first. Set only in the current versions that a Definitions
   // holds.
@@ -202,7 +202,7 @@ class DefinitionStore {
     int64_t max_meshes = 10'000;
     int64_t max_definitions = 100'000;  // of all kinds
   };
-  // Call it before the first change.
+  // Call SetLimits before the first change.
   void SetLimits(const Limits& limits) { limits_ = limits; }
 
   // Returns the keys of the definitions that this build could not decode. Records that the store
@@ -229,7 +229,7 @@ class DefinitionStore {
   struct Change {
     std::string request_id;
     std::string name;
-    std::optional<int64_t> expected_version = std::nullopt;  // none: any version
+    std::optional<int64_t> expected_version = std::nullopt;  // nullopt: any version
     // If true, the change is checked and not made; requires an empty request id. The callback gets
     // the resulting definition without a revision, and for a creation without a uid.
     bool validate_only = false;
@@ -296,8 +296,9 @@ class DefinitionStore {
                                                      Revision from_revision,
                                                      WatchCallback callback);
   // Returns the definition of an event, which must not be a deletion. If `event.definition` is
-  // null, decodes the record, which takes as long as at the definition's creation. The result then
-  // has no assigned workers. DATA_LOSS, INVALID_ARGUMENT: this build cannot read the record.
+  // null, decodes the record, which takes as long as at the definition's creation. A definition
+  // decoded from the record has no assigned workers. DATA_LOSS, INVALID_ARGUMENT: this build cannot
+  // read the record.
   absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
   // Like Read, but if the record must be decoded, the result has a value only for a tree. This
   // suffices for answers to clients, and compiles no rules.

@@ -44,10 +44,10 @@ class LinkTable {
   // the slowest pair. The cost also says whether all links share memory. Returns the default if
   // there is no valid link or no such mesh.
   //
-  // After a report or a new epoch, takes time linear in two numbers: the workers of the mesh, and
-  // the links of the workers that reported, came or went. Without either, takes O(1). A call takes
-  // longer only if a removed link was the slowest link of many other workers: their figures are
-  // recomputed.
+  // After a new report or a new epoch, takes time linear in two numbers: the workers of the mesh,
+  // and the links of the workers that reported, came or went. If there was neither since the last
+  // call, takes O(1). A call takes longer only if a removed link was the slowest link of many other
+  // workers: the figures of these workers are recomputed.
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:

@@ -109,7 +109,8 @@ struct WorkerStatus {
   int64_t losses = 0;        // number of times that it was lost
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
-  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // Attach is the first
+  // Attach counts as the first heartbeat.
+  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }
   // The used part of capacity_bytes, as of the last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
   QuarantineCount quarantine() const { return vitals->quarantine(); }  // as of the last heartbeat
@@ -121,8 +122,9 @@ class MeshRanks {
   MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count);
 
   const std::string mesh_id;
-  // The identity of each rank; empty until the ranks are assigned. The assignment stays as long as
-  // the mesh is defined, whether or not the workers are alive.
+  // The identity of the worker of each rank; empty until the ranks are assigned. The ranks stay
+  // assigned as long as the mesh is defined, whether or not the workers are alive. Only SetRanks
+  // moves them to other workers.
   const std::vector<std::string> identities;
   const int64_t size;  // number of ranks
 
@@ -190,7 +192,8 @@ struct MembershipOptions {
   absl::Duration lost_after = absl::Seconds(5);
   // Time after which a lost worker that serves no rank is forgotten.
   absl::Duration forget_after = absl::Minutes(10);
-  // The epoch before the first change. It must be above every epoch of earlier runs.
+  // The epoch before the first change. It must be above every epoch of earlier runs of the
+  // coordinator.
   int64_t first_epoch = 0;
 };
 

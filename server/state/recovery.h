@@ -27,8 +27,9 @@ namespace shardmesh::server {
 //
 // A worker that keeps its tiles on disk is likely to restart after it left or was lost. The
 // coordinator expects it back for `return_grace`. The coordinator also expects each awaited worker
-// for that time after its own start. While a worker is expected back, callers that need it get
-// RECOVERING and retry. They do not get an error that tiles or ranks are gone. Thread-safe.
+// for `return_grace` after the coordinator's own start. While a worker is expected back, callers
+// that need it get RECOVERING and retry. They do not get an error that tiles or ranks are gone.
+// Thread-safe.
 class Recovery {
  public:
   static constexpr absl::Duration kDefaultReturnGrace = absl::Seconds(60);
@@ -72,7 +73,8 @@ class Recovery {
   mutable absl::Mutex mutex_;
   std::set<std::string, std::less<>> awaited_ ABSL_GUARDED_BY(mutex_);
   absl::Time since_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);  // and their loss
+  // The workers passed to Lost, each with the time of that call.
+  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Returns UNAVAILABLE (RECOVERING) with a delay after which the call may be tried again.

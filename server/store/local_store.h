@@ -28,7 +28,7 @@
 
 namespace shardmesh::server {
 
-// What a group of commits changes in the journal.
+// The changes that a group of commits makes in the journal.
 struct JournalWrite {
   absl::Span<const Event> events;           // the events of whole commits, by rising position
   absl::Span<const EventPosition> dropped;  // superseded events to remove; may be of this group

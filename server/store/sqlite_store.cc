@@ -1,4 +1,4 @@
-// The journal in an SQLite database, and the disk space reserved for deletions.
+// The journal in an SQLite database, and the disk space reserved for urgent transactions.
 #include "server/store/sqlite_store.h"
 
 #include <fcntl.h>
@@ -65,8 +65,8 @@ class Reserve {
  public:
   Reserve(const std::string& folder, absl::Duration fill_every)
       : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
-  // Closing the log frees blocks. The destructor reserves them, so that the next process has a full
-  // reserve.
+  // When the database is closed, its log frees blocks. The destructor reserves these blocks, so
+  // that the next process has a full reserve.
   ~Reserve() {
     if (is_open_) TakeBack();
   }
@@ -175,8 +175,8 @@ class Reserve {
 
 // Allocates disk blocks for the database's file. Before a commit, the file gets the blocks of all
 // its pages. The log can therefore always be copied into the file. After the copy, SQLite writes
-// the log from its beginning, on blocks that the log has already. Without this, the log would grow
-// with each deletion on a full disk.
+// the log from its beginning, on blocks that the log has already. Without these blocks, the log
+// would grow with each deletion on a full disk.
 //
 // Blocks beyond the end of the file do not change its size. Thread-compatible.
 class FileBlocks {

@@ -27,8 +27,8 @@ struct SqliteStoreOptions {
   absl::Duration lock_timeout = absl::ZeroDuration();
   LocalStoreOptions local = {};
   // Once the write-ahead log has this many pages, it is copied into the database. The number is
-  // small enough that the log stays in the cache, and on the blocks that its file has. It is large
-  // enough that a page with many writes is copied only once.
+  // small enough that the log stays in the file cache, and needs no more blocks than its file
+  // already has. It is large enough that a page with many writes is copied only once.
   int64_t log_pages = 1000;
   // How often to look for free disk space if the reserve is not full.
   absl::Duration fill_reserve_every = absl::Seconds(10);

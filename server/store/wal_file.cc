@@ -354,8 +354,8 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
     SHARDMESH_RETURN_IF_ERROR(log.LookBehind(fd, next, from));
     return log;
   }
-  // The header is unreadable. Try page sizes and byte orders: with the right ones, frames continue
-  // each other's checksums.
+  // The header is unreadable. Try page sizes and byte orders: with the right size and order, frames
+  // continue each other's checksums.
   WalFile best;
   int64_t most_links = -1;
   for (const int64_t bytes : {stored_page_bytes, page_bytes}) {

@@ -22,8 +22,8 @@ namespace shardmesh::server {
 // Definition of damage. A commit is acknowledged when its frames are synced, and the frames of the
 // next commit continue its checksum. If a frame continues the checksum of a commit's last frame,
 // all frames up to that last frame were therefore on the disk. This holds even if the page in that
-// last frame is damaged. The frame's header, which lies in one sector, still shows that the frame
-// ends a commit, and still holds its checksum.
+// last frame is damaged. If the frame's header lies in one sector, it still shows that the frame
+// ends a commit, and still holds the frame's checksum.
 //
 // The log is damaged if SQLite would end it before a commit that is proven in this way to be
 // acknowledged. Three things are not damage. First, a commit that was being written when the

@@ -82,7 +82,7 @@ absl::StatusOr<Wanted> DecodeSubjects(const v1::WatchClusterRequest& request) {
 
 }  // namespace
 
-// WatchCluster as synchronous code:
+// WatchCluster as synchronous pseudocode:
 //   write(confirmation)
 //   for (changes of interest from now on) write(change)   // until the client leaves
 class ClusterWatches::Stream final
@@ -99,8 +99,8 @@ class ClusterWatches::Stream final
     const auto wanted = DecodeSubjects(request);
     if (!wanted.ok()) return Close(wanted.status());
     if (!Admit(count)) return;
-    // Queue the confirmation before all changes, but send it only after Begin: from then on the
-    // watch gets every change.
+    // Queue the confirmation before all changes, but encode and send it only after Begin: once
+    // Begin has returned, the watch gets every change.
     feed()->Add(nullptr, 0);
     auto watch = changes_->Begin(
         [feed = feed(), pump = pump(), wanted = *wanted](const ClusterChangePtr& change) {

@@ -37,7 +37,7 @@ class WatchSink {
   virtual void Cancel() = 0;
 };
 
-// The queue of one watcher. ItemFeed extends it by the waiting items.
+// The queue of one watcher, as the pump sees it. ItemFeed adds the waiting items.
 struct WatchFeed {
   absl::Mutex mutex;
   // Null once the stream no longer exists.
