@@ -31,7 +31,8 @@ constexpr size_t kMaxDiscarded = 65'536;
 // Most tiles or arrays of an inventory that are handled before the lock is released for other
 // threads.
 constexpr size_t kTakenAtOnce = 2'048;
-// Most meshes whose last change is remembered. If there are more, the older half is forgotten.
+// Most meshes whose last change is remembered. Beyond this number, the older half of the changes is
+// forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
 // A commit within these limits is written as one transaction. The limits leave room for the fence
@@ -126,7 +127,8 @@ void TakeFrom(ByMesh& by_mesh, std::string_view mesh_id, std::string_view id) {
 }
 
 // Calls back for the next kTakenAtOnce objects of a mesh after the id `*last`, and advances
-// `*last`. A callback may erase its own object. Returns true once the mesh has no more objects.
+// `*last`. A callback may erase the object that it is called with. Returns true once the mesh has
+// no more objects.
 template <typename ByMesh, typename Callback>
 bool ForSomeOf(ByMesh& by_mesh, std::string_view mesh_id, std::string* last,
                const Callback& callback) {
@@ -357,8 +359,8 @@ absl::Status ArrayRegistry::Load() {
     if (array == arrays.end() && !has_unreadable_ && !restored_from_.empty() &&
         absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
       // The array's record was set aside. The array is thus unknown, and its tiles will go into
-      // quarantine. Delete the name from the store too: otherwise each start would report the same
-      // problem.
+      // quarantine. Delete the name from the store as well. Each later start would otherwise report
+      // the same problem.
       LogWarning("a name is given up: the record of its array was set aside",
                  {{"name", name}, {"array", found.array_id}});
       given_up.push_back(name);
@@ -396,9 +398,9 @@ absl::Status ArrayRegistry::Load() {
       dead_keys_.push_back(item.key);
       continue;
     }
-    // The array has a record but no name: a session held it when its last name was deleted, or its
-    // release was interrupted. If some records are unreadable, one of them may hold a name of the
-    // array: keep the array.
+    // The array has a record but no name: a session held the array when its last name was deleted,
+    // or the release of the array was interrupted. If some records are unreadable, one of them may
+    // hold a name of the array: keep the array.
     ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged_;
@@ -1658,7 +1660,7 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
       verdict->drop.push_back(id);
     } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
       verdict->unknown.push_back(id);
-    }  // else the array may be live: give no verdict
+    }  // else unreadable or unreported arrays may include this one: give no verdict
   }
 }
 

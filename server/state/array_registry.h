@@ -198,16 +198,17 @@ struct InventoryVerdict {
 // confirms with a message, or with an inventory that lacks the array. Until all ranks have
 // confirmed, the store keeps the releases of arrays that were named or on disk. If an array is
 // neither known nor released, its workers move its tiles to quarantine. A worker does not serve
-// quarantined tiles. It drops them only to stay within the limits of its quarantine.
+// quarantined tiles. It drops them only at a limit of its quarantine, for lack of space, or on an
+// order of the coordinator.
 //
 // Adoption. For a grace period after Open, the registry does not send unknown committed arrays to
 // quarantine. It adopts such an array once every rank has reported its tile. Unnamed arrays thus
 // survive a restart of the coordinator. At its adoption, only the grace period pins an array. If
 // the array has no name and no other pin when the grace period ends, its tiles go into quarantine
-// and are not deleted. If another pin holds it at that time, the loss of its last pin has the same
-// effect, unless the array got a name since Open. The reason: if an older store was restored, the
-// array may have had a name before. If not every rank has reported its tile when the grace period
-// ends, the reported tiles go into quarantine as well.
+// and are not deleted. If another pin holds the array at that time, its tiles go into quarantine
+// when it loses its last pin, unless it got a name since Open. The reason for quarantine: if an
+// older store was restored, the array may have had a name before. If not every rank has reported
+// its tile when the grace period ends, the reported tiles go into quarantine as well.
 //
 // Arrays with a record but no name in the store are kept for the grace period and then released.
 // Such a record stays, for example, if a session held the array when its name was deleted. There
@@ -234,8 +235,8 @@ struct InventoryVerdict {
 // not yet valid. The key `manifest/ID` comes last and makes them valid; the transaction requires
 // that this key does not exist before. If a name occurs in several records, the newest version is
 // valid. If fewer than half of a manifest's names are current, the registry writes a new manifest
-// with only these names, at their versions. Every transaction requires that `cluster` is unchanged,
-// so that a replaced coordinator cannot write.
+// with only these names, and keeps their versions. Every transaction requires that `cluster` is
+// unchanged, so that a replaced coordinator cannot write.
 //
 // Thread-safe. Callbacks and listeners run without a lock, in the order of the events, on the
 // caller's or the store's thread. Destroy the registry after the last call has called back. The
@@ -269,8 +270,8 @@ class ArrayRegistry {
   const std::string& cluster_id() const { return cluster_id_; }
   // The number of this Open of the store: each Open adds 1 to the number of the previous Open.
   int64_t term() const { return term_; }
-  // Returns the keys of the records that Open left out: Open could not decode them, or they point
-  // to an unreadable record. Records that the store itself could not read are not included.
+  // Returns the keys of the records that Open left out: records that Open could not decode, or that
+  // point to an unreadable record. Records that the store itself could not read are not included.
   const std::vector<std::string>& left_out() const { return left_out_; }
   RequestMemory& requests() { return *requests_; }
 
@@ -324,10 +325,10 @@ class ArrayRegistry {
   // Returns the array, even if it is only staged. NOT_FOUND names the array.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
   // Returns a name at version `version`; 0: at its current version. A former version is found while
-  // its array lives, if it is among the last kFormerVersions versions whose names left that array.
-  // NOT_FOUND: there is no such name or version; for a missing name, the message suggests a similar
-  // name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its array, cannot be
-  // read. In that case, FindName does not return an older entry from a manifest.
+  // the array that it pointed to lives. It must be among the last kFormerVersions versions that
+  // left that array. NOT_FOUND: there is no such name or version; for a missing name, the message
+  // suggests a similar name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its
+  // array, cannot be read. In that case, FindName does not return an older entry from a manifest.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
   // Returns the name's current version; 0: the name does not exist.
   int64_t VersionOf(std::string_view name) const;
@@ -438,7 +439,7 @@ class ArrayRegistry {
     // workers had its tiles, but the array had no name.
     bool is_kept_for_grace = false;
     bool was_named = false;              // a name has pointed to the array since Open
-    bool has_record = false;             // at Open, the store had a record of it but no name
+    bool has_record = false;             // at Open, the store had its record but no name of it
     std::vector<NameEntry> former = {};  // the last kFormerVersions names that pointed here
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
     struct Waiting {
@@ -577,8 +578,8 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes released arrays to the release listener, and deletes the records of dead_keys_ in the
-  // store.
+  // Passes released arrays to the release listener, and deletes the records with the keys
+  // dead_keys_ from the store.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Remembers released arrays until their ranks confirm the release. For releases that must survive
   // this process, also writes a record to the store.

@@ -31,7 +31,8 @@ class DecodedVersions {
   DefinitionPtr Find(const Record& record);
 
   // Adds a definition and evicts the least recently used definitions beyond the limits. Returns the
-  // cached definition: if two threads decoded it at the same time, the one that was added first.
+  // definition that the cache now holds for the record. If two threads decoded the record at the
+  // same time, that is the definition that was added first.
   DefinitionPtr Keep(const Record& record, DefinitionPtr definition);
 
  private:

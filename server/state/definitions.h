@@ -85,7 +85,7 @@ const std::vector<std::string>& WorkersOf(const Definition& mesh);
 
 // Returns the store's revision at which the ranks of a mesh got their present workers: that of the
 // mesh's definition, or of a later assignment. Arrays of partial sums record this revision as the
-// revision of their mesh, because their tiles do not say which rank held which tile.
+// revision of their mesh, because the tiles of such arrays do not say which rank held which tile.
 Revision RanksRevisionOf(const Definition& mesh);
 
 // Returns whether a reference names a version, as in `NAME@VERSION`. Decoding a former version may
@@ -350,8 +350,9 @@ class DefinitionStore {
   const int64_t min_sharding_size_;
   Limits limits_;
   std::set<std::string, std::less<>> undecoded_;  // constant after Open
-  // The revision at which the state was restored or lost records; 0: neither happened. Versions up
-  // to this revision may have been given in a state that no longer exists. Constant after Open.
+  // The revision at which the state was restored or lost records; 0: neither happened. In a state
+  // that no longer exists, other values may have got versions up to this revision. Constant after
+  // Open.
   Revision restored_at_ = 0;
   const uint64_t id_;  // identifies this object in the threads' caches
 

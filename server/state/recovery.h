@@ -47,15 +47,17 @@ class Recovery {
   void MeshesChanged(const MembershipView& view);
 
   // Returns whether the worker is expected back: it left or was lost within the last
-  // `return_grace`, or it is awaited and the coordinator started within that time. Once its
-  // inventory was processed, a worker is not expected back.
+  // `return_grace`. A worker that neither left nor was lost is expected back if it is awaited and
+  // the coordinator started within the last `return_grace`. Once its inventory was processed, a
+  // worker is not expected back.
   bool ComesBack(std::string_view identity) const;
   // Returns whether the worker is awaited since the coordinator's start and expected back. Such a
   // worker still has its tiles, even those in memory.
   bool IsAwaited(std::string_view identity) const;
 
-  // Returns the end of an error that names workers expected back: for how long they are expected,
-  // and what to do. Example: "for at most 1m (--return-grace of the coordinator); try again, ...".
+  // Returns the closing words of an error message about workers that are expected back: for how
+  // long they are expected, and what the caller can do. Example: "for at most 1m (--return-grace of
+  // the coordinator); try again, ...".
   std::string WaitAdvice() const;
 
   // Returns the number of awaited workers; 0: recovery has ended.

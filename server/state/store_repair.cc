@@ -498,9 +498,9 @@ constexpr size_t kPagesOffset = 28;
 constexpr size_t kFreePagesOffset = 32;  // first free page, then the number of free pages
 constexpr size_t kDatabaseHeaderBytes = 100;
 
-// A truncated file has fewer pages than the page count in its first page says. A count counts as
-// damaged if these pages would take more than kMostLostShare times the file's size plus
-// kMostLostBytes.
+// A truncated file has fewer pages than the page count in its first page says. The count itself is
+// taken as damaged if that many pages would take more than kMostLostShare times the file's size
+// plus kMostLostBytes.
 constexpr uintmax_t kMostLostShare = 64;
 constexpr uintmax_t kMostLostBytes = uintmax_t{64} << 20;
 
@@ -679,8 +679,8 @@ Extent ExtentOf(const std::string& path) {
   return extent;
 }
 
-// Returns rows that replace unreadable records, derived from the readable records. Skips records
-// whose revision is beyond `newest`.
+// Returns rows that replace unreadable records, derived from the readable records. Skips unreadable
+// records whose revision is beyond `newest`.
 std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
   std::map<std::string_view, int64_t> last;  // the newest row of each readable key
   std::map<std::string, int64_t> chunks;     // number of chunks of each manifest, by its key
@@ -816,7 +816,7 @@ std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
     FormerRecord record{.key = std::string(key), .revision = PositionOf(row->row_id).revision};
     if (IsDefinition(key)) {
       const auto outline = DecodeDefinitionOutline(key, *row->value);
-      if (!outline.ok()) continue;  // no coordinator would serve it
+      if (!outline.ok()) continue;  // no coordinator would serve the definition
       record.version = outline->version;
     }
     former.push_back(std::move(record));
@@ -1043,8 +1043,8 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
 
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
-  // The digest must be that of the file with its log merged: another process may open and close the
-  // file, which merges the log.
+  // Compute the digest of the file with its log merged: another process that opens and closes the
+  // file merges the log, and the digest must stay the same.
   const bool has_log = HasLog(file);
   std::string digest;
   if (!has_log) {

@@ -70,7 +70,8 @@ class Journal {
 
   // The store calls Maintain between writes, for work that must not delay a write.
   virtual absl::Status Maintain() = 0;
-  // Returns the time until Maintain has work again, if nothing is written until then.
+  // Returns the time until Maintain next has work, provided that nothing is written during that
+  // time.
   virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
 
   virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;

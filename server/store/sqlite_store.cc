@@ -38,8 +38,8 @@ constexpr int kCopiedPages = 256;
 // large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
-// Opening a store returns free pages of its database to the disk, but only if they are at least
-// this many. They must also be at least half of all pages.
+// Opening a store returns free pages of its database to the disk, but only if there are at least
+// this many free pages, and they are at least half of all pages.
 constexpr int64_t kVacuumPages = 16'384;
 
 // A page limit that no database reaches.
@@ -166,7 +166,7 @@ class Reserve {
   bool is_open_ = false;
   int64_t bytes_ = 0;
   // These flags concern the time since the reserve was last full. was_used_: blocks were released,
-  // or a start could not reserve them. is_use_told_: this process has logged that blocks are
+  // or the reserve was not full at Open. is_use_told_: this process has logged that blocks are
   // released.
   bool was_used_ = false;
   bool is_use_told_ = false;
@@ -208,7 +208,8 @@ class FileBlocks {
     if (bytes <= bytes_) return absl::OkStatus();
     const std::optional<int64_t> available = AvailableBytes(folder_);
     const int64_t blocks = file.st_blocks * kStatBlockBytes;
-    // Check first: a failing request may use up all free blocks before it fails.
+    // Check the free space before the request: a failing request may use up all free blocks before
+    // it fails.
     if (available.has_value() && bytes - std::max(bytes_, blocks) > *available) {
       return NoRoom(bytes, available);
     }
@@ -615,8 +616,8 @@ class SqliteJournal final : public Journal {
     is_copied_ = copied.ok();
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) is_usable_ = false;
     if (is_copied_) blocks_.Forget();
-    // If the disk is full, the pages stay in the log, where they are just as safe. Try again after
-    // log_pages_ further pages: there may be room by then.
+    // If the disk is full, the pages stay in the log, where they are just as safe. Copy the log
+    // again once it has log_pages_ further pages: there may be room at that time.
     checkpoint_at_ = is_copied_ ? log_pages_ : database_->log_pages() + log_pages_;
     return copied;
   }

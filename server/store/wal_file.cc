@@ -201,8 +201,8 @@ absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
     if (each.is_sound) most_pages = std::max(most_pages, each.pages);
   }
   const uint64_t limit = uint64_t{most_pages == 0 ? kManyPages : most_pages} + frames_.size();
-  // For each group of eight bytes: the sums after the group, if all later bytes are right. Together
-  // with the sums before the group, they determine its bytes.
+  // For each group of eight bytes: the sums after the group, if all later bytes are right. The sums
+  // before and after a group determine the bytes of the group.
   std::vector<Sums> behind(bytes.size() / 8 + 1);
   behind.back() = to;
   for (size_t i = behind.size() - 1; i > 0; --i) {

@@ -43,8 +43,8 @@ class WalFile {
   // Returns DATA_LOSS (STORE_FAILED) if SQLite would drop acknowledged commits. The message names
   // file, frame and byte, and the number of commits after the damage.
   absl::Status damage() const;
-  // Returns the number of commits after the damage, as far as they can be told apart; 0 without
-  // damage.
+  // Returns the number of commits after the damage, as far as the commits can be distinguished; 0
+  // without damage.
   int64_t lost_commits() const { return lost_commits_; }
   // Returns whether all committed data is known for certain. This is so if the log is not damaged,
   // or if checksums determine the damaged bytes. Checksums usually determine one wrong bit of a
