@@ -140,7 +140,7 @@ struct InventoryTile {
 // A mesh at the time when an inventory is judged.
 struct InventoryMesh {
   const Mesh* mesh = nullptr;
-  std::optional<int64_t> rank = {};               // the worker's own rank
+  std::optional<int64_t> rank = {};               // the worker's own rank; nullopt: it serves none
   absl::Span<const std::string> identities = {};  // each rank's worker; empty: none is assigned yet
 };
 
@@ -162,7 +162,7 @@ struct Inventory {
 struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
-  std::vector<int64_t> missing_ranks = {};  // rising: no worker has reported their tiles (yet)
+  std::vector<int64_t> missing_ranks = {};  // rising; their tiles are not reported (yet)
   bool can_be_named = false;                // false: only some ranks have reported the array
   absl::Time until;                         // InfiniteFuture: as long as records are unreadable
 };
@@ -438,9 +438,10 @@ class ArrayRegistry {
     // One of the pins belongs to the grace period: at Open the store had a record of the array, or
     // workers had its tiles, but the array had no name.
     bool is_kept_for_grace = false;
-    bool was_named = false;              // a name has pointed to the array since Open
-    bool has_record = false;             // at Open, the store had its record but no name of it
-    std::vector<NameEntry> former = {};  // the last kFormerVersions names that pointed here
+    bool was_named = false;   // a name has pointed to the array since Open
+    bool has_record = false;  // at Open, the store had its record but no name of it
+    // The last kFormerVersions versions of names that pointed to the array and no longer do.
+    std::vector<NameEntry> former = {};
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
     struct Waiting {
       std::string identity;
@@ -456,7 +457,7 @@ class ArrayRegistry {
   struct Orphan {
     ArrayDescriptor descriptor;
     Durability durability = Durability::kDisk;
-    std::vector<std::string> identities;  // by rank; empty: not reported yet
+    std::vector<std::string> identities;  // workers by rank; empty text: not reported yet
     std::vector<uint32_t> tile_crc32c;
     int64_t reported = 0;
   };

@@ -77,7 +77,7 @@ class LinkTable {
   };
   // The figures of one worker's report about links within a mesh.
   struct Row {
-    int64_t change = 0;  // Report::change; 0: recompute the row
+    int64_t change = 0;  // Report::change of its report; 0: recompute the row
     int64_t links = 0;   // number of valid links
     int64_t not_shared = 0;
     Worst latency_seconds = {};

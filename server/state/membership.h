@@ -100,13 +100,13 @@ class Vitals {
 struct WorkerStatus {
   WorkerInfo info;
   WorkerState state = WorkerState::kAttached;
-  bool is_leaving = false;   // its process is ending
+  bool is_leaving = false;   // the worker's process is ending
   bool is_held = false;      // drained by Drain(true), until its process ends
   uint64_t attachment = 0;   // see Membership::Attach
   absl::Time attached;       // time of its last Attach
   std::string lost_because;  // when kLost
   absl::Time lost;           // when kLost
-  int64_t losses = 0;        // number of times that it was lost
+  int64_t losses = 0;        // number of times that the worker was lost
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
   // Attach counts as the first heartbeat.

@@ -682,7 +682,7 @@ Extent ExtentOf(const std::string& path) {
 // Returns rows that replace unreadable records, derived from the readable records. Skips unreadable
 // records whose revision is beyond `newest`.
 std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
-  std::map<std::string_view, int64_t> last;  // the newest row of each readable key
+  std::map<std::string_view, int64_t> last;  // newest row id of each readable key
   std::map<std::string, int64_t> chunks;     // number of chunks of each manifest, by its key
   bool has_manifests = false;
   for (const StoredRow& row : salvaged.rows) {

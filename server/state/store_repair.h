@@ -103,7 +103,9 @@ struct StoreCheck {
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // rows on damaged pages
   std::vector<FormerRecord> former;
-  std::vector<LostRanks> lost_ranks;  // except meshes to which `ranks` gave workers
+  // Meshes whose record of their ranks' workers is lost, without those that got workers from
+  // `ranks`.
+  std::vector<LostRanks> lost_ranks;
   // The state is not new, but its record `cluster` is missing or unreadable. No coordinator starts
   // with such a state.
   bool lacks_cluster = false;

@@ -31,7 +31,7 @@ namespace shardmesh::server {
 // The changes that a group of commits makes in the journal.
 struct JournalWrite {
   absl::Span<const Event> events;           // the events of whole commits, by rising position
-  absl::Span<const EventPosition> dropped;  // superseded events to remove; may be of this group
+  absl::Span<const EventPosition> dropped;  // superseded events to remove, even of `events`
   Revision newest = 0;                      // the store's revision after this write
   bool urgent = false;                      // may use the space reserved for urgent writes
 };
@@ -174,7 +174,7 @@ class LocalStore final : public Store {
   };
   // A group of commits, ready for the journal.
   struct Prepared {
-    std::vector<absl::StatusOr<Revision>> results;  // one for each commit
+    std::vector<absl::StatusOr<Revision>> results;  // one for each commit of the group
     std::vector<Event> events;
     std::vector<EventPosition> dropped;
     Revision newest = 0;

@@ -271,7 +271,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
   };
   const bool is_header_damaged = is_damaged_;
   int64_t last = end_;      // the frame that ends the last valid commit
-  int64_t last_in_run = 0;  // like `last`, within the current run of connected frames
+  int64_t last_in_run = 0;  // like `last`, but in the current run of sound frames
   bool is_proven = false;   // some commits of the run were acknowledged
   const auto end_run = [&] {
     if (is_proven) last = std::max(last, last_in_run);

@@ -66,7 +66,7 @@ class WalFile {
   struct Frame {
     uint32_t page = 0;         // page number, from 1
     uint32_t pages = 0;        // database size in pages if the frame ends a commit, else 0
-    bool ends_commit = false;  // whether `pages` in the file is not 0, before repairs
+    bool ends_commit = false;  // whether `pages` was not 0 in the file, before any repair
     uint64_t salts = 0;
     Sums start;             // sums before the frame, computed back from `end`
     Sums end;               // the sums stored in the frame
@@ -100,8 +100,8 @@ class WalFile {
   // checksum. If the frame's header spans two sectors, a torn write may leave the numbers of an
   // earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
-  // Returns whether it is certain that the frame ends a commit. The stored database size is not
-  // enough, because it may be damaged.
+  // Returns whether it is certain that the frame ends a commit. The stored database size alone does
+  // not prove it, because it may be damaged.
   bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 
