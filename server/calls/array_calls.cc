@@ -26,9 +26,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Longest validity of a token to read an array. A worker checks the token only when the client
-// opens a stream, so open streams go on after the token has expired. A client that needs more time
-// starts the read again.
+// Longest validity of a transfer token to read an array. A worker checks the token only when the
+// client opens a stream, so open streams go on after the token has expired. A client that needs
+// more time starts the read again.
 constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // A page of arrays is full once it has this many bytes. The page then stays below a message's limit
 // even with its last array.
@@ -186,8 +186,8 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
     if (request.has_slice() && !holders.contains(endpoint.rank)) continue;
     Encode(endpoint, response->add_devices());
   }
-  // A token expires no later than the session's lease as it is now. A later lease renewal does not
-  // extend the token.
+  // The transfer token expires no later than the session's lease as it is now. A later lease
+  // renewal does not extend the token.
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, context.sessions->Get(request.session_id()));
   const rpc::TransferClaims claims{
       .direction = rpc::TransferDirection::kGet,

@@ -398,9 +398,9 @@ absl::Status ArrayRegistry::Load() {
       dead_keys_.push_back(item.key);
       continue;
     }
-    // The array has a record but no name: a session held the array when its last name was deleted,
-    // or the release of the array was interrupted. If some records are unreadable, one of them may
-    // hold a name of the array: keep the array.
+    // The array has a record but no name. Either a session held the array when its last name was
+    // deleted, or the release of the array was interrupted. If some records are unreadable, one of
+    // them may hold a name of the array: keep the array.
     ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged_;

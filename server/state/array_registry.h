@@ -206,9 +206,10 @@ struct InventoryVerdict {
 // survive a restart of the coordinator. At its adoption, only the grace period pins an array. If
 // the array has no name and no other pin when the grace period ends, its tiles go into quarantine
 // and are not deleted. If another pin holds the array at that time, its tiles go into quarantine
-// when it loses its last pin, unless it got a name since Open. The reason for quarantine: if an
-// older store was restored, the array may have had a name before. If not every rank has reported
-// its tile when the grace period ends, the reported tiles go into quarantine as well.
+// when it loses its last pin. Exception: an array that got a name since Open is released as usual.
+// The reason for quarantine: if an older store was restored, the array may have had a name before.
+// If not every rank has reported its tile when the grace period ends, the reported tiles go into
+// quarantine as well.
 //
 // Arrays with a record but no name in the store are kept for the grace period and then released.
 // Such a record stays, for example, if a session held the array when its name was deleted. There
@@ -429,14 +430,14 @@ class ArrayRegistry {
     bool is_given = false;
     // By rank: the worker that reported the tile; empty text if no worker has reported it. The list
     // is empty unless the array was found on workers, or Open loaded it from a state that may lack
-    // names. If no name has pointed to an array with this list since Open, the release of the array
-    // moves its tiles into quarantine and does not delete them.
+    // names. If no name has pointed to an array with this list since Open, its release moves its
+    // tiles into quarantine and does not delete them.
     std::vector<std::string> adopted_from = {};
     // Another name of the array may be lost. The release of the array therefore moves its tiles
     // into quarantine and does not delete them.
     bool may_lack_names = false;
-    // One of the pins belongs to the grace period: at Open the store had a record of the array, or
-    // workers had its tiles, but the array had no name.
+    // One of the pins belongs to the grace period. Either the store had a record of the array at
+    // Open, but no name of it, or the array was adopted.
     bool is_kept_for_grace = false;
     bool was_named = false;   // a name has pointed to the array since Open
     bool has_record = false;  // at Open, the store had its record but no name of it
@@ -614,7 +615,7 @@ class ArrayRegistry {
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans, and
   // ConfirmUnlisted confirms releases. Each handles the next few arrays, orphans or releases of the
-  // mesh, after the array id `*last`, and changes those whose array the worker does not hold. Each
+  // mesh, after the array id `*last`. It changes those whose array the worker does not hold. Each
   // returns true once the mesh has no more of them.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -14,9 +14,9 @@ namespace shardmesh::server {
 namespace {
 
 // Returns whether the worker of the rank is expected back with its tile. A worker that keeps its
-// tiles in memory is expected back only after a start of the coordinator: the worker itself did not
-// stop, so it still has its tiles. The array's durability does not matter here: it says how durable
-// the array's least durable tile is. `mesh` may be null.
+// tiles in memory is expected back only after a start of the coordinator. In that case the worker
+// did not stop, and still has its tiles. The array's durability does not matter here: it says how
+// durable the array's least durable tile is. `mesh` may be null.
 bool ComesBack(const MeshRanks* mesh, const Recovery& recovery, int64_t rank) {
   return mesh != nullptr && !mesh->identities.empty() &&
          recovery.ComesBack(mesh->identities[static_cast<size_t>(rank)]);

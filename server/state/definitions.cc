@@ -491,7 +491,7 @@ absl::Status DefinitionStore::Load() {
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
-        // Leave the mesh out: without the record of its assigned workers, its ranks would be
+        // Leave the mesh out. Without the record of its assigned workers, its ranks would be
         // assigned to other workers, which lack the tiles of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
           LogError("the ranks of a mesh cannot be read, and it is left out",

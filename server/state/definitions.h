@@ -85,7 +85,7 @@ const std::vector<std::string>& WorkersOf(const Definition& mesh);
 
 // Returns the store's revision at which the ranks of a mesh got their present workers: that of the
 // mesh's definition, or of a later assignment. Arrays of partial sums record this revision as the
-// revision of their mesh, because the tiles of such arrays do not say which rank held which tile.
+// revision of their mesh. The reason: their tiles do not say which rank held which tile.
 Revision RanksRevisionOf(const Definition& mesh);
 
 // Returns whether a reference names a version, as in `NAME@VERSION`. Decoding a former version may
@@ -106,7 +106,7 @@ class Definitions {
 
   // The store's revision of this snapshot.
   Revision revision() const { return revision_; }
-  // Tensors below this size are not sharded, unless the rule set sets another size.
+  // Tensors with fewer elements are not sharded, unless the rule set sets another minimum.
   int64_t min_sharding_size() const { return min_sharding_size_; }
   // Returns all definitions of a kind, by name.
   const ByName& all(DefinitionKind kind) const { return *definitions_[static_cast<size_t>(kind)]; }

@@ -99,8 +99,8 @@ class LinkTable {
   };
 
   static Row RowOf(const KnownCost& known, size_t rank, const Report& report);
-  // Applies a new epoch: marks the rows of workers that came or went for recomputation, and adds or
-  // removes their links in the rows of other workers.
+  // Applies a new epoch. Marks the rows of workers that came or went for recomputation. Adds or
+  // removes the links to these workers in the rows of other workers.
   void TakeEpoch(const MembershipView& view, KnownCost* known) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

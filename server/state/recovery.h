@@ -55,9 +55,9 @@ class Recovery {
   // worker still has its tiles, even those in memory.
   bool IsAwaited(std::string_view identity) const;
 
-  // Returns the closing words of an error message about workers that are expected back: for how
-  // long they are expected, and what the caller can do. Example: "for at most 1m (--return-grace of
-  // the coordinator); try again, ...".
+  // Returns the closing words of an error message about workers that are expected back. They say
+  // for how long the workers are expected, and what the caller can do. Example: "for at most 1m
+  // (--return-grace of the coordinator); try again, ...".
   std::string WaitAdvice() const;
 
   // Returns the number of awaited workers; 0: recovery has ended.

@@ -920,8 +920,8 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
   return records;
 }
 
-// Returns the row ids of former values of definitions that are older than a gap: a version is
-// missing between the value and a newer value. DefinitionStore takes the version of an unreadable
+// Returns the row ids of former values of definitions that are older than a gap. A gap is a missing
+// version between the value and a newer value. DefinitionStore takes the version of an unreadable
 // former value to be one less than the next newer version.
 std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   constexpr int64_t kAny = 0;
@@ -959,7 +959,7 @@ absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
   SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
   // The state whose cluster record is lost, and each state that was replaced before, may come from
-  // this snapshot. Each of them has skipped kSkippedTerms.
+  // this snapshot. Each of them has skipped kSkippedTerms, and this state skips as many once more.
   cluster.term += (2 + restores) * kSkippedTerms;
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   return cluster;
@@ -1043,8 +1043,8 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
 
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
-  // Compute the digest of the file with its log merged: another process that opens and closes the
-  // file merges the log, and the digest must stay the same.
+  // Compute the digest of the file with its log merged. Another process that opens and closes the
+  // file also merges the log, and must not change the digest.
   const bool has_log = HasLog(file);
   std::string digest;
   if (!has_log) {

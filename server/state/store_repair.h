@@ -17,9 +17,10 @@ namespace shardmesh::server {
 
 // A restored state skips this many terms and revisions: more than can have been used since the
 // snapshot. If the terms and revisions of the previous state are unknown, it skips as many again
-// for that state and for each state that was replaced before. Workers therefore accept its
-// coordinator, and no version of a name repeats. Each start of the coordinator uses one term: with
-// a restart every five minutes the skipped terms last eight weeks. kMaxTerm allows 511 restores.
+// for that state. It also does so for each state that was replaced before. Workers therefore accept
+// its coordinator, and no version of a name repeats. Each start of the coordinator uses one term:
+// with a restart every five minutes the skipped terms last eight weeks. kMaxTerm allows 511
+// restores.
 inline constexpr int64_t kSkippedTerms = 16'384;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 

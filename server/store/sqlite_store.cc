@@ -38,8 +38,8 @@ constexpr int kCopiedPages = 256;
 // large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
-// Opening a store returns free pages of its database to the disk, but only if there are at least
-// this many free pages, and they are at least half of all pages.
+// Opening a store returns free pages of its database to the disk if there are at least this many
+// free pages. They must also be at least half of all pages.
 constexpr int64_t kVacuumPages = 16'384;
 
 // A page limit that no database reaches.
@@ -121,7 +121,7 @@ class Reserve {
 
  private:
   void Grow(int64_t most) {
-    // If the request fails, halve it: a disk may provide less than it reports as free, because of
+    // If the request fails, halve it. A disk may provide less than it reports as free, because of
     // limits of this user or because the file system needs metadata.
     for (int64_t bytes = std::min(kReservedBytes - bytes_, most);
          bytes >= kPieceBytes && !Extend(bytes / kPieceBytes * kPieceBytes);) {

@@ -111,7 +111,7 @@ class WalFile {
   bool is_big_endian_ = false;
   uint64_t salts_ = 0;
   std::vector<Frame> frames_;
-  std::map<int64_t, std::string> mended_;  // by frame; bytes as returned by ReadFrame
+  std::map<int64_t, std::string> mended_;  // repaired frames, as ReadFrame returns them
   int64_t end_ = 0;                        // number of frames up to the last valid commit
   bool is_damaged_ = false;
   bool is_whole_ = true;
