@@ -1495,7 +1495,7 @@ void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t a
   SHARDMESH_PASSES("registry.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
-  if (presence.attachment > attachment) return;  // the worker has attached again since
+  if (presence.attachment > attachment) return;  // the worker has attached again
   presence = {.attachment = attachment, .is_lost = true};
   const auto arrays = arrays_by_mesh_.find(mesh_id);
   if (arrays == arrays_by_mesh_.end()) return;

@@ -50,10 +50,10 @@ namespace shardmesh::server {
 enum class ArrayState { kStaging, kAvailable, kDegraded, kReleased };
 std::string_view ArrayStateName(ArrayState state);  // "STAGING", ...
 
-// Where an array's tiles are kept once its commit is acknowledged.
+// The place where workers keep an array's tiles once the array's commit is acknowledged.
 enum class Durability { kMemory, kDisk };
 
-// Where an array's bytes came from, so that lost tiles can be read again.
+// The origin of an array's bytes, from which lost tiles can be read again.
 struct ArraySource {
   std::string path;    // path on the workers; empty: a client sent the bytes
   std::string tensor;  // the tensor's name in the file
@@ -233,11 +233,11 @@ struct InventoryVerdict {
 // clang-format on
 //
 // A commit too large for one transaction is written as a manifest. The chunks come first and are
-// not yet valid. The key `manifest/ID` comes last and makes them valid; the transaction requires
-// that this key does not exist before. If a name occurs in several records, the newest version is
-// valid. If fewer than half of a manifest's names are current, the registry writes a new manifest
-// with only these names, and keeps their versions. Every transaction requires that `cluster` is
-// unchanged, so that a replaced coordinator cannot write.
+// not yet valid. The key `manifest/ID` comes last and makes the chunks valid. The transaction that
+// writes this key requires that the key does not exist yet. If a name occurs in several records,
+// the newest version is valid. If fewer than half of a manifest's names are current, the registry
+// writes a new manifest with only these names, and keeps their versions. Every transaction requires
+// that `cluster` is unchanged, so that a replaced coordinator cannot write.
 //
 // Thread-safe. Callbacks and listeners run without a lock, in the order of the events, on the
 // caller's or the store's thread. Destroy the registry after the last call has called back. The
@@ -682,7 +682,7 @@ class ArrayRegistry {
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
   // Names whose array is unknown, each with the key of the unreadable record of its array. Names
-  // whose own record is unreadable are not here: the store reports them.
+  // whose own record is unreadable are not in this map: the store reports them.
   absl::flat_hash_map<std::string, std::string> unreadable_names_ ABSL_GUARDED_BY(mutex_);
   // Number of names that running commits will add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -469,7 +469,7 @@ absl::Status DefinitionStore::Load() {
   auto state = std::make_shared<Definitions>();
   state->min_sharding_size_ = min_sharding_size_;
   // Only a state that was restored or lost records has the record kRestoredKey. The revision of
-  // this record is above all versions that were given before.
+  // this record is above all versions that were given before the restore or the loss.
   restored_at_ = store_->UnreadableRevision(kRestoredKey);
   if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
     restored_at_ = std::max(restored_at_, restored->mod_revision);
@@ -1004,8 +1004,8 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
         std::vector<Event> events;
         for (const WatchEvent& change : changes) {
           if (change.key.compare(0, kRanksPrefix.size(), kRanksPrefix) == 0) {
-            // Skip this event if the mesh or its ranks were changed or deleted since: the later
-            // change has an event of its own.
+            // Skip this event if the mesh or its ranks were changed or deleted after it: that later
+            // change has its own event.
             const Definitions::ByName& meshes = state->all(DefinitionKind::kMesh);
             const auto mesh = meshes.find(change.key.substr(kRanksPrefix.size()));
             if (change.value == nullptr || mesh == meshes.end() ||

@@ -318,8 +318,8 @@ class DefinitionStore {
 
   absl::Status Load();
   // Returns the former versions of `definition` that the store keeps as of revision `at`.
-  // `previous` is the version before, or null. Versions that `previous` already lists are not
-  // decoded again.
+  // `previous` is the definition before its last change, or null. Former versions that `previous`
+  // already lists are not decoded again.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
   // Reads the workers assigned to a mesh into `*mesh`.

@@ -45,7 +45,7 @@ namespace shardmesh::server {
 enum class WorkerState { kAttached, kDraining, kLost };
 std::string_view WorkerStateName(WorkerState state);  // "ATTACHED", ...
 
-// What a worker says about itself when it attaches, with verified endpoints.
+// The data that a worker sends about itself when it attaches. The endpoints are verified.
 struct WorkerInfo {
   std::string identity;      // stable over restarts, 1 to 255 bytes
   uint64_t incarnation = 0;  // new at each start; not 0
@@ -158,7 +158,7 @@ struct MembershipView {
   std::vector<int64_t> MissingRanks(const MeshRanks& mesh) const;
 };
 
-// A change from one view to the next.
+// A change from one membership view to the next.
 struct MembershipEvent {
   enum class Kind {
     kAttached,       // `identity` became alive, or attached again

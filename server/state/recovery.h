@@ -22,8 +22,8 @@ namespace shardmesh::server {
 // After its start, a coordinator awaits each worker with a rank in its durable state. Recovery ends
 // once each of these workers has attached and its inventory (the list of its tiles) was processed.
 // Until then an array may be degraded only because its tiles are not reported yet. Recovery happens
-// once: a worker lost later is not awaited. If the durable state has no worker with a rank, there
-// is no recovery.
+// once: a worker that is lost after its inventory was processed is not awaited. If the durable
+// state has no worker with a rank, there is no recovery.
 //
 // A worker that keeps its tiles on disk is likely to restart after it left or was lost. The
 // coordinator expects it back for `return_grace`. The coordinator also expects each awaited worker

@@ -99,7 +99,8 @@ inline constexpr RetentionOptions kRetainAll = {.bytes = SIZE_MAX,
 
 struct LocalStoreOptions {
   RetentionOptions retention = {};
-  // Which keys keep old values beyond the retention, and whether all other keys keep no old values.
+  // Selects the keys that keep old values beyond the retention, and says whether all other keys
+  // keep no old values.
   HistoryOptions history = {};
   // Called on the writer thread with the error of a write whose outcome is unknown. The data may or
   // may not be on disk, so no caller may get an answer: no commit callback runs afterwards. The

@@ -657,9 +657,9 @@ class SqliteJournal final : public Journal {
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
   bool is_copied_ = false;  // whether the last CopyLog succeeded
-  // Whether the mark that the database needs its log is in the database's file.
+  // True if the database's file has the mark that the database needs its log.
   bool needs_log_ = false;
-  // Whether the journal is prepared, and has since failed only for lack of space, if at all.
+  // True once the journal is prepared. False again after any error except lack of space.
   bool is_usable_ = false;
   OpenFiles files_;
   int64_t unreadable_ = 0;

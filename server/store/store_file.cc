@@ -63,7 +63,8 @@ absl::Status StoreError(absl::StatusCode code, std::string_view message, std::st
                     {{fact::kFile, file}});
 }
 
-// How often the log names the process that holds the lock, while this process waits for it.
+// Interval at which the log names the process that holds the lock, while this process waits for the
+// lock.
 constexpr absl::Duration kLockLogInterval = absl::Seconds(10);
 
 // The path of the lock file. Its text describes the process that holds the lock.

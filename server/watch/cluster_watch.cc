@@ -55,7 +55,7 @@ void EncodeTo(const NameChange& from, v1::WatchClusterResponse* response) {
   to->set_version(from.version);
 }
 
-// Which kinds of changes the client wants, by their index in ClusterChange::Value.
+// For each kind of change, by its index in ClusterChange::Value: true if the client wants it.
 using Wanted = std::array<bool, std::variant_size_v<ClusterChange::Value>>;
 
 absl::StatusOr<Wanted> DecodeSubjects(const v1::WatchClusterRequest& request) {
