@@ -240,8 +240,8 @@ struct InventoryVerdict {
 // that `cluster` is unchanged, so that a replaced coordinator cannot write.
 //
 // Thread-safe. Callbacks and listeners run without a lock, in the order of the events, on the
-// caller's or the store's thread. Destroy the registry after the last call has called back. The
-// store and the clock must outlive the registry.
+// caller's, the store's or the clock's thread. Destroy the registry after the last call has called
+// back. The store and the clock must outlive the registry.
 class ArrayRegistry {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;

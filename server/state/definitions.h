@@ -172,9 +172,9 @@ class Definitions {
   int64_t min_sharding_size_ = kDefaultMinSize;
   // Successive snapshots share the maps of the kinds that did not change.
   std::shared_ptr<const ByName> definitions_[kDefinitionKindCount];
-  // Returns whether the store has an unreadable record of this key. Null if the store has no
-  // unreadable record. All snapshots of a DefinitionStore share this function, so no snapshot may
-  // outlive the Store that the function asks.
+  // Returns whether the store has an unreadable record of this key. The pointer is null if the
+  // store has no unreadable record. All snapshots of a DefinitionStore share this function, so no
+  // snapshot may outlive the Store that the function asks.
   std::shared_ptr<const std::function<bool(const std::string& key)>> is_unreadable_;
   // All snapshots of a DefinitionStore share this cache.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();

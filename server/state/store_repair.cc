@@ -653,7 +653,7 @@ std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   return cluster;
 }
 
-// The cluster record and the revision that are the newest readable ones of a damaged database.
+// The newest cluster record and the newest revision that can be read from a damaged database.
 struct Extent {
   std::optional<ClusterRecord> cluster;
   Revision newest = 0;

@@ -161,8 +161,8 @@ struct StoreCheck {
 //   than one commit can write. Or `cluster_of` is given although the record `cluster` can be read.
 // - INTERNAL: the disk failed to read existing data. This does not mean that the data is damaged.
 //
-// NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState), or no record of
-// the database can be read.
+// NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState); no record of the
+// database can be read; or pages are damaged in a database whose schema has no checksums.
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of = "",
                                            const GivenRanks& ranks = {});
