@@ -408,8 +408,8 @@ class ArrayRegistry {
   using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
   void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
   // Checks that a tile in a worker's quarantine is the rank's tile of the array.
-  // FAILED_PRECONDITION: the tile is not the rank's tile, or its checksum differs. NOT_FOUND: no
-  // such array.
+  // FAILED_PRECONDITION: the array is only staged; the tile is not the rank's tile; or
+  // (CHECKSUM_MISMATCH) the tile's checksum differs. NOT_FOUND: no such array.
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
 

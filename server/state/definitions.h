@@ -183,8 +183,9 @@ class Definitions {
 // Writes the definitions to the store and publishes them as snapshots. The store keeps replaced
 // versions: open it with DefinitionHistory().
 //
-// Thread-safe. Callbacks run on the store's thread, without a lock. The destructor waits for the
-// callbacks of all changes. Store, clock and request memory must outlive this object.
+// Thread-safe. Callbacks run without a lock, on the caller's thread or on the store's thread. The
+// destructor waits for the callbacks of all changes. Store, clock and request memory must outlive
+// this object.
 class DefinitionStore {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;

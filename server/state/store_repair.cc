@@ -432,8 +432,8 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
       return absl::OkStatus();
     }
     if (!next->has_value()) return absl::OkStatus();
-    // The page itself is sound. The row has a large value, part of which is on another, damaged
-    // page.
+    // The page itself is sound. The next row has a large value, part of which is on another,
+    // damaged page.
     const int64_t row_id = **next;
     const absl::StatusOr<std::string> key = reader.KeyOf(row_id);
     if (!key.ok() && !absl::IsDataLoss(key.status())) return key.status();
