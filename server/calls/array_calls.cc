@@ -26,15 +26,15 @@
 namespace shardmesh::server {
 namespace {
 
-// Longest validity of a token to read an array. A worker checks the token only when the client
-// opens a stream, so open streams go on after the token has expired. A client that needs more time
-// starts the read again.
+// Longest validity of a transfer token to read an array. A worker checks the token only when the
+// client opens a stream, so open streams go on after the token has expired. A client that needs
+// more time starts the read again.
 constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // A page of arrays is full once it has this many bytes. The page then stays below a message's limit
 // even with its last array.
 constexpr int64_t kListBytes = int64_t{1} << 20;
-// The first byte of a page token: the last name on the page follows (kNamedPage), or the id of an
-// array without a name (kNamelessPage).
+// The first byte of a page token. After kNamedPage, the last name on the page follows. After
+// kNamelessPage, the id of the last array follows, which has no name.
 constexpr char kNamedPage = 'n';
 constexpr char kNamelessPage = 'i';
 
@@ -171,7 +171,7 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
   }
   Encode(*selected.array, &selected.name, response->mutable_array());
   const std::vector<int64_t>& missing = selected.array->missing_ranks;
-  std::set<int64_t> holders;  // ranks that hold parts of the slice
+  std::set<int64_t> holders;  // ranks that hold tiles of the slice
   for (const OwnedTile& tile : tiles) {
     if (!request.has_slice()) break;
     v1::HeldTile* const held = response->add_tiles();
@@ -186,8 +186,8 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
     if (request.has_slice() && !holders.contains(endpoint.rank)) continue;
     Encode(endpoint, response->add_devices());
   }
-  // A token expires no later than the session's lease as it is now. A later lease renewal does not
-  // extend the token.
+  // The transfer token expires no later than the session's lease as it is now. A later lease
+  // renewal does not extend the token.
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, context.sessions->Get(request.session_id()));
   const rpc::TransferClaims claims{
       .direction = rpc::TransferDirection::kGet,

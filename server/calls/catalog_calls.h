@@ -12,9 +12,9 @@ namespace shardmesh::server {
 
 // Answer the calls of catalog_service.proto, which lists their errors. `response` must be empty.
 
-// If the requested name has a version (`NAME@VERSION`), compiling its rules may take long: see
-// CompilesLong. `is_cancelled` may be null. The function polls `is_cancelled` while it compiles. If
-// `is_cancelled` returns true, the call ends with CANCELLED.
+// If the requested name has a version (`NAME@VERSION`), compiling the rules of that version may
+// take long: see CompilesLong. `is_cancelled` may be null. The function polls `is_cancelled` while
+// it compiles. If `is_cancelled` returns true, the call ends with CANCELLED.
 absl::Status GetEntry(const DefinitionStore& definition_store, const v1::GetEntryRequest& request,
                       const std::function<bool()>& is_cancelled, v1::GetEntryResponse* response);
 absl::Status ListEntries(const DefinitionStore& definition_store,

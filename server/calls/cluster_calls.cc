@@ -149,8 +149,8 @@ void ClusterCalls::DescribeStart(v1::WatchStarted* to) const {
   to->set_revision(context_.definition_store->settled_revision());
 }
 
-// Returns 0 while the coordinator still awaits inventories: until then arrays lack tiles only
-// because their workers have not reported them.
+// Returns 0 while the coordinator still awaits inventories. During that time, arrays lack tiles
+// only because the workers have not reported the tiles.
 int64_t ClusterCalls::DegradedArrays() const {
   return options_.recovery->awaited() > 0 ? 0 : context_.registry->CountArrays().degraded;
 }

@@ -26,7 +26,7 @@ struct ClusterServiceOptions {
   const FlightLog* flight_log = nullptr;
   const StepWatch* step_watch = nullptr;
   UnreadableRecords unreadable = {};
-  // The parts that the calls about workers (drain, forget, replace) change.
+  // The parts of the coordinator that the calls about workers (drain, forget, replace) change.
   Membership* membership = nullptr;
   DefinitionStore* definition_store = nullptr;
   // Passes an operator's orders about quarantined tiles to the workers.

@@ -41,8 +41,8 @@ class PageBudget {
 // 0 for the first page. INVALID_ARGUMENT (BAD_FIELD): the token is malformed.
 absl::StatusOr<int64_t> NumberOfPageToken(const std::string& token);
 
-// Where a page of the cluster's status begins. The token `m/RANK/MESH` names a mesh and the first
-// rank to list. The token `w/IDENTITY` means the workers after the worker IDENTITY.
+// The position at which a page of the cluster's status begins. The token `m/RANK/MESH` names a mesh
+// and the first rank to list. The token `w/IDENTITY` means the workers after the worker IDENTITY.
 struct StatusPosition {
   bool in_meshes = true;
   std::string name;  // of the mesh or the worker
@@ -54,8 +54,9 @@ struct StatusPosition {
   static absl::StatusOr<StatusPosition> Parse(std::string_view token);
 };
 
-// Where a page of links begins. The token `w/INDEX` is the index of a worker. The token
-// `l/INDEX/IDENTITY` is the index of a link among the links whose lower identity is IDENTITY.
+// The position at which a page of links begins. The token `w/INDEX` holds the index of the page's
+// first worker in the list of workers. The token `l/INDEX/IDENTITY` holds the index of the page's
+// first link among the links whose lower identity is IDENTITY.
 struct LinkPosition {
   bool in_workers = true;
   int64_t index = 0;

@@ -42,13 +42,15 @@ class WorkerCalls {
  private:
   struct Replacement;
 
-  // Returns OK if the worker's ranks may move to another worker. The worker must be lost, and must
-  // not be one that the coordinator has awaited since its start.
+  // Returns OK if the worker's ranks may move to another worker. The worker must be lost. It must
+  // not be a worker that the coordinator still expects back after the coordinator's start
+  // (Recovery::IsAwaited).
   absl::Status CheckLost(const std::string& identity) const;
   absl::Status CheckReplace(const v1::ReplaceWorkerRequest& request,
                             const std::vector<ServedRank>& ranks) const;
   void ReplaceNext(std::shared_ptr<Replacement> replacement) const;
-  // Copies the ranks assigned in the mesh's definition to the membership, if the two differ.
+  // Copies the assignment of the mesh's ranks from the definitions to the membership, if the two
+  // differ.
   void MoveRanks(const std::string& mesh_id) const;
 
   Membership* const membership_;

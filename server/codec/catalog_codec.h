@@ -12,7 +12,8 @@ v1::EntryKind Encode(DefinitionKind kind);
 // INVALID_ARGUMENT (BAD_FIELD) names the field `kind`.
 absl::StatusOr<DefinitionKind> Decode(v1::EntryKind kind);
 
-// Whether to include a tree's tensors. They can fill a whole message, and few callers need them.
+// Says whether to encode a tree's tensors. The tensors can fill a whole message, and few callers
+// need them.
 enum class Tensors { kLeftOut, kWithTree };
 
 void Encode(const Definition& definition, Tensors tensors, v1::Entry* to);

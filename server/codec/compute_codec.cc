@@ -34,8 +34,8 @@ v1::ExecuteRequest SingleOp(const Request& request) {
   step.mutable_program()->add_ops();
   return step;
 }
-// Call it once all operands are added. Makes the op's result the program's output. The value index
-// of the result follows the indexes of the operands.
+// Call Finished once all operands are added. Makes the op's result the program's output. The value
+// index of the result follows the indexes of the operands.
 v1::ExecuteRequest Finished(v1::ExecuteRequest step) {
   const auto operands = static_cast<uint32_t>(step.operands_size());
   step.mutable_program()->set_operand_count(operands);

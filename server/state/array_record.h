@@ -15,8 +15,9 @@
 
 namespace shardmesh::server {
 
-// The bytes are messages of shardmesh.store.v1. The Decode functions return DATA_LOSS
-// (STORE_FAILED), which names `key`, if the bytes are malformed or describe an impossible value.
+// All Encode functions of this file return serialised messages of the package shardmesh.store.v1.
+// All Decode functions return DATA_LOSS (STORE_FAILED), which names `key`, if the bytes are
+// malformed or describe an impossible value.
 
 struct ClusterRecord {
   std::string cluster_id;

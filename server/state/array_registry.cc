@@ -31,7 +31,8 @@ constexpr size_t kMaxDiscarded = 65'536;
 // Most tiles or arrays of an inventory that are handled before the lock is released for other
 // threads.
 constexpr size_t kTakenAtOnce = 2'048;
-// Most meshes whose last change is remembered. If there are more, the older half is forgotten.
+// Most meshes whose last change is remembered. Beyond this number, the older half of the changes is
+// forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
 // A commit within these limits is written as one transaction. The limits leave room for the fence
@@ -126,7 +127,8 @@ void TakeFrom(ByMesh& by_mesh, std::string_view mesh_id, std::string_view id) {
 }
 
 // Calls back for the next kTakenAtOnce objects of a mesh after the id `*last`, and advances
-// `*last`. A callback may erase its own object. Returns true once the mesh has no more objects.
+// `*last`. A callback may erase the object that it is called with. Returns true once the mesh has
+// no more objects.
 template <typename ByMesh, typename Callback>
 bool ForSomeOf(ByMesh& by_mesh, std::string_view mesh_id, std::string* last,
                const Callback& callback) {
@@ -167,7 +169,7 @@ struct ArrayRegistry::Pending {
   absl::flat_hash_map<std::string_view, ArrayPtr> by_id = {};  // by array id
   std::vector<ManifestEntry> entries = {};  // entries of the names that get an array
   int64_t more_names = 0;                   // MoreNames(request)
-  std::string manifest_id;                  // empty: one transaction is enough
+  std::string manifest_id;                  // empty: the commit is one transaction
   std::vector<std::string> chunks;
   Transaction last;  // the transaction that makes the manifest valid
 };
@@ -357,8 +359,8 @@ absl::Status ArrayRegistry::Load() {
     if (array == arrays.end() && !has_unreadable_ && !restored_from_.empty() &&
         absl::IsNotFound(store_->Get(ArrayKey(found.array_id)).status())) {
       // The array's record was set aside. The array is thus unknown, and its tiles will go into
-      // quarantine. Delete the name from the store too: otherwise each start would report the same
-      // problem.
+      // quarantine. Delete the name from the store as well. Each later start would otherwise report
+      // the same problem.
       LogWarning("a name is given up: the record of its array was set aside",
                  {{"name", name}, {"array", found.array_id}});
       given_up.push_back(name);
@@ -396,9 +398,9 @@ absl::Status ArrayRegistry::Load() {
       dead_keys_.push_back(item.key);
       continue;
     }
-    // The array has a record but no name: a session held it when its last name was deleted, or its
-    // release was interrupted. If some records are unreadable, one of them may hold a name of the
-    // array: keep the array.
+    // The array has a record but no name. Either a session held the array when its last name was
+    // deleted, or the release of the array was interrupted. If some records are unreadable, one of
+    // them may hold a name of the array: keep the array.
     ArrayEntry& entry = AddArray(id, arrays[id]);
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged_;
@@ -1013,7 +1015,8 @@ std::shared_ptr<ArrayRegistry::Rewrite> ArrayRegistry::BeginRewrite() {
   sparse_manifests_.erase(sparse_manifests_.begin());
   // Count the names as mentioned by the new manifest from now on. A deletion of a name during the
   // rewrite is then recorded in the store, and the new manifest does not restore the name. A name
-  // that moves during the rewrite gets a newer version, which counts.
+  // that moves during the rewrite gets a newer version, which replaces its entry in the new
+  // manifest.
   Manifest& manifest = manifests_[rewrite->new_id];
   for (const std::string& name : manifests_.find(rewrite->old_id)->second.names) {
     const auto found = names_.find(name);
@@ -1058,8 +1061,8 @@ void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& writt
         found->second.manifest_id = rewrite.new_id;
         ++fresh->second.current_names;
       }
-      // If the last name of the old manifest was deleted during the rewrite, the old manifest is
-      // gone.
+      // If the last name of the old manifest was deleted during the rewrite, the old manifest was
+      // dropped at that deletion.
       if (const auto old = manifests_.find(rewrite.old_id); old != manifests_.end()) {
         DropManifest(old);
       }
@@ -1492,7 +1495,7 @@ void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t a
   SHARDMESH_PASSES("registry.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
-  if (presence.attachment > attachment) return;  // the worker has attached again since
+  if (presence.attachment > attachment) return;  // the worker has attached again
   presence = {.attachment = attachment, .is_lost = true};
   const auto arrays = arrays_by_mesh_.find(mesh_id);
   if (arrays == arrays_by_mesh_.end()) return;
@@ -1536,8 +1539,8 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
     CheckRanks(&taking);
     const size_t end = std::min(tiles.size(), begin + kTakenAtOnce);
     for (size_t i = begin; i < end; ++i) {
-      // A rank may list several tiles of one array. The array is held if one of them is the rank's
-      // tile.
+      // A rank may list several tiles of one array. The worker holds the array if one of these
+      // tiles is the rank's tile.
       const bool is_held = Classify(tiles[i], &taking);
       taking.listed[tiles[i].array_id] |= is_held;
     }
@@ -1657,7 +1660,7 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
       verdict->drop.push_back(id);
     } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
       verdict->unknown.push_back(id);
-    }  // else the array may be live: give no verdict
+    }  // else unreadable or unreported arrays may include this one: give no verdict
   }
 }
 
@@ -1731,8 +1734,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
         true);
   }
   if (array.state == ArrayState::kStaging) {
-    // Remember to send the outcome of the running commit to this worker. Without it, the worker
-    // would keep its committed tile of a discarded array for ever.
+    // Remember to send the outcome of the running commit to this worker. Without the outcome, the
+    // worker would keep its committed tile of a discarded array for ever.
     entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict.commit.push_back(tile.array_id);

@@ -50,10 +50,10 @@ namespace shardmesh::server {
 enum class ArrayState { kStaging, kAvailable, kDegraded, kReleased };
 std::string_view ArrayStateName(ArrayState state);  // "STAGING", ...
 
-// Where an array's tiles are kept once its commit is acknowledged.
+// The place where workers keep an array's tiles once the array's commit is acknowledged.
 enum class Durability { kMemory, kDisk };
 
-// Where an array's bytes came from, so that lost tiles can be read again.
+// The origin of an array's bytes, from which lost tiles can be read again.
 struct ArraySource {
   std::string path;    // path on the workers; empty: a client sent the bytes
   std::string tensor;  // the tensor's name in the file
@@ -61,8 +61,9 @@ struct ArraySource {
 
 // The definition of an array, and its origin.
 struct ArrayDefinition {
-  ArrayDescriptor descriptor;                        // array_id is a RandomId()
-  std::optional<PartitionSpec> requested_spec = {};  // if it differs from the effective spec
+  ArrayDescriptor descriptor;  // array_id is a RandomId()
+  // The spec of the request; nullopt if it is also the effective spec.
+  std::optional<PartitionSpec> requested_spec = {};
   ArraySource source = {};
 };
 
@@ -72,8 +73,8 @@ struct Array {
   ArrayState state = ArrayState::kStaging;
   Durability durability = Durability::kMemory;
   std::vector<int64_t> missing_ranks;  // rising; not empty if and only if degraded
-  std::vector<uint32_t> tile_crc32c;   // by rank, once committed
-  absl::Time created;                  // when committed
+  std::vector<uint32_t> tile_crc32c;   // by rank; set by the commit
+  absl::Time created;                  // time of the commit
 };
 using ArrayPtr = std::shared_ptr<const Array>;
 
@@ -139,7 +140,7 @@ struct InventoryTile {
 // A mesh at the time when an inventory is judged.
 struct InventoryMesh {
   const Mesh* mesh = nullptr;
-  std::optional<int64_t> rank = {};               // the worker's own rank
+  std::optional<int64_t> rank = {};               // the worker's own rank; nullopt: it serves none
   absl::Span<const std::string> identities = {};  // each rank's worker; empty: none is assigned yet
 };
 
@@ -156,13 +157,14 @@ struct Inventory {
   std::function<InventoryMesh(std::string_view mesh_id)> other_mesh = nullptr;
 };
 
-// An array that is kept without a name since ArrayRegistry::Open: see "Adoption" there.
+// An array that is kept without a name since ArrayRegistry::Open: see "Adoption" in the comment on
+// ArrayRegistry.
 struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
-  std::vector<int64_t> missing_ranks = {};  // rising: no worker has reported their tiles (yet)
-  bool can_be_named = false;                // false: only reports of some ranks show the array
-  absl::Time until;                         // InfiniteFuture: kept while records are unreadable
+  std::vector<int64_t> missing_ranks = {};  // rising; their tiles are not reported (yet)
+  bool can_be_named = false;                // false: only some ranks have reported the array
+  absl::Time until;                         // InfiniteFuture: as long as records are unreadable
 };
 
 // The registry's orders to a worker about its tiles. The worker leaves tiles without an order
@@ -172,14 +174,14 @@ struct InventoryVerdict {
     std::string array_id;
     Tile tile;
     std::string reason;        // for people
-    bool array_lives = false;  // the worker must never drop the tile for lack of space
+    bool array_lives = false;  // true: the worker must never drop the tile for lack of space
   };
   // Arrays in the registry. The worker commits those of them that it has only staged.
   std::vector<std::string> commit;
-  std::vector<std::string> drop;  // released; the worker deletes them
+  std::vector<std::string> drop;  // released or discarded; the worker deletes their tiles
   std::vector<Aside> quarantine;  // tiles that the registry does not count as this worker's
-  // Arrays of Inventory::quarantined: those that are live, and those that the registry does not
-  // know.
+  // Arrays of Inventory::quarantined: those that are live, and those that certainly do not exist.
+  // Arrays that may still be live are in neither list.
   std::vector<std::string> live;
   std::vector<std::string> unknown;
 };
@@ -191,24 +193,27 @@ struct InventoryVerdict {
 // An array lives as long as a name points to it, or a session or a running step pins it. The holder
 // of a pin must remove the pin itself.
 //
-// Releases. Workers delete tiles only of arrays whose release the registry has recorded. The
-// registry remembers each release until every rank of the mesh has confirmed it. A rank confirms
-// with a message, or with an inventory that lacks the array. Until all ranks have confirmed, the
-// store keeps the releases of arrays that were named or on disk. If an array is neither known nor
-// released, its workers move its tiles to quarantine, where tiles are neither served nor deleted.
+// Releases. Workers delete committed tiles only of arrays whose release the registry has recorded.
+// The registry remembers each release until every rank of the mesh has confirmed it. A rank
+// confirms with a message, or with an inventory that lacks the array. Until all ranks have
+// confirmed, the store keeps the releases of arrays that were named or on disk. If an array is
+// neither known nor released, its workers move its tiles to quarantine. A worker does not serve
+// quarantined tiles. It drops them only at a limit of its quarantine, for lack of space, or on an
+// order of the coordinator.
 //
 // Adoption. For a grace period after Open, the registry does not send unknown committed arrays to
 // quarantine. It adopts such an array once every rank has reported its tile. Unnamed arrays thus
-// survive a restart of the coordinator. Only the grace period pins an adopted array. If it has no
-// name and no other pin when the grace period ends, its tiles go into quarantine and are not
-// deleted. If it never had a name since Open, the same happens when it loses its last pin later.
-// The reason: if an older store was restored, the array may have had a name before. If not every
-// rank has reported its tile when the grace period ends, the reported tiles go into quarantine as
-// well.
+// survive a restart of the coordinator. At its adoption, only the grace period pins an array. If
+// the array has no name and no other pin when the grace period ends, its tiles go into quarantine
+// and are not deleted. If another pin holds the array at that time, its tiles go into quarantine
+// when it loses its last pin. Exception: an array that got a name since Open is released as usual.
+// The reason for quarantine: if an older store was restored, the array may have had a name before.
+// If not every rank has reported its tile when the grace period ends, the reported tiles go into
+// quarantine as well.
 //
 // Arrays with a record but no name in the store are kept for the grace period and then released.
 // Such a record stays, for example, if a session held the array when its name was deleted. There
-// are exceptions:
+// are exceptions to the release:
 // - In a state made from a snapshot, arrays with a record but no name go into quarantine: they may
 //   have got a name after the snapshot. The same holds for a state from which records were set
 //   aside.
@@ -228,15 +233,15 @@ struct InventoryVerdict {
 // clang-format on
 //
 // A commit too large for one transaction is written as a manifest. The chunks come first and are
-// not yet valid. The key `manifest/ID` comes last and makes them valid; the transaction requires
-// that this key does not exist before. If a name occurs in several records, the newest version is
-// valid. If fewer than half of a manifest's names are current, the registry writes a new manifest
-// with only these names, at their versions. Every transaction requires that `cluster` is unchanged,
-// so that a replaced coordinator cannot write.
+// not yet valid. The key `manifest/ID` comes last and makes the chunks valid. The transaction that
+// writes this key requires that the key does not exist yet. If a name occurs in several records,
+// the newest version is valid. If fewer than half of a manifest's names are current, the registry
+// writes a new manifest with only these names, and keeps their versions. Every transaction requires
+// that `cluster` is unchanged, so that a replaced coordinator cannot write.
 //
 // Thread-safe. Callbacks and listeners run without a lock, in the order of the events, on the
-// caller's or the store's thread. Destroy the registry after the last call has called back. The
-// store and the clock must outlive the registry.
+// caller's, the store's or the clock's thread. Destroy the registry after the last call has called
+// back. The store and the clock must outlive the registry.
 class ArrayRegistry {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<CommitResult>) &&>;
@@ -266,8 +271,8 @@ class ArrayRegistry {
   const std::string& cluster_id() const { return cluster_id_; }
   // The number of this Open of the store: each Open adds 1 to the number of the previous Open.
   int64_t term() const { return term_; }
-  // Returns the keys of the records that Open left out: Open could not decode them, or they point
-  // to an unreadable record. Records that the store itself could not read are not included.
+  // Returns the keys of the records that Open left out: records that Open could not decode, or that
+  // point to an unreadable record. Records that the store itself could not read are not included.
   const std::vector<std::string>& left_out() const { return left_out_; }
   RequestMemory& requests() { return *requests_; }
 
@@ -284,7 +289,7 @@ class ArrayRegistry {
 
   // Registers an array whose tiles are about to arrive. ALREADY_EXISTS: the id exists.
   // INVALID_ARGUMENT: see Tiling::Create. ABORTED (VERSION_MISMATCH): a change of the array's mesh
-  // is running, or the mesh was changed after the revision in the definition.
+  // is running, or the mesh was changed after the mesh revision in the array's definition.
   absl::Status Stage(ArrayDefinition definition);
   // Returns the error that Stage would return now. Changes nothing.
   absl::Status CheckStage(const ArrayDescriptor& descriptor) const;
@@ -298,7 +303,7 @@ class ArrayRegistry {
   // Ends the change. `revision`: the revision of the mesh's new definition, or of its deletion;
   // nullopt: the mesh did not change.
   void EndMeshChange(const std::string& mesh_id, std::optional<Revision> revision);
-  // Forgets staged arrays whose transfer or step was aborted. Ignores other arrays.
+  // Forgets staged arrays whose transfer or step was aborted. Ignores arrays that are not staged.
   void Discard(const std::vector<std::string>& array_ids);
 
   // Makes staged arrays available and moves names, in one atomic change. Arrays that have neither
@@ -309,7 +314,7 @@ class ArrayRegistry {
   //                        deletes the name, or expects a version or absence of the name.
   //   ABORTED              (VERSION_MISMATCH) a name has another version than expected, or another
   //                        commit is moving the name: retry. Without this reason: another commit is
-  //                        committing one of the arrays.
+  //                        committing one of the arrays, or the request lists an array twice.
   //   INVALID_ARGUMENT     a malformed name; two moves of one name; a wrong number of checksums; or
   //                        (LIMIT_EXCEEDED) more than 100 names to delete.
   //   FAILED_PRECONDITION  another coordinator has taken over this store.
@@ -321,10 +326,10 @@ class ArrayRegistry {
   // Returns the array, even if it is only staged. NOT_FOUND names the array.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
   // Returns a name at version `version`; 0: at its current version. A former version is found while
-  // its array lives, if it is among the last kFormerVersions versions whose names left that array.
-  // NOT_FOUND: there is no such name or version; for a missing name, the message suggests a similar
-  // name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its array, cannot be
-  // read. In that case, FindName does not return an older entry from a manifest.
+  // the array that it pointed to lives. It must be among the last kFormerVersions versions that
+  // left that array. NOT_FOUND: there is no such name or version; for a missing name, the message
+  // suggests a similar name. DATA_LOSS (STORE_FAILED): the store's record of the name, or of its
+  // array, cannot be read. In that case, FindName does not return an older entry from a manifest.
   absl::StatusOr<NameEntry> FindName(std::string_view name, int64_t version = 0) const;
   // Returns the name's current version; 0: the name does not exist.
   int64_t VersionOf(std::string_view name) const;
@@ -387,9 +392,9 @@ class ArrayRegistry {
   // Returns the indexes of the tiles whose array is neither in the registry nor known as released.
   // Returns none once the grace period is over.
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
-  // Processes the inventory of an attached worker. The inventory is complete: other tiles of the
-  // worker's ranks count as missing. If the attachment has ended by now, or another attachment has
-  // replaced it, the inventory does not change which tiles count as missing.
+  // Processes the inventory of an attached worker. The inventory is complete: tiles of the worker's
+  // ranks that it does not list count as missing. If the attachment has ended by now, or another
+  // attachment has replaced it, the inventory does not change which tiles count as missing.
   //
   // Takes time linear in the worker's tiles and in the arrays and unconfirmed releases on its
   // meshes. Holds the lock for a few thousand of these objects at a time. A worker may bring
@@ -398,13 +403,13 @@ class ArrayRegistry {
   // Processes tiles that the worker has restored from its quarantine since its inventory. These
   // tiles are judged like tiles of an inventory.
   InventoryVerdict TakeRestored(const Inventory& restored);
-  // Records that a worker has dropped tiles as ordered. `rank_of` returns the worker's rank in a
-  // mesh.
+  // Records that a worker has dropped its tiles of these arrays, as the registry ordered. `rank_of`
+  // returns the worker's rank in a mesh.
   using RankOf = std::function<std::optional<int64_t>(std::string_view mesh_id)>;
   void TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of);
   // Checks that a tile in a worker's quarantine is the rank's tile of the array.
-  // FAILED_PRECONDITION: the tile is not the rank's tile, or its checksum differs. NOT_FOUND: no
-  // such array.
+  // FAILED_PRECONDITION: the array is only staged; the tile is not the rank's tile; or
+  // (CHECKSUM_MISMATCH) the tile's checksum differs. NOT_FOUND: no such array.
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
 
@@ -414,7 +419,8 @@ class ArrayRegistry {
  private:
   struct ArrayEntry {
     // Up to date, except for the missing ranks and the state derived from them. Current() updates
-    // these only when the array is read, because thousands of workers may come or go before.
+    // these only when the array is read, because thousands of workers may come or go between two
+    // reads.
     mutable ArrayPtr array = nullptr;
     mutable bool is_outdated = false;
     std::vector<bool> missing = {};  // by rank
@@ -422,19 +428,21 @@ class ArrayRegistry {
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
-    // By rank: the worker that reported the tile. Not empty if the array was found on workers, or
-    // belongs to a state that may lack names. If no name has pointed to such an array since Open,
-    // its tiles go into quarantine at its release and are not deleted.
+    // By rank: the worker that reported the tile; empty text if no worker has reported it. The list
+    // is empty unless the array was found on workers, or Open loaded it from a state that may lack
+    // names. If no name has pointed to an array with this list since Open, its release moves its
+    // tiles into quarantine and does not delete them.
     std::vector<std::string> adopted_from = {};
-    // Another name of the array may be lost. At its release, the array therefore goes into
-    // quarantine and is not deleted.
+    // Another name of the array may be lost. The release of the array therefore moves its tiles
+    // into quarantine and does not delete them.
     bool may_lack_names = false;
-    // One of the pins belongs to the grace period: at Open the store had a record of the array, or
-    // workers had its tiles, but the array had no name.
+    // One of the pins belongs to the grace period. Either the store had a record of the array at
+    // Open, but no name of it, or the array was adopted.
     bool is_kept_for_grace = false;
-    bool was_named = false;              // a name has pointed to the array since Open
-    bool has_record = false;             // at Open, the store had a record of it but no name
-    std::vector<NameEntry> former = {};  // the last kFormerVersions names that pointed here
+    bool was_named = false;   // a name has pointed to the array since Open
+    bool has_record = false;  // at Open, the store had its record but no name of it
+    // The last kFormerVersions versions of names that pointed to the array and no longer do.
+    std::vector<NameEntry> former = {};
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
     struct Waiting {
       std::string identity;
@@ -450,7 +458,7 @@ class ArrayRegistry {
   struct Orphan {
     ArrayDescriptor descriptor;
     Durability durability = Durability::kDisk;
-    std::vector<std::string> identities;  // by rank; empty: not reported yet
+    std::vector<std::string> identities;  // workers by rank; empty text: not reported yet
     std::vector<uint32_t> tile_crc32c;
     int64_t reported = 0;
   };
@@ -505,8 +513,8 @@ class ArrayRegistry {
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Deletes names from the store whose array has no record. If a deletion fails, the next Open
-  // tries again.
+  // Deletes from the store those names whose array has no record there. If a deletion fails, the
+  // next Open tries again.
   void GiveUp(const std::vector<std::string>& names) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // A name that does not exist, and the existing names next to it.
@@ -572,8 +580,8 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes released arrays to the release listener, and deletes the records of dead_keys_ in the
-  // store.
+  // Passes released arrays to the release listener, and deletes the records with the keys
+  // dead_keys_ from the store.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Remembers released arrays until their ranks confirm the release. For releases that must survive
   // this process, also writes a record to the store.
@@ -606,9 +614,9 @@ class ArrayRegistry {
   // rank, or cannot be judged yet.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans, and
-  // ConfirmUnlisted confirms releases. Each handles the next few objects on the mesh after the id
-  // `*last`, and changes those that the worker does not hold. Each returns true after the last
-  // object.
+  // ConfirmUnlisted confirms releases. Each handles the next few arrays, orphans or releases of the
+  // mesh, after the array id `*last`. It changes those whose array the worker does not hold. Each
+  // returns true once the mesh has no more of them.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
@@ -617,8 +625,8 @@ class ArrayRegistry {
                        std::string* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseOrphan(std::map<std::string, Orphan, std::less<>>::iterator orphan)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Judges arrays in a worker's quarantine: the worker must drop released arrays. Live and unknown
-  // arrays are reported to the worker.
+  // Judges arrays in a worker's quarantine: the worker must drop released arrays. The verdict also
+  // lists the live arrays and those that certainly do not exist.
   void JudgeQuarantined(absl::Span<const std::string> array_ids, InventoryVerdict* verdict) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Returns whether the tile's mesh has no ranks yet, so that the tile's array may be adopted
@@ -674,7 +682,7 @@ class ArrayRegistry {
   absl::flat_hash_map<std::string, int64_t> manifest_mentions_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> moving_names_ ABSL_GUARDED_BY(mutex_);
   // Names whose array is unknown, each with the key of the unreadable record of its array. Names
-  // whose own record is unreadable are not here: the store reports them.
+  // whose own record is unreadable are not in this map: the store reports them.
   absl::flat_hash_map<std::string, std::string> unreadable_names_ ABSL_GUARDED_BY(mutex_);
   // Number of names that running commits will add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -690,16 +698,17 @@ class ArrayRegistry {
   std::deque<std::string> discarded_order_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Orphan, std::less<>> orphans_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh orphans_by_mesh_ ABSL_GUARDED_BY(mutex_);
-  // Arrays in arrays_ without a name since Open that may have had a name before.
+  // Arrays in arrays_ to which no name has pointed since Open, although one may have before Open.
+  // ListUnnamed lists these arrays.
   std::set<std::string, std::less<>> unnamed_ ABSL_GUARDED_BY(mutex_);
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
   // RestoredRecord::may_lack_names: a lost record may name arrays that seem to have no name.
   bool may_lack_names_ ABSL_GUARDED_BY(mutex_) = false;
-  // By changed mesh: the lowest revision of the mesh that arrays may be staged for. Once there are
-  // too many entries, those of the oldest changes are removed: every put that began before these
-  // changes has ended by then.
+  // By changed mesh: the lowest revision of the mesh that arrays may be staged for. Beyond a limit,
+  // the entries of the oldest changes are removed: every put that began before these changes has
+  // ended by then.
   std::map<std::string, Revision, std::less<>> mesh_floors_ ABSL_GUARDED_BY(mutex_);
   int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 

@@ -14,9 +14,9 @@ namespace shardmesh::server {
 namespace {
 
 // Returns whether the worker of the rank is expected back with its tile. A worker that keeps its
-// tiles in memory is expected back only after the coordinator's start, because it then still has
-// its tiles. The array's durability does not matter here: it is that of the array's least durable
-// tile. `mesh` may be null.
+// tiles in memory is expected back only after a start of the coordinator. In that case the worker
+// did not stop, and still has its tiles. The array's durability does not matter here: it says how
+// durable the array's least durable tile is. `mesh` may be null.
 bool ComesBack(const MeshRanks* mesh, const Recovery& recovery, int64_t rank) {
   return mesh != nullptr && !mesh->identities.empty() &&
          recovery.ComesBack(mesh->identities[static_cast<size_t>(rank)]);
@@ -118,8 +118,8 @@ absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected
       return std::binary_search(missing.begin(), missing.end(), device);
     });
     if (!tile.devices.empty()) continue;
-    // If the workers of some replicas of the tile come back, wait only for these: one replica is
-    // enough.
+    // If the workers of some replicas of the tile come back, wait only for these workers: the call
+    // needs only one replica of the tile.
     const auto away = std::stable_partition(owners.begin(), owners.end(), [&](DeviceId rank) {
       return ComesBack(mesh, recovery, rank);
     });

@@ -18,7 +18,7 @@ namespace shardmesh::server {
 // How a request identifies an array: by its name or, if the name is empty, by its id.
 struct ArrayReference {
   std::string name = {};
-  int64_t version = 0;  // of the name; 0: the current one
+  int64_t version = 0;  // version of the name; 0: the current version
   std::string array_id = {};
 };
 

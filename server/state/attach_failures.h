@@ -43,7 +43,7 @@ class AttachFailures {
   void Remove(ByIdentity::iterator entry);
 
   ByIdentity by_identity_;
-  // The entries of the map above, by the time of the last attempt.
+  // The entries of by_identity_, by the time and the identity of each worker's last attempt.
   std::map<std::pair<absl::Time, std::string>, ByIdentity::iterator> by_time_;
 };
 

@@ -28,7 +28,7 @@ struct WorkerChange {
   std::string reason;  // why the worker was lost, for people
 };
 
-// An array became visible, or is no longer visible.
+// An array was committed or adopted; or (`is_deleted`) it was released or put into quarantine.
 struct ArrayChange {
   std::string array_id;
   std::string mesh_id;
@@ -77,7 +77,8 @@ class ClusterChanges {
   // `clock` must outlive this object.
   explicit ClusterChanges(const Clock* clock) : clock_(clock) {}
 
-  // Returns whether there is any watch. Most clusters have none: check this before making a change.
+  // Returns whether there is any watch. Most clusters have no watch: call is_watched before you
+  // build a change for Add.
   bool is_watched() const { return is_watched_.load(std::memory_order_acquire); }
 
   // Passes a change to the callbacks of all watches, one change at a time. The caller must hold no

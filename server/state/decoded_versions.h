@@ -21,8 +21,9 @@ class DecodedVersions {
   using Record = std::shared_ptr<const std::string>;
   using DefinitionPtr = std::shared_ptr<const Definition>;
 
-  // Higher than the number of versions that recent requests name. A decoded former version takes as
-  // much memory as a current definition.
+  // Most cached definitions. The limit is above the number of versions that recent requests are
+  // expected to name. It bounds the memory: a decoded former version takes as much memory as a
+  // current definition.
   static constexpr size_t kMaxVersions = 64;
   static constexpr size_t kMaxRecordBytes = size_t{8} << 20;  // of all cached records together
 
@@ -30,7 +31,8 @@ class DecodedVersions {
   DefinitionPtr Find(const Record& record);
 
   // Adds a definition and evicts the least recently used definitions beyond the limits. Returns the
-  // cached definition: if two threads decoded it at the same time, the one that was added first.
+  // definition that the cache now holds for the record. If two threads decoded the record at the
+  // same time, that is the definition that was added first.
   DefinitionPtr Keep(const Record& record, DefinitionPtr definition);
 
  private:

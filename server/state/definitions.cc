@@ -469,7 +469,7 @@ absl::Status DefinitionStore::Load() {
   auto state = std::make_shared<Definitions>();
   state->min_sharding_size_ = min_sharding_size_;
   // Only a state that was restored or lost records has the record kRestoredKey. The revision of
-  // this record is above all versions that were given before.
+  // this record is above all versions that were given before the restore or the loss.
   restored_at_ = store_->UnreadableRevision(kRestoredKey);
   if (const auto restored = store_->Get(kRestoredKey); restored.ok()) {
     restored_at_ = std::max(restored_at_, restored->mod_revision);
@@ -491,8 +491,8 @@ absl::Status DefinitionStore::Load() {
       }
       const std::shared_ptr<Definition> definition = *std::move(decoded);
       if (kind == DefinitionKind::kMesh && !HasWorkers(*definition)) {
-        // Leave the mesh out: without the record, its ranks would be assigned to other workers,
-        // which lack the tiles of its arrays.
+        // Leave the mesh out. Without the record of its assigned workers, its ranks would be
+        // assigned to other workers, which lack the tiles of its arrays.
         if (const absl::Status assigned = LoadAssignment(definition.get()); !assigned.ok()) {
           LogError("the ranks of a mesh cannot be read, and it is left out",
                    {{"mesh", name}, {"error", assigned}});
@@ -778,7 +778,7 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
       transaction.deletes.push_back(RanksKeyOf(change.name));
     }
   }
-  // Called later for a creation, whose version is not known yet.
+  // For a creation, add_records is called later, because the version is not known yet.
   const auto add_records = [this, &transaction, &key, verb, definition,
                             request_id = change.request_id] {
     requests_->AddTo(&transaction, request_id, EncodeWithoutValue(*definition).SerializeAsString());
@@ -1004,8 +1004,8 @@ absl::StatusOr<std::unique_ptr<WatchHandle>> DefinitionStore::Watch(
         std::vector<Event> events;
         for (const WatchEvent& change : changes) {
           if (change.key.compare(0, kRanksPrefix.size(), kRanksPrefix) == 0) {
-            // Skip this event if the mesh or its ranks were changed or deleted since: the later
-            // change has an event of its own.
+            // Skip this event if the mesh or its ranks were changed or deleted after it: that later
+            // change has its own event.
             const Definitions::ByName& meshes = state->all(DefinitionKind::kMesh);
             const auto mesh = meshes.find(change.key.substr(kRanksPrefix.size()));
             if (change.value == nullptr || mesh == meshes.end() ||

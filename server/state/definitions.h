@@ -69,7 +69,7 @@ struct Definition {
   absl::Time updated;
   DefinitionValue value;
   // The serialised EntryValue from which `value` was decoded, as clients get it. Clients get the
-  // value of a tree only from GetEntry.
+  // tensors of a tree only from GetEntry.
   std::string wire_value;
   // The kept former versions, newest first. Set only in the current versions that a Definitions
   // holds.
@@ -85,7 +85,7 @@ const std::vector<std::string>& WorkersOf(const Definition& mesh);
 
 // Returns the store's revision at which the ranks of a mesh got their present workers: that of the
 // mesh's definition, or of a later assignment. Arrays of partial sums record this revision as the
-// revision of their mesh, because their tiles do not say which rank held which tile.
+// revision of their mesh. The reason: their tiles do not say which rank held which tile.
 Revision RanksRevisionOf(const Definition& mesh);
 
 // Returns whether a reference names a version, as in `NAME@VERSION`. Decoding a former version may
@@ -106,7 +106,7 @@ class Definitions {
 
   // The store's revision of this snapshot.
   Revision revision() const { return revision_; }
-  // Tensors below this size are not sharded, unless the rule set sets another size.
+  // Tensors with fewer elements are not sharded, unless the rule set sets another minimum.
   int64_t min_sharding_size() const { return min_sharding_size_; }
   // Returns all definitions of a kind, by name.
   const ByName& all(DefinitionKind kind) const { return *definitions_[static_cast<size_t>(kind)]; }
@@ -172,9 +172,9 @@ class Definitions {
   int64_t min_sharding_size_ = kDefaultMinSize;
   // Successive snapshots share the maps of the kinds that did not change.
   std::shared_ptr<const ByName> definitions_[kDefinitionKindCount];
-  // Returns whether the store has an unreadable record of this key. Null if the store has no
-  // unreadable record. All snapshots of a DefinitionStore share this function, so no snapshot may
-  // outlive the Store that the function asks.
+  // Returns whether the store has an unreadable record of this key. The pointer is null if the
+  // store has no unreadable record. All snapshots of a DefinitionStore share this function, so no
+  // snapshot may outlive the Store that the function asks.
   std::shared_ptr<const std::function<bool(const std::string& key)>> is_unreadable_;
   // All snapshots of a DefinitionStore share this cache.
   std::shared_ptr<DecodedVersions> decoded_ = std::make_shared<DecodedVersions>();
@@ -183,8 +183,9 @@ class Definitions {
 // Writes the definitions to the store and publishes them as snapshots. The store keeps replaced
 // versions: open it with DefinitionHistory().
 //
-// Thread-safe. Callbacks run on the store's thread, without a lock. The destructor waits for the
-// callbacks of all changes. Store, clock and request memory must outlive this object.
+// Thread-safe. Callbacks run without a lock, on the caller's thread or on the store's thread. The
+// destructor waits for the callbacks of all changes. Store, clock and request memory must outlive
+// this object.
 class DefinitionStore {
  public:
   using Callback = absl::AnyInvocable<void(absl::StatusOr<std::shared_ptr<const Definition>>) &&>;
@@ -202,7 +203,7 @@ class DefinitionStore {
     int64_t max_meshes = 10'000;
     int64_t max_definitions = 100'000;  // of all kinds
   };
-  // Call it before the first change.
+  // Call SetLimits before the first change.
   void SetLimits(const Limits& limits) { limits_ = limits; }
 
   // Returns the keys of the definitions that this build could not decode. Records that the store
@@ -229,7 +230,7 @@ class DefinitionStore {
   struct Change {
     std::string request_id;
     std::string name;
-    std::optional<int64_t> expected_version = std::nullopt;  // none: any version
+    std::optional<int64_t> expected_version = std::nullopt;  // nullopt: any version
     // If true, the change is checked and not made; requires an empty request id. The callback gets
     // the resulting definition without a revision, and for a creation without a uid.
     bool validate_only = false;
@@ -296,8 +297,9 @@ class DefinitionStore {
                                                      Revision from_revision,
                                                      WatchCallback callback);
   // Returns the definition of an event, which must not be a deletion. If `event.definition` is
-  // null, decodes the record, which takes as long as at the definition's creation. The result then
-  // has no assigned workers. DATA_LOSS, INVALID_ARGUMENT: this build cannot read the record.
+  // null, decodes the record, which takes as long as at the definition's creation. A definition
+  // decoded from the record has no assigned workers. DATA_LOSS, INVALID_ARGUMENT: this build cannot
+  // read the record.
   absl::StatusOr<std::shared_ptr<const Definition>> Read(const Event& event) const;
   // Like Read, but if the record must be decoded, the result has a value only for a tree. This
   // suffices for answers to clients, and compiles no rules.
@@ -317,8 +319,8 @@ class DefinitionStore {
 
   absl::Status Load();
   // Returns the former versions of `definition` that the store keeps as of revision `at`.
-  // `previous` is the version before, or null. Versions that `previous` already lists are not
-  // decoded again.
+  // `previous` is the definition before its last change, or null. Former versions that `previous`
+  // already lists are not decoded again.
   std::vector<ReplacedDefinition> ReplacedBy(const Definition& definition, DefinitionKind kind,
                                              Revision at, const Definition* previous) const;
   // Reads the workers assigned to a mesh into `*mesh`.
@@ -349,8 +351,9 @@ class DefinitionStore {
   const int64_t min_sharding_size_;
   Limits limits_;
   std::set<std::string, std::less<>> undecoded_;  // constant after Open
-  // The revision at which the state was restored or lost records; 0: neither happened. Versions up
-  // to this revision may have been given in a state that no longer exists. Constant after Open.
+  // The revision at which the state was restored or lost records; 0: neither happened. In a state
+  // that no longer exists, other values may have got versions up to this revision. Constant after
+  // Open.
   Revision restored_at_ = 0;
   const uint64_t id_;  // identifies this object in the threads' caches
 

@@ -44,10 +44,10 @@ class LinkTable {
   // the slowest pair. The cost also says whether all links share memory. Returns the default if
   // there is no valid link or no such mesh.
   //
-  // After a report or a new epoch, takes time linear in two numbers: the workers of the mesh, and
-  // the links of the workers that reported, came or went. Without either, takes O(1). A call takes
-  // longer only if a removed link was the slowest link of many other workers: their figures are
-  // recomputed.
+  // After a new report or a new epoch, takes time linear in two numbers: the workers of the mesh,
+  // and the links of the workers that reported, came or went. If there was neither since the last
+  // call, takes O(1). A call takes longer only if a removed link was the slowest link of many other
+  // workers: the figures of these workers are recomputed.
   LinkCost CostOf(const MembershipView& view, std::string_view mesh_id) const;
 
  private:
@@ -77,7 +77,7 @@ class LinkTable {
   };
   // The figures of one worker's report about links within a mesh.
   struct Row {
-    int64_t change = 0;  // Report::change; 0: recompute the row
+    int64_t change = 0;  // Report::change of its report; 0: recompute the row
     int64_t links = 0;   // number of valid links
     int64_t not_shared = 0;
     Worst latency_seconds = {};
@@ -99,8 +99,8 @@ class LinkTable {
   };
 
   static Row RowOf(const KnownCost& known, size_t rank, const Report& report);
-  // Applies a new epoch: marks the rows of workers that came or went for recomputation, and adds or
-  // removes their links in the rows of other workers.
+  // Applies a new epoch. Marks the rows of workers that came or went for recomputation. Adds or
+  // removes the links to these workers in the rows of other workers.
   void TakeEpoch(const MembershipView& view, KnownCost* known) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

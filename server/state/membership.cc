@@ -207,9 +207,9 @@ std::vector<int64_t> MembershipView::MissingRanks(const MeshRanks& mesh) const {
 Membership::Membership(Clock* clock, MembershipOptions options)
     : clock_(clock),
       options_(options),
-      // Ignore only pauses up to half of lost_after. The last heartbeat may be an interval old when
-      // the process is stopped. After such a pause, there is still enough time for the next
-      // heartbeat.
+      // Ignore only pauses up to half of lost_after. The last heartbeat may be one heartbeat
+      // interval old when the process is stopped. After an ignored pause, there is still enough
+      // time for the next heartbeat.
       pauses_(clock, std::min(kLongestPause, options.lost_after / 2), "workers"),
       silence_(clock, [this] { LoseSilent(); }) {
   state_.epoch = options.first_epoch;

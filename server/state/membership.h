@@ -45,7 +45,7 @@ namespace shardmesh::server {
 enum class WorkerState { kAttached, kDraining, kLost };
 std::string_view WorkerStateName(WorkerState state);  // "ATTACHED", ...
 
-// What a worker says about itself when it attaches, with verified endpoints.
+// The data that a worker sends about itself when it attaches. The endpoints are verified.
 struct WorkerInfo {
   std::string identity;      // stable over restarts, 1 to 255 bytes
   uint64_t incarnation = 0;  // new at each start; not 0
@@ -100,16 +100,17 @@ class Vitals {
 struct WorkerStatus {
   WorkerInfo info;
   WorkerState state = WorkerState::kAttached;
-  bool is_leaving = false;   // its process is ending
+  bool is_leaving = false;   // the worker's process is ending
   bool is_held = false;      // drained by Drain(true), until its process ends
   uint64_t attachment = 0;   // see Membership::Attach
   absl::Time attached;       // time of its last Attach
   std::string lost_because;  // when kLost
   absl::Time lost;           // when kLost
-  int64_t losses = 0;        // number of times that it was lost
+  int64_t losses = 0;        // number of times that the worker was lost
   std::shared_ptr<Vitals> vitals = std::make_shared<Vitals>();
 
-  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }  // Attach is the first
+  // Attach counts as the first heartbeat.
+  absl::Time last_heartbeat() const { return vitals->last_heartbeat(); }
   // The used part of capacity_bytes, as of the last heartbeat.
   int64_t used_bytes() const { return vitals->used_bytes(); }
   QuarantineCount quarantine() const { return vitals->quarantine(); }  // as of the last heartbeat
@@ -121,8 +122,9 @@ class MeshRanks {
   MeshRanks(std::string id, std::vector<std::string> by_rank, int64_t rank_count);
 
   const std::string mesh_id;
-  // The identity of each rank; empty until the ranks are assigned. The assignment stays as long as
-  // the mesh is defined, whether or not the workers are alive.
+  // The identity of the worker of each rank; empty until the ranks are assigned. The ranks stay
+  // assigned as long as the mesh is defined, whether or not the workers are alive. Only SetRanks
+  // moves them to other workers.
   const std::vector<std::string> identities;
   const int64_t size;  // number of ranks
 
@@ -156,7 +158,7 @@ struct MembershipView {
   std::vector<int64_t> MissingRanks(const MeshRanks& mesh) const;
 };
 
-// A change from one view to the next.
+// A change from one membership view to the next.
 struct MembershipEvent {
   enum class Kind {
     kAttached,       // `identity` became alive, or attached again
@@ -190,7 +192,8 @@ struct MembershipOptions {
   absl::Duration lost_after = absl::Seconds(5);
   // Time after which a lost worker that serves no rank is forgotten.
   absl::Duration forget_after = absl::Minutes(10);
-  // The epoch before the first change. It must be above every epoch of earlier runs.
+  // The epoch before the first change. It must be above every epoch of earlier runs of the
+  // coordinator.
   int64_t first_epoch = 0;
 };
 

@@ -22,13 +22,14 @@ namespace shardmesh::server {
 // After its start, a coordinator awaits each worker with a rank in its durable state. Recovery ends
 // once each of these workers has attached and its inventory (the list of its tiles) was processed.
 // Until then an array may be degraded only because its tiles are not reported yet. Recovery happens
-// once: a worker lost later is not awaited. If the durable state has no worker with a rank, there
-// is no recovery.
+// once: a worker that is lost after its inventory was processed is not awaited. If the durable
+// state has no worker with a rank, there is no recovery.
 //
 // A worker that keeps its tiles on disk is likely to restart after it left or was lost. The
 // coordinator expects it back for `return_grace`. The coordinator also expects each awaited worker
-// for that time after its own start. While a worker is expected back, callers that need it get
-// RECOVERING and retry. They do not get an error that tiles or ranks are gone. Thread-safe.
+// for `return_grace` after the coordinator's own start. While a worker is expected back, callers
+// that need it get RECOVERING and retry. They do not get an error that tiles or ranks are gone.
+// Thread-safe.
 class Recovery {
  public:
   static constexpr absl::Duration kDefaultReturnGrace = absl::Seconds(60);
@@ -46,15 +47,17 @@ class Recovery {
   void MeshesChanged(const MembershipView& view);
 
   // Returns whether the worker is expected back: it left or was lost within the last
-  // `return_grace`, or it is awaited and the coordinator started within that time. Once its
-  // inventory was processed, a worker is not expected back.
+  // `return_grace`. A worker that neither left nor was lost is expected back if it is awaited and
+  // the coordinator started within the last `return_grace`. Once its inventory was processed, a
+  // worker is not expected back.
   bool ComesBack(std::string_view identity) const;
   // Returns whether the worker is awaited since the coordinator's start and expected back. Such a
   // worker still has its tiles, even those in memory.
   bool IsAwaited(std::string_view identity) const;
 
-  // Returns the end of an error that names workers expected back: for how long they are expected,
-  // and what to do. Example: "for at most 1m (--return-grace of the coordinator); try again, ...".
+  // Returns the closing words of an error message about workers that are expected back. They say
+  // for how long the workers are expected, and what the caller can do. Example: "for at most 1m
+  // (--return-grace of the coordinator); try again, ...".
   std::string WaitAdvice() const;
 
   // Returns the number of awaited workers; 0: recovery has ended.
@@ -72,7 +75,8 @@ class Recovery {
   mutable absl::Mutex mutex_;
   std::set<std::string, std::less<>> awaited_ ABSL_GUARDED_BY(mutex_);
   absl::Time since_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);  // and their loss
+  // The workers passed to Lost, each with the time of that call.
+  std::map<std::string, absl::Time, std::less<>> lost_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Returns UNAVAILABLE (RECOVERING) with a delay after which the call may be tried again.

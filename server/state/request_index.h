@@ -1,5 +1,5 @@
 // Index of requests by idempotency key, with their answers. All memories of requests are built on
-// it.
+// this index.
 #ifndef SHARDMESH_SERVER_STATE_REQUEST_INDEX_H_
 #define SHARDMESH_SERVER_STATE_REQUEST_INDEX_H_
 
@@ -148,8 +148,8 @@ class RequestIndex {
   // Examines up to kLooks of the oldest answers: those that have expired by `now`, and unexpired
   // answers while there are more than `max_requests` requests. If `lives(answer)` is true, the
   // answer becomes the newest and stays until `expires`. If `lives(answer)` is false, the answer's
-  // request is forgotten. Call ForgetEnded before each Begin. It then examines more answers than
-  // are added, so each answer is examined in time.
+  // request is forgotten. Call ForgetEnded before each Begin: it examines more answers than the
+  // Begin can add, so each answer is examined in time.
   template <typename Lives>
   void ForgetEnded(absl::Time now, int64_t max_requests, absl::Time expires, const Lives& lives) {
     for (int i = 0; i < kLooks && !by_age_.empty(); ++i) {

@@ -141,7 +141,7 @@ void RequestMemory::KeepWithinLimits(std::string_view caller) {
   };
   if (is_over(index_.UsageOf(caller), limits_.max_answers_per_caller,
               limits_.max_bytes_per_caller)) {
-    // The newest answer stays.
+    // Keep the newest answer, even if it alone exceeds a limit.
     for (Index::Usage usage = index_.UsageOf(caller);
          usage.answers > 1 &&
          is_over(usage, share(limits_.max_answers_per_caller), share(limits_.max_bytes_per_caller));

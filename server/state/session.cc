@@ -16,7 +16,7 @@
 namespace shardmesh::server {
 namespace {
 
-// A pause of this process up to this length is ignored: a missing lease renewal still counts.
+// A pause of this process up to this length is ignored: it extends no lease.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
 absl::Status Gone(std::string_view id) {

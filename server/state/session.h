@@ -75,10 +75,10 @@ struct EndedSession {
 };
 
 // A session is a lease. It ends when it is closed, or when its TTL has passed without a lease
-// renewal. If this process was paused, a renewal may have arrived during the pause. The TTL then
-// counts from the end of the pause. Until it ends, the session pins arrays (each at most once) and
-// owns transfers. Sessions do not survive a restart of the coordinator: a client whose session is
-// gone must open another.
+// renewal. After a pause of this process, the TTL counts from the end of the pause, because a
+// renewal may have arrived during the pause. Until it ends, the session pins arrays (each at most
+// once) and owns transfers. Sessions do not survive a restart of the coordinator: a client whose
+// session is gone must open another.
 //
 // Methods that take a session id and return a status return NOT_FOUND (SESSION_GONE) if the session
 // is unknown, closed or expired. Thread-safe. The listener is called in the order in which sessions
@@ -156,8 +156,9 @@ class SessionTable {
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);
   int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<int64_t, std::string> by_number_ ABSL_GUARDED_BY(mutex_);             // session ids
-  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);  // counts, never 0
+  std::map<int64_t, std::string> by_number_ ABSL_GUARDED_BY(mutex_);  // session ids
+  // Number of open sessions of each caller; never 0.
+  absl::flat_hash_map<std::string, int64_t> by_caller_ ABSL_GUARDED_BY(mutex_);
 
   PauseWatch pauses_;
   Alarm expiry_;  // last: its destructor waits for ExpireOld

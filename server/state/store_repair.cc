@@ -349,8 +349,8 @@ absl::Status CopyDatabase(const std::string& folder, const std::string& file,
 }
 
 // Gives the database the term of `cluster` and a revision that is kSkippedRevisions above `newest`.
-// Records the digest of the database's snapshot. Upgrades an older schema to the current one. The
-// result is one synced file.
+// Records the snapshot's digest `digest`. Upgrades an older schema to the current one. The result
+// is one synced file.
 absl::Status Skip(const std::string& path, const ClusterRecord& cluster, Revision newest,
                   const std::string& digest) {
   Database database(path);
@@ -432,8 +432,8 @@ absl::Status SalvagePage(const RowReader& reader, int64_t from, int64_t to, Salv
       return absl::OkStatus();
     }
     if (!next->has_value()) return absl::OkStatus();
-    // The page itself is sound. The row has a large value, part of which is on another, damaged
-    // page.
+    // The page itself is sound. The next row has a large value, part of which is on another,
+    // damaged page.
     const int64_t row_id = **next;
     const absl::StatusOr<std::string> key = reader.KeyOf(row_id);
     if (!key.ok() && !absl::IsDataLoss(key.status())) return key.status();
@@ -477,12 +477,12 @@ absl::StatusOr<Salvaged> Salvage(Database& database) {
 // A database that is being checked.
 struct Opened {
   std::unique_ptr<Database> database;
-  bool is_image = false;  // `database` is a repaired copy
+  bool is_image = false;  // `database` is a copy in one file: see WriteImage
   int64_t schema_version = 0;
   absl::Status log;              // DATA_LOSS, as in StoreCheck
   bool is_log_whole = true;      // as in WalFile
   absl::Status pages;            // DATA_LOSS, as in StoreCheck
-  bool are_pages_whole = false;  // all pages but the replaced first page are undamaged
+  bool are_pages_whole = false;  // the first page was replaced; all others are undamaged
 };
 
 absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
@@ -495,12 +495,12 @@ absl::Status ResizeFile(const std::string& path, uintmax_t bytes) {
 constexpr size_t kPageSizeOffset = 16;  // two bytes
 constexpr size_t kVersionsOffset = 18;  // write and read version: 2 with a log, 1 without
 constexpr size_t kPagesOffset = 28;
-constexpr size_t kFreePagesOffset = 32;  // number of the first free page; then their count
+constexpr size_t kFreePagesOffset = 32;  // first free page, then the number of free pages
 constexpr size_t kDatabaseHeaderBytes = 100;
 
-// A truncated file has fewer pages than the page count in its first page says. The file may have
-// been truncated if that count is at most kMostLostShare times the file's size, plus
-// kMostLostBytes. A higher count is damaged.
+// A truncated file has fewer pages than the page count in its first page says. The count itself is
+// taken as damaged if that many pages would take more than kMostLostShare times the file's size
+// plus kMostLostBytes.
 constexpr uintmax_t kMostLostShare = 64;
 constexpr uintmax_t kMostLostBytes = uintmax_t{64} << 20;
 
@@ -564,8 +564,9 @@ absl::Status WriteImage(const std::string& path, const WalFile& log, const std::
   return is_cut_off ? ResizeFile(image, wanted) : absl::OkStatus();
 }
 
-// Overwrites the first page with the first page of a new database of the newest schema. This fits
-// unless an older build made the database: its tables may then be on other pages.
+// Overwrites the first page with the first page of a new database of the newest schema. The new
+// first page fits the other pages unless an older build made the database: the tables of that build
+// may be on other pages.
 absl::Status MendFirstPage(const std::string& image) {
   SHARDMESH_RETURN_IF_ERROR(RemoveDatabase(image + "-first"));
   const absl::Cleanup remove = [&] { RemoveDatabase(image + "-first").IgnoreError(); };
@@ -588,9 +589,10 @@ absl::Status MendFirstPage(const std::string& image) {
   return WriteStart(image, page);
 }
 
-// Opens a database so that as much as possible can be read. If the log or the first page of the
-// database is unreadable for SQLite, opens an image of the database, in one file. Without `writes`,
-// changes nothing in the database.
+// Opens a database so that as much as possible can be read. If the log or the first page is
+// unreadable for SQLite, opens an image of the database, in one file. Without `writes`, changes
+// nothing in the database. Without `writes`, therefore also opens an image if a transaction was
+// interrupted, or if there are damaged pages and a log.
 absl::StatusOr<Opened> OpenToCheck(const std::string& path, const std::string& image, bool writes) {
   Opened opened;
   SHARDMESH_ASSIGN_OR_RETURN(const WalFile log, WalFile::Read(LogOf(path)));
@@ -651,7 +653,7 @@ std::optional<ClusterRecord> ClusterOf(const std::vector<StoredRow>& rows) {
   return cluster;
 }
 
-// What can be read of a damaged database: its newest cluster record, and its newest revision.
+// The newest cluster record and the newest revision that can be read from a damaged database.
 struct Extent {
   std::optional<ClusterRecord> cluster;
   Revision newest = 0;
@@ -677,10 +679,10 @@ Extent ExtentOf(const std::string& path) {
   return extent;
 }
 
-// Returns rows that replace unreadable records, derived from the readable records. Skips records
-// whose revision is beyond `newest`.
+// Returns rows that replace unreadable records, derived from the readable records. Skips unreadable
+// records whose revision is beyond `newest`.
 std::vector<StoredRow> ReplacementsOf(const Salvaged& salvaged, Revision newest) {
-  std::map<std::string_view, int64_t> last;  // the newest row of each readable key
+  std::map<std::string_view, int64_t> last;  // newest row id of each readable key
   std::map<std::string, int64_t> chunks;     // number of chunks of each manifest, by its key
   bool has_manifests = false;
   for (const StoredRow& row : salvaged.rows) {
@@ -814,7 +816,7 @@ std::vector<FormerRecord> FindFormer(const Salvaged& salvaged) {
     FormerRecord record{.key = std::string(key), .revision = PositionOf(row->row_id).revision};
     if (IsDefinition(key)) {
       const auto outline = DecodeDefinitionOutline(key, *row->value);
-      if (!outline.ok()) continue;  // no coordinator would serve it
+      if (!outline.ok()) continue;  // no coordinator would serve the definition
       record.version = outline->version;
     }
     former.push_back(std::move(record));
@@ -918,13 +920,13 @@ absl::StatusOr<std::vector<Put>> WithGivenRanks(const Salvaged& salvaged, const 
   return records;
 }
 
-// Returns the row ids of former values of definitions, where a version is missing between the value
-// and the next newer value. The store derives the version of a former value from its place in the
-// history. The version is one less than the next newer version.
+// Returns the row ids of former values of definitions that are older than a gap. A gap is a missing
+// version between the value and a newer value. DefinitionStore takes the version of an unreadable
+// former value to be one less than the next newer version.
 std::set<int64_t> FindBrokenHistory(const Salvaged& salvaged) {
   constexpr int64_t kAny = 0;
   constexpr int64_t kNone = -1;
-  std::map<std::string_view, int64_t> expected;  // version of the next older row
+  std::map<std::string_view, int64_t> expected;  // the version that the next older row must have
   std::set<int64_t> broken;
   for (auto row = salvaged.rows.rbegin(); row != salvaged.rows.rend(); ++row) {
     if (!IsDefinition(row->key)) continue;
@@ -956,8 +958,8 @@ absl::StatusOr<ClusterRecord> ClusterOfSnapshot(const std::string& folder,
   SHARDMESH_ASSIGN_OR_RETURN(const StoredState snapshot, ReadSnapshot(copy, file));
   SHARDMESH_ASSIGN_OR_RETURN(ClusterRecord cluster, ClusterOf(snapshot.index));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t restores, CountReplaced(folder));
-  // The state whose cluster is lost, and each state that was replaced before, may come from this
-  // snapshot. Each of them has skipped kSkippedTerms.
+  // The state whose cluster record is lost, and each state that was replaced before, may come from
+  // this snapshot. Each of them has skipped kSkippedTerms, and this state skips as many once more.
   cluster.term += (2 + restores) * kSkippedTerms;
   SHARDMESH_RETURN_IF_ERROR(CheckTerm(cluster.term));
   return cluster;
@@ -1041,8 +1043,8 @@ absl::Status WriteSalvaged(const std::string& path, const Salvaged& salvaged,
 
 absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::string& file) {
   SHARDMESH_RETURN_IF_ERROR(CheckMayBeSnapshot(file));
-  // The digest must be that of the file with its log merged: another process may open and close the
-  // file, which merges the log.
+  // Compute the digest of the file with its log merged. Another process that opens and closes the
+  // file also merges the log, and must not change the digest.
   const bool has_log = HasLog(file);
   std::string digest;
   if (!has_log) {
@@ -1288,7 +1290,8 @@ absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_a
     }
     return check;
   }
-  // The lost pages may have held newer commits, whose revisions must not be used again.
+  // The lost pages, or the lost end of the log, may have held newer commits, whose revisions must
+  // not be used again.
   bounds.newest += kSkippedRevisions;
   bounds.compacted = check.compacted = check.newest = bounds.newest;
   const std::string salvage = folder + "/salvaged";

@@ -16,20 +16,22 @@
 namespace shardmesh::server {
 
 // A restored state skips this many terms and revisions: more than can have been used since the
-// snapshot. Workers therefore accept its coordinator, and no version of a name repeats. Each start
-// of the coordinator uses one term: with a restart every five minutes the skipped terms last eight
-// weeks. kMaxTerm allows 511 restores.
+// snapshot. If the terms and revisions of the previous state are unknown, it skips as many again
+// for that state. It also does so for each state that was replaced before. Workers therefore accept
+// its coordinator, and no version of a name repeats. Each start of the coordinator uses one term:
+// with a restart every five minutes the skipped terms last eight weeks. kMaxTerm allows 511
+// restores.
 inline constexpr int64_t kSkippedTerms = 16'384;
 inline constexpr int64_t kSkippedRevisions = int64_t{1} << 32;
 
 struct Restored {
   bool was_done_before = false;  // the snapshot was restored before; nothing was changed
-  int64_t term = 0;              // of the snapshot; the restored state skips kSkippedTerms
+  int64_t term = 0;              // of the snapshot; the restored state skips at least kSkippedTerms
   Revision revision = 0;         // of the snapshot
   std::string replaced;          // new path of the previous state; empty: there was none
-  absl::Status unread;           // error when reading the previous state; OK: none
-  // Keys that differ between the previous state and the snapshot, except those of stored answers.
-  // Each list has at most kListedKeys keys.
+  absl::Status unread;           // error when reading the previous state; OK: no error
+  // Keys that differ between the previous state and the snapshot, except `cluster`, `restored` and
+  // the keys of stored answers. Each list has at most kListedKeys keys.
   std::vector<std::string> lost;     // in the previous state, not in the snapshot
   std::vector<std::string> back;     // in the snapshot, not in the previous state
   std::vector<std::string> changed;  // in both, with different values
@@ -50,6 +52,7 @@ inline constexpr size_t kListedKeys = 20;
 // FAILED_PRECONDITION, in one of these cases:
 // - A process has locked the folder, or the folder of the file.
 // - The file is no snapshot, or its term is too high to skip more terms.
+// - The snapshot is of another cluster than the state to be replaced.
 // - The file, or the state to be replaced, has a newer schema (SCHEMA_MISMATCH).
 // - The current state cannot tell which snapshot it was made from, and there is no kRestoreAgain:
 //   restoring the same snapshot again would undo all changes acknowledged since.
@@ -101,7 +104,9 @@ struct StoreCheck {
   std::vector<UnreadableRecord> unreadable;
   std::vector<LostRows> lost;  // rows on damaged pages
   std::vector<FormerRecord> former;
-  std::vector<LostRanks> lost_ranks;  // meshes whose ranks have no given workers
+  // Meshes whose record of their ranks' workers is lost, without those that got workers from
+  // `ranks`.
+  std::vector<LostRanks> lost_ranks;
   // The state is not new, but its record `cluster` is missing or unreadable. No coordinator starts
   // with such a state.
   bool lacks_cluster = false;
@@ -152,12 +157,12 @@ struct StoreCheck {
 // After one of these errors, nothing was set aside:
 // - FAILED_PRECONDITION: a process has locked the folder. Or the database or the snapshot belongs
 //   to another program, or has a newer schema. Or `ranks` has no entry for a mesh with lost ranks.
-// - INVALID_ARGUMENT: `ranks` does not match a mesh with lost ranks. Or `cluster_of` is given
-//   although the record `cluster` can be read.
+// - INVALID_ARGUMENT: `ranks` does not match a mesh with lost ranks. Or `ranks` needs more records
+//   than one commit can write. Or `cluster_of` is given although the record `cluster` can be read.
 // - INTERNAL: the disk failed to read existing data. This does not mean that the data is damaged.
 //
-// NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState), or no record of
-// the database can be read.
+// NOT_FOUND: there is no database. DATA_LOSS: the state is lost (CheckHasState); no record of the
+// database can be read; or pages are damaged in a database whose schema has no checksums.
 absl::StatusOr<StoreCheck> CheckDataFolder(const std::string& folder, bool set_aside,
                                            const std::string& cluster_of = "",
                                            const GivenRanks& ranks = {});

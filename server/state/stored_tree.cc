@@ -35,8 +35,8 @@ absl::Status AddUp(const rpc::TreeTensor& tensor, int64_t* parameters, int64_t* 
   if (!tensor.dtype.has_value()) {
     return absl::OkStatus();
   }
-  // Types may have less than a byte per element: eight elements of n bits take n bytes, and the
-  // bits of the remaining elements are rounded up to bytes.
+  // Types may have less than a byte per element. Eight elements of n bits take n bytes. The bits of
+  // the remaining elements are rounded up to bytes.
   const int64_t bits = BitsPerElement(*tensor.dtype);
   int64_t tensor_bytes = 0;
   if (__builtin_mul_overflow(elements / 8, bits, &tensor_bytes) ||

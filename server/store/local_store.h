@@ -28,10 +28,10 @@
 
 namespace shardmesh::server {
 
-// What a group of commits changes in the journal.
+// The changes that a group of commits makes in the journal.
 struct JournalWrite {
   absl::Span<const Event> events;           // the events of whole commits, by rising position
-  absl::Span<const EventPosition> dropped;  // superseded events to remove; may be of this group
+  absl::Span<const EventPosition> dropped;  // superseded events to remove, even of `events`
   Revision newest = 0;                      // the store's revision after this write
   bool urgent = false;                      // may use the space reserved for urgent writes
 };
@@ -70,7 +70,8 @@ class Journal {
 
   // The store calls Maintain between writes, for work that must not delay a write.
   virtual absl::Status Maintain() = 0;
-  // Returns the time until Maintain has work again, if nothing is written until then.
+  // Returns the time until Maintain next has work, provided that nothing is written during that
+  // time.
   virtual absl::Duration MaintainIn() const { return absl::InfiniteDuration(); }
 
   virtual absl::StatusOr<std::unique_ptr<JournalBackup>> BeginBackup(const std::string& path) = 0;
@@ -98,7 +99,8 @@ inline constexpr RetentionOptions kRetainAll = {.bytes = SIZE_MAX,
 
 struct LocalStoreOptions {
   RetentionOptions retention = {};
-  // Which keys keep old values beyond the retention, and whether all other keys keep no old values.
+  // Selects the keys that keep old values beyond the retention, and says whether all other keys
+  // keep no old values.
   HistoryOptions history = {};
   // Called on the writer thread with the error of a write whose outcome is unknown. The data may or
   // may not be on disk, so no caller may get an answer: no commit callback runs afterwards. The
@@ -173,7 +175,7 @@ class LocalStore final : public Store {
   };
   // A group of commits, ready for the journal.
   struct Prepared {
-    std::vector<absl::StatusOr<Revision>> results;  // one for each commit
+    std::vector<absl::StatusOr<Revision>> results;  // one for each commit of the group
     std::vector<Event> events;
     std::vector<EventPosition> dropped;
     Revision newest = 0;

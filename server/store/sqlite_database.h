@@ -68,7 +68,7 @@ class Database {
     sqlite3_stmt* statement_ = nullptr;
   };
 
-  // How the message of a DATA_LOSS error begins.
+  // The default beginning of the message of a DATA_LOSS error.
   static constexpr std::string_view kStateIsDamaged =
       "the state database is damaged; see what can be read with `shardmesh admin check FOLDER`, or "
       "restore a snapshot: ";

@@ -66,7 +66,8 @@ const sqlite3_io_methods kMethods = {
     .xSectorSize = [](sqlite3_file* file) { return Methods(file).xSectorSize(Real(file)); },
     .xDeviceCharacteristics =
         [](sqlite3_file* file) { return Methods(file).xDeviceCharacteristics(Real(file)); },
-    // Methods of versions 2 and 3 (memory shared by processes) are not supported.
+    // The methods that SQLite added in versions 2 and 3 of this structure are not supported: memory
+    // shared by processes, and memory-mapped files.
     .xShmMap = nullptr,
     .xShmLock = nullptr,
     .xShmBarrier = nullptr,

@@ -1,4 +1,4 @@
-// The journal in an SQLite database, and the disk space reserved for deletions.
+// The journal in an SQLite database, and the disk space reserved for urgent transactions.
 #include "server/store/sqlite_store.h"
 
 #include <fcntl.h>
@@ -38,8 +38,8 @@ constexpr int kCopiedPages = 256;
 // large.
 constexpr int64_t kPieceBytes = int64_t{64} << 10;
 
-// Opening a store returns free pages of its database to the disk, but only if they are at least
-// this many. They must also be at least half of all pages.
+// Opening a store returns free pages of its database to the disk if there are at least this many
+// free pages. They must also be at least half of all pages.
 constexpr int64_t kVacuumPages = 16'384;
 
 // A page limit that no database reaches.
@@ -65,8 +65,8 @@ class Reserve {
  public:
   Reserve(const std::string& folder, absl::Duration fill_every)
       : folder_(folder), path_(folder + "/reserve"), fill_every_(fill_every) {}
-  // Closing the log frees blocks. The destructor reserves them, so that the next process has a full
-  // reserve.
+  // When the database is closed, its log frees blocks. The destructor reserves these blocks, so
+  // that the next process has a full reserve.
   ~Reserve() {
     if (is_open_) TakeBack();
   }
@@ -121,7 +121,7 @@ class Reserve {
 
  private:
   void Grow(int64_t most) {
-    // If the request fails, halve it: a disk may provide less than it reports as free, because of
+    // If the request fails, halve it. A disk may provide less than it reports as free, because of
     // limits of this user or because the file system needs metadata.
     for (int64_t bytes = std::min(kReservedBytes - bytes_, most);
          bytes >= kPieceBytes && !Extend(bytes / kPieceBytes * kPieceBytes);) {
@@ -166,7 +166,7 @@ class Reserve {
   bool is_open_ = false;
   int64_t bytes_ = 0;
   // These flags concern the time since the reserve was last full. was_used_: blocks were released,
-  // or a start could not reserve them. is_use_told_: this process has logged that blocks are
+  // or the reserve was not full at Open. is_use_told_: this process has logged that blocks are
   // released.
   bool was_used_ = false;
   bool is_use_told_ = false;
@@ -175,8 +175,8 @@ class Reserve {
 
 // Allocates disk blocks for the database's file. Before a commit, the file gets the blocks of all
 // its pages. The log can therefore always be copied into the file. After the copy, SQLite writes
-// the log from its beginning, on blocks that the log has already. Without this, the log would grow
-// with each deletion on a full disk.
+// the log from its beginning, on blocks that the log has already. Without these blocks, the log
+// would grow with each deletion on a full disk.
 //
 // Blocks beyond the end of the file do not change its size. Thread-compatible.
 class FileBlocks {
@@ -208,7 +208,8 @@ class FileBlocks {
     if (bytes <= bytes_) return absl::OkStatus();
     const std::optional<int64_t> available = AvailableBytes(folder_);
     const int64_t blocks = file.st_blocks * kStatBlockBytes;
-    // Check first: a failing request may use up all free blocks before it fails.
+    // Check the free space before the request: a failing request may use up all free blocks before
+    // it fails.
     if (available.has_value() && bytes - std::max(bytes_, blocks) > *available) {
       return NoRoom(bytes, available);
     }
@@ -615,8 +616,8 @@ class SqliteJournal final : public Journal {
     is_copied_ = copied.ok();
     if (!copied.ok() && !absl::IsResourceExhausted(copied)) is_usable_ = false;
     if (is_copied_) blocks_.Forget();
-    // If the disk is full, the pages stay in the log, where they are just as safe. Try again after
-    // log_pages_ further pages: there may be room by then.
+    // If the disk is full, the pages stay in the log, where they are just as safe. Copy the log
+    // again once it has log_pages_ further pages: there may be room at that time.
     checkpoint_at_ = is_copied_ ? log_pages_ : database_->log_pages() + log_pages_;
     return copied;
   }
@@ -656,9 +657,9 @@ class SqliteJournal final : public Journal {
   Revision compacted_ = 0;
   int64_t checkpoint_at_ = log_pages_;
   bool is_copied_ = false;  // whether the last CopyLog succeeded
-  // Whether the mark that the database needs its log is in the database's file.
+  // True if the database's file has the mark that the database needs its log.
   bool needs_log_ = false;
-  // Whether the journal is prepared, and has since failed only for lack of space, if at all.
+  // True once the journal is prepared. False again after any error except lack of space.
   bool is_usable_ = false;
   OpenFiles files_;
   int64_t unreadable_ = 0;

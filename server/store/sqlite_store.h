@@ -23,14 +23,14 @@ struct SqliteStoreOptions {
   // (STORE_FULL). A part of the quota (one part in kReservedShare, at most kReservedBytes) is
   // reserved for urgent transactions.
   int64_t quota_bytes = int64_t{2} << 30;
-  // How long to wait if another process has locked the folder, since that process may be stopping.
+  // Time to wait if another process has locked the folder, because that process may be stopping.
   absl::Duration lock_timeout = absl::ZeroDuration();
   LocalStoreOptions local = {};
   // Once the write-ahead log has this many pages, it is copied into the database. The number is
-  // small enough that the log stays in the cache, and on the blocks that its file has. It is large
-  // enough that a page with many writes is copied only once.
+  // small enough that the log stays in the file cache, and needs no more blocks than its file
+  // already has. It is large enough that a page with many writes is copied only once.
   int64_t log_pages = 1000;
-  // How often to look for free disk space if the reserve is not full.
+  // Interval between two checks for free disk space if the reserve is not full.
   absl::Duration fill_reserve_every = absl::Seconds(10);
   // Replacement for SQLite's file layer, for tests with injected faults; empty: the system's files.
   std::string vfs = {};

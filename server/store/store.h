@@ -70,7 +70,7 @@ struct KeptValue {
   Revision mod_revision = 0;  // the commit that wrote it
 };
 
-// Which keys keep overwritten values, even after Compact, until the key is deleted.
+// Selects the keys that keep overwritten values, even after Compact, until the key is deleted.
 struct HistoryOptions {
   std::vector<std::string> prefixes = {};  // keys that start with one of these
   int64_t values = 32;                     // most values of a key, the current one included

@@ -63,7 +63,8 @@ absl::Status StoreError(absl::StatusCode code, std::string_view message, std::st
                     {{fact::kFile, file}});
 }
 
-// How often the log names the process that holds the lock, while this process waits for it.
+// Interval at which the log names the process that holds the lock, while this process waits for the
+// lock.
 constexpr absl::Duration kLockLogInterval = absl::Seconds(10);
 
 // The path of the lock file. Its text describes the process that holds the lock.
@@ -276,8 +277,8 @@ absl::Status FinishReplacement(const std::string& folder) {
   if (next.empty()) return absl::OkStatus();
   const std::string database = DatabasePath(folder);
   const std::string to = next.substr(0, next.size() - kNextSuffix.size());
-  // Move the log too: otherwise the next database would use that log. If an earlier process was
-  // interrupted here, some files are already moved.
+  // Move the log as well: the next database would otherwise use the log of the previous database.
+  // If an earlier process was interrupted here, some files are already moved.
   for (const char* suffix : {"", "-wal", "-journal"}) {
     if ((SHARDMESH_FAILS("store.move_aside") ||
          rename((database + suffix).c_str(), (to + suffix).c_str()) != 0) &&
@@ -285,7 +286,7 @@ absl::Status FinishReplacement(const std::string& folder) {
       return SystemError("move", database + suffix);
     }
   }
-  unlink((database + "-shm").c_str());  // useless without its log
+  unlink((database + "-shm").c_str());  // SQLite's index of the log, useless without the log
   SHARDMESH_RETURN_IF_ERROR(SyncFolder(folder));
   if (SHARDMESH_FAILS("store.replaced") || rename(next.c_str(), database.c_str()) != 0) {
     return SystemError("rename", next);

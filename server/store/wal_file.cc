@@ -201,8 +201,8 @@ absl::StatusOr<bool> WalFile::Mend(int fd, int64_t frame, Sums from, Sums to) {
     if (each.is_sound) most_pages = std::max(most_pages, each.pages);
   }
   const uint64_t limit = uint64_t{most_pages == 0 ? kManyPages : most_pages} + frames_.size();
-  // For each group of eight bytes: the sums after the group, if all later bytes are right. Together
-  // with the sums before the group, they determine its bytes.
+  // For each group of eight bytes: the sums after the group, if all later bytes are right. The sums
+  // before and after a group determine the bytes of the group.
   std::vector<Sums> behind(bytes.size() / 8 + 1);
   behind.back() = to;
   for (size_t i = behind.size() - 1; i > 0; --i) {
@@ -271,7 +271,7 @@ absl::Status WalFile::LookBehind(int fd, int64_t bad, Sums from) {
   };
   const bool is_header_damaged = is_damaged_;
   int64_t last = end_;      // the frame that ends the last valid commit
-  int64_t last_in_run = 0;  // like `last`, within the current run of connected frames
+  int64_t last_in_run = 0;  // like `last`, but in the current run of sound frames
   bool is_proven = false;   // some commits of the run were acknowledged
   const auto end_run = [&] {
     if (is_proven) last = std::max(last, last_in_run);
@@ -354,8 +354,8 @@ absl::StatusOr<WalFile> WalFile::Read(const std::string& path, int64_t page_byte
     SHARDMESH_RETURN_IF_ERROR(log.LookBehind(fd, next, from));
     return log;
   }
-  // The header is unreadable. Try page sizes and byte orders: with the right ones, frames continue
-  // each other's checksums.
+  // The header is unreadable. Try page sizes and byte orders: with the right size and order, frames
+  // continue each other's checksums.
   WalFile best;
   int64_t most_links = -1;
   for (const int64_t bytes : {stored_page_bytes, page_bytes}) {

@@ -22,8 +22,8 @@ namespace shardmesh::server {
 // Definition of damage. A commit is acknowledged when its frames are synced, and the frames of the
 // next commit continue its checksum. If a frame continues the checksum of a commit's last frame,
 // all frames up to that last frame were therefore on the disk. This holds even if the page in that
-// last frame is damaged. The frame's header, which lies in one sector, still shows that the frame
-// ends a commit, and still holds its checksum.
+// last frame is damaged. If the frame's header lies in one sector, it still shows that the frame
+// ends a commit, and still holds the frame's checksum.
 //
 // The log is damaged if SQLite would end it before a commit that is proven in this way to be
 // acknowledged. Three things are not damage. First, a commit that was being written when the
@@ -43,8 +43,8 @@ class WalFile {
   // Returns DATA_LOSS (STORE_FAILED) if SQLite would drop acknowledged commits. The message names
   // file, frame and byte, and the number of commits after the damage.
   absl::Status damage() const;
-  // Returns the number of commits after the damage, as far as they can be told apart; 0 without
-  // damage.
+  // Returns the number of commits after the damage, as far as the commits can be distinguished; 0
+  // without damage.
   int64_t lost_commits() const { return lost_commits_; }
   // Returns whether all committed data is known for certain. This is so if the log is not damaged,
   // or if checksums determine the damaged bytes. Checksums usually determine one wrong bit of a
@@ -66,7 +66,7 @@ class WalFile {
   struct Frame {
     uint32_t page = 0;         // page number, from 1
     uint32_t pages = 0;        // database size in pages if the frame ends a commit, else 0
-    bool ends_commit = false;  // whether `pages` in the file is not 0, before repairs
+    bool ends_commit = false;  // whether `pages` was not 0 in the file, before any repair
     uint64_t salts = 0;
     Sums start;             // sums before the frame, computed back from `end`
     Sums end;               // the sums stored in the frame
@@ -100,8 +100,8 @@ class WalFile {
   // checksum. If the frame's header spans two sectors, a torn write may leave the numbers of an
   // earlier frame.
   bool HasOwnNumbers(int64_t frame) const;
-  // Returns whether it is certain that the frame ends a commit. The stored database size is not
-  // enough, because it may be damaged.
+  // Returns whether it is certain that the frame ends a commit. The stored database size alone does
+  // not prove it, because it may be damaged.
   bool EndsCommit(int64_t frame) const;
   absl::Status LookBehind(int fd, int64_t bad, Sums from);
 
@@ -111,7 +111,7 @@ class WalFile {
   bool is_big_endian_ = false;
   uint64_t salts_ = 0;
   std::vector<Frame> frames_;
-  std::map<int64_t, std::string> mended_;  // by frame; bytes as returned by ReadFrame
+  std::map<int64_t, std::string> mended_;  // repaired frames, as ReadFrame returns them
   int64_t end_ = 0;                        // number of frames up to the last valid commit
   bool is_damaged_ = false;
   bool is_whole_ = true;

@@ -28,7 +28,7 @@ size_t CountedBytes(const Events& events, Revision counted_from) {
 
 }  // namespace
 
-// Watch as synchronous code:
+// Watch as synchronous pseudocode:
 //   write(confirmation)
 //   for (changes of interest from start_revision on) write(changes)   // until the client leaves
 class CatalogWatches::Stream final : public WatchStream<v1::WatchResponse, Events> {

@@ -55,7 +55,7 @@ void EncodeTo(const NameChange& from, v1::WatchClusterResponse* response) {
   to->set_version(from.version);
 }
 
-// Which kinds of changes the client wants, by their index in ClusterChange::Value.
+// For each kind of change, by its index in ClusterChange::Value: true if the client wants it.
 using Wanted = std::array<bool, std::variant_size_v<ClusterChange::Value>>;
 
 absl::StatusOr<Wanted> DecodeSubjects(const v1::WatchClusterRequest& request) {
@@ -82,7 +82,7 @@ absl::StatusOr<Wanted> DecodeSubjects(const v1::WatchClusterRequest& request) {
 
 }  // namespace
 
-// WatchCluster as synchronous code:
+// WatchCluster as synchronous pseudocode:
 //   write(confirmation)
 //   for (changes of interest from now on) write(change)   // until the client leaves
 class ClusterWatches::Stream final
@@ -99,8 +99,8 @@ class ClusterWatches::Stream final
     const auto wanted = DecodeSubjects(request);
     if (!wanted.ok()) return Close(wanted.status());
     if (!Admit(count)) return;
-    // Queue the confirmation before all changes, but send it only after Begin: from then on the
-    // watch gets every change.
+    // Queue the confirmation before all changes, but encode and send it only after Begin: once
+    // Begin has returned, the watch gets every change.
     feed()->Add(nullptr, 0);
     auto watch = changes_->Begin(
         [feed = feed(), pump = pump(), wanted = *wanted](const ClusterChangePtr& change) {

@@ -16,8 +16,9 @@ namespace shardmesh::server {
 // Makes and counts the streams of the call WatchCluster. Must outlive the streams. Thread-safe.
 class ClusterWatches {
  public:
-  // `describe` fills in the point at which a watch starts. A stream calls `describe` once the watch
-  // gets all later changes. `changes` must outlive this object.
+  // `describe` fills in the point at which a watch starts. A stream calls `describe` after its
+  // watch has begun, so the watch gets every change after that point. `changes` must outlive this
+  // object.
   ClusterWatches(ClusterChanges* changes, const WatchLimits& limits,
                  std::function<void(v1::WatchStarted*)> describe);
   ~ClusterWatches();

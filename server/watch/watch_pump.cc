@@ -1,4 +1,4 @@
-// Runs the pump.
+// The thread of the pump: lets streams write their items, and ends the streams of slow watchers.
 #include "server/watch/watch_pump.h"
 
 #include "absl/time/time.h"

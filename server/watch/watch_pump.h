@@ -37,7 +37,7 @@ class WatchSink {
   virtual void Cancel() = 0;
 };
 
-// The queue of one watcher. ItemFeed extends it by the waiting items.
+// The state of one watcher that the pump uses. ItemFeed adds the queue of waiting items.
 struct WatchFeed {
   absl::Mutex mutex;
   // Null once the stream no longer exists.

@@ -99,10 +99,10 @@ struct ItemFeed final : WatchFeed {
   }
 };
 
-// Streams items as responses until the client leaves. To begin a watch, its owner calls Admit and
-// sends a first message. The owner then adds items to feed(), and calls Wake after each item. If
-// more than kWatchWaitingBytes wait for a slow watcher, the watcher is cut off. The stream deletes
-// itself.
+// Streams items as responses until the client leaves. To begin a watch, the derived class calls
+// Admit, and sends or queues a first message. After that, it adds items to feed(), and calls Wake
+// of pump() after each item. If more than kWatchWaitingBytes wait for a slow watcher, the watcher
+// is cut off. The stream deletes itself.
 template <typename Response, typename Item>
 class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink {
  public:
