@@ -42,7 +42,8 @@ constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 // after 80 to 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
-// Extra time after the connect timeout, to find out which addresses do not answer.
+// Extra time after the connect timeout: to dial the address once more, to see whether the server
+// closes the connection at once, and for the channel to report its state.
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
 // Part of the connect timeout in which the host's addresses are dialled, to find out which answer.
 constexpr absl::Duration kDialTime = absl::Seconds(1);
@@ -109,7 +110,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.own_connection ? 1 : 0);
   // A process may restart on another host, so a host name may soon lead to another address.
   args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
-  // Retry below retries calls. gRPC's own retries would buffer every message of a stream.
+  // The function Retry retries calls. gRPC's own retries would buffer every message of a stream.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // Ignores the environment's proxy: it is for the web, not for traffic inside a cluster.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -125,10 +126,11 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   };
   constexpr std::string_view kHint = "; is it running, and is the address right?";
   const auto end = SteadyDeadline::After(std::max(wait.limit, wait.timeout));
-  // Length of the whole wait, for messages. The wait ends at `limit`.
+  // `time`: length of the whole wait, which error messages show. `limit`: when the whole wait ends.
   absl::Duration time = std::max(wait.timeout, absl::ZeroDuration());
   auto limit = SteadyDeadline::After(time);
-  // Reserves some of the time to find out which addresses answer.
+  // When the wait for the channel ends. The time from then until `limit` is reserved for finding
+  // out which addresses answer.
   auto deadline = SteadyDeadline::After(time - std::min(kDialTime, time / 2));
   bool has_dialled = false;
   bool failed = false;

@@ -18,7 +18,7 @@
 
 namespace shardmesh::rpc {
 
-// Least memory for tiles with which a worker starts.
+// A worker that is given less memory for tiles than this many bytes does not start.
 inline constexpr int64_t kMinWorkerMemoryBytes = int64_t{1} << 20;
 
 // Parses a number of bytes as users write it: `1024`, `64KiB`, `4GiB`, `1.5TB`. Units are B, KiB to
@@ -63,7 +63,7 @@ class FlagSet {
                    bool may_be_empty = false);
   // Like AddHostPort for a flag that may be given several times: each value is appended.
   void AddHostPorts(std::string name, std::string help, std::vector<std::string>* target);
-  // Adds a flag whose values `set` checks and stores. Its error describes the legal values.
+  // Adds a flag whose values `set` checks and stores. An error of `set` describes the legal values.
   void AddParsed(std::string name, std::string placeholder, std::string help,
                  std::function<absl::Status(std::string_view value)> set);
   // Adds a flag with a whole number, min <= value <= max.

@@ -33,7 +33,7 @@ namespace {
 
 // Pause after accept() failed because no file descriptor was free.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// Least time between two log lines about refused connections.
+// Minimum time between two log lines about refused connections.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 constexpr std::string_view kUnix = "unix:";
 constexpr std::string_view kUnixAbstract = "unix-abstract:";

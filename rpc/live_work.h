@@ -6,8 +6,9 @@
 
 namespace shardmesh::rpc {
 
-// Most running steps and transfers of a coordinator, for any values of its flags. A worker may be
-// that many steps ahead of a slow peer. The streams between the two workers must survive this.
+// Maximum number of running steps and transfers of a coordinator, for any values of its flags. A
+// worker may be that many steps ahead of a slow peer. The streams between the two workers must
+// survive this.
 inline constexpr int64_t kMaxLiveWork = 100'000;
 
 }  // namespace shardmesh::rpc

@@ -27,8 +27,8 @@ namespace {
 constexpr const char* kLive = "live";
 constexpr const char* kReady = "ready";
 
-// Least interval of a peer's keepalive pings. Peers ping at the intervals of ChannelOptions; gRPC's
-// default minimum is minutes.
+// Minimum interval of a peer's keepalive pings. Peers ping at the intervals of ChannelOptions;
+// gRPC's default minimum is minutes.
 constexpr absl::Duration kMinPingInterval = absl::Seconds(1);
 
 int MillisecondsOf(absl::Duration duration) {

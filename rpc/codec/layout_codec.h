@@ -16,7 +16,7 @@
 
 namespace shardmesh::rpc {
 
-// Most entries of LayoutReport::specs in a message.
+// Maximum number of entries of LayoutReport::specs in a message.
 inline constexpr size_t kMaxReportedSpecs = 1000;
 
 // Encodes all fields of a LayoutReport, but at most kMaxReportedSpecs specs. The caller sets the

@@ -34,7 +34,7 @@ constexpr absl::string_view kBadRequestUrl = "type.googleapis.com/google.rpc.Bad
 constexpr size_t kMaxDetailTextBytes = kMaxStatusMessageBytes / 4;
 constexpr size_t kMaxDetailsBytes = 3800;
 constexpr int kMaxFieldViolations = 4;
-// Most facts of a detail; no reason has more.
+// Maximum number of facts of a detail; no reason has more facts.
 constexpr int kMaxMetadata = 8;
 
 // Returns the message in the payload with key `url`; the default message if there is none.

@@ -34,11 +34,11 @@ using Outcome = TlsSession::Outcome;
 
 // A deadline in the past: a call with it returns without waiting.
 constexpr absl::Time kAtOnce = absl::InfinitePast();
-// Most bytes that are written before the thread polls the socket again.
+// Maximum number of bytes that one write passes to the socket or to TLS.
 constexpr size_t kPieceBytes = size_t{16} << 10;
 // Pause of the listener if no file descriptor is free for a new connection.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// Least time between two log lines about missing descriptors.
+// Minimum time between two log lines about missing descriptors.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 
 std::string Reply(std::string_view status, std::string_view content_type, std::string_view body) {

@@ -22,11 +22,12 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of a frame's payload.
+// Maximum size, in bytes, of a frame's payload.
 inline constexpr int64_t kMaxFramePayloadBytes = int64_t{1} << 20;
-// Most bytes of a frame's signature.
+// Maximum size, in bytes, of a frame's signature.
 inline constexpr int64_t kMaxSignatureBytes = 512;
-// Most bytes of a whole frame: the message limit of channels and servers that carry frames.
+// Maximum size, in bytes, of a whole frame: the message limit of channels and servers that carry
+// frames.
 inline constexpr int64_t kMaxFrameBytes = kMaxFramePayloadBytes + (int64_t{64} << 10);
 
 enum class FrameKind {

@@ -33,7 +33,7 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 
-// Frees a stack, but not its certificates, which others own.
+// Frees a stack, but not its certificates, which other objects own.
 void FreeStack(STACK_OF(X509) * stack) { sk_X509_free(stack); }
 
 using Bio = OpensslOwned<BIO, BIO_free_all>;

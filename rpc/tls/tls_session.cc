@@ -20,7 +20,7 @@ namespace {
 constexpr int kFirstRecordType = 0x14;
 constexpr int kLastRecordType = 0x17;
 
-// Most bytes that are written at once: the largest TLS record.
+// Maximum number of bytes that are written at once: the size of the largest TLS record.
 constexpr size_t kPieceBytes = size_t{16} << 10;
 
 absl::Status NoMemory() {
