@@ -43,9 +43,11 @@ class Readiness {
   bool IsReady(std::string_view identity) const;
   // OK if every rank of the mesh has a member that is not draining and reaches the members of all
   // other ranks. Errors:
-  //   UNAVAILABLE (RECOVERING): ranks lack such members, all of which are expected soon.
-  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other members; the error names the ranks.
-  //   NOT_FOUND: no such mesh.
+  // - UNAVAILABLE (RECOVERING): some ranks have no such member, but each of these ranks is expected to
+  //   have one soon. Also while ranks are being assigned, or members have not yet received them.
+  // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such member, and at least one of them
+  //   is not expected to have one soon. The error names the ranks.
+  // - NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:

@@ -11,9 +11,9 @@
 
 namespace shardmesh::server {
 
-// WorkerStreams calls these functions from the stream's first call of WorkerStreams until
-// WorkerStreams::Leave returns, also after the stream was closed. None of them blocks or calls
-// WorkerStreams, except TakeWholeInventory. Thread-safe.
+// WorkerStreams may call these functions from the first time that the stream calls WorkerStreams
+// until WorkerStreams::Leave returns, also after the stream was closed. None of them blocks or
+// calls WorkerStreams, except TakeWholeInventory. Thread-safe.
 class WorkerStream {
  public:
   virtual ~WorkerStream() = default;

@@ -20,8 +20,8 @@ namespace {
 // For this time after a mesh got other workers, the registry may still release arrays whose tiles
 // the earlier workers hold.
 constexpr absl::Duration kMovedTime = absl::Minutes(1);
-// Most streams that get a change while the lock is held once. The bound keeps the delays of other
-// threads short.
+// Maximum number of streams that get a change while the lock is held once. The bound keeps the
+// delays of other threads short.
 constexpr int kStreamsPerTurn = 64;
 // After a change the sending thread pauses for this time, multiplied by the number of members. The
 // time is about four times the cost of sending one change to one member. When all workers attach at

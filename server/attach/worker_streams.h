@@ -68,9 +68,10 @@ struct WorkerStreamsOptions {
   // the coordinator's welcome.
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
-  // Most tiles of one inventory, including quarantined tiles. A stream with more tiles is refused.
+  // Maximum number of tiles of one inventory, including quarantined tiles. A stream with more tiles
+  // is refused.
   int64_t max_inventory_tiles = 2'000'000;
-  // InventoryQueue::Limits::streams and InventoryQueue::Limits::bytes.
+  // The limits of the InventoryQueue: Limits::streams and Limits::bytes.
   int64_t max_inventories = 256;
   int64_t max_inventory_bytes = int64_t{256} << 20;
 };
@@ -102,12 +103,13 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   AttachFailures::Failures FailedAttachesOf(std::string_view identity) const;
 
   // Orders the workers that serve this mesh to drop these arrays of the mesh. If the mesh is gone,
-  // or other workers served it until recently, orders all workers.
+  // or other workers served it until recently, orders all members to drop them.
   void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids);
   // Sends members the changed list of live workers, later and on another thread. The membership's
   // listener calls this.
   void MembershipChanged();
-  // Cuts the stream of a lost worker, if `attachment` is still its current attachment.
+  // Cuts the streams of a lost worker that belong to `attachment`. No effect if the worker has
+  // attached again since.
   void WorkerLost(std::string_view identity, uint64_t attachment);
   // Closes the worker's streams, so that it attaches again and sends its inventory again. Called
   // when a rank of the mesh moved to this worker or away from it. No effect if no inventory of this

@@ -90,8 +90,8 @@ class TreeResolver {
 
   // Resolves the next tensors, in order, and appends their new specs to specs(). Calls
   // `is_cancelled` at every tensor, and within a tensor every few rules. If `is_cancelled` returns
-  // true, the result is CANCELLED. Only one part cannot be cancelled: building the automaton of all
-  // rules, after some hundred tensors, which takes ten milliseconds for a thousand rules.
+  // true, the result is CANCELLED. One part cannot be cancelled: after some hundred tensors, Add
+  // builds the automaton of all rules. That takes ten milliseconds for a thousand rules.
   //
   // Errors name the tensor. INVALID_ARGUMENT: the errors of RuleSet::Match, ResolveSpec and
   // Correct; a repeated name; MISSING_ARGUMENT if there are neither rules nor axes nor a spec; with

@@ -44,8 +44,8 @@ struct SnapshotDesk {
   const std::string folder;
   std::atomic<bool> is_busy = false;
   std::atomic<int64_t> count = 0;
-  // Its thread reads the pieces of the file, because a reaction (gRPC callback) must not access the
-  // disk.
+  // The thread of `background` reads the pieces of the file, because a reaction (gRPC callback)
+  // must not access the disk.
   Background background{1};
 };
 

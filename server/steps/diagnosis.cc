@@ -30,7 +30,7 @@ enum class Position {
 };
 
 constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
-// Most ranks, or texts about ranks, that one sentence lists.
+// Maximum number of ranks, or of texts about ranks, that one sentence lists.
 constexpr size_t kShown = 8;
 
 std::string NameOf(const ObservedRank& rank) {
@@ -310,15 +310,15 @@ class StepDiagnosis {
     return path;
   }
 
-  // Whether `target` takes part in the op that the waiting rank is in (`instruction`): it runs the
-  // op, has run it, or may still reach it.
+  // Whether `target` takes part in the op of `instruction`, in which another rank waits. True if
+  // `target` runs the same op under the same label, has run it, or has not yet reached it.
   bool DoesTheSame(const FlightRecord& instruction, const ObservedRank& target) const {
     const auto is_same = [&](const FlightRecord& other) {
       return other.op == instruction.op && other.what == instruction.what;
     };
     const FlightRecord& running = *InstructionOf(target, step_.sequence);
     if (running.op == instruction.op) return is_same(running);
-    // A rank that has not reached the op may still run the same op.
+    // If `target` has not reached the op, it may still run the same op.
     return running.op < instruction.op ||
            std::any_of(target.ended.begin(), target.ended.end(), is_same);
   }

@@ -187,7 +187,7 @@ class Sequencer {
     // The last sequence number that an earlier run of the coordinator may have used. New numbers
     // start above it.
     int64_t last_sequence = 0;
-    // Most live steps and transfers. Above this limit, further work is refused.
+    // Maximum number of live steps and transfers. Above this limit, further work is refused.
     int64_t max_live = 10'000;
     // Explains a step that is overdue or has lost a worker. `waiting_for`: the participants that
     // have not reported. Called under the sequencer's lock. Null: no explanations.
@@ -301,8 +301,8 @@ class Sequencer {
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Explains a step. `left` counts down the explanations of one call; at 0 the result is empty. A
-  // few explanations suffice, because most steps only wait for earlier steps.
+  // Explains a step. Each explanation of one call lowers `*left` by one; at 0 the result is empty.
+  // A few explanations suffice, because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 

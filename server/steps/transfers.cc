@@ -19,7 +19,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most puts that List examines for one page, because it examines them under the lock.
+// Maximum number of puts that List examines for one page, because it examines them under the lock.
 constexpr int64_t kMostLooks = 2'000;
 
 absl::Status NoTransfer(std::string_view transfer_id) {

@@ -76,8 +76,8 @@ class Transfers {
   static constexpr absl::Duration kTimeout = absl::Hours(1);
   // Time for which the outcome of a put is remembered.
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // Most outcomes of puts that are remembered; the oldest are dropped first. One outcome takes
-  // about 100 bytes.
+  // Maximum number of outcomes of puts that are remembered; the oldest outcomes are dropped first.
+  // One outcome takes about 100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
   Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions, Sequencer* sequencer);
