@@ -174,7 +174,7 @@ bool IsForbidden(char c) {
 }
 
 // Loads the document. yaml-cpp bounds the depth of nesting. Callers must count the values that they
-// read, because an alias can multiply them.
+// read, because an alias can multiply the values.
 absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
     return file.At(

@@ -95,8 +95,8 @@ class Server final : public CoordinatorServer {
       absl::MutexLock lock(&serving_mutex_);
       serving_ = nullptr;
     }
-    // If the store's thread is sending messages to workers now, this waits until it has sent them.
-    // Later commits of the store find no streams to send to.
+    // If the store's thread is sending messages to workers now, the destructor waits here until
+    // that thread has sent them. Later commits of the store find no streams to send to.
     absl::MutexLock lock(&streams_mutex_);
     streams_ = nullptr;
   }

@@ -19,7 +19,8 @@ void Encode(const ArrayLayout& from, compat::v1::OperandLayout* to);
 // of the layout do.
 absl::StatusOr<ArrayLayout> Decode(const compat::v1::OperandLayout& from);
 
-// Encodes the construction of a layer. The caller sets the element type and the compatibility.
+// Encodes the options with which a layer is made. The caller sets the element type and the
+// compatibility.
 void Encode(const ParallelLinearOptions& from, compat::v1::DescribeLinearLayerRequest* to);
 // This function does not check shapes and scale; sharding/ does.
 absl::StatusOr<ParallelLinearOptions> Decode(const compat::v1::DescribeLinearLayerRequest& from);

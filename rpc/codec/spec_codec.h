@@ -111,7 +111,7 @@ absl::StatusOr<std::optional<Mode>> Decode(const v1::ModeSelector& from,
 // The caller of these two functions adds the field's path to errors.
 absl::StatusOr<Compatibility> Decode(v1::Compatibility from);
 
-// Whether any correction is an error under this policy.
+// Whether every correction is an error under this policy.
 absl::StatusOr<bool> DecodeIsStrict(v1::CorrectionPolicy from);
 
 void Encode(absl::Span<const int64_t> shape, google::protobuf::RepeatedField<int64_t>* to);

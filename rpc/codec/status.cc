@@ -328,7 +328,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   google::rpc::Status wire;
   if (!wire.ParseFromString(status.error_details())) {
-    return result;  // The details are of another type. Code and message are still valid.
+    return result;  // The details are no google.rpc.Status. Code and message are still valid.
   }
   return WithDetails(std::move(result), wire);
 }

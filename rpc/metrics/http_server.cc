@@ -32,7 +32,7 @@ namespace {
 
 using Outcome = TlsSession::Outcome;
 
-// A deadline in the past: a call with it returns without waiting.
+// A deadline in the past: a call with this deadline returns without waiting.
 constexpr absl::Time kAtOnce = absl::InfinitePast();
 // Maximum number of bytes that one write passes to the socket or to TLS.
 constexpr size_t kPieceBytes = size_t{16} << 10;
@@ -272,8 +272,8 @@ void HttpServer::Run() {
         LogWarning("no file descriptor is left for an HTTP connection",
                    {{"port", port_}, {"error", std::strerror(error)}});
       }
-      // Closes the oldest connection to free a descriptor. If there is none, waits until other
-      // parts of the process free descriptors.
+      // Closes the oldest connection to free a descriptor. If no connection is open, waits until
+      // other parts of the process free descriptors.
       if (connections.empty()) {
         rest = SteadyDeadline::After(kRest);
       } else {

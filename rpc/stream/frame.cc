@@ -1,4 +1,4 @@
-// Writes frames without copying their payload, and reads frames without copying their payload.
+// Writes and reads frames without copying their payload.
 //
 // Parses the outer message by hand: the payload's pieces are never joined, and the checksum covers
 // the bytes as received. Generated code parses the nested messages.

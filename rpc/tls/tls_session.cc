@@ -16,7 +16,8 @@
 namespace shardmesh::rpc {
 namespace {
 
-// A TLS record begins with one byte for its type. These are the first and the last type.
+// A TLS record begins with one byte for its type. The two constants are the lowest and the highest
+// type.
 constexpr int kFirstRecordType = 0x14;
 constexpr int kLastRecordType = 0x17;
 

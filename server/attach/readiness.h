@@ -43,10 +43,10 @@ class Readiness {
   bool IsReady(std::string_view identity) const;
   // OK if every rank of the mesh has a member that is not draining and reaches the members of all
   // other ranks. Errors:
-  // - UNAVAILABLE (RECOVERING): some ranks have no such member, but each of these ranks is expected to
-  //   have one soon. Also while ranks are being assigned, or members have not yet received them.
-  // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such member, and at least one of them
-  //   is not expected to have one soon. The error names the ranks.
+  // - UNAVAILABLE (RECOVERING): some ranks have no such member, but all of these ranks are expected
+  //   to have one soon. Also while ranks are being assigned, or members have not yet received them.
+  // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such member, and at least one of
+  //   these ranks is not expected to have one soon. The error names the ranks.
   // - NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 

@@ -61,9 +61,9 @@ void WorkerSession::Send(WorkerMessage message) {
 
 void WorkerSession::Cut(const absl::Status& status) {
   Close(status);
-  // The worker does not read, so it would receive neither the queued messages nor a status. Break
-  // makes the current write fail. The wire then drops its queue, and the stream ends with the
-  // status of Close.
+  // A worker that does not read would receive neither the queued messages nor a status. Break makes
+  // the current write fail. The wire then drops its queue, and the stream ends with the status of
+  // Close.
   wire_->Break();
 }
 

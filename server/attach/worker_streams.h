@@ -64,8 +64,8 @@ struct WorkerStreamsOptions {
   // Time for each endpoint of a worker to identify itself. After the first correct answer, the
   // other endpoints have only EndpointCheck::kGrace more.
   absl::Duration verify_timeout = absl::Seconds(3);
-  // Time for a new stream to send its hello, and time for it to send its complete inventory after
-  // the coordinator's welcome.
+  // Time for a new stream to send its hello, and time for the stream to send its complete inventory
+  // after the coordinator's welcome.
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
   // Maximum number of tiles of one inventory, including quarantined tiles. A stream with more tiles
@@ -111,9 +111,9 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   // Cuts the streams of a lost worker that belong to `attachment`. No effect if the worker has
   // attached again since.
   void WorkerLost(std::string_view identity, uint64_t attachment);
-  // Closes the worker's streams, so that it attaches again and sends its inventory again. Called
-  // when a rank of the mesh moved to this worker or away from it. No effect if no inventory of this
-  // worker has reached Arrive.
+  // Closes the worker's streams, so that the worker attaches again and sends its inventory again.
+  // Called when a rank of the mesh moved to this worker or away from it. No effect if no inventory
+  // of this worker has reached Arrive.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
   // Called when the coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }
@@ -207,7 +207,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   std::atomic<bool> stopping_ = false;
   MembershipPages pages_;  // used only by the thread of TellOfMembership
 
-  // These objects synchronise themselves. They may be called under mutex_.
+  // The next two objects synchronise themselves. They may be called under mutex_.
   Readiness readiness_;
   QuarantineOrders orders_;
 

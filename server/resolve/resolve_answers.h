@@ -1,6 +1,6 @@
 // Answers to questions about layouts, by topic. Each function decodes a request, calls the
-// functions of sharding/, and encodes the answer. The question services call them. None of these
-// functions blocks or holds a lock for long.
+// functions of sharding/, and encodes the answer. The question services call these functions. None
+// of these functions blocks or holds a lock for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 
@@ -98,8 +98,8 @@ absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
                     v1::ConstrainArrayResponse*);
 absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
                     v1::CompareSpecsResponse*);
-// May have to compile rules for long: see CompilesLong. Calls `is_cancelled` (may be null) while it
-// compiles. If `is_cancelled` returns true, the answer ends with CANCELLED.
+// The answer may have to compile rules for long: see CompilesLong. It calls `is_cancelled` (may be
+// null) while it compiles. If `is_cancelled` returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
                     v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
@@ -108,8 +108,8 @@ absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::Lis
 
 // Defined in resolve_batches.cc.
 //
-// May take a second. Calls `is_cancelled` (may be null) before each item. If `is_cancelled` returns
-// true, the answer ends with CANCELLED.
+// The answer may take a second. It calls `is_cancelled` (may be null) before each item of the
+// batch. If `is_cancelled` returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::BatchResolveSpecsRequest&,
                     v1::BatchResolveSpecsResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::BatchConstrainArraysRequest&,
@@ -132,8 +132,8 @@ absl::Status Answer(const AnswerContext&, const compat::v1::ListSpecAxesRequest&
 
 // Defined in resolve_rules.cc.
 //
-// May take a second. Calls `is_cancelled` (may be null) regularly. If `is_cancelled` returns true,
-// the answer ends with CANCELLED.
+// The answer may take a second. It calls `is_cancelled` (may be null) regularly. If `is_cancelled`
+// returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const compat::v1::ParsePatternRulesRequest&,
                     compat::v1::ParsePatternRulesResponse*,
                     const std::function<bool()>& is_cancelled = {});
@@ -160,8 +160,8 @@ absl::Status Answer(const AnswerContext&, const compat::v1::PromoteDtypesRequest
 
 // Defined in resolve_plans.cc.
 //
-// May take a second. Calls `is_cancelled` regularly. If `is_cancelled` returns true, the answer
-// ends with CANCELLED.
+// The answer may take a second. It calls `is_cancelled` regularly. If `is_cancelled` returns true,
+// the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
@@ -236,7 +236,7 @@ absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view fiel
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                              const Mesh& mesh, const CorrectionResult& corrected);
 
-// Encodes the corrections, each with its fixes if requested.
+// Encodes the corrections, each with its fixes if `suggest_fixes` is true.
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                        const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
                        google::protobuf::RepeatedPtrField<v1::Correction>* to);

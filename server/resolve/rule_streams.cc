@@ -385,8 +385,8 @@ class LintAnswer {
     }
     // No reallocation below: `names` has views of these tensors.
     tensors_.reserve(tensors_.size() + held.size());
-    // Without `given_trees`, the tensors may come from several models. In that case a tensor occurs
-    // twice only if both its name and its shape do.
+    // Without `given_trees`, the tensors may come from several models. In that case a tensor counts
+    // as repeated only if another tensor has the same name and the same shape.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {

@@ -111,8 +111,8 @@ class TreeResolver {
   const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }
 
  private:
-  // Where a tensor's layout comes from, and its shape. Tensors with equal sources get the same
-  // layout.
+  // The tensor's shape, and where the tensor's layout comes from. Tensors with equal sources get
+  // the same layout.
   struct Source {
     const void* given = nullptr;  // the tensor's own axes or spec; null: none
     // If `given` is null: index of the rule; -1: no rule was tried, -2: no rule matched.

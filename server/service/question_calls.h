@@ -161,9 +161,9 @@ class QuestionCalls {
   const QuestionOptions options_;
   const CorrectionCounter counter_;
   AnswerCache answers_{kRememberedBytes};
-  // These two are last, because their tasks use the members above. Stream headers with rules that
-  // take long to compile are processed by `beginnings_`, so that these headers do not wait behind
-  // calls that take seconds.
+  // These two members are last, because their tasks use the members above. Stream headers with
+  // rules that take long to compile are processed by `beginnings_`, so that these headers do not
+  // wait behind calls that take seconds.
   Background background_{2};
   Background beginnings_{2};
 };

@@ -354,9 +354,9 @@ class StepDiagnosis {
                names.size() == 1 ? "to or from " : "among ", JoinFirst(names, ", "));
   }
 
-  // Returns the ranks with broken connections: the ranks in the most reports of unreachable peers.
-  // Without such reports, returns the one rank that all other waiting ranks wait for; if there is
-  // none, the whole cycle.
+  // Returns the ranks whose connections seem broken: those that occur most often in reports of
+  // unreachable peers, as reporter or as peer. Without such reports, returns the one rank for which
+  // all other waiting ranks wait. If no rank is such, returns all ranks of the cycle.
   std::vector<int64_t> CutOff(const std::vector<int64_t>& circle,
                               const std::map<int64_t, int64_t>& votes) const {
     std::map<std::string_view, int64_t> rank_of;

@@ -27,10 +27,10 @@ class MeshEndpoints {
 
   // OK if every rank of the mesh has a worker that is not draining and reaches the workers of all
   // other ranks. Errors:
-  // - UNAVAILABLE (RECOVERING): some ranks have no such worker, but each of these ranks is expected to
-  //   have one soon. Also while ranks are being assigned, or workers have not yet received them.
-  // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such worker, and at least one of them
-  //   is not expected to have one soon. The error names the ranks.
+  // - UNAVAILABLE (RECOVERING): some ranks have no such worker, but all of these ranks are expected
+  //   to have one soon. Also while ranks are being assigned, or workers have not yet received them.
+  // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such worker, and at least one of
+  //   these ranks is not expected to have one soon. The error names the ranks.
   // - NOT_FOUND: no such mesh.
   // - UNAVAILABLE (NOT_SERVING): the coordinator is stopping.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;

@@ -99,7 +99,8 @@ struct StepRequest {
   CommitHook commit;                // null: the step commits without a hook
 };
 
-// An upload or a load: workers stage tiles that do not come from a step, then all commit together.
+// An upload or a load: workers stage tiles that do not come from a step, then all workers commit
+// together.
 struct TransferRequest {
   std::string transfer_id;  // differs from the ids of all live transfers
   std::string op;           // "put", "load"

@@ -126,7 +126,8 @@ class StepRunner {
   void End(const Running& running, const absl::Status& status, bool began = false);
   // Replaces `status` with RECOVERING if the client may run the step again unchanged. This requires
   // that all array operands are on disk and none was donated. It also requires that all workers of
-  // the mesh are durable, and that the lost ones are expected back. Returns other errors unchanged.
+  // the mesh are durable, and that the lost workers among them are expected back. Returns other
+  // errors unchanged.
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
   // Returns the step's error, extended by the donated operands that the step destroyed.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);

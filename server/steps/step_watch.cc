@@ -25,9 +25,9 @@ std::string Name(const Participant& participant) {
 }
 
 // Returns the participants to blame. If two participants do not reach each other, either may be at
-// fault, so the reporter of the failure is added. The reporter is not added in two cases. A blamed
-// worker was lost, or attached again after the failure; or its heartbeats have ceased while those
-// of the reporter go on.
+// fault, so the reporter of the failure is added. The reporter is not added if a blamed worker was
+// lost, or attached again after the failure. The reporter is also not added if the heartbeats of a
+// blamed worker have ceased while those of the reporter go on.
 std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view,
                                    absl::Duration heartbeat_interval) {
   std::vector<Participant> blamed = step.work.blamed;
