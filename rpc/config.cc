@@ -447,7 +447,7 @@ void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emi
        << text;
 }
 
-// Writes the form that File::Axes reads.
+// Writes axes in the form that File::Axes reads.
 void WriteAxes(const AxisValue& axes, YAML::Emitter* out) {
   if (axes.is_name()) {
     WriteText(axes.name(), YAML::Auto, out);

@@ -35,7 +35,7 @@ struct CoordinatorLimits {
   int64_t max_watches = 1'000;
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
-  int64_t max_connection_calls = 1'024;  // most running calls of one connection
+  int64_t max_connection_calls = 1'024;  // maximum number of running calls of one connection
   rpc::ConnectionLimits max_connections = {};
   // Maximum memory, in bytes, that gRPC may use for calls. At this limit, gRPC cancels random
   // streams, including streams of workers. The default is far above what healthy workers need: an

@@ -62,7 +62,7 @@ absl::Span<const char> BytesOf(const grpc::Slice& slice) {
   return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
 }
 
-// --- Header fields between wire and memory.
+// --- Encoding and decoding of header fields.
 
 void EncodeHello(const FrameHello& from, internal::v1::FrameHello* to) {
   to->set_identity(from.identity);

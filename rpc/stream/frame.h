@@ -57,7 +57,7 @@ struct FrameHello {
   int64_t initial_credit_bytes = 0;
   std::string boot_id;
   std::string shm_socket = {};  // abstract socket on the sender's host; empty: no shared memory
-  std::string shm_token = {};   // 16 bytes, or none
+  std::string shm_token = {};   // 16 bytes; empty: no shared memory
   int64_t link_credit_bytes = 0;
 
   friend bool operator==(const FrameHello&, const FrameHello&) = default;

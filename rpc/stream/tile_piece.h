@@ -32,7 +32,7 @@ struct TilePieceHeader {
 // Returns a message that carries `data`, at most kMaxTilePieceBytes, without copying it.
 grpc::ByteBuffer WriteTilePiece(const TilePieceHeader& header, const grpc::Slice& data);
 
-// A piece as received.
+// A received piece.
 struct TilePiece {
   TilePieceHeader header;
   // The piece's bytes, in order. They are part of the message, and valid as long as the message.

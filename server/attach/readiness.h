@@ -74,7 +74,7 @@ class Readiness {
   mutable absl::Mutex mutex_;
   // The last report of each member, by identity.
   std::map<std::string, PeersReport, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);
-  // Null before the first Told.
+  // The arguments of the last call of Told; null before the first call.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Definitions> told_state_ ABSL_GUARDED_BY(mutex_);
 };

@@ -18,9 +18,9 @@ class WorkerStream {
  public:
   virtual ~WorkerStream() = default;
 
-  // The worker's identity, once its hello has arrived.
+  // Returns the worker's identity; empty before the worker's hello has arrived.
   virtual const std::string& identity() const = 0;
-  // The attachment's number from Membership::Attach; 0 before the worker is attached.
+  // Returns the attachment's number from Membership::Attach; 0 before the worker is attached.
   virtual uint64_t attachment() const = 0;
 
   // Queues a message. A closed stream drops the message.

@@ -218,7 +218,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   absl::flat_hash_map<WorkerStream*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
   AttachFailures failed_attaches_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int64_t, Started> started_ ABSL_GUARDED_BY(mutex_);  // by sequence number
-  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may need an update of its list
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // whether members may need a new list
   // The view that all members have received; null before the first one.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
   // Meshes that other workers served until recently. By mesh id: when the members got the change of

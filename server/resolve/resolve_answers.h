@@ -182,7 +182,7 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
 // Errors for names are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
-// The error for a question without a mesh.
+// Returns the error for a question without a mesh.
 absl::Status NoMeshGiven();
 // Returns the named mesh with its workers. Errors are those of SelectMesh. An inline mesh has no
 // workers.

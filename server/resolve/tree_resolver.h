@@ -51,7 +51,7 @@ struct TreePlacement {
   uint32_t spec_index = 0;
   std::optional<int64_t> rule = std::nullopt;  // index of the rule that matched
   bool unmatched = false;                      // no rule matched; the tensor counts as replicated
-  int64_t bytes_per_device = 0;                // on the device that holds the most
+  int64_t bytes_per_device = 0;                // on the device with the tensor's largest tile
 };
 
 // Counts of a tree's tensors and of their elements.

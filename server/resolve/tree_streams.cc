@@ -182,7 +182,7 @@ class TreeAnswer {
   // empty for a spec without fixes, and for the entry whose fixes were left out.
   using Key = std::pair<uint32_t, Shape>;
   absl::flat_hash_map<Key, uint32_t> indexes_by_shape_;
-  size_t fixed_bytes_ = 0;  // size of the specs with fixes
+  size_t fixed_bytes_ = 0;  // encoded size of the specs whose fixes were not left out
 };
 
 }  // namespace

@@ -239,7 +239,8 @@ class PutStreams::Stream final
   PutMemory* const begun_;
   const grpc::CallbackServerContext* const call_;
   const rpc::Caller caller_;
-  std::optional<CallerCount::Place> place_;  // until the answer is sent
+  // The stream counts as one of its caller's open streams until the answer is sent.
+  std::optional<CallerCount::Place> place_;
   const absl::Time take_by_;
 
   rpc::FinishOnce end_{[this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); }};

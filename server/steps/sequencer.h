@@ -110,7 +110,7 @@ struct TransferRequest {
   CommitHook commit;       // null: the transfer commits without a hook
 };
 
-// A step or transfer, as the transport sees it.
+// The data of a step or transfer that the transport gets.
 struct WorkRef {
   int64_t sequence = 0;          // 0 for a transfer before its commit
   std::string transfer_id = {};  // empty for a step
@@ -316,7 +316,7 @@ class Sequencer {
   mutable absl::Mutex mutex_;
   // Live steps and transfers, in order of arrival.
   std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);
-  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);  // admitted, by sequence number
+  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);  // admitted steps, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
   // By array id: the live steps that use the array, and the live steps that write it.
   absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
@@ -331,7 +331,7 @@ class Sequencer {
   StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // commit hooks that have not decided
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // new work is refused
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are no longer admitted either
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are no longer admitted
 
   Alarm deadline_;  // last: its destructor waits for AbortOverdue
 };

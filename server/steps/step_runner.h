@@ -84,7 +84,7 @@ class StepRunner {
   void Cancel(Sequencer::StepTicket ticket) { parts_.sequencer->Cancel(ticket); }
 
  private:
-  // Metrics of the steps with one outcome.
+  // The metrics of all steps that have the same outcome.
   struct Outcome {
     Outcome(rpc::Metrics* metrics, const std::string& outcome);
 

@@ -30,7 +30,7 @@ absl::Status NoTransfer(std::string_view transfer_id) {
       Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
-// Bytes of all tiles of an array, including replicas.
+// Returns the bytes of all tiles of an array, including replicas.
 absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, array.descriptor.SizeBytes());
