@@ -1,4 +1,5 @@
-// The most steps and transfers at one time, for objects that keep state for each step or transfer.
+// The maximum number of steps and transfers at one time, for objects that keep state for each of
+// them.
 #ifndef SHARDMESH_RPC_LIVE_WORK_H_
 #define SHARDMESH_RPC_LIVE_WORK_H_
 

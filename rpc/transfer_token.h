@@ -48,8 +48,8 @@ inline constexpr size_t kTokenKeyBytes = 32;
 // digits. It may be logged and stored, because it does not reveal the key.
 std::string TokenKeyDigest(std::string_view key);
 
-// Returns a token: the claims with their HMAC-SHA256 under `key`. The holder of a token has its
-// rights, so never log a token.
+// Returns a token: the claims with their HMAC-SHA256 under `key`. Every holder of a token has the
+// rights that the token grants, so never log a token.
 std::string SignToken(const TransferClaims& claims, std::string_view key);
 
 // Verifies a token, and returns its content. The token must be for `direction` and valid at `now`.

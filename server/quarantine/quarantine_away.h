@@ -62,7 +62,7 @@ std::string IdentitiesOf(const AwayWorkers& away);
 
 // The error for tiles that no attached worker has in quarantine. `what` names the tiles.
 // UNAVAILABLE (RECOVERING) while absent workers that may have the tiles are expected back;
-// NOT_FOUND otherwise.
+// NOT_FOUND if no such worker is expected back.
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what);
 

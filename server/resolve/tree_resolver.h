@@ -79,8 +79,8 @@ struct TreeQuestion {
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Resolves a tree. A tensor with the same source of layout and the same shape as an earlier tensor
-// costs little. For one thread.
+// Resolves a tree. A tensor whose layout comes from the same source as that of an earlier tensor of
+// the same shape is looked up in a table. For one thread.
 class TreeResolver {
  public:
   static constexpr int64_t kMaxTensors = 1'000'000;

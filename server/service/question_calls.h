@@ -1,5 +1,5 @@
-// The objects that the question services share: one cache, one set of threads, and one counter of
-// corrections.
+// The objects that the question services share: a cache of answers, background threads, and a
+// counter of corrections.
 #ifndef SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 #define SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 

@@ -303,8 +303,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   SHARDMESH_PASSES("transfer.commit");
   auto remembered =
       registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
-  // Aborted: the first request with this key has no answer yet. In that case this request waits for
-  // the same transfer.
+  // ABORTED means that the first request with this key has no answer yet. In that case this request
+  // waits for the same transfer.
   const bool is_repeated = absl::IsAborted(remembered.status());
   if (!remembered.ok() && !is_repeated) {
     return std::move(callback)(remembered.status());
