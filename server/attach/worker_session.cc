@@ -342,7 +342,7 @@ absl::Status WorkerSession::TakeRestored(uint64_t attachment,
   SendVerdict(judged.verdict, /*last=*/false);
   if (!judged.undecided.empty()) {
     LeftUndecided(std::move(judged.undecided));
-    streams_->MembershipChanged();  // a mesh may have got its ranks since
+    streams_->MembershipChanged();  // a mesh may have got its ranks during the judgement
   }
   return absl::OkStatus();
 }

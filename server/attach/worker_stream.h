@@ -34,9 +34,10 @@ class WorkerStream {
   // Processes the complete inventory that the stream has brought. InventoryQueue calls this once,
   // on its own thread. The call may block, and may call WorkerStreams.
   virtual void TakeWholeInventory() = 0;
-  // Returns one mesh whose tiles on this worker got no verdict, because the mesh had no ranks then,
-  // and which has ranks in `view`. Returns an empty id if there is no such mesh. Forgets all other
-  // such meshes, because the caller now ends the stream.
+  // Returns the id of a mesh that has ranks in `view`, but had no ranks when this worker's tiles
+  // were judged. The tiles on that mesh got no verdict. Returns an empty id if there is no such
+  // mesh. If there is one, forgets all meshes without a verdict, because the caller now ends the
+  // stream.
   virtual std::string TakeDecidable(const MembershipView& view) = 0;
 };
 

@@ -89,7 +89,8 @@ class QuestionCalls {
                     Answer({options_.definition_store->state(), corrections}, *request, response));
   }
 
-  // Makes a call whose answer may take too long for a reaction.
+  // Returns the reactor of a call whose answer may take too long for a reaction; a background
+  // thread computes the answer.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* InBackground(const grpc::CallbackServerContext* context,
                                          const Request* request, Response* response) {

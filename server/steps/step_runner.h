@@ -110,7 +110,8 @@ class StepRunner {
   // with this hash; an error if that plan does not suit the operands.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
                                                              const FoundOperands& found) const;
-  // Does all work before the submission. Fills in the fields of `step` that the sequencer needs.
+  // Does all work that precedes the submission of the step to the sequencer. Fills in the fields of
+  // `step` that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
   absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
   // Pins the operands until End. Returns an error if an operand no longer exists.
