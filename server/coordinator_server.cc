@@ -458,8 +458,8 @@ void Server::WriteRanksAgain() {
   }
   const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const std::string& mesh_id : mesh_ids) {
-    // Since the store refused the ranks, the mesh may have been deleted, or defined again without
-    // ranks.
+    // After the store refused the ranks, a client may have deleted the mesh, or defined it again
+    // without ranks.
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     if (ranks != nullptr && !ranks->identities.empty()) {
       WriteRanks(mesh_id, *ranks);
