@@ -42,9 +42,11 @@ constexpr absl::Duration kAttemptTimeout = absl::Seconds(10);
 // after 80 to 120 ms.
 constexpr absl::Duration kSecondAttempt = absl::Milliseconds(500);
 
-// Extra time after the connect timeout, to find out which addresses do not answer.
+// Extra time after the connect timeout: to dial the address once more, to see whether the server
+// closes the connection at once, and for the channel to report its state.
 constexpr absl::Duration kLastLook = absl::Milliseconds(100);
-// Part of the connect timeout in which the host's addresses are dialled, to find out which answer.
+// Part of the connect timeout in which the host's addresses are dialled, to find out which
+// addresses answer.
 constexpr absl::Duration kDialTime = absl::Seconds(1);
 // Interval at which a wait for a connection calls `is_cancelled`.
 constexpr absl::Duration kCancellationInterval = absl::Milliseconds(50);
@@ -103,13 +105,13 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> CreateChannel(const std::string& 
   args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  // Despite the option's name, gRPC uses it as the time limit of an attempt to connect.
+  // Despite the option's name, gRPC uses its value as the time limit of an attempt to connect.
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, Milliseconds(kAttemptTimeout));
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, options.own_connection ? 1 : 0);
-  // A process may restart on another host, so a host name may soon lead to another address.
+  // A process may restart on another host, so the address behind a host name may change soon.
   args.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1000);
-  // Retry below retries calls. gRPC's own retries would buffer every message of a stream.
+  // The function Retry retries calls. gRPC's own retries would buffer every message of a stream.
   args.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   // Ignores the environment's proxy: it is for the web, not for traffic inside a cluster.
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -125,10 +127,11 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
   };
   constexpr std::string_view kHint = "; is it running, and is the address right?";
   const auto end = SteadyDeadline::After(std::max(wait.limit, wait.timeout));
-  // Length of the whole wait, for messages. The wait ends at `limit`.
+  // `time`: length of the whole wait, which error messages show. `limit`: when the whole wait ends.
   absl::Duration time = std::max(wait.timeout, absl::ZeroDuration());
   auto limit = SteadyDeadline::After(time);
-  // Reserves some of the time to find out which addresses answer.
+  // When the wait for the channel ends. The time from then until `limit` is reserved for finding
+  // out which addresses answer.
   auto deadline = SteadyDeadline::After(time - std::min(kDialTime, time / 2));
   bool has_dialled = false;
   bool failed = false;

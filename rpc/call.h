@@ -28,9 +28,10 @@ class Status;
 
 namespace shardmesh::rpc {
 
-// Most bytes of a message to or from control services. Longer data is streamed in pieces of 1 MiB.
+// Maximum size, in bytes, of a message to or from control services. Longer data is streamed in
+// pieces of 1 MiB.
 inline constexpr int64_t kMaxControlMessageBytes = int64_t{4} << 20;
-// Most bytes of a message to or from the workers' services.
+// Maximum size, in bytes, of a message to or from the workers' services.
 inline constexpr int64_t kMaxDataMessageBytes = (int64_t{1} << 20) + (int64_t{64} << 10);
 
 struct ChannelOptions {
@@ -83,15 +84,15 @@ struct CallOptions {
   static CallOptions Within(absl::Duration timeout) { return {absl::Now() + timeout, {}}; }
 };
 
-// Applies the options of a call to its context.
+// Sets the deadline and the trace context of `options`, if they are set, in the context of a call.
 void Apply(const CallOptions& options, grpc::ClientContext* context);
 // Returns the options for calls that this process makes while it serves a call: the served call's
 // deadline and trace context.
 CallOptions OptionsOf(const grpc::ServerContextBase& context);
 
-// Converts the status of a call that this side did not cancel. Like FromGrpc, but if the call ended
-// without an answer, returns UNAVAILABLE: gRPC reports CANCELLED for a call that reaches a stopping
-// server.
+// Converts the status of a call that this side did not cancel, like FromGrpc, with two differences.
+// A CANCELLED without a reason becomes UNAVAILABLE: gRPC reports it for a call that reaches a
+// stopping server. ExplainCallMemory (rpc/call_memory.h) is applied to every other status.
 absl::Status OutcomeOf(const grpc::Status& status);
 
 // The number of attempts of Retry, and the delays between the attempts.
@@ -110,7 +111,7 @@ class Backoff {
   // Returns the delay before the next attempt. It is at least the delay that the server requested
   // (RetryDelayOf).
   absl::Duration NextDelay(const absl::Status& last_error);
-  // Returns to the initial delay; for use after a success.
+  // Makes the next delay the initial one again. Call this after a success.
   void Reset() { delay_ = policy_.initial_delay; }
 
  private:

@@ -14,7 +14,8 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Marks a status within this process. The mark is not sent to peers.
+// Key of the payload that marks a status of ExplainCallMemory. The payload stays within this
+// process: it is not sent to peers.
 constexpr char kPayload[] = "shardmesh.rpc/call_memory";
 // HTTP/2 error ENHANCE_YOUR_CALM. gRPC 1.51 sends it only for a stream that its memory quota ends.
 constexpr std::string_view kReset = "RST_STREAM with error code 11";

@@ -14,9 +14,10 @@ namespace shardmesh::rpc {
 
 // The client that made an RPC.
 struct Caller {
-  // The name to which limits apply and request ids belong. With TLS: the URI of the client's
-  // certificate, such as `spiffe://shardmesh/client/ada`, or its subject if it has no URI. Without
-  // TLS: the host of the connection: `host:10.0.0.7`, `host:unix`.
+  // The client's name. Limits for each caller and the ids of requests refer to this name. With TLS:
+  // the URI of the client's certificate, such as `spiffe://shardmesh/client/ada`, or the
+  // certificate's subject if it has no URI. Without TLS: the host of the connection:
+  // `host:10.0.0.7`, `host:unix`.
   std::string name;
   // Whether a certificate proves the name. Without a certificate, all clients of one host share a
   // name.

@@ -31,8 +31,9 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Most entries of the lists in a file. The limit of semantic axes is that of the wire contract. The
-// two other limits are far above the lists that people write by hand.
+// Maximum numbers of entries of three lists in a file. The maximum of semantic axes is that of the
+// wire contract. The maxima of workers and of ordered devices are far above the lists that people
+// write by hand.
 constexpr int64_t kMaxSemanticAxes = 256;
 constexpr int64_t kMaxWorkers = 65'536;
 constexpr int64_t kMaxOrderedDevices = 65'536;
@@ -173,7 +174,7 @@ bool IsForbidden(char c) {
 }
 
 // Loads the document. yaml-cpp bounds the depth of nesting. Callers must count the values that they
-// read, because an alias can multiply them.
+// read, because an alias can multiply the values.
 absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
     return file.At(
@@ -439,14 +440,14 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
-// Writes a text in the form `otherwise`. Writes a text with characters that YAML forbids in double
-// quotes instead: there yaml-cpp escapes such characters.
+// Writes a text. If the text has characters that YAML forbids, writes the text in double quotes,
+// where yaml-cpp escapes such characters. If not, writes the text in the form `otherwise`.
 void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emitter* out) {
   *out << (std::any_of(text.begin(), text.end(), IsForbidden) ? YAML::DoubleQuoted : otherwise)
        << text;
 }
 
-// Writes the form that File::Axes reads.
+// Writes axes in the form that File::Axes reads.
 void WriteAxes(const AxisValue& axes, YAML::Emitter* out) {
   if (axes.is_name()) {
     WriteText(axes.name(), YAML::Auto, out);
@@ -497,7 +498,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
-// Checks the limits of the wire contract, because the definitions of a file are sent in messages.
+// Returns `defined` if it keeps the limits of the wire contract, because the definitions of a file
+// are sent in messages. If not, returns the decoder's error, with the file's name.
 template <typename Message, typename Defined, typename... DecodeArgs>
 absl::StatusOr<Defined> Sendable(const File& file, absl::StatusOr<Defined> defined,
                                  DecodeArgs... arguments) {

@@ -17,7 +17,7 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of a YAML file.
+// Maximum size, in bytes, of a YAML file.
 inline constexpr int64_t kMaxConfigBytes = int64_t{4} << 20;
 
 // Parse the text of a file; `name` names the file in errors. Errors are INVALID_ARGUMENT:

@@ -13,9 +13,9 @@ namespace shardmesh::rpc {
 
 struct ConnectOptions {
   absl::Duration timeout = kConnectTimeout;
-  // A host may have several addresses, which gRPC tries in turn. If one of them does not answer and
-  // another accepts connections, the wait continues beyond `timeout`: by 10 s for each silent
-  // address, plus 3 s. The whole wait takes at most `limit`.
+  // A host may have several addresses, which gRPC tries one after the other. If some address does
+  // not answer and another address accepts connections, the wait continues beyond `timeout`: by 10
+  // s for each silent address, plus 3 s. The whole wait takes at most `limit`.
   absl::Duration limit = absl::ZeroDuration();
   // Called once before the wait continues beyond `timeout`, with the silent addresses. May be null.
   std::function<void(const absl::Status& why)> on_wait = nullptr;

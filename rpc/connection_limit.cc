@@ -14,8 +14,8 @@
 namespace shardmesh::rpc {
 namespace {
 
-// Without a total limit, closed connections are removed once the table is both this large and twice
-// as large as after the last removal.
+// Even if no limit is reached, closed connections are removed once the table has this many
+// connections and twice as many as after the last removal.
 constexpr int64_t kFewestLookedAt = 1024;
 
 constexpr size_t kNetworkBytes = 8;  // the bytes of an IPv6 address that name its /64 network

@@ -24,9 +24,9 @@ struct ConnectionLimits {
 };
 
 // Returns the key under which a connection from `peer` is counted. The key of an IPv4 address, also
-// in IPv6 form, is the address. The key of any other IPv6 address is its network
-// (`2001:db8:1:2::/64`), because one host owns a whole network. The key of a unix socket is
-// `this host`.
+// in IPv6 form, is the address. The key of `::1` is the address. The key of any other IPv6 address
+// is its network (`2001:db8:1:2::/64`), because one host owns a whole network. The key of a unix
+// socket is `this host`.
 std::string HostOfPeer(const sockaddr_storage& peer);
 
 // Counts connections that other objects own and close. Thread-compatible.
@@ -46,7 +46,8 @@ class ConnectionLimit {
     ino_t inode;
   };
 
-  // Removes closed connections from the table. After a slow removal, does nothing for a while.
+  // Removes closed connections from the table. After a removal that took the time t, calls have no
+  // effect for 7 t.
   void LookAgain();
   int64_t CountOf(const std::string& host) const;
 

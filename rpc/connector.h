@@ -22,10 +22,10 @@ namespace shardmesh::rpc {
 //   handshake does not proceed.
 // A Connector avoids this: the calling thread polls, and nothing is kept between connections.
 //
-// At most two attempts run at a time. The first attempt has 10 s, for slow servers. The second is
-// replaced every kRenewal, for addresses that do not answer: each new attempt resolves the name and
-// sends a SYN again. When the server becomes reachable, the connection is therefore established
-// within kRenewal plus the time of a handshake.
+// At most two attempts run at a time. The first attempt has 10 s, for slow servers. The second
+// attempt is replaced every kRenewal, for addresses that do not answer: each new attempt resolves
+// the name and sends a SYN again. When the server becomes reachable, the connection is therefore
+// established within kRenewal plus the time of a handshake.
 //
 // Thread-safe; one call of Connect at a time.
 class Connector {

@@ -60,7 +60,7 @@ inline constexpr Feature kFeatures[] = {
       "shardmesh.v1.ClusterService.ReplaceWorker"}},
 };
 
-// Most tiles that one GetTiles call may request.
+// Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;
 
 }  // namespace shardmesh::rpc

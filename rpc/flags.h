@@ -18,12 +18,12 @@
 
 namespace shardmesh::rpc {
 
-// Least memory for tiles with which a worker starts.
+// A worker that is given less memory for tiles than this many bytes does not start.
 inline constexpr int64_t kMinWorkerMemoryBytes = int64_t{1} << 20;
 
 // Parses a number of bytes as users write it: `1024`, `64KiB`, `4GiB`, `1.5TB`. Units are B, KiB to
-// EiB (powers of 1024) and KB to EB (powers of 1000), in any case. INVALID_ARGUMENT for other text,
-// fractions of a byte, and numbers beyond int64_t.
+// EiB (powers of 1024) and KB to EB (powers of 1000), in upper or lower case. INVALID_ARGUMENT for
+// other text, fractions of a byte, and numbers beyond int64_t.
 absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 
 // The flags of a program, and the targets of their values.
@@ -38,8 +38,8 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 //   }
 //
 // The value of a target before parsing is the flag's default, which the help text shows. Targets
-// must outlive the set. If a flag is repeated, the last value counts, except for AddTexts. For one
-// thread.
+// must outlive the set. If a flag is repeated, the last value counts. The exception is a flag of
+// AddTexts or AddHostPorts, which keeps all values. For one thread.
 class FlagSet {
  public:
   // Exit codes of the programs.
@@ -63,7 +63,7 @@ class FlagSet {
                    bool may_be_empty = false);
   // Like AddHostPort for a flag that may be given several times: each value is appended.
   void AddHostPorts(std::string name, std::string help, std::vector<std::string>* target);
-  // Adds a flag whose values `set` checks and stores. Its error describes the legal values.
+  // Adds a flag whose values `set` checks and stores. An error of `set` describes the legal values.
   void AddParsed(std::string name, std::string placeholder, std::string help,
                  std::function<absl::Status(std::string_view value)> set);
   // Adds a flag with a whole number, min <= value <= max.
@@ -87,9 +87,9 @@ class FlagSet {
   // checks, in the order of the AddCheck calls.
   void AddCheck(std::function<absl::Status()> check) { checks_.push_back(std::move(check)); }
 
-  // Parses the arguments, without the program's own name. Reports only the first of several errors.
-  // After an error, the targets of the flags before the faulty argument are set. Targets of later
-  // flags may be set or not.
+  // Parses the arguments, which do not include the program's own name. Reports only the first of
+  // several errors. After an error, the targets of the flags before the faulty argument are set.
+  // Targets of later flags may be set or not.
   //
   // INVALID_ARGUMENT (BAD_FIELD): an unknown flag, with the nearest name; a missing or malformed
   // value; an argument that is no flag; flags that exclude each other. CANCELLED: help is

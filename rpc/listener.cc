@@ -33,7 +33,7 @@ namespace {
 
 // Pause after accept() failed because no file descriptor was free.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// Least time between two log lines about refused connections.
+// Minimum time between two log lines about refused connections.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 constexpr std::string_view kUnix = "unix:";
 constexpr std::string_view kUnixAbstract = "unix-abstract:";
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenOnHost(const std::string& addr
     if (!bound.valid()) {
       error = errno;
       if (error == EADDRINUSE) return CannotListen(address, error);
-      continue;  // an address such as ::1 of localhost, on a host without IPv6
+      continue;  // the host lacks the address, such as ::1 on a host without IPv6
     }
     *port = PortOf(bound.get());
     sockets.push_back(std::move(bound));

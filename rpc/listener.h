@@ -44,7 +44,7 @@ class Listener {
   // - `host:port`: all addresses of the host's name; port 0 for a free port. 0.0.0.0 includes the
   //   IPv6 addresses if there are any.
   // - `unix:/path`: replaces an existing file.
-  // - `unix-abstract:name`.
+  // - `unix-abstract:name`: an abstract socket, without a file.
   // `refused` counts connections that the listener closed at once, including those over a limit.
   //
   // ALREADY_EXISTS for an address that is in use or cannot be bound, INVALID_ARGUMENT for other

@@ -27,8 +27,8 @@ namespace {
 constexpr const char* kLive = "live";
 constexpr const char* kReady = "ready";
 
-// Least interval of a peer's keepalive pings. Peers ping at the intervals of ChannelOptions; gRPC's
-// default minimum is minutes.
+// Minimum interval of a peer's keepalive pings. Peers ping at the intervals of ChannelOptions;
+// gRPC's default minimum is minutes.
 constexpr absl::Duration kMinPingInterval = absl::Seconds(1);
 
 int MillisecondsOf(absl::Duration duration) {
@@ -66,7 +66,7 @@ void RefuseCompression(grpc::ServerBuilder& builder) {
 }
 
 // Returns a server that exists until the process ends. When the last server of a process ends, gRPC
-// 1.51 ends the threads of its callback queue, and sometimes aborts in them.
+// 1.51 ends the threads of its callback queue, and sometimes aborts in these threads.
 grpc::Server* KeptServer() {
   grpc::ServerBuilder builder;
   return builder.BuildAndStart().release();

@@ -40,7 +40,7 @@ struct ServerOptions {
   // and cancels random streams. 0: no limit, for servers that bound the memory of their peers
   // themselves.
   int64_t memory_quota_bytes = 0;
-  // Most concurrent calls of one connection. Further calls wait in the client.
+  // Maximum number of concurrent calls of one connection. Further calls wait in the client.
   int max_streams = 1024;
   // Keepalive: an idle connection is probed at this interval. The connection is closed if no answer
   // comes within the timeout. Without keepalive, the streams of a peer whose host is cut off would
@@ -81,7 +81,8 @@ struct NamedService {
 // inflate the message before it checks the size. The error code depends on what fails first: gRPC's
 // check of the message, or its parsing.
 //
-// States: not ready -> (SetReady) <-> ready -> draining (Drain) -> stopped. Thread-safe.
+// States: not ready <-> ready (SetReady); from either of the two, draining (Drain) -> stopped.
+// Thread-safe.
 class ServerLifecycle {
  public:
   // Binds the address and serves, not ready yet. `services` must outlive the server. Errors: those
@@ -123,8 +124,8 @@ class ServerLifecycle {
   const std::vector<std::string> health_names_;  // names that follow SetReady
   std::string address_;
   int port_ = 0;
-  // A listener passes connections to the server declared before it, so it must end before that
-  // server.
+  // Each listener passes connections to the server that is declared before the listener, so the
+  // listener must end before that server.
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<Listener> listener_;
   std::unique_ptr<grpc::Server> local_health_;  // with TLS: see HealthAddress

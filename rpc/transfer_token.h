@@ -48,13 +48,13 @@ inline constexpr size_t kTokenKeyBytes = 32;
 // digits. It may be logged and stored, because it does not reveal the key.
 std::string TokenKeyDigest(std::string_view key);
 
-// Returns a token: the claims with their HMAC-SHA256 under `key`. The holder of a token has its
-// rights, so never log a token.
+// Returns a token: the claims with their HMAC-SHA256 under `key`. Every holder of a token has the
+// rights that the token grants, so never log a token.
 std::string SignToken(const TransferClaims& claims, std::string_view key);
 
-// Returns the content of a token for `direction` that is valid at `now`. The caller must compare
-// the content with its array and tile. Takes the same time for any wrong signature. Errors, all
-// BAD_TOKEN:
+// Verifies a token, and returns its content. The token must be for `direction` and valid at `now`.
+// The caller must compare the content with the array and tile of its call. The function takes the
+// same time for any wrong signature. Errors, all BAD_TOKEN:
 //   - UNAUTHENTICATED: the token is missing or not signed under `key`, or the token or its array
 //     descriptor is malformed;
 //   - PERMISSION_DENIED: the token is expired or for the other direction.

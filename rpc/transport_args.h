@@ -14,10 +14,10 @@ struct TransportArg {
 };
 
 // Initial receive window of a stream. gRPC starts at 64 KiB, far below one message of 1 MiB, and
-// probes widen the window. A receiver sometimes postpones the widening to its next write. Both ends
-// then wait for the keepalive ping. A window of several messages avoids that wait, and moves large
-// messages about twice as fast. Memory: each stream may hold this many bytes that its reader has
-// not read.
+// probes widen the window. A receiver sometimes postpones the widening to its next write. In that
+// case both ends wait for the next keepalive ping. A window of several messages avoids that wait,
+// and moves large messages about twice as fast. Memory: each stream may hold this many bytes that
+// its reader has not read.
 inline constexpr int kLookaheadBytes = 8 << 20;
 
 inline constexpr std::array<TransportArg, 3> kTransportArgs = {{

@@ -24,7 +24,8 @@ struct MetricsSources {
   const SessionTable* sessions = nullptr;
   const Sequencer* sequencer = nullptr;
   const Recovery* recovery = nullptr;
-  // When the coordinator began to drain; absl::InfiniteFuture() before that.
+  // Returns when the coordinator began to drain; absl::InfiniteFuture() if it has not begun to
+  // drain.
   std::function<absl::Time()> draining_since;
 };
 void ExportState(rpc::Metrics* metrics, const MetricsSources& state);

@@ -63,7 +63,8 @@ namespace shardmesh::server {
 namespace {
 
 constexpr std::string_view kDefaultMesh = "default";
-// Most time of a drain that is kept for telling clients the outcome of aborted work.
+// Maximum time, at the end of a drain, that is reserved for telling clients the outcome of aborted
+// steps and transfers.
 constexpr absl::Duration kTimeToTell = absl::Seconds(1);
 // If the store refused to write a mesh's ranks, the coordinator tries again after this time.
 constexpr absl::Duration kWriteAgainAfter = absl::Seconds(1);
@@ -94,8 +95,8 @@ class Server final : public CoordinatorServer {
       absl::MutexLock lock(&serving_mutex_);
       serving_ = nullptr;
     }
-    // If the store's thread is sending messages to workers now, this waits until it has sent them.
-    // Later commits of the store find no streams to send to.
+    // If the store's thread is sending messages to workers now, the destructor waits here until
+    // that thread has sent them. Later commits of the store find no streams to send to.
     absl::MutexLock lock(&streams_mutex_);
     streams_ = nullptr;
   }
@@ -139,11 +140,12 @@ class Server final : public CoordinatorServer {
   RealClock clock_;
   ClusterChanges changes_{&clock_};
   absl::Mutex serving_mutex_;
-  // Points to lifecycle_ while lifecycle_ exists. The store's thread uses it.
+  // Points to lifecycle_ while lifecycle_ exists. The store's thread uses this pointer.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   absl::Mutex streams_mutex_;
   // Points to worker_streams_ while worker_streams_ exists. The store's thread passes drops of
-  // arrays to it. Holding the mutex never blocks for long: messages to workers are queued.
+  // arrays to worker_streams_ through this pointer. streams_mutex_ is never held for long, because
+  // messages to workers are only queued.
   WorkerStreams* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to write.
@@ -397,13 +399,15 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
       }
       decoded = *definition;
       mesh = &std::get<MeshDefinition>(decoded->value);
-      // This coordinator assigned these ranks itself; the event only reports that they are stored.
+      // The membership already has these ranks, because this coordinator assigned them. The event
+      // only reports that the store has them too.
       if (ranks != nullptr && ranks->size == mesh->mesh.size() &&
           ranks->identities == WorkersOf(*decoded)) {
         continue;
       }
     }
-    // If an event only assigns ranks, the definition's own revision is older than the event.
+    // If an event only assigns ranks, the definition's own revision is older than the event's
+    // revision.
     const bool is_assignment = decoded != nullptr && decoded->revision != event.revision;
     const bool is_moved = is_assignment && ranks != nullptr && !ranks->identities.empty();
     absl::Status changed = is_moved ? membership_->SetRanks(event.name, WorkersOf(*decoded))
@@ -454,8 +458,8 @@ void Server::WriteRanksAgain() {
   }
   const std::shared_ptr<const MembershipView> view = membership_->view();
   for (const std::string& mesh_id : mesh_ids) {
-    // Since the store refused the ranks, the mesh may have been deleted, or defined again without
-    // ranks.
+    // After the store refused the ranks, a client may have deleted the mesh, or defined it again
+    // without ranks.
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     if (ranks != nullptr && !ranks->identities.empty()) {
       WriteRanks(mesh_id, *ranks);

@@ -35,12 +35,12 @@ struct CoordinatorLimits {
   int64_t max_watches = 1'000;
   int64_t max_watches_per_caller = 100;
   int64_t max_live_work = 10'000;        // steps and transfers
-  int64_t max_connection_calls = 1'024;  // most running calls of one connection
+  int64_t max_connection_calls = 1'024;  // maximum number of running calls of one connection
   rpc::ConnectionLimits max_connections = {};
-  // Most memory that gRPC may use for calls. At this limit, gRPC cancels random streams, including
-  // streams of workers. The default is far above what healthy workers need: an idle worker needs
-  // less than 512 KiB. Half of the memory is for inventories, so this limit also bounds how many
-  // workers send their inventories at the same time.
+  // Maximum memory, in bytes, that gRPC may use for calls. At this limit, gRPC cancels random
+  // streams, including streams of workers. The default is far above what healthy workers need: an
+  // idle worker needs less than 512 KiB. Half of the memory is for inventories, so this limit also
+  // bounds how many workers send their inventories at the same time.
   int64_t rpc_memory_bytes = int64_t{4} << 30;
   int64_t max_inventory_tiles = 2'000'000;
   absl::Duration hello_timeout = absl::Seconds(10);
@@ -56,9 +56,9 @@ struct CoordinatorOptions {
   std::string http_address = "127.0.0.1:7071";    // address for metrics; empty: no metrics
   // Folder of the durable state. Empty: the state is in memory and is lost when the process ends.
   std::string data_dir;
-  // `store_quota_bytes`: most bytes of the state on disk. The store keeps overwritten and deleted
-  // data for `history_time`, but at most `history_bytes` of it. Watches and reads at older
-  // revisions need that data.
+  // `store_quota_bytes`: maximum size, in bytes, of the state on disk. The store keeps overwritten
+  // and deleted data for `history_time`, but at most `history_bytes` of it. Watches and reads at
+  // older revisions need that data.
   int64_t store_quota_bytes = SqliteStoreOptions().quota_bytes;
   int64_t history_bytes = static_cast<int64_t>(RetentionOptions().bytes);
   absl::Duration history_time = RetentionOptions().time;
@@ -67,8 +67,8 @@ struct CoordinatorOptions {
   // Defines the mesh "default" if it does not exist. An existing mesh "default" must be equal to
   // this mesh.
   std::optional<Mesh> mesh;
-  // Least number of elements of a tensor that is sharded, for rule sets that do not set this
-  // number.
+  // A tensor with fewer elements than this number is not sharded. Applies to rule sets that do not
+  // set this number themselves.
   int64_t min_sharding_size = kDefaultMinSize;
   // Algorithms for calls of collectives that do not name an algorithm.
   PreferredAlgorithms preferred_algorithms;
@@ -76,14 +76,15 @@ struct CoordinatorOptions {
   bool http_plaintext = false;  // allows plaintext for metrics only, also with TLS
   rpc::Credentials credentials = rpc::Credentials::Insecure();
   MembershipOptions membership;
-  // How long the coordinator expects lost workers back. After that time, callers get an error that
-  // names what is missing.
+  // How long the coordinator waits for lost workers to attach again. After that time, callers get
+  // an error that names the missing workers or tiles.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
-  // How long arrays without names, which only sessions kept, stay after a start of the coordinator.
+  // How long arrays without names stay after a start of the coordinator. Before the start, only
+  // sessions kept these arrays.
   absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;
   // Limits on each caller's sessions; docs/limits.md has the table.
   SessionOptions sessions;
-  // Most BeginPut calls of one caller whose answers are not yet sent completely.
+  // Maximum number of BeginPut calls of one caller whose answers are not yet sent completely.
   int64_t max_put_streams_per_caller = 64;
   RequestMemoryLimits requests;
   StepMemoryOptions steps;

@@ -36,9 +36,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Keeps the freed memory of a large tree in the process, for the next tree. Without this, the
-// system would clear each page when it is used again, which takes a tenth of such a call's time. At
-// most about 64 MiB in each of 8 arenas stay.
+// Keeps the freed memory of a large tree in the process, for the next tree. If the process returned
+// this memory, the system would clear each page before its next use. That takes a tenth of the time
+// of a call with a large tree. At most about 64 MiB in each of 8 arenas stay.
 void KeepFreedMemory() {
 #ifdef __GLIBC__
   mallopt(M_ARENA_MAX, 8);
@@ -278,8 +278,8 @@ struct CheckFlags {
   bool json;
 };
 
-// Checks combinations of flags. INVALID_ARGUMENT: flags that are valid by themselves contradict
-// each other.
+// Checks flags against each other. INVALID_ARGUMENT: flags, each of which is valid, contradict each
+// other or lack a flag that they need.
 absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
                            const CoordinatorOptions& options) {
   if (!restore.empty() && options.data_dir.empty()) {
@@ -443,8 +443,7 @@ int Main(int argc, char** argv) {
                kMost, &limits.max_watches);
   flags.AddInt("max-watches-per-caller", "the same for one caller", 1, kMost,
                &limits.max_watches_per_caller);
-  // This bound also limits, for each worker, how many steps a faster peer may have reached before
-  // the worker does.
+  // This bound also limits by how many steps one worker can be ahead of a slower worker.
   flags.AddInt("max-live-work", "steps and transfers that have not ended", 1, rpc::kMaxLiveWork,
                &limits.max_live_work);
   flags.AddInt("max-connections", "connections; 0: as many as there are file descriptors for", 0,

@@ -41,7 +41,7 @@ void EncodeHead(const Literal& from, v1::Literal* to) {
   Encode(from.shape, to->mutable_shape());
 }
 
-// Decodes all fields except the bytes. Of the bytes, checks only the number.
+// Decodes all fields except the literal's bytes, and checks the number of these bytes.
 absl::StatusOr<Literal> DecodeHead(const v1::Literal& from) {
   Literal literal;
   auto dtype = Decode(from.dtype());

@@ -9,8 +9,8 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of a record's label, most bytes of its error, and most peers of a record. Encoding and
-// decoding truncate longer texts and lists.
+// Maximum size, in bytes, of a record's label and of a record's error, and maximum number of a
+// record's peers. Encoding and decoding truncate longer texts and lists.
 inline constexpr size_t kMaxFlightLabelBytes = 256;
 inline constexpr size_t kMaxFlightMessageBytes = 512;
 inline constexpr size_t kMaxFlightPeers = 64;

@@ -11,16 +11,18 @@
 
 namespace shardmesh::rpc {
 
-// Most layers that can be merged into one layer.
+// Maximum number of layers that can be merged into one layer.
 inline constexpr int64_t kMaxMergedLayers = 10'000;
 
 void Encode(const ArrayLayout& from, compat::v1::OperandLayout* to);
-// Only KIND_NAMED has a spec. The rank is not checked here, but where the layout is used.
+// Only a layout of KIND_NAMED has a spec. This function does not check the spec's rank; the users
+// of the layout do.
 absl::StatusOr<ArrayLayout> Decode(const compat::v1::OperandLayout& from);
 
-// Encodes the construction of a layer. The caller sets the element type and the compatibility.
+// Encodes the options with which a layer is made. The caller sets the element type and the
+// compatibility.
 void Encode(const ParallelLinearOptions& from, compat::v1::DescribeLinearLayerRequest* to);
-// Shapes and scale are not checked here, but by sharding/.
+// This function does not check shapes and scale; sharding/ does.
 absl::StatusOr<ParallelLinearOptions> Decode(const compat::v1::DescribeLinearLayerRequest& from);
 
 // Encodes all facts except the element type.

@@ -16,13 +16,13 @@
 
 namespace shardmesh::rpc {
 
-// Most entries of LayoutReport::specs in a message.
+// Maximum number of entries of LayoutReport::specs in a message.
 inline constexpr size_t kMaxReportedSpecs = 1000;
 
 // Encodes all fields of a LayoutReport, but at most kMaxReportedSpecs specs. The caller sets the
 // message's other fields, such as `devices` and `replicated_tensors`.
 void Encode(const LayoutReport& from, v1::LayoutReport* to);
-// Errors name the field.
+// Errors name the malformed field.
 absl::StatusOr<LayoutReport> Decode(const v1::LayoutReport& from);
 
 v1::ReshardPattern Encode(ReshardPattern pattern);

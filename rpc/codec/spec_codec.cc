@@ -221,8 +221,8 @@ absl::Status CheckUnreduced(const v1::PartitionSpec& from) {
   return absl::OkStatus();
 }
 
-// A table between the reasons of the wire and of memory. Their numbers differ, but their names are
-// equal.
+// Converts reasons between the wire's enum and this process's enum. A reason has the same name in
+// both enums, but not the same number.
 struct ReasonTable {
   static constexpr int kSize = static_cast<int>(Reason::kLast) + 1;
   std::array<v1::Reason, kSize> to_wire;

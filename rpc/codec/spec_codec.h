@@ -41,10 +41,11 @@
 
 namespace shardmesh::rpc {
 
-// Most levels of nested tuples and lists, and most values within one field's value.
+// Maximum number of levels of nested tuples and lists, and maximum number of values, within one
+// field's value.
 inline constexpr int kMaxAxisValueDepth = 8;
 inline constexpr int64_t kMaxAxisValues = 256;
-// Most user-defined semantic axes (logical axes such as `__BATCH__`) of a profile.
+// Maximum number of user-defined semantic axes (logical axes such as `__BATCH__`) of a profile.
 inline constexpr int64_t kMaxSemanticAxes = 256;
 
 v1::Reason Encode(Reason reason);
@@ -110,7 +111,7 @@ absl::StatusOr<std::optional<Mode>> Decode(const v1::ModeSelector& from,
 // The caller of these two functions adds the field's path to errors.
 absl::StatusOr<Compatibility> Decode(v1::Compatibility from);
 
-// Whether any correction is an error under this policy.
+// Whether every correction is an error under this policy.
 absl::StatusOr<bool> DecodeIsStrict(v1::CorrectionPolicy from);
 
 void Encode(absl::Span<const int64_t> shape, google::protobuf::RepeatedField<int64_t>* to);

@@ -34,7 +34,7 @@ constexpr absl::string_view kBadRequestUrl = "type.googleapis.com/google.rpc.Bad
 constexpr size_t kMaxDetailTextBytes = kMaxStatusMessageBytes / 4;
 constexpr size_t kMaxDetailsBytes = 3800;
 constexpr int kMaxFieldViolations = 4;
-// Most facts of a detail; no reason has more.
+// Maximum number of facts of a detail; no reason has more facts.
 constexpr int kMaxMetadata = 8;
 
 // Returns the message in the payload with key `url`; the default message if there is none.
@@ -328,7 +328,7 @@ absl::Status FromGrpc(const grpc::Status& status) {
   absl::Status result(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   google::rpc::Status wire;
   if (!wire.ParseFromString(status.error_details())) {
-    return result;  // The details are of another type. Code and message are still valid.
+    return result;  // The details are no google.rpc.Status. Code and message are still valid.
   }
   return WithDetails(std::move(result), wire);
 }

@@ -21,9 +21,9 @@ class Status;
 
 namespace shardmesh::rpc {
 
-// Most bytes of a message that is sent. A call's trailers are limited to 8 KiB and contain the
-// message twice. Longer messages are cut between UTF-8 characters and end in "...". Other texts of
-// details are cut at a quarter of this bound.
+// Maximum size, in bytes, of a status message that is sent. A call's trailers are limited to 8 KiB
+// and contain the message twice. Longer messages are cut between UTF-8 characters and end in "...".
+// Other texts of details are cut at a quarter of this bound.
 inline constexpr size_t kMaxStatusMessageBytes = 1024;
 
 // Returns valid UTF-8 of at most `limit` bytes. "..." replaces the part that was cut.

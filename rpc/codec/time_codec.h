@@ -10,7 +10,7 @@
 namespace shardmesh::rpc {
 
 // Encode a value beyond the message's range as the nearest value in the range. The range of a
-// Duration is 10,000 years in either direction, that of a Timestamp the years 1 to 9999.
+// Duration is 10,000 years in either direction, the range of a Timestamp is the years 1 to 9999.
 void Encode(absl::Duration from, google::protobuf::Duration* to);
 void Encode(absl::Time from, google::protobuf::Timestamp* to);
 

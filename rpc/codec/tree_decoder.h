@@ -27,14 +27,14 @@ struct TreeTensor {
   absl::Span<const int64_t> shape;
   std::optional<Dtype> dtype = std::nullopt;     // nullopt: the tensor's bytes are not counted
   const std::vector<AxisValue>* axes = nullptr;  // semantic axes; null: the rules apply
-  const PartitionSpec* spec = nullptr;           // the tensor's own spec, without axes and rules
+  const PartitionSpec* spec = nullptr;           // its own spec; null: the axes or rules apply
 };
 
 // Decodes the messages of one tree, and keeps the tables that the tensors share. For one thread.
 class TreeDecoder {
  public:
   static constexpr size_t kMaxNameBytes = 1024;
-  // Most entries of the table of axes, and of the table of specs.
+  // Maximum number of entries of the table of axes, and of the table of specs.
   static constexpr size_t kMaxTableSize = 100'000;
 
   // Returns the tensors of the next message. They are views of the message and of this decoder,

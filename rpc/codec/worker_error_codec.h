@@ -7,9 +7,11 @@
 
 namespace shardmesh::rpc {
 
-// Encodes only code, message and reason.
+// Encodes code, message, reason and facts (status/detail.h). Leaves out all other payloads. Encodes
+// nothing for OK.
 void Encode(const absl::Status& from, internal::v1::WorkerError* to);
-// An unknown code becomes UNKNOWN. The default message means OK.
+// A code that is none of absl::StatusCode becomes UNKNOWN. A message without any field set means
+// OK.
 absl::Status Decode(const internal::v1::WorkerError& from);
 
 }  // namespace shardmesh::rpc

@@ -32,13 +32,13 @@ namespace {
 
 using Outcome = TlsSession::Outcome;
 
-// A deadline in the past: a call with it returns without waiting.
+// A deadline in the past: a call with this deadline returns without waiting.
 constexpr absl::Time kAtOnce = absl::InfinitePast();
-// Most bytes that are written before the thread polls the socket again.
+// Maximum number of bytes that one write passes to the socket or to TLS.
 constexpr size_t kPieceBytes = size_t{16} << 10;
 // Pause of the listener if no file descriptor is free for a new connection.
 constexpr absl::Duration kRest = absl::Milliseconds(100);
-// Least time between two log lines about missing descriptors.
+// Minimum time between two log lines about missing descriptors.
 constexpr absl::Duration kLogInterval = absl::Seconds(10);
 
 std::string Reply(std::string_view status, std::string_view content_type, std::string_view body) {
@@ -272,8 +272,8 @@ void HttpServer::Run() {
         LogWarning("no file descriptor is left for an HTTP connection",
                    {{"port", port_}, {"error", std::strerror(error)}});
       }
-      // Closes the oldest connection to free a descriptor. If there is none, waits until other
-      // parts of the process free descriptors.
+      // Closes the oldest connection to free a descriptor. If no connection is open, waits until
+      // other parts of the process free descriptors.
       if (connections.empty()) {
         rest = SteadyDeadline::After(kRest);
       } else {

@@ -21,10 +21,10 @@ namespace shardmesh::rpc {
 // certificates that are current at its first byte.
 //
 // One thread serves all connections and never blocks on one. A client that is silent, slow, or
-// stops halfway does not delay other clients. Each connection has kPatience from start to end. At
-// most kMaxConnections are open at a time, or fewer if the process may have less than 2,048
-// descriptors. A further connection closes the oldest one. A client that opens many connections can
-// therefore close those of others.
+// stops halfway does not delay other clients. A connection ends at the latest kPatience after its
+// start. At most kMaxConnections are open at a time, or fewer if the process may have less than
+// 2,048 descriptors. Beyond that number, each new connection closes the oldest connection. A client
+// that opens many connections can therefore close the connections of other clients.
 //
 // Thread-safe.
 class HttpServer {

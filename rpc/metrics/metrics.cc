@@ -1,5 +1,5 @@
-// Implements metrics with prometheus-cpp. Only this file and metrics_endpoint.cc include its
-// headers.
+// Implements metrics with prometheus-cpp. Only this file and metrics_endpoint.cc include headers of
+// prometheus-cpp.
 #include "rpc/metrics/metrics.h"
 
 #include <array>

@@ -27,7 +27,7 @@ using MetricLabels = std::map<std::string, std::string>;
 // thread-safe, and valid as long as their Metrics.
 class Counter {
  public:
-  // amount >= 0.
+  // Adds `amount`, which must be at least 0.
   void Add(double amount = 1) const;
   // Raises the counter to `total`, for a value that is counted elsewhere and only rises. For one
   // thread at a time, such as the thread of OnScrape.

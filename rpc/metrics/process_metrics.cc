@@ -33,8 +33,8 @@ std::string ReadFile(const char* path) {
 }
 
 std::optional<ProcessStat> ReadStat() {
-  // Numbers of the fields, counted from the state. The fields before are the pid and the name in
-  // parentheses, which may contain spaces.
+  // Indexes of the fields, counted from the field with the process's state. The fields before that
+  // field are the pid, and the name in parentheses, which may contain spaces.
   constexpr size_t kUserTicks = 11;
   constexpr size_t kSystemTicks = 12;
   constexpr size_t kStartTicks = 19;

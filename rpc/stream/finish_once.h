@@ -33,8 +33,8 @@ class FinishOnce {
   FinishOnce(const FinishOnce&) = delete;
   FinishOnce& operator=(const FinishOnce&) = delete;
 
-  // Begins work, which delays `finish` until EndWork. CANCELLED: the stream has ended, and its
-  // object may be destroyed.
+  // Begins work, which delays `finish` until EndWork. CANCELLED: the stream has ended. The caller
+  // must not use the stream's reactor, because it may be destroyed.
   absl::Status BeginWork() ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends work. A status that is not OK ends the stream. After EndWork the caller must not use the
   // stream.

@@ -1,4 +1,4 @@
-// Writes frames without copying their payload, and reads frames without copying their payload.
+// Writes and reads frames without copying their payload.
 //
 // Parses the outer message by hand: the payload's pieces are never joined, and the checksum covers
 // the bytes as received. Generated code parses the nested messages.
@@ -62,7 +62,7 @@ absl::Span<const char> BytesOf(const grpc::Slice& slice) {
   return {reinterpret_cast<const char*>(slice.begin()), slice.size()};
 }
 
-// --- Header fields between wire and memory.
+// --- Encoding and decoding of header fields.
 
 void EncodeHello(const FrameHello& from, internal::v1::FrameHello* to) {
   to->set_identity(from.identity);

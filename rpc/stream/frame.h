@@ -22,11 +22,12 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of a frame's payload.
+// Maximum size, in bytes, of a frame's payload.
 inline constexpr int64_t kMaxFramePayloadBytes = int64_t{1} << 20;
-// Most bytes of a frame's signature.
+// Maximum size, in bytes, of a frame's signature.
 inline constexpr int64_t kMaxSignatureBytes = 512;
-// Most bytes of a whole frame: the message limit of channels and servers that carry frames.
+// Maximum size, in bytes, of a whole frame: the message limit of channels and servers that carry
+// frames.
 inline constexpr int64_t kMaxFrameBytes = kMaxFramePayloadBytes + (int64_t{64} << 10);
 
 enum class FrameKind {
@@ -56,7 +57,7 @@ struct FrameHello {
   int64_t initial_credit_bytes = 0;
   std::string boot_id;
   std::string shm_socket = {};  // abstract socket on the sender's host; empty: no shared memory
-  std::string shm_token = {};   // 16 bytes, or none
+  std::string shm_token = {};   // 16 bytes; empty: no shared memory
   int64_t link_credit_bytes = 0;
 
   friend bool operator==(const FrameHello&, const FrameHello&) = default;

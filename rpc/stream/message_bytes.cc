@@ -28,9 +28,9 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Most levels of nested messages; protobuf refuses deeper ones.
+// Maximum number of levels of nested messages; protobuf refuses deeper nesting.
 constexpr int kMaxDepth = 100;
-// Most bytes of a string that an error shows.
+// Maximum number of bytes of a string that an error shows.
 constexpr size_t kShownBytes = 16;
 
 std::string Joined(const grpc::ByteBuffer& bytes) {

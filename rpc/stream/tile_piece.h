@@ -18,7 +18,7 @@
 
 namespace shardmesh::rpc {
 
-// Most bytes of a piece's data.
+// Maximum size, in bytes, of a piece's data.
 inline constexpr int64_t kMaxTilePieceBytes = int64_t{1} << 20;
 
 // All fields of a piece except its data.
@@ -32,7 +32,7 @@ struct TilePieceHeader {
 // Returns a message that carries `data`, at most kMaxTilePieceBytes, without copying it.
 grpc::ByteBuffer WriteTilePiece(const TilePieceHeader& header, const grpc::Slice& data);
 
-// A piece as received.
+// A received piece.
 struct TilePiece {
   TilePieceHeader header;
   // The piece's bytes, in order. They are part of the message, and valid as long as the message.
@@ -46,9 +46,8 @@ struct TilePiece {
 // The fields of a piece may be in any order.
 //
 // Errors: DATA_LOSS (CHECKSUM_MISMATCH): the checksum does not match the piece's data.
-// INVALID_ARGUMENT (BAD_FIELD): the message is
-// malformed, or the offset is negative. INVALID_ARGUMENT (LIMIT_EXCEEDED): the piece exceeds its
-// limit. Thread-safe.
+// INVALID_ARGUMENT (BAD_FIELD): the message is malformed, or the offset is negative.
+// INVALID_ARGUMENT (LIMIT_EXCEEDED): the piece exceeds its limit. Thread-safe.
 absl::StatusOr<std::optional<TilePiece>> ReadTilePiece(grpc::ByteBuffer* message);
 
 }  // namespace shardmesh::rpc

@@ -17,7 +17,7 @@
 namespace shardmesh::rpc {
 
 // Returns a slice over `bytes`, without a copy. `owner` keeps the bytes alive until gRPC has sent
-// the slice. Null: the bytes are never freed.
+// the slice. A null `owner` means that the bytes are never freed.
 grpc::Slice LendSlice(absl::Span<const char> bytes, const std::shared_ptr<const void>& owner);
 
 // Provides the memory of pieces while gRPC sends them.

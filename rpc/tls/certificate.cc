@@ -33,7 +33,7 @@ namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{1} << 20;
 
-// Frees a stack, but not its certificates, which others own.
+// Frees a stack, but not its certificates, which other objects own.
 void FreeStack(STACK_OF(X509) * stack) { sk_X509_free(stack); }
 
 using Bio = OpensslOwned<BIO, BIO_free_all>;
@@ -198,8 +198,9 @@ struct ChainFault {
   }
 };
 
-// Checks the chain from `own` to an authority in `store`. Returns its fault; nullopt if the chain
-// is trusted. `purpose`: OpenSSL's name of the purpose that the chain must allow; null: any.
+// Checks the chain of certificates from `own` to an authority in `store`. Returns the chain's
+// fault; nullopt if the chain is trusted. `purpose`: OpenSSL's name of the purpose that the chain
+// must allow; null: any.
 std::optional<ChainFault> FindFault(X509_STORE* store, X509* own, STACK_OF(X509) * between,
                                     const char* purpose, absl::Time now) {
   const OpensslOwned<X509_STORE_CTX, X509_STORE_CTX_free> context(X509_STORE_CTX_new());

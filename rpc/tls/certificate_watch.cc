@@ -29,8 +29,8 @@ absl::Status CertificateWatch::MemoryFile::Set(std::string_view text) {
     }
     text.remove_prefix(static_cast<size_t>(count));
   }
-  // Each version gets another time, in whole seconds: gRPC compares times to detect a change
-  // between its two reads.
+  // Each version of the file gets a different modification time, in whole seconds. gRPC compares
+  // modification times to detect a change between its two reads.
   const timespec time{.tv_sec = ++version_, .tv_nsec = 0};
   const timespec times[] = {time, time};
   if (futimens(fresh.get(), times) != 0) {

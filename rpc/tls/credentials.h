@@ -27,9 +27,9 @@ class CertificateWatch;
 //
 // With certificates, every connection is TLS and authenticates both sides. A server refuses clients
 // without a certificate of the authority. It also refuses certificates without a name (PeerName),
-// because the authority may sign others for different purposes. A client checks the name in the
-// server's certificate (PeerName), not the host name. The same certificate therefore works under a
-// pod's name, an address and a forwarded port.
+// because the authority may sign other certificates for different purposes. A client checks the
+// name in the server's certificate (PeerName), not the host name. The same certificate therefore
+// works under a pod's name, an address and a forwarded port.
 class Credentials {
  public:
   // Returns credentials for plaintext, without authentication.
@@ -47,7 +47,8 @@ class Credentials {
   const std::shared_ptr<grpc::ServerCredentials>& server() const { return server_; }
   // Whether peers are authenticated and bytes are encrypted.
   bool is_secure() const { return watch_ != nullptr; }
-  // Returns the current certificates; null for plaintext. Lives as long as the process.
+  // Returns the watch that has the current certificates; null for plaintext. The watch lives as
+  // long as the process.
   const CertificateWatch* watch() const { return watch_; }
 
  private:

@@ -16,11 +16,12 @@
 namespace shardmesh::rpc {
 namespace {
 
-// A TLS record begins with one byte for its type. These are the first and the last type.
+// A TLS record begins with one byte for its type. The two constants are the lowest and the highest
+// type.
 constexpr int kFirstRecordType = 0x14;
 constexpr int kLastRecordType = 0x17;
 
-// Most bytes that are written at once: the largest TLS record.
+// Maximum number of bytes that are written at once: the size of the largest TLS record.
 constexpr size_t kPieceBytes = size_t{16} << 10;
 
 absl::Status NoMemory() {

@@ -74,7 +74,7 @@ class TlsSession {
 
   // Returns OpenSSL's reason why the last call was not done.
   const std::string& reason() const { return reason_; }
-  // For ReadPeerCertificate and CheckPeer.
+  // Returns OpenSSL's connection, for ReadPeerCertificate and CheckPeer.
   const ssl_st* ssl() const { return ssl_.get(); }
 
  private:

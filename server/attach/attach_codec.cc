@@ -23,13 +23,14 @@
 namespace shardmesh::server {
 namespace {
 
-// Most array ids in one message, which bounds the message's size.
+// Maximum number of array ids in one message. It bounds the message's size.
 constexpr int kIdsPerMessage = 10'000;
-// Most quarantined tiles in one message. Fewer than array ids, because each tile carries a text
-// with its reason.
+// Maximum number of quarantined tiles in one message. It is lower than kIdsPerMessage, because each
+// tile carries a text with its reason.
 constexpr int kAsidePerMessage = 1'000;
 
-// Most bytes in front of a field's content: a tag of at most 5 and a length of at most 10 bytes.
+// Maximum number of bytes in front of a field's content: a tag of at most 5 bytes and a length of
+// at most 10 bytes.
 constexpr size_t kMostFieldHeadBytes = 15;
 
 // Appends the tag and the length of a field that is bytes or a message.

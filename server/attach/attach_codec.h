@@ -47,7 +47,7 @@ struct WorkerWelcome {
 WorkerMessage EncodeWelcome(const WorkerWelcome& welcome);
 WorkerMessage EncodeClock(absl::Time now);
 // Splits a verdict on an inventory (the list of a worker's tiles) into messages of bounded size. An
-// empty verdict gives no message, unless it is the `last` one.
+// empty verdict gives one message if `last` is true, and no message if not.
 std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool last);
 // Splits the order to drop these arrays into messages of bounded size.
 std::vector<WorkerMessage> EncodeDrops(const std::vector<std::string>& array_ids);

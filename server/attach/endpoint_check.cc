@@ -9,7 +9,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most bytes that an error shows of an identity that nobody has checked.
+// Maximum number of bytes that an error shows of an identity that nobody has checked.
 constexpr size_t kMaxIdentityShown = 255;
 
 }  // namespace

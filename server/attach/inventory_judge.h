@@ -44,7 +44,8 @@ class InventoryJudge {
   const DefinitionStore* const definition_store_;
 };
 
-// Estimated memory, in bytes, of these tiles and of the ids of `quarantined` further tiles.
+// Returns the estimated memory, in bytes, of these tiles and of the ids of `quarantined` further
+// tiles.
 int64_t InventoryBytes(const std::vector<InventoryTile>& tiles, int64_t quarantined);
 
 // Logs the tiles that a verdict drops or quarantines. `tiles`: number of judged tiles.

@@ -13,8 +13,9 @@
 namespace shardmesh::server {
 namespace {
 
-// Time without a turn after which the queue forgets the size of the largest recent inventory. A
-// refused worker attaches again earlier, so the queue still knows the size.
+// If no stream has had a turn for this time, the queue forgets the size of the largest recent
+// inventory. A refused worker attaches again before that time is over, so the queue then still
+// knows the size.
 constexpr absl::Duration kSizeForgottenAfter = absl::Seconds(30);
 
 }  // namespace

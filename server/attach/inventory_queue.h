@@ -26,10 +26,11 @@ namespace shardmesh::server {
 class InventoryQueue {
  public:
   struct Limits {
-    // Most streams that bring their inventories at the same time; at least 1.
+    // Maximum number of streams that bring their inventories at the same time; at least 1.
     int64_t streams = 256;
-    // Most bytes of inventories that have arrived and still wait. One stream at a time may exceed
-    // the limit. While it does, the queue refuses further bytes of other streams.
+    // Maximum number of bytes of inventories that have arrived and still wait to be processed. One
+    // stream at a time may exceed this limit. While a stream exceeds it, the queue refuses further
+    // bytes of all other streams.
     int64_t bytes = int64_t{256} << 20;
   };
   using Admit = absl::AnyInvocable<void() &&>;
@@ -41,8 +42,9 @@ class InventoryQueue {
   InventoryQueue(const InventoryQueue&) = delete;
   InventoryQueue& operator=(const InventoryQueue&) = delete;
 
-  // Calls `admit` once the stream may bring its inventory: now, or once fewer other streams are
-  // bringing theirs. The stream must not end before `admit` ran.
+  // Waits for the stream's turn, which is the time in which the stream may bring its inventory.
+  // Calls `admit` when the turn begins: now, or once fewer other streams have a turn. The stream
+  // must not end before `admit` ran.
   void AwaitTurn(WorkerStream* stream, Admit admit);
   // Counts `bytes` more of the stream's inventory. No effect if the stream's turn has ended.
   // RESOURCE_EXHAUSTED (OVERLOADED), with a retry delay: too many bytes of inventories wait. The

@@ -59,7 +59,8 @@ class MembershipPages {
     std::vector<Page> pages;
   };
 
-  // Makes `page` the last page of the state as of `view`.
+  // Marks `page` as the last page of a change or of a snapshot, and sets its epoch (that of `view`)
+  // and its term.
   void SetEnd(const MembershipView& view, internal::v1::Membership* page) const;
   void TellWorkers(const MembershipView& view);
   void TellMeshes(const MembershipView& view, const Definitions& state);

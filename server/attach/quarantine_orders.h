@@ -48,7 +48,7 @@ class QuarantineAccess {
   virtual void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) = 0;
 };
 
-// The orders that wait for answers. Thread-safe.
+// The orders about quarantines that wait for the answers of workers. Thread-safe.
 class QuarantineOrders {
  public:
   static constexpr size_t kMaxOrders = 1'000;

@@ -14,7 +14,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Most ranks of a mesh, and most unreached peers of one rank, that an error names.
+// Maximum number of ranks of a mesh, and maximum number of unreached peers of one rank, that an
+// error names.
 constexpr size_t kMostRanksNamed = 16;
 // Workers normally connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
@@ -157,7 +158,7 @@ absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& 
                            " to come back, ", recovery_->WaitAdvice()));
 }
 
-// Peers that serve no rank of `mesh` do not matter for a step of this mesh.
+// Ignores peers that serve no rank of `mesh`: a step of this mesh does not need them.
 std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mesh,
                                  int64_t epoch) const {
   const auto found = reports_.find(identity);
@@ -177,7 +178,8 @@ std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mes
 }
 
 // Whether a worker of the mesh attached, or lost its connection to a peer, in the last kTimeToMeet.
-// If the process of a worker pauses, its peers report the lost connection first.
+// If a worker's process pauses, its peers report lost connections before any other sign of the
+// pause.
 bool Readiness::MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const {
   const absl::Time lately = clock_->Now() - kTimeToMeet;
   for (const std::string& identity : ranks.identities) {

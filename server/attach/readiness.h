@@ -43,9 +43,11 @@ class Readiness {
   bool IsReady(std::string_view identity) const;
   // OK if every rank of the mesh has a member that is not draining and reaches the members of all
   // other ranks. Errors:
-  //   UNAVAILABLE (RECOVERING): ranks lack such members, all of which are expected soon.
-  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other members; the error names the ranks.
-  //   NOT_FOUND: no such mesh.
+  // - UNAVAILABLE (RECOVERING): some ranks have no such member, but all of these ranks are expected
+  //   to have one soon. Also while ranks are being assigned, or members have not yet received them.
+  // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such member, and at least one of
+  //   these ranks is not expected to have one soon. The error names the ranks.
+  // - NOT_FOUND: no such mesh.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:
@@ -72,7 +74,7 @@ class Readiness {
   mutable absl::Mutex mutex_;
   // The last report of each member, by identity.
   std::map<std::string, PeersReport, std::less<>> reports_ ABSL_GUARDED_BY(mutex_);
-  // Null before the first Told.
+  // The arguments of the last call of Told; null before the first call.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const Definitions> told_state_ ABSL_GUARDED_BY(mutex_);
 };

@@ -19,7 +19,7 @@ constexpr size_t kMaxTextBytes = 128;
 constexpr size_t kMaxClusterIdBytes = 64;
 constexpr size_t kMaxFeatures = 64;
 constexpr size_t kMaxFeatureBytes = 64;
-// Most bytes that an error shows of an identity that nobody has checked.
+// Maximum number of bytes that an error shows of an identity that nobody has checked.
 constexpr size_t kMaxIdentityShown = 255;
 
 absl::Status CheckLength(std::string_view text, size_t max_bytes, std::string_view field) {

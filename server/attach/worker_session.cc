@@ -61,9 +61,9 @@ void WorkerSession::Send(WorkerMessage message) {
 
 void WorkerSession::Cut(const absl::Status& status) {
   Close(status);
-  // The worker does not read, so it would receive neither the queued messages nor a status. Break
-  // makes the current write fail. The wire then drops its queue, and the stream ends with the
-  // status of Close.
+  // A worker that does not read would receive neither the queued messages nor a status. Break makes
+  // the current write fail. The wire then drops its queue, and the stream ends with the status of
+  // Close.
   wire_->Break();
 }
 
@@ -342,7 +342,7 @@ absl::Status WorkerSession::TakeRestored(uint64_t attachment,
   SendVerdict(judged.verdict, /*last=*/false);
   if (!judged.undecided.empty()) {
     LeftUndecided(std::move(judged.undecided));
-    streams_->MembershipChanged();  // a mesh may have got its ranks since
+    streams_->MembershipChanged();  // a mesh may have got its ranks during the judgement
   }
   return absl::OkStatus();
 }

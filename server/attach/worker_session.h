@@ -127,7 +127,7 @@ class WorkerSession final : public WorkerStream {
 
   std::atomic<Phase> phase_ = Phase::kHello;
   // Used only by Take, one call at a time. The exceptions are `inventory_` and `quarantined_` while
-  // phase_ is kTaking: only TakeWholeInventory uses them then.
+  // phase_ is kTaking: in that phase, only TakeWholeInventory uses these two members.
   WorkerHello hello_;
   std::vector<InventoryTile> inventory_;
   std::vector<std::string> quarantined_;

@@ -11,16 +11,16 @@
 
 namespace shardmesh::server {
 
-// WorkerStreams calls these functions from the stream's first call of WorkerStreams until
-// WorkerStreams::Leave returns, also after the stream was closed. None of them blocks or calls
-// WorkerStreams, except TakeWholeInventory. Thread-safe.
+// WorkerStreams may call these functions from the first time that the stream calls WorkerStreams
+// until WorkerStreams::Leave returns, also after the stream was closed. None of them blocks or
+// calls WorkerStreams, except TakeWholeInventory. Thread-safe.
 class WorkerStream {
  public:
   virtual ~WorkerStream() = default;
 
-  // The worker's identity, once its hello has arrived.
+  // Returns the worker's identity; empty before the worker's hello has arrived.
   virtual const std::string& identity() const = 0;
-  // The attachment's number from Membership::Attach; 0 before the worker is attached.
+  // Returns the attachment's number from Membership::Attach; 0 before the worker is attached.
   virtual uint64_t attachment() const = 0;
 
   // Queues a message. A closed stream drops the message.
@@ -34,9 +34,10 @@ class WorkerStream {
   // Processes the complete inventory that the stream has brought. InventoryQueue calls this once,
   // on its own thread. The call may block, and may call WorkerStreams.
   virtual void TakeWholeInventory() = 0;
-  // Returns one mesh whose tiles on this worker got no verdict, because the mesh had no ranks then,
-  // and which has ranks in `view`. Returns an empty id if there is no such mesh. Forgets all other
-  // such meshes, because the caller now ends the stream.
+  // Returns the id of a mesh that has ranks in `view`, but had no ranks when this worker's tiles
+  // were judged. The tiles on that mesh got no verdict. Returns an empty id if there is no such
+  // mesh. If there is one, forgets all meshes without a verdict, because the caller now ends the
+  // stream.
   virtual std::string TakeDecidable(const MembershipView& view) = 0;
 };
 

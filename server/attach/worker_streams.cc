@@ -17,11 +17,11 @@
 namespace shardmesh::server {
 namespace {
 
-// For this time after a mesh got other workers, the registry may still release arrays whose tiles
-// the earlier workers hold.
+// For this time after a rank of a mesh moved to another worker, the registry may still release
+// arrays whose tiles the earlier worker holds.
 constexpr absl::Duration kMovedTime = absl::Minutes(1);
-// Most streams that get a change while the lock is held once. The bound keeps the delays of other
-// threads short.
+// Maximum number of streams that get a change while the lock is held once. The bound keeps the
+// delays of other threads short.
 constexpr int kStreamsPerTurn = 64;
 // After a change the sending thread pauses for this time, multiplied by the number of members. The
 // time is about four times the cost of sending one change to one member. When all workers attach at
@@ -131,8 +131,9 @@ int64_t WorkerStreams::OrderQuarantine(const std::string& identity,
                                        QuarantineAnswered answered) {
   absl::Status refused;
   {
-    // Under one lock, a stream that is leaving cannot be missed. Either Leave finds this order, or
-    // the order is refused here.
+    // Finds the stream and registers the order under one lock, so the stream cannot end between the
+    // two. If the stream ends later, Leave finds this order. If the stream has ended, the order is
+    // refused here.
     absl::MutexLock lock(&mutex_);
     if (WorkerStream* const stream = StreamOf(identity); stream == nullptr) {
       refused = NotAttached(identity);
@@ -160,8 +161,8 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
       found != members_.end() && found->second.stream->attachment() == attachment) {
     found->second.stream->Cut(lost);
   }
-  // A worker that is not a member yet may still send its inventory, or the registry may be judging
-  // it.
+  // The worker may not be a member yet: its inventory is still on the way, or the registry is
+  // judging the inventory.
   for (const auto& [stream, awaited] : attaching_) {
     if (stream->attachment() == attachment) stream->Cut(lost);
   }
@@ -314,9 +315,9 @@ void WorkerStreams::CloseDrained(std::string_view identity, const WorkerStream* 
 
 void WorkerStreams::AttachAnew(std::string_view identity, const std::string& mesh_id) {
   absl::MutexLock lock(&mutex_);
-  // Inventories of streams between Arrive and Join may be judged by the earlier ranks, so their
-  // workers attach again too. An inventory whose judging has not begun will be judged by the
-  // current ranks.
+  // The registry may judge the inventory of a stream between Arrive and Join by the earlier ranks.
+  // The worker of such a stream must therefore attach again, like a member. An inventory whose
+  // judging has not begun will be judged by the current ranks.
   std::set<WorkerStream*> streams = arriving_;
   std::erase_if(streams, [&](WorkerStream* stream) { return stream->identity() != identity; });
   if (WorkerStream* const member = StreamOf(identity); member != nullptr) streams.insert(member);
@@ -353,9 +354,9 @@ WorkerStream* WorkerStreams::StreamOf(std::string_view identity) const {
   return found == members_.end() ? nullptr : found->second.stream;
 }
 
-// Runs on its own thread, and sends members the list of live workers. Changes that arrive while it
-// sends or pauses are sent together. When all workers attach at once, a message mostly covers
-// hundreds of changes.
+// Runs on its own thread, and sends members the list of live workers. Changes that arrive while
+// this thread sends or pauses are sent together. When all workers attach at once, a message mostly
+// covers hundreds of changes.
 void WorkerStreams::TellOfMembership() {
   std::shared_ptr<const MembershipView> before;  // the view that was sent last
   for (;;) {
@@ -396,9 +397,9 @@ void WorkerStreams::TellOfMembership() {
   }
 }
 
-// Closes the streams of workers with unjudged tiles on a mesh that had no ranks and has them now.
-// These workers attach again at once and send their inventories again. The end of a stream aborts
-// the worker's steps on other meshes.
+// Closes the streams of workers with unjudged tiles on a mesh that had no ranks before and has
+// ranks now. These workers attach again at once and send their inventories again. The end of a
+// stream aborts the worker's steps on other meshes.
 //
 // This happens after a repair that lost the ranks. It also happens after a restore of an older
 // snapshot that lacks a mesh: a client defines the mesh again while workers hold its tiles.

@@ -64,13 +64,14 @@ struct WorkerStreamsOptions {
   // Time for each endpoint of a worker to identify itself. After the first correct answer, the
   // other endpoints have only EndpointCheck::kGrace more.
   absl::Duration verify_timeout = absl::Seconds(3);
-  // Time for a new stream to send its hello, and time for it to send its complete inventory after
-  // the coordinator's welcome.
+  // Time for a new stream to send its hello, and time for the stream to send its complete inventory
+  // after the coordinator's welcome.
   absl::Duration hello_timeout = absl::Seconds(10);
   absl::Duration inventory_timeout = absl::Minutes(5);
-  // Most tiles of one inventory, including quarantined tiles. A stream with more tiles is refused.
+  // Maximum number of tiles of one inventory, including quarantined tiles. A stream with more tiles
+  // is refused.
   int64_t max_inventory_tiles = 2'000'000;
-  // InventoryQueue::Limits::streams and InventoryQueue::Limits::bytes.
+  // The limits of the InventoryQueue: Limits::streams and Limits::bytes.
   int64_t max_inventories = 256;
   int64_t max_inventory_bytes = int64_t{256} << 20;
 };
@@ -102,16 +103,17 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   AttachFailures::Failures FailedAttachesOf(std::string_view identity) const;
 
   // Orders the workers that serve this mesh to drop these arrays of the mesh. If the mesh is gone,
-  // or other workers served it until recently, orders all workers.
+  // or other workers served it until recently, orders all members to drop them.
   void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids);
   // Sends members the changed list of live workers, later and on another thread. The membership's
   // listener calls this.
   void MembershipChanged();
-  // Cuts the stream of a lost worker, if `attachment` is still its current attachment.
+  // Cuts the streams of a lost worker that belong to `attachment`. No effect if the worker has
+  // attached again since.
   void WorkerLost(std::string_view identity, uint64_t attachment);
-  // Closes the worker's streams, so that it attaches again and sends its inventory again. Called
-  // when a rank of the mesh moved to this worker or away from it. No effect if no inventory of this
-  // worker has reached Arrive.
+  // Closes the worker's streams, so that the worker attaches again and sends its inventory again.
+  // Called when a rank of the mesh moved to this worker or away from it. No effect if no inventory
+  // of this worker has reached Arrive.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
   // Called when the coordinator stops. Workers whose streams end from now on do not count as lost.
   void Stop() { stopping_ = true; }
@@ -205,7 +207,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   std::atomic<bool> stopping_ = false;
   MembershipPages pages_;  // used only by the thread of TellOfMembership
 
-  // These objects synchronise themselves. They may be called under mutex_.
+  // The next two objects synchronise themselves. They may be called under mutex_.
   Readiness readiness_;
   QuarantineOrders orders_;
 
@@ -216,7 +218,7 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   absl::flat_hash_map<WorkerStream*, Awaited> attaching_ ABSL_GUARDED_BY(mutex_);
   AttachFailures failed_attaches_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<int64_t, Started> started_ ABSL_GUARDED_BY(mutex_);  // by sequence number
-  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // a member may need an update of its list
+  bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // whether members may need a new list
   // The view that all members have received; null before the first one.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
   // Meshes that other workers served until recently. By mesh id: when the members got the change of

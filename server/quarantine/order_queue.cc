@@ -94,7 +94,7 @@ void Orders::Stop() {
     is_stopped_ = true;
     number = waits_for_;
   }
-  // Between two orders (number 0) there is nothing to end: Next sees is_stopped_ and ends the call.
+  // If no answer is awaited (number 0), a call of Next follows, sees is_stopped_ and ends the call.
   if (number != 0) Take(number, "", Stopped());
 }
 

@@ -20,15 +20,15 @@
 
 namespace shardmesh::server::quarantine {
 
-// Most arrays in one page of a list, and most arrays in one answer to an order.
+// Maximum number of arrays in one page of a list, and in one answer to an order.
 inline constexpr int kMaxPage = 1'000;
 
 using Action = internal::v1::QuarantineOrder;
 
 // Sends orders one after the other. Each order is sent after the previous order was answered; a
 // worker has kOrderTime to answer. The run ends with the first error, unless `failed` allows it to
-// continue. It also ends when the call is stopped. Makes the hub forget an order whose answer is no
-// longer awaited.
+// continue. The run also ends when the call is stopped. An order whose answer is no longer awaited
+// is forgotten (QuarantineAccess::ForgetQuarantineOrder).
 class Orders : public std::enable_shared_from_this<Orders> {
  public:
   struct Order {
@@ -51,13 +51,13 @@ class Orders : public std::enable_shared_from_this<Orders> {
  private:
   void Next();
 
-  // OK, or CANCELLED if the call was stopped.
+  // Returns OK, or CANCELLED if the call was stopped.
   absl::Status Stopped();
 
   void Stop();
 
   // Processes the answer to the order of this number, or the reason why the answer is no longer
-  // awaited. Ignores an answer that comes later.
+  // awaited. No effect if the answer to this order is no longer awaited.
   void Take(uint64_t number, const std::string& identity,
             absl::StatusOr<internal::v1::QuarantineAnswer> answer);
 
@@ -73,7 +73,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
   bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t waits_for_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: no answer is awaited
-  // The hub's number of the awaited order; 0: not known yet.
+  // The number that QuarantineAccess gave the order whose answer is awaited; 0: not known yet.
   int64_t order_ ABSL_GUARDED_BY(mutex_) = 0;
   Clock::TimerId timer_ ABSL_GUARDED_BY(mutex_);
 };

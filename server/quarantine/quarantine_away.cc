@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kMaxArrayIdBytes = 64;
 constexpr size_t kMaxUnreachedReason = 1024;
-// Most workers, and most parts of arrays, that an error names.
+// Maximum number of workers, and of parts of arrays, that an error names.
 constexpr size_t kMostNamed = 8;
 
 }  // namespace

@@ -25,9 +25,9 @@ std::vector<std::string> AliveWorkers(const MembershipView& view);
 // was asked.
 using AskedWorkers = std::map<std::string, uint64_t>;
 
-// Returns the live workers that were not asked since they attached, and marks them as asked. These
-// workers include one that attached while other workers answered. They also include one that
-// attached again, because its tiles may have changed.
+// Returns the live workers that were not asked since they attached, and marks them as asked. The
+// result includes workers that attached while other workers answered. It also includes workers that
+// attached again since they were asked, because their tiles may have changed.
 std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* asked);
 
 // Joins the first eight names with commas, and says how many more names there are.
@@ -62,7 +62,7 @@ std::string IdentitiesOf(const AwayWorkers& away);
 
 // The error for tiles that no attached worker has in quarantine. `what` names the tiles.
 // UNAVAILABLE (RECOVERING) while absent workers that may have the tiles are expected back;
-// NOT_FOUND otherwise.
+// NOT_FOUND if no such worker is expected back.
 absl::Status NotQuarantined(const CoordinatorParts& context, const MembershipView& view,
                             std::string_view what);
 

@@ -42,7 +42,8 @@ void DropListed(const DropPtr& drop) {
       drop->context.clock, drop->hub, std::move(orders), drop->stop,
       [drop](const std::string& identity, internal::v1::QuarantineAnswer answer) {
         drop->answered.insert(identity);
-        // The worker has dropped its tiles. If it was listed as unreached, it has come back since.
+        // The worker has dropped its tiles. If the worker was listed as unreached, it has attached
+        // since.
         if (!answer.has_error() && drop->failed.count(identity) == 0) {
           drop->unreached.erase(identity);
         }

@@ -30,8 +30,8 @@ bool IsFull(const v1::ListQuarantineResponse& page, int page_size) {
          page.ByteSizeLong() > kPageBytes;
 }
 
-// Lists arrays without a name that follow the page token, which has the form `/ARRAY`. If they fill
-// the page, sets the token of the next page and returns true.
+// Lists arrays without a name that follow the page token, which has the form `/ARRAY`. If these
+// arrays fill the page, sets the token of the next page and returns true.
 bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int page_size,
                  v1::ListQuarantineResponse* page) {
   const std::string_view start_after = token.empty() ? token : token.substr(1);
@@ -53,8 +53,8 @@ bool ListUnnamed(const CoordinatorParts& context, std::string_view token, int pa
   return false;
 }
 
-// A page of a list, sorted by the workers' identities. Attached workers show their tiles. Absent
-// workers stand in the same order, each as one entry.
+// A page of a list, sorted by the workers' identities. For an attached worker, the page lists the
+// arrays in the worker's quarantine. For an absent worker, the page has one entry.
 struct QuarantinePage {
   v1::ListQuarantineResponse* const response;
   const int page_size;

@@ -29,8 +29,8 @@ void TakeBack(const Restore& restore) {
         {restore.staged->array_id, tiling->TileOf(rank), held.reason(), held.array_lives()});
     restore.hub->SendVerdict(identity, verdict);
   }
-  // Comes last: Discard moves the remaining restored tiles into quarantine, but does not know their
-  // earlier reason.
+  // This call comes last: Discard moves the remaining restored tiles into quarantine, but does not
+  // know their earlier reason.
   restore.context.registry->Discard({restore.staged->array_id});
 }
 

@@ -21,7 +21,7 @@
 
 namespace shardmesh::server::quarantine {
 
-// The restore of one array.
+// The state of the restore of one array.
 struct Restore {
   const CoordinatorParts context;
   QuarantineAccess* const hub;

@@ -1,4 +1,4 @@
-// Chooses the tiles to restore, and refuses arrays that would not be complete.
+// Chooses the tiles to restore, and refuses to restore arrays that would lack tiles.
 #include <algorithm>
 #include <utility>
 #include <variant>

@@ -28,16 +28,17 @@ struct KnownAnswer {
   CorrectionTally corrections;
 };
 
-// Caches answers that depend only on the request and the definitions. Equal bytes of a request to
-// the same method, at the same revision of the definitions, get the same answer. Answers of other
-// revisions are dropped. Thread-safe.
+// Caches answers that depend only on the request and the definitions. Two requests with the same
+// bytes, to the same method and at the same revision of the definitions, get the same answer.
+// Answers of earlier revisions are dropped. Thread-safe.
 //
-// Every question passes through this cache, so it is cheaper than an LruCache. A hit in the younger
-// generation only reads: no list is relinked under the lock. A lookup takes a view of the request
-// as its key. Eviction removes a whole generation, which costs one move of a map.
+// Every question passes through this cache, so it must be cheaper than an LruCache. It keeps two
+// generations of answers (see young_). A hit in the younger generation only reads: no list is
+// relinked under the lock. A lookup takes a view of the request as its key. Eviction removes a
+// whole generation, which costs one move of a map.
 class AnswerCache {
  public:
-  // Most bytes of a request and its answer together. Longer requests and answers are not cached.
+  // Maximum size, in bytes, of a request and its answer together. Longer pairs are not cached.
   static constexpr size_t kMaxEntryBytes = 16 << 10;
 
   // Keeps at most about `max_bytes` of requests and answers; evicts the least recently used first.

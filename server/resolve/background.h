@@ -22,10 +22,10 @@ class Background {
  public:
   using Task = ThreadPool::Task;
 
-  // Most waiting tasks. Each waiting task is a call whose client waits. A longer queue would only
-  // lengthen the wait.
+  // Maximum number of waiting tasks. Each waiting task is a call whose client waits. A longer queue
+  // would only lengthen the wait.
   static constexpr size_t kMaxWaiting = 64;
-  // Most waiting tasks of one caller, so that other callers find room in the queue.
+  // Maximum number of waiting tasks of one caller, so that other callers find room in the queue.
   static constexpr size_t kMaxWaitingOfCaller = 32;
   // Time limit of a running task, also if the client has set no deadline.
   static constexpr absl::Duration kTimeLimit = absl::Minutes(5);

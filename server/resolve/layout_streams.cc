@@ -186,12 +186,13 @@ class ShardingStrategyAnswer {
 // Answers SearchMeshes.
 class SearchAnswer {
  public:
-  // Most axes of the meshes to try; the number of meshes in an answer by default, and at most.
+  // Maximum number of axes of the meshes to try; number of meshes in an answer by default; maximum
+  // number of meshes in an answer.
   static constexpr int kMaxAxes = static_cast<int>(kMaxMeshAxes);
   static constexpr int32_t kDefaultResults = 20;
   static constexpr int32_t kMaxResults = 1000;
-  // Most layouts to examine, which is the number of meshes times the number of groups of like
-  // tensors. This many layouts take some minutes.
+  // Maximum number of layouts to examine: the number of meshes, multiplied by the number of groups
+  // of like tensors. To examine this many layouts takes some minutes.
   static constexpr int64_t kMaxLayouts = int64_t{1} << 32;
 
   explicit SearchAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}

@@ -1,6 +1,6 @@
 // Answers to questions about layouts, by topic. Each function decodes a request, calls the
-// functions of sharding/, and encodes the answer. The question services call them. None of these
-// functions blocks or holds a lock for long.
+// functions of sharding/, and encodes the answer. The question services call these functions. None
+// of these functions blocks or holds a lock for long.
 #ifndef SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 #define SHARDMESH_SERVER_RESOLVE_RESOLVE_ANSWERS_H_
 
@@ -98,8 +98,8 @@ absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
                     v1::ConstrainArrayResponse*);
 absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
                     v1::CompareSpecsResponse*);
-// May have to compile rules for long: see CompilesLong. Calls `is_cancelled` (may be null) while it
-// compiles. If `is_cancelled` returns true, the answer ends with CANCELLED.
+// The answer may have to compile rules for long: see CompilesLong. It calls `is_cancelled` (may be
+// null) while it compiles. If `is_cancelled` returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
                     v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
@@ -108,8 +108,8 @@ absl::Status Answer(const AnswerContext&, const v1::ListPresetsRequest&, v1::Lis
 
 // Defined in resolve_batches.cc.
 //
-// May take a second. Calls `is_cancelled` (may be null) before each item. If `is_cancelled` returns
-// true, the answer ends with CANCELLED.
+// The answer may take a second. It calls `is_cancelled` (may be null) before each item of the
+// batch. If `is_cancelled` returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::BatchResolveSpecsRequest&,
                     v1::BatchResolveSpecsResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::BatchConstrainArraysRequest&,
@@ -132,8 +132,8 @@ absl::Status Answer(const AnswerContext&, const compat::v1::ListSpecAxesRequest&
 
 // Defined in resolve_rules.cc.
 //
-// May take a second. Calls `is_cancelled` (may be null) regularly. If `is_cancelled` returns true,
-// the answer ends with CANCELLED.
+// The answer may take a second. It calls `is_cancelled` (may be null) regularly. If `is_cancelled`
+// returns true, the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const compat::v1::ParsePatternRulesRequest&,
                     compat::v1::ParsePatternRulesResponse*,
                     const std::function<bool()>& is_cancelled = {});
@@ -160,13 +160,13 @@ absl::Status Answer(const AnswerContext&, const compat::v1::PromoteDtypesRequest
 
 // Defined in resolve_plans.cc.
 //
-// May take a second. Calls `is_cancelled` regularly. If `is_cancelled` returns true, the answer
-// ends with CANCELLED.
+// The answer may take a second. It calls `is_cancelled` regularly. If `is_cancelled` returns true,
+// the answer ends with CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::PlanReshardResponse*,
                     const std::function<bool()>& is_cancelled);
 
-// Declares `lhs` with a decoded field of the request. If decoding failed, returns the error with
-// the field's name.
+// Declares the variable `lhs` and sets it to a decoded field of the request. If decoding failed,
+// returns the error with the field's name.
 #define SHARDMESH_DECODE(lhs, field, decoded)                   \
   auto lhs##_or = (decoded);                                    \
   if (!lhs##_or.ok()) {                                         \
@@ -174,14 +174,15 @@ absl::Status Answer(const AnswerContext&, const v1::PlanReshardRequest&, v1::Pla
   }                                                             \
   auto lhs = *std::move(lhs##_or)
 
-// Return the selected value, which the request gives inline or by name. If it gives neither:
-//   - a mesh: INVALID_ARGUMENT (MISSING_ARGUMENT);
-//   - a profile: the default profile;
-//   - logical rules: no rules.
+// Return the selected value, which the request gives inline or by name. If the request gives
+// neither, the result is:
+//   - for a mesh: INVALID_ARGUMENT (MISSING_ARGUMENT);
+//   - for a profile: the default profile;
+//   - for logical rules: no rules.
 // Errors for names are those of Definitions::FindReferred.
 absl::StatusOr<Mesh> SelectMesh(const Definitions& state, const v1::MeshSelector& selector,
                                 Compatibility compatibility);
-// The error for a question without a mesh.
+// Returns the error for a question without a mesh.
 absl::Status NoMeshGiven();
 // Returns the named mesh with its workers. Errors are those of SelectMesh. An inline mesh has no
 // workers.
@@ -196,9 +197,9 @@ absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
     const Definitions& state, const v1::RuleSetSelector& selector, Compatibility compatibility,
     const std::function<bool()>& is_cancelled = {});
 
-// Most instructions of patterns that a reaction (gRPC callback) may compile, as counted by
-// Pattern::CompileCostBound. Compiling this many instructions takes about five milliseconds. The
-// limit allows more than twenty ordinary rules.
+// Maximum number of instructions of patterns that a reaction (gRPC callback) may compile, as
+// counted by Pattern::CompileCostBound. Compiling this many instructions takes about five
+// milliseconds. The limit allows more than twenty ordinary rules.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
 // Return whether compiling may exceed kMostInstructionsAtOnce: compiling the pattern, the inline
@@ -214,11 +215,11 @@ absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& 
 absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
                                                 const v1::LogicalRulesSelector& selector);
 
-// Adds to a layout's error the field that caused it: the mode, the mesh, or `field`, which requests
-// the layout.
+// Adds to the error of a layout the path of the request's field that caused the error. That is the
+// field of the mode or of the mesh, or `field`, which requests the layout.
 absl::Status WithLayoutField(absl::Status status, std::string_view field);
 
-// Most devices that a question or an answer may list.
+// Maximum number of devices that a question or an answer may list.
 inline constexpr int64_t kMaxListedDevices = 65'536;
 
 // Returns LIMIT_EXCEEDED, with `field`, if `count` exceeds `limit`. `what` names the counted
@@ -229,12 +230,13 @@ absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
 // Returns BAD_FIELD, with `field[index]`, if `device` is not a device of the mesh.
 absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
 
-// The error of a strict question: the first correction, with its fixes as text. Carries all
-// corrections and their fixes for rpc::CorrectionsOf.
+// Returns the error of a question under which corrections are errors. Its message is the first
+// correction, with its fixes. The error also carries all corrections and their fixes, for
+// rpc::CorrectionsOf.
 absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                              const Mesh& mesh, const CorrectionResult& corrected);
 
-// Encodes the corrections, each with its fixes if requested.
+// Encodes the corrections, each with its fixes if `suggest_fixes` is true.
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                        const Mesh& mesh, const CorrectionResult& corrected, bool suggest_fixes,
                        google::protobuf::RepeatedPtrField<v1::Correction>* to);

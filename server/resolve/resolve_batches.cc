@@ -13,8 +13,8 @@ namespace shardmesh::server {
 namespace {
 
 constexpr int kMaxItems = 10'000;
-// Most bytes of results in the answer to a batch. Messages have at most 4 MiB, and one result has a
-// few KiB.
+// Maximum number of bytes of results in the answer to a batch. Messages have at most 4 MiB, and one
+// result has a few KiB.
 constexpr int64_t kMaxResultBytes = int64_t{3} << 20;
 
 template <typename Request, typename Response>

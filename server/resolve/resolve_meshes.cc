@@ -16,7 +16,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Longest text of a mesh. A mesh needs 4.5 KB at most, plus any blanks around its names.
+// Maximum size, in bytes, of the text of a mesh. A mesh needs 4.5 KB at most, plus any blanks
+// around its names.
 constexpr int64_t kMaxMeshTextBytes = 8192;
 constexpr int64_t kMaxQueriedAxes = 64;
 constexpr int64_t kMaxListedSpecs = 10'000;

@@ -152,7 +152,7 @@ class ReshardWriter {
                      kMaxListedRegions);
   }
 
-  // Returns an error if the answer would no longer fit into one message with this part.
+  // Returns an error if the answer, extended by `part`, would no longer fit into one message.
   template <typename Part>
   absl::Status CheckRoom(const Part& part) {
     if (is_cancelled_ != nullptr && is_cancelled_()) {

@@ -25,7 +25,7 @@ absl::Status TooLong(std::string_view field, size_t size, size_t limit) {
       field);
 }
 
-// Encodes the value of a semantic name in a mode.
+// Encodes the mesh axes for which a semantic name stands in a mode.
 absl::Status EncodeValue(const PartitionAxis& profile, std::string_view name, RuntimeMode mode,
                          v1::AxisValue* to) {
   const AxisValue axis = AxisValue::Name(std::string(name));

@@ -20,8 +20,8 @@ namespace {
 
 constexpr size_t kMaxTextBytes = size_t{64} << 10;
 constexpr int kMaxSearchedNames = 10'000;
-// Most bytes of the rules in an answer. A spec that many patterns share is written once for each
-// pattern, so an answer can be much longer than its request.
+// Maximum number of bytes of the rules in an answer. A spec that many patterns share is written
+// once for each pattern, so an answer can be much longer than its request.
 constexpr size_t kMaxRulesBytes = size_t{2} << 20;
 
 absl::Status LimitExceeded(std::string_view field, std::string_view message, Facts facts) {

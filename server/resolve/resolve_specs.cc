@@ -33,8 +33,8 @@ struct HeldQuestion {
   HeldQuestion& operator=(const HeldQuestion&) = delete;
 };
 
-// Works like SHARDMESH_ASSIGN_OR_RETURN, and also adds to a layout's error the field that caused
-// it.
+// Works like SHARDMESH_ASSIGN_OR_RETURN for a layout. Also adds to an error the field that caused
+// the error (WithLayoutField).
 #define SHARDMESH_LAY_OUT(lhs, field, layout)                    \
   auto lhs##_or = (layout);                                      \
   if (!lhs##_or.ok()) {                                          \
@@ -104,8 +104,8 @@ absl::Status EncodeShardShape(const Mesh& mesh, const PartitionSpec& spec, const
   return absl::OkStatus();
 }
 
-// Returns the question's own mesh, stored in `*own`, or else the mesh of its batch. ProfileOf does
-// the same for profiles.
+// Returns the mesh of a question. A question of a batch that names no mesh has the batch's mesh.
+// The mesh of any other question is stored in `*own`. ProfileOf does the same for profiles.
 absl::StatusOr<const Mesh*> MeshOf(const AnswerContext& context, const v1::MeshSelector& selector,
                                    Compatibility compatibility, absl::StatusOr<Mesh>* own) {
   const bool is_shared = context.shared != nullptr && selector.ByteSizeLong() == 0;

@@ -138,8 +138,8 @@ class LintAnswer {
 
  private:
   static constexpr int kMaxFindings = 1'000;
-  // Most bytes of findings of one kind in an answer. The findings of all kinds together stay well
-  // below the size limit of a message.
+  // Maximum number of bytes of findings of one kind in an answer. The findings of all kinds
+  // together stay well below the size limit of a message.
   static constexpr size_t kMaxBytesOfAKind = size_t{256} << 10;
   static constexpr int kMaxMeshes = 256;
   static constexpr size_t kMaxStoredTrees = 1'000;
@@ -385,8 +385,8 @@ class LintAnswer {
     }
     // No reallocation below: `names` has views of these tensors.
     tensors_.reserve(tensors_.size() + held.size());
-    // Without `given_trees`, the tensors may come from several models. In that case a tensor occurs
-    // twice only if both its name and its shape do.
+    // Without `given_trees`, the tensors may come from several models. In that case a tensor counts
+    // as repeated only if another tensor has the same name and the same shape.
     absl::flat_hash_set<std::string_view> names;
     absl::flat_hash_set<std::tuple<int64_t, std::string_view, absl::Span<const int64_t>>> tensors;
     for (const LintTensor& tensor : tensors_) {
@@ -497,7 +497,7 @@ class DiffAnswer {
   }
 
  private:
-  // Most tensors between two checks for cancellation: a few milliseconds of work.
+  // Maximum number of tensors between two checks for cancellation: a few milliseconds of work.
   static constexpr size_t kTensorsAtOnce = 1024;
 
   absl::Status MakeResolver(const v1::LayoutChoice& choice, Compatibility compatibility,

@@ -166,11 +166,11 @@ class TreeBidiReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, g
   bool has_all_ ABSL_GUARDED_BY(mutex_) = false;      // the client has sent everything
   bool is_busy_ ABSL_GUARDED_BY(mutex_) = false;      // a thread owns the call
   absl::Status parsed_ ABSL_GUARDED_BY(mutex_);       // result of parsing requests_[current_]
-  // No lock: reads follow one another, so only one reaction at a time uses these.
+  // No lock: reads follow one another, so only one reaction at a time uses the next two members.
   grpc::ByteBuffer read_;
   MessageParser parser_;
-  // Only the owner of the call uses these. The exception is requests_[current_]: OnReadDone parses
-  // a message into it.
+  // Only the owner of the call uses the following members. The exception is requests_[current_]:
+  // OnReadDone parses a message into it.
   Request requests_[2];
   int current_ = 0;       // index of the request that is being read
   bool closing_ = false;  // the totals are being made, or are written
@@ -245,7 +245,8 @@ class TreeReadReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   grpc::ByteBuffer* const response_;
   const std::string caller_;
   Background* const background_;
-  // No lock: only one reaction at a time uses these, because reads and the end follow one another.
+  // No lock: only one reaction at a time uses the following members, because the reads and the end
+  // of the call follow one another.
   grpc::ByteBuffer read_;
   MessageParser parser_;
   Response answer_;

@@ -19,8 +19,8 @@
 namespace shardmesh::server {
 namespace {
 
-// Most tensors between two checks for cancellation. Matching one tensor against many rules makes
-// further checks.
+// Maximum number of tensors between two checks for cancellation. Matching one tensor against many
+// rules makes further checks.
 constexpr size_t kTensorsPerCancellationCheck = 8;
 
 constexpr int64_t kNoRuleAsked = -1;
@@ -34,7 +34,7 @@ std::string TextOf(const TreeSpec& spec) {
   return text;
 }
 
-// Returns an error for a spec that correction would have to change.
+// Returns an error for a spec that has an axis twice, or that has an axis which the mesh lacks.
 absl::Status CheckSuits(const PartitionSpec& spec, const Mesh& mesh) {
   SHARDMESH_RETURN_IF_ERROR(CheckDistinctAxes(spec));
   return CheckAxesInMesh(spec, mesh);

@@ -51,7 +51,7 @@ struct TreePlacement {
   uint32_t spec_index = 0;
   std::optional<int64_t> rule = std::nullopt;  // index of the rule that matched
   bool unmatched = false;                      // no rule matched; the tensor counts as replicated
-  int64_t bytes_per_device = 0;                // on the device that holds the most
+  int64_t bytes_per_device = 0;                // on the device with the tensor's largest tile
 };
 
 // Counts of a tree's tensors and of their elements.
@@ -79,8 +79,8 @@ struct TreeQuestion {
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Resolves a tree. A tensor with the same source of layout and the same shape as an earlier tensor
-// costs little. For one thread.
+// Resolves a tree. A tensor whose layout comes from the same source as that of an earlier tensor of
+// the same shape is looked up in a table. For one thread.
 class TreeResolver {
  public:
   static constexpr int64_t kMaxTensors = 1'000'000;
@@ -90,8 +90,8 @@ class TreeResolver {
 
   // Resolves the next tensors, in order, and appends their new specs to specs(). Calls
   // `is_cancelled` at every tensor, and within a tensor every few rules. If `is_cancelled` returns
-  // true, the result is CANCELLED. Only one part cannot be cancelled: building the automaton of all
-  // rules, after some hundred tensors, which takes ten milliseconds for a thousand rules.
+  // true, the result is CANCELLED. One part cannot be cancelled: after some hundred tensors, Add
+  // builds the automaton of all rules. That takes ten milliseconds for a thousand rules.
   //
   // Errors name the tensor. INVALID_ARGUMENT: the errors of RuleSet::Match, ResolveSpec and
   // Correct; a repeated name; MISSING_ARGUMENT if there are neither rules nor axes nor a spec; with
@@ -111,8 +111,8 @@ class TreeResolver {
   const LayoutAnalysis* analysis() const { return analysis_.has_value() ? &*analysis_ : nullptr; }
 
  private:
-  // Where a tensor's layout comes from, and its shape. Tensors with equal sources get the same
-  // layout.
+  // The tensor's shape, and where the tensor's layout comes from. Tensors with equal sources get
+  // the same layout.
   struct Source {
     const void* given = nullptr;  // the tensor's own axes or spec; null: none
     // If `given` is null: index of the rule; -1: no rule was tried, -2: no rule matched.

@@ -83,8 +83,9 @@ class TreeAnswer {
   }
 
  private:
-  // Most bytes of specs with fixes in one call. The limit bounds the size of messages and the time
-  // to find fixes.
+  // Limit on the encoded size, in bytes, of one call's specs. Once the specs exceed the limit, the
+  // call leaves out further fixes. The limit bounds the size of messages and the time to find
+  // fixes. Specs whose fixes were left out do not count.
   static constexpr size_t kMaxFixedBytes = size_t{1} << 20;
 
   static absl::Status Cancelled() {
@@ -92,9 +93,9 @@ class TreeAnswer {
   }
 
   // Adds the tensors' specs to the answer's table. Fixes depend on the shape, so a corrected spec
-  // gets one entry for each shape. Once the entries with fixes exceed kMaxFixedBytes, all further
-  // shapes of a spec share one entry without fixes. Converts the resolver's spec indexes into
-  // indexes of this table.
+  // gets one entry for each shape. Once the encoded entries exceed kMaxFixedBytes, all further
+  // shapes of a corrected spec share one entry without fixes. Converts the resolver's spec indexes
+  // into indexes of this table.
   absl::Status AddSpecsByShape(absl::Span<const TreeTensor> tensors,
                                const IsCancelled& is_cancelled,
                                std::vector<TreePlacement>* placements,
@@ -178,10 +179,10 @@ class TreeAnswer {
   bool suggest_fixes_ = false;
   std::unique_ptr<TreeResolver> resolver_;
   // Indexes into the answer's table of specs, by the resolver's index and the shape. The shape is
-  // empty where the answer has no fixes.
+  // empty for a spec without fixes, and for the entry whose fixes were left out.
   using Key = std::pair<uint32_t, Shape>;
   absl::flat_hash_map<Key, uint32_t> indexes_by_shape_;
-  size_t fixed_bytes_ = 0;  // size of the specs with fixes
+  size_t fixed_bytes_ = 0;  // encoded size of the specs whose fixes were not left out
 };
 
 }  // namespace

@@ -44,8 +44,8 @@ struct SnapshotDesk {
   const std::string folder;
   std::atomic<bool> is_busy = false;
   std::atomic<int64_t> count = 0;
-  // Its thread reads the pieces of the file, because a reaction (gRPC callback) must not access the
-  // disk.
+  // The thread of `background` reads the pieces of the file, because a reaction (gRPC callback)
+  // must not access the disk.
   Background background{1};
 };
 
@@ -182,7 +182,7 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
   int64_t offset_ = 0;
   uint32_t whole_ = 0;
   v1::SnapshotResponse response_;
-  std::atomic<absl::Time> taken_at_ = absl::InfiniteFuture();  // time limit of the current write
+  std::atomic<absl::Time> taken_at_ = absl::InfiniteFuture();  // when the current write times out
   Alarm alarm_;                                                // last
 };
 

@@ -19,10 +19,10 @@
 namespace shardmesh::server {
 namespace {
 
-// Most unsent bytes for one worker: a few hundred messages of the largest steps. A worker with more
-// unsent bytes counts as lost.
+// Maximum number of unsent bytes for one worker: a few hundred messages of the largest steps. A
+// worker with more unsent bytes counts as lost.
 constexpr int64_t kOutboxBytes = int64_t{256} << 20;
-// Most bytes of one message. gRPC would end the stream for a longer message.
+// Maximum size, in bytes, of one message. gRPC would end the stream for a longer message.
 constexpr int64_t kMaxMessageBytes = rpc::kMaxControlMessageBytes;
 
 using RawOutbox = rpc::Outbox<grpc::ByteBuffer>;

@@ -34,7 +34,7 @@ class CompatService final : public CompatServiceBase {
  public:
   explicit CompatService(SharedCalls calls) : calls_(std::move(calls)) {}
 
-// Defines a unary call.
+// Defines a unary method, which QuestionCalls::Remembered answers.
 #define SHARDMESH_UNARY(Method)                                                                 \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \

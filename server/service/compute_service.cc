@@ -123,7 +123,8 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   }
 
  private:
-  // The most pairs of a forecast by link that is made in a reaction: about a millisecond.
+  // Maximum number of link pairs (LinkPairsOf) of a plan whose forecast a reaction (gRPC callback)
+  // makes. Such a forecast takes about a millisecond.
   static constexpr int64_t kMostPairsAtOnce = int64_t{1} << 13;
 
   absl::StatusOr<StepRunner::CompiledPlan> Compile(const rpc::Caller& caller,

@@ -161,7 +161,7 @@ class PutStreams::Stream final
     return absl::OkStatus();
   }
 
-  // Makes the call wait for the end of the transfer, which finishes the call.
+  // Makes the call wait for the transfer. When the transfer ends, the call finishes.
   void HoldTransfer() {
     bool is_cancelled = false;
     {
@@ -239,7 +239,8 @@ class PutStreams::Stream final
   PutMemory* const begun_;
   const grpc::CallbackServerContext* const call_;
   const rpc::Caller caller_;
-  std::optional<CallerCount::Place> place_;  // until the answer is sent
+  // The stream counts as one of its caller's open streams until the answer is sent.
+  std::optional<CallerCount::Place> place_;
   const absl::Time take_by_;
 
   rpc::FinishOnce end_{[this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); }};
@@ -249,7 +250,7 @@ class PutStreams::Stream final
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_: when the read times out
 
-  // No lock: one reaction (gRPC callback) at a time uses these.
+  // No lock: only one reaction (gRPC callback) at a time uses the following members.
   grpc::ByteBuffer read_;
   v1::BeginPutRequest request_;
   PutRequests requests_;

@@ -1,4 +1,4 @@
-// The BeginPut streams of ArrayService.
+// Serves the BeginPut streams of ArrayService, over which clients begin puts (uploads of arrays).
 #ifndef SHARDMESH_SERVER_SERVICE_PUT_STREAM_H_
 #define SHARDMESH_SERVER_SERVICE_PUT_STREAM_H_
 

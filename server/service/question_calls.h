@@ -1,5 +1,5 @@
-// The objects that the question services share: one cache, one set of threads, and one counter of
-// corrections.
+// The objects that the question services share: a cache of answers, background threads, and a
+// counter of corrections.
 #ifndef SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 #define SHARDMESH_SERVER_SERVICE_QUESTION_CALLS_H_
 
@@ -89,7 +89,8 @@ class QuestionCalls {
                     Answer({options_.definition_store->state(), corrections}, *request, response));
   }
 
-  // Makes a call whose answer may take too long for a reaction.
+  // Returns the reactor of a call whose answer may take too long for a reaction; a background
+  // thread computes the answer.
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* InBackground(const grpc::CallbackServerContext* context,
                                          const Request* request, Response* response) {
@@ -161,9 +162,9 @@ class QuestionCalls {
   const QuestionOptions options_;
   const CorrectionCounter counter_;
   AnswerCache answers_{kRememberedBytes};
-  // These two are last, because their tasks use the members above. Stream headers with rules that
-  // take long to compile are processed by `beginnings_`, so that these headers do not wait behind
-  // calls that take seconds.
+  // These two members are last, because their tasks use the members above. Stream headers with
+  // rules that take long to compile are processed by `beginnings_`, so that these headers do not
+  // wait behind calls that take seconds.
   Background background_{2};
   Background beginnings_{2};
 };

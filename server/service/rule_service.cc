@@ -30,7 +30,7 @@ class RuleService final : public RuleServiceBase {
  public:
   explicit RuleService(SharedCalls calls) : calls_(std::move(calls)) {}
 
-// Defines a unary call.
+// Defines a unary method, which QuestionCalls::Remembered answers.
 #define SHARDMESH_UNARY(Method)                                                                 \
   grpc::ServerUnaryReactor* Method(grpc::CallbackServerContext* context,                        \
                                    const grpc::ByteBuffer* request, grpc::ByteBuffer* response) \

@@ -18,7 +18,7 @@ namespace shardmesh::server {
 struct BegunPut {
   std::string transfer_id;  // empty: the put was only validated, and there is no transfer
   std::string session_id;
-  absl::Time expire_time;  // when its transfer tokens expire
+  absl::Time expire_time;  // when the put's transfer tokens expire
   std::vector<RankEndpoint> devices;
   std::vector<PutItem> items;
   std::vector<std::vector<Correction>> corrections;  // by item

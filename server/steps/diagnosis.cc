@@ -30,7 +30,7 @@ enum class Position {
 };
 
 constexpr absl::Duration kSilenceOfAll = absl::Seconds(2);
-// Most ranks, or texts about ranks, that one sentence lists.
+// Maximum number of ranks, or of texts about ranks, that one sentence lists.
 constexpr size_t kShown = 8;
 
 std::string NameOf(const ObservedRank& rank) {
@@ -310,15 +310,15 @@ class StepDiagnosis {
     return path;
   }
 
-  // Whether `target` takes part in the op that the waiting rank is in (`instruction`): it runs the
-  // op, has run it, or may still reach it.
+  // Whether `target` takes part in the op of `instruction`, in which another rank waits. True if
+  // `target` runs the same op under the same label, has run it, or has not yet reached it.
   bool DoesTheSame(const FlightRecord& instruction, const ObservedRank& target) const {
     const auto is_same = [&](const FlightRecord& other) {
       return other.op == instruction.op && other.what == instruction.what;
     };
     const FlightRecord& running = *InstructionOf(target, step_.sequence);
     if (running.op == instruction.op) return is_same(running);
-    // A rank that has not reached the op may still run the same op.
+    // If `target` has not reached the op, it may still run the same op.
     return running.op < instruction.op ||
            std::any_of(target.ended.begin(), target.ended.end(), is_same);
   }
@@ -354,9 +354,9 @@ class StepDiagnosis {
                names.size() == 1 ? "to or from " : "among ", JoinFirst(names, ", "));
   }
 
-  // Returns the ranks with broken connections: the ranks in the most reports of unreachable peers.
-  // Without such reports, returns the one rank that all other waiting ranks wait for; if there is
-  // none, the whole cycle.
+  // Returns the ranks whose connections seem broken: those that occur most often in reports of
+  // unreachable peers, as reporter or as peer. Without such reports, returns the one rank for which
+  // all other waiting ranks wait. If no rank is such, returns all ranks of the cycle.
   std::vector<int64_t> CutOff(const std::vector<int64_t>& circle,
                               const std::map<int64_t, int64_t>& votes) const {
     std::map<std::string_view, int64_t> rank_of;

@@ -95,8 +95,8 @@ struct DiagnosisOptions {
 
 // Returns what keeps a step from ending. The diagnosis follows each waiting rank to the rank whose
 // data it waits for. It stops at ranks that do not wait (lost, silent, not yet in the step, busy,
-// or past the instruction that the others wait in), or at a cycle. Nullopt if the known facts do
-// not suffice.
+// or past the instruction in which the other ranks wait), or at a cycle of ranks. Nullopt if the
+// known facts do not suffice.
 std::optional<Finding> DiagnoseStep(const ObservedStep& step, const DiagnosisOptions& options);
 
 // Returns one finding for each worker of a mesh that is lost, silent, or does not reach its peers.
@@ -107,8 +107,8 @@ std::vector<Finding> DiagnoseWorkers(absl::Span<const ObservedRank> ranks,
 // `instruction 3`.
 std::string DescribeInstruction(int64_t instruction, std::string_view label);
 
-// Names ranks: `rank 3`, `ranks 0, 1 and 2`. Of more than eight, names the first eight and counts
-// the others.
+// Names ranks: `rank 3`, `ranks 0, 1 and 2`. Of more than eight ranks, names the first eight and
+// gives the number of the others.
 std::string DescribeRanks(absl::Span<const int64_t> ranks);
 
 }  // namespace shardmesh::server

@@ -8,9 +8,9 @@
 
 namespace shardmesh::server {
 
-// The parts of an encoded internal::v1::RunStep. The transport puts a WorkNumber before them, and
-// omits the plan if every worker has it. A protobuf message is the concatenation of its fields, so
-// the transport neither parses nor serialises these parts.
+// The parts of an encoded internal::v1::RunStep. The transport puts a WorkNumber before these
+// parts, and omits the plan if every worker has it. A protobuf message is the concatenation of its
+// fields, so the transport neither parses nor serialises these parts.
 struct EncodedStep {
   std::string plan_hash;
   std::shared_ptr<const std::string>

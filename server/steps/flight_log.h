@@ -45,11 +45,11 @@ struct FailedStep {
 // Thread-safe.
 class FlightLog {
  public:
-  // Most records kept for each worker.
+  // Maximum number of records kept for each worker.
   static constexpr size_t kMaxRecords = 1024;
   static constexpr int64_t kMaxRecordBytes = int64_t{1} << 20;
-  // Most lost workers whose records are kept. Above this number, the records of the worker that was
-  // lost first are dropped.
+  // Maximum number of lost workers whose records are kept. Above this number, the records of the
+  // worker that was lost first are dropped.
   static constexpr size_t kMaxLost = 256;
   static constexpr size_t kMaxFailed = 32;
 

@@ -27,12 +27,14 @@ class MeshEndpoints {
 
   // OK if every rank of the mesh has a worker that is not draining and reaches the workers of all
   // other ranks. Errors:
-  //   UNAVAILABLE (RECOVERING): ranks lack such workers, and all of them are expected soon.
-  //   FAILED_PRECONDITION (MESH_INCOMPLETE): ranks lack other workers; the error names the ranks.
-  //   NOT_FOUND: no such mesh.
-  //   UNAVAILABLE (NOT_SERVING): the coordinator is stopping.
+  // - UNAVAILABLE (RECOVERING): some ranks have no such worker, but all of these ranks are expected
+  //   to have one soon. Also while ranks are being assigned, or workers have not yet received them.
+  // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such worker, and at least one of
+  //   these ranks is not expected to have one soon. The error names the ranks.
+  // - NOT_FOUND: no such mesh.
+  // - UNAVAILABLE (NOT_SERVING): the coordinator is stopping.
   virtual absl::Status CheckReady(std::string_view mesh_id) const = 0;
-  // The live workers of a mesh, by rank. NOT_FOUND: no such mesh.
+  // Returns the live workers of a mesh, by rank. NOT_FOUND: no such mesh.
   virtual absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view mesh_id) const = 0;
 };
 

@@ -32,9 +32,9 @@ struct PreparedPlan {
 };
 
 struct PlannerOptions {
-  // Most bytes of cached plans. Above this limit the planner evicts the least recently used plans
-  // of the caller with the most bytes. A caller with many different plans therefore evicts only its
-  // own plans.
+  // Maximum number of bytes of cached plans. Above this limit the planner evicts the least recently
+  // used plans of the caller with the most bytes. A caller with many different plans therefore
+  // evicts only its own plans.
   int64_t max_bytes = int64_t{64} << 20;
 };
 

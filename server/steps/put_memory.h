@@ -28,8 +28,8 @@ namespace shardmesh::server {
 class PutMemory {
  public:
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // Most requests that are remembered. Above this limit, ended puts are forgotten first, beginning
-  // with the put that ended first.
+  // Maximum number of requests that are remembered. Above this limit, ended puts are forgotten,
+  // beginning with the put that ended first.
   static constexpr int64_t kMaxRequests = 50'000;
 
   // `clock` outlives this object.

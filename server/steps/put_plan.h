@@ -119,8 +119,8 @@ class PutPlan {
   absl::StatusOr<PartitionSpec> Resolve(const PutTensor& tensor, const Shape& shape) const;
   absl::Status PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition);
   absl::Status PlaceByRules(const std::string& name, ArrayDefinition* definition);
-  // Returns the most bytes that the put's tiles take on one rank. If the sum overflows, returns the
-  // largest int64.
+  // Returns the largest number of bytes that the put's tiles take on any rank. If the sum
+  // overflows, returns the largest int64.
   absl::StatusOr<int64_t> BytesPerRank() const;
   // Refuses a put that does not fit into the workers' memory, before the client sends any bytes.
   absl::Status CheckMemory(const std::vector<RankEndpoint>& endpoints) const;

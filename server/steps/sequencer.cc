@@ -24,7 +24,7 @@ void EraseKey(Container& container, std::string_view key) {
   if (const auto found = container.find(key); found != container.end()) container.erase(found);
 }
 
-// Most steps that one call explains, because the explanations run under the lock.
+// Maximum number of steps that one call explains, because the explanations run under the lock.
 constexpr int64_t kMaxExplanations = 16;
 
 std::string Name(const Participant& participant) {

@@ -99,7 +99,8 @@ struct StepRequest {
   CommitHook commit;                // null: the step commits without a hook
 };
 
-// An upload or a load: workers stage tiles that do not come from a step, then all commit together.
+// An upload or a load: workers stage tiles that do not come from a step, then all workers commit
+// together.
 struct TransferRequest {
   std::string transfer_id;  // differs from the ids of all live transfers
   std::string op;           // "put", "load"
@@ -109,7 +110,7 @@ struct TransferRequest {
   CommitHook commit;       // null: the transfer commits without a hook
 };
 
-// A step or transfer, as the transport sees it.
+// The data of a step or transfer that the transport gets.
 struct WorkRef {
   int64_t sequence = 0;          // 0 for a transfer before its commit
   std::string transfer_id = {};  // empty for a step
@@ -187,7 +188,7 @@ class Sequencer {
     // The last sequence number that an earlier run of the coordinator may have used. New numbers
     // start above it.
     int64_t last_sequence = 0;
-    // Most live steps and transfers. Above this limit, further work is refused.
+    // Maximum number of live steps and transfers. Above this limit, further work is refused.
     int64_t max_live = 10'000;
     // Explains a step that is overdue or has lost a worker. `waiting_for`: the participants that
     // have not reported. Called under the sequencer's lock. Null: no explanations.
@@ -301,8 +302,8 @@ class Sequencer {
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Explains a step. `left` counts down the explanations of one call; at 0 the result is empty. A
-  // few explanations suffice, because most steps only wait for earlier steps.
+  // Explains a step. Each explanation of one call lowers `*left` by one; at 0 the result is empty.
+  // A few explanations suffice, because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 
@@ -315,7 +316,7 @@ class Sequencer {
   mutable absl::Mutex mutex_;
   // Live steps and transfers, in order of arrival.
   std::map<StepTicket, WorkPtr> live_ ABSL_GUARDED_BY(mutex_);
-  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);  // admitted, by sequence number
+  std::map<int64_t, WorkPtr> steps_ ABSL_GUARDED_BY(mutex_);  // admitted steps, by sequence number
   absl::flat_hash_map<std::string, WorkPtr> transfers_ ABSL_GUARDED_BY(mutex_);
   // By array id: the live steps that use the array, and the live steps that write it.
   absl::flat_hash_map<std::string, Operand> operands_ ABSL_GUARDED_BY(mutex_);
@@ -330,7 +331,7 @@ class Sequencer {
   StepTicket next_ticket_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t deciding_ ABSL_GUARDED_BY(mutex_) = 0;   // commit hooks that have not decided
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // new work is refused
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are no longer admitted either
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are no longer admitted
 
   Alarm deadline_;  // last: its destructor waits for AbortOverdue
 };

@@ -21,9 +21,8 @@ namespace shardmesh::server {
 // An operand of a program: an array of the cluster, or a literal tensor in the call.
 struct StepOperand {
   std::variant<ArrayReference, Literal> value = {};
-  // Whether the caller donates the array: the step may overwrite the array's memory, and a
-  // committed step ends the array's existence. See CheckDonor for arrays that the session does not
-  // pin.
+  // Whether the caller donates the array. If so, the step may overwrite the array's memory, and the
+  // step's commit deletes the array. See CheckDonor for arrays that the session does not pin.
   bool donate = false;
 };
 

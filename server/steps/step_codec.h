@@ -35,7 +35,7 @@ struct StepMessage {
 };
 EncodedStep Encode(const StepMessage& message);
 
-// The size in bytes that a literal takes within a message.
+// Returns the size, in bytes, that a literal takes within a message.
 int64_t EncodedSizeBytes(const Literal& literal);
 int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor);
 

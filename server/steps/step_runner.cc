@@ -215,9 +215,9 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
     // If the array has a name or another pin, the registry refuses Give. In that case the step only
     // reads the array and does not change it.
     operand.donate = operand.donate && parts_.registry->Give(array_id, kDonorsPins);
-    // Give counts pins, but not whose they are. If this session released the array since
-    // CheckDonor, one of the two pins belongs to another session. The step must then not take the
-    // array. After Give nobody can pin the array any more.
+    // Give only counts the pins of the array: it does not check which session has them. If this
+    // session released the array since CheckDonor, one of the two pins belongs to another session.
+    // The step must then not take the array. After Give nobody can pin the array any more.
     if (operand.donate &&
         !parts_.sessions->PinsArray(running->session_id, array_id).value_or(false)) {
       parts_.registry->TakeBack(array_id);

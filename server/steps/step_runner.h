@@ -84,7 +84,7 @@ class StepRunner {
   void Cancel(Sequencer::StepTicket ticket) { parts_.sequencer->Cancel(ticket); }
 
  private:
-  // Metrics of the steps with one outcome.
+  // The metrics of all steps that have the same outcome.
   struct Outcome {
     Outcome(rpc::Metrics* metrics, const std::string& outcome);
 
@@ -110,7 +110,8 @@ class StepRunner {
   // with this hash; an error if that plan does not suit the operands.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> PlanOf(const StepCall& call,
                                                              const FoundOperands& found) const;
-  // Does all work before the submission. Fills in the fields of `step` that the sequencer needs.
+  // Does all work that precedes the submission of the step to the sequencer. Fills in the fields of
+  // `step` that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
   absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
   // Pins the operands until End. Returns an error if an operand no longer exists.
@@ -126,7 +127,8 @@ class StepRunner {
   void End(const Running& running, const absl::Status& status, bool began = false);
   // Replaces `status` with RECOVERING if the client may run the step again unchanged. This requires
   // that all array operands are on disk and none was donated. It also requires that all workers of
-  // the mesh are durable, and that the lost ones are expected back. Returns other errors unchanged.
+  // the mesh are durable, and that the lost workers among them are expected back. Returns other
+  // errors unchanged.
   absl::Status WithSecondRun(const Running& running, absl::Status status) const;
   // Returns the step's error, extended by the donated operands that the step destroyed.
   static absl::Status WithLosses(const Running& running, const WorkOutcome& outcome);

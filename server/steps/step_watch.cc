@@ -13,11 +13,11 @@
 namespace shardmesh::server {
 namespace {
 
-// Most records of a step that are read for a rank. The last records suffice: a rank that waits for
-// this rank is in an instruction that this rank runs or ended recently.
+// Maximum number of records of a step that are read for a rank. The last records suffice: a rank
+// that waits for this rank is in an instruction that this rank runs or ended recently.
 constexpr size_t kRecordsOfStep = 16;
-// Most running steps that are examined, oldest first. A worker starts its steps in order, so the
-// oldest steps are the stuck ones.
+// Maximum number of running steps that are examined, oldest first. A worker starts its steps in the
+// order of their numbers, so the oldest steps are the stuck ones.
 constexpr int64_t kMaxStepsJudged = 64;
 
 std::string Name(const Participant& participant) {
@@ -25,8 +25,9 @@ std::string Name(const Participant& participant) {
 }
 
 // Returns the participants to blame. If two participants do not reach each other, either may be at
-// fault, so the reporter of the failure is added. The reporter is not added if the blamed worker is
-// gone since, or is silent while the reporter is not.
+// fault, so the reporter of the failure is added. The reporter is not added if a blamed worker was
+// lost, or attached again after the failure. The reporter is also not added if the heartbeats of a
+// blamed worker have ceased while those of the reporter go on.
 std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view,
                                    absl::Duration heartbeat_interval) {
   std::vector<Participant> blamed = step.work.blamed;
@@ -152,7 +153,7 @@ StepExplanation StepWatch::Explain(const WorkRef& work,
 namespace {
 
 std::string Describe(const UnreadableRecords& unreadable) {
-  // Most keys that the sentence names.
+  // Maximum number of keys that the sentence names.
   constexpr size_t kNamed = 3;
   std::string keys;
   for (size_t i = 0; i < std::min(kNamed, unreadable.keys.size()); ++i) {

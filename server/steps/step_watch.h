@@ -20,13 +20,14 @@ class StepWatch {
  public:
   // A step whose ranks have waited for less than this time is in progress, not stuck.
   static constexpr absl::Duration kStuckAfter = absl::Seconds(1);
-  // A step that failed longer ago is reported only if it is asked for by its number.
+  // Diagnose reports a step that failed longer ago than this only if the caller gives the step's
+  // number.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
 
   StepWatch(const Clock* clock, const Membership* membership, const FlightLog* log)
       : clock_(clock), membership_(membership), log_(log) {}
 
-  // For Sequencer::Options::explain.
+  // Returns the explanation of a step, for Sequencer::Options::explain.
   StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
 
   struct Verdict {

@@ -19,7 +19,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most puts that List examines for one page, because it examines them under the lock.
+// Maximum number of puts that List examines for one page, because it examines them under the lock.
 constexpr int64_t kMostLooks = 2'000;
 
 absl::Status NoTransfer(std::string_view transfer_id) {
@@ -30,7 +30,7 @@ absl::Status NoTransfer(std::string_view transfer_id) {
       Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
-// Bytes of all tiles of an array, including replicas.
+// Returns the bytes of all tiles of an array, including replicas.
 absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, array.descriptor.SizeBytes());
@@ -303,8 +303,8 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
   SHARDMESH_PASSES("transfer.commit");
   auto remembered =
       registry_->requests().Begin(request_key, Sha256(StrCat("commit ", transfer_id)));
-  // Aborted: the first request with this key has no answer yet. In that case this request waits for
-  // the same transfer.
+  // ABORTED means that the first request with this key has no answer yet. In that case this request
+  // waits for the same transfer.
   const bool is_repeated = absl::IsAborted(remembered.status());
   if (!remembered.ok() && !is_repeated) {
     return std::move(callback)(remembered.status());

@@ -71,21 +71,21 @@ class Transfers {
  public:
   using CommitCallback = absl::AnyInvocable<void(absl::StatusOr<TransferResult>) &&>;
 
-  // Time limit of a put. All its tiles must arrive within this time. Its transfer tokens are valid
-  // for the same time.
+  // Time limit of a put. All its tiles must arrive within this time. The put's transfer tokens are
+  // valid for the same time.
   static constexpr absl::Duration kTimeout = absl::Hours(1);
   // Time for which the outcome of a put is remembered.
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
-  // Most outcomes of puts that are remembered; the oldest are dropped first. One outcome takes
-  // about 100 bytes.
+  // Maximum number of outcomes of puts that are remembered; the oldest outcomes are dropped first.
+  // One outcome takes about 100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
   Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions, Sequencer* sequencer);
 
-  // Stages the arrays and waits for their tiles from every rank in `identities` (by rank); returns
-  // the transfer's id. Keeps `items` until the transfer has ended. Errors: those of
-  // ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED (VERSION_MISMATCH): a
-  // name is already at another version than the expected one.
+  // Stages the arrays and returns the transfer's id. From then on the transfer waits for tiles from
+  // every rank. `identities`: the workers of the ranks, by rank. Keeps `items` until the transfer
+  // has ended. Errors: those of ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer.
+  // ABORTED (VERSION_MISMATCH): a name is already at another version than the expected one.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
                                     std::shared_ptr<const std::vector<PutItem>> items);
@@ -156,7 +156,7 @@ class Transfers {
     TransferProgress progress;
     std::string request_key;  // key of the first Commit, until it is passed to RequestMemory
     std::string commit_key;   // the same key afterwards: finds the answer in RequestMemory
-    // Null once the transfer has ended. `request_key` is then empty, too.
+    // Null once the transfer has ended. From then on, `request_key` is empty as well.
     std::shared_ptr<const std::vector<PutItem>> items;
     bool is_commit_asked_for = false;
     absl::Status abandoned;  // the reason of Abandon; from then on Commit is refused
