@@ -149,8 +149,8 @@ class WorkerServer::Impl {
 
   ~Impl() {
     Drain(absl::InfinitePast());
-    // Destroy each member before those that it calls. The links' streams end on a completion queue
-    // of exchange_, so exchange_ must exist until the last stream has ended.
+    // Destroy each of these three members before the members that it calls. The links' streams end
+    // on a completion queue of exchange_, so exchange_ must exist until the last stream has ended.
     link_.reset();
     executor_.reset();
     links_.reset();

@@ -18,8 +18,8 @@
 
 namespace shardmesh::worker {
 
-// The minimum of WorkerOptions::rpc_memory_bytes. One connection needs this much for an unread
-// stream and a pending message of the largest size.
+// The minimum of WorkerOptions::rpc_memory_bytes. One client stream may need this much: the unread
+// bytes of its flow-control window, and two messages of the largest size.
 inline constexpr int64_t kMinRpcMemoryBytes = int64_t{16} << 20;
 
 // Returns the default of WorkerOptions::rpc_memory_bytes: a quarter of `memory_bytes`, at least 256

@@ -29,7 +29,8 @@ class Completion {
 // Runs the completions of one queue. Only one thread polls the queue at a time.
 //
 // To wake up a thread costs more than everything else that a short message needs. A waiting
-// receiver therefore polls the queue itself, and gets its message without another thread's help:
+// receiver therefore polls the queue itself, and gets its message without another thread's help.
+// Meanwhile, the poller's own thread rests. The states of this thread:
 //
 // clang-format off
 //   thread polls -> thread rests: receivers have polled since the thread's last turn, and no

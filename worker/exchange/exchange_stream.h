@@ -1,9 +1,10 @@
-// One Exchange stream between two workers, dialled or accepted. Its user passes frames in and gets
-// frames out.
+// One Exchange stream between two workers, dialled or accepted. Its user writes frames to the peer,
+// and gets the peer's frames through a handler.
 //
 // The stream shares a completion queue with other streams (CompletionPoller). The class keeps
-// gRPC's rules, so its users need not know them: one read and one write at a time, no write after
-// the end, and objects that live until the queue has returned their tag.
+// gRPC's rules, so its users need not know these rules. There is one read and one write at a time,
+// and no write after the end of the stream. An operation lives until the queue has returned its
+// tag.
 #ifndef SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STREAM_H_
 #define SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STREAM_H_
 

@@ -31,8 +31,8 @@ constexpr std::chrono::milliseconds kTrialsTime{30};
 constexpr int64_t kShortExchanges = 20;
 constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
-// Wanted duration of one exchange of the longest messages. On a slow link, such an exchange takes
-// longer.
+// Wanted duration of one exchange of the longest messages. On a slow link, an exchange of kMinBytes
+// may take longer.
 constexpr double kLongSeconds = 2e-3;
 // Time limit of the leading end, counted from the arrival of the answering end's offer.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);

@@ -21,8 +21,8 @@ constexpr std::array<absl::Duration, 3> kPauses = {absl::Milliseconds(500), absl
 // How long the leading end waits for an offer. A busy peer answers other workers first, each in
 // much less than a tenth of a second.
 constexpr absl::Duration kAnswerLimit = absl::Seconds(4);
-// Time limit of the answering end. It is not longer than kRetryDelay, so the answering end gives up
-// before the leading end repeats the probe.
+// Time limit of the answering end for one probe. It is not longer than kRetryDelay, so the
+// answering end gives up before the leading end repeats the probe.
 constexpr absl::Duration kCallLimit = absl::Seconds(2);
 constexpr absl::Duration kRetryDelay = absl::Seconds(2);
 constexpr int kMaxFailures = 5;

@@ -34,12 +34,13 @@ struct MeasuredLinks {
 //
 // The prober runs one probe as soon as the connection is up, and three more within the next ten
 // seconds. The times of the later probes are random, because workers that start together would
-// disturb one another's measurements. The lowest latency and the highest bandwidth of all probes
-// count.
+// disturb one another's measurements. The lowest latency and the highest bandwidth of all probes on
+// one connection count.
 //
 // The prober leads one probe at a time on one thread, and answers one probe at a time on another
 // thread. Therefore workers that probe each other in a cycle cannot deadlock. The prober logs each
-// failed probe and runs it again. The prober gives up after 5 failures in a row.
+// failed probe and runs the probe again. After 5 failed probes in a row, the prober runs no more
+// probes on this connection.
 //
 // Thread-safe.
 class LinkProber {

@@ -248,7 +248,7 @@ class PeerLink final : public ExchangeStream::Handler,
   std::shared_ptr<ExchangeStream> stream_ ABSL_GUARDED_BY(mutex_);  // null once closed
   State state_ ABSL_GUARDED_BY(mutex_) = State::kGreeting;
   std::string peer_ ABSL_GUARDED_BY(mutex_);
-  int64_t initial_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // for each tag, from the peer's hello
+  int64_t initial_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of each tag; from the peer's hello
   absl::Time heard_ ABSL_GUARDED_BY(mutex_);                  // when the last frame came
   absl::Time pinged_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t pings_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -268,7 +268,8 @@ class PeerLink final : public ExchangeStream::Handler,
 
   // Credit of the stream that this end may still use. It may fall below 0, by one frame at most.
   int64_t link_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool waits_for_credit_ ABSL_GUARDED_BY(mutex_) = false;  // data waits for link_credit_bytes_
+  // True while data waits until link_credit_bytes_ is above 0.
+  bool waits_for_credit_ ABSL_GUARDED_BY(mutex_) = false;
   // For messages that this end has not begun to send: the bytes that the peer has demanded.
   std::map<TagKey, int64_t> early_demands_ ABSL_GUARDED_BY(mutex_);
 

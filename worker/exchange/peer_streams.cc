@@ -15,7 +15,7 @@ namespace shardmesh::worker {
 namespace {
 
 // How long a peer on this host may take to share its memory. After that, the peer counts as reached
-// over its stream alone.
+// without shared memory, unless the transport is kShm.
 constexpr absl::Duration kSharingLimit = absl::Seconds(2);
 
 }  // namespace

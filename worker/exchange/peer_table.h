@@ -55,8 +55,8 @@ struct Peer {
   std::shared_ptr<PeerLink> link;  // dialled, or accepted and up; null if there is none
   bool up = false;
   // Shared memory of a peer on this host.
-  ShmAddress shm_address = {};  // where to ask for it; from the peer's last hello
-  uint64_t shm_link = 0;        // number of the attempt over the present stream; 0: none
+  ShmAddress shm_address = {};  // where to ask for the memory; from the peer's hello
+  uint64_t shm_link = 0;        // number of the attempt to share memory; 0: none
   absl::Time shm_deadline = absl::InfinitePast();  // until then, steps wait for `channel`
   std::shared_ptr<ShmChannel> channel = nullptr;   // null if no memory is shared
   // The current connection, and the running probe.
@@ -80,8 +80,8 @@ struct PeerWay {
 };
 
 // Not synchronised: the owner (PeerLinks) holds ExchangeState's mutex around each call. Some
-// methods acquire the mutexes of links, streams or budget while ExchangeState's mutex is held.
-// Pointers to a Peer stay valid until the peer is removed.
+// methods acquire the mutexes of links, of streams or of the memory budget while ExchangeState's
+// mutex is held. Pointers to a Peer stay valid until the peer is removed.
 class PeerTable {
  public:
   // The options outlive the table.

@@ -18,8 +18,8 @@ constexpr int kSpins = 50;
 // How long a receiver yields its core between polls before it sleeps.
 constexpr absl::Duration kYielding = absl::Microseconds(500);
 // If sched_yield took longer than kLongYield, the core is busy with a computing thread. For the
-// next kNoYields, receivers then sleep instead of yielding, because the scheduler prefers a woken
-// thread.
+// next kNoYields, receivers sleep instead of yielding, because the scheduler prefers a woken thread
+// to a yielding thread.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 constexpr absl::Duration kNoYields = absl::Milliseconds(20);
 // Longest sleep of a receiver. Only a safety limit: a message over any transport, and the failure

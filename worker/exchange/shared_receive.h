@@ -35,7 +35,8 @@ class SharedReceive {
     virtual absl::Status TakeOther(ShmChannel::Arrived arrived) = 0;
     // Ends the peer's stream, because the peer broke the protocol. The step then fails.
     virtual void Refuse(const absl::Status& why) = 0;
-    // Returns whether there is a stream on which the peer has no credit left to send.
+    // Returns whether any peer, not only the sender, has no credit left on its stream to this
+    // worker.
     virtual bool has_exhausted_streams() const = 0;
     // Demands the awaited message from the peer, just before the receiver sleeps. The message may
     // be stuck at the peer: shared memory had no room for it, and the stream has no credit.

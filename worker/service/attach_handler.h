@@ -23,9 +23,9 @@
 
 namespace shardmesh::worker {
 
-// Owns the membership (which worker serves which rank) and the token key of the last attach. Also
-// owns a thread for orders that wait for the disk. Passes each message to the part of the worker
-// that the message concerns. Makes no gRPC calls.
+// Owns the membership (which worker serves which rank), and the key of transfer tokens from the
+// last attach. Also owns a thread for orders that wait for the disk. Passes each message to the
+// part of the worker that the message concerns. Makes no gRPC calls.
 //
 // Not thread-safe: one thread passes in all messages, stream after stream.
 class AttachHandler {

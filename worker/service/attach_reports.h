@@ -84,7 +84,8 @@ class AttachReports {
   // Reports that an array came back from the quarantine. Sends the report only after the verdict of
   // this attach, because the inventory of this attach may have lacked the array.
   void ReportRestored(const std::string& array_id);
-  // Records that a step begins, and checks regularly for slow instructions while steps run.
+  // Records that a step begins. While steps run, this object checks regularly for slow
+  // instructions.
   void StepBegins();
 
  private:

@@ -27,7 +27,7 @@ absl::Status BadStream(std::string_view message) {
   return InvalidArgument(Reason::kBadTile, message);
 }
 
-// PutTiles, written straight:
+// PutTiles as synchronous pseudocode:
 //
 // clang-format off
 //   while (message = read()) {

@@ -127,20 +127,20 @@ class TileGate {
   TileGate(const TileGate&) = delete;
   TileGate& operator=(const TileGate&) = delete;
 
-  // Serves transfers of this coordinator from now on, for the meshes in `view`. The caller repeats
-  // the call whenever the attachment or the view changes.
+  // From now on, serves transfers of the coordinator in `attachment`, for the meshes in `view`. The
+  // caller repeats the call whenever the attachment or the view changes.
   void Serve(Attachment attachment, std::shared_ptr<const MembershipView> view);
-  // Sets the coordinator's clock to `now`. Tokens expire by the coordinator's clock, which may
-  // differ from this host's clock by any amount. Until the first call, the gate assumes that both
-  // clocks are equal.
+  // Records that the coordinator's clock shows `now` at this moment. Tokens expire by the
+  // coordinator's clock, which may differ from this host's clock by any amount. Until the first
+  // call, the gate assumes that both clocks are equal.
   void SetCoordinatorTime(absl::Time now);
   // Records that the stream to the coordinator is lost. Drops incoming tiles. Staged tiles stay
   // until the coordinator's verdict at the next attach.
   void Suspend();
   void Drain();
 
-  // Opens an incoming tile after these checks, in this order. ShardStore::Stage reserves the tile's
-  // memory before it allocates the memory.
+  // Opens an incoming tile after these checks, in this order. ShardStore::Stage allocates the
+  // memory for the tile's bytes; earlier checks allocate none.
   // - UNAVAILABLE (NOT_SERVING): the gate refuses puts.
   // - Errors of rpc::VerifyToken. PERMISSION_DENIED (BAD_TOKEN): the token is for another array.
   // - ABORTED (STALE_TERM): the token is from an older term of the coordinator.
@@ -170,7 +170,7 @@ class TileGate {
                                                   const std::optional<Tile>& range) const;
 
   // Commits or aborts the tiles of a put. No effect if the transfer is not known. Errors of
-  // ShardStore::Commit and ShardStore::Abort. With a data folder, waits for the disk.
+  // ShardStore::Commit and ShardStore::Abort. Does not wait for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
  private:

@@ -62,10 +62,10 @@ struct ShmControl {
 // reads the message there. The sender keeps the message until the receiver releases it, even if the
 // step ends earlier, or until the channel is closed.
 //
-// No call waits for the other end. The channel refuses a message that finds no room or lies outside
-// the arena. The caller then sends this message over the stream. The channel copies the other end's
-// notes before it checks them, because the other end can change its notes at any time. A malformed
-// note is DATA_LOSS.
+// No call waits for the other end. The channel refuses a message if the ring has no free slot. It
+// also refuses a message of more than kInlineBytes that lies outside the arena. The caller sends a
+// refused message over the stream. The channel copies the other end's notes before it checks them,
+// because the other end can change its notes at any time. A malformed note is DATA_LOSS.
 //
 // Thread-safe.
 class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
@@ -95,7 +95,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
     // inside its note, this is a copy in this process's memory.
     OwnedBytes message = {};
     // The note's signature, as hash and text. The hash is 0 if the note has no signature. The text
-    // is empty if the hash equals the expected one.
+    // is empty if the hash equals `expected_hash` of TryReceive.
     uint64_t signature_hash = 0;
     std::string signature = {};
   };
@@ -110,9 +110,9 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   absl::StatusOr<bool> TryReceive(uint64_t expected_hash, Arrived* arrived);
 
   // Sleeps until a message comes or `changes` is no longer `seen`, but no longer than `timeout`.
-  // May wake up spuriously. Before Linux 5.16 the kernel cannot wait for two words, so Sleep then
-  // lasts at most 1 ms. The thread that changes `changes` must wake the threads that sleep on it,
-  // as Mailbox does. Any number of threads may sleep at once.
+  // May wake up spuriously. Before Linux 5.16, the kernel cannot wait for two memory words, so a
+  // Sleep lasts at most 1 ms. The thread that changes `changes` must wake the threads that sleep on
+  // it, as Mailbox does. Any number of threads may sleep at once.
   void Sleep(const std::atomic<uint32_t>& changes, uint32_t seen, absl::Duration timeout);
 
   // Releases the messages that the other end has finished reading. Call it regularly.

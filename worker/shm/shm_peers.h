@@ -43,8 +43,8 @@ class ShmPeers {
     // Both callbacks run on this object's thread, with no lock held.
     std::function<void(const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel)>
         connected;
-    // Called when the link `link` has no channel, and will get none. `was_connected` says whether
-    // the link had a channel before.
+    // Called when no channel can be set up for the link `link`, or when its channel has failed. The
+    // link gets no other channel. `was_connected` says whether it had a channel.
     std::function<void(const std::string& peer, uint64_t link, bool was_connected,
                        const absl::Status& why)>
         lost;

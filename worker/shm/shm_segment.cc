@@ -189,7 +189,7 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
                      : KernelError(absl::StatusCode::kUnavailable,
                                    "cannot receive from a peer on this host");
   }
-  // If this process has fewer free descriptors than the message, the kernel drops descriptors of
+  // If the message has more descriptors than this process has free, the kernel drops descriptors of
   // the message. The kernel reports this only by the flag MSG_CTRUNC.
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
       received.fds.size() < kMaxDescriptors) {

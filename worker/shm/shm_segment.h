@@ -100,8 +100,8 @@ struct ReceivedDescriptors {
   std::vector<FileDescriptor> fds;
 };
 // Waits for a message. UNAVAILABLE if the other side is gone. INVALID_ARGUMENT if the message has
-// more than 4 KiB of text or 16 descriptors; its descriptors are then closed. RESOURCE_EXHAUSTED if
-// this process has fewer free descriptors than the message.
+// more than 4 KiB of text or more than 16 descriptors; its descriptors are then closed.
+// RESOURCE_EXHAUSTED if the message has more descriptors than this process has free.
 absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket);
 
 }  // namespace shardmesh::worker
