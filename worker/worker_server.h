@@ -87,7 +87,7 @@ class WorkerServer {
   // Stops the worker after its work has ended. The worker reports not ready, and tells the
   // coordinator that it leaves. It waits until the coordinator no longer needs it, refuses further
   // transfers, and waits for running streams. All waits together end at the latest at `deadline`.
-  // Then it stops. Must not be called from a gRPC reaction.
+  // After these waits the worker stops. Drain must not be called from a gRPC reaction.
   void Drain(absl::Time deadline);
 
  private:

@@ -49,9 +49,9 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
 
-  // Returns OK if the other end's certificate permits it to act as the worker `identity`. Otherwise
-  // returns errors of rpc::CheckCaller. `own` is the credentials of this process. Call it from
-  // OnOpen or later.
+  // Returns OK if the other end's certificate permits that end to act as the worker `identity`.
+  // Otherwise returns errors of rpc::CheckCaller. `own` has the credentials of this process. Call
+  // it from OnOpen or later.
   virtual absl::Status CheckPeer(const rpc::Credentials& own,
                                  const std::string& identity) const = 0;
 
@@ -104,8 +104,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   virtual void StartWrite(const grpc::ByteBuffer& frame, void* tag) = 0;
   virtual void StartFinish(const absl::Status& status, void* tag) = 0;
   virtual void Cancel() = 0;
-  // Returns true if StartFinish ends the call (accepted stream), false if it waits for the peer to
-  // end the call (dialled stream).
+  // Returns true if StartFinish ends the call (accepted stream), false if StartFinish waits for the
+  // peer to end the call (dialled stream).
   virtual bool finish_ends_call() const = 0;
   // Returns the status with which the other side ended the call. Valid once the operation that
   // StartFinish started is done.
@@ -121,8 +121,9 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   void FinishIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TellIfClosed() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::shared_ptr<Handler> handler_;  // used by the polling thread only; null once closed
-  grpc::ByteBuffer incoming_;         // used by the polling thread only
+  // Used only by the polling thread. handler_ is null once the stream is closed.
+  std::shared_ptr<Handler> handler_;
+  grpc::ByteBuffer incoming_;
   Operation read_{&ExchangeStream::OnRead};
   Operation write_{&ExchangeStream::OnWriteDone};
   Operation finish_{&ExchangeStream::OnFinished};

@@ -35,8 +35,8 @@ namespace shardmesh::worker {
 
 // The step number in the tags of probe messages. No real step has this number.
 inline constexpr int64_t kProbeStep = 0;
-// The round of the message with which the leading end asks the other end to answer; above all other
-// rounds.
+// The round of the message with which the leading end asks the other end to answer. All other
+// messages of a probe have lower rounds.
 inline constexpr int64_t kProbeCallRound = Tag::kMaxRound;
 
 // Send and receive buffers for one end of a probe.

@@ -64,7 +64,7 @@ void LinkProber::Disconnected(const std::string& peer) {
 
 void LinkProber::Called(const Connection& connection, int64_t op) {
   absl::MutexLock lock(&mutex_);
-  // A peer waits only for the answer to its last call. Drop its earlier calls.
+  // A peer waits only for the answer to its last request for a probe. Drop its earlier requests.
   std::erase_if(calls_, [&](const Call& call) { return call.connection.peer == connection.peer; });
   calls_.push_back({.connection = connection, .op = op});
   changed_.SignalAll();
@@ -113,7 +113,7 @@ void LinkProber::AnswerAll() {
       call = std::move(calls_.front());
       calls_.pop_front();
     }
-    // Do not log UNAVAILABLE: the connection ended, and PeerStreams logs that.
+    // Do not log UNAVAILABLE: the connection ended, and PeerStreams logs the end.
     if (const absl::Status answered = Answer(call.connection, call.op);
         !answered.ok() && !absl::IsUnavailable(answered)) {
       LogInfo(

@@ -80,8 +80,9 @@ class LinkProber {
   // Prevents further probes. Does not end running probes.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Connected: a connection is up, and this worker leads the probes on it. Disconnected: the
-  // connection is lost; the prober drops the figures that it measured on it.
+  // Connected records that a connection is up, on which this worker leads the probes. Disconnected
+  // records that the connection to a peer is lost, and drops the figures measured on this
+  // connection.
   void Connected(const Connection& connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void Disconnected(const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
   // Queues the peer's request to answer the probe `op`. Returns before the probe runs.
@@ -94,7 +95,7 @@ class LinkProber {
     Connection connection;
     int64_t next_op = 1;
     int probes = 0;    // successful probes
-    int failures = 0;  // failed probes since the last successful one
+    int failures = 0;  // failed probes since the last successful probe
     absl::Time due = absl::InfinitePast();
     std::optional<MeasuredLink> best = {};
   };

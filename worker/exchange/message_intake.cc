@@ -195,7 +195,7 @@ absl::StatusOr<std::shared_ptr<Mailbox>> MessageIntake::MailboxFor(const Peer& s
   if (tag.step() == kProbeStep) return sender.probe.lock();
   if (state_.steps.IsOver(tag.step(), epoch)) return nullptr;
   SHARDMESH_RETURN_IF_ERROR(state_.steps.Hold(tag.step()));
-  // The pointer owns nothing, because this object outlives it.
+  // The pointer owns nothing: this MessageIntake owns the mailbox and outlives the pointer.
   return std::shared_ptr<Mailbox>(std::shared_ptr<void>(), &mailbox_);
 }
 

@@ -68,7 +68,8 @@ class MessageIntake {
   // Handles a peer that broke the protocol in shared memory: ends the peer's stream, and thereby
   // `channel`. No effect if the peer no longer uses `channel`.
   void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
-  // Counts a fault of a peer because of which this worker ends the stream.
+  // Counts a fault of a peer, by the kind of `why`. Because of this fault, this worker ends the
+  // peer's stream.
   void CountRefused(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
   // If the peer `worker` has no credit left on its stream, asks this peer for the message `tag`. A

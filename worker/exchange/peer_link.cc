@@ -317,7 +317,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
       if (!std::exchange(waits_for_credit_, true)) {
         owner_->credit_state().waits.fetch_add(1, std::memory_order_relaxed);
       }
-      return std::nullopt;  // nothing to write until the stream gets credit or the peer demands
+      return std::nullopt;  // wait for credit of the stream, or for a demand
     }
     queue.pop_front();
     Outgoing& outgoing = found->second;
@@ -548,7 +548,8 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
     }
     return absl::OkStatus();
   }
-  // The message was completely sent, or its step was aborted.
+  // If no message with this tag is outgoing, it was completely sent, or its step was aborted.
+  // Ignore the credit.
   if (found == outgoing_.end()) return absl::OkStatus();
   Outgoing& outgoing = found->second;
   const auto left_bytes = static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;

@@ -228,7 +228,7 @@ class PeerLink final : public ExchangeStream::Handler,
   // Removes the step's owed credit and demands, because no thread waits for its messages.
   void EndNotesLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the counter of the bytes that the peer may still send of a message in urgent frames.
-  // Returns null if the counter is below `payload_bytes`.
+  // Returns null if there is no such counter, or if the counter is below `payload_bytes`.
   int64_t* UrgentBytesLocked(const TagKey& key, int64_t payload_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::deque<TagKey>& QueueOf(const Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -261,7 +261,7 @@ class PeerLink final : public ExchangeStream::Handler,
   // long_ for longer messages. Next() skips tags whose messages were dropped.
   std::deque<TagKey> short_ ABSL_GUARDED_BY(mutex_);
   std::deque<TagKey> long_ ABSL_GUARDED_BY(mutex_);
-  // Tags of outgoing messages with urgent bytes; they are in short_ or long_ too.
+  // Tags of outgoing messages with urgent bytes. These tags may also be in short_ or long_.
   std::deque<TagKey> urgent_ ABSL_GUARDED_BY(mutex_);
   // Credit of tags that is free again, but that this end has not returned to the peer yet.
   std::map<TagKey, int64_t> owed_credit_ ABSL_GUARDED_BY(mutex_);
@@ -275,16 +275,16 @@ class PeerLink final : public ExchangeStream::Handler,
 
   // Memory reserved for the credit that this end's hello gave the peer.
   MemoryBudget::Reservation reservation_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<int64_t> lot_bytes_ = 1;  // freed credit is returned when it reaches this amount
+  std::atomic<int64_t> lot_bytes_ = 1;  // freed_bytes_ at which credit is returned
   // Credit of the stream that the peer has and has not used yet, as far as this end knows.
   int64_t allowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Credit of the stream that is free again, but that this end has not returned to the peer yet.
   std::atomic<int64_t> freed_bytes_ = 0;
   // Urgent bytes that the peer may still send, by tag.
   std::map<TagKey, int64_t> demanded_ ABSL_GUARDED_BY(mutex_);
-  // Urgent bytes that the peer may still send for steps that ended here. This end drops such frames
-  // on arrival. If there are more than kMaxEndedDemands entries, it forgets those of the lowest
-  // steps first.
+  // Urgent bytes that the peer may still send for steps that ended here. This end drops the frames
+  // with these bytes on arrival. If there are more than kMaxEndedDemands entries, this end forgets
+  // the entries of the lowest steps first.
   std::map<TagKey, int64_t> ended_demands_ ABSL_GUARDED_BY(mutex_);
   std::set<int64_t> recent_steps_ ABSL_GUARDED_BY(mutex_);
 };

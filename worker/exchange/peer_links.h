@@ -62,8 +62,8 @@ namespace shardmesh::worker {
 class StepLink : public Link {
  public:
   // Returns OK until the step fails because a member is lost, or because a peer or this worker
-  // aborted it. After that, returns the error that Receive would return. Costs one short lock, so
-  // kernels can call it regularly.
+  // aborted it. After that, returns the error that Receive would return. Holds a lock only for a
+  // short time, so kernels can call Check regularly.
   virtual absl::Status Check() const = 0;
   // Returns how many bytes of messages this rank has sent to peers in this step.
   virtual int64_t sent_bytes() const = 0;
@@ -143,12 +143,12 @@ class PeerLinks {
   virtual grpc::Service* service() = 0;
   virtual void Start() = 0;
 
-  // Ends all streams and dials no more peers. Every step fails with UNAVAILABLE. peers_changed is
-  // not called after Close returns. Call it in the server's on_drain.
+  // Ends all streams and dials no more peers. Every open step fails with UNAVAILABLE. peers_changed
+  // is not called after Close returns. Call it in the server's on_drain.
   virtual void Close() = 0;
 
-  // Sets the cluster to which peers must belong. Call it before the first SetMembership. If empty,
-  // hellos of any cluster are accepted.
+  // Sets the cluster to which peers must belong. Call it before the first SetMembership. If
+  // `cluster_id` is empty, hellos of any cluster are accepted.
   virtual void SetClusterId(std::string cluster_id) = 0;
 
   // Sets the members. Ends the streams to workers that left or restarted, and dials new members.
@@ -166,7 +166,7 @@ class PeerLinks {
   virtual void CloseStep(int64_t sequence) = 0;
 
   // Begins step `sequence` on a mesh as it was in `epoch`. Calls ExpectStep if the step is not
-  // expected. If this worker has no membership view of that epoch or a later one yet, waits for it,
+  // expected. If this worker has no membership view of `epoch` or later yet, waits for such a view,
   // at most until `deadline`. Also waits while a member is about to share its memory. Other threads
   // can open other steps during the wait.
   //
@@ -201,8 +201,8 @@ class PeerLinks {
     int64_t received_bytes = 0;  // payload, from all peers
     int64_t shared_bytes = 0;    // the part of sent_bytes that went through shared memory
     int64_t dropped_frames = 0;  // frames of ended steps, and of replaced streams
-    // Frames that were dropped because their step is registered in another epoch. They are not in
-    // dropped_frames.
+    // Frames that were dropped because their step is registered in another epoch. dropped_frames
+    // does not count them.
     int64_t stale_frames = 0;
     // Faults of a peer because of which this worker ended the stream. Corrupt: a wrong checksum.
     // Malformed: a breach of the protocol. Refused: a hello that this worker did not accept, for

@@ -88,7 +88,8 @@ class PeerStreams final : public PeerLink::Owner {
   Mailbox& mailbox() { return intake_.mailbox(); }
   std::shared_ptr<ExchangeStream::Handler> Accept(std::shared_ptr<ExchangeStream> stream);
 
-  // Dials peers, pings them and reports changes. Runs on the clock's thread.
+  // Dials peers, pings peers, and reports changes of the epoch and of the unreachable peers. Runs
+  // on the clock's thread.
   void Tick();
   // Makes Tick run soon.
   void Notify() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {

@@ -138,7 +138,8 @@ class PeerTable {
   // - FAILED_PRECONDITION (ENDPOINT_UNVERIFIED): the hello is for another worker or incarnation, or
   //   comes from a worker that should not be at the other end of this stream.
   // - FAILED_PRECONDITION (CLUSTER_MISMATCH): the hello names another cluster.
-  // - FAILED_PRECONDITION (STALE_EPOCH): the sender is not a member, or has another incarnation.
+  // - FAILED_PRECONDITION (STALE_EPOCH): the sender is not a member, or has another incarnation
+  //   than this member.
   absl::StatusOr<Peer*> CheckHello(const rpc::FrameHello& hello,
                                    const std::optional<std::string>& dialled);
   // Returns this worker's hello to a peer. `reservation` receives the memory reserved for the
@@ -169,9 +170,9 @@ class PeerTable {
 
  private:
   void Dial(Peer& peer, PeerLink::Owner* owner, grpc::CompletionQueue* queue);
-  // Reserves memory for the credit of a stream and returns the credit: less than the limit if
-  // memory is short. A stream gets at least kLeastLinkCredit, even without memory reserved, because
-  // without credit no data arrives.
+  // Reserves memory for the credit of a stream and returns the credit. The credit is below
+  // Options::link_limit_bytes if memory is short. A stream gets at least kLeastLinkCredit, even
+  // without memory reserved, because without credit no data arrives.
   int64_t ReserveCredit(MemoryBudget::Reservation* reservation) const;
 
   const PeerLinks::Options& options_;

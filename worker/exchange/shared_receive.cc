@@ -13,7 +13,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Number of polls before a receiver begins to yield, if every rank that shares memory has a core.
+// Number of polls before a receiver begins to yield, if there are enough cores for all ranks that
+// share memory.
 constexpr int kSpins = 50;
 // How long a receiver yields its core between polls before it sleeps.
 constexpr absl::Duration kYielding = absl::Microseconds(500);
@@ -60,8 +61,8 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
   const auto receive_streamed = [&] {
     return mailbox_.Receive(awaited.peer, awaited.tag, awaited.message_bytes, deadline);
   };
-  // Read the mailbox's counter of changes before its messages. If a message arrives in between, the
-  // counter differs later, and the loop looks again.
+  // Read the mailbox's counter of changes before the mailbox's messages. If a message arrives after
+  // the counter was read, the loop finds another counter later, and looks for messages again.
   uint32_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes.load(std::memory_order_relaxed) &&
                     mailbox_.held_pieces() == 0;

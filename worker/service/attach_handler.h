@@ -27,7 +27,7 @@ namespace shardmesh::worker {
 // last attach. Also owns a thread for orders that wait for the disk. Passes each message to the
 // part of the worker that the message concerns. Makes no gRPC calls.
 //
-// Not thread-safe: one thread passes in all messages, stream after stream.
+// Not thread-safe: one thread passes in all messages, one stream after the other.
 class AttachHandler {
  public:
   // The objects to which pointers refer outlive the handler.

@@ -36,7 +36,7 @@ struct Attachment {
   std::string token_key;  // the key with which the coordinator signs transfer tokens
 };
 
-// Report about a tile of a put that is complete, verified and, with a data folder, on disk.
+// Report about a tile of a put. The tile is complete, verified and, with a data folder, on disk.
 struct TileReport {
   std::string transfer_id;
   std::string array_id;
@@ -156,11 +156,12 @@ class TileGate {
   // `unknown` is null.
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
                                                      std::optional<UnknownMesh>* unknown = nullptr);
-  // Waits until the gate knows this definition of the mesh or a newer one. Returns earlier if the
-  // gate refuses puts, and at `deadline` at the latest.
+  // Waits until the gate knows the mesh in the definition that `unknown` names, or in a newer
+  // definition. Returns earlier if the gate refuses puts, and at `deadline` at the latest.
   void AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const;
 
-  // Returns the committed tiles of an array, or the part `range` of the tile that contains `range`.
+  // Returns the committed tiles of an array. If `range` is given, returns only this range of the
+  // tile that contains it.
   // - UNAVAILABLE (NOT_SERVING): the gate refuses gets. Also if the gate is suspended and the token
   //   is from another coordinator, which may be the next coordinator.
   // - Errors of rpc::VerifyToken. PERMISSION_DENIED (BAD_TOKEN): the token is for another array.

@@ -24,8 +24,9 @@ namespace {
 // How long a segment's descriptor may take to come over the socket, counted from the first note
 // that refers to the segment.
 constexpr absl::Duration kIntroduction = absl::Seconds(2);
-// The start of a note. After it comes the message itself, or the message's place in the arena. The
-// header is small: the ring's fields, the header and a message of 8 bytes fit into one cache line.
+// The start of a note. After this header comes the message itself, or the message's place in the
+// arena. The header is small: the ring's fields, the header and a message of 8 bytes fit into one
+// cache line.
 struct NoteHeader {
   int64_t step = 0;
   int64_t epoch = 0;

@@ -31,14 +31,15 @@ namespace shardmesh::worker {
 // Most bytes of the signature of an op (see Link::Begin).
 inline constexpr size_t kShmSignatureBytes = 512;
 
-// The control page of one end of a channel. The other end maps it; only its owner writes to it.
+// The content of the control segment of one end of a channel (the owner). The other end maps this
+// segment; only the owner writes to it.
 struct ShmControl {
-  // Version of this layout. Each end refuses a page with another version.
+  // Version of this layout. Each end refuses a control segment with another version.
   static constexpr uint64_t kLayout = 0x73686d'0004;
 
   uint64_t layout = kLayout;
   // The owner's token. The owner's hello on the Exchange stream has the same token. The token
-  // proves that this page belongs to the worker at the other end of the stream.
+  // proves that this control segment belongs to the worker at the other end of the stream.
   std::array<char, 16> token = {};
   // Number of notes that the owner has written, modulo 2^32. Readers of the other end that find no
   // note sleep on this word.
@@ -82,7 +83,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   ~ShmChannel();
 
   // Sends a message of at least one byte; `signature` may be empty. Returns false if the channel
-  // cannot send it.
+  // refuses the message.
   bool TrySend(const Tag& tag, int64_t epoch, std::string_view signature, uint64_t signature_hash,
                const OwnedBytes& message);
 

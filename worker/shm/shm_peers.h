@@ -59,8 +59,9 @@ class ShmPeers {
 
   virtual const ShmAddress& address() const = 0;
 
-  // Starts to set up a channel to a peer on this host, whose stream is up. The new channel replaces
-  // the channel of an earlier link. `dials` is true on the end that connects.
+  // Starts to set up a channel to a peer on this host. Requires that the Exchange stream to the
+  // peer is up. The new channel replaces the channel of an earlier link. If `dials` is true, this
+  // end connects to the peer's socket; otherwise the peer connects.
   virtual void Expect(const std::string& peer, uint64_t link, const ShmAddress& theirs,
                       bool dials) = 0;
   // Closes the peer's channel because its stream has ended. Does not call `lost`.

@@ -29,7 +29,7 @@ constexpr size_t kMaxDescriptors = 16;
 constexpr size_t kMaxTextBytes = 4096;
 
 std::atomic<int64_t> mapped_views = 0;
-std::atomic<int64_t> max_mapped_views = -1;  // if negative, the host's limit applies
+std::atomic<int64_t> max_mapped_views = -1;  // if negative, half of the host's limit applies
 
 // Returns errno as an error with the given code. `what` says what failed.
 absl::Status KernelError(absl::StatusCode code, std::string_view what) {

@@ -62,8 +62,8 @@ constexpr int64_t kMaxAboutBytes = 4096;
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
 // By default, the quarantine takes at most the file system's size divided by this number.
 constexpr int64_t kQuarantinePart = 4;
-// If more folders than this have changed, one sync of the whole file system replaces a sync of each
-// folder.
+// If more folders than this number have changed, one sync of the whole file system replaces a sync
+// of each folder.
 constexpr size_t kMaxSyncedFolders = 16;
 
 std::string Path(const std::string& folder, std::string_view name) {

@@ -1,5 +1,5 @@
-// The store of a worker's tiles. It receives and verifies them, and commits or releases them as the
-// coordinator orders.
+// The store of a worker's tiles. The store receives and verifies tiles, and commits or releases
+// tiles as the coordinator orders.
 #ifndef SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 #define SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 
@@ -102,7 +102,8 @@ class StagedTile {
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
   // Like Append, for a piece that comes in several parts, in order. The caller has verified the
-  // CRC-32C of the bytes, so this function does not check them again. It copies them once.
+  // CRC-32C of the bytes, so this function does not check the bytes again. It copies the bytes
+  // once.
   absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                            uint32_t piece_crc32c);
 
@@ -148,7 +149,7 @@ struct RecoveryProblem {
   std::string moved_to;
   // Why the store could not read the tile. DATA_LOSS: the content is damaged, or the disk reports
   // an error. RESOURCE_EXHAUSTED: memory was short; the next start may be able to read the tile.
-  // Otherwise the system's file errors. The store moves only files whose content is wrong.
+  // Other codes: an error of the file system. The store moves only files whose content is wrong.
   absl::Status status;
 };
 
@@ -404,7 +405,7 @@ class ShardStore {
     StoredTilePtr stored;
   };
   struct ArrayEntry {
-    // Either all tiles are Committed, or none is.
+    // Either all tiles are Committed, or no tile is Committed.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
@@ -447,7 +448,8 @@ class ShardStore {
   // moves the file to the folder `corrupt`. Returns whether the file was moved.
   bool SetAside(const std::string& path, absl::Status why);
   // Removes files from the folder `corrupt`, the oldest first, until this folder and the quarantine
-  // together are within the limit. Keeps files that this start moved there.
+  // together are within QuarantineLimits::disk_bytes. Keeps files that this start moved to
+  // `corrupt`.
   void BoundCorrupt();
   // Removes all files in the folder `corrupt`. Runs on the thread of files_.
   void ExpireCorrupt();
@@ -487,8 +489,8 @@ class ShardStore {
   void DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
                           std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Moves quarantine entries to `dropped` until the rest is within the limits. The caller destroys
-  // the dropped entries after it has released the lock.
+  // Moves quarantine entries to `dropped` until the other entries are within QuarantineLimits. The
+  // caller destroys the dropped entries after it has released the lock.
   void EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops quarantined tiles in memory until the budget has room for `need_bytes`. Returns whether
