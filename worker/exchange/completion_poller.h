@@ -19,7 +19,8 @@ class CompletionQueue;
 
 namespace shardmesh::worker {
 
-// The object to which the tag of an operation in the completion queue points.
+// Handles the end of an operation in the completion queue. The operation's tag points to this
+// object.
 class Completion {
  public:
   virtual ~Completion() = default;
@@ -33,7 +34,7 @@ class Completion {
 // Meanwhile, the poller's own thread rests. The states of this thread:
 //
 // clang-format off
-//   thread polls -> thread rests: receivers have polled since the thread's last turn, and no
+//   thread polls -> thread rests: receivers have polled since the thread polled last, and no
 //                                 receiver waits for a message now
 //   thread rests -> thread polls: a receiver gives up, or stops polling while other receivers
 //                                 wait, or no receiver has polled for kRest

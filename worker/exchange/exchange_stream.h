@@ -115,9 +115,9 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   void OnWriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFinished(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadNext() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Calls StartFinish if it is due. On an accepted stream, it is due once the stream is closing or
-  // a read has failed, and no write is pending. On a dialled stream, it is due once a read has
-  // failed.
+  // Calls StartFinish if the call is due. On an accepted stream, the call is due if no write is
+  // pending and the stream is closing or a read has failed. On a dialled stream, the call is due
+  // once a read has failed.
   void FinishIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TellIfClosed() ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -290,7 +290,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     const TagKey key = urgent_.front();
     urgent_.pop_front();
     const auto found = outgoing_.find(key);
-    if (found == outgoing_.end()) continue;  // completely sent, or its step was aborted
+    if (found == outgoing_.end()) continue;  // the message was sent, or its step was aborted
     Outgoing& outgoing = found->second;
     const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
     const int64_t size_bytes = std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes,
@@ -548,8 +548,8 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
     }
     return absl::OkStatus();
   }
-  // If no message with this tag is outgoing, it was completely sent, or its step was aborted.
-  // Ignore the credit.
+  // If no message with this tag is outgoing, the message was completely sent, or its step was
+  // aborted. Ignore the credit.
   if (found == outgoing_.end()) return absl::OkStatus();
   Outgoing& outgoing = found->second;
   const auto left_bytes = static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;

@@ -140,7 +140,7 @@ class PeerLink final : public ExchangeStream::Handler,
                     std::string signature = {});
   // Returns whether one frame is being written and another frame waits.
   bool is_behind() const;
-  // Records that this worker sent data of a step to the peer by another transport: see
+  // Records that this worker sent data of a step to the peer, but not over this stream: see
   // recent_steps.
   void RememberStep(int64_t sequence);
   // Tells the peer that a step was aborted, and drops the step's unsent messages.

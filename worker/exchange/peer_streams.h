@@ -60,7 +60,8 @@ class PeerStreams final : public PeerLink::Owner {
 
   // Returns the transports to a peer for a probe, and delivers the peer's probe messages to
   // `mailbox` from then on. First waits, at most until `deadline`, until it is known whether the
-  // peer shares memory. UNAVAILABLE: the connection is lost.
+  // peer shares memory. UNAVAILABLE: the connection is lost, or steps cannot use the peer
+  // (PeerTable::IsReached).
   absl::StatusOr<PeerWay> WayForProbe(const LinkProber::Connection& connection,
                                       const std::shared_ptr<Mailbox>& mailbox, absl::Time deadline);
   // Handles a peer's request to answer a probe. Returns false if this worker does not measure

@@ -106,9 +106,9 @@ class PeerTable {
   // - FAILED_PRECONDITION (MESH_INCOMPLETE): a rank of the mesh has no worker.
   // - ABORTED (STALE_EPOCH): the mesh's workers have changed since `epoch`.
   absl::StatusOr<const MeshMembers*> MeshFor(std::string_view mesh_id, int64_t epoch) const;
-  // Returns the transports to all ranks of a mesh, in order. Sets `blamed` to the first member that
-  // is not connected, unless `blamed` is set already. UNAVAILABLE: a member shares no memory, which
-  // Transport::kShm requires; `blamed` is then this member.
+  // Returns the transports to all ranks of a mesh, in the order of the ranks. Sets `blamed` to the
+  // first member that is not connected, unless `blamed` is set already. UNAVAILABLE: a member
+  // shares no memory, which Transport::kShm requires; `blamed` is then this member.
   absl::StatusOr<std::vector<PeerWay>> WaysTo(const MeshMembers& mesh, std::string* blamed) const;
 
   // Returns null if the worker is not a peer.
@@ -177,7 +177,7 @@ class PeerTable {
 
   const PeerLinks::Options& options_;
   std::string cluster_id_;
-  std::optional<ShmAddress> shm_address_;  // none if this worker shares no memory
+  std::optional<ShmAddress> shm_address_;  // nullopt if this worker shares no memory
   MembershipView view_;
   // For each mesh: the epoch in which its workers last changed.
   std::map<std::string, int64_t, std::less<>> changed_epoch_;

@@ -1,4 +1,4 @@
-// Handles the coordinator's messages to this worker, in order.
+// Handles the coordinator's messages to this worker, in the order of their arrival.
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
 

@@ -34,7 +34,8 @@ absl::Status ApplyVerdict(const internal::v1::InventoryVerdict& verdict, ShardSt
 // Carries out the coordinator's order about the quarantine, and returns the answer. The quarantine
 // has tiles that the coordinator's registry does not list as tiles of this worker. Waits for the
 // disk. `identity` is the identity of this worker. Calls `restored` with the id of each array that
-// this call has restored.
+// this call has restored. Skips arrays that are not in quarantine. Stops at the first other error,
+// which the answer carries.
 internal::v1::QuarantineAnswer CarryOut(
     const internal::v1::QuarantineOrder& order, const std::string& identity, ShardStore& store,
     const std::function<void(const std::string& array_id)>& restored);

@@ -70,7 +70,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 
  private:
-  // Handles the message in read_, and starts the next read.
+  // Handles the message in read_. Starts the next read, unless a task on a thread pool will start
+  // it.
   absl::Status Take() {
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
                                rpc::ReadTilePiece(&read_));

@@ -109,8 +109,9 @@ class IncomingTile {
   bool left_ = false;
 };
 
-// States: closed -> serving (Serve) <-> suspended (Suspend: refuses puts, serves gets) -> draining
-// (Drain: refuses puts and gets). A refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
+// States: closed (refuses puts and gets) -> serving (Serve) <-> suspended (Suspend: refuses puts,
+// serves gets). Drain leads from every state to draining, which refuses puts and gets. Every
+// refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
 //
 // Thread-safe. `store` and `clock` outlive the gate.
 class TileGate {
@@ -134,8 +135,8 @@ class TileGate {
   // coordinator's clock, which may differ from this host's clock by any amount. Until the first
   // call, the gate assumes that both clocks are equal.
   void SetCoordinatorTime(absl::Time now);
-  // Records that the stream to the coordinator is lost. Drops incoming tiles. Staged tiles stay
-  // until the coordinator's verdict at the next attach.
+  // Records that the stream to the coordinator is lost. Ends all transfers in progress, and drops
+  // incoming tiles. Staged tiles stay until the coordinator's verdict at the next attach.
   void Suspend();
   void Drain();
 
@@ -170,8 +171,9 @@ class TileGate {
   absl::StatusOr<std::vector<RequestedTile>> Find(std::string_view token, std::string_view array_id,
                                                   const std::optional<Tile>& range) const;
 
-  // Commits or aborts the tiles of a put. No effect if the transfer is not known. Errors of
-  // ShardStore::Commit and ShardStore::Abort. Does not wait for the disk.
+  // Commits or aborts the tiles of a put. If no tile of the transfer has come, only records that
+  // the transfer has ended, so Open refuses its tokens. Errors of ShardStore::Commit and
+  // ShardStore::Abort. Does not wait for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
  private:
@@ -201,7 +203,7 @@ class TileGate {
   absl::Duration coordinator_ahead_ ABSL_GUARDED_BY(mutex_);
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of the incoming tiles
+  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // array ids of the incoming tiles
   // For each transfer in progress: the ids of the arrays of which the transfer has brought tiles.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);

@@ -46,7 +46,8 @@ struct ShmControl {
   alignas(64) std::atomic<uint32_t> written = 0;
   // Number of the owner's threads that sleep until the other end writes a note.
   alignas(64) std::atomic<uint32_t> sleeps = 0;
-  // If not 0, the owner no longer keeps its messages unchanged, so data read later may be wrong.
+  // If not 0, the owner no longer keeps its messages unchanged, so data that the other end reads
+  // later may be wrong.
   alignas(64) std::atomic<uint32_t> closed = 0;
   RingReads reads = {};
   RingSlots slots = {};
@@ -182,7 +183,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   std::map<uint64_t, std::shared_ptr<const ShmView>> views_ ABSL_GUARDED_BY(views_mutex_);
 };
 
-// A message over the two ends' socket (SOCK_SEQPACKET). It has at most one descriptor.
+// A message over the socket between the two ends (SOCK_SEQPACKET). At most one descriptor comes
+// with the message.
 struct ShmGreeting {
   enum class Kind : uint32_t {
     kJoin = 1,  // from the end that connects: its control segment, and the other end's token

@@ -1357,8 +1357,8 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     }
     moved.push_back(name);
   }
-  // Sync before the tiles are in use. Without this, a crash could leave the tiles in the quarantine
-  // although clients have seen them in use.
+  // Sync the folders before the tiles become Committed. Without this sync, a crash could leave the
+  // tiles in quarantine although clients have seen them as Committed.
   for (const std::string& folder : {to, arrays}) {
     if (array.on_disk && status.ok()) {
       status = SyncFolder(folder);
@@ -1664,7 +1664,8 @@ void ShardStore::RemoveStagedFile(const TileDescription& description) {
   const std::string folder = Path(Path(data_dir_, kStagedFolder), description.array_id);
   unlink(Path(folder, TileFileName(description.tile)).c_str());
   if (!CheckReceiving(description).ok()) {
-    rmdir(folder.c_str());  // the array was aborted; succeeds only for the last writer
+    // The array was aborted. Only its last writer finds the folder empty, so rmdir succeeds.
+    rmdir(folder.c_str());
   }
 }
 

@@ -300,9 +300,9 @@ class ShardStore {
   // Aborts or releases each of these arrays, depending on its state. Also drops the array's
   // quarantined tiles, because the coordinator's registry released the array.
   //
-  // There is one exception. If this call aborts tiles that were never committed, the registry may
-  // have given up only the put that made them. Committed tiles of the same array then stay in
-  // quarantine.
+  // One kind of quarantined tiles is not dropped. If this call aborts tiles that were never
+  // committed, the registry may have given up only the put that made them. Committed tiles of the
+  // same array then stay in quarantine.
   //
   // Calls `done` once, when all files of the dropped tiles are in the folder `trash` and this
   // change is synced. If the tiles have no files, `done` runs on the calling thread, otherwise on
@@ -485,7 +485,7 @@ class ShardStore {
   void CountOut(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   QuarantinedArray TakeOutOfQuarantine(QuarantineMap::iterator entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops a quarantine entry and its files, and logs this.
+  // Drops a quarantine entry and its files, and logs the drop.
   void DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
                           std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -540,7 +540,8 @@ class ShardStore {
   // Writes the file `about` of each array, and after that moves the files of its tiles to the
   // folder `quarantine`.
   absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
-  // Syncs all earlier writes to the file system of the data folder.
+  // Syncs the whole file system of the data folder, which includes all earlier writes to the
+  // folder.
   absl::Status SyncAll();
 
   const std::shared_ptr<BufferPool> pool_;
