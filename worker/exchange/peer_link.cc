@@ -557,7 +557,7 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
     QueueOf(outgoing).push_back(key);
     if (outgoing.urgent_bytes > 0) urgent_.push_back(key);
   }
-  // Credit for more than the unsent rest counts as credit for the rest.
+  // Credit for more bytes than the unsent bytes counts as credit for the unsent bytes.
   outgoing.credit_bytes =
       std::min(left_bytes, outgoing.credit_bytes + std::min(header.credit_bytes, left_bytes));
   return absl::OkStatus();

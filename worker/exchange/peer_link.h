@@ -171,8 +171,9 @@ class PeerLink final : public ExchangeStream::Handler,
   // gets.
   void Close(const absl::Status& status);
 
-  // recent_steps() returns the numbers of the steps in which this worker sent data to the peer: the
-  // kRememberedSteps highest ones. If the stream breaks, the peer may miss some of this data.
+  // recent_steps() returns the numbers of the steps in which this worker sent data to the peer. If
+  // there are more than kRememberedSteps such steps, returns only the highest numbers. If the
+  // stream breaks, the peer may miss some of this data.
   static constexpr size_t kRememberedSteps = 64;
   std::vector<int64_t> recent_steps() const;
 

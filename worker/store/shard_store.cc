@@ -274,7 +274,7 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
       durable_(durable) {}
 
 TensorView StoredTile::view() const {
-  // This cannot fail, because the buffer was made for the description.
+  // Create cannot fail, because the buffer was made for the description.
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
 }
 
