@@ -69,8 +69,8 @@ class PeerLink final : public ExchangeStream::Handler,
   static constexpr int64_t kFrameOverheadBytes = 256;
   // Bytes of a message that the peer may send after a demand, without credit of the stream.
   static constexpr int64_t kUrgentBytes = kDataFrameBytes;
-  // Most demands of the peer that this end keeps for messages that it has not begun to send. A peer
-  // has far fewer receiving threads.
+  // Most demands of the peer that this end keeps for messages that this end has not begun to send.
+  // A peer has far fewer receiving threads.
   static constexpr size_t kMaxEarlyDemands = 1024;
   // Most demands of ended steps that this end remembers. Far fewer demands can be in transit at
   // once.

@@ -183,9 +183,9 @@ bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signatu
     if (!number.has_value()) return false;
     if (!is_inline) pinned_.push_back({*number, message});
   }
-  // The counters `written` and `sleeps` are sequentially consistent. Therefore a thread of the
-  // other end that is about to sleep finds the note. Otherwise, this end sees in `sleeps` that the
-  // thread sleeps, and wakes it.
+  // The counters `written` and `sleeps` are sequentially consistent. If a thread of the other end
+  // is about to sleep, one of two things therefore happens. Either the thread finds the note, or
+  // this end sees in `sleeps` that the thread sleeps, and wakes it.
   own().written.fetch_add(1, std::memory_order_seq_cst);
   if (their().sleeps.load(std::memory_order_seq_cst) != 0) FutexWake(own().written);
   return true;
