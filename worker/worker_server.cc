@@ -127,8 +127,8 @@ absl::StatusOr<std::vector<std::string>> Endpoints(const WorkerOptions& options,
 }  // namespace
 
 int64_t DefaultRpcMemoryBytes(int64_t memory_bytes) {
-  // With less memory than this, a few concurrent puts could use all of it, and gRPC would cancel
-  // their streams.
+  // With less memory than kLeast, a few concurrent puts could use all of the memory, and gRPC would
+  // cancel the streams of these puts.
   constexpr int64_t kLeast = int64_t{256} << 20;
   constexpr int64_t kMost = int64_t{4} << 30;
   return std::clamp(memory_bytes / 4, kLeast, kMost);
@@ -149,8 +149,8 @@ class WorkerServer::Impl {
 
   ~Impl() {
     Drain(absl::InfinitePast());
-    // Destroy each member before those that it calls. The links' streams end on a completion queue
-    // of exchange_, so exchange_ must exist until the last stream has ended.
+    // Destroy each of these three members before the members that it calls. The links' streams end
+    // on a completion queue of exchange_, so exchange_ must exist until the last stream has ended.
     link_.reset();
     executor_.reset();
     links_.reset();
@@ -346,7 +346,8 @@ class WorkerServer::Impl {
   WorkerOptions options_;
   const HostShare share_ = HostShare::OfThisProcess();
 
-  // Each member uses members declared before it, and is destroyed before them.
+  // Each member uses only members declared before it, and is destroyed before the members that it
+  // uses.
   RealClock clock_;
   rpc::Metrics metrics_{"worker"};
   MemoryBudget budget_;

@@ -18,8 +18,8 @@
 
 namespace shardmesh::worker {
 
-// The minimum of WorkerOptions::rpc_memory_bytes. One connection needs this much for an unread
-// stream and a pending message of the largest size.
+// The minimum of WorkerOptions::rpc_memory_bytes. One client stream may need this much: the unread
+// bytes of its flow-control window, and two messages of the largest size.
 inline constexpr int64_t kMinRpcMemoryBytes = int64_t{16} << 20;
 
 // Returns the default of WorkerOptions::rpc_memory_bytes: a quarter of `memory_bytes`, at least 256
@@ -87,7 +87,7 @@ class WorkerServer {
   // Stops the worker after its work has ended. The worker reports not ready, and tells the
   // coordinator that it leaves. It waits until the coordinator no longer needs it, refuses further
   // transfers, and waits for running streams. All waits together end at the latest at `deadline`.
-  // Then it stops. Must not be called from a gRPC reaction.
+  // After these waits the worker stops. Drain must not be called from a gRPC reaction.
   void Drain(absl::Time deadline);
 
  private:

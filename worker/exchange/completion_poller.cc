@@ -42,7 +42,7 @@ void CompletionPoller::Run() {
   while (true) {
     {
       absl::MutexLock lock(&mutex_);
-      // If receivers polled since this thread's last turn, they will probably poll again. This
+      // If receivers have polled since this thread polled last, they will probably poll again. This
       // thread then rests, so that the receivers find the queue free.
       AwaitTurn(/*rests=*/polls_ != polls && !awaited_());
       is_polled_ = true;

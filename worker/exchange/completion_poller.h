@@ -19,7 +19,8 @@ class CompletionQueue;
 
 namespace shardmesh::worker {
 
-// The object to which the tag of an operation in the completion queue points.
+// Handles the end of an operation in the completion queue. The operation's tag points to this
+// object.
 class Completion {
  public:
   virtual ~Completion() = default;
@@ -29,10 +30,11 @@ class Completion {
 // Runs the completions of one queue. Only one thread polls the queue at a time.
 //
 // To wake up a thread costs more than everything else that a short message needs. A waiting
-// receiver therefore polls the queue itself, and gets its message without another thread's help:
+// receiver therefore polls the queue itself, and gets its message without another thread's help.
+// Meanwhile, the poller's own thread rests. The states of this thread:
 //
 // clang-format off
-//   thread polls -> thread rests: receivers have polled since the thread's last turn, and no
+//   thread polls -> thread rests: receivers have polled since the thread polled last, and no
 //                                 receiver waits for a message now
 //   thread rests -> thread polls: a receiver gives up, or stops polling while other receivers
 //                                 wait, or no receiver has polled for kRest
@@ -52,8 +54,8 @@ class CompletionPoller {
   static constexpr int kVainPolls = 200;
   static constexpr absl::Duration kMostPolling = absl::Milliseconds(2);
   // If yielding the core takes longer than kLongYield, the core is busy. The scheduler of a busy
-  // core prefers a woken thread to one that yields. For the next kBusy, receivers therefore sleep
-  // without polling, and the poller's thread polls.
+  // core prefers a woken thread to a thread that yields. For the next kBusy, receivers therefore
+  // sleep without polling, and the poller's thread polls.
   static constexpr absl::Duration kLongYield = absl::Microseconds(500);
   static constexpr absl::Duration kBusy = absl::Milliseconds(50);
 
@@ -71,9 +73,10 @@ class CompletionPoller {
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Called by a receiver that waits (awaited() holds). Runs completions on the calling thread until
-  // `is_done`. Gives up after kMostPolling or kVainPolls, or at once if another thread polls or the
-  // core is busy. If Poll gives up, the poller's thread or another receiver completes the message
-  // while the caller sleeps. Call it with no lock held, and not from a Completion.
+  // is_done() returns true. Gives up after kMostPolling or kVainPolls, or at once if another thread
+  // polls or the core is busy. If Poll gives up, the poller's thread or another receiver runs the
+  // completion of the awaited message while the caller sleeps. Call it with no lock held, and not
+  // from a Completion.
   void Poll(absl::FunctionRef<bool()> is_done) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Runs all completions that are ready, without waiting. Does nothing if another thread polls.
@@ -82,7 +85,7 @@ class CompletionPoller {
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
   // Called by the poller's thread: waits until no receiver polls. If `rests`, also waits until a
-  // receiver needs the thread, or until no receiver has polled for kRest.
+  // receiver needs the thread, until no receiver has polled for kRest, or until Stop is called.
   void AwaitTurn(bool rests) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   using Clock = std::chrono::steady_clock;
@@ -95,7 +98,7 @@ class CompletionPoller {
   absl::CondVar woken_;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_polled_ ABSL_GUARDED_BY(mutex_) = false;  // by the poller's thread or a receiver
+  bool is_polled_ ABSL_GUARDED_BY(mutex_) = false;  // some thread polls the queue
   bool wake_ ABSL_GUARDED_BY(mutex_) = false;       // the poller's thread must not rest
   int64_t polls_ ABSL_GUARDED_BY(mutex_) = 0;       // calls of Poll while the core was not busy
   Clock::time_point busy_until_ ABSL_GUARDED_BY(mutex_);

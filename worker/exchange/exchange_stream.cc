@@ -1,5 +1,5 @@
-// ExchangeStream: runs gRPC operations in the same order on dialled and accepted streams. Also the
-// class of dialled streams.
+// ExchangeStream: runs gRPC operations in the same order on dialled and accepted streams. Also has
+// the class of dialled streams.
 #include "worker/exchange/exchange_stream.h"
 
 #include <grpcpp/channel.h>

@@ -1,9 +1,10 @@
-// One Exchange stream between two workers, dialled or accepted. Its user passes frames in and gets
-// frames out.
+// One Exchange stream between two workers, dialled or accepted. Its user writes frames to the peer,
+// and gets the peer's frames through a handler.
 //
 // The stream shares a completion queue with other streams (CompletionPoller). The class keeps
-// gRPC's rules, so its users need not know them: one read and one write at a time, no write after
-// the end, and objects that live until the queue has returned their tag.
+// gRPC's rules, so its users need not know these rules. There is one read and one write at a time,
+// and no write after the end of the stream. An operation lives until the queue has returned its
+// tag.
 #ifndef SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STREAM_H_
 #define SHARDMESH_WORKER_EXCHANGE_EXCHANGE_STREAM_H_
 
@@ -48,9 +49,9 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   ExchangeStream(const ExchangeStream&) = delete;
   ExchangeStream& operator=(const ExchangeStream&) = delete;
 
-  // Returns OK if the other end's certificate permits it to act as the worker `identity`. Otherwise
-  // returns errors of rpc::CheckCaller. `own` is the credentials of this process. Call it from
-  // OnOpen or later.
+  // Returns OK if the other end's certificate permits that end to act as the worker `identity`.
+  // Otherwise returns errors of rpc::CheckCaller. `own` has the credentials of this process. Call
+  // it from OnOpen or later.
   virtual absl::Status CheckPeer(const rpc::Credentials& own,
                                  const std::string& identity) const = 0;
 
@@ -103,8 +104,8 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   virtual void StartWrite(const grpc::ByteBuffer& frame, void* tag) = 0;
   virtual void StartFinish(const absl::Status& status, void* tag) = 0;
   virtual void Cancel() = 0;
-  // Returns true if StartFinish ends the call (accepted stream), false if it waits for the peer to
-  // end the call (dialled stream).
+  // Returns true if StartFinish ends the call (accepted stream), false if StartFinish waits for the
+  // peer to end the call (dialled stream).
   virtual bool finish_ends_call() const = 0;
   // Returns the status with which the other side ended the call. Valid once the operation that
   // StartFinish started is done.
@@ -114,14 +115,15 @@ class ExchangeStream : public std::enable_shared_from_this<ExchangeStream> {
   void OnWriteDone(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnFinished(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadNext() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Calls StartFinish if it is due. On an accepted stream, it is due once the stream is closing or
-  // a read has failed, and no write is pending. On a dialled stream, it is due once a read has
-  // failed.
+  // Calls StartFinish if the call is due. On an accepted stream, the call is due if no write is
+  // pending and the stream is closing or a read has failed. On a dialled stream, the call is due
+  // once a read has failed.
   void FinishIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TellIfClosed() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  std::shared_ptr<Handler> handler_;  // used by the polling thread only; null once closed
-  grpc::ByteBuffer incoming_;         // used by the polling thread only
+  // Used only by the polling thread. handler_ is null once the stream is closed.
+  std::shared_ptr<Handler> handler_;
+  grpc::ByteBuffer incoming_;
   Operation read_{&ExchangeStream::OnRead};
   Operation write_{&ExchangeStream::OnWriteDone};
   Operation finish_{&ExchangeStream::OnFinished};

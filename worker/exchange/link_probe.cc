@@ -26,13 +26,14 @@ constexpr int64_t kPartOfBudget = 16;
 constexpr int kTrials = 5;
 // Once the trials of one kind have taken this long, no further trial of this kind begins.
 constexpr std::chrono::milliseconds kTrialsTime{30};
-// Exchanges in one short trial. There are several, because the two ends do not start at the same
-// moment: the peer may be one exchange ahead, and an average reduces this error.
+// Exchanges in one short trial. A trial needs several exchanges, because the two ends do not start
+// at the same moment: the peer may be one exchange ahead. The average over several exchanges
+// reduces this error.
 constexpr int64_t kShortExchanges = 20;
 constexpr int64_t kLongExchanges = 4;
 constexpr int64_t kMaxExchanges = 64;
-// Wanted duration of one exchange of the longest messages. On a slow link, such an exchange takes
-// longer.
+// Wanted duration of one exchange of the longest messages. On a slow link, an exchange of kMinBytes
+// may take longer.
 constexpr double kLongSeconds = 2e-3;
 // Time limit of the leading end, counted from the arrival of the answering end's offer.
 constexpr absl::Duration kProbeLimit = absl::Seconds(1);
@@ -43,8 +44,8 @@ struct Trial {
   int64_t size_bytes = 0;
 };
 
-// One end of the probe protocol. Say sends the next message, Hear receives it. Exchange and Run
-// perform exchanges.
+// One end of the probe protocol. Say sends this end's next message, Hear receives the other end's
+// next message. Exchange performs one exchange, and Run performs all exchanges of a trial.
 class Conversation {
  public:
   Conversation(Link& link, DeviceId peer, int64_t op) : link_(link), peer_(peer), op_(op) {}
@@ -133,7 +134,7 @@ absl::StatusOr<ProbeMemory> ProbeMemory::Allocate(BufferPool& pool) {
   }
   SHARDMESH_ASSIGN_OR_RETURN(Buffer sent, pool.Allocate(size_bytes, "a probe of a link"));
   SHARDMESH_ASSIGN_OR_RETURN(Buffer received, pool.Allocate(size_bytes, "a probe of a link"));
-  // The buffer may hold old data, which the peer must not see.
+  // The send buffer may hold old data, which the peer must not see.
   std::memset(sent.data(), 0, sent.size());
   return ProbeMemory(std::make_shared<const Buffer>(std::move(sent)), std::move(received));
 }

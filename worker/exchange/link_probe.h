@@ -15,9 +15,10 @@
 //
 // The leading end asks for three kinds of trials: 5 trials of each kind, or fewer if the trials of
 // this kind have taken 30 ms. A trial of the first kind has 20 exchanges of 8 bytes. A trial of the
-// second kind has 4 exchanges of 64 KiB. Their time gives the size of messages that take about 2
-// ms. A trial of the third kind has 4 exchanges of this size, but at most 4 MiB. Only the fastest
-// trial of each kind counts, because other load may have slowed down the rest.
+// second kind has 4 exchanges of 64 KiB. From the time of these exchanges, the leading end computes
+// the message size for which an exchange takes about 2 ms. A trial of the third kind has 4
+// exchanges of this size, but at least 64 KiB and at most the buffer size of either end. Only the
+// fastest trial of each kind counts, because other load may have slowed down the other trials.
 #ifndef SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 #define SHARDMESH_WORKER_EXCHANGE_LINK_PROBE_H_
 
@@ -34,15 +35,15 @@ namespace shardmesh::worker {
 
 // The step number in the tags of probe messages. No real step has this number.
 inline constexpr int64_t kProbeStep = 0;
-// The round of the message with which the leading end asks the other end to answer; above all other
-// rounds.
+// The round of the message with which the leading end asks the other end to answer. All other
+// messages of a probe have lower rounds.
 inline constexpr int64_t kProbeCallRound = Tag::kMaxRound;
 
 // Send and receive buffers for one end of a probe.
 class ProbeMemory {
  public:
   // Allocates two buffers of at most 4 MiB each, which together take at most a sixteenth of the
-  // pool's free budget. RESOURCE_EXHAUSTED if that allows less than 64 KiB for each.
+  // pool's free budget. RESOURCE_EXHAUSTED if this limit allows less than 64 KiB for each buffer.
   static absl::StatusOr<ProbeMemory> Allocate(BufferPool& pool);
 
   int64_t size_bytes() const { return static_cast<int64_t>(sent_->size()); }
@@ -77,8 +78,8 @@ struct ProbeFigures {
 absl::StatusOr<ProbeFigures> LeadProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory& memory,
                                        absl::Time answer_by);
 
-// Answers one probe, until `deadline`. `memory` is null if this end has no memory for a probe; the
-// offer then tells the leading end so.
+// Answers one probe, until `deadline`. `memory` is null if this end has no memory for a probe; in
+// this case the offer tells the leading end that there is no memory.
 absl::Status AnswerProbe(Link& link, DeviceId peer, int64_t op, ProbeMemory* memory,
                          absl::Time deadline);
 

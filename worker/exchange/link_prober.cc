@@ -21,8 +21,8 @@ constexpr std::array<absl::Duration, 3> kPauses = {absl::Milliseconds(500), absl
 // How long the leading end waits for an offer. A busy peer answers other workers first, each in
 // much less than a tenth of a second.
 constexpr absl::Duration kAnswerLimit = absl::Seconds(4);
-// Time limit of the answering end. It is not longer than kRetryDelay, so the answering end gives up
-// before the leading end repeats the probe.
+// Time limit of the answering end for one probe. It is not longer than kRetryDelay, so the
+// answering end gives up before the leading end repeats the probe.
 constexpr absl::Duration kCallLimit = absl::Seconds(2);
 constexpr absl::Duration kRetryDelay = absl::Seconds(2);
 constexpr int kMaxFailures = 5;
@@ -64,7 +64,7 @@ void LinkProber::Disconnected(const std::string& peer) {
 
 void LinkProber::Called(const Connection& connection, int64_t op) {
   absl::MutexLock lock(&mutex_);
-  // A peer waits only for the answer to its last call. Drop its earlier calls.
+  // A peer waits only for the answer to its last request for a probe. Drop its earlier requests.
   std::erase_if(calls_, [&](const Call& call) { return call.connection.peer == connection.peer; });
   calls_.push_back({.connection = connection, .op = op});
   changed_.SignalAll();
@@ -113,7 +113,7 @@ void LinkProber::AnswerAll() {
       call = std::move(calls_.front());
       calls_.pop_front();
     }
-    // Do not log UNAVAILABLE: the connection ended, and PeerStreams logs that.
+    // Do not log UNAVAILABLE: the connection ended, and PeerStreams logs the end.
     if (const absl::Status answered = Answer(call.connection, call.op);
         !answered.ok() && !absl::IsUnavailable(answered)) {
       LogInfo(

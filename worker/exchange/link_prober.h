@@ -34,12 +34,13 @@ struct MeasuredLinks {
 //
 // The prober runs one probe as soon as the connection is up, and three more within the next ten
 // seconds. The times of the later probes are random, because workers that start together would
-// disturb one another's measurements. The lowest latency and the highest bandwidth of all probes
-// count.
+// disturb one another's measurements. The lowest latency and the highest bandwidth of all probes on
+// one connection count.
 //
 // The prober leads one probe at a time on one thread, and answers one probe at a time on another
 // thread. Therefore workers that probe each other in a cycle cannot deadlock. The prober logs each
-// failed probe and runs it again. The prober gives up after 5 failures in a row.
+// failed probe and runs the probe again. After 5 failed probes in a row, the prober runs no more
+// probes on this connection.
 //
 // Thread-safe.
 class LinkProber {
@@ -79,8 +80,9 @@ class LinkProber {
   // Prevents further probes. Does not end running probes.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Connected: a connection is up, and this worker leads the probes on it. Disconnected: the
-  // connection is lost; the prober drops the figures that it measured on it.
+  // Connected records that a connection is up, on which this worker leads the probes. Disconnected
+  // records that the connection to a peer is lost, and drops the figures measured on this
+  // connection.
   void Connected(const Connection& connection) ABSL_LOCKS_EXCLUDED(mutex_);
   void Disconnected(const std::string& peer) ABSL_LOCKS_EXCLUDED(mutex_);
   // Queues the peer's request to answer the probe `op`. Returns before the probe runs.
@@ -93,7 +95,7 @@ class LinkProber {
     Connection connection;
     int64_t next_op = 1;
     int probes = 0;    // successful probes
-    int failures = 0;  // failed probes since the last successful one
+    int failures = 0;  // failed probes since the last successful probe
     absl::Time due = absl::InfinitePast();
     std::optional<MeasuredLink> best = {};
   };

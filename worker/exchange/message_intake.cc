@@ -180,8 +180,9 @@ PeerLinks::Counters MessageIntake::counters() const {
 void MessageIntake::Grant(const std::string& worker, const Tag& tag, int64_t size_bytes) {
   const std::shared_ptr<PeerLink> link = LinkTo(worker);
   if (link == nullptr) return;
-  // A sender without credit has the whole tag limit in transit. Credit returns in lots of a quarter
-  // of the limit, so the first lot returns long before the receiver has taken everything.
+  // A sender that has no credit left under a tag has tag_limit_bytes in transit. This worker
+  // returns credit in lots of a quarter of this limit. The first lot therefore returns long before
+  // the receiver has taken all bytes in transit.
   link->Grant(FrameTagOf(tag), size_bytes, std::max<int64_t>(1, links_.tag_limit_bytes / 4));
 }
 
@@ -195,7 +196,7 @@ absl::StatusOr<std::shared_ptr<Mailbox>> MessageIntake::MailboxFor(const Peer& s
   if (tag.step() == kProbeStep) return sender.probe.lock();
   if (state_.steps.IsOver(tag.step(), epoch)) return nullptr;
   SHARDMESH_RETURN_IF_ERROR(state_.steps.Hold(tag.step()));
-  // The pointer owns nothing, because this object outlives it.
+  // The pointer owns nothing: this MessageIntake owns the mailbox and outlives the pointer.
   return std::shared_ptr<Mailbox>(std::shared_ptr<void>(), &mailbox_);
 }
 

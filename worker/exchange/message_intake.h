@@ -68,11 +68,12 @@ class MessageIntake {
   // Handles a peer that broke the protocol in shared memory: ends the peer's stream, and thereby
   // `channel`. No effect if the peer no longer uses `channel`.
   void Refuse(const std::string& identity, const ShmChannel* channel, const absl::Status& why);
-  // Counts a fault of a peer because of which this worker ends the stream.
+  // Counts a fault of a peer, by the kind of `why`. Because of this fault, this worker ends the
+  // peer's stream.
   void CountRefused(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 
-  // If the worker's stream has no credit left, asks the worker for the message `tag`, for which a
-  // receiver waits and of which `left_bytes` have not come.
+  // If the peer `worker` has no credit left on its stream, asks this peer for the message `tag`. A
+  // receiver waits for this message, of which `left_bytes` have not come.
   void Demand(const std::string& worker, const Tag& tag, int64_t left_bytes);
 
   void CountSent(int64_t size_bytes, bool is_shared) {
@@ -98,7 +99,7 @@ class MessageIntake {
   ExchangeState& state_;
   const Options options_;
 
-  std::atomic<int64_t> awaited_ = 0;  // messages that receivers wait for, in all mailboxes
+  std::atomic<int64_t> awaited_ = 0;  // number of messages that receivers wait for
   PeerLink::CreditState credit_state_;
   Mailbox mailbox_;
   std::atomic<int64_t> streamed_bytes_ = 0;

@@ -1,4 +1,4 @@
-// Dials an unreachable peer again, step by step, to find the step that fails.
+// Dials an unreachable peer again, stage by stage, to find the stage that fails.
 #include "worker/exchange/peer_diagnosis.h"
 
 #include <utility>

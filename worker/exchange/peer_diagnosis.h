@@ -21,7 +21,7 @@ class PeerDiagnosis {
   PeerDiagnosis(const PeerLinks::Options& links, ExchangeState* state)
       : links_(links), state_(*state) {}
 
-  // Starts to examine the peer. No effect while another peer is being examined, and once the links
+  // Starts to examine the peer. No effect while another peer is being examined, or once the links
   // are closed.
   void Begin(const Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex);
 

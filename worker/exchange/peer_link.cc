@@ -290,7 +290,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
     const TagKey key = urgent_.front();
     urgent_.pop_front();
     const auto found = outgoing_.find(key);
-    if (found == outgoing_.end()) continue;  // completely sent, or its step was aborted
+    if (found == outgoing_.end()) continue;  // the message was sent, or its step was aborted
     Outgoing& outgoing = found->second;
     const auto message_bytes = static_cast<int64_t>(outgoing.message.bytes.size());
     const int64_t size_bytes = std::min({message_bytes - outgoing.sent_bytes, outgoing.credit_bytes,
@@ -317,7 +317,7 @@ std::optional<PeerLink::NextFrame> PeerLink::Next() {
       if (!std::exchange(waits_for_credit_, true)) {
         owner_->credit_state().waits.fetch_add(1, std::memory_order_relaxed);
       }
-      return std::nullopt;  // nothing to write until the stream gets credit or the peer demands
+      return std::nullopt;  // wait for credit of the stream, or for a demand
     }
     queue.pop_front();
     Outgoing& outgoing = found->second;
@@ -548,7 +548,8 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
     }
     return absl::OkStatus();
   }
-  // The message was completely sent, or its step was aborted.
+  // If no message with this tag is outgoing, the message was completely sent, or its step was
+  // aborted. Ignore the credit.
   if (found == outgoing_.end()) return absl::OkStatus();
   Outgoing& outgoing = found->second;
   const auto left_bytes = static_cast<int64_t>(outgoing.message.bytes.size()) - outgoing.sent_bytes;
@@ -556,7 +557,7 @@ absl::Status PeerLink::TakeCreditLocked(const rpc::FrameHeader& header) {
     QueueOf(outgoing).push_back(key);
     if (outgoing.urgent_bytes > 0) urgent_.push_back(key);
   }
-  // Credit for more than the unsent rest counts as credit for the rest.
+  // Credit for more bytes than the unsent bytes counts as credit for the unsent bytes.
   outgoing.credit_bytes =
       std::min(left_bytes, outgoing.credit_bytes + std::min(header.credit_bytes, left_bytes));
   return absl::OkStatus();

@@ -69,8 +69,8 @@ class PeerLink final : public ExchangeStream::Handler,
   static constexpr int64_t kFrameOverheadBytes = 256;
   // Bytes of a message that the peer may send after a demand, without credit of the stream.
   static constexpr int64_t kUrgentBytes = kDataFrameBytes;
-  // Most demands of the peer that this end keeps for messages that it has not begun to send. A peer
-  // has far fewer receiving threads.
+  // Most demands of the peer that this end keeps for messages that this end has not begun to send.
+  // A peer has far fewer receiving threads.
   static constexpr size_t kMaxEarlyDemands = 1024;
   // Most demands of ended steps that this end remembers. Far fewer demands can be in transit at
   // once.
@@ -140,7 +140,7 @@ class PeerLink final : public ExchangeStream::Handler,
                     std::string signature = {});
   // Returns whether one frame is being written and another frame waits.
   bool is_behind() const;
-  // Records that this worker sent data of a step to the peer by another transport: see
+  // Records that this worker sent data of a step to the peer, but not over this stream: see
   // recent_steps.
   void RememberStep(int64_t sequence);
   // Tells the peer that a step was aborted, and drops the step's unsent messages.
@@ -171,8 +171,9 @@ class PeerLink final : public ExchangeStream::Handler,
   // gets.
   void Close(const absl::Status& status);
 
-  // recent_steps() returns the numbers of the steps in which this worker sent data to the peer: the
-  // kRememberedSteps highest ones. If the stream breaks, the peer may miss some of this data.
+  // recent_steps() returns the numbers of the steps in which this worker sent data to the peer. If
+  // there are more than kRememberedSteps such steps, returns only the highest numbers. If the
+  // stream breaks, the peer may miss some of this data.
   static constexpr size_t kRememberedSteps = 64;
   std::vector<int64_t> recent_steps() const;
 
@@ -228,7 +229,7 @@ class PeerLink final : public ExchangeStream::Handler,
   // Removes the step's owed credit and demands, because no thread waits for its messages.
   void EndNotesLocked(int64_t sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the counter of the bytes that the peer may still send of a message in urgent frames.
-  // Returns null if the counter is below `payload_bytes`.
+  // Returns null if there is no such counter, or if the counter is below `payload_bytes`.
   int64_t* UrgentBytesLocked(const TagKey& key, int64_t payload_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::deque<TagKey>& QueueOf(const Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -248,7 +249,7 @@ class PeerLink final : public ExchangeStream::Handler,
   std::shared_ptr<ExchangeStream> stream_ ABSL_GUARDED_BY(mutex_);  // null once closed
   State state_ ABSL_GUARDED_BY(mutex_) = State::kGreeting;
   std::string peer_ ABSL_GUARDED_BY(mutex_);
-  int64_t initial_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // for each tag, from the peer's hello
+  int64_t initial_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of each tag; from the peer's hello
   absl::Time heard_ ABSL_GUARDED_BY(mutex_);                  // when the last frame came
   absl::Time pinged_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   int64_t pings_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -261,29 +262,30 @@ class PeerLink final : public ExchangeStream::Handler,
   // long_ for longer messages. Next() skips tags whose messages were dropped.
   std::deque<TagKey> short_ ABSL_GUARDED_BY(mutex_);
   std::deque<TagKey> long_ ABSL_GUARDED_BY(mutex_);
-  // Tags of outgoing messages with urgent bytes; they are in short_ or long_ too.
+  // Tags of outgoing messages with urgent bytes. These tags may also be in short_ or long_.
   std::deque<TagKey> urgent_ ABSL_GUARDED_BY(mutex_);
   // Credit of tags that is free again, but that this end has not returned to the peer yet.
   std::map<TagKey, int64_t> owed_credit_ ABSL_GUARDED_BY(mutex_);
 
   // Credit of the stream that this end may still use. It may fall below 0, by one frame at most.
   int64_t link_credit_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool waits_for_credit_ ABSL_GUARDED_BY(mutex_) = false;  // data waits for link_credit_bytes_
+  // True while data waits until link_credit_bytes_ is above 0.
+  bool waits_for_credit_ ABSL_GUARDED_BY(mutex_) = false;
   // For messages that this end has not begun to send: the bytes that the peer has demanded.
   std::map<TagKey, int64_t> early_demands_ ABSL_GUARDED_BY(mutex_);
 
   // Memory reserved for the credit that this end's hello gave the peer.
   MemoryBudget::Reservation reservation_ ABSL_GUARDED_BY(mutex_);
-  std::atomic<int64_t> lot_bytes_ = 1;  // freed credit is returned when it reaches this amount
+  std::atomic<int64_t> lot_bytes_ = 1;  // freed_bytes_ at which credit is returned
   // Credit of the stream that the peer has and has not used yet, as far as this end knows.
   int64_t allowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Credit of the stream that is free again, but that this end has not returned to the peer yet.
   std::atomic<int64_t> freed_bytes_ = 0;
   // Urgent bytes that the peer may still send, by tag.
   std::map<TagKey, int64_t> demanded_ ABSL_GUARDED_BY(mutex_);
-  // Urgent bytes that the peer may still send for steps that ended here. This end drops such frames
-  // on arrival. If there are more than kMaxEndedDemands entries, it forgets those of the lowest
-  // steps first.
+  // Urgent bytes that the peer may still send for steps that ended here. This end drops the frames
+  // with these bytes on arrival. If there are more than kMaxEndedDemands entries, this end forgets
+  // the entries of the lowest steps first.
   std::map<TagKey, int64_t> ended_demands_ ABSL_GUARDED_BY(mutex_);
   std::set<int64_t> recent_steps_ ABSL_GUARDED_BY(mutex_);
 };

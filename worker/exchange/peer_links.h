@@ -19,7 +19,7 @@
 //
 // Peers on one host, recognised by the same boot id, exchange data through shared memory: each
 // worker maps its peer's memory read-only (ShmPeers). The stream stays open, for aborts and for
-// data outside the arena. A worker shares its memory only if the memory is an arena (ShmArena).
+// data that shared memory cannot carry. A worker shares only the memory of an arena (ShmArena).
 //
 // A stream sends data from where it lies, in frames of at most 512 KiB. Under one tag, at most
 // tag_limit_bytes are in transit, so a slow receiver of one tag does not block receivers of other
@@ -62,8 +62,8 @@ namespace shardmesh::worker {
 class StepLink : public Link {
  public:
   // Returns OK until the step fails because a member is lost, or because a peer or this worker
-  // aborted it. After that, returns the error that Receive would return. Costs one short lock, so
-  // kernels can call it regularly.
+  // aborted it. After that, returns the error that Receive would return. Holds a lock only for a
+  // short time, so kernels can call Check regularly.
   virtual absl::Status Check() const = 0;
   // Returns how many bytes of messages this rank has sent to peers in this step.
   virtual int64_t sent_bytes() const = 0;
@@ -86,9 +86,9 @@ class PeerLinks {
  public:
   // Full gRPC name of the service, for metrics.
   static constexpr const char* kServiceName = "shardmesh.internal.v1.ExchangeService";
-  // Called with the epoch and the sorted identities of unreachable peers whenever either has
-  // changed, so the last call has the current state. Runs on the clock's thread, one call at a
-  // time, with no lock held, and must not block.
+  // Called with the epoch and the sorted identities of unreachable peers, whenever the epoch or
+  // these identities have changed. The last call therefore has the current state. Runs on the
+  // clock's thread, one call at a time, with no lock held, and must not block.
   using PeersChanged =
       std::function<void(int64_t epoch, const std::vector<std::string>& unreached)>;
 
@@ -113,11 +113,11 @@ class PeerLinks {
     // Delays between attempts to dial a peer.
     rpc::RetryPolicy redial;
     Transport transport = Transport::kAuto;
-    // The memory in which this worker's messages lie, for peers on this host to read. Null: not
-    // shared.
+    // The memory in which this worker's messages lie, for peers on this host to read. Null: this
+    // worker shares no memory.
     std::shared_ptr<ShmArena> arena = nullptr;
-    // Memory for the messages of link probes: from `arena` if there is one. Null: links are not
-    // measured.
+    // The pool from which the messages of link probes get memory. If there is an arena, this pool
+    // must take its memory from the arena. Null: links are not measured.
     std::shared_ptr<BufferPool> probe_pool = nullptr;
   };
 
@@ -143,12 +143,12 @@ class PeerLinks {
   virtual grpc::Service* service() = 0;
   virtual void Start() = 0;
 
-  // Ends all streams and dials no more peers. Every step fails with UNAVAILABLE. peers_changed is
-  // not called after Close returns. Call it in the server's on_drain.
+  // Ends all streams and dials no more peers. Every open step fails with UNAVAILABLE. peers_changed
+  // is not called after Close returns. Call it in the server's on_drain.
   virtual void Close() = 0;
 
-  // Sets the cluster to which peers must belong. Call it before the first SetMembership. If empty,
-  // hellos of any cluster are accepted.
+  // Sets the cluster to which peers must belong. Call it before the first SetMembership. If
+  // `cluster_id` is empty, hellos of any cluster are accepted.
   virtual void SetClusterId(std::string cluster_id) = 0;
 
   // Sets the members. Ends the streams to workers that left or restarted, and dials new members.
@@ -157,16 +157,16 @@ class PeerLinks {
   // Returns the last view.
   virtual MembershipView membership() const = 0;
 
-  // Announces that this worker will take part in step `sequence`, as of `epoch`. From now on,
-  // messages for the step are kept until the step is opened, or until CloseStep. Expected steps may
-  // be opened in any order. The caller must expect steps in the order of their numbers, above
-  // kProbeStep; FAILED_PRECONDITION otherwise.
+  // Announces that this worker will take part in step `sequence`, with the members of `epoch`. From
+  // now on, messages for the step are kept until the step is opened, or until CloseStep. Expected
+  // steps may be opened in any order. The caller must expect steps in the order of their numbers,
+  // above kProbeStep; FAILED_PRECONDITION otherwise.
   virtual absl::Status ExpectStep(int64_t sequence, int64_t epoch) = 0;
   // Ends a step that this worker expected but did not open. No effect if the step is not expected.
   virtual void CloseStep(int64_t sequence) = 0;
 
   // Begins step `sequence` on a mesh as it was in `epoch`. Calls ExpectStep if the step is not
-  // expected. If this worker has no membership view of that epoch or a later one yet, waits for it,
+  // expected. If this worker has no membership view of `epoch` or later yet, waits for such a view,
   // at most until `deadline`. Also waits while a member is about to share its memory. Other threads
   // can open other steps during the wait.
   //
@@ -176,7 +176,8 @@ class PeerLinks {
   // - ABORTED (STALE_EPOCH): the workers of the mesh have changed since `epoch`.
   // - UNAVAILABLE (WORKER_LOST): this worker cannot reach a member, or is shutting down.
   // - DEADLINE_EXCEEDED: no membership view of `epoch` or later came before `deadline`.
-  // - The status with which the step was aborted: it was aborted before that view came.
+  // - The status with which the step was aborted: the abort came before a membership view of
+  //   `epoch` or later.
   virtual absl::StatusOr<std::unique_ptr<StepLink>> OpenLink(std::string_view mesh_id,
                                                              int64_t sequence, int64_t epoch,
                                                              absl::Time deadline) = 0;
@@ -191,7 +192,7 @@ class PeerLinks {
   virtual std::string BlamedFor(int64_t sequence) const = 0;
 
   // Returns the measurements of the links to peers that this worker dials, for connections that are
-  // up. Probes have the step number kProbeStep, and run at the same time as steps.
+  // up. Probes have the step number kProbeStep, and may run at the same time as steps.
   virtual MeasuredLinks measured_links() const = 0;
 
   // Counters since the start of this object.
@@ -200,8 +201,8 @@ class PeerLinks {
     int64_t received_bytes = 0;  // payload, from all peers
     int64_t shared_bytes = 0;    // the part of sent_bytes that went through shared memory
     int64_t dropped_frames = 0;  // frames of ended steps, and of replaced streams
-    // Frames that were dropped because their step is registered in another epoch. They are not in
-    // dropped_frames.
+    // Frames that were dropped because their step is registered in another epoch. dropped_frames
+    // does not count them.
     int64_t stale_frames = 0;
     // Faults of a peer because of which this worker ended the stream. Corrupt: a wrong checksum.
     // Malformed: a breach of the protocol. Refused: a hello that this worker did not accept, for
@@ -209,7 +210,7 @@ class PeerLinks {
     int64_t corrupt_frames = 0;
     int64_t malformed_frames = 0;
     int64_t refused_hellos = 0;
-    int64_t broken_streams = 0;  // streams that had been up
+    int64_t broken_streams = 0;  // streams that ended after they had been up
     int64_t held_bytes = 0;      // present value: bytes in messages that wait for receivers
     int64_t credit_waits = 0;    // how often data had to wait for credit of its stream
   };

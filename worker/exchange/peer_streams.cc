@@ -15,7 +15,7 @@ namespace shardmesh::worker {
 namespace {
 
 // How long a peer on this host may take to share its memory. After that, the peer counts as reached
-// over its stream alone.
+// without shared memory, unless the transport is kShm.
 constexpr absl::Duration kSharingLimit = absl::Seconds(2);
 
 }  // namespace
@@ -292,7 +292,7 @@ void PeerStreams::OnDown(const std::shared_ptr<PeerLink>& link, bool was_up,
                   was_up ? " broke: " : ": ", ToStd(status.message())));
     }
     peer->link = nullptr;
-    peer->up = false;  // Lose does this too, but not while this worker is closing
+    peer->up = false;  // Lose also does this, but is not called while closing
     if (link->dialled() && !was_up && absl::IsUnavailable(status) &&
         ReasonOf(status) == Reason::kUnspecified) {
       diagnosis_.Begin(*peer);

@@ -60,7 +60,8 @@ class PeerStreams final : public PeerLink::Owner {
 
   // Returns the transports to a peer for a probe, and delivers the peer's probe messages to
   // `mailbox` from then on. First waits, at most until `deadline`, until it is known whether the
-  // peer shares memory. UNAVAILABLE: the connection is lost.
+  // peer shares memory. UNAVAILABLE: the connection is lost, or steps cannot use the peer
+  // (PeerTable::IsReached).
   absl::StatusOr<PeerWay> WayForProbe(const LinkProber::Connection& connection,
                                       const std::shared_ptr<Mailbox>& mailbox, absl::Time deadline);
   // Handles a peer's request to answer a probe. Returns false if this worker does not measure
@@ -88,7 +89,8 @@ class PeerStreams final : public PeerLink::Owner {
   Mailbox& mailbox() { return intake_.mailbox(); }
   std::shared_ptr<ExchangeStream::Handler> Accept(std::shared_ptr<ExchangeStream> stream);
 
-  // Dials peers, pings them and reports changes. Runs on the clock's thread.
+  // Dials peers, pings peers, and reports changes of the epoch and of the unreachable peers. Runs
+  // on the clock's thread.
   void Tick();
   // Makes Tick run soon.
   void Notify() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mutex) {

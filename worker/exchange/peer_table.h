@@ -55,8 +55,8 @@ struct Peer {
   std::shared_ptr<PeerLink> link;  // dialled, or accepted and up; null if there is none
   bool up = false;
   // Shared memory of a peer on this host.
-  ShmAddress shm_address = {};  // where to ask for it; from the peer's last hello
-  uint64_t shm_link = 0;        // number of the attempt over the present stream; 0: none
+  ShmAddress shm_address = {};  // where to ask for the memory; from the peer's hello
+  uint64_t shm_link = 0;        // number of the attempt to share memory; 0: none
   absl::Time shm_deadline = absl::InfinitePast();  // until then, steps wait for `channel`
   std::shared_ptr<ShmChannel> channel = nullptr;   // null if no memory is shared
   // The current connection, and the running probe.
@@ -80,8 +80,8 @@ struct PeerWay {
 };
 
 // Not synchronised: the owner (PeerLinks) holds ExchangeState's mutex around each call. Some
-// methods acquire the mutexes of links, streams or budget while ExchangeState's mutex is held.
-// Pointers to a Peer stay valid until the peer is removed.
+// methods acquire the mutexes of links, of streams or of the memory budget while ExchangeState's
+// mutex is held. Pointers to a Peer stay valid until the peer is removed.
 class PeerTable {
  public:
   // The options outlive the table.
@@ -106,9 +106,9 @@ class PeerTable {
   // - FAILED_PRECONDITION (MESH_INCOMPLETE): a rank of the mesh has no worker.
   // - ABORTED (STALE_EPOCH): the mesh's workers have changed since `epoch`.
   absl::StatusOr<const MeshMembers*> MeshFor(std::string_view mesh_id, int64_t epoch) const;
-  // Returns the transports to all ranks of a mesh, in order. Sets `blamed` to the first member that
-  // is not connected, unless `blamed` is set already. UNAVAILABLE: a member shares no memory, which
-  // Transport::kShm requires; `blamed` is then this member.
+  // Returns the transports to all ranks of a mesh, in the order of the ranks. Sets `blamed` to the
+  // first member that is not connected, unless `blamed` is set already. UNAVAILABLE: a member
+  // shares no memory, which Transport::kShm requires; `blamed` is then this member.
   absl::StatusOr<std::vector<PeerWay>> WaysTo(const MeshMembers& mesh, std::string* blamed) const;
 
   // Returns null if the worker is not a peer.
@@ -138,7 +138,8 @@ class PeerTable {
   // - FAILED_PRECONDITION (ENDPOINT_UNVERIFIED): the hello is for another worker or incarnation, or
   //   comes from a worker that should not be at the other end of this stream.
   // - FAILED_PRECONDITION (CLUSTER_MISMATCH): the hello names another cluster.
-  // - FAILED_PRECONDITION (STALE_EPOCH): the sender is not a member, or has another incarnation.
+  // - FAILED_PRECONDITION (STALE_EPOCH): the sender is not a member, or has another incarnation
+  //   than this member.
   absl::StatusOr<Peer*> CheckHello(const rpc::FrameHello& hello,
                                    const std::optional<std::string>& dialled);
   // Returns this worker's hello to a peer. `reservation` receives the memory reserved for the
@@ -169,14 +170,14 @@ class PeerTable {
 
  private:
   void Dial(Peer& peer, PeerLink::Owner* owner, grpc::CompletionQueue* queue);
-  // Reserves memory for the credit of a stream and returns the credit: less than the limit if
-  // memory is short. A stream gets at least kLeastLinkCredit, even without memory reserved, because
-  // without credit no data arrives.
+  // Reserves memory for the credit of a stream and returns the credit. The credit is below
+  // Options::link_limit_bytes if memory is short. A stream gets at least kLeastLinkCredit, even
+  // without memory reserved, because without credit no data arrives.
   int64_t ReserveCredit(MemoryBudget::Reservation* reservation) const;
 
   const PeerLinks::Options& options_;
   std::string cluster_id_;
-  std::optional<ShmAddress> shm_address_;  // none if this worker shares no memory
+  std::optional<ShmAddress> shm_address_;  // nullopt if this worker shares no memory
   MembershipView view_;
   // For each mesh: the epoch in which its workers last changed.
   std::map<std::string, int64_t, std::less<>> changed_epoch_;

@@ -13,13 +13,14 @@
 namespace shardmesh::worker {
 namespace {
 
-// Number of polls before a receiver begins to yield, if every rank that shares memory has a core.
+// Number of polls before a receiver begins to yield, if there are enough cores for all ranks that
+// share memory.
 constexpr int kSpins = 50;
 // How long a receiver yields its core between polls before it sleeps.
 constexpr absl::Duration kYielding = absl::Microseconds(500);
 // If sched_yield took longer than kLongYield, the core is busy with a computing thread. For the
-// next kNoYields, receivers then sleep instead of yielding, because the scheduler prefers a woken
-// thread.
+// next kNoYields, receivers sleep instead of yielding, because the scheduler prefers a woken thread
+// to a yielding thread.
 constexpr absl::Duration kLongYield = absl::Microseconds(200);
 constexpr absl::Duration kNoYields = absl::Milliseconds(20);
 // Longest sleep of a receiver. Only a safety limit: a message over any transport, and the failure
@@ -60,8 +61,8 @@ absl::StatusOr<OwnedBytes> SharedReceive::Receive(ShmChannel& channel, const Awa
   const auto receive_streamed = [&] {
     return mailbox_.Receive(awaited.peer, awaited.tag, awaited.message_bytes, deadline);
   };
-  // Read the mailbox's counter of changes before its messages. If a message arrives in between, the
-  // counter differs later, and the loop looks again.
+  // Read the mailbox's counter of changes before the mailbox's messages. If a message arrives after
+  // the counter was read, the loop finds another counter later, and looks for messages again.
   uint32_t seen_changes = mailbox_.changes();
   bool has_looked = seen_changes == checked_changes.load(std::memory_order_relaxed) &&
                     mailbox_.held_pieces() == 0;

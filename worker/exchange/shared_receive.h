@@ -1,5 +1,5 @@
 // Receives a message from a peer that shares its memory. The receiver polls that memory and the
-// mailbox. Between polls it spins, then yields its core, then sleeps.
+// mailbox. Between polls, the receiver at first spins, later yields its core, and at last sleeps.
 #ifndef SHARDMESH_WORKER_EXCHANGE_SHARED_RECEIVE_H_
 #define SHARDMESH_WORKER_EXCHANGE_SHARED_RECEIVE_H_
 
@@ -16,9 +16,9 @@
 
 namespace shardmesh::worker {
 
-// How the receivers of one step wait. If every rank that shares memory has a core, a receiver first
-// polls without a pause. Then it yields to other threads between polls. Then it sleeps until the
-// sender wakes it.
+// How the receivers of one step wait. If there are enough cores for all ranks that share memory, a
+// receiver first polls without a pause. After that, it yields to other threads between polls. At
+// last, it sleeps until the sender wakes it.
 //
 // Thread-safe: any number of receivers at once. Holds no lock while it waits or calls its Owner.
 class SharedReceive {
@@ -35,7 +35,8 @@ class SharedReceive {
     virtual absl::Status TakeOther(ShmChannel::Arrived arrived) = 0;
     // Ends the peer's stream, because the peer broke the protocol. The step then fails.
     virtual void Refuse(const absl::Status& why) = 0;
-    // Returns whether there is a stream on which the peer has no credit left to send.
+    // Returns whether any peer, not only the sender, has no credit left on its stream to this
+    // worker.
     virtual bool has_exhausted_streams() const = 0;
     // Demands the awaited message from the peer, just before the receiver sleeps. The message may
     // be stuck at the peer: shared memory had no room for it, and the stream has no credit.

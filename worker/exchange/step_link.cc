@@ -1,4 +1,5 @@
-// Sends through shared memory if the peer shares it and has room, otherwise over the stream.
+// Sends a message through shared memory if a channel to the peer takes the message, otherwise over
+// the stream.
 #include "worker/exchange/step_link.h"
 
 #include <algorithm>

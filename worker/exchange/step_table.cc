@@ -1,4 +1,5 @@
-// StepTable: a step number up to last_registered_ is registered or over; a higher one can be held.
+// StepTable: a step whose number is at most last_registered_ is registered or over. A step with a
+// higher number may be held.
 #include "worker/exchange/step_table.h"
 
 #include <algorithm>

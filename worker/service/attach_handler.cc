@@ -62,7 +62,7 @@ absl::Status AttachHandler::Take(internal::v1::AttachResponse message,
       SHARDMESH_RETURN_IF_ERROR(options_.terms->Keep());
       return TakeCoordinatorTime(message.clock().time());
     case Message::MESSAGE_NOT_SET:
-      break;  // a message type of a newer coordinator: ignore it
+      break;  // ignore a message type of a newer coordinator
   }
   return absl::OkStatus();
 }

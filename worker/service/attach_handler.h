@@ -1,4 +1,4 @@
-// Handles the coordinator's messages to this worker, in order.
+// Handles the coordinator's messages to this worker, in the order of their arrival.
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_HANDLER_H_
 
@@ -23,11 +23,11 @@
 
 namespace shardmesh::worker {
 
-// Owns the membership (which worker serves which rank) and the token key of the last attach. Also
-// owns a thread for orders that wait for the disk. Passes each message to the part of the worker
-// that the message concerns. Makes no gRPC calls.
+// Owns the membership (which worker serves which rank), and the key of transfer tokens from the
+// last attach. Also owns a thread for orders that wait for the disk. Passes each message to the
+// part of the worker that the message concerns. Makes no gRPC calls.
 //
-// Not thread-safe: one thread passes in all messages, stream after stream.
+// Not thread-safe: one thread passes in all messages, one stream after the other.
 class AttachHandler {
  public:
   // The objects to which pointers refer outlive the handler.

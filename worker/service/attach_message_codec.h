@@ -21,7 +21,7 @@ namespace shardmesh::worker {
 // The fields of a worker's Hello. Encode adds the version and the protocols of this build.
 struct WorkerHello {
   WorkerSelf self = {};
-  std::string cluster_id = {};     // of the store; empty if it has none yet
+  std::string cluster_id = {};     // empty if the store has none yet
   std::string data_identity = {};  // the worker to which the data folder belongs; empty if none yet
   std::vector<std::string> endpoints = {};
   std::optional<int> exchange_port = {};
@@ -38,8 +38,8 @@ internal::v1::AttachRequest Encode(const TileReport& from);
 // Encodes the error and the blamed peer only if the step failed.
 internal::v1::AttachRequest Encode(StepResult from);
 internal::v1::HeldTile Encode(const ShardStore::HeldTile& from);
-// `identity` is this worker's. If the array's descriptor cannot be parsed, the descriptor in the
-// result has only the array's id.
+// `identity` is the identity of this worker. If the array's descriptor cannot be parsed, the
+// descriptor in the result has only the array's id.
 v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& identity);
 
 // Most bytes of encoded instruction records in one heartbeat.

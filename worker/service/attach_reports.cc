@@ -172,7 +172,7 @@ void AttachReports::SendRestored() {
   for (const std::string& array_id : std::exchange(restored_, {})) {
     const absl::StatusOr<std::vector<StoredTilePtr>> tiles = options_.store->FindAll(array_id);
     if (!tiles.ok()) {
-      continue;  // the array was dropped in the meantime
+      continue;  // the array was dropped after its restore
     }
     internal::v1::AttachRequest request;
     for (const StoredTilePtr& tile : *tiles) {

@@ -79,12 +79,13 @@ class AttachReports {
   // Stores the report, and sends it as soon as the worker has the membership view of `epoch`.
   void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached);
   // Confirms that the files of these arrays are gone. Sends the confirmation with the next
-  // heartbeat, or at once if many arrays wait for it.
+  // heartbeat, or at once if the confirmations of many arrays wait.
   void ReportDropped(absl::Span<const std::string> array_ids);
   // Reports that an array came back from the quarantine. Sends the report only after the verdict of
   // this attach, because the inventory of this attach may have lacked the array.
   void ReportRestored(const std::string& array_id);
-  // Records that a step begins, and checks regularly for slow instructions while steps run.
+  // Records that a step begins. While steps run, this object checks regularly for slow
+  // instructions.
   void StepBegins();
 
  private:

@@ -14,8 +14,8 @@ AttachStream::AttachStream(const std::shared_ptr<grpc::Channel>& channel)
 void AttachStream::Start() {
   self_ = shared_from_this();
   stub_->async()->Attach(&context_, this);
-  AddHold();  // held for the outbox, until it is closed
-  AddHold();  // held for the reads, until one fails
+  AddHold();  // held until the outbox is closed
+  AddHold();  // held until a read fails
   StartRead(&read_);
   StartCall();
 }

@@ -20,7 +20,7 @@
 
 namespace shardmesh::worker {
 
-// Attach, the client's side:
+// The client's side of Attach as synchronous pseudocode:
 //
 // clang-format off
 //   write(...) through the outbox; while (message = read()) inbox.push(message)

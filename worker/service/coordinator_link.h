@@ -32,7 +32,7 @@ namespace shardmesh::worker {
 // clang-format off
 //   detached -> (hello, welcome) -> attached -> (inventory, verdict, membership) -> member
 //      ^                                |                                             |
-//      +--------- the stream ends: running steps and puts end, peers stay -------------+
+//      +----- the stream ends: running steps and puts end, links to peers stay --------+
 // clang-format on
 //
 // Whenever the stream ends, the link attaches again, without a limit on the number of attempts.

@@ -66,7 +66,7 @@ class TileMessages {
   bool opened_ = false;
 };
 
-// GetTiles, written straight:
+// GetTiles as synchronous pseudocode:
 //
 // clang-format off
 //   for (tile : found(request)) write(opening), write(pieces)

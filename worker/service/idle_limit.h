@@ -30,7 +30,8 @@ class IdleLimit {
     absl::MutexLock lock(&mutex_);
     progress_time_ = clock_->Now();
   }
-  // Starts the limit again, from now. For `give_up` to call if it does not end the stream.
+  // Starts the time limit again from now. `give_up` must call StartAnew if it does not end the
+  // stream.
   void StartAnew() {
     NoteProgress();
     alarm_.SetNoLaterThan(clock_->Now() + limit_);

@@ -27,7 +27,7 @@ absl::Status BadStream(std::string_view message) {
   return InvalidArgument(Reason::kBadTile, message);
 }
 
-// PutTiles, written straight:
+// PutTiles as synchronous pseudocode:
 //
 // clang-format off
 //   while (message = read()) {
@@ -70,7 +70,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 
  private:
-  // Handles the message in read_, and starts the next read.
+  // Handles the message in read_. Starts the next read, unless a task on a thread pool will start
+  // it.
   absl::Status Take() {
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
                                rpc::ReadTilePiece(&read_));
@@ -194,8 +195,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   }
 
   // Called when no message has come for the idle limit. Ends the stream, unless this worker is at
-  // work on a tile and the client waits for that. The incoming tile is dropped when the pending
-  // read has ended.
+  // work on a tile and the client waits for this work. The incoming tile is dropped when the
+  // pending read has ended.
   void GiveUp() {
     if (end_.is_at_work()) return idle_.StartAnew();
     end_.End(WithReason(absl::DeadlineExceededError(StrCat("no message came on this stream for ",
@@ -219,7 +220,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   grpc::ByteBuffer* const response_;
 
   // Used by one reaction at a time. Between two reactions, a task on a thread pool may use these
-  // members. That task starts the next read when it is done.
+  // members. That task starts the next read at its end.
   grpc::ByteBuffer read_;
   std::unique_ptr<IncomingTile> tile_;  // the tile that is being received; null between tiles
   int64_t received_bytes_ = 0;          // bytes of tile_ received so far

@@ -1,4 +1,4 @@
-// TermKeeper: compares terms, and keeps the newest one in a file.
+// TermKeeper: compares terms, and keeps the newest known term in a file.
 #include "worker/service/term_keeper.h"
 
 #include <algorithm>

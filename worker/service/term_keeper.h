@@ -16,7 +16,8 @@
 namespace shardmesh::worker {
 
 // The newest known term, and the coordinator that began it. Each start of a coordinator makes a new
-// token key and begins a new term. Two different keys of one term therefore mean two coordinators.
+// key for transfer tokens (token key) and begins a new term. Two different keys of one term
+// therefore mean two coordinators.
 struct KnownTerm {
   int64_t number = 0;
   std::string token_key_digest = {};  // empty: unknown

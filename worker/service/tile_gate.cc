@@ -18,7 +18,8 @@ namespace {
 // within a second or two after the coordinator serves again.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
-// Returns UNAVAILABLE (NOT_SERVING) with the delay kRetryDelay. `identity` is this worker's.
+// Returns UNAVAILABLE (NOT_SERVING) with the delay kRetryDelay. `identity` is the identity of this
+// worker.
 absl::Status NotServing(std::string_view why, std::string_view identity) {
   return WithRetryDelay(
       WithReason(absl::UnavailableError(StrCat("this worker ", why, "; try again shortly")),
@@ -87,8 +88,8 @@ absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
     return Explain(stored.status());
   }
   const TileDescription& description = (*stored)->description();
-  // Leave before the report. Suspend drops the incoming tiles, but the coordinator decides about a
-  // tile that was reported.
+  // Take the tile off the list of incoming tiles before the report. Suspend drops all tiles on this
+  // list, but only the coordinator may decide about a reported tile.
   Leave();
   gate_->options_.staged({.transfer_id = description.transfer_id,
                           .array_id = description.array_id,
@@ -131,7 +132,7 @@ void TileGate::Suspend() {
     transfers_.clear();
   }
   for (const std::string& array_id : dropped) {
-    // Fails only if the array is committed, and then there is nothing to abort.
+    // Abort fails only if the array is committed. In this case there is nothing to abort.
     options_.store->Abort({array_id}).IgnoreError();
   }
 }
@@ -301,8 +302,8 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
     return NotServing("lost its coordinator, and the token is not of that one", options_.identity);
   }
   SHARDMESH_RETURN_IF_ERROR(verified);
-  // The coordinator signs a get token only for a committed array. The client may arrive before the
-  // coordinator's commit message does, so staged tiles count as committed here.
+  // The coordinator signs a get token only for a committed array. The client's call may arrive
+  // before the coordinator's commit message, so staged tiles count as committed here.
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored,
                              options_.store->FindAllStaged(array_id));
   std::vector<RequestedTile> tiles;

@@ -36,7 +36,7 @@ struct Attachment {
   std::string token_key;  // the key with which the coordinator signs transfer tokens
 };
 
-// Report about a tile of a put that is complete, verified and, with a data folder, on disk.
+// Report about a tile of a put. The tile is complete, verified and, with a data folder, on disk.
 struct TileReport {
   std::string transfer_id;
   std::string array_id;
@@ -109,8 +109,9 @@ class IncomingTile {
   bool left_ = false;
 };
 
-// States: closed -> serving (Serve) <-> suspended (Suspend: refuses puts, serves gets) -> draining
-// (Drain: refuses puts and gets). A refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
+// States: closed (refuses puts and gets) -> serving (Serve) <-> suspended (Suspend: refuses puts,
+// serves gets). Drain leads from every state to draining, which refuses puts and gets. Every
+// refusal is UNAVAILABLE (NOT_SERVING) with a retry delay.
 //
 // Thread-safe. `store` and `clock` outlive the gate.
 class TileGate {
@@ -127,20 +128,20 @@ class TileGate {
   TileGate(const TileGate&) = delete;
   TileGate& operator=(const TileGate&) = delete;
 
-  // Serves transfers of this coordinator from now on, for the meshes in `view`. The caller repeats
-  // the call whenever the attachment or the view changes.
+  // From now on, serves transfers of the coordinator in `attachment`, for the meshes in `view`. The
+  // caller repeats the call whenever the attachment or the view changes.
   void Serve(Attachment attachment, std::shared_ptr<const MembershipView> view);
-  // Sets the coordinator's clock to `now`. Tokens expire by the coordinator's clock, which may
-  // differ from this host's clock by any amount. Until the first call, the gate assumes that both
-  // clocks are equal.
+  // Records that the coordinator's clock shows `now` at this moment. Tokens expire by the
+  // coordinator's clock, which may differ from this host's clock by any amount. Until the first
+  // call, the gate assumes that both clocks are equal.
   void SetCoordinatorTime(absl::Time now);
-  // Records that the stream to the coordinator is lost. Drops incoming tiles. Staged tiles stay
-  // until the coordinator's verdict at the next attach.
+  // Records that the stream to the coordinator is lost. Ends all transfers in progress, and drops
+  // incoming tiles. Staged tiles stay until the coordinator's verdict at the next attach.
   void Suspend();
   void Drain();
 
-  // Opens an incoming tile after these checks, in this order. ShardStore::Stage reserves the tile's
-  // memory before it allocates the memory.
+  // Opens an incoming tile after these checks, in this order. ShardStore::Stage allocates the
+  // memory for the tile's bytes; earlier checks allocate none.
   // - UNAVAILABLE (NOT_SERVING): the gate refuses puts.
   // - Errors of rpc::VerifyToken. PERMISSION_DENIED (BAD_TOKEN): the token is for another array.
   // - ABORTED (STALE_TERM): the token is from an older term of the coordinator.
@@ -156,11 +157,12 @@ class TileGate {
   // `unknown` is null.
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
                                                      std::optional<UnknownMesh>* unknown = nullptr);
-  // Waits until the gate knows this definition of the mesh or a newer one. Returns earlier if the
-  // gate refuses puts, and at `deadline` at the latest.
+  // Waits until the gate knows the mesh in the definition that `unknown` names, or in a newer
+  // definition. Returns earlier if the gate refuses puts, and at `deadline` at the latest.
   void AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const;
 
-  // Returns the committed tiles of an array, or the part `range` of the tile that contains `range`.
+  // Returns the committed tiles of an array. If `range` is given, returns only this range of the
+  // tile that contains it.
   // - UNAVAILABLE (NOT_SERVING): the gate refuses gets. Also if the gate is suspended and the token
   //   is from another coordinator, which may be the next coordinator.
   // - Errors of rpc::VerifyToken. PERMISSION_DENIED (BAD_TOKEN): the token is for another array.
@@ -169,8 +171,9 @@ class TileGate {
   absl::StatusOr<std::vector<RequestedTile>> Find(std::string_view token, std::string_view array_id,
                                                   const std::optional<Tile>& range) const;
 
-  // Commits or aborts the tiles of a put. No effect if the transfer is not known. Errors of
-  // ShardStore::Commit and ShardStore::Abort. With a data folder, waits for the disk.
+  // Commits or aborts the tiles of a put. If no tile of the transfer has come, only records that
+  // the transfer has ended, so Open refuses its tokens. Errors of ShardStore::Commit and
+  // ShardStore::Abort. Does not wait for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
  private:
@@ -200,7 +203,7 @@ class TileGate {
   absl::Duration coordinator_ahead_ ABSL_GUARDED_BY(mutex_);
   bool suspended_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // arrays of the incoming tiles
+  std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // array ids of the incoming tiles
   // For each transfer in progress: the ids of the arrays of which the transfer has brought tiles.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);

@@ -40,8 +40,9 @@ struct TileServiceOptions {
 };
 
 // A put copies its bytes once, from gRPC's memory into the staged tile. A get sends its bytes
-// directly from the committed tile. If a put's stream breaks or fails, the tile in progress is
-// dropped. Complete tiles that came before it stay staged until their transfer ends.
+// directly from the committed tile. If a put's stream breaks or fails, the tile that is being
+// received is dropped. Complete tiles that came earlier on this stream stay staged until their
+// transfer ends.
 //
 // Thread-safe. Before the service is destroyed, all streams must have ended (the server is
 // drained).

@@ -25,9 +25,10 @@ namespace shardmesh::worker {
 //
 // A block of kOwnSegmentBytes or more has its own segment, which returns to the host with the
 // block. Smaller blocks share segments of kSharedSegmentBytes, allocated by best fit. An empty
-// shared segment returns to the host unless it is the only empty one. A part of a segment does not
-// return, because the kernel cannot take back a part of a sealed segment. If no segment can be
-// created, the block is private to this process, and its bytes go to peers over streams.
+// shared segment returns to the host unless it is the only empty shared segment. A part of a
+// segment does not return, because the kernel cannot take back a part of a sealed segment. If no
+// segment can be created, the block is private to this process, and its bytes go to peers over
+// streams.
 //
 // Thread-safe.
 class ShmArena final : public BlockSource {
@@ -70,7 +71,8 @@ class ShmArena final : public BlockSource {
   struct Segment {
     uint64_t id = 0;
     std::unique_ptr<ShmSegment> memory;
-    // Free ranges: offset to size. Adjacent ranges are merged.
+    // Free ranges of the segment: the size of each range, by its offset. Adjacent ranges are
+    // merged.
     std::map<size_t, size_t> free = {};
     size_t free_bytes = 0;
 
@@ -92,7 +94,7 @@ class ShmArena final : public BlockSource {
   mutable absl::Mutex mutex_;
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   Segments segments_ ABSL_GUARDED_BY(mutex_);
-  // Blocks outside segments: mapped size by address.
+  // Blocks outside segments: the mapped size of each block, by its address.
   std::map<char*, size_t> private_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, const char*> by_id_ ABSL_GUARDED_BY(mutex_);
   // Free ranges of all shared segments as (size, address), for best fit.

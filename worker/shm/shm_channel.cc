@@ -24,8 +24,9 @@ namespace {
 // How long a segment's descriptor may take to come over the socket, counted from the first note
 // that refers to the segment.
 constexpr absl::Duration kIntroduction = absl::Seconds(2);
-// The start of a note. After it comes the message itself, or the message's place in the arena. The
-// header is small: the ring's fields, the header and a message of 8 bytes fit into one cache line.
+// The start of a note. After this header comes the message itself, or the message's place in the
+// arena. The header is small: the ring's fields, the header and a message of 8 bytes fit into one
+// cache line.
 struct NoteHeader {
   int64_t step = 0;
   int64_t epoch = 0;
@@ -182,8 +183,9 @@ bool ShmChannel::TrySend(const Tag& tag, int64_t epoch, std::string_view signatu
     if (!number.has_value()) return false;
     if (!is_inline) pinned_.push_back({*number, message});
   }
-  // Both counters are sequentially consistent. A thread of the other end that is about to sleep
-  // therefore finds the note, or this end sees that the thread sleeps and wakes it.
+  // The counters `written` and `sleeps` are sequentially consistent. If a thread of the other end
+  // is about to sleep, one of two things therefore happens. Either the thread finds the note, or
+  // this end sees in `sleeps` that the thread sleeps, and wakes it.
   own().written.fetch_add(1, std::memory_order_seq_cst);
   if (their().sleeps.load(std::memory_order_seq_cst) != 0) FutexWake(own().written);
   return true;

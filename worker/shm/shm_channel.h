@@ -31,21 +31,23 @@ namespace shardmesh::worker {
 // Most bytes of the signature of an op (see Link::Begin).
 inline constexpr size_t kShmSignatureBytes = 512;
 
-// The control page of one end of a channel. The other end maps it; only its owner writes to it.
+// The content of the control segment of one end of a channel (the owner). The other end maps this
+// segment; only the owner writes to it.
 struct ShmControl {
-  // Version of this layout. Each end refuses a page with another version.
+  // Version of this layout. Each end refuses a control segment with another version.
   static constexpr uint64_t kLayout = 0x73686d'0004;
 
   uint64_t layout = kLayout;
   // The owner's token. The owner's hello on the Exchange stream has the same token. The token
-  // proves that this page belongs to the worker at the other end of the stream.
+  // proves that this control segment belongs to the worker at the other end of the stream.
   std::array<char, 16> token = {};
   // Number of notes that the owner has written, modulo 2^32. Readers of the other end that find no
   // note sleep on this word.
   alignas(64) std::atomic<uint32_t> written = 0;
   // Number of the owner's threads that sleep until the other end writes a note.
   alignas(64) std::atomic<uint32_t> sleeps = 0;
-  // If not 0, the owner no longer keeps its messages unchanged, so data read later may be wrong.
+  // If not 0, the owner no longer keeps its messages unchanged, so data that the other end reads
+  // later may be wrong.
   alignas(64) std::atomic<uint32_t> closed = 0;
   RingReads reads = {};
   RingSlots slots = {};
@@ -62,10 +64,10 @@ struct ShmControl {
 // reads the message there. The sender keeps the message until the receiver releases it, even if the
 // step ends earlier, or until the channel is closed.
 //
-// No call waits for the other end. The channel refuses a message that finds no room or lies outside
-// the arena. The caller then sends this message over the stream. The channel copies the other end's
-// notes before it checks them, because the other end can change its notes at any time. A malformed
-// note is DATA_LOSS.
+// No call waits for the other end. The channel refuses a message if the ring has no free slot. It
+// also refuses a message of more than kInlineBytes that lies outside the arena. The caller sends a
+// refused message over the stream. The channel copies the other end's notes before it checks them,
+// because the other end can change its notes at any time. A malformed note is DATA_LOSS.
 //
 // Thread-safe.
 class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
@@ -82,7 +84,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   ~ShmChannel();
 
   // Sends a message of at least one byte; `signature` may be empty. Returns false if the channel
-  // cannot send it.
+  // refuses the message.
   bool TrySend(const Tag& tag, int64_t epoch, std::string_view signature, uint64_t signature_hash,
                const OwnedBytes& message);
 
@@ -95,7 +97,7 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
     // inside its note, this is a copy in this process's memory.
     OwnedBytes message = {};
     // The note's signature, as hash and text. The hash is 0 if the note has no signature. The text
-    // is empty if the hash equals the expected one.
+    // is empty if the hash equals `expected_hash` of TryReceive.
     uint64_t signature_hash = 0;
     std::string signature = {};
   };
@@ -110,9 +112,9 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   absl::StatusOr<bool> TryReceive(uint64_t expected_hash, Arrived* arrived);
 
   // Sleeps until a message comes or `changes` is no longer `seen`, but no longer than `timeout`.
-  // May wake up spuriously. Before Linux 5.16 the kernel cannot wait for two words, so Sleep then
-  // lasts at most 1 ms. The thread that changes `changes` must wake the threads that sleep on it,
-  // as Mailbox does. Any number of threads may sleep at once.
+  // May wake up spuriously. Before Linux 5.16, the kernel cannot wait for two memory words, so a
+  // Sleep lasts at most 1 ms. The thread that changes `changes` must wake the threads that sleep on
+  // it, as Mailbox does. Any number of threads may sleep at once.
   void Sleep(const std::atomic<uint32_t>& changes, uint32_t seen, absl::Duration timeout);
 
   // Releases the messages that the other end has finished reading. Call it regularly.
@@ -181,7 +183,8 @@ class ShmChannel : public std::enable_shared_from_this<ShmChannel> {
   std::map<uint64_t, std::shared_ptr<const ShmView>> views_ ABSL_GUARDED_BY(views_mutex_);
 };
 
-// A message over the two ends' socket (SOCK_SEQPACKET). It has at most one descriptor.
+// A message over the socket between the two ends (SOCK_SEQPACKET). At most one descriptor comes
+// with the message.
 struct ShmGreeting {
   enum class Kind : uint32_t {
     kJoin = 1,  // from the end that connects: its control segment, and the other end's token

@@ -157,8 +157,8 @@ class ShmPeersImpl final : public ShmPeers {
   absl::Status SendControl(const Socket& socket, Kind kind, const ShmAddress& theirs) const;
   void MakeChannel(Socket& socket, std::unique_ptr<ShmView> theirs);
   void MakeReady(Socket& socket);
-  // Ends a connection. If the connection is the one that Expect asked for, calls `lost`, unless
-  // `why` is OK.
+  // Ends a connection. Calls `lost` if `why` is an error, Expect was called for the peer, and this
+  // end dialled the connection or the connection was ready.
   void End(Socket& socket, const absl::Status& why);
 
   Options options_;
@@ -402,8 +402,8 @@ void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {
   }
   if (why.ok()) return;
   const auto expected = expected_.find(socket.peer);
-  // A connection that was accepted but never became ready is not the end of the attempt: the peer
-  // may connect again.
+  // The end of a connection that was accepted but never became ready does not end the attempt to
+  // share memory: the peer may connect again.
   if (expected == expected_.end() || (!socket.dials && !socket.is_ready)) {
     LogWarning("shared memory refused", {{"identity", options_.identity}, {"error", why}});
     return;

@@ -43,8 +43,8 @@ class ShmPeers {
     // Both callbacks run on this object's thread, with no lock held.
     std::function<void(const std::string& peer, uint64_t link, std::shared_ptr<ShmChannel> channel)>
         connected;
-    // Called when the link `link` has no channel, and will get none. `was_connected` says whether
-    // the link had a channel before.
+    // Called when no channel can be set up for the link `link`, or when its channel has failed. The
+    // link gets no other channel. `was_connected` says whether it had a channel.
     std::function<void(const std::string& peer, uint64_t link, bool was_connected,
                        const absl::Status& why)>
         lost;
@@ -59,8 +59,9 @@ class ShmPeers {
 
   virtual const ShmAddress& address() const = 0;
 
-  // Starts to set up a channel to a peer on this host, whose stream is up. The new channel replaces
-  // the channel of an earlier link. `dials` is true on the end that connects.
+  // Starts to set up a channel to a peer on this host. Requires that the Exchange stream to the
+  // peer is up. The new channel replaces the channel of an earlier link. If `dials` is true, this
+  // end connects to the peer's socket; otherwise the peer connects.
   virtual void Expect(const std::string& peer, uint64_t link, const ShmAddress& theirs,
                       bool dials) = 0;
   // Closes the peer's channel because its stream has ended. Does not call `lost`.

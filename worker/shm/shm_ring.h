@@ -12,8 +12,8 @@
 //
 // A note has up to kMaxNoteBytes. The ring does not interpret a note. If a note refers to other
 // memory, the sender of the note keeps that memory unchanged until the reader calls Release. Only
-// one thread at a time may use the writer, and one the reader. Any thread may call Release and
-// HasNote.
+// one thread at a time may use the writer, and only one thread at a time may use the reader. Any
+// thread may call Release and HasNote.
 #ifndef SHARDMESH_WORKER_SHM_SHM_RING_H_
 #define SHARDMESH_WORKER_SHM_SHM_RING_H_
 

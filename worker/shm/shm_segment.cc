@@ -29,7 +29,7 @@ constexpr size_t kMaxDescriptors = 16;
 constexpr size_t kMaxTextBytes = 4096;
 
 std::atomic<int64_t> mapped_views = 0;
-std::atomic<int64_t> max_mapped_views = -1;  // if negative, the host's limit applies
+std::atomic<int64_t> max_mapped_views = -1;  // if negative, half of the host's limit applies
 
 // Returns errno as an error with the given code. `what` says what failed.
 absl::Status KernelError(absl::StatusCode code, std::string_view what) {
@@ -189,7 +189,7 @@ absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
                      : KernelError(absl::StatusCode::kUnavailable,
                                    "cannot receive from a peer on this host");
   }
-  // If this process has fewer free descriptors than the message, the kernel drops descriptors of
+  // If the message has more descriptors than this process has free, the kernel drops descriptors of
   // the message. The kernel reports this only by the flag MSG_CTRUNC.
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
       received.fds.size() < kMaxDescriptors) {

@@ -64,8 +64,8 @@ class ShmSegment {
 // copy the data with Read.
 class ShmView {
  public:
-  // Opens the segment whose descriptor a peer sent. INVALID_ARGUMENT if the descriptor is no
-  // segment, does not have `size_bytes`, or is not sealed as ShmSegment::Create seals it.
+  // Opens the segment whose descriptor a peer sent. INVALID_ARGUMENT if the descriptor is not that
+  // of a segment of `size_bytes`, or if the segment is not sealed as ShmSegment::Create seals it.
   static absl::StatusOr<std::unique_ptr<ShmView>> Open(FileDescriptor fd, int64_t size_bytes);
   // Returns the most mappings that all views may use: half of the host's limit, unless a test
   // called SetMaxMapped.
@@ -100,8 +100,8 @@ struct ReceivedDescriptors {
   std::vector<FileDescriptor> fds;
 };
 // Waits for a message. UNAVAILABLE if the other side is gone. INVALID_ARGUMENT if the message has
-// more than 4 KiB of text or 16 descriptors; its descriptors are then closed. RESOURCE_EXHAUSTED if
-// this process has fewer free descriptors than the message.
+// more than 4 KiB of text or more than 16 descriptors; its descriptors are then closed.
+// RESOURCE_EXHAUSTED if the message has more descriptors than this process has free.
 absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket);
 
 }  // namespace shardmesh::worker

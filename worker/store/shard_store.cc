@@ -62,8 +62,8 @@ constexpr int64_t kMaxAboutBytes = 4096;
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
 // By default, the quarantine takes at most the file system's size divided by this number.
 constexpr int64_t kQuarantinePart = 4;
-// If more folders than this have changed, one sync of the whole file system replaces a sync of each
-// folder.
+// If more folders than this number have changed, one sync of the whole file system replaces a sync
+// of each folder.
 constexpr size_t kMaxSyncedFolders = 16;
 
 std::string Path(const std::string& folder, std::string_view name) {
@@ -74,9 +74,9 @@ std::string TileName(const TileDescription& description) {
   return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
 }
 
-// Creates a folder in a parent folder that must exist. Does not create the parent, because an
-// operator may have moved or unmounted it. The next start would not find the content of a new
-// parent.
+// Creates a folder whose parent folder must exist. An operator may have moved or unmounted the
+// parent folder. If this function created a new parent folder, no later start would find the
+// content of the new folder.
 absl::Status MakeFolder(const std::string& path) {
   if (SHARDMESH_FAILS("tiles.make_folder")) return FileError("make folder", path, errno);
   if (mkdir(path.c_str(), 0777) == 0 || errno == EEXIST) {
@@ -123,7 +123,8 @@ absl::StatusOr<FileDescriptor> LockFolder(const std::string& folder) {
   return std::move(lock.held);
 }
 
-// Reads a small text file, such as the one with the cluster id; empty text if the file is missing.
+// Reads a small text file, such as the file with the cluster id. Returns empty text if the file is
+// missing. DATA_LOSS if the file is empty or has more than `max_bytes`.
 absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes) {
   absl::StatusOr<InputFile> file = OpenInputFile(path);
   if (absl::IsNotFound(file.status())) {
@@ -140,8 +141,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path, int64_t max_bytes)
   return text;
 }
 
-// Reads the cluster or worker to which a folder belongs; empty if the file is missing. DATA_LOSS if
-// the text has a character that `may_be_there` rejects.
+// Reads a file that names the cluster or the worker to which a folder belongs. Returns empty text
+// if the file is missing. DATA_LOSS if the text has a character that `may_be_there` rejects.
 absl::StatusOr<std::string> ReadOwner(const std::string& path, bool (*may_be_there)(char)) {
   SHARDMESH_ASSIGN_OR_RETURN(std::string text, ReadText(path, kMaxOwnerBytes));
   if (!std::all_of(text.begin(), text.end(), may_be_there)) {
@@ -160,14 +161,15 @@ absl::Status WriteText(const std::string& path, std::string_view text) {
   return file.Finish();
 }
 
-// Replaces the file in one step (by a rename), as WriteText does, but does not sync it.
+// Replaces the file in one step (by a rename), as WriteText does, but does not sync the file.
 absl::Status WriteTextUnsynced(const std::string& path, std::string_view text) {
   const std::string temporary = StrCat(path, kTemporarySuffix);
   FileDescriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (!file.valid()) {
     return FileError("open", temporary, errno);
   }
-  // A write of such a small text is short only if the disk is full, and then sets no errno.
+  // If write() stores only a part of such a small text, the disk is full. In this case write() sets
+  // no errno.
   errno = ENOSPC;
   if (SHARDMESH_FAILS("tiles.write_about") ||
       write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size())) {
@@ -185,8 +187,9 @@ const char* FolderOf(TileState state) {
   return state == TileState::kCommitted ? kArraysFolder : kStagedFolder;
 }
 
-// Returns the content of the file `about`. Its lines are: the time, whether the array is committed,
-// whether the array lives, and the reason. The reason may have several lines.
+// Returns the content of the file `about`. Its lines are: the time at which the array came to
+// quarantine, whether the array is committed, whether it lives, and the reason for the quarantine.
+// The reason may have several lines.
 std::string EncodeAbout(const QuarantinedArray& array) {
   return StrCat(absl::ToUnixMillis(array.since), "\n", array.committed ? 1 : 0, "\n",
                 array.array_lives ? 1 : 0, "\n", array.reason);
@@ -205,7 +208,7 @@ bool DecodeAbout(const std::string& text, QuarantinedArray* array) {
   return true;
 }
 
-// Returns the memory that a buffer of this size takes in the pool.
+// Returns how many bytes of the pool a buffer of this size takes.
 int64_t PoolBytes(int64_t size_bytes) {
   constexpr int64_t kPageBytes = 4096;
   const int64_t unit = size_bytes < kPageBytes ? int64_t{Buffer::kAlignment} : kPageBytes;
@@ -271,7 +274,7 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
       durable_(durable) {}
 
 TensorView StoredTile::view() const {
-  // This cannot fail, because the buffer was made for the description.
+  // Create cannot fail, because the buffer was made for the description.
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
 }
 
@@ -377,7 +380,8 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   if (status.ok()) {
     status = store_->Publish(stored);
   } else if (absl::Status receiving = store_->CheckReceiving(description_); !receiving.ok()) {
-    // Report the abort, because it removed the folder during the write.
+    // The array was aborted during the write, and the abort removed the folder. Report the abort,
+    // not the error of the write.
     status = std::move(receiving);
   }
   if (!status.ok()) {
@@ -601,7 +605,8 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
     const std::string id_path = Path(data_dir_, kClusterIdFile);
     if (const absl::Status written = WriteText(id_path, contents.header.cluster_id);
         !written.ok()) {
-      // Without a reason: SetAside would take BAD_FILE of the id's file for that of the tile.
+      // Return this error without its reason. SetAside would take the reason BAD_FILE, which is
+      // about the file `cluster_id`, for damage of the tile file.
       return absl::Status(written.code(), written.message());
     }
     cluster_id_ = contents.header.cluster_id;
@@ -1018,8 +1023,8 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   }
   CountIn(entry);
   if (stored->durable()) {
-    // The call names the tiles of one array one after the other. Their files therefore go into one
-    // MovedAside, with one reason.
+    // The caller lists the tiles of one array one after the other. The files of these tiles
+    // therefore go into one MovedAside, with one reason.
     const char* const folder = FolderOf(state);
     if (moved->empty() || moved->back().array.array_id != unknown.array_id ||
         moved->back().folder != folder) {
@@ -1048,7 +1053,8 @@ void ShardStore::SetLive(absl::Span<const std::string> array_ids, bool live, abs
   for (const std::string& array_id : array_ids) {
     const auto found = quarantine_.find(array_id);
     if (found == quarantine_.end() || found->second.array_lives == live) continue;
-    // Do not change the entry before the restore has ended. The coordinator's next verdict decides.
+    // Do not change the entry before the restore has ended. The coordinator's next verdict decides
+    // about the array.
     if (!live && restoring_.contains(array_id)) continue;
     CountOut(found->second);
     found->second.array_lives = live;
@@ -1159,7 +1165,8 @@ bool ShardStore::DropQuarantinedMemory(int64_t need_bytes) {
   need_bytes = PoolBytes(need_bytes);
   int64_t free_bytes = limit_bytes() - used_bytes();
   absl::MutexLock lock(&mutex_);
-  // If the budget has enough room, the host refused the memory, and dropping tiles would not help.
+  // If the budget has enough room, the allocation failed because the host refused the memory.
+  // Dropping tiles would not help in this case.
   if (free_bytes >= need_bytes ||
       free_bytes + quarantine_totals_.droppable_memory_bytes < need_bytes) {
     return false;
@@ -1204,8 +1211,8 @@ void ShardStore::ExpireQuarantine(absl::Time now) {
   std::vector<QuarantinedArray> dropped;
   absl::MutexLock lock(&mutex_);
   EnforceQuarantine(now, &dropped);
-  // Files are moved into `corrupt` only when a process starts. All of them are therefore at least
-  // as old as the first call with a time.
+  // Files are moved into `corrupt` only when a process starts. All files in `corrupt` have
+  // therefore been there at least since the time first_now_.
   if (has_data_dir() && now - *first_now_ > quarantine_limits_.age &&
       !std::exchange(corrupt_expired_, true)) {
     PushFiles({.array_ids = {},
@@ -1350,8 +1357,8 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     }
     moved.push_back(name);
   }
-  // Sync before the tiles are in use. Without this, a crash could leave the tiles in the quarantine
-  // although clients have seen them in use.
+  // Sync the folders before the tiles become Committed. Without this sync, a crash could leave the
+  // tiles in quarantine although clients have seen them as Committed.
   for (const std::string& folder : {to, arrays}) {
     if (array.on_disk && status.ok()) {
       status = SyncFolder(folder);
@@ -1657,7 +1664,8 @@ void ShardStore::RemoveStagedFile(const TileDescription& description) {
   const std::string folder = Path(Path(data_dir_, kStagedFolder), description.array_id);
   unlink(Path(folder, TileFileName(description.tile)).c_str());
   if (!CheckReceiving(description).ok()) {
-    rmdir(folder.c_str());  // the array was aborted, so its last writer removes the folder
+    // The array was aborted. Only its last writer finds the folder empty, so rmdir succeeds.
+    rmdir(folder.c_str());
   }
 }
 
@@ -1679,7 +1687,7 @@ absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& arr
 
 absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* effects) {
   // An earlier start may have left files of this array that it could not read for lack of memory.
-  // The new files replace them.
+  // The new files replace these old files.
   SHARDMESH_RETURN_IF_ERROR(DiscardFiles(kArraysFolder, array_id, effects));
   const std::string from = Path(Path(data_dir_, kStagedFolder), array_id);
   const std::string to = Path(Path(data_dir_, kArraysFolder), array_id);
@@ -1754,7 +1762,7 @@ void ShardStore::RecoverQuarantined(const std::string& array_id) {
   const absl::StatusOr<std::string> about = ReadText(Path(path, kAboutFile), kMaxAboutBytes);
   if (!about.ok() || !DecodeAbout(*about, &array)) {
     array.reason = "the file with the reason cannot be read";
-    array.array_lives = true;  // it is not known, so assume that the array lives
+    array.array_lives = true;  // no file says whether the array lives, so keep it
   }
   bool is_all_read = true;
   for (const std::string& name : *names) {

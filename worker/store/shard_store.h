@@ -1,5 +1,5 @@
-// The store of a worker's tiles. It receives and verifies them, and commits or releases them as the
-// coordinator orders.
+// The store of a worker's tiles. The store receives and verifies tiles, and commits or releases
+// tiles as the coordinator orders.
 #ifndef SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 #define SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 
@@ -67,14 +67,16 @@ using StoredTilePtr = std::shared_ptr<const StoredTile>;
 // clang-format on
 //
 // - Receiving to Staged: StagedTile::Finish, when every byte is there and the checksum is right.
-// - Staged to Committed: ShardStore::Commit, all tiles of an array together.
-// - Committed to Released: ShardStore::Release.
-// - To Aborted: ShardStore::Abort, all tiles of an array together; or the destruction of an
-//   unfinished StagedTile, only that tile.
+// - Staged to Committed: ShardStore::Commit, for all tiles of an array together.
+// - Committed to Released: ShardStore::Release or Drop, for all tiles of an array together; or
+//   TakeMemory, for one tile.
+// - Receiving or Staged to Aborted: ShardStore::Abort or Drop, for all tiles of an array together.
+//   A StagedTile whose Finish fails, or that is destroyed before Finish, aborts only its own tile.
 //
-// No other transition exists. The store forgets Released tiles at once. It forgets Aborted tiles as
-// soon as their StagedTile is destroyed. A tile's memory is freed when its last reader releases the
-// tile.
+// ShardStore::Quarantine takes Staged and Committed tiles out of these states; RestoreQuarantined
+// makes them Committed. No other transition exists. The store forgets a Released tile at once, and
+// also an Aborted tile that was Staged. It forgets any other Aborted tile when its StagedTile is
+// destroyed or its Finish fails. A tile's memory is freed when its last reader releases the tile.
 enum class TileState { kReceiving, kStaged, kCommitted, kAborted };
 
 class ShardStore;
@@ -100,20 +102,22 @@ class StagedTile {
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
   // Like Append, for a piece that comes in several parts, in order. The caller has verified the
-  // CRC-32C of the bytes, so this function does not check them again. It copies them once.
+  // CRC-32C of the bytes, so this function does not check the bytes again. It copies the bytes
+  // once.
   absl::Status AppendParts(int64_t offset_bytes, absl::Span<const absl::Span<const char>> parts,
                            uint32_t piece_crc32c);
 
   // mutable_bytes() returns all bytes of the tile, for a producer that writes them in place and
-  // does not call Append. memory() returns their owner, for readers that use the bytes while the
-  // tile is made or later.
+  // does not call Append. memory() returns the owner of these bytes, for readers that use the bytes
+  // before or after Finish.
   absl::Span<char> mutable_bytes();
   std::shared_ptr<const void> memory() const { return buffer_; }
 
-  // Makes the tile Staged. Before that, writes and syncs the file of a durable tile. Call it once,
-  // at the end. FAILED_PRECONDITION (BAD_TILE) if bytes are missing. DATA_LOSS (CHECKSUM_MISMATCH)
-  // if `crc32c` is given and the bytes have a different one. ABORTED if the array was aborted. The
-  // file system's error if the file cannot be written. After any error the tile is aborted.
+  // Makes the tile Staged. If the tile is durable, first writes its file and syncs the file. Call
+  // Finish once, when all bytes are there. FAILED_PRECONDITION (BAD_TILE) if bytes are missing.
+  // DATA_LOSS (CHECKSUM_MISMATCH) if `crc32c` is given and the bytes have a different one. ABORTED
+  // if the array was aborted. The file system's error if the file cannot be written. After any
+  // error the tile is aborted.
   absl::StatusOr<StoredTilePtr> Finish(std::optional<uint32_t> crc32c);
 
  private:
@@ -121,7 +125,8 @@ class StagedTile {
   StagedTile(ShardStore* store, TileDescription description, std::shared_ptr<Buffer> buffer,
              bool durable);
 
-  // Returns OK if a piece of `piece_bytes` may come at this offset now.
+  // Returns OK if the next piece may start at `offset_bytes` and have `piece_bytes` bytes.
+  // Otherwise returns an error of Append, but not DATA_LOSS.
   absl::Status CheckNext(int64_t offset_bytes, int64_t piece_bytes) const;
   absl::StatusOr<StoredTilePtr> FinishOnce(std::optional<uint32_t> crc32c);
 
@@ -138,13 +143,13 @@ class StagedTile {
 
 // A tile in the data folder that the store could not read back.
 struct RecoveryProblem {
-  // The path of the file or folder when the store found it.
+  // The path at which the store found the file or folder.
   std::string path;
   // The path to which the store moved the file; empty if the store left it in place.
   std::string moved_to;
   // Why the store could not read the tile. DATA_LOSS: the content is damaged, or the disk reports
   // an error. RESOURCE_EXHAUSTED: memory was short; the next start may be able to read the tile.
-  // Otherwise the system's file errors. The store moves only files whose content is wrong.
+  // Other codes: an error of the file system. The store moves only files whose content is wrong.
   absl::Status status;
 };
 
@@ -163,27 +168,29 @@ struct QuarantinedArray {
   absl::Time since;       // when the first of these tiles was moved to quarantine
   bool committed = true;  // if false, the put or step that made them had not ended
   bool on_disk = false;   // if false, the tiles are only in memory
-  // True if the array lives, or if it is not known whether it lives. The limits then neither count
-  // nor drop its tiles.
+  // True if the coordinator's registry has the array, or if this worker does not know whether the
+  // registry has it. In this case QuarantineLimits do not apply to the array's tiles.
   bool array_lives = false;
   std::vector<QuarantinedTile> tiles;
-  int64_t tiles_bytes = 0;   // of all tiles
-  int64_t memory_bytes = 0;  // bytes of the pool that the tiles take, if in memory
+  int64_t tiles_bytes = 0;   // of all tiles together
+  int64_t memory_bytes = 0;  // bytes of the pool that the tiles take; 0 if on disk
 
   int64_t size_bytes() const { return tiles_bytes; }
 };
 
-// Limits of the quarantine. To keep within them, the store first drops tiles that were never
-// committed, then the tiles that have been in quarantine longest. It neither counts nor drops tiles
-// of live arrays.
+// Limits of the quarantine. To keep within the limits, the store first drops tiles that were never
+// committed, then the tiles that have been in quarantine longest. The limits do not apply to tiles
+// of live arrays (see QuarantinedArray::array_lives): the store neither counts nor drops these
+// tiles.
 struct QuarantineLimits {
-  // Limit for the bytes on disk, including the folder `corrupt`. A negative number stands for 64
-  // GiB, but at most a quarter of the file system.
+  // Limit for the bytes of the quarantine on disk. At each start, the store also removes files from
+  // the folder `corrupt` until this folder and the quarantine together are within the limit. A
+  // negative number stands for 64 GiB, or for a quarter of the file system's size if that is less.
   int64_t disk_bytes = -1;
   int64_t memory_bytes = int64_t{512} << 20;
   // The longest time that a tile stays in quarantine. For tiles that an earlier process left, the
-  // time counts from this process's first call of Quarantine or ExpireQuarantine. The wall clock
-  // may have been changed between the two processes.
+  // time counts from this process's first call of Quarantine or ExpireQuarantine. The reason is
+  // that the wall clock may have been changed between the two processes.
   absl::Duration age = absl::Hours(24 * 7);
 };
 
@@ -191,11 +198,12 @@ struct QuarantineTotals {
   int64_t arrays = 0;
   int64_t disk_bytes = 0;
   int64_t memory_bytes = 0;
-  // Bytes of the tiles on disk that the limits count and may drop.
+  // A tile is droppable if its array does not live and is not being restored. Bytes of the
+  // droppable tiles on disk.
   int64_t droppable_disk_bytes = 0;
-  int64_t droppable_tiles_bytes = 0;  // bytes of the tiles in memory that they may drop
-  // Bytes of the pool that droppable tiles in memory take. The store frees them if memory is
-  // needed.
+  int64_t droppable_tiles_bytes = 0;  // bytes of the droppable tiles in memory
+  // Bytes of the pool that the droppable tiles in memory take. The store frees these bytes if
+  // memory is needed.
   int64_t droppable_memory_bytes = 0;
 };
 
@@ -218,7 +226,8 @@ struct RecoveryReport {
 // sync for all waiting changes. If the store cannot change a file, it logs this, and the next Open
 // finds the file unchanged. The coordinator's verdict on the inventory (the list of held tiles,
 // sent at attach) then repairs the difference. If a staged tile's array is committed in the
-// registry, the coordinator orders the commit again. For a released tile, it orders the drop again.
+// coordinator's registry, the coordinator orders the commit again. If a tile's array was released,
+// the coordinator orders the drop again.
 //
 // Thread-safe. Reading takes a short lock and copies nothing.
 class ShardStore {
@@ -227,7 +236,7 @@ class ShardStore {
     // Allocates the tiles' memory; not null. The pool's budget is the store's memory limit. If an
     // allocation finds too little room in the budget, the store frees droppable quarantined tiles.
     std::shared_ptr<BufferPool> pool;
-    // The data folder, created if missing. Empty: the store keeps tiles only in memory.
+    // The data folder, created if missing. If empty, the store keeps tiles only in memory.
     std::string data_dir;
     QuarantineLimits quarantine = {};
   };
@@ -249,35 +258,35 @@ class ShardStore {
   // Returns whether the store has a data folder, so tiles can be durable.
   bool has_data_dir() const { return !data_dir_.empty(); }
 
-  // Returns the cluster whose tiles the store holds; empty until SetClusterId was called on the
-  // folder for the first time.
+  // Returns the id of the cluster to which the store is bound. Empty until SetClusterId binds the
+  // store, unless Open found the id in the data folder.
   std::string cluster_id() const;
   // Binds the store to a cluster; with a data folder, permanently. FAILED_PRECONDITION
   // (CLUSTER_MISMATCH) if the store is bound to another cluster.
   absl::Status SetClusterId(std::string_view cluster_id);
 
-  // Returns the worker whose tiles the data folder holds. Empty without a folder, and until
-  // SetIdentity was called on it for the first time.
+  // Returns the identity of the worker to which the data folder is bound. Empty if there is no data
+  // folder, or if SetIdentity was never called for this folder.
   std::string data_identity() const;
   // Binds the data folder to a worker permanently. FAILED_PRECONDITION (IDENTITY_MISMATCH) if the
-  // folder is bound to another worker; the message names both.
+  // folder is bound to another worker; the error message names both workers.
   absl::Status SetIdentity(std::string_view identity);
 
   // Begins a tile, in the state Receiving. If `durable`, StagedTile::Finish writes the tile to
-  // disk. If `memory` is not null, it becomes the tile's memory; requires that it has the tile's
-  // size.
+  // disk. If `memory` is not null, this buffer becomes the tile's memory; requires that the buffer
+  // has the tile's size.
   //
   // INVALID_ARGUMENT for a bad description. ALREADY_EXISTS if the array has this tile already, or
-  // is committed. ABORTED while files of the array are being committed or removed, or while its
-  // aborted tiles are being dropped. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for
-  // the tile. FAILED_PRECONDITION if `durable` is true and there is no data folder or no cluster
-  // id.
+  // is committed. ABORTED while the store changes files of the array, or while the array's aborted
+  // tiles are being dropped. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for the tile.
+  // FAILED_PRECONDITION if `durable` is true and there is no data folder or no cluster id.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
                                                     std::shared_ptr<Buffer> memory = nullptr);
 
   // Makes all tiles of these arrays Committed. Readers see all of them at the same time. Ignores
   // arrays that are already committed, so the call can be repeated. NOT_FOUND if an array has no
-  // tile. FAILED_PRECONDITION if a tile is still Receiving. After an error nothing has changed.
+  // tile. FAILED_PRECONDITION if a tile is still Receiving. ABORTED if a tile is Aborted. After any
+  // of these errors nothing has changed.
   absl::Status Commit(absl::Span<const std::string> array_ids);
 
   // Drops the Receiving and Staged tiles of these arrays, and their files. Ignores unknown arrays.
@@ -288,33 +297,35 @@ class ShardStore {
   // FAILED_PRECONDITION if one of the arrays is not committed; in this case nothing has changed.
   absl::Status Release(absl::Span<const std::string> array_ids);
 
-  // Aborts or releases each of these arrays, depending on its state. Drops the array's quarantined
-  // tiles too, because the registry released the array.
+  // Aborts or releases each of these arrays, depending on its state. Also drops the array's
+  // quarantined tiles, because the coordinator's registry released the array.
   //
-  // There is one exception. If this call aborts tiles that were never committed, the registry may
-  // have given up only the put that made them. Committed tiles of the same array then stay in
-  // quarantine.
+  // One kind of quarantined tiles is not dropped. If this call aborts tiles that were never
+  // committed, the registry may have given up only the put that made them. Committed tiles of the
+  // same array then stay in quarantine.
   //
-  // Calls `done` once, when all files of the dropped tiles are gone and this change is synced. If
-  // there was no file, `done` runs on the calling thread, otherwise on the store's thread. If a
-  // file cannot be removed, `done` gets the file system's error.
+  // Calls `done` once, when all files of the dropped tiles are in the folder `trash` and this
+  // change is synced. If the tiles have no files, `done` runs on the calling thread, otherwise on
+  // the store's thread. If files cannot be moved to `trash`, `done` gets the file system's error.
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
   void Drop(absl::Span<const std::string> array_ids, Done done);
 
-  // A tile that the registry does not know as this worker's, to be moved to quarantine.
+  // A tile to be moved to quarantine, because the coordinator's registry does not list it as a tile
+  // of this worker.
   struct Unknown {
     std::string array_id;
     Tile tile;
     std::string reason;        // the cause, for people
-    bool array_lives = false;  // if true, the limits never drop the tile
+    bool array_lives = false;  // as QuarantinedArray::array_lives
   };
-  // Moves complete tiles to quarantine; returns how many of them existed. Files of tiles go to the
-  // folder `quarantine`; each call needs a bounded number of syncs. A committed tile that is only
-  // in memory goes to quarantine in memory, within the limits. An uncommitted tile that is only in
-  // memory is dropped, and this is logged. `now` must come from the same clock in all calls.
+  // Moves complete tiles to quarantine; returns how many of these tiles existed. Files of tiles go
+  // to the folder `quarantine`; each call needs a bounded number of syncs. A committed tile that is
+  // only in memory goes to quarantine in memory, within QuarantineLimits. An uncommitted tile that
+  // is only in memory is dropped, and the drop is logged. All calls must take `now` from the same
+  // clock.
   int64_t Quarantine(absl::Span<const Unknown> tiles, absl::Time now);
-  // Records whether the arrays live. If `live` is false, the limits may drop their quarantined
-  // tiles, whose time in quarantine then counts from `now`.
+  // Sets QuarantinedArray::array_lives of these arrays. If array_lives changes to false,
+  // QuarantineLimits apply to the array's tiles, whose time in quarantine then counts from `now`.
   void SetLive(absl::Span<const std::string> array_ids, bool live, absl::Time now);
   // Returns the quarantine entries of at most `max_arrays` arrays whose ids are above
   // `start_after`, in rising order of ids. If `array_ids` is not empty, returns only entries of
@@ -322,20 +333,23 @@ class ShardStore {
   std::vector<QuarantinedArray> ListQuarantine(absl::Span<const std::string> array_ids,
                                                std::string_view start_after,
                                                int64_t max_arrays) const;
-  // Takes an array out of the quarantine, into use as a committed array. Returns the array's former
-  // quarantine entry. Waits for the disk.
+  // Takes an array out of the quarantine and makes it a committed array again. Returns the array's
+  // former quarantine entry. Waits for the disk.
   //
-  // NOT_FOUND if the array is not in quarantine. ALREADY_EXISTS if one of its tiles is in use, or
-  // if the array is in use uncommitted. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for
-  // the tiles. DATA_LOSS if a file is damaged or missing. ABORTED if another call is restoring the
-  // array. ABORTED if the array was released during the restore, or more of its tiles came to
-  // quarantine. After an error nothing has changed.
+  // NOT_FOUND if the array is not in quarantine. ALREADY_EXISTS if the store also has one of these
+  // tiles outside the quarantine, or has a tile of the array that is not Committed.
+  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory for the tiles. DATA_LOSS if a file is
+  // damaged or missing. ABORTED if another call is restoring the array. ABORTED if the array was
+  // released during the restore, or more of its tiles came to quarantine. After an error nothing
+  // has changed.
   absl::StatusOr<QuarantinedArray> RestoreQuarantined(const std::string& array_id);
-  // Deletes an array from the quarantine and returns its former entry. Waits for the disk.
-  // NOT_FOUND if the array is not in quarantine. ABORTED while the array is being restored.
+  // Deletes an array from the quarantine and returns the array's former quarantine entry. Waits for
+  // the disk. NOT_FOUND if the array is not in quarantine. ABORTED while the array is being
+  // restored.
   absl::StatusOr<QuarantinedArray> DropQuarantined(const std::string& array_id);
-  // Drops tiles that have been in quarantine for longer than the limit, and files that have been in
-  // the folder `corrupt` for longer than the limit.
+  // Drops quarantined tiles that are beyond QuarantineLimits. Also removes all files in the folder
+  // `corrupt` when QuarantineLimits::age has passed since this process's first call of Quarantine
+  // or ExpireQuarantine.
   void ExpireQuarantine(absl::Time now);
   QuarantineTotals quarantine_totals() const;
 
@@ -387,16 +401,17 @@ class ShardStore {
   };
   struct TileEntry {
     TileState state = TileState::kReceiving;
-    // Null while Receiving, and while Aborted until the StagedTile is destroyed.
+    // Null if `state` is kReceiving or kAborted.
     StoredTilePtr stored;
   };
   struct ArrayEntry {
-    // Either all tiles are Committed, or none is.
+    // Either all tiles are Committed, or no tile is Committed.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
-  // What file jobs changed on disk. `work` adds the folders whose entries it changed, and the paths
-  // to remove. The store then syncs the folders, and removes the paths after that.
+  // What a batch of file jobs changed on disk. FileJob::work adds the folders whose entries it
+  // changed, and the paths to remove. After the batch, the store syncs these folders, and then
+  // removes these paths.
   struct FileEffects {
     absl::btree_set<std::string> changed_folders;
     std::vector<std::string> to_remove;
@@ -429,18 +444,19 @@ class ShardStore {
   absl::Status RecoverTile(const std::string& path, TileState state);
   absl::Status RecoverQuarantine();
   void RecoverQuarantined(const std::string& array_id);
-  // Reports a file that cannot be read. If no later start can read the file either, moves it to the
-  // folder `corrupt` and returns true.
+  // Adds a file that cannot be read to the recovery report. If the file's content is wrong, also
+  // moves the file to the folder `corrupt`. Returns whether the file was moved.
   bool SetAside(const std::string& path, absl::Status why);
   // Removes files from the folder `corrupt`, the oldest first, until this folder and the quarantine
-  // together are within the limit. Keeps files that this start moved there.
+  // together are within QuarantineLimits::disk_bytes. Keeps files that this start moved to
+  // `corrupt`.
   void BoundCorrupt();
-  // Removes all files in the folder `corrupt`. Runs on the files' thread.
+  // Removes all files in the folder `corrupt`. Runs on the thread of files_.
   void ExpireCorrupt();
 
   // Takes the tiles of an array out of use. Moves its Staged or Committed tiles to `dropped`, and
   // sets `state` to their state. Marks its Receiving tiles as Aborted. Returns true if some of the
-  // moved tiles have files; the files are in the folder of that state.
+  // moved tiles have files; the files are in the folder for tiles of this state.
   bool TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* dropped, TileState* state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes all of these arrays that exist, and their files. FAILED_PRECONDITION, with nothing
@@ -460,8 +476,8 @@ class ShardStore {
   // first key is dropped first.
   using DropOrder = absl::btree_set<std::tuple<bool, absl::Time, std::string>>;
   using QuarantineMap = absl::btree_map<std::string, QuarantinedArray>;
-  // Returns whether the limits may drop an entry. They may not if its array lives, if it is not
-  // known whether the array lives, or while the array is being restored.
+  // Returns whether QuarantineLimits apply to an entry. They do not apply if its array lives, if it
+  // is not known whether the array lives, or while the array is being restored.
   bool IsDroppable(const QuarantinedArray& array) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // CountIn adds an entry to the totals of the quarantine, and CountOut subtracts it. To change an
   // entry, call CountOut before the change and CountIn after it.
@@ -469,40 +485,41 @@ class ShardStore {
   void CountOut(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   QuarantinedArray TakeOutOfQuarantine(QuarantineMap::iterator entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Drops a quarantine entry and its files, and logs this.
+  // Drops a quarantine entry and its files, and logs the drop.
   void DropFromQuarantine(QuarantineMap::iterator entry, std::string_view why,
                           std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Moves quarantine entries to `dropped` until the rest is within the limits. The caller destroys
-  // the dropped entries after it has released the lock.
+  // Moves quarantine entries to `dropped` until the other entries are within QuarantineLimits. The
+  // caller destroys the dropped entries after it has released the lock.
   void EnforceQuarantine(absl::Time now, std::vector<QuarantinedArray>* dropped)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops quarantined tiles in memory until the budget has room for `need_bytes`. Returns whether
-  // it dropped any tile. Does nothing if all droppable tiles together do not suffice.
+  // it dropped any tile. Does nothing if the budget has room already, or if dropping all droppable
+  // tiles would not give enough room.
   bool DropQuarantinedMemory(int64_t need_bytes);
   // Like DropQuarantinedMemory, but also gives idle buffers of the pool back to the budget. Returns
   // true if it freed tiles or buffers.
   bool GiveUpMemory(int64_t need_bytes);
-  // Called when the disk is full. Drops quarantined files until they add up to `need_bytes`, or all
-  // droppable files if they are fewer. Waits until the files are removed. Returns whether it
-  // dropped any.
+  // Called when the disk is full. Drops quarantined files until the dropped files add up to
+  // `need_bytes`, or until no droppable file is left. Waits until the dropped files are removed.
+  // Returns whether it dropped any file.
   bool DropQuarantinedFiles(int64_t need_bytes);
-  // Returns an error if one of the array's quarantined tiles is also in use, or if the array is in
-  // use uncommitted.
+  // Returns ALREADY_EXISTS if the store also has one of these tiles outside the quarantine, or has
+  // a tile of the array that is not Committed.
   absl::Status CheckRestorable(const QuarantinedArray& array) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Reads a quarantined array's tiles and brings them back into use.
+  // Reads a quarantined array's tiles and makes them Committed.
   absl::StatusOr<QuarantinedArray> Restore(const QuarantinedArray& array);
-  // Moves the files of a quarantined array back to the folder of committed arrays, and brings
-  // `stored` into use. After an error the files are where they were before.
+  // Moves the files of a quarantined array back to the folder of committed arrays, and makes the
+  // tiles in `stored` Committed. After an error the files are where they were before.
   absl::Status PutBack(const QuarantinedArray& array, std::vector<StoredTilePtr> stored,
                        FileEffects* effects);
 
   void PushFiles(FileJob job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndBusy(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunFiles();
-  // Moves the array's folder from the folder `folder` to the trash, to be removed later. No effect
-  // if the array has no folder there.
+  // Moves the array's folder from the folder `folder` to the folder `trash`, from which the store
+  // removes it later. No effect if `folder` has no folder of the array.
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
   // Moves the array's folder from the staged arrays to the committed arrays.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
@@ -514,7 +531,8 @@ class ShardStore {
     std::vector<std::string> file_names;
   };
   // Takes a tile out of use, and moves it to quarantine or drops it, as Quarantine describes.
-  // Returns whether the tile existed. Adds the files to be moved to `moved`.
+  // Returns whether the tile existed. Adds the tile's pointer to `dropped`, and the files to be
+  // moved to `moved`.
   bool PutAside(const Unknown& unknown, absl::Time now, std::vector<StoredTilePtr>* dropped,
                 std::vector<MovedAside>* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns a copy of an entry with only the fields that the file `about` keeps.
@@ -522,7 +540,8 @@ class ShardStore {
   // Writes the file `about` of each array, and after that moves the files of its tiles to the
   // folder `quarantine`.
   absl::Status QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects);
-  // Syncs all earlier writes to the file system of the data folder.
+  // Syncs the whole file system of the data folder, which includes all earlier writes to the
+  // folder.
   absl::Status SyncAll();
 
   const std::shared_ptr<BufferPool> pool_;
@@ -545,7 +564,7 @@ class ShardStore {
   DropOrder droppable_on_disk_ ABSL_GUARDED_BY(mutex_);
   DropOrder droppable_in_memory_ ABSL_GUARDED_BY(mutex_);
   QuarantineTotals quarantine_totals_ ABSL_GUARDED_BY(mutex_);
-  // The time in the first call of Quarantine or ExpireQuarantine.
+  // The argument `now` of the first call of Quarantine or ExpireQuarantine.
   std::optional<absl::Time> first_now_ ABSL_GUARDED_BY(mutex_);
   bool corrupt_expired_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<FileJob> jobs_ ABSL_GUARDED_BY(mutex_);  // in the order in which they run

@@ -1,4 +1,4 @@
-// A tile on disk: writes the tile's description as metadata of a safetensors file, and parses it.
+// Writes a tile's description as metadata of a safetensors file, and parses this metadata.
 #include "worker/store/tile_file.h"
 
 #include <optional>
@@ -177,8 +177,9 @@ std::string TileFileName(const Tile& tile) {
   std::string name = StrJoin(tile.ranges, "x", [](std::string* out, const IndexRange& range) {
     StrAppend(out, range.start, "-", range.stop);
   });
-  // A tile that fits into memory has a shorter name, unless the tile is empty. Cut a longer name,
-  // because a file system may refuse it.
+  // Only a tile without elements can have a longer name: the ranges of other tiles that fit into
+  // memory are shorter. A file system may refuse a longer name. Therefore cut it, and add a
+  // checksum of the whole name.
   constexpr size_t kLongestName = 160;
   if (name.size() > kLongestName) {
     name = StrCat(name.substr(0, kLongestName), "-", absl::Hex(Crc32c(name), absl::kZeroPad8));

@@ -33,8 +33,8 @@ struct TileDescription {
   friend bool operator==(const TileDescription&, const TileDescription&) = default;
 };
 
-// Returns INVALID_ARGUMENT for an array id or a shape that does not meet the conditions above.
-// Returns INVALID_ARGUMENT (BAD_TILE) for a tile that is not a part of the shape.
+// Returns INVALID_ARGUMENT for an array id that does not meet the condition above, or for a
+// malformed shape. Returns INVALID_ARGUMENT (BAD_TILE) for a tile that is not a part of the shape.
 absl::Status CheckTileDescription(const TileDescription& description);
 
 // Returns the size of the tile's elements in bytes. Requires that CheckTileDescription returned OK.
