@@ -204,8 +204,8 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
         CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
-    // The client repeated the commit until the time limit. The coordinator may have committed the
-    // put on an earlier request.
+    // If gRPC's memory for calls was exhausted, the client repeated the commit until the time
+    // limit. The coordinator may have committed the put on an earlier request.
     return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
                                                         : std::move(committed);
   }

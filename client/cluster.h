@@ -32,17 +32,18 @@ class ClusterClient {
   ClusterClient& operator=(const ClusterClient&) = delete;
 
   absl::StatusOr<ServerVersion> GetVersion(const CallOptions& options = {});
-  // Returns the state of all meshes and workers, or of one mesh and its workers. If that mesh has
-  // no workers yet, lists all workers. NOT_FOUND: no such mesh.
+  // Returns the state of the mesh `mesh_id` and of its workers; if `mesh_id` is empty, of all
+  // meshes and workers. If the mesh has no workers yet, the answer has all workers. NOT_FOUND: no
+  // such mesh.
   absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "",
                                           const CallOptions& options = {});
   // Diagnoses one step; nullopt: all steps and the workers. Returns which ranks wait for which
   // ranks, the failures of the last five minutes, and the workers at fault.
   absl::StatusOr<Diagnosis> Diagnose(std::optional<int64_t> step = std::nullopt,
                                      const CallOptions& options = {});
-  // Speeds of the links between the workers of a mesh; without a mesh name, between all attached
-  // workers. NOT_FOUND: no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the
-  // mesh has no worker.
+  // Returns the speeds of the links between the workers of the mesh `mesh_id`; if `mesh_id` is
+  // empty, between all attached workers. NOT_FOUND: no such mesh. FAILED_PRECONDITION: no worker is
+  // attached, or a rank of the mesh has no worker.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
                                          const CallOptions& options = {});
   // With `validate_only`, each of the functions below makes all checks and no change. It returns
@@ -59,9 +60,9 @@ class ClusterClient {
   absl::Status ForgetWorker(const std::string& identity, bool validate_only = false,
                             const CallOptions& options = {});
   // Gives the ranks of the lost worker `identity` to the attached worker `replacement`; no tile
-  // moves. FAILED_PRECONDITION: `identity` is not lost (WORKER_ATTACHED); the definition of one of
-  // its meshes names the workers (RANKS_DEFINED); `replacement` serves a rank of the same mesh
-  // (WORKER_SERVES_RANK); or `replacement` is draining (NOT_SERVING).
+  // moves. FAILED_PRECONDITION: `identity` is not lost (WORKER_ATTACHED); the definition of a mesh
+  // in which `identity` serves a rank names the workers (RANKS_DEFINED); `replacement` serves a
+  // rank of the same mesh (WORKER_SERVES_RANK); or `replacement` is draining (NOT_SERVING).
   absl::StatusOr<ReplacedWorker> ReplaceWorker(const std::string& identity,
                                                const std::string& replacement,
                                                bool validate_only = false,

@@ -49,7 +49,7 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
 // the step at the time limit, and names in its answer the ranks that did not finish.
 constexpr absl::Duration kVerdictTime = absl::Seconds(1);
 
-// Encodes the fields that all requests for one step have; returns the limit for the call.
+// Encodes the fields that every request to run a step has; returns the limit for the call.
 template <typename Request>
 CallLimit EncodeStep(const std::string& session_id, const OutputOptions& output,
                      const CallLimit& limit, Request* to) {
@@ -74,7 +74,7 @@ absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
   return output;
 }
 
-// Decodes the fields that all answers of one step have.
+// Decodes the fields that the answer to every request to run a step has.
 template <typename Response>
 absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   StepResult result;

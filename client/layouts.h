@@ -66,8 +66,8 @@ class LayoutClient {
   // error without a call to the coordinator.
   absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
                                                 const CallOptions& options = {});
-  // Returns the digest, in decimal, of a text, of an object's attributes or of a profile. The
-  // answer about a text has no value of Python's hash().
+  // Returns the digest, in decimal, of a text, of an object's attributes or of a profile. For a
+  // text, the answer does not include the value of Python's hash().
   absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question,
                                          const CallOptions& options = {});
   absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question,
@@ -110,8 +110,8 @@ class LayoutClient {
   // patterns. INVALID_ARGUMENT names the rule that cannot be rewritten.
   absl::StatusOr<RewriteAnswer> RewriteRules(const RuleSetDefinition& rules,
                                              const CallOptions& options = {});
-  // Finds questionable parts of rules, over at most 1,000,000 tensors. No tensor may have its own
-  // spec.
+  // Finds questionable parts of rules, which it applies to at most 1,000,000 tensors. No tensor may
+  // have its own spec.
   absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
                                        absl::Span<const TreeTensor> tensors,
                                        const CallOptions& options = {});

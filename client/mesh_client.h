@@ -35,7 +35,8 @@ struct MeshClientOptions {
   std::string client_name = "shardmesh";
   // Whether calls, and Connect, wait until their timeout for a coordinator that cannot be reached
   // or does not serve. If false, they return an error within 3 s. If a host has several addresses,
-  // each address that does not answer adds up to 10 s, within the call's timeout.
+  // the client may spend up to 10 s more on each address that does not answer, but never more than
+  // the call's timeout.
   bool await_coordinator = false;
   // The client calls this function before it waits to retry a call, with the error that is the
   // reason, such as RECOVERING. The call may come on any thread. The function must be quick.
@@ -50,10 +51,11 @@ struct MeshClientOptions {
 // client repeats a call until its timeout while the coordinator recovers (RECOVERING). It repeats a
 // call a few times if the coordinator is overloaded, does not serve or is not reached:
 // status/retry.h has the rule. Mutations of definitions, arrays and names carry an id by which the
-// server detects a repetition. Calls about workers carry no such id. If the answer to the first
-// call is lost, the repeated call reports only what the first call left to do. If the coordinator
-// cannot be reached, the error is UNAVAILABLE, with the address in the message.
-// MeshClientOptions::await_coordinator says how long the client waits before this error.
+// server detects a repetition. Calls that change workers carry no such id. If the answer to a call
+// about a worker is lost, the client repeats the call, and reports only the work that the first
+// call left to the repeated call. If the coordinator cannot be reached, the error is UNAVAILABLE,
+// with the address in the message. MeshClientOptions::await_coordinator says how long the client
+// waits before this error.
 //
 // Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");

@@ -642,7 +642,7 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (violations.size() != 1) {
     return message;
   }
-  // A server's message begins with the name of the field.
+  // The message of a server may begin with the name of the field: judge the text after the name.
   const std::string in_front = StrCat(violations.front().field, " ");
   const std::string said =
       message.starts_with(in_front) ? message.substr(in_front.size()) : message;

@@ -62,8 +62,8 @@ struct Invocation {
   bool headers = true;
   // Whether standard error gets only errors; set by --quiet.
   bool quiet = false;
-  // The TLS files: those given by options or in the environment. Otherwise those of the context, or
-  // the client's files of the cluster that `up` recorded. Empty means plaintext.
+  // The TLS files that options or the environment give. If they give none, the files of the
+  // context, or the client's files of the cluster that `up` recorded. Empty means plaintext.
   rpc::TlsFiles tls = {};
   // The TLS files that options give; files from the environment, a context or a record do not
   // count.
@@ -86,7 +86,7 @@ struct Invocation {
   // Returns a client for questions that need neither workers nor arrays. The cluster answers if
   // `has_cluster`, otherwise this process does. Errors of Connect, and of LocalQuestions::Start.
   absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
-  // Whether this process, not a cluster, answers the questions. Set by ConnectToAsk.
+  // Whether this process, and not a cluster, answers the questions. ConnectToAsk sets this.
   std::shared_ptr<bool> is_local = std::make_shared<bool>(false);
 
  private:
@@ -104,9 +104,9 @@ absl::Status WrongUse(std::string_view message);
 // An error as `--output json` shows it: code, reason, `message`, retryable and details.
 Json ErrorJson(const absl::Status& status, std::string_view message);
 
-// The program's exit code after `status`. UNAVAILABLE or UNIMPLEMENTED without a reason means
-// kExitUnreachable. Such an error comes from the connection, or from a server that is no
-// coordinator of this version.
+// The program's exit code after `status`. The code is kExitUnreachable for UNAVAILABLE and
+// UNIMPLEMENTED without a reason. Such an error comes from the connection, or from a server that is
+// no coordinator of this version.
 int ExitCodeOf(const absl::Status& status);
 
 // The program's commands. Not thread-safe.
@@ -205,8 +205,8 @@ class CommandLine {
   CommonOptions common_;
 };
 
-// Adds an option whose text `parse` reads into `*target`, which outlives the app. If `parse`
-// returns an error, that is wrong use. Target is the type T that `parse` returns, or
+// Adds an option whose text `parse` reads into `*target`, which must outlive the app. An error of
+// `parse` is wrong use of the command line. Target is the type T that `parse` returns, or
 // std::optional<T>.
 template <typename Parse, typename Target>
 CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* target, Parse parse,

@@ -33,7 +33,7 @@ absl::Status Malformed(std::string_view text, std::string_view why) {
   return WrongUse(StrCat("\"", text, "\" ", why));
 }
 
-// Cuts `text` at each `separator` outside parentheses.
+// Cuts `text` at each `separator` outside parentheses and square brackets.
 absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   std::string closers;
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char 
   return pieces;
 }
 
-// The deepest nesting of parentheses. The Python originals nest once.
+// The deepest allowed nesting of parentheses and square brackets. The Python originals nest once.
 constexpr int kMaxDepth = 4;
 
 absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth = 0);

@@ -86,10 +86,10 @@ absl::StatusOr<Dtype> ParseElementType(std::string_view text);
 absl::StatusOr<Mode> ParseMode(std::string_view text,
                                Compatibility compatibility = Compatibility::kDefault);
 
-// Reads the file `text` if it exists, or if `text` looks like a path (has a slash or ends in .yaml,
-// .yml or .json). Any other text is the name of a catalog entry. A mesh may also be given by its
-// axes, `fsdp=2,tp=2`. Empty text selects the mesh named "default"; for other kinds, it selects
-// nothing.
+// Selects a mesh. Text with an equals sign is the axes of the mesh, such as `fsdp=2,tp=2`. Other
+// text is the path of a file to read if that file exists, or if the text has a slash or ends in
+// .yaml, .yml or .json. Any other text is the name of a mesh in the catalog. Empty text selects the
+// mesh named "default".
 //
 // Errors are those of rpc/config.h; axes that form no valid mesh are a usage error. In a mesh given
 // by axes or in a file, one size may be -1 if `device_count` determines it. With kExact, axes may
@@ -97,16 +97,20 @@ absl::StatusOr<Mode> ParseMode(std::string_view text,
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text,
                                         std::optional<int64_t> device_count = std::nullopt,
                                         Compatibility compatibility = Compatibility::kDefault);
+// Selects a profile by a file's path or a name in the catalog, as SelectMesh does. Empty text
+// selects no profile.
 absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
-// Selects rules as SelectMesh selects a mesh. With kExact, the rules of a file may have faulty
-// patterns.
+// Selects rules by a file's path or a name in the catalog, as SelectMesh does. Empty text selects
+// no rules. With kExact, the rules of a file may have faulty patterns.
 absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
                                             Compatibility compatibility = Compatibility::kDefault);
+// Selects logical rules by a file's path or a name in the catalog, as SelectMesh does. Empty text
+// selects no rules.
 absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
-// Whether `text` is interpreted as the axes of a mesh.
+// Whether SelectMesh interprets `text` as the axes of a mesh: `text` has an equals sign.
 bool LooksLikeAxes(std::string_view text);
-// Whether the functions above interpret `text` as a path. Requires that `text` does not look like
-// axes.
+// Whether the functions above interpret `text` as the path of a file. Requires that `text` does not
+// look like the axes of a mesh.
 bool LooksLikePath(std::string_view text);
 
 // Returns a check for CLI::Option: the text must be a whole number of at least `min` that fits

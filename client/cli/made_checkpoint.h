@@ -24,9 +24,9 @@ std::vector<SafetensorsWriter::Tensor> MiniLmTensors();
 absl::StatusOr<std::vector<SafetensorsWriter::Tensor>> LlamaTensors(int64_t size_bytes,
                                                                     Dtype dtype);
 
-// Writes a checkpoint of these tensors. Floats are normally distributed with deviation 0.02;
-// weights of norms have another mean. Integers count up from 0, like position ids. The same seed
-// and tensors give the same file on every host.
+// Writes a checkpoint of these tensors. Floats are normally distributed with standard deviation
+// 0.02; the weights of norms have another mean than other tensors. Integers count up from 0, like
+// position ids. The same seed and tensors give the same file on every host.
 absl::Status WriteRandomCheckpoint(const std::string& path,
                                    const std::vector<SafetensorsWriter::Tensor>& tensors,
                                    uint64_t seed,

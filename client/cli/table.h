@@ -85,8 +85,9 @@ std::string FormatSpec(const PartitionSpec& spec);
 // With a mesh, the text lists the mesh's axes and names the axis that the user probably meant.
 std::string FormatCorrections(absl::Span<const Correction> corrections,
                               const std::optional<Mesh>& mesh = std::nullopt);
-// Returns the change, and the whole request after the change, which needs no correction: `pad
-// dimension 0 from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec and ParseShape.
+// Returns the fix as text: the change of the request, and the whole changed request, which needs no
+// correction: `pad dimension 0 from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec
+// and ParseShape.
 std::string FormatFix(const Fix& fix);
 
 // Returns a list with one value for each dimension: null, a name, or a list of names. Unreduced

@@ -51,8 +51,8 @@ struct TransferOptions {
 // stream waits for another. Returns the bytes sent. The first failure of a stream, or
 // `cancellation`, ends all streams and all attempts to connect. Returns the error of the stream
 // that failed first, with the rank and identity of that stream's worker. DEADLINE_EXCEEDED
-// (DEADLINE): the put ended because its deadline has passed. Uses a few MiB for each worker, for
-// tensors of any size.
+// (DEADLINE): the put ended because its deadline has passed. Uses a few MiB of memory for each
+// worker, whatever the size of the tensors.
 //
 // INTERNAL: the tensors are not all on one mesh, or `devices` lacks a rank of that mesh.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
@@ -67,9 +67,9 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 //
 // FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left.
 // FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED: `cancellation`,
-// which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask another holder. For
-// other failures, the error of the stream that failed first. After an error, `into` is partly
-// filled.
+// which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask another holder. After
+// any other failure, returns the error of the stream that failed first. After an error, `into` is
+// partly filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options);

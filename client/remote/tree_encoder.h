@@ -20,7 +20,7 @@ namespace shardmesh::client {
 class TreeEncoder {
  public:
   // Upper bound on the bytes of tensors in one message. The same bound holds, separately, for the
-  // bytes of the message's tables. Both together are well below gRPC's message limit.
+  // bytes of the message's tables. The sum of both bounds is well below gRPC's message limit.
   static constexpr size_t kMessageBytes = size_t{256} << 10;
 
   // `message_bytes`: see kMessageBytes.

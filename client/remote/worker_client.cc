@@ -173,8 +173,8 @@ class ByteStream {
   }
 
   void Cancel() { context_.TryCancel(); }
-  // After Finish, polls the completion queue, which drives the connection, until `is_done` or
-  // `timeout`.
+  // After Finish, polls the completion queue, which drives the connection, until `is_done` returns
+  // true or `timeout` has passed.
   template <typename Done>
   void DriveUntil(const Done& is_done, absl::Duration timeout) {
     void* tag;
@@ -183,7 +183,8 @@ class ByteStream {
       queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + absl::Milliseconds(5)));
     }
   }
-  // Waits for the call's outcome and returns it. Call it once, when no read is in progress.
+  // Waits for the call's final status and returns that status. Call it once, when no read is in
+  // progress.
   absl::Status Finish() {
     Flush();
     grpc::Status status;

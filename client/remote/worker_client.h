@@ -60,14 +60,14 @@ struct WorkerIdentity {
 // A client with its own connection to one worker; the destructor closes the connection. Errors are
 // those of the worker. If the connection failed, the message begins with the address. Calls are not
 // retried, because a stream cannot be resumed. Not thread-safe, but another thread may cancel the
-// cancellations that calls get.
+// Cancellation that was given to a call.
 class WorkerClient {
  public:
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
-  // 10 s for each address. If several addresses are given, one that does not accept a connection
-  // within half a second is tried again after the others. With TLS, the server must be the worker
-  // `identity`. UNAVAILABLE names all addresses if none answers. CANCELLED if `cancellation`, which
-  // may be null, is cancelled.
+  // 10 s for each address. If several addresses are given, an address that does not accept a
+  // connection within half a second is tried again after all other addresses. With TLS, the server
+  // must be the worker `identity`. UNAVAILABLE names all addresses if none answers. CANCELLED if
+  // `cancellation`, which may be null, is cancelled.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline,

@@ -40,9 +40,9 @@ inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>
 struct Entry {
   std::string name;
   EntryValue value;
-  int64_t version = 0;   // each update increments it; the name gets no version twice
+  int64_t version = 0;   // each update increments it; a name gets no version twice
   int64_t revision = 0;  // revision of the store at the last change
-  std::string uid;       // made at creation; updates keep it
+  std::string uid;       // unique id, made when the entry is created; updates keep it
   // For a mesh: the identities of its workers by rank; empty until workers are assigned. An update
   // keeps these workers if the new definition names no workers and has the same number of ranks.
   std::vector<std::string> workers;
@@ -60,7 +60,7 @@ struct EntryVersion {
 struct EntryChange {
   EntryKind kind = EntryKind::kMesh;
   std::string name;
-  // The entry after the change; nullopt if it was deleted.
+  // The entry after the change; nullopt if the change deleted the entry.
   std::optional<Entry> entry;
 };
 

@@ -95,8 +95,9 @@ struct QuarantinedArray {
   absl::Time since;
   bool committed = false;
   bool on_disk = false;
-  bool array_lives = false;  // the registry knows the array: its tiles are never dropped to make
-                             // room
+  // Whether the coordinator's registry has the array. A worker never drops tiles of such an array
+  // to make room.
+  bool array_lives = false;
 };
 
 // An array without a name that workers reported after a restart of the coordinator. The coordinator
@@ -126,9 +127,11 @@ struct QuarantineList {
   std::vector<UnreachedWorker> unreached;  // workers whose quarantine is not listed
 };
 
-// An open session of any client. Its id is not shown, because it gives access to the session.
+// An open session of any client. The session's full id is not shown, because the id gives access to
+// the session.
 struct OpenSessionInfo {
-  int64_t number = 0;     // counts, from 1, the sessions that the coordinator's process has opened
+  // 1 for the first session that the coordinator's process opened, 2 for the next one, and so on.
+  int64_t number = 0;
   std::string id_prefix;  // the first 8 characters of the session's id
   // The identity in the client's certificate; without TLS, the client's host.
   std::string caller;
@@ -266,7 +269,8 @@ struct Operation {
   std::optional<absl::Time> end_time;
   // The error of a failed operation; otherwise OK.
   absl::Status error;
-  int64_t number = 0;  // counts, from 1, the operations that the coordinator's process has begun
+  // 1 for the first operation that the coordinator's process began, 2 for the next one, and so on.
+  int64_t number = 0;
   int64_t session_number = 0;  // OpenSessionInfo::number of the session that began the operation
 };
 
@@ -281,7 +285,7 @@ struct DrainedWorker {
   std::vector<ServedRank> ranks;  // at most the first 1,000 ranks
   int64_t rank_count = 0;
   int64_t work = 0;    // running steps and transfers with this worker
-  int64_t arrays = 0;  // arrays with a tile in use on this worker
+  int64_t arrays = 0;  // arrays of which a tile on this worker is in use
   int64_t used_bytes = 0;
 };
 

@@ -35,12 +35,12 @@ using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinit
 // Asks for the spec that logical axes resolve to.
 struct ResolveSpecQuestion {
   // Semantic axes, one per dimension; or the name of a preset, which supplies axes and mode. Set
-  // only one of `axes` and `preset`.
+  // only one of `axes` and `preset`; kExact allows both.
   std::vector<AxisValue> axes = {};
   std::string preset = {};
-  // Nullopt means the preset's mode; for `axes`, training. With `preset`, a mode is an error. With
-  // kExact it is no error: `axes` and `mode` together replace the preset, and a mode without axes
-  // is ignored.
+  // Nullopt means the preset's mode; for `axes`, training. With `preset`, a mode is an error,
+  // unless the question has kExact. With kExact and a preset, `axes` and `mode` replace the preset
+  // if both are set; a mode without axes is ignored.
   std::optional<Mode> mode = std::nullopt;
   // The array's shape. Without a shape, the spec is not corrected, and no mesh is needed.
   std::optional<Shape> shape = std::nullopt;
@@ -76,7 +76,7 @@ struct EffectiveSpecQuestion {
 // The spec after correction: it fits shape and mesh.
 struct EffectiveSpec {
   PartitionSpec spec;
-  // The dimensions of which axes were dropped, because these axes do not fit. In ascending order.
+  // The dimensions that lost axes, because these axes do not fit. In ascending order.
   std::vector<int64_t> corrected_dimensions;
   Shape shard_shape;     // extents of each device's tile, in elements
   int64_t revision = 0;  // revision of the catalog
@@ -128,8 +128,9 @@ struct ConstrainQuestion {
   ProfileSelector profile = {};
   Shape shape;
   MeshSelector mesh = {};
-  // Only for a layout of axes or a preset: corrects the spec first. If true, an empty mesh is an
-  // error, and a spec that becomes P() constrains nothing. See ApplyLogicalSharding.
+  // Whether to correct the spec before it constrains the array; only for a layout of axes or a
+  // preset. If true, an empty mesh is an error, and a spec that correction makes P() constrains
+  // nothing. See ApplyLogicalSharding.
   bool auto_correct = false;
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
@@ -154,7 +155,7 @@ struct CompareQuestion {
 
 struct Comparison {
   bool equal = false;       // P() and P(None) are not equal
-  bool equivalent = false;  // both specs place every tensor of the question's rank equally
+  bool equivalent = false;  // both specs place every tensor of this rank in the same way
   bool a_fully_replicated = false;
   bool b_fully_replicated = false;
 };
@@ -164,7 +165,7 @@ struct ExplainQuestion {
   std::string name;  // 1 to 1,024 bytes
   Shape shape;
   RuleSetSelector rules = {};
-  // If set, the tensor gets its spec from these semantic axes and not from the rules. They are
+  // If set, the tensor gets its spec from these semantic axes and not from the rules. The axes are
   // resolved with `profile` and `mode`.
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   ProfileSelector profile = {};

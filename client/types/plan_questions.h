@@ -107,7 +107,7 @@ struct SearchQuestion {
   // The profile with which the axes of tensors are resolved.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
-  int64_t keep = 20;  // most meshes in the answer, 1 to 1,000
+  int64_t keep = 20;  // limit on the number of meshes in the answer, 1 to 1,000
   // Criteria by which meshes are ranked: the first criterion in which two meshes differ decides.
   // Empty means all criteria, in the order of the enum.
   std::vector<MeshCriterion> ranking = {};

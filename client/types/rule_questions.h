@@ -39,7 +39,7 @@ struct PatternRulesAnswer {
   std::optional<int64_t> rule_index;
 };
 
-// The result of matching a pattern.
+// The names in which a pattern is found, and the pattern in RE2's syntax.
 struct PatternCheck {
   std::vector<bool> found;  // whether the pattern is found, for each requested name in order
   std::string re2_pattern;  // equivalent pattern for RE2; empty if RE2 cannot express it
@@ -69,8 +69,9 @@ struct LintQuestion {
   // kind never take more than 256 KiB.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. If any are given,
-  // the request must have no tensors. In these trees, tensors that have their own spec are skipped.
+  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. If the question
+  // names any of these trees, the request must have no tensors. In these trees, tensors that have
+  // their own spec are skipped.
   std::vector<std::string> stored_trees = {};
   bool all_stored_trees = false;
   // The trees to which the request's tensors belong, in the order of the tensors. At most 1,000

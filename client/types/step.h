@@ -140,8 +140,8 @@ struct PlannedLink {
 // The bytes that one run of a plan sends over each link: bytes of tiles, partial sums and barriers,
 // without the headers of frames.
 struct PlannedLinks {
-  // The links with the most bytes: at most 32. Sorted by falling number of bytes, then by sender
-  // and receiver. If at most 32 links carry bytes, all of them.
+  // The links with the most bytes: at most 32. Sorted by descending number of bytes, then by sender
+  // and receiver. If at most 32 links carry bytes, the list has all of these links.
   std::vector<PlannedLink> busiest;
   int64_t link_count = 0;  // links that carry bytes
   int64_t sent_bytes = 0;  // over all links

@@ -263,8 +263,8 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// The metrics addresses of the cluster's processes on this host, from the record of `up`. Has no
-// addresses if there is no such record.
+// The metrics addresses of the cluster's processes on this host, from the record of `up`. If there
+// is no such record, the object has no addresses.
 class MetricsAddresses {
  public:
   explicit MetricsAddresses(const Invocation& invocation) {

@@ -290,8 +290,8 @@ std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxi
   return StrJoin(pieces, ",");
 }
 
-// Returns an error if no mesh fits. The exit code then shows this, although the search itself
-// succeeded.
+// Returns an error if no mesh fits, although the search itself succeeded: the program's exit code
+// must show that no mesh fits.
 absl::Status SearchVerdict(const MeshSearchResult& result) {
   return result.fitting > 0
              ? absl::OkStatus()

@@ -25,8 +25,8 @@ inline constexpr size_t kMaxPictures = 60;
 inline constexpr size_t kMaxTensorRows = 5000;
 
 // Returns the page: HTML that is also well-formed XML, and loads no other files. All texts from the
-// plan are escaped. The time does not depend on the number of devices. Errors: those of
-// Tiling::Create, if the placement does not fit the mesh.
+// plan are escaped. The time that the function takes does not depend on the number of devices.
+// Errors: those of Tiling::Create, if the placement does not fit the mesh.
 absl::StatusOr<std::string> PlanHtml(const PlanReport& report);
 
 }  // namespace shardmesh::client

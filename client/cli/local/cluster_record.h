@@ -92,17 +92,17 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
 // Removes the record from the folder; the logs stay for inspection.
 void RemoveRecord(const std::string& folder);
 // Whether the record in the folder has the same processes as `record`. If so, no other command has
-// changed it.
+// changed the record.
 bool IsRecorded(const std::string& folder, const ClusterRecord& record);
 
 // Returns the record of the cluster of that name; nullopt if there is no readable record, or if the
 // cluster is not up.
 std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
-// Stops a cluster. First sends SIGTERM to the supervisor, unless that is this process, and waits up
-// to `grace` for its end. Then sends SIGTERM to the workers, and afterwards to the coordinator.
-// Sends SIGKILL to workers and a coordinator that still run `grace` after SIGTERM. Returns the
-// identities of the processes that got SIGKILL.
+// Stops a cluster. First sends SIGTERM to the supervisor, unless this process is the supervisor,
+// and waits up to `grace` for the supervisor's end. Then sends SIGTERM to the workers, and
+// afterwards to the coordinator. Sends SIGKILL to workers and a coordinator that still run `grace`
+// after SIGTERM. Returns the identities of the processes that got SIGKILL.
 std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
 // Like StopProcesses, but requires the cluster's lock. First marks the record as stopping, and
 // finally removes it. The record stays if a process does not end even by SIGKILL.

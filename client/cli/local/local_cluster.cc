@@ -191,7 +191,8 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   process.command = {StrCat(options_.binary_folder, "/", kWorkerProgram),
                      "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
                      "--http-listen=127.0.0.1:0", "--identity=" + identity};
-  const std::vector<std::string> workers = IdentitiesOn(options_.mesh);  // after the coordinator
+  // The coordinator, then the workers.
+  const std::vector<std::string> workers = IdentitiesOn(options_.mesh);
   const auto at = std::find(workers.begin(), workers.end(), identity);
   if (at != workers.end()) {
     process.command.push_back(StrCat("--host-part=", at - workers.begin() - 1, "/",
