@@ -122,7 +122,7 @@ class CompiledPrograms {
   std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // hashes in the order of compilation
 };
 
-// The state that the sub-clients share; users of MeshClient do not see it. Thread-safe.
+// The state that the sub-clients share; users of MeshClient do not see this class. Thread-safe.
 class ClientCore {
  public:
   ClientCore(std::unique_ptr<CoordinatorConnection> connection, const MeshClientOptions& options)
@@ -192,8 +192,8 @@ class ClientCore {
     if (options_.on_wait) options_.on_wait(why);
   }
 
-  // Ends a put. If `sent` is OK, commits the put. Otherwise asks the coordinator for the cause, and
-  // aborts the transfer. `*is_taken_back`: see Put.
+  // Ends a put. If `sent` is OK, commits the put. If `sent` is an error, asks the coordinator for
+  // the cause, and aborts the transfer. `*is_taken_back`: see Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
                                         const SteadyDeadline& deadline, const CallOptions& options,

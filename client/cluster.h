@@ -49,9 +49,9 @@ class ClusterClient {
   // With `validate_only`, each of the functions below makes all checks and no change. It returns
   // the answer that the change would give, as far as that answer is known in advance.
 
-  // Takes a worker out of use: it gets no new steps, puts or ranks. With `resume`, takes the worker
-  // back into use. Returns the worker's ranks, work and tiles. NOT_FOUND: no live worker has the
-  // identity.
+  // Takes a worker out of use: the worker gets no new steps, puts or ranks. With `resume`, takes
+  // the worker back into use. Returns the worker's ranks, work and tiles. NOT_FOUND: no live worker
+  // has the identity.
   absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume = false,
                                             bool validate_only = false,
                                             const CallOptions& options = {});
@@ -92,8 +92,8 @@ class ClusterClient {
                                                    const CallOptions& options = {});
   // Deletes arrays from the quarantine; returns the deleted tiles. Waits for workers that are
   // expected back. FAILED_PRECONDITION: workers of an array's mesh cannot be reached. With
-  // `even_partly`, this is no error: the call deletes the tiles of the workers that can be reached.
-  // NOT_FOUND: none of the arrays is in quarantine.
+  // `even_partly`, unreachable workers are no error: the call deletes the tiles of the workers that
+  // can be reached. NOT_FOUND: none of the arrays is in quarantine.
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
                                                  bool even_partly = false,
                                                  bool validate_only = false,

@@ -241,8 +241,9 @@ absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                             if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
                               return result;
                             }
-                            // The coordinator no longer has the plan, for example because it was
-                            // restarted. Send the program itself, if this client compiled it.
+                            // The coordinator no longer has the plan, for example because the
+                            // coordinator was restarted. Send the program itself, if this client
+                            // compiled that program.
                             std::optional<Program> program = core_->programs().Find(*hash);
                             if (!program.has_value()) {
                               return result;

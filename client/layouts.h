@@ -62,7 +62,7 @@ class LayoutClient {
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const CallOptions& options = {});
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const CallOptions& options = {});
-  // UNKNOWN_FIELD (TypeError in Python): the profile has an unknown field. The client finds this
+  // UNKNOWN_FIELD (TypeError in Python): the profile has an unknown field. The client returns this
   // error without a call to the coordinator.
   absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
                                                 const CallOptions& options = {});
@@ -90,8 +90,8 @@ class LayoutClient {
   absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
                                       std::optional<Dtype> dtype = std::nullopt,
                                       const CallOptions& options = {});
-  // Resolves the layouts of at most 1,000,000 tensors. Here and below, `tensors` must be empty if
-  // the question names a stored tree.
+  // Resolves the layouts of at most 1,000,000 tensors. In this call and the calls below, `tensors`
+  // must be empty if the question names a stored tree.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});

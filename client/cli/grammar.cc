@@ -313,8 +313,8 @@ absl::StatusOr<Mode> ParseMode(std::string_view text, Compatibility compatibilit
   const std::string name = text.starts_with('_') ? std::string(text) : StrCat("__", text, "__");
   absl::StatusOr<Mode> mode = Mode::Parse(name, compatibility);
   if (!mode.ok()) {
-    // Parse the text that the user typed, so that the message repeats it, and not the name with
-    // added underscores.
+    // Parse the text that the user typed, so that the message repeats this text, and not the name
+    // with added underscores.
     return WrongUse(ToStd(Mode::Parse(text, compatibility).status().message()));
   }
   return mode;

@@ -42,7 +42,7 @@ absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 std::string RefuseStandardOutput(const std::string& path);
 
 // Parses the path that `command` writes: a .npy file, or a path without an extension, such as
-// /dev/null. With `or_output`, `-` means standard output; without it, `-` is an error.
+// /dev/null. With `or_output`, `-` means standard output; without `or_output`, `-` is an error.
 absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
                                          bool or_output = false);
 
@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 // Whether the text has the form `@ID`, which names an array by its id of 32 hexadecimal digits.
 bool IsArrayId(std::string_view text);
 // A check for CLI::Option: returns an error for a name that has the form `@ID`, because commands
-// would take it as an id. Otherwise returns an empty string.
+// would interpret such a name as an id. Otherwise returns an empty string.
 std::string RefuseIdAsName(const std::string& name);
 // Parses `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. If the name
 // itself contains an @, the version is required.
@@ -81,8 +81,8 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text);
 // Parses an element type by its name in safetensors (`F32`) or NumPy (`float32`).
 absl::StatusOr<Dtype> ParseElementType(std::string_view text);
 
-// Parses a mode's name, with or without its underscores, or a dimension's number. With kExact, any
-// other text is also a mode: see Mode::Parse.
+// Parses a mode: its name, with or without the underscores around the name, or the number of a
+// dimension. With kExact, any other text is also a mode: see Mode::Parse.
 absl::StatusOr<Mode> ParseMode(std::string_view text,
                                Compatibility compatibility = Compatibility::kDefault);
 

@@ -18,9 +18,9 @@ namespace shardmesh::client {
 // The tensors of all-MiniLM-L6-v2: names, shapes, types and order as in its file.
 std::vector<SafetensorsWriter::Tensor> MiniLmTensors();
 
-// The tensors of a llama-like decoder whose weights take about size_bytes: never more, and less by
-// at most one layer. INVALID_ARGUMENT if size_bytes is too small for the smallest such model with
-// one layer, or if dtype is not F16, BF16 or F32.
+// The tensors of a llama-like decoder whose weights take about size_bytes: never more than
+// size_bytes, and less by at most the bytes of one layer. INVALID_ARGUMENT if size_bytes is less
+// than the smallest such model with one layer takes, or if dtype is not F16, BF16 or F32.
 absl::StatusOr<std::vector<SafetensorsWriter::Tensor>> LlamaTensors(int64_t size_bytes,
                                                                     Dtype dtype);
 

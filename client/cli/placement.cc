@@ -20,8 +20,8 @@ namespace shardmesh::client {
 
 namespace {
 
-// Returns why the effective spec differs from the requested spec. Returns an empty text if they
-// differ at most in trailing entries `none`.
+// Returns why the effective spec differs from the requested spec. Returns an empty text if the two
+// specs differ at most in trailing entries `none`.
 std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh) {
   if (!spec.corrections.empty()) {
     return FormatCorrections(spec.corrections, mesh);

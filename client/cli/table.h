@@ -36,7 +36,7 @@ class Table {
     bool headers = true;
     bool wide = false;
   };
-  // Sets the style of all tables. Call it before any table is printed.
+  // Sets the style of all tables. Call UseStyle before any table is printed.
   static void UseStyle(const Style& style);
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
@@ -66,7 +66,7 @@ std::string EscapeForTerminal(std::string_view text, bool keep_lines = false);
 // at the start of the name, or after `.`, `/` or `_`.
 std::string NamePattern(std::string_view name);
 // Returns text such as `86.7 MiB`, with three digits and a unit that is a power of 1024. ParseSize
-// reads the text as the rounded number.
+// parses such a text, and returns the rounded number of bytes.
 std::string FormatBytes(int64_t bytes);
 // Returns text such as `1.23 ms`, with three digits.
 std::string FormatTime(absl::Duration duration);

@@ -154,8 +154,9 @@ class CoordinatorConnection {
                : status;
   }
 
-  // Sets up `context` for a call. If the connection was lost, waits until it is restored, at most
-  // kReconnectTimeout. Does not register the limit's cancellation; CallContext does that.
+  // Sets up `context` for a call. If the connection was lost, waits until the connection is
+  // restored, for at most kReconnectTimeout. Does not register the limit's cancellation;
+  // CallContext does that.
   void Prepare(const CallLimit& limit, grpc::ClientContext* context) const {
     if (!address.empty()) {
       rpc::AwaitReconnected(*channel, std::min(limit.deadline, absl::Now() + kReconnectTimeout));
@@ -200,7 +201,7 @@ class CallContext {
 
 // The error of a call that its caller cancelled.
 absl::Status CancelledByCaller();
-// Waits for `delay`. Ends earlier if `cancellation` is cancelled, which may be null.
+// Waits for `delay`. The wait ends earlier if `cancellation`, which may be null, is cancelled.
 void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation);
 
 template <typename Stub, typename Request, typename Response>

@@ -40,7 +40,7 @@ class SessionKeeper {
 
  private:
   // Waits while another call opens a session. Returns DEADLINE_EXCEEDED at the deadline of `limit`,
-  // and CANCELLED if its cancellation is cancelled.
+  // and CANCELLED if the cancellation of `limit` is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
   void Renew();
 

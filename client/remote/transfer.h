@@ -62,8 +62,8 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 // Downloads `part` of the array from the workers to `into`. Requires that `part` is within the
 // array, and that `into` has the array's dtype and the shape of `part`. Each distinct tile comes
 // from one of the workers that hold it; the load is spread over all holders. If a worker is lost
-// during the download, another holder of its tiles replaces it. Every checksum is checked. `token`
-// grants access to the array on the workers.
+// during the download, the tiles come from other holders. Every checksum is checked. `token` grants
+// access to the array on the workers.
 //
 // FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left.
 // FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED: `cancellation`,

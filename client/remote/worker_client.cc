@@ -118,8 +118,8 @@ absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
   return absl::OkStatus();
 }
 
-// One streaming call with byte buffers, driven by the thread that makes it. The thread starts and
-// awaits operations one after the other: at most one write or read is in progress.
+// One streaming call with byte buffers, driven by the thread that makes the call. The thread starts
+// and awaits operations one after the other: at most one write or read is in progress.
 class ByteStream {
  public:
   ByteStream(const std::shared_ptr<grpc::Channel>& channel, const char* method,
@@ -138,8 +138,8 @@ class ByteStream {
     }
   }
 
-  // Waits until gRPC has accepted the previous message, then starts to send this one. Returns false
-  // if the stream is broken.
+  // Waits until gRPC has accepted the previous message, and then starts to send `message`. Returns
+  // false if the stream is broken.
   bool Write(const grpc::ByteBuffer& message, bool more_follows) {
     if (!Flush()) {
       return false;

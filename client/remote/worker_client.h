@@ -79,9 +79,9 @@ class WorkerClient {
   absl::StatusOr<WorkerIdentity> Identify(const rpc::CallOptions& options);
 
   // Streams the tiles, each in pieces of 1 MiB with checksums. Contiguous tiles are sent from the
-  // tensor's memory; other tiles are copied piece by piece, at most a few MiB before gRPC sends
-  // them. Calls `on_sent` with the number of bytes of each piece that gRPC has taken for sending.
-  // After PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if
+  // tensor's memory; other tiles are copied piece by piece, so that at most a few MiB of copies
+  // wait for gRPC. Calls `on_sent` with the number of bytes of each piece that gRPC has taken for
+  // sending. After PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if
   // `cancellation` is cancelled.
   absl::StatusOr<PutTilesAnswer> PutTiles(absl::Span<const OutgoingTile> tiles,
                                           const std::function<void(int64_t)>& on_sent,

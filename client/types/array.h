@@ -42,8 +42,8 @@ struct Array {
   Durability durability = Durability::kUnknown;
   absl::Time create_time = absl::InfinitePast();
   int64_t size_bytes = 0;  // bytes of all elements; replicas do not count
-  // The requested spec, if it differs from the effective spec; and the corrections, which explain
-  // the difference.
+  // `requested_spec` is set only if it differs from the effective spec. `corrections` explain the
+  // difference.
   std::optional<PartitionSpec> requested_spec;
   std::vector<Correction> corrections;
 };
@@ -106,12 +106,12 @@ struct PutOptions {
   // Plans and checks the put, but moves and changes nothing. The result has only the arrays, whose
   // ids do not exist in the cluster.
   bool validate_only = false;
-  // The client calls this at most about 20 times a second, and once after the last byte; one call
-  // at a time, on any thread. May be null.
+  // The client calls this function at most about 20 times a second, and once after the last byte.
+  // It makes one call at a time, on any thread. May be null.
   ProgressCallback progress = nullptr;
-  // The client calls this with the id of the transfer before the transfer's first byte moves.
-  // ClusterClient::CancelOperation accepts this id. If a worker was short of memory for calls, the
-  // client retries the put, and calls this again for each retry. May be null.
+  // The client calls this function with the id of the transfer before the transfer's first byte
+  // moves. ClusterClient::CancelOperation accepts this id. If a worker was short of memory for
+  // calls, the client retries the put, and calls this again for each retry. May be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 

@@ -44,7 +44,8 @@ struct Entry {
   int64_t revision = 0;  // revision of the store at the last change
   std::string uid;       // unique id, made when the entry is created; updates keep it
   // For a mesh: the identities of its workers by rank; empty until workers are assigned. An update
-  // keeps these workers if the new definition names no workers and has the same number of ranks.
+  // of the entry keeps these workers if the new definition names no workers and has the same number
+  // of ranks.
   std::vector<std::string> workers;
   absl::Time update_time = absl::InfinitePast();
 };

@@ -48,7 +48,7 @@ struct WorkerStatus {
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
   std::vector<std::string> addresses;  // best first
-  // The port on which other workers reach the worker, at the same hosts as `addresses`. Nullopt:
+  // The port on which other workers reach this worker, at the same hosts as `addresses`. Nullopt:
   // the port of the addresses.
   std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;
@@ -86,7 +86,7 @@ struct MeshStatus {
 struct QuarantinedArray {
   std::string identity;  // the worker
   std::string array_id;
-  // Mesh, dtype and shape as recorded in the tiles; empty if they are unreadable.
+  // Mesh, dtype and shape as recorded in the tiles; empty if the tiles are unreadable.
   std::string mesh_id;
   std::string dtype;
   Shape shape;
@@ -117,7 +117,7 @@ struct UnnamedArray {
 // A worker that the coordinator could not ask about its quarantine.
 struct UnreachedWorker {
   std::string identity;
-  std::string reason;  // for people: the worker's ranks, and why it was not reached
+  std::string reason;  // for people: the worker's ranks, and why the worker was not reached
   bool expected_back = false;
 };
 
@@ -167,12 +167,13 @@ struct ClusterStatus {
   int64_t pid = 0;
   int64_t arrays = 0;
   int64_t degraded_arrays = 0;  // arrays with missing tiles
-  // The number of arrays that are held without a name, and how long they will still be held.
+  // The number of arrays that the coordinator holds without a name, and how long it will still hold
+  // them.
   int64_t unnamed_arrays = 0;
   absl::Duration unnamed_held_for = absl::InfiniteDuration();
   int64_t sessions = 0;
-  // At its start, the coordinator skips records of its store that it cannot read. The number of
-  // these records, and the keys of some of them.
+  // The number of records of the store that the coordinator could not read and therefore skipped at
+  // its start, and the keys of some of these records.
   int64_t unreadable_records = 0;
   std::vector<std::string> unreadable_keys;
 };

@@ -26,8 +26,8 @@
 namespace shardmesh::client {
 
 // Select a mesh, a profile or rules: by name in the catalog, or by value. The default (monostate)
-// selects no mesh, the profile without given fields, or no rules. A question that needs a mesh
-// fails with MISSING_ARGUMENT if it selects no mesh.
+// selects no mesh, the profile without given fields, or no rules. A question that needs a mesh, but
+// selects none, fails with MISSING_ARGUMENT.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinition>;
@@ -82,7 +82,7 @@ struct EffectiveSpec {
   int64_t revision = 0;  // revision of the catalog
 };
 
-// Asks to which mesh axes each of these logical axes resolves.
+// Asks to which mesh axes each of `axes`, which are logical axes, resolves.
 struct ResolveAxesQuestion {
   std::vector<AxisValue> axes;
   // Nullopt means training. A mode that is a dimension's number is not allowed.
@@ -91,7 +91,8 @@ struct ResolveAxesQuestion {
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Asks whether a spec fits a shape and a mesh, and for the corrected spec if it does not.
+// Asks whether a spec fits a shape and a mesh. If the spec does not fit, asks for the corrected
+// spec.
 struct CorrectSpecQuestion {
   PartitionSpec spec;
   Shape shape;
@@ -112,7 +113,7 @@ struct SpecAnswer {
   std::vector<Correction> corrections;
   // Empty unless the question asks for fixes; see SuggestFixes.
   std::vector<Fix> fixes;
-  // The chain of reasons; empty unless the question asks for it.
+  // The chain of reasons; empty unless the question sets `explain`.
   std::vector<ExplanationStep> explanation;
   // The extent of a device's tile in each dimension; nullopt if the question has no shape.
   std::optional<Shape> shard_shape;
@@ -241,7 +242,7 @@ struct TreeQuestion {
   // Whether a tensor's own spec is an error if the spec names an axis that the mesh lacks, or names
   // an axis twice. If false, correction drops such axes.
   bool own_specs_must_suit_mesh = false;
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

@@ -14,7 +14,8 @@
 
 namespace shardmesh::client {
 
-// A mesh as the user wrote it, not validated: the coordinator validates it. See Mesh::Create.
+// A mesh as the user wrote it. The coordinator, and not the client, validates the mesh. See
+// Mesh::Create.
 struct MeshFields {
   std::vector<MeshAxis> axes;
   std::vector<int64_t> device_ids = {};

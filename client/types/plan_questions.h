@@ -34,8 +34,8 @@ struct ReshardQuestion {
   // `devices` are positions in `to_mesh`: the answer lists what each of these devices needs, and
   // which devices send these regions. `sources` are positions in `from_mesh`: the answer lists what
   // each of these devices sends. At most 65,536 positions in each list. The answer must fit 4 MiB
-  // (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED). It has at most 65,536 received regions and 65,536 sent
-  // regions.
+  // (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED). The answer has at most 65,536 received regions and 65,536
+  // sent regions.
   std::vector<DeviceId> devices = {};
   std::vector<DeviceId> sources = {};
   // Whether to leave out the regions that `devices` receive.
@@ -80,7 +80,7 @@ struct ReshardAnswer {
 // Asks for the totals of a tree. Each tensor has its own spec, which must fit without correction.
 struct AnalyzeQuestion {
   MeshSelector mesh = {};
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 
@@ -111,7 +111,7 @@ struct SearchQuestion {
   // Criteria by which meshes are ranked: the first criterion in which two meshes differ decides.
   // Empty means all criteria, in the order of the enum.
   std::vector<MeshCriterion> ranking = {};
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

@@ -15,7 +15,7 @@
 
 namespace shardmesh::client {
 
-// A profile as the user wrote it, before resolution: the coordinator resolves it. See
+// A profile as the user wrote it. The coordinator, and not the client, resolves the profile. See
 // PartitionAxis::Create.
 struct ProfileFields {
   std::vector<FieldValue> fields;

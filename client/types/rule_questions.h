@@ -42,7 +42,7 @@ struct PatternRulesAnswer {
 // The names in which a pattern is found, and the pattern in RE2's syntax.
 struct PatternCheck {
   std::vector<bool> found;  // whether the pattern is found, for each requested name in order
-  std::string re2_pattern;  // equivalent pattern for RE2; empty if RE2 cannot express it
+  std::string re2_pattern;  // equivalent pattern for RE2; empty if RE2 cannot express the pattern
 };
 
 // Equivalent rules without exclusions (negative lookaheads); see sharding/rules/exclusion.h.
@@ -65,8 +65,8 @@ struct LintQuestion {
   std::vector<MeshSelector> meshes = {};
   // If set, also checks the cluster's named arrays whose names have this prefix.
   std::optional<std::string> held_prefix = std::nullopt;
-  // The most findings that the answer lists for each kind, 1 to 1,000. The listed findings of one
-  // kind never take more than 256 KiB.
+  // Limit on the number of findings that the answer lists for each kind, 1 to 1,000. The listed
+  // findings of one kind never take more than 256 KiB.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
   // Trees of the catalog to check: at most 1,000 distinct names, or all trees. If the question
@@ -122,7 +122,7 @@ struct DiffQuestion {
   LayoutChoice b;
   LayoutBudget budget = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

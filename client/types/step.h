@@ -39,7 +39,7 @@ struct OutputOptions {
   // The states in which the step expects the names of the results, in order. Nullopt or missing:
   // any state.
   std::vector<Precondition> preconditions = {};
-  // Whether to return the results' elements too, at most 1 MiB in all.
+  // Whether the answer also has the results' elements, at most 1 MiB in all.
   bool return_literals = false;
   // The spec of each result, which must fit without correction. If the spec of a result is nullopt
   // or missing, the planner chooses it.
@@ -110,7 +110,7 @@ struct CollectiveCall {
   OutputOptions output = {};
 };
 
-// One instruction of a plan. Every device of the mesh runs it on its own tiles.
+// One instruction of a plan. Every device of the mesh runs the instruction on its own tiles.
 struct PlannedInstruction {
   std::string label;  // shown in errors and records, such as "op 0 (linear): all-reduce over tp"
   // Nullopt: the devices exchange nothing.
@@ -156,7 +156,7 @@ struct CompiledProgram {
   // Nullopt: the plan has too many pairs of ranks to add up their bytes, or the coordinator is an
   // older build.
   std::optional<PlannedLinks> links;
-  int64_t peak_bytes = 0;  // most bytes of values on a device at any time, without operands
+  int64_t peak_bytes = 0;  // peak of the bytes of values on one device, without operands
   // The predicted time of all collectives of a run, without kernels. Nullopt if no link of the mesh
   // has been measured yet.
   std::optional<absl::Duration> exchange_time;

@@ -19,8 +19,9 @@ struct PlanReport {
   std::vector<DeviceId> devices = {};  // devices whose tiles are listed
 };
 
-// The most pictures, and the most rows of a table, on a page. The page states how many are omitted.
-// Tensors share a row if their layouts are equal and their names differ only in numbers.
+// Limits on the number of pictures of a page and on the number of rows of a table. The page states
+// how many pictures or rows are omitted. Tensors share a row if their layouts are equal and their
+// names differ only in numbers.
 inline constexpr size_t kMaxPictures = 60;
 inline constexpr size_t kMaxTensorRows = 5000;
 

@@ -28,7 +28,7 @@ constexpr char kAxesHelp[] =
 constexpr char kSpecHelp[] =
     "mesh axes, one entry a dimension: fsdp,tp; fsdp+dp or (fsdp,dp) for several; - for none";
 
-// The options of the commands in this file. Each command offers some of them.
+// The options of the commands in this file. Each command offers some of these options.
 struct SpecFlags {
   std::string name;
   std::string rules;

@@ -51,7 +51,7 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
 // has reaped it.
 FileDescriptor OpenProcess(const ProcessId& id) {
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
-  // Check the identity only after the pidfd is open, because the pidfd then refers to the checked
+  // Check the identity only after the pidfd is open: an open pidfd keeps referring to the checked
   // process even if the pid is reused.
   return ReadStartTicks(id.pid) == id.start_ticks ? std::move(process) : FileDescriptor();
 }

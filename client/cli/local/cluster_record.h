@@ -28,7 +28,7 @@ struct RecordedProcess {
   // The address where the process serves metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
   // Whether the process ends with the record's supervisor. False for processes that already ran
-  // when the supervisor restarted the others.
+  // when the supervisor restarted the ended processes of the cluster.
   bool ends_with_supervisor = false;
 };
 
@@ -46,11 +46,11 @@ struct ClusterRecord {
   std::string tls_folder = {};
   // The cluster's processes, the coordinator first.
   std::vector<RecordedProcess> processes;
-  // The `up` process that stays in the foreground. When it is stopped, it stops the cluster's
-  // processes. Nullopt if there is no such process.
+  // The `up` process that stays in the foreground. When this `up` process is stopped, it stops the
+  // cluster's processes. Nullopt if there is no such process.
   std::optional<ProcessId> supervisor;
-  // Set before the first process gets a signal to stop. Commands then do not mistake the remaining
-  // processes for a running cluster.
+  // Set before the first process gets a signal to stop. While this is set, commands do not mistake
+  // the remaining processes for a running cluster.
   bool is_stopping = false;
 
   // Whether any of the processes still runs.
@@ -69,8 +69,8 @@ std::string ClusterFolder(const std::string& name);
 // folders belongs to another user.
 absl::Status MakeClusterFolder(const std::string& folder);
 
-// The most time that a command such as `up` or `down` waits for the cluster's lock while another
-// command holds it.
+// Limit on the time that a command such as `up` or `down` waits for the cluster's lock while
+// another command holds it.
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
 // Locks a cluster. Each command that starts or stops the processes of a cluster, or changes its

@@ -134,7 +134,7 @@ class LocalCluster {
     ChildProcess process;
     std::string metrics_address = {};
     bool ends_with_supervisor = false;
-    bool reported = false;  // CollectEnded has returned it
+    bool reported = false;  // CollectEnded has returned this member
   };
 
   explicit LocalCluster(LocalClusterOptions options);
@@ -155,7 +155,7 @@ class LocalCluster {
   absl::Status Launch(const std::string& identity, ProcessOptions process);
   // Like Restart, but requires the cluster's lock.
   absl::Status StartAgain(const std::string& identity, absl::Time deadline);
-  // Waits until the coordinator has written its address to its log.
+  // Waits until the coordinator has written its own address to the log.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
   // Writes the record with the current members. If `starting` is given, the record has `starting`
   // in place of the member of that identity, or in addition to the members if no member has that
@@ -183,10 +183,10 @@ class LocalCluster {
 };
 
 // Updates the record for processes that were restarted by hand. If a recorded process has ended,
-// the coordinator may report another process for the same identity. If that process runs on this
-// host, it replaces the ended one in the record, with its log but without a metrics address. Leaves
-// the record unchanged if no coordinator answers by `deadline`, or if the coordinator of another
-// cluster answers.
+// the coordinator may report another process for the same identity. If that other process runs on
+// this host, it replaces the ended process in the record. The record has the log of the other
+// process, but no metrics address. Leaves the record unchanged if no coordinator answers by
+// `deadline`, or if the coordinator of another cluster answers.
 void FollowRestarts(ClusterRecord* record, absl::Time deadline);
 
 // Returns the folder of the running program, which also holds the other programs.
