@@ -117,8 +117,8 @@ bool LooksLikePath(std::string_view text);
 // int64_t. The check returns the error, or an empty string.
 std::function<std::string(const std::string&)> WholeNumberFrom(int64_t min);
 
-// Each of these functions parses the value of an option of computations, such as `gelu` or
-// `reduce-scatter`.
+// Each of the functions below parses the value of an option of a command, mostly of computations,
+// such as `gelu` or `reduce-scatter`.
 absl::StatusOr<Activation> ParseActivation(std::string_view text);
 absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
 // Also accepts `send`, which means a permute of one pair.

@@ -27,7 +27,7 @@ struct TransferDevice {
   int32_t rank = 0;
   std::string identity;
   uint64_t incarnation = 0;
-  std::vector<std::string> addresses;  // best first
+  std::vector<std::string> addresses;  // the preferred address first
 };
 
 // A tensor to send: the array that it becomes, the token that permits the upload to the workers,

@@ -47,7 +47,7 @@ struct WorkerStatus {
   std::string identity;
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
-  std::vector<std::string> addresses;  // best first
+  std::vector<std::string> addresses;  // the preferred address first
   // The port on which other workers reach this worker, at the same hosts as `addresses`. Nullopt:
   // the port of the addresses.
   std::optional<int> exchange_port = std::nullopt;
@@ -162,8 +162,8 @@ struct ClusterStatus {
   int64_t term = 0;
   int64_t revision = 0;
   CoordinatorState state = CoordinatorState::kUnknown;
-  std::vector<MeshStatus> meshes;     // by name
-  std::vector<WorkerStatus> workers;  // by identity
+  std::vector<MeshStatus> meshes;     // sorted by name
+  std::vector<WorkerStatus> workers;  // sorted by identity
   int64_t pid = 0;
   int64_t arrays = 0;
   int64_t degraded_arrays = 0;  // arrays with missing tiles
@@ -186,7 +186,7 @@ struct WorkerFlight {
   WorkerState state = WorkerState::kUnknown;
   absl::Duration heartbeat_age = absl::ZeroDuration();
   std::optional<StepProgress> progress;  // as reported by the worker's last heartbeat
-  std::vector<FlightRecord> records;     // finished instructions, in order
+  std::vector<FlightRecord> records;     // finished instructions, oldest first
   int64_t omitted_records = 0;           // older records that the answer leaves out
 };
 
@@ -208,7 +208,7 @@ struct ClusterLinks {
     MeasuredLink measured;
   };
   std::vector<Worker> workers;  // sorted by rank, or by identity if the question has no mesh
-  std::vector<Link> links;      // by identities
+  std::vector<Link> links;      // sorted by the identities of the two workers
 
   // Returns the link between two workers, as measured by either of them. Null if neither worker has
   // measured the link.
@@ -254,7 +254,7 @@ std::string_view ClusterFindingName(ClusterFinding::Kind kind);
 struct Diagnosis {
   bool healthy = false;
   std::string verdict;                   // one sentence
-  std::vector<ClusterFinding> findings;  // the worst first
+  std::vector<ClusterFinding> findings;  // the worst fault first
 };
 
 struct Operation {

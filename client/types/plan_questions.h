@@ -26,7 +26,7 @@ namespace shardmesh::client {
 // device of the other mesh are the same device if their ids are equal.
 struct ReshardQuestion {
   MeshSelector from_mesh = {};
-  PartitionSpec from = {};  // must fit the shape, like `to`
+  PartitionSpec from = {};  // must fit the array's shape, like `to`
   MeshSelector to_mesh = {};
   PartitionSpec to = {};
   Shape shape = {};
@@ -73,7 +73,7 @@ struct ReshardAnswer {
   // The most that one device sends in all; nullopt if the computation would take too long.
   std::optional<int64_t> max_sent_bytes;
   std::vector<ReshardDevice> devices;  // in the order of the question
-  std::vector<ReshardTransfer> sent;   // in the order of `sources`, then by destination
+  std::vector<ReshardTransfer> sent;   // sent by `sources`, in their order; then by destination
   int64_t revision = 0;
 };
 

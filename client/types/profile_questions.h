@@ -44,7 +44,7 @@ struct ResolvedName {
 
 struct ProfileAnswer {
   PartitionAxis profile;
-  std::string text;  // as Python's repr
+  std::string text;  // the profile as Python's repr() shows it
   // A digest of all fields and user-defined axes, as 64 hexadecimal digits; see Fingerprint.
   std::string fingerprint;
   // The built-in names, and after them the names of user-defined axes.

@@ -108,7 +108,7 @@ struct LintAnswer {
   int64_t count(Finding::Kind kind) const { return counts[static_cast<size_t>(kind)]; }
 };
 
-// One of two compared layouts.
+// The rules, profile, mode and mesh that give one of two compared layouts.
 struct LayoutChoice {
   RuleSetSelector rules = {};
   ProfileSelector profile = {};
@@ -127,7 +127,7 @@ struct DiffQuestion {
 };
 
 struct DiffAnswer {
-  std::vector<TensorDiff> changes;  // in the order of the tree; both specs are set
+  std::vector<TensorDiff> changes;  // in the tree's order; each has `spec_a` and `spec_b`
   TreeReport a;
   TreeReport b;
   bool within_budget = true;

@@ -26,9 +26,10 @@ struct Operand {
 
   std::variant<ArraySelector, Literal> value;
   // Whether the step may consume the array: use its memory for results and delete the array. An
-  // all-reduce, broadcast or barrier works in the array's memory if tiles keep their size. In that
-  // case the array is lost even if the step fails; the error says so. An array is never consumed if
-  // it has a name, or if another session or running work holds it.
+  // all-reduce, broadcast or barrier of a donated array works in the array's memory if its tiles
+  // keep their size. In that case the array is lost even if the step fails, and the error says that
+  // the array is lost. An array is never consumed if it has a name, or if another session or
+  // running work holds it.
   bool donate = false;
 };
 

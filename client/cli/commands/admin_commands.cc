@@ -416,7 +416,7 @@ std::string EventText(const NameChange& change) {
                                     ", version ", change.version);
 }
 
-// Prints the change as one line, or as a YAML document.
+// Prints the change as one line of text or JSON; with --output yaml, as a YAML document.
 void PrintChange(const ClusterChange& change, const Invocation& invocation) {
   const bool has_time = change.time != absl::InfinitePast();
   if (invocation.json) {

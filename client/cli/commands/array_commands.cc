@@ -418,7 +418,7 @@ absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(selector));
-  // A description without names is better than none.
+  // If the names cannot be listed, describe the array without its names.
   const absl::StatusOr<std::vector<Array>> named = UnderEachName(client.get(), array);
   if (!named.ok()) {
     std::cerr << "The array's names are not shown: " << named.status().message() << "\n";
