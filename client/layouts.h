@@ -22,9 +22,9 @@ namespace shardmesh::client {
 
 class ClientCore;
 
-// Pure questions about layouts, which need no worker. A coordinator and LocalQuestions, which needs
-// no cluster, give equal answers. Shapes and tiles are in elements; a tile is half-open. Sizes are
-// in bytes.
+// Questions about layouts. Their answers need no worker, and change nothing. A coordinator and
+// LocalQuestions, which needs no cluster, give the same answers. Shapes and tiles are in elements;
+// a tile is half-open. Sizes are in bytes.
 //
 // Example:
 //   auto answer = client->layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape = shape});
@@ -105,9 +105,9 @@ class LayoutClient {
   absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
                                             absl::Span<const std::string> names,
                                             const CallOptions& options = {});
-  // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`.
-  // Patterns with exclusions may be unusable before the rewrite, so only the rewrite checks the
-  // patterns. INVALID_ARGUMENT names the rule that cannot be rewritten.
+  // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`. A
+  // given pattern may be unusable because of its exclusions. Therefore the call checks no pattern
+  // before the rewrite. INVALID_ARGUMENT names the rule that cannot be rewritten.
   absl::StatusOr<RewriteAnswer> RewriteRules(const RuleSetDefinition& rules,
                                              const CallOptions& options = {});
   // Finds questionable parts of rules, which it applies to at most 1,000,000 tensors. No tensor may

@@ -462,7 +462,7 @@ void CommandLine::AddCommonOptions() {
 CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& help, Handler handler,
                                   CLI::App* parent) {
   CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
-  command->footer("");  // without the footer of the program
+  command->footer("");  // otherwise the command would have the footer of the program
   handlers_[command] = std::move(handler);
   return command;
 }
@@ -499,7 +499,7 @@ CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help
       above.get_subcommands([&](const CLI::App* each) { return each->get_name() == name; });
   if (!there.empty()) return there.front();
   CLI::App* group = above.add_subcommand(name, help);
-  group->footer("");  // without the footer of the program
+  group->footer("");  // otherwise the group would have the footer of the program
   group->require_subcommand(1);
   return group;
 }

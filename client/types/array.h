@@ -111,7 +111,7 @@ struct PutOptions {
   ProgressCallback progress = nullptr;
   // The client calls this function with the id of the transfer before the transfer's first byte
   // moves. ClusterClient::CancelOperation accepts this id. If a worker was short of memory for
-  // calls, the client retries the put, and calls this again for each retry. May be null.
+  // calls, the client retries the put, and calls this function again for each retry. May be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 

@@ -68,7 +68,8 @@ struct EntryChange {
 // All changes of one revision.
 struct CatalogChanges {
   int64_t revision = 0;
-  // Empty in the first report of a watch, which only states the starting revision.
+  // Empty in the first report of a watch: that report only states the revision at which the watch
+  // starts.
   std::vector<EntryChange> changes;
 };
 

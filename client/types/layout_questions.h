@@ -209,7 +209,8 @@ struct TilingAnswer {
   std::vector<DeviceTile> tiles;
   // The pieces of TilingQuestion::range, each with the devices that hold it, in row-major order.
   std::vector<OwnedTile> owners;
-  // For each device of TilingQuestion::replica_groups_of, all devices that hold the same tile.
+  // For each device of TilingQuestion::replica_groups_of, all devices that hold the same tile as
+  // that device.
   std::vector<std::vector<DeviceId>> replica_groups;
   int64_t revision = 0;
 };

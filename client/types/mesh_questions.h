@@ -73,7 +73,7 @@ struct MeshAxesAnswer {
   std::vector<std::string> absent_axes;
   // For kSize and kMappedSize: the product of the sizes of the question's axes.
   int64_t size = 0;
-  // For kIndex: one index for each device.
+  // For kIndex: the index of each device along the question's axes.
   std::vector<int64_t> indexes;
   // For kGroups: the positions of each group's devices, at most 65,536 in all. The groups have the
   // order of the question's devices. If the question has no devices, the groups are sorted by the

@@ -154,8 +154,8 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   return absl::OkStatus();
 }
 
-// Removes the @ from array ids in the notation @ID. Leaves ids without @, as `admin quarantine
-// list` prints them, unchanged.
+// Removes the @ from array ids in the notation @ID. Ids without @, which `admin quarantine list`
+// prints, stay unchanged.
 std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
   for (std::string& array : arrays) {
     if (IsArrayId(array)) array.erase(0, 1);

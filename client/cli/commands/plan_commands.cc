@@ -382,8 +382,8 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     question.mesh = mesh;
   }
   if (!flags.stored_tree.empty()) {
-    // Fetch the tensors, because the output lists them. Because the question has these tensors, the
-    // output and the question use the same version of the tree.
+    // The output lists the tensors, so fetch them. The question has the fetched tensors instead of
+    // the tree's name, so that output and question use the same version of the tree.
     SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
     SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
   }

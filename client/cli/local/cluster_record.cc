@@ -1,4 +1,4 @@
-// Reads and writes the record of `shardmesh up` about a cluster, a JSON file.
+// Reads and writes a JSON file: the record of `shardmesh up` about a cluster.
 #include "client/cli/local/cluster_record.h"
 
 #include <signal.h>
