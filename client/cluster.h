@@ -111,7 +111,8 @@ class ClusterClient {
   absl::StatusOr<Operation> GetOperation(const std::string& operation_id,
                                          const CallOptions& options = {});
   // Calls `on_progress` for each report until the operation ends or `on_progress` returns false.
-  // Returns the last reported state. DEADLINE_EXCEEDED after the client's transfer timeout.
+  // Returns the last reported state. DEADLINE_EXCEEDED after the timeout of the options; if the
+  // options have none, after MeshClientOptions::transfer_timeout.
   absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
                                            const std::function<bool(const Operation&)>& on_progress,
                                            const CallOptions& options = {});

@@ -178,7 +178,7 @@ void RemoveTemporaryFilesOf(const std::string& path) {
   std::error_code error;
   // AtomicFileWriter puts the temporary file beside the target of symbolic links. The target may
   // not exist yet.
-  constexpr int kMostLinks = 40;  // the kernel has the same limit
+  constexpr int kMostLinks = 40;  // the kernel follows no more links either
   fs::path target = fs::absolute(path, error);
   for (int links = 0; links < kMostLinks && fs::is_symlink(target, error); ++links) {
     target = target.parent_path() / fs::read_symlink(target, error);

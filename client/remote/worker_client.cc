@@ -378,7 +378,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     failure = failures.size() == 1 ? connected : absl::UnavailableError(StrJoin(failures, "; "));
     return nullptr;
   };
-  std::vector<const std::string*> silent;  // addresses that did not answer, or that refused
+  std::vector<const std::string*> silent;  // addresses that did not answer, or refused to connect
   for (const std::string& address : addresses) {
     if (is_cancelled()) return cancelled;
     if (addresses.size() > 1) {

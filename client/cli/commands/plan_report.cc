@@ -540,7 +540,8 @@ class Page {
     }
     const double rows = std::max(1.0, AsDouble(tiling.shape()[static_cast<size_t>(down)]));
     const double columns = std::max(1.0, AsDouble(tiling.shape()[static_cast<size_t>(across)]));
-    // The picture has the proportions of the tensor, within bounds.
+    // Height by width of the picture: the square root of rows by columns of the tensor, within
+    // bounds.
     const double ratio = std::clamp(std::sqrt(rows / columns), 0.4, 1.6);
     const double width = ratio > 1 ? 190 / ratio + 30 : 220;
     const double height = std::clamp(width * ratio, 90.0, 200.0);

@@ -74,8 +74,8 @@ absl::Status MakeClusterFolder(const std::string& folder);
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
 // Locks a cluster. Each command that starts or stops the processes of a cluster, or changes its
-// record, takes this lock. The open descriptor holds the lock: the system releases it when the
-// command ends in any way.
+// record, takes this lock. The open descriptor holds the lock: the system releases the lock when
+// the command ends in any way.
 //
 // If another process holds the lock, calls `on_wait` (may be empty) once with a description of that
 // process. Waits for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS if the other process

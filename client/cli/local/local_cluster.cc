@@ -191,7 +191,7 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   process.command = {StrCat(options_.binary_folder, "/", kWorkerProgram),
                      "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
                      "--http-listen=127.0.0.1:0", "--identity=" + identity};
-  // The coordinator, then the workers.
+  // The identity of the coordinator, and after it the identities of the workers.
   const std::vector<std::string> workers = IdentitiesOn(options_.mesh);
   const auto at = std::find(workers.begin(), workers.end(), identity);
   if (at != workers.end()) {
