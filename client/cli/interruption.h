@@ -64,7 +64,7 @@ class Interruption {
   // The destructor has begun: further signals cancel nothing, but end the program.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;        // the watcher thread must end
-  bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has not answered yet
+  bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the cancel has no answer yet
   // The coordinator confirmed that nothing is committed.
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread canceller_ ABSL_GUARDED_BY(mutex_);

@@ -67,10 +67,10 @@ struct ReshardAnswer {
   // `max_link` and `max_sent` are unset: the members below have their values in bytes.
   ReshardTotals totals;
   int64_t total_needed_bytes = 0;
-  int64_t max_needed_bytes = 0;  // the most that one device needs
-  int64_t max_link_bytes = 0;    // the most that one device sends to another
+  int64_t max_needed_bytes = 0;  // the most bytes that one device needs
+  int64_t max_link_bytes = 0;    // the most bytes that one device sends to another
   double mean_sent_bytes = 0;    // average over the devices of the source layout's mesh
-  // The most that one device sends in all; nullopt if the computation would take too long.
+  // The most bytes that one device sends in all; nullopt if the computation would take too long.
   std::optional<int64_t> max_sent_bytes;
   std::vector<ReshardDevice> devices;  // in the order of the question
   std::vector<ReshardTransfer> sent;   // sent by `sources`, in their order; then by destination
