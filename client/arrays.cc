@@ -21,9 +21,9 @@
 namespace shardmesh::client {
 namespace {
 
-// Most attempts of a gather. If tiles are not on the workers that the coordinator named, the client
-// asks the coordinator again. The coordinator learns of lost workers at once, or within its
-// heartbeat limit of 5 s.
+// Limit on the number of attempts of a gather. If tiles are not on the workers that the coordinator
+// named, the client asks the coordinator again. The coordinator learns of lost workers at once, or
+// within its heartbeat limit of 5 s.
 constexpr int kMaxGatherAttempts = 8;
 
 // Returns the error for an array whose workers this client cannot reach, although the coordinator
@@ -77,7 +77,7 @@ absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector&
       return std::move(outcome.tensor);
     }
     // The coordinator's answer was out of date: the coordinator did not know yet that tiles had
-    // moved or were lost. Wait until it may know, and ask again.
+    // moved or were lost. Wait, so that the coordinator can learn of the change, and ask again.
     const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
     if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
       return WithoutReach(std::move(outcome.tensor).status());
@@ -203,7 +203,7 @@ absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& pr
   v1::ListArraysRequest request;
   request.set_prefix(prefix);
   request.set_include_unnamed(include_unnamed);
-  request.set_page_size(1'000);  // the most that the coordinator puts on a page
+  request.set_page_size(1'000);  // the coordinator returns no larger pages
   std::vector<Array> arrays;
   do {
     v1::ListArraysResponse response;

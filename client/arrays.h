@@ -49,7 +49,7 @@ class ArrayClient {
                                            const CallOptions& options = {});
 
   // Gathers a whole tensor: each tile from a worker that holds the tile, with every checksum
-  // checked. FAILED_PRECONDITION (ARRAY_DEGRADED): no live worker holds some tile. `progress`: like
+  // checked. FAILED_PRECONDITION (ARRAY_DEGRADED): some tile is on no live worker. `progress`: like
   // PutOptions::progress, for the received bytes; the count restarts if the gather is retried. The
   // time limit or a cancellation may come before the coordinator's first answer. In that case the
   // gather waits up to a second longer for that answer, and releases the array that the answer

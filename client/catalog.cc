@@ -242,13 +242,14 @@ absl::Status CatalogClient::Watch(absl::Span<const EntryKind> kinds,
   }
   if (!is_wanted) {
     context.TryCancel();
-    stream->Finish();  // CANCELLED, as requested
+    stream->Finish();  // returns CANCELLED, as requested
     return unreadable;
   }
   const absl::Status status = connection.StatusOf(stream->Finish());
   if (!status.ok() && limit.is_cancelled()) return CancelledByCaller();
-  // Without a shorter timeout of the options, gRPC's DEADLINE_EXCEEDED, which has no reason, means
-  // that the watch reached `until`. gRPC measures the time of a call with the steady clock.
+  // If no timeout of the options ends before `until`, DEADLINE_EXCEEDED of gRPC, which has no
+  // reason, means that the watch reached `until`. gRPC measures the time of a call with the steady
+  // clock.
   return !is_limited && absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kUnspecified
              ? absl::OkStatus()
              : status;

@@ -35,12 +35,13 @@ class CatalogClient {
   CatalogClient& operator=(const CatalogClient&) = delete;
 
   // The calls below create, read and change definitions. `expected_version`: the version to replace
-  // or delete; nullopt: any version. ABORTED (VERSION_MISMATCH) if the current version is another
-  // one. ALREADY_EXISTS: CreateEntry got a name that is taken. Only GetEntry returns trees with
-  // their tensors. GetEntry accepts NAME and `NAME@VERSION`, like the selectors of questions. For a
-  // version that is not kept, GetEntry returns NOT_FOUND; the message lists the kept versions. With
-  // `validate_only`, CreateEntry and UpdateEntry make all checks and no change. They then return
-  // the resulting entry, with revision 0. If the entry does not exist yet, its uid is empty.
+  // or delete; nullopt: any version. ABORTED (VERSION_MISMATCH) if the definition's current version
+  // is not `expected_version`. ALREADY_EXISTS: CreateEntry got a name that is taken. Only GetEntry
+  // returns trees with their tensors. GetEntry accepts NAME and `NAME@VERSION`, like the selectors
+  // of questions. For a version that is not kept, GetEntry returns NOT_FOUND; the message lists the
+  // kept versions. With `validate_only`, CreateEntry and UpdateEntry make all checks and no change.
+  // With `validate_only`, they return the resulting entry, with revision 0. The uid in that entry
+  // is empty if no entry has the name yet.
   absl::StatusOr<Entry> CreateEntry(const std::string& name, const EntryValue& value,
                                     bool validate_only = false, const CallOptions& options = {});
   absl::StatusOr<Entry> GetEntry(EntryKind kind, const std::string& name,
@@ -59,11 +60,12 @@ class CatalogClient {
   absl::StatusOr<int64_t> DeleteEntry(EntryKind kind, const std::string& name,
                                       std::optional<int64_t> expected_version = std::nullopt,
                                       bool validate_only = false, const CallOptions& options = {});
-  // Reports changes of entries of `kinds` (empty: all kinds) from `start_revision` on; nullopt:
-  // from now on. Returns OK once `on_changes` returns false or `until` is reached. Changes of the
-  // wall clock do not move the end of the watch. DEADLINE_EXCEEDED: the options' timeout ended
-  // before `until`. If the options have no timeout, only `until` limits the watch. OUT_OF_RANGE
-  // (COMPACTED): the coordinator no longer keeps all changes since `start_revision`.
+  // Reports changes of entries of `kinds` (empty: all kinds). Begins with the changes of
+  // `start_revision`; if that is nullopt, with the first change after the start of the call.
+  // Returns OK once `on_changes` returns false or `until` is reached. Changes of the wall clock do
+  // not move the end of the watch. DEADLINE_EXCEEDED: the options' timeout ended before `until`. If
+  // the options have no timeout, only `until` limits the watch. OUT_OF_RANGE (COMPACTED): the
+  // coordinator no longer keeps all changes since `start_revision`.
   absl::Status Watch(absl::Span<const EntryKind> kinds, std::optional<int64_t> start_revision,
                      absl::Time until, const std::function<bool(const CatalogChanges&)>& on_changes,
                      const CallOptions& options = {});

@@ -26,8 +26,8 @@ constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
 // Time limit for the release of an array that was read.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 
-// Whether a stream's error may be only a symptom. The coordinator may then know the cause: a worker
-// is lost, or the transfer has ended.
+// Whether a stream's error may be only a symptom. If so, the coordinator may know the cause: a
+// worker is lost, or the transfer has ended.
 bool IsSymptom(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
@@ -61,8 +61,8 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
       Reason::kDeadline);
 }
 
-// Cancels a transfer's streams as soon as the coordinator reports that the transfer failed. Without
-// this, a stream to a worker that no longer reads would stay blocked.
+// Cancels a transfer's streams as soon as the coordinator reports that the transfer failed. If no
+// thread cancelled the streams, a stream to a worker that no longer reads would stay blocked.
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
@@ -204,8 +204,8 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
         CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
-    // The client repeated the commit until the time limit. The coordinator may have committed the
-    // put on an earlier request.
+    // If gRPC's memory for calls was exhausted, the client repeated the commit until the time
+    // limit. The coordinator may have committed the put on an earlier request.
     return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
                                                         : std::move(committed);
   }

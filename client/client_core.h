@@ -27,17 +27,20 @@ namespace shardmesh::client {
 
 struct GatherOutcome {
   absl::StatusOr<GatheredTensor> tensor;
-  bool may_have_moved = false;  // whether a second request may succeed: see Gather
+  bool may_have_moved = false;  // whether a new request may succeed: see Gather
 };
 
-// The arrays that the session pins only because this client is reading them. The coordinator
-// reports which request was the first to pin an array. The last reader of the array releases it. A
-// release must not drop a pin that a concurrent read relies on. Therefore no read begins while an
-// array is being released, and no release begins while a read begins. Thread-safe.
+// The arrays that the session pins only because this client is reading them. The coordinator's
+// answer to a request says whether that request pinned the array, or the session had pinned the
+// array before. If a read pinned the array, the last reader of the array releases the array. A
+// release must not drop a pin that a concurrent read relies on. Therefore a request for a read
+// waits while a release is in progress. No release begins while a request for a read is in
+// progress. Thread-safe.
 class ReadPins {
  public:
-  // Call BeginAsking before the request that pins an array, and EndAsking after it. BeginAsking
-  // waits while another thread releases arrays: at most for the time of one call.
+  // Call BeginAsking before a request that may pin an array, and EndAsking after that request.
+  // BeginAsking waits while another thread releases arrays, which takes at most the time of one
+  // call.
   void BeginAsking() {
     absl::MutexLock lock(&mutex_);
     mutex_.Await(absl::Condition(
@@ -53,14 +56,14 @@ class ReadPins {
       reading.pinned |= get->pinned;
     }
   }
-  // Ends a read. Returns the arrays that the caller must release now. If there are any, the caller
-  // must call EndLettingGo after it has released them.
+  // Ends a read. Returns the arrays that the caller must release now. If the result is not empty,
+  // the caller must release these arrays and then call EndLettingGo.
   std::vector<std::string> EndReading(const std::string& array_id) {
     absl::MutexLock lock(&mutex_);
     --readings_[array_id].readers;
     std::vector<std::string> idle;
     if (asking_ > 0 || letting_go_) {
-      return idle;  // the end of a later read returns the arrays without readers
+      return idle;  // a later EndReading returns the arrays that have no readers
     }
     for (auto it = readings_.begin(); it != readings_.end();) {
       const auto current = it++;
@@ -119,7 +122,7 @@ class CompiledPrograms {
   std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // hashes in the order of compilation
 };
 
-// The state that the sub-clients share; users of MeshClient do not see it. Thread-safe.
+// The state that the sub-clients share; users of MeshClient do not see this class. Thread-safe.
 class ClientCore {
  public:
   ClientCore(std::unique_ptr<CoordinatorConnection> connection, const MeshClientOptions& options)
@@ -178,8 +181,9 @@ class ClientCore {
                        const std::string& expected_id, const ProgressCallback& progress,
                        const SteadyDeadline& deadline, const CallOptions& options);
 
-  // Puts the tensors once. Sets `*is_taken_back` to true if the put failed before its commit, while
-  // it sent tiles, and the coordinator confirmed the abort. The put then changed nothing.
+  // Puts the tensors once. Sets `*is_taken_back` to true if the put failed while it sent tiles,
+  // before the client asked for the commit, and the coordinator confirmed the abort. In that case
+  // the put changed nothing.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
                                 const SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);
@@ -188,8 +192,8 @@ class ClientCore {
     if (options_.on_wait) options_.on_wait(why);
   }
 
-  // Ends a put. If `sent` is OK, commits the put. Otherwise asks the coordinator for the cause, and
-  // aborts the transfer. `*is_taken_back`: see Put.
+  // Ends a put. If `sent` is OK, commits the put. If `sent` is an error, asks the coordinator for
+  // the cause, and aborts the transfer. `*is_taken_back`: see Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
                                         const SteadyDeadline& deadline, const CallOptions& options,

@@ -132,8 +132,8 @@ WorkerChange::Kind KindOf(v1::WorkerChangeKind kind) {
   }
 }
 
-// Decodes an event of a watch. Returns nullopt for an event, or a kind of change, of a newer
-// coordinator that this build does not know.
+// Decodes an event of a watch. Returns nullopt for an event or a kind of change that this build
+// does not know, because the coordinator is newer.
 absl::StatusOr<std::optional<ClusterChange>> DecodeChange(const v1::WatchClusterResponse& from) {
   ClusterChange change;
   if (from.has_time()) {
@@ -546,7 +546,7 @@ absl::Status ClusterClient::WatchChanges(const std::vector<ClusterSubject>& subj
   }
   if (!is_wanted) {
     context.TryCancel();
-    stream->Finish();  // CANCELLED, as requested
+    stream->Finish();  // returns CANCELLED, as requested
     return status;
   }
   status = connection.StatusOf(stream->Finish());

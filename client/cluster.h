@@ -32,25 +32,26 @@ class ClusterClient {
   ClusterClient& operator=(const ClusterClient&) = delete;
 
   absl::StatusOr<ServerVersion> GetVersion(const CallOptions& options = {});
-  // Returns the state of all meshes and workers, or of one mesh and its workers. If that mesh has
-  // no workers yet, lists all workers. NOT_FOUND: no such mesh.
+  // Returns the state of the mesh `mesh_id` and of its workers; if `mesh_id` is empty, of all
+  // meshes and workers. If the mesh has no workers yet, the answer has all workers. NOT_FOUND: no
+  // such mesh.
   absl::StatusOr<ClusterStatus> GetStatus(const std::string& mesh_id = "",
                                           const CallOptions& options = {});
   // Diagnoses one step; nullopt: all steps and the workers. Returns which ranks wait for which
   // ranks, the failures of the last five minutes, and the workers at fault.
   absl::StatusOr<Diagnosis> Diagnose(std::optional<int64_t> step = std::nullopt,
                                      const CallOptions& options = {});
-  // Speeds of the links between the workers of a mesh; without a mesh name, between all attached
-  // workers. NOT_FOUND: no such mesh. FAILED_PRECONDITION: no worker is attached, or a rank of the
-  // mesh has no worker.
+  // Returns the speeds of the links between the workers of the mesh `mesh_id`; if `mesh_id` is
+  // empty, between all attached workers. NOT_FOUND: no such mesh. FAILED_PRECONDITION: no worker is
+  // attached, or a rank of the mesh has no worker.
   absl::StatusOr<ClusterLinks> ListLinks(const std::string& mesh_id = "",
                                          const CallOptions& options = {});
   // With `validate_only`, each of the functions below makes all checks and no change. It returns
   // the answer that the change would give, as far as that answer is known in advance.
 
-  // Takes a worker out of use: it gets no new steps, puts or ranks. With `resume`, takes the worker
-  // back into use. Returns the worker's ranks, work and tiles. NOT_FOUND: no live worker has the
-  // identity.
+  // Takes a worker out of use: the worker gets no new steps, puts or ranks. With `resume`, takes
+  // the worker back into use. Returns the worker's ranks, work and tiles. NOT_FOUND: no live worker
+  // has the identity.
   absl::StatusOr<DrainedWorker> DrainWorker(const std::string& identity, bool resume = false,
                                             bool validate_only = false,
                                             const CallOptions& options = {});
@@ -59,9 +60,9 @@ class ClusterClient {
   absl::Status ForgetWorker(const std::string& identity, bool validate_only = false,
                             const CallOptions& options = {});
   // Gives the ranks of the lost worker `identity` to the attached worker `replacement`; no tile
-  // moves. FAILED_PRECONDITION: `identity` is not lost (WORKER_ATTACHED); the definition of one of
-  // its meshes names the workers (RANKS_DEFINED); `replacement` serves a rank of the same mesh
-  // (WORKER_SERVES_RANK); or `replacement` is draining (NOT_SERVING).
+  // moves. FAILED_PRECONDITION: `identity` is not lost (WORKER_ATTACHED); the definition of a mesh
+  // in which `identity` serves a rank names the workers (RANKS_DEFINED); `replacement` serves a
+  // rank of the same mesh (WORKER_SERVES_RANK); or `replacement` is draining (NOT_SERVING).
   absl::StatusOr<ReplacedWorker> ReplaceWorker(const std::string& identity,
                                                const std::string& replacement,
                                                bool validate_only = false,
@@ -91,8 +92,8 @@ class ClusterClient {
                                                    const CallOptions& options = {});
   // Deletes arrays from the quarantine; returns the deleted tiles. Waits for workers that are
   // expected back. FAILED_PRECONDITION: workers of an array's mesh cannot be reached. With
-  // `even_partly`, this is no error: the call deletes the tiles of the workers that can be reached.
-  // NOT_FOUND: none of the arrays is in quarantine.
+  // `even_partly`, unreachable workers are no error: the call deletes the tiles of the workers that
+  // can be reached. NOT_FOUND: none of the arrays is in quarantine.
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
                                                  bool even_partly = false,
                                                  bool validate_only = false,
@@ -110,7 +111,8 @@ class ClusterClient {
   absl::StatusOr<Operation> GetOperation(const std::string& operation_id,
                                          const CallOptions& options = {});
   // Calls `on_progress` for each report until the operation ends or `on_progress` returns false.
-  // Returns the last reported state. DEADLINE_EXCEEDED after the client's transfer timeout.
+  // Returns the last reported state. DEADLINE_EXCEEDED after the timeout of the options; if the
+  // options have none, after MeshClientOptions::transfer_timeout.
   absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
                                            const std::function<bool(const Operation&)>& on_progress,
                                            const CallOptions& options = {});

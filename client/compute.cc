@@ -49,7 +49,7 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
 // the step at the time limit, and names in its answer the ranks that did not finish.
 constexpr absl::Duration kVerdictTime = absl::Seconds(1);
 
-// Encodes the fields that all requests for one step have; returns the limit for the call.
+// Encodes the fields that every request to run a step has; returns the limit for the call.
 template <typename Request>
 CallLimit EncodeStep(const std::string& session_id, const OutputOptions& output,
                      const CallLimit& limit, Request* to) {
@@ -74,7 +74,7 @@ absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
   return output;
 }
 
-// Decodes the fields that all answers of one step have.
+// Decodes the fields that the answer to every request to run a step has.
 template <typename Response>
 absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   StepResult result;
@@ -241,8 +241,9 @@ absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                             if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
                               return result;
                             }
-                            // The coordinator no longer has the plan, for example because it was
-                            // restarted. Send the program itself, if this client compiled it.
+                            // The coordinator no longer has the plan, for example because the
+                            // coordinator was restarted. Send the program itself, if this client
+                            // compiled that program.
                             std::optional<Program> program = core_->programs().Find(*hash);
                             if (!program.has_value()) {
                               return result;

@@ -15,7 +15,7 @@ using TlsFiles = rpc::TlsFiles;
 // reloaded; safe to share between threads; copies are cheap. A client uses these members:
 //   Credentials::Insecure()        plaintext, without authentication;
 //   Credentials::FromFiles(files)  certificates from TlsFiles, which are reloaded when they change;
-//                                  an error if they cannot be used.
+//                                  returns an error if the files cannot be used.
 //
 // Example:
 //   auto credentials = Credentials::FromFiles(

@@ -34,7 +34,7 @@ absl::StatusOr<ResolvedName> DecodeName(const v1::SemanticName& from) {
   return name;
 }
 
-// Encodes a profile. UNKNOWN_FIELD if a profile has no field of a given name.
+// Encodes a profile. UNKNOWN_FIELD if `from` gives a value to a field that profiles do not have.
 absl::Status EncodeProfile(const ProfileQuestion& from, v1::ProfileSelector* to) {
   if (const auto* name = std::get_if<std::string>(&from.profile)) {
     to->set_name(*name);

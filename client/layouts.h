@@ -22,9 +22,9 @@ namespace shardmesh::client {
 
 class ClientCore;
 
-// Pure questions about layouts, which need no worker. A coordinator and LocalQuestions, which needs
-// no cluster, give equal answers. Shapes and tiles are in elements; a tile is half-open. Sizes are
-// in bytes.
+// Questions about layouts. Their answers need no worker, and change nothing. A coordinator and
+// LocalQuestions, which needs no cluster, give the same answers. Shapes and tiles are in elements;
+// a tile is half-open. Sizes are in bytes.
 //
 // Example:
 //   auto answer = client->layouts().ResolveSpec({.axes = axes, .mesh = mesh, .shape = shape});
@@ -62,12 +62,12 @@ class LayoutClient {
   absl::StatusOr<TilingAnswer> DescribeTiling(const TilingQuestion& question,
                                               const CallOptions& options = {});
   absl::StatusOr<std::vector<NamedPreset>> ListPresets(const CallOptions& options = {});
-  // UNKNOWN_FIELD (TypeError in Python): the profile has an unknown field. The client finds this
+  // UNKNOWN_FIELD (TypeError in Python): the profile has an unknown field. The client returns this
   // error without a call to the coordinator.
   absl::StatusOr<ProfileAnswer> DescribeProfile(const ProfileQuestion& question,
                                                 const CallOptions& options = {});
-  // Returns the digest, in decimal, of a text, of an object's attributes or of a profile. The
-  // answer about a text has no value of Python's hash().
+  // Returns the digest, in decimal, of a text, of an object's attributes or of a profile. For a
+  // text, the answer does not include the value of Python's hash().
   absl::StatusOr<PythonHash> ComputeHash(const HashQuestion& question,
                                          const CallOptions& options = {});
   absl::StatusOr<MeshAnswer> DescribeMesh(const MeshQuestion& question,
@@ -90,8 +90,8 @@ class LayoutClient {
   absl::StatusOr<Dtype> PromoteDtypes(absl::Span<const Dtype> dtypes,
                                       std::optional<Dtype> dtype = std::nullopt,
                                       const CallOptions& options = {});
-  // Resolves the layouts of at most 1,000,000 tensors. Here and below, `tensors` must be empty if
-  // the question names a stored tree.
+  // Resolves the layouts of at most 1,000,000 tensors. In this call and the calls below, `tensors`
+  // must be empty if the question names a stored tree.
   absl::StatusOr<TreeAnswer> ResolveTree(const TreeQuestion& question,
                                          absl::Span<const TreeTensor> tensors,
                                          const CallOptions& options = {});
@@ -105,13 +105,13 @@ class LayoutClient {
   absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
                                             absl::Span<const std::string> names,
                                             const CallOptions& options = {});
-  // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`.
-  // Patterns with exclusions may be unusable before the rewrite, so only the rewrite checks the
-  // patterns. INVALID_ARGUMENT names the rule that cannot be rewritten.
+  // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`. A
+  // given pattern may be unusable because of its exclusions. Therefore the call checks no pattern
+  // before the rewrite. INVALID_ARGUMENT names the rule that cannot be rewritten.
   absl::StatusOr<RewriteAnswer> RewriteRules(const RuleSetDefinition& rules,
                                              const CallOptions& options = {});
-  // Finds questionable parts of rules, over at most 1,000,000 tensors. No tensor may have its own
-  // spec.
+  // Finds questionable parts of rules, which it applies to at most 1,000,000 tensors. No tensor may
+  // have its own spec.
   absl::StatusOr<LintAnswer> LintRules(const LintQuestion& question,
                                        absl::Span<const TreeTensor> tensors,
                                        const CallOptions& options = {});

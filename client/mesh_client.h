@@ -35,25 +35,29 @@ struct MeshClientOptions {
   std::string client_name = "shardmesh";
   // Whether calls, and Connect, wait until their timeout for a coordinator that cannot be reached
   // or does not serve. If false, they return an error within 3 s. If a host has several addresses,
-  // each address that does not answer adds up to 10 s, within the call's timeout.
+  // the client may spend up to 10 s more on each address that does not answer, but never more than
+  // the call's timeout.
   bool await_coordinator = false;
   // The client calls this function before it waits to retry a call, with the error that is the
-  // reason, such as RECOVERING. The call may come on any thread. The function must be quick.
+  // reason for the retry, such as RECOVERING. The call may come on any thread. The function must be
+  // quick.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
 };
 
-// A connection to a cluster. The client opens a session (a lease at the coordinator) when it first
-// needs one, and renews it in the background. The session ends when the client is destroyed. At the
-// end of the session, the coordinator releases the client's arrays that have no name.
+// A connection to a cluster. The client opens a session (a lease at the coordinator) when a call
+// first needs a session, and renews the session in the background. The session ends when the client
+// is destroyed. At the end of the session, the coordinator releases the client's arrays that have
+// no name.
 //
 // Errors are the server's own: code, message, reason (ReasonOf) and details are unchanged. The
-// client repeats a call until its timeout while the coordinator recovers (RECOVERING). It repeats a
-// call a few times if the coordinator is overloaded, does not serve or is not reached:
+// client repeats a call until its timeout while the coordinator recovers (RECOVERING). The client
+// repeats a call a few times if the coordinator is overloaded, does not serve or is not reached:
 // status/retry.h has the rule. Mutations of definitions, arrays and names carry an id by which the
-// server detects a repetition. Calls about workers carry no such id. If the answer to the first
-// call is lost, the repeated call reports only what the first call left to do. If the coordinator
-// cannot be reached, the error is UNAVAILABLE, with the address in the message.
-// MeshClientOptions::await_coordinator says how long the client waits before this error.
+// server detects a repetition. Calls that change workers carry no such id. If the answer to a call
+// about a worker is lost, the client repeats the call, and reports only the work that the first
+// call left to the repeated call. If the coordinator cannot be reached, the error is UNAVAILABLE,
+// with the address in the message. MeshClientOptions::await_coordinator says how long the client
+// waits before this error.
 //
 // Example; `.rules` is the name of rules in the catalog, or a RuleSetDefinition:
 //   auto client = MeshClient::Connect("127.0.0.1:7070");
@@ -65,7 +69,7 @@ struct MeshClientOptions {
 class MeshClient {
  public:
   // Connects to the coordinator at `address`: `host:port`, `[v6]:port` or `unix:/path`.
-  // INVALID_ARGUMENT for other text; UNAVAILABLE as described for the class.
+  // INVALID_ARGUMENT if `address` has none of these forms; UNAVAILABLE as described for the class.
   static absl::StatusOr<std::unique_ptr<MeshClient>> Connect(const std::string& address,
                                                              const MeshClientOptions& options = {});
   // Returns a client that uses this connection. The credentials of the options are used only for

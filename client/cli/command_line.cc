@@ -72,7 +72,7 @@ std::string ReasonSuffix(const absl::Status& status) {
 }
 
 // Returns the facts and faulty fields that the error carries, as an object. The object is empty if
-// there are none.
+// the error has neither facts nor faulty fields.
 Json DetailsJson(const absl::Status& status) {
   Json details = Json::object();
   for (const rpc::FieldViolation& violation : rpc::FieldViolationsOf(status)) {
@@ -101,8 +101,8 @@ Json DetailsJson(const absl::Status& status) {
   return details;
 }
 
-// Returns the requested output form. It must be known before CLI11 parses the arguments, because an
-// error of CLI11 must be printed in that form.
+// Returns the requested output form. The form must be known before CLI11 parses the arguments,
+// because an error of CLI11 must be printed in that form.
 OutputForm AskedForm(int argc, const char* const* argv) {
   OutputForm form = OutputForm::kTable;
   for (int i = 1; i < argc; ++i) {
@@ -122,7 +122,7 @@ OutputForm AskedForm(int argc, const char* const* argv) {
 }
 
 // Returns every name, with its dashes, of the options of the command `app` and of the groups above
-// it.
+// that command.
 std::vector<std::string> OptionNames(const CLI::App& app) {
   std::vector<std::string> names;
   if (app.get_parent() != nullptr) names = OptionNames(*app.get_parent());
@@ -206,7 +206,7 @@ absl::Status ExplainUnknownDefinition(const absl::Status& status) {
   return explained;
 }
 
-// Takes the paths of TLS files from the environment, if options did not give them.
+// Sets each path of `files` that is empty, because no option gave it, from the environment.
 void FillFromEnvironment(rpc::TlsFiles* files) {
   for (const auto& [name, path] : {std::pair("SHARDMESH_TLS_CERT", &files->certificate),
                                    std::pair("SHARDMESH_TLS_KEY", &files->private_key),
@@ -390,7 +390,7 @@ int ExitCodeOf(const absl::Status& status) {
   if (status.GetPayload(kWrongUsePayload).has_value()) {
     return kExitWrongUse;
   }
-  // A coordinator gives a reason for each error of a call that it knows.
+  // An error of a coordinator has a reason if the coordinator knows the call.
   const bool is_unreachable = (absl::IsUnavailable(status) || absl::IsUnimplemented(status)) &&
                               ReasonOf(status) == Reason::kUnspecified;
   return is_unreachable ? kExitUnreachable : kExitFailed;
@@ -462,7 +462,7 @@ void CommandLine::AddCommonOptions() {
 CLI::App* CommandLine::AddCommand(const std::string& name, const std::string& help, Handler handler,
                                   CLI::App* parent) {
   CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
-  command->footer("");  // without the footer of the program
+  command->footer("");  // otherwise the command would have the footer of the program
   handlers_[command] = std::move(handler);
   return command;
 }
@@ -499,7 +499,7 @@ CLI::App* CommandLine::AddGroup(const std::string& name, const std::string& help
       above.get_subcommands([&](const CLI::App* each) { return each->get_name() == name; });
   if (!there.empty()) return there.front();
   CLI::App* group = above.add_subcommand(name, help);
-  group->footer("");  // without the footer of the program
+  group->footer("");  // otherwise the group would have the footer of the program
   group->require_subcommand(1);
   return group;
 }
@@ -601,7 +601,7 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
           StrCat("unknown option ", first, is_known ? std::string() : DidYouMeanOneOf(name, known));
     }
   }
-  // CLI11 does not quote a value that is out of its range.
+  // CLI11's message does not quote a value that is out of the option's range: add the quotes.
   constexpr std::string_view kValue = "Value ";
   constexpr std::string_view kRange = " not in range ";
   const size_t value = message.find(kValue);
@@ -642,7 +642,7 @@ std::string CommandLine::MessageOf(const absl::Status& status) {
   if (violations.size() != 1) {
     return message;
   }
-  // A server's message begins with the name of the field.
+  // The message of a server may begin with the name of the field: judge the text after the name.
   const std::string in_front = StrCat(violations.front().field, " ");
   const std::string said =
       message.starts_with(in_front) ? message.substr(in_front.size()) : message;
@@ -715,7 +715,8 @@ Invocation CommandLine::MakeInvocation() const {
   invocation.quiet = common_.quiet;
   invocation.tls = common_.tls;
   invocation.given_tls = common_.tls;
-  // A user who gives one of these options expects that a cluster answers, and not this process.
+  // A user who gives an address, the name of a cluster or TLS files expects that a cluster answers,
+  // and not this process.
   invocation.has_cluster =
       invocation.has_address || common_.cluster_name.has_value() || !common_.tls.empty();
   FillFromEnvironment(&invocation.tls);

@@ -32,7 +32,7 @@ inline constexpr int kExitFailed = 1;       // the operation failed, or the serv
 inline constexpr int kExitWrongUse = 2;     // the command line itself is wrong
 inline constexpr int kExitUnreachable = 3;  // no cluster answers at the address
 
-// Settings of one run of one command, besides its own options.
+// Settings of one run of a command, without the options that only this command has.
 struct Invocation {
   // The coordinator's address: the first that is given of --address, the context of --context,
   // $SHARDMESH_ADDRESS, the current context, and the record of `up`. If none is given,
@@ -52,8 +52,8 @@ struct Invocation {
   bool has_cluster = false;
   // The name of the local cluster that `up` starts and `down` stops.
   std::string cluster_name;
-  // The value of --deadline; nullopt if it was not given. Without a value, commands that move
-  // tensors use a longer deadline than other commands.
+  // The value of --deadline; nullopt if it was not given. If --deadline was not given, commands
+  // that move tensors have a longer deadline than other commands.
   std::optional<absl::Duration> deadline;
   OutputForm output = OutputForm::kTable;
   // Whether the answer is printed as JSON or YAML (by Print).
@@ -62,8 +62,8 @@ struct Invocation {
   bool headers = true;
   // Whether standard error gets only errors; set by --quiet.
   bool quiet = false;
-  // The TLS files: those given by options or in the environment. Otherwise those of the context, or
-  // the client's files of the cluster that `up` recorded. Empty means plaintext.
+  // The TLS files that options or the environment give. If they give none, the files of the
+  // context, or the client's files of the cluster that `up` recorded. Empty means plaintext.
   rpc::TlsFiles tls = {};
   // The TLS files that options give; files from the environment, a context or a record do not
   // count.
@@ -84,9 +84,10 @@ struct Invocation {
   // up on this host, adds that fact and how to start one. Returns other errors unchanged.
   absl::Status ExplainUnanswered(const absl::Status& error) const;
   // Returns a client for questions that need neither workers nor arrays. The cluster answers if
-  // `has_cluster`, otherwise this process does. Errors of Connect, and of LocalQuestions::Start.
+  // `has_cluster` is true; this process answers if it is false. Errors of Connect, and of
+  // LocalQuestions::Start.
   absl::StatusOr<std::shared_ptr<MeshClient>> ConnectToAsk() const;
-  // Whether this process, not a cluster, answers the questions. Set by ConnectToAsk.
+  // Whether this process, and not a cluster, answers the questions. ConnectToAsk sets this.
   std::shared_ptr<bool> is_local = std::make_shared<bool>(false);
 
  private:
@@ -104,9 +105,9 @@ absl::Status WrongUse(std::string_view message);
 // An error as `--output json` shows it: code, reason, `message`, retryable and details.
 Json ErrorJson(const absl::Status& status, std::string_view message);
 
-// The program's exit code after `status`. UNAVAILABLE or UNIMPLEMENTED without a reason means
-// kExitUnreachable. Such an error comes from the connection, or from a server that is no
-// coordinator of this version.
+// The program's exit code after `status`. The code is kExitUnreachable for UNAVAILABLE and
+// UNIMPLEMENTED without a reason. Such an error comes from the connection, or from a server that is
+// no coordinator of this version.
 int ExitCodeOf(const absl::Status& status);
 
 // The program's commands. Not thread-safe.
@@ -115,21 +116,21 @@ class CommandLine {
   CommandLine();
 
   // Defines a command below `parent` (null: the program). Returns an app to which the caller adds
-  // the command's own options. Common options belong to the program. They may stand before or after
-  // the command.
+  // the command's own options. Common options belong to the program: users may write them before or
+  // after the command.
   CLI::App* AddCommand(const std::string& name, const std::string& help, Handler handler,
                        CLI::App* parent = nullptr);
   // Lets a command print names with `--output name`; other commands refuse the form `name`.
   void PrintsNames(const CLI::App* command) { name_commands_.insert(command); }
   // Lets a command repeat with --watch; other commands refuse --watch.
   void CanBeWatched(const CLI::App* command) { watched_commands_.insert(command); }
-  // Marks the operands of a command as specs. An operand may then begin with a dash: `-,tp`.
+  // Marks the operands of a command as specs. Such an operand may begin with a dash: `-,tp`.
   void TakeSpecOperands(const CLI::App* command) { spec_commands_.insert(command); }
   // Defines a group of commands, or returns the existing group.
   CLI::App* AddGroup(const std::string& name, const std::string& help, CLI::App* parent = nullptr);
 
-  // Puts the commands of the program that have these names into a section of the program's help.
-  // Sections appear in the order of the calls of AddSection.
+  // Puts the commands of the program with the names `commands` into a section of the program's
+  // help. Sections appear in the order of the calls of AddSection.
   void AddSection(const std::string& title, const std::vector<std::string>& commands);
   // Appends each example, such as `shardmesh ls layers`, to the help of its command. The text is
   // split into words as a shell does.
@@ -205,8 +206,8 @@ class CommandLine {
   CommonOptions common_;
 };
 
-// Adds an option whose text `parse` reads into `*target`, which outlives the app. If `parse`
-// returns an error, that is wrong use. Target is the type T that `parse` returns, or
+// Adds an option whose text `parse` reads into `*target`, which must outlive the app. An error of
+// `parse` is wrong use of the command line. Target is the type T that `parse` returns, or
 // std::optional<T>.
 template <typename Parse, typename Target>
 CLI::Option* AddParsedOption(CLI::App* app, const std::string& names, Target* target, Parse parse,

@@ -28,8 +28,8 @@ struct ContextFile {
   absl::StatusOr<Context> Find(std::string_view name) const;
   // Adds the context, or replaces the context of that name.
   void Set(Context context);
-  // Removes the context of that name. If it was the current context, no context is current
-  // afterwards. NOT_FOUND if there is none; the message has the nearest name.
+  // Removes the context of that name. If this was the current context, no context is current
+  // afterwards. NOT_FOUND if no context has the name; the message has the nearest name.
   absl::Status Remove(std::string_view name);
 };
 
@@ -43,9 +43,10 @@ std::string ContextFilePath();
 // Reads the file. A missing file has no contexts. INVALID_ARGUMENT (BAD_FILE) for a file that has
 // another format or unknown keys; the message has the line if it is known.
 absl::StatusOr<ContextFile> ReadContexts(const std::string& path);
-// Reads the file, calls `change`, and replaces the file by the result, which it returns. Creates
-// the folder if needed; only the owner can read the file. The replacement is atomic. If `change`
-// returns an error, returns that error and leaves the file unchanged.
+// Reads the file, calls `change` with the contexts, and replaces the file by the changed contexts.
+// Returns the changed contexts. Creates the folder if needed; only the owner can read the file. The
+// replacement is atomic. If `change` returns an error, returns that error and leaves the file
+// unchanged.
 //
 // During the call, locks the file `path`.lock, so that no change of another process is lost.
 // FAILED_PRECONDITION if another process holds the lock for 10 seconds.

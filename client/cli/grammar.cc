@@ -33,7 +33,7 @@ absl::Status Malformed(std::string_view text, std::string_view why) {
   return WrongUse(StrCat("\"", text, "\" ", why));
 }
 
-// Cuts `text` at each `separator` outside parentheses.
+// Cuts `text` at each `separator` outside parentheses and square brackets.
 absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char separator) {
   std::vector<std::string_view> pieces;
   std::string closers;
@@ -59,7 +59,7 @@ absl::StatusOr<std::vector<std::string_view>> Split(std::string_view text, char 
   return pieces;
 }
 
-// The deepest nesting of parentheses. The Python originals nest once.
+// The deepest allowed nesting of parentheses and square brackets. The Python originals nest once.
 constexpr int kMaxDepth = 4;
 
 absl::StatusOr<AxisValue> ParseAxisValue(std::string_view text, int depth = 0);
@@ -313,8 +313,8 @@ absl::StatusOr<Mode> ParseMode(std::string_view text, Compatibility compatibilit
   const std::string name = text.starts_with('_') ? std::string(text) : StrCat("__", text, "__");
   absl::StatusOr<Mode> mode = Mode::Parse(name, compatibility);
   if (!mode.ok()) {
-    // Parse the text that the user typed, so that the message repeats it, and not the name with
-    // added underscores.
+    // Parse the text that the user typed, so that the message repeats this text, and not the name
+    // with added underscores.
     return WrongUse(ToStd(Mode::Parse(text, compatibility).status().message()));
   }
   return mode;

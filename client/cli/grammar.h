@@ -42,7 +42,7 @@ absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 std::string RefuseStandardOutput(const std::string& path);
 
 // Parses the path that `command` writes: a .npy file, or a path without an extension, such as
-// /dev/null. With `or_output`, `-` means standard output; without it, `-` is an error.
+// /dev/null. With `or_output`, `-` means standard output; without `or_output`, `-` is an error.
 absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view command,
                                          bool or_output = false);
 
@@ -66,7 +66,7 @@ absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 // Whether the text has the form `@ID`, which names an array by its id of 32 hexadecimal digits.
 bool IsArrayId(std::string_view text);
 // A check for CLI::Option: returns an error for a name that has the form `@ID`, because commands
-// would take it as an id. Otherwise returns an empty string.
+// would interpret such a name as an id. Otherwise returns an empty string.
 std::string RefuseIdAsName(const std::string& name);
 // Parses `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. If the name
 // itself contains an @, the version is required.
@@ -81,15 +81,15 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text);
 // Parses an element type by its name in safetensors (`F32`) or NumPy (`float32`).
 absl::StatusOr<Dtype> ParseElementType(std::string_view text);
 
-// Parses a mode's name, with or without its underscores, or a dimension's number. With kExact, any
-// other text is also a mode: see Mode::Parse.
+// Parses a mode: its name, with or without the underscores around the name, or the number of a
+// dimension. With kExact, any other text is also a mode: see Mode::Parse.
 absl::StatusOr<Mode> ParseMode(std::string_view text,
                                Compatibility compatibility = Compatibility::kDefault);
 
-// Reads the file `text` if it exists, or if `text` looks like a path (has a slash or ends in .yaml,
-// .yml or .json). Any other text is the name of a catalog entry. A mesh may also be given by its
-// axes, `fsdp=2,tp=2`. Empty text selects the mesh named "default"; for other kinds, it selects
-// nothing.
+// Selects a mesh. Text with an equals sign is the axes of the mesh, such as `fsdp=2,tp=2`. Other
+// text is the path of a file to read if that file exists, or if the text has a slash or ends in
+// .yaml, .yml or .json. Any other text is the name of a mesh in the catalog. Empty text selects the
+// mesh named "default".
 //
 // Errors are those of rpc/config.h; axes that form no valid mesh are a usage error. In a mesh given
 // by axes or in a file, one size may be -1 if `device_count` determines it. With kExact, axes may
@@ -97,24 +97,28 @@ absl::StatusOr<Mode> ParseMode(std::string_view text,
 absl::StatusOr<MeshSelector> SelectMesh(std::string_view text,
                                         std::optional<int64_t> device_count = std::nullopt,
                                         Compatibility compatibility = Compatibility::kDefault);
+// Selects a profile by a file's path or a name in the catalog, as SelectMesh does. Empty text
+// selects no profile.
 absl::StatusOr<ProfileSelector> SelectProfile(std::string_view text);
-// Selects rules as SelectMesh selects a mesh. With kExact, the rules of a file may have faulty
-// patterns.
+// Selects rules by a file's path or a name in the catalog, as SelectMesh does. Empty text selects
+// no rules. With kExact, the rules of a file may have faulty patterns.
 absl::StatusOr<RuleSetSelector> SelectRules(std::string_view text,
                                             Compatibility compatibility = Compatibility::kDefault);
+// Selects logical rules by a file's path or a name in the catalog, as SelectMesh does. Empty text
+// selects no rules.
 absl::StatusOr<LogicalRulesSelector> SelectLogicalRules(std::string_view text);
-// Whether `text` is interpreted as the axes of a mesh.
+// Whether SelectMesh interprets `text` as the axes of a mesh: `text` has an equals sign.
 bool LooksLikeAxes(std::string_view text);
-// Whether the functions above interpret `text` as a path. Requires that `text` does not look like
-// axes.
+// Whether the functions above interpret `text` as the path of a file. Requires that `text` does not
+// look like the axes of a mesh.
 bool LooksLikePath(std::string_view text);
 
 // Returns a check for CLI::Option: the text must be a whole number of at least `min` that fits
 // int64_t. The check returns the error, or an empty string.
 std::function<std::string(const std::string&)> WholeNumberFrom(int64_t min);
 
-// Each of these functions parses the value of an option of computations, such as `gelu` or
-// `reduce-scatter`.
+// Each of the functions below parses the value of an option of a command, mostly of computations,
+// such as `gelu` or `reduce-scatter`.
 absl::StatusOr<Activation> ParseActivation(std::string_view text);
 absl::StatusOr<WeightLayout> ParseWeightLayout(std::string_view text);
 // Also accepts `send`, which means a permute of one pair.

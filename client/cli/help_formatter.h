@@ -33,7 +33,7 @@ class HelpFormatter : public CLI::Formatter {
 };
 
 // Returns the possible values of an option or operand, in the order in which CLI11 has them; empty
-// if CLI11 has no list of them.
+// if CLI11 has no list of the values.
 std::vector<std::string> ValuesOf(const CLI::Option* option);
 
 }  // namespace shardmesh::client

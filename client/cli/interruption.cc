@@ -31,9 +31,9 @@ constexpr absl::Duration kLook = absl::Milliseconds(20);
 
 // After the put has ended: how long Outcome waits for the coordinator's answer to the cancel.
 constexpr absl::Duration kCancelWait = absl::Seconds(2);
-// How long a cancelled put may take to end by itself. After this time the program ends anyway. A
-// worker that does not read blocks the put's stream until the coordinator counts the worker as
-// silent.
+// How long a cancelled put may take to end by itself. After this time the program ends even if the
+// put has not ended. A worker that does not read blocks the put's stream until the coordinator
+// counts the worker as silent.
 constexpr absl::Duration kPutEnds = absl::Seconds(1);
 // Time limit of one attempt to cancel, and the pause between two attempts. The client's own timeout
 // may be hours.
@@ -178,7 +178,7 @@ void RemoveTemporaryFilesOf(const std::string& path) {
   std::error_code error;
   // AtomicFileWriter puts the temporary file beside the target of symbolic links. The target may
   // not exist yet.
-  constexpr int kMostLinks = 40;  // the kernel's limit, too
+  constexpr int kMostLinks = 40;  // the kernel follows no more links either
   fs::path target = fs::absolute(path, error);
   for (int links = 0; links < kMostLinks && fs::is_symlink(target, error); ++links) {
     target = target.parent_path() / fs::read_symlink(target, error);
@@ -209,9 +209,9 @@ std::optional<int> InterruptionOf(const absl::Status& status) {
 }
 
 void EndBy(int signal) {
-  // This function must not block. Another thread may hold the lock of a stream while it waits for a
-  // pipe or terminal. fflush(nullptr) would block, because it takes the locks of all streams,
-  // including standard input.
+  // This function must not block. Another thread may hold the lock of a stream while that thread
+  // waits for a pipe or terminal. fflush(nullptr) would block, because fflush(nullptr) takes the
+  // locks of all streams, including standard input.
   pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT, .revents = 0};
   if (ftrylockfile(stdout) == 0) {
     if (poll(&out, 1, 0) > 0) std::fflush(stdout);

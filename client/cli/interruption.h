@@ -18,9 +18,9 @@
 
 namespace shardmesh::client {
 
-// Handles SIGINT and SIGTERM during its lifetime. Create this object before any thread starts, so
-// that all threads block these signals. Writes its message to standard error in the form of the
-// command's output.
+// Handles SIGINT and SIGTERM during this object's lifetime. Create this object before any thread
+// starts, so that all threads block these signals. Writes its message to standard error in the form
+// of the command's output.
 //
 // The first signal asks the coordinator to cancel the current put. The put then returns CANCELLED,
 // or succeeds if the coordinator was committing it. If the coordinator is unreachable, the cancel
@@ -64,7 +64,7 @@ class Interruption {
   // The destructor has begun: further signals cancel nothing, but end the program.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;        // the watcher thread must end
-  bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the coordinator has not answered yet
+  bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the cancel has no answer yet
   // The coordinator confirmed that nothing is committed.
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread canceller_ ABSL_GUARDED_BY(mutex_);
@@ -72,10 +72,10 @@ class Interruption {
 };
 
 // Whether `status`, the error of a begun put, proves that the put was not committed: the transfer
-// was cancelled, or the coordinator refused it. Errors without an answer of the coordinator prove
-// nothing. REQUEST_ID_REUSED and NOT_FOUND prove nothing either, because the commit may have been
-// repeated after a first commit that succeeded. In that case the coordinator no longer remembers
-// the put's arrays (REQUEST_ID_REUSED), or the arrays no longer exist (NOT_FOUND).
+// was cancelled, or the coordinator refused the commit. Errors without an answer of the coordinator
+// prove nothing. REQUEST_ID_REUSED and NOT_FOUND prove nothing either, because the commit may have
+// been repeated after a first commit that succeeded. In that case the coordinator no longer
+// remembers the put's arrays (REQUEST_ID_REUSED), or the arrays no longer exist (NOT_FOUND).
 bool IsNothingDone(const absl::Status& status);
 
 // Removes the temporary files that this process has made to write the file at `path`.
@@ -93,9 +93,9 @@ std::optional<int> InterruptionOf(const absl::Status& status);
 [[noreturn]] void EndBy(int signal);
 
 // Installs a handler for SIGBUS, which the system raises if a mapped file is truncated or its disk
-// fails. The handler writes a message and ends the program with kExitFailed; without it, the
-// process would end without a message. The current transfer is not committed. Call this function
-// before any thread starts.
+// fails. The handler writes a message and ends the program with kExitFailed; without the handler,
+// the process would end without a message. The current transfer is not committed. Call this
+// function before any thread starts.
 void SayIfAFileIsLost();
 
 }  // namespace shardmesh::client

@@ -20,8 +20,8 @@ namespace shardmesh::client {
 
 namespace {
 
-// Returns why the effective spec differs from the requested spec. Returns an empty text if they
-// differ at most in trailing entries `none`.
+// Returns why the effective spec differs from the requested spec. Returns an empty text if the two
+// specs differ at most in trailing entries `none`.
 std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh) {
   if (!spec.corrections.empty()) {
     return FormatCorrections(spec.corrections, mesh);
@@ -53,7 +53,8 @@ void PrintUsages(std::string_view title, const std::vector<TensorUsage>& tensors
 void PrintTensors(const Placement& placement) {
   std::vector<Table::Column> columns = {{"tensor"}, {"dtype"}, {"shape"}};
   if (placement.match_only) {
-    // The question asked only which spec the rules give. Without a mesh there is no effective spec.
+    // The question asked only for the specs that the rules give. Such an answer has no effective
+    // specs.
     columns.insert(columns.end(), {{"spec"}, {"rule (from 0)", Table::Align::kRight}, {"remark"}});
   } else {
     columns.insert(columns.end(), {{"requested"},

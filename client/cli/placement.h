@@ -18,7 +18,7 @@ struct Placement {
   TreeAnswer answer;
   // The mesh of the question; set only if the mesh lacks requested axes (see MeshOfCorrections).
   std::optional<Mesh> mesh = std::nullopt;
-  // Whether only specs were requested (TreeQuestion::match_only). The answer then has no bytes.
+  // Whether only specs were requested (TreeQuestion::match_only). If true, the answer has no bytes.
   bool match_only = false;
 };
 

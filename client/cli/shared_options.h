@@ -48,8 +48,8 @@ Json MarkIfValidated(Json answer, bool validate_only);
 // Returns the selected mesh; fetches a mesh that is given by name. Errors of GetEntry.
 absl::StatusOr<Mesh> FetchMesh(MeshClient* client, const MeshSelector& selector);
 // Returns the mesh that the question selects, if some corrections are about axes that this mesh
-// lacks. The texts of these corrections can then list the mesh's axes. Returns nullopt if there are
-// no such corrections, or if the mesh cannot be fetched.
+// lacks. With the mesh, the texts of these corrections can list the mesh's axes. Returns nullopt if
+// there are no such corrections, or if the mesh cannot be fetched.
 std::optional<Mesh> MeshOfCorrections(MeshClient* client, const MeshSelector& selector,
                                       absl::Span<const Correction> corrections);
 

@@ -78,8 +78,8 @@ void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
     if (step.kind == ExplanationStep::Kind::kModeVariant && mode.has_value()) {
       StrAppend(&kind, " ", RuntimeModeName(*mode));
     }
-    // If a correction drops all axes of a dimension, show the reason: the result would only be
-    // `None`.
+    // If a correction drops all axes of a dimension, show the text of the correction instead of the
+    // step's result, which is only `None`.
     std::string result = step.result;
     for (const Correction& correction : answer.corrections) {
       if (step.kind == ExplanationStep::Kind::kCorrection && step.dim >= 0 &&

@@ -36,7 +36,7 @@ class Table {
     bool headers = true;
     bool wide = false;
   };
-  // Sets the style of all tables. Call it before any table is printed.
+  // Sets the style of all tables. Call UseStyle before any table is printed.
   static void UseStyle(const Style& style);
 
   explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
@@ -66,7 +66,7 @@ std::string EscapeForTerminal(std::string_view text, bool keep_lines = false);
 // at the start of the name, or after `.`, `/` or `_`.
 std::string NamePattern(std::string_view name);
 // Returns text such as `86.7 MiB`, with three digits and a unit that is a power of 1024. ParseSize
-// reads the text as the rounded number.
+// parses such a text, and returns the rounded number of bytes.
 std::string FormatBytes(int64_t bytes);
 // Returns text such as `1.23 ms`, with three digits.
 std::string FormatTime(absl::Duration duration);
@@ -85,8 +85,9 @@ std::string FormatSpec(const PartitionSpec& spec);
 // With a mesh, the text lists the mesh's axes and names the axis that the user probably meant.
 std::string FormatCorrections(absl::Span<const Correction> corrections,
                               const std::optional<Mesh>& mesh = std::nullopt);
-// Returns the change, and the whole request after the change, which needs no correction: `pad
-// dimension 0 from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec and ParseShape.
+// Returns the fix as text: the change of the request, and the whole changed request, which needs no
+// correction: `pad dimension 0 from 30 to 32: spec tp,-, shape 32,8`. Uses the grammar of ParseSpec
+// and ParseShape.
 std::string FormatFix(const Fix& fix);
 
 // Returns a list with one value for each dimension: null, a name, or a list of names. Unreduced

@@ -61,8 +61,8 @@ class StopWatcher {
     }
     stopped_.Notify();
     if (on_stop_) on_stop_();
-    // Exit if the run does not end soon: the run may wait, until its deadline, for a coordinator
-    // that does not answer.
+    // Exit if the current run does not end within kLastRun: the run may wait, until its deadline,
+    // for a coordinator that does not answer.
     if (!over_.WaitForNotificationWithTimeout(kLastRun)) _exit(0);
   }
 

@@ -17,8 +17,8 @@ struct WatchOptions {
 };
 
 // Runs `run`, which writes to std::cout, again and again, with pauses of `interval`. On a terminal,
-// each answer replaces the answer before it. Without a terminal, each answer follows the answer
-// before it. After SIGINT or SIGTERM, returns OK; if the current run does not end within 0.5 s, the
+// each answer replaces the previous answer. Without a terminal, each answer follows the previous
+// answer. After SIGINT or SIGTERM, returns OK; if the current run does not end within 0.5 s, the
 // program exits with code 0. If the first run fails without output, returns the error of that run.
 // Later errors go to standard error, and watching continues. If standard output cannot be written,
 // returns OK. Call this function before any thread starts.

@@ -15,8 +15,9 @@ class QuestionServer;
 namespace shardmesh::client {
 
 // A MeshClient without a cluster. It answers questions about layouts, rules, meshes and plans. It
-// keeps definitions in memory as long as this object exists; at the start there are none. Calls
-// that need a cluster (puts, gets, computations, status) fail with UNIMPLEMENTED.
+// keeps stored definitions in memory as long as this object exists; a new object has no
+// definitions. Calls that need a cluster (puts, gets, computations, status) fail with
+// UNIMPLEMENTED.
 //
 // Example:
 //   auto local = LocalQuestions::Start();

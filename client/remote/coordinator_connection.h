@@ -1,5 +1,5 @@
-// The connection to a coordinator: stubs, calls with retries, and values in the requests of several
-// services.
+// The connection to a coordinator: stubs, calls with retries, and the encoding of values that
+// requests of several services have.
 #ifndef SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
 #define SHARDMESH_CLIENT_REMOTE_COORDINATOR_CONNECTION_H_
 
@@ -133,8 +133,9 @@ class CoordinatorConnection {
   const std::unique_ptr<v1::RuleService::Stub> rules;
   const std::unique_ptr<v1::SessionService::Stub> sessions;
 
-  // Returns the server's error. If the call never reached the server, the message begins with the
-  // address.
+  // Returns the status of a call. Adds the address to the message of UNAVAILABLE, DEADLINE_EXCEEDED
+  // and UNIMPLEMENTED if the status has no reason: such an error may come from gRPC and not from
+  // the coordinator.
   absl::Status StatusOf(const grpc::Status& from) const {
     absl::Status status = rpc::OutcomeOf(from);
     if (absl::IsUnimplemented(status) && ReasonOf(status) == Reason::kUnspecified) {
@@ -153,8 +154,9 @@ class CoordinatorConnection {
                : status;
   }
 
-  // Sets up `context` for a call. If the connection was lost, waits until it is restored, at most
-  // kReconnectTimeout. Does not register the limit's cancellation; CallContext does that.
+  // Sets up `context` for a call. If the connection was lost, waits until the connection is
+  // restored, for at most kReconnectTimeout. Does not register the limit's cancellation;
+  // CallContext does that.
   void Prepare(const CallLimit& limit, grpc::ClientContext* context) const {
     if (!address.empty()) {
       rpc::AwaitReconnected(*channel, std::min(limit.deadline, absl::Now() + kReconnectTimeout));
@@ -199,7 +201,7 @@ class CallContext {
 
 // The error of a call that its caller cancelled.
 absl::Status CancelledByCaller();
-// Waits for `delay`. Ends earlier if `cancellation` is cancelled, which may be null.
+// Waits for `delay`. The wait ends earlier if `cancellation`, which may be null, is cancelled.
 void SleepUnlessCancelled(absl::Duration delay, Cancellation* cancellation);
 
 template <typename Stub, typename Request, typename Response>
@@ -209,7 +211,7 @@ absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
                                          const Request& request, const CallLimit& limit,
                                          Response* response) const {
   return Repeat(limit, [&](const CallLimit& attempt) {
-    if (absl::Now() >= attempt.deadline) {  // gRPC would send it with a limit of a millisecond
+    if (absl::Now() >= attempt.deadline) {  // gRPC would still send the call, with 1 ms to answer
       return StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"});
     }
     CallContext context(*this, attempt);
@@ -220,7 +222,7 @@ absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
 // Returns an id that no other request has.
 std::string NewRequestId();
 
-// Runs `write` on another thread and `read` on this one. The two directions of a stream then do not
+// Runs `write` on another thread and `read` on this one. Thus the two directions of a stream do not
 // wait for each other.
 template <typename Write, typename Read>
 void WriteWhileReading(const Write& write, const Read& read) {

@@ -10,11 +10,11 @@
 
 namespace shardmesh::client {
 
-// Asks the coordinator or worker at `address`, which may be its HealthAddress, whether it serves
-// `service`: `live`, `ready`, or a service's full name. Returns false if the process answers
-// NOT_SERVING. NOT_FOUND for an unknown service; the message has the names of the known services.
-// UNAVAILABLE, with the address, if no connection succeeds before `deadline`. DEADLINE_EXCEEDED if
-// the answer comes too late.
+// Asks a coordinator or worker whether it serves `service`: `live`, `ready`, or a service's full
+// name. Returns false if the process answers NOT_SERVING. NOT_FOUND for an unknown service; the
+// message has the names of the known services. UNAVAILABLE, with the address, if no connection
+// succeeds before `deadline`. DEADLINE_EXCEEDED if the process does not answer before `deadline`.
+// `address` may be the HealthAddress of the process.
 absl::StatusOr<bool> IsServing(const std::string& address, const std::string& service,
                                const rpc::Credentials& credentials, absl::Time deadline);
 

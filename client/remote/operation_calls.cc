@@ -49,7 +49,7 @@ absl::StatusOr<Operation> WatchOperation(const CoordinatorConnection& connection
   }
   if (!is_wanted) {
     context.TryCancel();
-    stream->Finish();  // CANCELLED, as requested
+    stream->Finish();  // returns CANCELLED, as requested
     return last;
   }
   const absl::Status status = connection.StatusOf(stream->Finish());

@@ -14,8 +14,9 @@ namespace shardmesh::client {
 
 absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from);
 
-// Reports the operation's progress until it has ended or `on_progress` returns false. Returns the
-// last reported state. CANCELLED (CANCELLED) if the limit's cancellation is cancelled.
+// Calls `on_progress` with each report of the operation's progress, until the operation has ended
+// or `on_progress` returns false. Returns the last reported state. CANCELLED (CANCELLED) if the
+// limit's cancellation is cancelled.
 absl::StatusOr<Operation> WatchOperation(const CoordinatorConnection& connection,
                                          const std::string& operation_id,
                                          const std::function<bool(const Operation&)>& on_progress,

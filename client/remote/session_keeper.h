@@ -16,8 +16,8 @@
 namespace shardmesh::client {
 
 // Renews the client's session after a third of its time to live. If the server no longer knows a
-// session (SESSION_GONE), the keeper drops that session, and the next Get opens another one. The
-// keeper retries after other failures to renew. Thread-safe.
+// session (SESSION_GONE), the keeper drops that session, and the next Get opens another one. If a
+// renewal fails with another error, the keeper retries the renewal. Thread-safe.
 class SessionKeeper {
  public:
   // `connection` must outlive the keeper.
@@ -40,7 +40,7 @@ class SessionKeeper {
 
  private:
   // Waits while another call opens a session. Returns DEADLINE_EXCEEDED at the deadline of `limit`,
-  // and CANCELLED if its cancellation is cancelled.
+  // and CANCELLED if the cancellation of `limit` is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
   void Renew();
 

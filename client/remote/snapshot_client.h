@@ -17,8 +17,8 @@ struct SavedSnapshot {
 };
 
 // Saves a snapshot of the coordinator at `address` as the file `path`, for `shardmesh-coordinator
-// --restore`. The file appears complete or not at all, and only its owner may open it. The function
-// uses its own connection, so that the snapshot's bytes do not delay other calls. Blocks.
+// --restore`. The file appears complete or not at all, and only the file's owner may open it. The
+// function uses its own connection, so that the snapshot's bytes do not delay other calls. Blocks.
 //
 // DATA_LOSS (CHECKSUM_MISMATCH): the received bytes differ from the sent ones. UNAVAILABLE: no
 // connection. Also errors of AdminService.Snapshot, and of writing the file.

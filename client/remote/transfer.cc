@@ -61,7 +61,7 @@ class ProgressMeter {
 // Keeps the first error of several threads. Thread-safe.
 class FirstError {
  public:
-  // Returns true if this error is the first.
+  // Returns true if `status` is the first error.
   bool Set(absl::Status status) {
     absl::MutexLock lock(&mutex_);
     if (!status_.ok() || status.ok()) {
@@ -213,8 +213,8 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
 }
 
 // Fetches the tiles of one worker; writes each piece directly to its place in `into`. If the fetch
-// fails, takes the bytes that it has received off the progress, because another worker must send
-// them again.
+// fails, subtracts the received bytes from the progress, because another worker must send them
+// again.
 absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
                    const MutableTensorView& into, ProgressMeter& progress,
                    Cancellation* cancellation, const TransferOptions& options) {

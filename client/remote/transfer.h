@@ -27,7 +27,7 @@ struct TransferDevice {
   int32_t rank = 0;
   std::string identity;
   uint64_t incarnation = 0;
-  std::vector<std::string> addresses;  // best first
+  std::vector<std::string> addresses;  // the preferred address first
 };
 
 // A tensor to send: the array that it becomes, the token that permits the upload to the workers,
@@ -51,8 +51,8 @@ struct TransferOptions {
 // stream waits for another. Returns the bytes sent. The first failure of a stream, or
 // `cancellation`, ends all streams and all attempts to connect. Returns the error of the stream
 // that failed first, with the rank and identity of that stream's worker. DEADLINE_EXCEEDED
-// (DEADLINE): the put ended because its deadline has passed. Uses a few MiB for each worker, for
-// tensors of any size.
+// (DEADLINE): the put ended because its deadline has passed. Uses a few MiB of memory for each
+// worker, whatever the size of the tensors.
 //
 // INTERNAL: the tensors are not all on one mesh, or `devices` lacks a rank of that mesh.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
@@ -62,14 +62,14 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
 // Downloads `part` of the array from the workers to `into`. Requires that `part` is within the
 // array, and that `into` has the array's dtype and the shape of `part`. Each distinct tile comes
 // from one of the workers that hold it; the load is spread over all holders. If a worker is lost
-// during the download, another holder of its tiles replaces it. Every checksum is checked. `token`
-// grants access to the array on the workers.
+// during the download, the tiles come from other holders. Every checksum is checked. `token` grants
+// access to the array on the workers.
 //
 // FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left.
 // FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED: `cancellation`,
-// which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask another holder. For
-// other failures, the error of the stream that failed first. After an error, `into` is partly
-// filled.
+// which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask another holder. After
+// any other failure, returns the error of the stream that failed first. After an error, `into` is
+// partly filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options);

@@ -129,7 +129,8 @@ absl::Status AskForGet(const CoordinatorConnection& connection, const v1::BeginG
   return connection.StatusOf(status);
 }
 
-// An open call of BeginPut; the destructor cancels it, so that the coordinator aborts the put.
+// An open call of BeginPut. The destructor cancels the call, so that the coordinator aborts the
+// put.
 struct HeldPut {
   ~HeldPut() {
     if (stream != nullptr && !is_finished) {
@@ -211,8 +212,8 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
   };
   absl::Status begun = connection.Repeat(limit, begin);
   if (absl::IsFailedPrecondition(begun) && ReasonOf(begun) == Reason::kRequestIdReused) {
-    // An earlier attempt began a put, but its answer was lost, and that put has ended in the
-    // meantime. Only the lost answer had the put's id, so nobody committed the put: begin a new
+    // An earlier attempt began a put, but the answer to that attempt was lost, and that put has
+    // since ended. Only the lost answer had the put's id, so nobody committed the put: begin a new
     // one.
     request_id = NewRequestId();
     begun = connection.Repeat(limit, begin);

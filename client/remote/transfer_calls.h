@@ -49,7 +49,7 @@ struct BegunGet {
   Array array;
   std::vector<TransferDevice> devices;
   std::string token;
-  bool pinned = false;  // this call pinned the array; the session had not pinned it before
+  bool pinned = false;  // this call pinned the array; the session did not pin the array before
 };
 
 // `session_id` is the id of the session to which the transfer belongs. All calls of this file are
@@ -66,8 +66,8 @@ absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::s
                            const CallLimit& limit);
 // Begins a get. The coordinator pins the array when it answers, and the client needs the answer to
 // know which array to release. At the deadline or cancellation of `limit`, an attempt in progress
-// therefore waits up to a second longer for its answer. BeginGet may thus succeed although `limit`
-// is over: the caller must check that.
+// therefore waits up to a second longer for its answer. BeginGet may thus succeed after the
+// deadline or the cancellation: the caller must check both.
 absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
                                   const std::string& session_id, const ArraySelector& array,
                                   const std::optional<Tile>& part, const CallLimit& limit);

@@ -20,7 +20,7 @@ namespace shardmesh::client {
 class TreeEncoder {
  public:
   // Upper bound on the bytes of tensors in one message. The same bound holds, separately, for the
-  // bytes of the message's tables. Both together are well below gRPC's message limit.
+  // bytes of the message's tables. The sum of both bounds is well below gRPC's message limit.
   static constexpr size_t kMessageBytes = size_t{256} << 10;
 
   // `message_bytes`: see kMessageBytes.
@@ -38,8 +38,8 @@ class TreeEncoder {
   const size_t message_bytes_;
   absl::Span<const TreeTensor> rest_;
   size_t table_bytes_ = 0;  // bytes of the current message's tables
-  // These two members map the text of an axis list or spec to 1 + its index in the current
-  // message's table.
+  // Both members map the text of a list of axes, or of a spec, to 1 + the index of the list or spec
+  // in the table of the current message.
   absl::flat_hash_map<std::string, uint32_t> axes_;
   absl::flat_hash_map<std::string, uint32_t> specs_;
 };
@@ -50,8 +50,8 @@ absl::Status Encode(const StoredTree& from, v1::StoredTree* to);
 // Decodes a stored tree. Errors of TreeDecoder.
 absl::StatusOr<StoredTree> Decode(const v1::StoredTree& from);
 
-// Writes `request`, which has the header, and then messages with all tensors. Stops if the stream
-// breaks.
+// Writes `request`, which must have the header, and after that message the messages with all
+// tensors. Stops if the stream breaks.
 template <typename Stream, typename Request>
 void WriteTree(Stream* stream, Request* request, absl::Span<const TreeTensor> tensors) {
   TreeEncoder encoder(tensors);

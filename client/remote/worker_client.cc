@@ -118,8 +118,8 @@ absl::Status Parse(grpc::ByteBuffer* bytes, Message* message) {
   return absl::OkStatus();
 }
 
-// One streaming call with byte buffers, driven by the thread that makes it. The thread starts and
-// awaits operations one after the other: at most one write or read is in progress.
+// One streaming call with byte buffers, driven by the thread that makes the call. The thread starts
+// and awaits operations one after the other: at most one write or read is in progress.
 class ByteStream {
  public:
   ByteStream(const std::shared_ptr<grpc::Channel>& channel, const char* method,
@@ -138,8 +138,8 @@ class ByteStream {
     }
   }
 
-  // Waits until gRPC has accepted the previous message, then starts to send this one. Returns false
-  // if the stream is broken.
+  // Waits until gRPC has accepted the previous message, and then starts to send `message`. Returns
+  // false if the stream is broken.
   bool Write(const grpc::ByteBuffer& message, bool more_follows) {
     if (!Flush()) {
       return false;
@@ -173,8 +173,8 @@ class ByteStream {
   }
 
   void Cancel() { context_.TryCancel(); }
-  // After Finish, polls the completion queue, which drives the connection, until `is_done` or
-  // `timeout`.
+  // After Finish, polls the completion queue, which drives the connection, until `is_done` returns
+  // true or `timeout` has passed.
   template <typename Done>
   void DriveUntil(const Done& is_done, absl::Duration timeout) {
     void* tag;
@@ -183,7 +183,8 @@ class ByteStream {
       queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + absl::Milliseconds(5)));
     }
   }
-  // Waits for the call's outcome and returns it. Call it once, when no read is in progress.
+  // Waits for the call's final status and returns that status. Call it once, when no read is in
+  // progress.
   absl::Status Finish() {
     Flush();
     grpc::Status status;
@@ -377,7 +378,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     failure = failures.size() == 1 ? connected : absl::UnavailableError(StrJoin(failures, "; "));
     return nullptr;
   };
-  std::vector<const std::string*> silent;  // addresses that did not answer, or that refused
+  std::vector<const std::string*> silent;  // addresses that did not answer, or refused to connect
   for (const std::string& address : addresses) {
     if (is_cancelled()) return cancelled;
     if (addresses.size() > 1) {

@@ -60,14 +60,14 @@ struct WorkerIdentity {
 // A client with its own connection to one worker; the destructor closes the connection. Errors are
 // those of the worker. If the connection failed, the message begins with the address. Calls are not
 // retried, because a stream cannot be resumed. Not thread-safe, but another thread may cancel the
-// cancellations that calls get.
+// Cancellation that was given to a call.
 class WorkerClient {
  public:
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
-  // 10 s for each address. If several addresses are given, one that does not accept a connection
-  // within half a second is tried again after the others. With TLS, the server must be the worker
-  // `identity`. UNAVAILABLE names all addresses if none answers. CANCELLED if `cancellation`, which
-  // may be null, is cancelled.
+  // 10 s for each address. If several addresses are given, an address that does not accept a
+  // connection within half a second is tried again after all other addresses. With TLS, the server
+  // must be the worker `identity`. UNAVAILABLE names all addresses if none answers. CANCELLED if
+  // `cancellation`, which may be null, is cancelled.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline,
@@ -79,9 +79,9 @@ class WorkerClient {
   absl::StatusOr<WorkerIdentity> Identify(const rpc::CallOptions& options);
 
   // Streams the tiles, each in pieces of 1 MiB with checksums. Contiguous tiles are sent from the
-  // tensor's memory; other tiles are copied piece by piece, at most a few MiB before gRPC sends
-  // them. Calls `on_sent` with the number of bytes of each piece that gRPC has taken for sending.
-  // After PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if
+  // tensor's memory; other tiles are copied piece by piece, so that at most a few MiB of copies
+  // wait for gRPC. Calls `on_sent` with the number of bytes of each piece that gRPC has taken for
+  // sending. After PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if
   // `cancellation` is cancelled.
   absl::StatusOr<PutTilesAnswer> PutTiles(absl::Span<const OutgoingTile> tiles,
                                           const std::function<void(int64_t)>& on_sent,

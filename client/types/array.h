@@ -28,13 +28,13 @@ namespace shardmesh::client {
 
 // Where an acknowledged array's bytes are: in the workers' memory, or synced to the workers' disks.
 enum class Durability { kUnknown, kMemory, kDisk };
-// kDegraded: no live worker holds some of the tiles.
+// kDegraded: some of the array's tiles are on no live worker.
 enum class ArrayState { kUnknown, kAvailable, kDegraded };
 
 struct Array {
   ArrayDescriptor descriptor;
   ArrayState state = ArrayState::kUnknown;
-  std::vector<int32_t> missing_ranks;  // rising
+  std::vector<int32_t> missing_ranks;  // ranks whose tiles are missing, ascending
   // The name by which the caller selected the array, and the name's version. Empty and 0 if the
   // array was not selected by name.
   std::string name;
@@ -42,8 +42,8 @@ struct Array {
   Durability durability = Durability::kUnknown;
   absl::Time create_time = absl::InfinitePast();
   int64_t size_bytes = 0;  // bytes of all elements; replicas do not count
-  // The requested spec, if it differs from the effective spec; and the corrections, which explain
-  // the difference.
+  // `requested_spec` is set only if it differs from the effective spec. `corrections` explain the
+  // difference.
   std::optional<PartitionSpec> requested_spec;
   std::vector<Correction> corrections;
 };
@@ -61,8 +61,8 @@ struct ArraySelector {
   int64_t version = 0;
 };
 
-// The state in which a change expects a name. MustNotExist: the name does not exist. A number, at
-// least 1: the name is at this version. Nullopt: any state.
+// Precondition: the state that a name must have, or else a change of the name fails. MustNotExist:
+// the name does not exist. A number, at least 1: the name has this version. Nullopt: any state.
 struct MustNotExist {
   explicit MustNotExist() = default;
   friend bool operator==(const MustNotExist&, const MustNotExist&) = default;
@@ -80,7 +80,7 @@ struct PutTensor {
   std::optional<PartitionSpec> spec = std::nullopt;
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::string preset = {};
-  // The state in which the put expects `name`. The put fails if `name` is in another state.
+  // The state that `name` must have. The put fails if `name` has another state.
   Precondition precondition = std::nullopt;
   // As in Tiling::Create.
   std::vector<CutPoints> cut_points = {};
@@ -99,19 +99,19 @@ struct PutOptions {
   // mode, a preset is resolved in its own mode, and axes in training mode.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
-  // Resolves axes and rules exactly as the Python originals do.
+  // With kExact, axes and rules are resolved exactly as the Python originals resolve them.
   Compatibility compatibility = Compatibility::kDefault;
   // Whether the put fails if a spec needs a correction. If false, the spec is corrected.
   bool strict = false;
   // Plans and checks the put, but moves and changes nothing. The result has only the arrays, whose
   // ids do not exist in the cluster.
   bool validate_only = false;
-  // The client calls this at most about 20 times a second, and once after the last byte; one call
-  // at a time, on any thread. May be null.
+  // The client calls this function at most about 20 times a second, and once after the last byte.
+  // It makes one call at a time, on any thread. May be null.
   ProgressCallback progress = nullptr;
-  // The client calls this with the id of the transfer before the transfer's first byte moves.
-  // ClusterClient::CancelOperation accepts this id. If a worker was short of memory for calls, the
-  // client retries the put, and calls this again for each retry. May be null.
+  // The client calls this function with the id of the transfer before the transfer's first byte
+  // moves. ClusterClient::CancelOperation accepts this id. If a worker was short of memory for
+  // calls, the client retries the put, and calls this function again for each retry. May be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 

@@ -16,8 +16,9 @@ namespace shardmesh::client {
 // Thread-safe.
 class Cancellation {
  public:
-  // Registers `cancel` as long as this object exists: Cancellation::Cancel calls it. If a call of
-  // `cancel` is in progress, the destructor waits for its end.
+  // As long as this object exists, Cancellation::Cancel calls `cancel`. If Cancel was called
+  // before, the constructor calls `cancel`. If a call of `cancel` is in progress, the destructor
+  // waits for the end of that call.
   class Registration {
    public:
     Registration(Cancellation* cancellation, std::function<void()> cancel)

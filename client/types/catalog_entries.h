@@ -40,11 +40,12 @@ inline EntryKind KindOf(const EntryValue& value) { return static_cast<EntryKind>
 struct Entry {
   std::string name;
   EntryValue value;
-  int64_t version = 0;   // each update increments it; the name gets no version twice
+  int64_t version = 0;   // each update increments it; a name gets no version twice
   int64_t revision = 0;  // revision of the store at the last change
-  std::string uid;       // made at creation; updates keep it
+  std::string uid;       // unique id, made when the entry is created; updates keep it
   // For a mesh: the identities of its workers by rank; empty until workers are assigned. An update
-  // keeps these workers if the new definition names no workers and has the same number of ranks.
+  // of the entry keeps these workers if the new definition names no workers and has the same number
+  // of ranks.
   std::vector<std::string> workers;
   absl::Time update_time = absl::InfinitePast();
 };
@@ -60,14 +61,15 @@ struct EntryVersion {
 struct EntryChange {
   EntryKind kind = EntryKind::kMesh;
   std::string name;
-  // The entry after the change; nullopt if it was deleted.
+  // The entry after the change; nullopt if the change deleted the entry.
   std::optional<Entry> entry;
 };
 
 // All changes of one revision.
 struct CatalogChanges {
   int64_t revision = 0;
-  // Empty in the first report of a watch, which only states the starting revision.
+  // Empty in the first report of a watch: that report only states the revision at which the watch
+  // starts.
   std::vector<EntryChange> changes;
 };
 

@@ -47,8 +47,8 @@ struct WorkerStatus {
   std::string identity;
   uint64_t incarnation = 0;
   WorkerState state = WorkerState::kUnknown;
-  std::vector<std::string> addresses;  // best first
-  // The port on which other workers reach the worker, at the same hosts as `addresses`. Nullopt:
+  std::vector<std::string> addresses;  // the preferred address first
+  // The port on which other workers reach this worker, at the same hosts as `addresses`. Nullopt:
   // the port of the addresses.
   std::optional<int> exchange_port = std::nullopt;
   int64_t pid = 0;
@@ -86,7 +86,7 @@ struct MeshStatus {
 struct QuarantinedArray {
   std::string identity;  // the worker
   std::string array_id;
-  // Mesh, dtype and shape as recorded in the tiles; empty if they are unreadable.
+  // Mesh, dtype and shape as recorded in the tiles; empty if the tiles are unreadable.
   std::string mesh_id;
   std::string dtype;
   Shape shape;
@@ -95,8 +95,9 @@ struct QuarantinedArray {
   absl::Time since;
   bool committed = false;
   bool on_disk = false;
-  bool array_lives = false;  // the registry knows the array: its tiles are never dropped to make
-                             // room
+  // Whether the coordinator's registry has the array. A worker never drops tiles of such an array
+  // to make room.
+  bool array_lives = false;
 };
 
 // An array without a name that workers reported after a restart of the coordinator. The coordinator
@@ -116,7 +117,7 @@ struct UnnamedArray {
 // A worker that the coordinator could not ask about its quarantine.
 struct UnreachedWorker {
   std::string identity;
-  std::string reason;  // for people: the worker's ranks, and why it was not reached
+  std::string reason;  // for people: the worker's ranks, and why the worker was not reached
   bool expected_back = false;
 };
 
@@ -126,9 +127,11 @@ struct QuarantineList {
   std::vector<UnreachedWorker> unreached;  // workers whose quarantine is not listed
 };
 
-// An open session of any client. Its id is not shown, because it gives access to the session.
+// An open session of any client. The session's full id is not shown, because the id gives access to
+// the session.
 struct OpenSessionInfo {
-  int64_t number = 0;     // counts, from 1, the sessions that the coordinator's process has opened
+  // 1 for the first session that the coordinator's process opened, 2 for the next one, and so on.
+  int64_t number = 0;
   std::string id_prefix;  // the first 8 characters of the session's id
   // The identity in the client's certificate; without TLS, the client's host.
   std::string caller;
@@ -159,17 +162,18 @@ struct ClusterStatus {
   int64_t term = 0;
   int64_t revision = 0;
   CoordinatorState state = CoordinatorState::kUnknown;
-  std::vector<MeshStatus> meshes;     // by name
-  std::vector<WorkerStatus> workers;  // by identity
+  std::vector<MeshStatus> meshes;     // sorted by name
+  std::vector<WorkerStatus> workers;  // sorted by identity
   int64_t pid = 0;
   int64_t arrays = 0;
   int64_t degraded_arrays = 0;  // arrays with missing tiles
-  // The number of arrays that are held without a name, and how long they will still be held.
+  // The number of arrays that the coordinator holds without a name, and how long it will still hold
+  // them.
   int64_t unnamed_arrays = 0;
   absl::Duration unnamed_held_for = absl::InfiniteDuration();
   int64_t sessions = 0;
-  // At its start, the coordinator skips records of its store that it cannot read. The number of
-  // these records, and the keys of some of them.
+  // The number of records of the store that the coordinator could not read and therefore skipped at
+  // its start, and the keys of some of these records.
   int64_t unreadable_records = 0;
   std::vector<std::string> unreadable_keys;
 };
@@ -182,7 +186,7 @@ struct WorkerFlight {
   WorkerState state = WorkerState::kUnknown;
   absl::Duration heartbeat_age = absl::ZeroDuration();
   std::optional<StepProgress> progress;  // as reported by the worker's last heartbeat
-  std::vector<FlightRecord> records;     // finished instructions, in order
+  std::vector<FlightRecord> records;     // finished instructions, oldest first
   int64_t omitted_records = 0;           // older records that the answer leaves out
 };
 
@@ -204,7 +208,7 @@ struct ClusterLinks {
     MeasuredLink measured;
   };
   std::vector<Worker> workers;  // sorted by rank, or by identity if the question has no mesh
-  std::vector<Link> links;      // by identities
+  std::vector<Link> links;      // sorted by the identities of the two workers
 
   // Returns the link between two workers, as measured by either of them. Null if neither worker has
   // measured the link.
@@ -250,7 +254,7 @@ std::string_view ClusterFindingName(ClusterFinding::Kind kind);
 struct Diagnosis {
   bool healthy = false;
   std::string verdict;                   // one sentence
-  std::vector<ClusterFinding> findings;  // the worst first
+  std::vector<ClusterFinding> findings;  // the worst fault first
 };
 
 struct Operation {
@@ -266,7 +270,8 @@ struct Operation {
   std::optional<absl::Time> end_time;
   // The error of a failed operation; otherwise OK.
   absl::Status error;
-  int64_t number = 0;  // counts, from 1, the operations that the coordinator's process has begun
+  // 1 for the first operation that the coordinator's process began, 2 for the next one, and so on.
+  int64_t number = 0;
   int64_t session_number = 0;  // OpenSessionInfo::number of the session that began the operation
 };
 
@@ -281,7 +286,7 @@ struct DrainedWorker {
   std::vector<ServedRank> ranks;  // at most the first 1,000 ranks
   int64_t rank_count = 0;
   int64_t work = 0;    // running steps and transfers with this worker
-  int64_t arrays = 0;  // arrays with a tile in use on this worker
+  int64_t arrays = 0;  // arrays of which a tile on this worker is in use
   int64_t used_bytes = 0;
 };
 

@@ -15,9 +15,9 @@ namespace shardmesh::client {
 // Asks for the spec of a layer's or matmul's result, given the layouts of the operands.
 struct OutputSpecQuestion {
   enum class Kind {
-    kMatmul,   // lhs @ rhs; see GetMatmulOutputSharding
+    kMatmul,   // the result of lhs @ rhs; see GetMatmulOutputSharding
     kLinear,   // the output of a tensor-parallel layer; see GetOutputPartitionSpec
-    kOperand,  // lhs itself; see GetSharding
+    kOperand,  // the spec of lhs itself; see GetSharding
   };
   Kind kind = Kind::kMatmul;
   ArrayLayout lhs = {};

@@ -26,8 +26,8 @@
 namespace shardmesh::client {
 
 // Select a mesh, a profile or rules: by name in the catalog, or by value. The default (monostate)
-// selects no mesh, the profile without given fields, or no rules. A question that needs a mesh
-// fails with MISSING_ARGUMENT if it selects no mesh.
+// selects no mesh, the profile without given fields, or no rules. A question that needs a mesh, but
+// selects none, fails with MISSING_ARGUMENT.
 using MeshSelector = std::variant<std::monostate, std::string, Mesh>;
 using ProfileSelector = std::variant<std::monostate, std::string, PartitionAxis>;
 using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinition>;
@@ -35,12 +35,12 @@ using RuleSetSelector = std::variant<std::monostate, std::string, RuleSetDefinit
 // Asks for the spec that logical axes resolve to.
 struct ResolveSpecQuestion {
   // Semantic axes, one per dimension; or the name of a preset, which supplies axes and mode. Set
-  // only one of `axes` and `preset`.
+  // only one of `axes` and `preset`; kExact allows both.
   std::vector<AxisValue> axes = {};
   std::string preset = {};
-  // Nullopt means the preset's mode; for `axes`, training. With `preset`, a mode is an error. With
-  // kExact it is no error: `axes` and `mode` together replace the preset, and a mode without axes
-  // is ignored.
+  // Nullopt means the preset's mode; for `axes`, training. With `preset`, a mode is an error,
+  // unless the question has kExact. With kExact and a preset, `axes` and `mode` replace the preset
+  // if both are set; a mode without axes is ignored.
   std::optional<Mode> mode = std::nullopt;
   // The array's shape. Without a shape, the spec is not corrected, and no mesh is needed.
   std::optional<Shape> shape = std::nullopt;
@@ -76,13 +76,13 @@ struct EffectiveSpecQuestion {
 // The spec after correction: it fits shape and mesh.
 struct EffectiveSpec {
   PartitionSpec spec;
-  // The dimensions of which axes were dropped, because these axes do not fit. In ascending order.
+  // The dimensions that lost axes, because these axes do not fit. In ascending order.
   std::vector<int64_t> corrected_dimensions;
   Shape shard_shape;     // extents of each device's tile, in elements
   int64_t revision = 0;  // revision of the catalog
 };
 
-// Asks to which mesh axes each of these logical axes resolves.
+// Asks to which mesh axes each of `axes`, which are logical axes, resolves.
 struct ResolveAxesQuestion {
   std::vector<AxisValue> axes;
   // Nullopt means training. A mode that is a dimension's number is not allowed.
@@ -91,7 +91,8 @@ struct ResolveAxesQuestion {
   Compatibility compatibility = Compatibility::kDefault;
 };
 
-// Asks whether a spec fits a shape and a mesh, and for the corrected spec if it does not.
+// Asks whether a spec fits a shape and a mesh. If the spec does not fit, asks for the corrected
+// spec.
 struct CorrectSpecQuestion {
   PartitionSpec spec;
   Shape shape;
@@ -112,7 +113,7 @@ struct SpecAnswer {
   std::vector<Correction> corrections;
   // Empty unless the question asks for fixes; see SuggestFixes.
   std::vector<Fix> fixes;
-  // The chain of reasons; empty unless the question asks for it.
+  // The chain of reasons; empty unless the question sets `explain`.
   std::vector<ExplanationStep> explanation;
   // The extent of a device's tile in each dimension; nullopt if the question has no shape.
   std::optional<Shape> shard_shape;
@@ -128,8 +129,9 @@ struct ConstrainQuestion {
   ProfileSelector profile = {};
   Shape shape;
   MeshSelector mesh = {};
-  // Only for a layout of axes or a preset: corrects the spec first. If true, an empty mesh is an
-  // error, and a spec that becomes P() constrains nothing. See ApplyLogicalSharding.
+  // Whether to correct the spec before it constrains the array; only for a layout of axes or a
+  // preset. If true, an empty mesh is an error, and a spec that correction makes P() constrains
+  // nothing. See ApplyLogicalSharding.
   bool auto_correct = false;
   bool strict = false;
   Compatibility compatibility = Compatibility::kDefault;
@@ -154,7 +156,7 @@ struct CompareQuestion {
 
 struct Comparison {
   bool equal = false;       // P() and P(None) are not equal
-  bool equivalent = false;  // both specs place every tensor of the question's rank equally
+  bool equivalent = false;  // both specs place every tensor of this rank in the same way
   bool a_fully_replicated = false;
   bool b_fully_replicated = false;
 };
@@ -164,7 +166,7 @@ struct ExplainQuestion {
   std::string name;  // 1 to 1,024 bytes
   Shape shape;
   RuleSetSelector rules = {};
-  // If set, the tensor gets its spec from these semantic axes and not from the rules. They are
+  // If set, the tensor gets its spec from these semantic axes and not from the rules. The axes are
   // resolved with `profile` and `mode`.
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   ProfileSelector profile = {};
@@ -207,7 +209,8 @@ struct TilingAnswer {
   std::vector<DeviceTile> tiles;
   // The pieces of TilingQuestion::range, each with the devices that hold it, in row-major order.
   std::vector<OwnedTile> owners;
-  // For each device of TilingQuestion::replica_groups_of, all devices that hold the same tile.
+  // For each device of TilingQuestion::replica_groups_of, all devices that hold the same tile as
+  // that device.
   std::vector<std::vector<DeviceId>> replica_groups;
   int64_t revision = 0;
 };
@@ -240,7 +243,7 @@ struct TreeQuestion {
   // Whether a tensor's own spec is an error if the spec names an axis that the mesh lacks, or names
   // an axis twice. If false, correction drops such axes.
   bool own_specs_must_suit_mesh = false;
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

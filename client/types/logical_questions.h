@@ -29,7 +29,7 @@ struct SpmdQuestion {
   // the array has no logical names.
   std::optional<MeshSelector> mesh = std::nullopt;
   // Whether to return only `values`, even if they form no legal spec. A question with a mesh must
-  // not set this.
+  // not set this member.
   bool values_only = false;
   Compatibility compatibility = Compatibility::kDefault;
 };

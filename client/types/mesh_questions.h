@@ -14,7 +14,8 @@
 
 namespace shardmesh::client {
 
-// A mesh as the user wrote it, not validated: the coordinator validates it. See Mesh::Create.
+// A mesh as the user wrote it. The coordinator, and not the client, validates the mesh. See
+// Mesh::Create.
 struct MeshFields {
   std::vector<MeshAxis> axes;
   std::vector<int64_t> device_ids = {};
@@ -27,7 +28,8 @@ struct MeshText {
 // Asks for a validated mesh and its workers.
 struct MeshQuestion {
   std::variant<MeshSelector, MeshFields, MeshText> mesh = {};
-  // The number of devices that the mesh must have. The coordinator infers a size of -1 from it.
+  // The number of devices that the mesh must have. The coordinator infers the size of an axis given
+  // as -1 from this number.
   std::optional<int64_t> device_count = std::nullopt;
   // Whether an empty mesh is an error (FAILED_PRECONDITION, NO_MESH).
   bool required = false;
@@ -57,25 +59,27 @@ struct MeshAxesQuestion {
   MeshSelector mesh = {};
   // At most 64 axes.
   std::vector<std::string> axes = {};
-  // The devices to ask about. For kIndex and kGroups: at most 65,536; empty means all devices, if
-  // the mesh has at most 65,536. For kSubmesh: one; empty means device 0. For other kinds: empty.
+  // The devices to ask about, as positions in the mesh. kIndex and kGroups take at most 65,536
+  // devices; an empty list means all devices of a mesh that has at most 65,536 devices. kSubmesh
+  // takes one device; an empty list means device 0. For questions of all other kinds, the list must
+  // be empty.
   std::vector<DeviceId> devices = {};
   Compatibility compatibility = Compatibility::kDefault;
 };
 
 struct MeshAxesAnswer {
-  // For kPresent.
+  // For kPresent: whether the mesh has all of the question's axes, and the axes that it lacks.
   bool present = false;
   std::vector<std::string> absent_axes;
-  // For kSize and kMappedSize.
+  // For kSize and kMappedSize: the product of the sizes of the question's axes.
   int64_t size = 0;
-  // For kIndex: one index for each device.
+  // For kIndex: the index of each device along the question's axes.
   std::vector<int64_t> indexes;
   // For kGroups: the positions of each group's devices, at most 65,536 in all. The groups have the
   // order of the question's devices. If the question has no devices, the groups are sorted by the
   // lowest position in each.
   std::vector<std::vector<DeviceId>> groups;
-  // For kSubmesh.
+  // For kSubmesh: the mesh over the question's axes.
   Mesh submesh;
   int64_t revision = 0;
 };

@@ -26,7 +26,7 @@ namespace shardmesh::client {
 // device of the other mesh are the same device if their ids are equal.
 struct ReshardQuestion {
   MeshSelector from_mesh = {};
-  PartitionSpec from = {};  // must fit the shape, like `to`
+  PartitionSpec from = {};  // must fit the array's shape, like `to`
   MeshSelector to_mesh = {};
   PartitionSpec to = {};
   Shape shape = {};
@@ -34,8 +34,8 @@ struct ReshardQuestion {
   // `devices` are positions in `to_mesh`: the answer lists what each of these devices needs, and
   // which devices send these regions. `sources` are positions in `from_mesh`: the answer lists what
   // each of these devices sends. At most 65,536 positions in each list. The answer must fit 4 MiB
-  // (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED). It has at most 65,536 received regions and 65,536 sent
-  // regions.
+  // (RESOURCE_EXHAUSTED, LIMIT_EXCEEDED). The answer has at most 65,536 received regions and 65,536
+  // sent regions.
   std::vector<DeviceId> devices = {};
   std::vector<DeviceId> sources = {};
   // Whether to leave out the regions that `devices` receive.
@@ -67,20 +67,20 @@ struct ReshardAnswer {
   // `max_link` and `max_sent` are unset: the members below have their values in bytes.
   ReshardTotals totals;
   int64_t total_needed_bytes = 0;
-  int64_t max_needed_bytes = 0;  // the most that one device needs
-  int64_t max_link_bytes = 0;    // the most that one device sends to another
+  int64_t max_needed_bytes = 0;  // the most bytes that one device needs
+  int64_t max_link_bytes = 0;    // the most bytes that one device sends to another
   double mean_sent_bytes = 0;    // average over the devices of the source layout's mesh
-  // The most that one device sends in all; nullopt if the computation would take too long.
+  // The most bytes that one device sends in all; nullopt if the computation would take too long.
   std::optional<int64_t> max_sent_bytes;
   std::vector<ReshardDevice> devices;  // in the order of the question
-  std::vector<ReshardTransfer> sent;   // in the order of `sources`, then by destination
+  std::vector<ReshardTransfer> sent;   // sent by `sources`, in their order; then by destination
   int64_t revision = 0;
 };
 
 // Asks for the totals of a tree. Each tensor has its own spec, which must fit without correction.
 struct AnalyzeQuestion {
   MeshSelector mesh = {};
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 
@@ -107,11 +107,11 @@ struct SearchQuestion {
   // The profile with which the axes of tensors are resolved.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
-  int64_t keep = 20;  // most meshes in the answer, 1 to 1,000
+  int64_t keep = 20;  // limit on the number of meshes in the answer, 1 to 1,000
   // Criteria by which meshes are ranked: the first criterion in which two meshes differ decides.
   // Empty means all criteria, in the order of the enum.
   std::vector<MeshCriterion> ranking = {};
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 

@@ -15,7 +15,7 @@
 
 namespace shardmesh::client {
 
-// A profile as the user wrote it, before resolution: the coordinator resolves it. See
+// A profile as the user wrote it. The coordinator, and not the client, resolves the profile. See
 // PartitionAxis::Create.
 struct ProfileFields {
   std::vector<FieldValue> fields;
@@ -44,16 +44,17 @@ struct ResolvedName {
 
 struct ProfileAnswer {
   PartitionAxis profile;
-  std::string text;  // as Python's repr
+  std::string text;  // the profile as Python's repr() shows it
   // A digest of all fields and user-defined axes, as 64 hexadecimal digits; see Fingerprint.
   std::string fingerprint;
-  // The built-in names, then the user-defined ones.
+  // The built-in names, and after them the names of user-defined axes.
   std::vector<ResolvedName> semantic_names;
   int64_t revision = 0;
 };
 
-// Asks for the hash of a text, of an object's attributes, or of a profile. For attributes and a
-// profile, it is the hash that the Python original gives the object. See HashProfile.
+// Asks for the hash of a text, of an object's attributes, or of a profile. For attributes and for a
+// profile, the answer has the hash that the Python original computes for the object. See
+// HashProfile.
 struct HashQuestion {
   // A text of at most 1 MiB, an object's attributes, or a profile.
   std::variant<std::string, std::vector<PythonValue>, ProfileQuestion> subject;

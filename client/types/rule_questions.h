@@ -39,10 +39,10 @@ struct PatternRulesAnswer {
   std::optional<int64_t> rule_index;
 };
 
-// The result of matching a pattern.
+// The names in which a pattern is found, and the pattern in RE2's syntax.
 struct PatternCheck {
   std::vector<bool> found;  // whether the pattern is found, for each requested name in order
-  std::string re2_pattern;  // equivalent pattern for RE2; empty if RE2 cannot express it
+  std::string re2_pattern;  // equivalent pattern for RE2; empty if RE2 cannot express the pattern
 };
 
 // Equivalent rules without exclusions (negative lookaheads); see sharding/rules/exclusion.h.
@@ -65,12 +65,13 @@ struct LintQuestion {
   std::vector<MeshSelector> meshes = {};
   // If set, also checks the cluster's named arrays whose names have this prefix.
   std::optional<std::string> held_prefix = std::nullopt;
-  // The most findings that the answer lists for each kind, 1 to 1,000. The listed findings of one
-  // kind never take more than 256 KiB.
+  // Limit on the number of findings that the answer lists for each kind, 1 to 1,000. The listed
+  // findings of one kind never take more than 256 KiB.
   int64_t max_findings = 100;
   Compatibility compatibility = Compatibility::kDefault;  // how axes resolve
-  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. If any are given,
-  // the request must have no tensors. In these trees, tensors that have their own spec are skipped.
+  // Trees of the catalog to check: at most 1,000 distinct names, or all trees. If the question
+  // names any of these trees, the request must have no tensors. In these trees, tensors that have
+  // their own spec are skipped.
   std::vector<std::string> stored_trees = {};
   bool all_stored_trees = false;
   // The trees to which the request's tensors belong, in the order of the tensors. At most 1,000
@@ -107,7 +108,7 @@ struct LintAnswer {
   int64_t count(Finding::Kind kind) const { return counts[static_cast<size_t>(kind)]; }
 };
 
-// One of two compared layouts.
+// The rules, profile, mode and mesh that give one of two compared layouts.
 struct LayoutChoice {
   RuleSetSelector rules = {};
   ProfileSelector profile = {};
@@ -121,12 +122,12 @@ struct DiffQuestion {
   LayoutChoice b;
   LayoutBudget budget = {};
   Compatibility compatibility = Compatibility::kDefault;
-  // The name of a tree of the catalog. If it is set, the request must have no tensors.
+  // The name of a tree of the catalog. If this name is set, the request must have no tensors.
   std::string stored_tree = {};
 };
 
 struct DiffAnswer {
-  std::vector<TensorDiff> changes;  // in the order of the tree; both specs are set
+  std::vector<TensorDiff> changes;  // in the tree's order; each has `spec_a` and `spec_b`
   TreeReport a;
   TreeReport b;
   bool within_budget = true;

@@ -26,9 +26,10 @@ struct Operand {
 
   std::variant<ArraySelector, Literal> value;
   // Whether the step may consume the array: use its memory for results and delete the array. An
-  // all-reduce, broadcast or barrier works in the array's memory if tiles keep their size. In that
-  // case the array is lost even if the step fails; the error says so. An array is never consumed if
-  // it has a name, or if another session or running work holds it.
+  // all-reduce, broadcast or barrier of a donated array works in the array's memory if its tiles
+  // keep their size. In that case the array is lost even if the step fails, and the error says that
+  // the array is lost. An array is never consumed if it has a name, or if another session or
+  // running work holds it.
   bool donate = false;
 };
 
@@ -39,7 +40,7 @@ struct OutputOptions {
   // The states in which the step expects the names of the results, in order. Nullopt or missing:
   // any state.
   std::vector<Precondition> preconditions = {};
-  // Whether to return the results' elements too, at most 1 MiB in all.
+  // Whether the answer also has the results' elements, at most 1 MiB in all.
   bool return_literals = false;
   // The spec of each result, which must fit without correction. If the spec of a result is nullopt
   // or missing, the planner chooses it.
@@ -110,7 +111,7 @@ struct CollectiveCall {
   OutputOptions output = {};
 };
 
-// One instruction of a plan. Every device of the mesh runs it on its own tiles.
+// One instruction of a plan. Every device of the mesh runs the instruction on its own tiles.
 struct PlannedInstruction {
   std::string label;  // shown in errors and records, such as "op 0 (linear): all-reduce over tp"
   // Nullopt: the devices exchange nothing.
@@ -140,8 +141,8 @@ struct PlannedLink {
 // The bytes that one run of a plan sends over each link: bytes of tiles, partial sums and barriers,
 // without the headers of frames.
 struct PlannedLinks {
-  // The links with the most bytes: at most 32. Sorted by falling number of bytes, then by sender
-  // and receiver. If at most 32 links carry bytes, all of them.
+  // The links with the most bytes: at most 32. Sorted by descending number of bytes, then by sender
+  // and receiver. If at most 32 links carry bytes, the list has all of these links.
   std::vector<PlannedLink> busiest;
   int64_t link_count = 0;  // links that carry bytes
   int64_t sent_bytes = 0;  // over all links
@@ -156,7 +157,7 @@ struct CompiledProgram {
   // Nullopt: the plan has too many pairs of ranks to add up their bytes, or the coordinator is an
   // older build.
   std::optional<PlannedLinks> links;
-  int64_t peak_bytes = 0;  // most bytes of values on a device at any time, without operands
+  int64_t peak_bytes = 0;  // peak of the bytes of values on one device, without operands
   // The predicted time of all collectives of a run, without kernels. Nullopt if no link of the mesh
   // has been measured yet.
   std::optional<absl::Duration> exchange_time;

@@ -132,8 +132,8 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
     return absl::OkStatus();
   }
   if (invocation.names()) {
-    // The list has one entry for each pair of an array and a worker with a tile of it: print each
-    // array's id once.
+    // The list has an array once for each worker that has a tile of the array: print each array's
+    // id once.
     std::set<std::string> names;
     for (const UnnamedArray& array : list.unnamed) names.insert(array.array_id);
     for (const QuarantinedArray& array : list.arrays) names.insert(array.array_id);
@@ -154,8 +154,8 @@ absl::Status RunList(const Invocation& invocation, const std::string& identity) 
   return absl::OkStatus();
 }
 
-// Removes the @ from array ids in the notation @ID. Leaves ids without @, as `admin quarantine
-// list` prints them, unchanged.
+// Removes the @ from array ids in the notation @ID. Ids without @, which `admin quarantine list`
+// prints, stay unchanged.
 std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
   for (std::string& array : arrays) {
     if (IsArrayId(array)) array.erase(0, 1);
@@ -164,7 +164,7 @@ std::vector<std::string> IdsOf(std::vector<std::string> arrays) {
 }
 
 // Restores the arrays one after the other. If an array cannot be restored, goes on with the next
-// one. If the coordinator is unreachable, does not ask it for the remaining arrays.
+// one. Once the coordinator is unreachable, makes no calls for the remaining arrays.
 absl::Status RunRestore(const Invocation& invocation, const std::vector<std::string>& array_ids,
                         const std::string& name, bool validate_only) {
   if (array_ids.size() > 1 && !name.empty()) {
@@ -416,7 +416,7 @@ std::string EventText(const NameChange& change) {
                                     ", version ", change.version);
 }
 
-// Prints the change as one line, or as a YAML document.
+// Prints the change as one line of text or JSON; with --output yaml, as a YAML document.
 void PrintChange(const ClusterChange& change, const Invocation& invocation) {
   const bool has_time = change.time != absl::InfinitePast();
   if (invocation.json) {
@@ -465,7 +465,7 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
                                          return std::cout.good();
                                        },
                                        {.timeout = invocation.deadline, .cancellation = stopped});
-    // A watch that ends at --deadline has succeeded, like one that ends by Ctrl-C.
+    // A watch that ends at --deadline has succeeded, like a watch that ends by Ctrl-C.
     const bool is_over = has_begun && invocation.deadline.has_value() &&
                          absl::IsDeadlineExceeded(watched) &&
                          ReasonOf(watched) == Reason::kUnspecified;
@@ -479,7 +479,8 @@ absl::Status RunWatch(const Invocation& invocation, const std::vector<std::strin
   });
 }
 
-// Time limit of a snapshot without --deadline: enough for the largest state over a slow network.
+// Time limit of a snapshot if --deadline is not given. This time suffices for the largest state
+// over a slow network.
 constexpr absl::Duration kSnapshotTime = absl::Minutes(10);
 
 absl::Status RunSnapshot(const Invocation& invocation, const std::string& path) {

@@ -96,7 +96,7 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
 }
 
 // Opens a checkpoint. A .json file may be the index of a checkpoint, or the description of a tree;
-// only the content of the file shows which. If it describes a tree, returns BAD_FILE.
+// only the content of the file shows which. If the file describes a tree, returns BAD_FILE.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path) {
   absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(path);
   if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {
@@ -400,7 +400,7 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
   return absl::OkStatus();
 }
 
-// The most devices whose tiles are listed.
+// Limit on the number of devices whose tiles are listed.
 constexpr int64_t kMaxShownDevices = 64;
 
 // Returns one entry for each name that points to the array. If the caller selected the array by
@@ -418,7 +418,7 @@ absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(selector));
-  // A description without names is better than none.
+  // If the names cannot be listed, describe the array without its names.
   const absl::StatusOr<std::vector<Array>> named = UnderEachName(client.get(), array);
   if (!named.ok()) {
     std::cerr << "The array's names are not shown: " << named.status().message() << "\n";

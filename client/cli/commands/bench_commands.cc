@@ -37,11 +37,12 @@
 namespace shardmesh::client {
 namespace {
 
-// The most instructions of a step. A measured call is one instruction; a measured broadcast is two,
-// because a barrier precedes it. Workers report the times of instructions in heartbeats, which have
-// room for this many.
+// Limit on the number of instructions of a step. A measured call is one instruction; a measured
+// broadcast is two, because a barrier precedes it. Workers report the times of instructions in
+// heartbeats, which have room for this many instructions.
 constexpr int64_t kMostCalls = 60;
-// The most bytes of one step's results on each worker. This bounds the number of calls in a step.
+// Limit on the bytes of one step's results on each worker. The limit bounds the number of calls in
+// a step.
 constexpr int64_t kStepBytes = int64_t{256} << 20;
 constexpr int64_t kMostBytes = int64_t{1} << 30;
 constexpr absl::Duration kHeartbeatLimit = absl::Seconds(20);
@@ -103,7 +104,7 @@ struct Subject {
   CollectiveOp op;
   Shape shape;
   PartitionSpec spec;
-  double factor = 1;  // a result's element is this multiple of the operand's element
+  double factor = 1;  // each element of the result is this multiple of the operand's element
 };
 
 absl::StatusOr<Subject> SubjectOf(CollectiveKind kind, int64_t bytes,
@@ -429,7 +430,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
   std::vector<Figure> figures;
   bool all_right = true;
   std::optional<ProgressBar> bar(std::in_place, "measuring", invocation.quiet);
-  int64_t rows_done = 0;  // rows that are done for the current kind and size
+  int64_t rows_done = 0;  // measured pairs of a kind and a size
   const auto rows = static_cast<int64_t>(kinds.size() * sizes.size());
   for (const CollectiveKind kind : kinds) {
     for (const int64_t bytes : sizes) {

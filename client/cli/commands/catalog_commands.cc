@@ -108,7 +108,8 @@ Json ValueJson(const EntryValue& value) {
   return std::visit(Visitor(), value);
 }
 
-// Like Summary of the value, but for a mesh also with the workers that are assigned to it.
+// Returns the Summary of the entry's value; for a mesh, also with the workers that are assigned to
+// the mesh.
 std::string Summary(const Entry& entry) {
   const auto* const mesh = std::get_if<MeshDefinition>(&entry.value);
   if (mesh == nullptr || !mesh->workers.empty() || entry.workers.empty()) {
@@ -165,7 +166,8 @@ Json TreeJson(const std::vector<TreeTensor>& tensors) {
   return Json(std::move(tree));
 }
 
-// Returns the layout that a tensor requests itself, by a spec or axes; empty if rules decide.
+// Returns the layout that a tensor requests itself, by a spec or axes; empty if the tensor has
+// neither, so that rules decide.
 std::string OwnLayout(const TreeTensor& tensor) {
   if (tensor.spec.has_value()) {
     return StrCat("spec ", FormatSpec(*tensor.spec));

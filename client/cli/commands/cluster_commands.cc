@@ -110,8 +110,8 @@ Json RecordJson(const ClusterRecord& record) {
           {"processes", std::move(processes)}};
 }
 
-// Waits for a signal. Until then, reports each process that ends. FAILED_PRECONDITION once no
-// process of the cluster runs.
+// Waits for a signal, and during the wait reports each process that ends. FAILED_PRECONDITION once
+// no process of the cluster runs.
 absl::Status Supervise(LocalCluster* cluster, StopSignal* stop) {
   while (!stop->WaitFor(absl::Milliseconds(200)).has_value()) {
     for (const EndedProcess& ended : cluster->CollectEnded()) {
@@ -263,8 +263,8 @@ absl::Status RunDown(const Invocation& invocation) {
   return absl::OkStatus();
 }
 
-// The metrics addresses of the cluster's processes on this host, from the record of `up`. Has no
-// addresses if there is no such record.
+// The metrics addresses of the cluster's processes on this host, from the record of `up`. If there
+// is no such record, the object has no addresses.
 class MetricsAddresses {
  public:
   explicit MetricsAddresses(const Invocation& invocation) {
@@ -357,7 +357,7 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
 }
 
 // Returns the ranks of a worker, such as `default:0,small:1`. If the cluster has only one mesh, the
-// text has no name of a mesh: `0`.
+// text omits the mesh's name: `0`.
 std::string Ranks(const ClusterStatus& status, const std::string& identity) {
   std::vector<std::string> ranks;
   for (const MeshStatus& mesh : status.meshes) {

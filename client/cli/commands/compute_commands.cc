@@ -112,8 +112,8 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
 }
 
 // Runs a step, and saves and shows its result. A result without a name exists only in the workers'
-// memory. It may be lost before it is gathered, because a worker or the coordinator was replaced.
-// In that case the step runs again, at most kMaxRuns times in all.
+// memory. Such a result may be lost before it is gathered, because a worker or the coordinator was
+// replaced. In that case the step runs again, at most kMaxRuns times in all.
 absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
                           const ResultFlags& flags,
                           const std::function<absl::StatusOr<StepResult>()>& run) {

@@ -19,8 +19,8 @@ struct ErrorExplanation {
   std::vector<std::string> facts;  // keys of facts that errors of this reason may have
 };
 
-// The text of docs/errors.md, which the build compiles into the program. It is the only source of
-// explanations.
+// The text of docs/errors.md, which the build compiles into the program. The page is the only
+// source of explanations.
 std::string_view ErrorsPage();
 
 // Returns the rows of all tables of a page like docs/errors.md, in the order of the page. A link

@@ -26,8 +26,8 @@ struct HealthOptions {
   bool wait = false;
 };
 
-// Asks the process once whether it serves. With --wait, repeats the question until the process
-// serves, an error is permanent, or the deadline has passed.
+// Asks the process at the address once whether it serves. With --wait, repeats the question until
+// the process serves, an error is permanent, or the deadline has passed.
 absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& options) {
   if (invocation.address.empty()) return invocation.Connect().status();
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());

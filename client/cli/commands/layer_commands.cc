@@ -113,7 +113,8 @@ struct DescribeFlags {
   bool exact = false;
 };
 
-// Parses a scale: a factor, or the name of a rule.
+// Parses the scale of a layer: a number, or a text such as `fan_in` (see
+// ParallelLinearOptions::scale).
 absl::StatusOr<std::variant<double, std::string>> ParseScale(std::string_view text) {
   double factor = 0;
   if (absl::SimpleAtod(ToAbsl(text), &factor)) {

@@ -23,8 +23,8 @@
 namespace shardmesh::client {
 
 // Immutable, so threads can share it. Requires that every part and placeholder that a caller names
-// exists, and that the caller fills every placeholder. A violation is a bug of the program. It ends
-// the program with a message that has the name of the part or placeholder.
+// exists, and that the caller fills every placeholder. A violation is a bug of the program. Such a
+// bug ends the program with a message that has the name of the part or placeholder.
 class PageTemplate {
  public:
   using Data = std::initializer_list<std::pair<std::string_view, std::string_view>>;

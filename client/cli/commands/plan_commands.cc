@@ -290,8 +290,8 @@ std::string MeshText(const MeshCandidate& candidate, const std::vector<SearchAxi
   return StrJoin(pieces, ",");
 }
 
-// Returns an error if no mesh fits. The exit code then shows this, although the search itself
-// succeeded.
+// Returns an error if no mesh fits, although the search itself succeeded: the program's exit code
+// must show that no mesh fits.
 absl::Status SearchVerdict(const MeshSearchResult& result) {
   return result.fitting > 0
              ? absl::OkStatus()
@@ -382,8 +382,8 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     question.mesh = mesh;
   }
   if (!flags.stored_tree.empty()) {
-    // Fetch the tensors, because the output lists them. Table and question then use the same
-    // version of the tree.
+    // The output lists the tensors, so fetch them. The question has the fetched tensors instead of
+    // the tree's name, so that output and question use the same version of the tree.
     SHARDMESH_ASSIGN_OR_RETURN(tensors, FetchTree(client.get(), flags.stored_tree));
     SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
   }

@@ -313,8 +313,8 @@ class Page {
     return axes;
   }
 
-  // Returns the colour of the cut before part `part` of a dimension. It is the colour of the most
-  // major axis whose coordinate changes at that cut.
+  // Returns the colour of the cut before part `part` of a dimension. That is the colour of the most
+  // major axis whose coordinate changes at the cut.
   std::string_view CutColor(const std::vector<int64_t>& axes, int64_t part) const {
     std::string_view color = "var(--edge)";
     int64_t span = 1;
@@ -480,8 +480,8 @@ class Page {
          {"others", group.tensors == 1 ? std::string()
                                        : StrCat(" and ", Grouped(group.tensors - 1),
                                                 group.tensors == 2 ? " other" : " others")}});
-    // Show the requested spec only if there are corrections. Without corrections, it differs from
-    // the effective spec only in dimensions for which nothing was requested.
+    // Show the requested spec only if there are corrections. Without corrections, the requested
+    // spec differs from the effective spec only in dimensions for which nothing was requested.
     if (const TreeSpec& asked = SpecOf(group.first); !asked.corrections.empty()) {
       html_ += page_.Fill("asked", {{"spec", SpecChips(asked.requested)}});
     }
@@ -516,7 +516,7 @@ class Page {
   }
 
   // Returns the two dimensions that are drawn as a plane: those with the most parts. Of dimensions
-  // with equally many parts, the later one is taken.
+  // with equally many parts, takes the later dimensions.
   static std::pair<int64_t, int64_t> PlaneOf(const Tiling& tiling) {
     std::vector<int64_t> dims;
     for (int64_t dim = tiling.rank(); dim-- > 0;) {
@@ -540,7 +540,8 @@ class Page {
     }
     const double rows = std::max(1.0, AsDouble(tiling.shape()[static_cast<size_t>(down)]));
     const double columns = std::max(1.0, AsDouble(tiling.shape()[static_cast<size_t>(across)]));
-    // The picture has the proportions of the tensor, within bounds.
+    // Height by width of the picture: the square root of rows by columns of the tensor, within
+    // bounds.
     const double ratio = std::clamp(std::sqrt(rows / columns), 0.4, 1.6);
     const double width = ratio > 1 ? 190 / ratio + 30 : 220;
     const double height = std::clamp(width * ratio, 90.0, 200.0);
@@ -647,8 +648,7 @@ class Page {
     return top;
   }
 
-  // Returns devices of the replica group of device 0, in mesh order: the first ones, at most
-  // `most`.
+  // Returns the first devices, at most `most`, of the replica group of device 0, in mesh order.
   std::vector<DeviceId> FirstCopies(const std::vector<int64_t>& axes, size_t most) const {
     std::vector<DeviceId> devices = {0};
     for (auto axis = axes.rbegin(); axis != axes.rend() && devices.size() < most; ++axis) {

@@ -19,14 +19,15 @@ struct PlanReport {
   std::vector<DeviceId> devices = {};  // devices whose tiles are listed
 };
 
-// The most pictures, and the most rows of a table, on a page. The page states how many are omitted.
-// Tensors share a row if their layouts are equal and their names differ only in numbers.
+// Limits on the number of pictures of a page and on the number of rows of a table. The page states
+// how many pictures or rows are omitted. Tensors share a row if their layouts are equal and their
+// names differ only in numbers.
 inline constexpr size_t kMaxPictures = 60;
 inline constexpr size_t kMaxTensorRows = 5000;
 
 // Returns the page: HTML that is also well-formed XML, and loads no other files. All texts from the
-// plan are escaped. The time does not depend on the number of devices. Errors: those of
-// Tiling::Create, if the placement does not fit the mesh.
+// plan are escaped. The time that the function takes does not depend on the number of devices.
+// Errors: those of Tiling::Create, if the placement does not fit the mesh.
 absl::StatusOr<std::string> PlanHtml(const PlanReport& report);
 
 }  // namespace shardmesh::client

@@ -1,4 +1,4 @@
-// Sorting and filtering of the tables of a plan. The page is complete without it. No less-than sign and no ampersand: it stands in XML as it is.
+// Sorts and filters the tables of a plan's page, which is complete without this script. The page is XML: use no less-than sign and no ampersand here.
 document.querySelectorAll('table.sortable').forEach(function(table){
   table.querySelectorAll('th').forEach(function(head,column){
     var up=false;

@@ -121,7 +121,7 @@ PythonValue FromJson(const Json& json) {
   }
 }
 
-// Reads a JSON object. Returns the values of its attributes, in their order.
+// Parses a JSON object. Returns the values of the object's attributes, in the order of the text.
 absl::StatusOr<std::vector<PythonValue>> ReadAttributes(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) {

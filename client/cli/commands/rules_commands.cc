@@ -142,7 +142,7 @@ Json LintJson(const LintAnswer& answer) {
           {"revision", answer.revision}};
 }
 
-// Prints counts for each tree. Prints nothing if the only tree is one of the request.
+// Prints counts for each tree. Prints nothing if the only tree is a tree of the request.
 void PrintTrees(const std::vector<LintedTree>& trees) {
   if (trees.empty() || (trees.size() == 1 && trees[0].source == LintedTree::Source::kGiven)) {
     return;
@@ -203,7 +203,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
         "with tensors for rules; give --tree FILE, or store one by catalog put tree NAME FILE");
   }
   if (answer.meshes == 0) {
-    // A check in a CI pipeline must not pass because it checked nothing.
+    // With --strict, a command in a CI pipeline must not succeed if it checked nothing.
     constexpr char kNoMesh[] = "no mesh was checked: give --mesh, such as --mesh fsdp=2,tp=2";
     if (flags.strict) {
       return WrongUse(kNoMesh);

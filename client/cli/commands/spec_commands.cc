@@ -28,7 +28,7 @@ constexpr char kAxesHelp[] =
 constexpr char kSpecHelp[] =
     "mesh axes, one entry a dimension: fsdp,tp; fsdp+dp or (fsdp,dp) for several; - for none";
 
-// The options of the commands in this file. Each command offers some of them.
+// The options of the commands in this file. Each command offers some of these options.
 struct SpecFlags {
   std::string name;
   std::string rules;
@@ -103,9 +103,9 @@ absl::StatusOr<ExplainQuestion> QuestionOf(const SpecFlags& flags) {
   return question;
 }
 
-// For a question that failed because the resolved spec has no effective spec, for example because
-// it uses an axis twice. Asks again without a shape, and prints the resolution steps of the spec.
-// Prints nothing if that question fails too.
+// Call this after a question failed because the resolved spec has no effective spec, for example
+// because the spec uses an axis twice. Repeats the question without a shape, and prints the
+// resolution steps of the spec. Prints nothing if the repeated question fails too.
 void PrintWayToError(const Invocation& invocation, MeshClient* client,
                      const ExplainQuestion& question) {
   SpecAnswer answer;
@@ -209,7 +209,7 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer,
                              client->layouts().ConstrainArray(question));
-  // Changed requests that need no correction.
+  // Fixes: changed requests that need no correction.
   std::vector<Fix> fixes;
   if (!answer.corrections.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(SpecAnswer corrected, client->layouts().CorrectSpec(

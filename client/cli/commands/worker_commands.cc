@@ -26,7 +26,7 @@ Json RanksJson(const std::vector<ServedRank>& ranks) {
   return json;
 }
 
-// Returns text such as "rank 3 of mesh default, rank 0 of mesh small and 4 more" or "no rank".
+// Returns text such as "rank 3 of mesh default, rank 0 of mesh small and 4 more", or "no rank".
 std::string RanksText(const std::vector<ServedRank>& ranks, int64_t count) {
   constexpr int64_t kMostNamed = 8;
   std::vector<std::string> named;

@@ -188,8 +188,8 @@ absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOpt
                                     .not_before = now - rpc::kClockSkew,
                                     .not_after = now + options.lifetime};
     if (name.role != rpc::PeerRole::kClient) {
-      // Scrapers of metrics verify only the last name, `shardmesh`, because they know neither
-      // identities nor stable addresses.
+      // Scrapers of metrics verify only the name `shardmesh` (kAnyServer), because they know
+      // neither identities nor stable addresses.
       request.hosts = {"localhost", "127.0.0.1", "::1", name.identity, kAnyServer};
       request.hosts.insert(request.hosts.end(), options.hosts.begin(), options.hosts.end());
     }

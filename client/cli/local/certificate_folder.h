@@ -2,8 +2,8 @@
 //
 // clang-format off
 //   ca.crt                        the authority's certificate
-//   authority/ca.key              the authority's key, in a folder below: a secret that is made of
-//                                 the files of the outer folder does not contain the key
+//   authority/ca.key              the authority's key; lies in a subfolder, so that a Kubernetes
+//                                 Secret made of the files of the folder does not contain the key
 //   coordinator.crt, .key         spiffe://shardmesh/coordinator/coordinator
 //   IDENTITY.crt, .key            spiffe://shardmesh/worker/IDENTITY, for each worker
 //   client.crt, .key              spiffe://shardmesh/client/client
@@ -29,10 +29,10 @@ rpc::TlsFiles ClientTlsFiles(const std::string& folder);
 
 struct CertificateFolderOptions {
   std::string folder;  // made if missing
-  // Identities of the workers that get certificates. Coordinator and client always get them. A
-  // worker cannot have the identity `coordinator` or `client`.
+  // Identities of the workers that get certificates. The coordinator and the client always get
+  // certificates. A worker cannot have the identity `coordinator` or `client`.
   std::vector<std::string> workers;
-  // Additional names and addresses in each server certificate. Each server certificate always has
+  // Additional names and addresses in each server certificate. Every server certificate has
   // localhost, the loopback addresses, the server's identity and the name `shardmesh`.
   std::vector<std::string> hosts;
   absl::Duration lifetime = absl::Hours(24 * 365);
@@ -59,7 +59,7 @@ struct WrittenCertificates {
 //   INVALID_ARGUMENT     an identity or host that no certificate can have
 //   FAILED_PRECONDITION  the authority lacks its key or its certificate, or has expired: it is
 //                        never replaced silently; the message says how to make another one
-//   otherwise            those of files
+//   other codes          a file or folder cannot be read or written
 // clang-format on
 absl::StatusOr<WrittenCertificates> WriteCertificates(const CertificateFolderOptions& options);
 

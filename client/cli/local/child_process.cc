@@ -51,7 +51,7 @@ std::optional<uint64_t> ReadStartTicks(pid_t pid) {
 // has reaped it.
 FileDescriptor OpenProcess(const ProcessId& id) {
   FileDescriptor process(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0)));
-  // Check the identity only after the pidfd is open, because the pidfd then refers to the checked
+  // Check the identity only after the pidfd is open: an open pidfd keeps referring to the checked
   // process even if the pid is reused.
   return ReadStartTicks(id.pid) == id.start_ticks ? std::move(process) : FileDescriptor();
 }
@@ -75,7 +75,7 @@ absl::Status Gone(const ProcessId& id) {
 }
 
 // Executes the program in the child process, after the parent has written to `gate`. Runs between
-// fork and exec, so it may call only async-signal-safe functions. If a step fails, returns the
+// fork and exec, so it may call only async-signal-safe functions. Returns only if a step fails: the
 // value of errno.
 int BecomeProgram(const ProcessOptions& options, char* const* arguments, int log, int input,
                   int gate, pid_t parent) {
@@ -192,7 +192,8 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(
   const absl::StatusOr<ProcessId> id = IdentifyProcess(pid);
   const absl::Status made = !id.ok() ? id.status() : on_made ? on_made(*id) : absl::OkStatus();
   if (made.ok()) {
-    // The write fails only if the child has ended; the error pipe then shows this.
+    // If the child has already failed, nobody reads this byte: the error pipe has the child's
+    // error.
     const char go = 1;
     [[maybe_unused]] const ssize_t written = write(gate_writer.get(), &go, sizeof(go));
   }

@@ -64,8 +64,8 @@ class ChildProcess {
   static absl::StatusOr<ChildProcess> Start(
       const ProcessOptions& options,
       const std::function<absl::Status(const ProcessId&)>& on_made = nullptr);
-  // Returns an object for a process that another process started. Its output is the whole log,
-  // because it is not known where the output begins.
+  // Returns an object for a process that another process started. The output of the process is
+  // taken to be the whole log, because nobody knows where the output begins.
   static ChildProcess TakeOver(const ProcessId& id, std::string log_path) {
     return {id, std::move(log_path), 0};
   }
@@ -75,9 +75,9 @@ class ChildProcess {
   // The offset in the log file at which the output of this process begins.
   int64_t log_offset_bytes() const { return log_offset_bytes_; }
 
-  // Returns nullopt while the process runs. After its end, reaps the process and returns how it
-  // ended, such as `exited with code 1` or `was killed by signal 9 (Killed)`. For a process that
-  // was taken over, the text is always `has ended`.
+  // Returns nullopt while the process runs. After the end of the process, reaps the process and
+  // returns how it ended, such as `exited with code 1` or `was killed by signal 9 (Killed)`. For a
+  // process that was taken over, the text is always `has ended`.
   std::optional<std::string> Ended();
 
  private:

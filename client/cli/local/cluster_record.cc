@@ -1,4 +1,4 @@
-// Reads and writes the record of `shardmesh up` about a cluster, a JSON file.
+// Reads and writes a JSON file: the record of `shardmesh up` about a cluster.
 #include "client/cli/local/cluster_record.h"
 
 #include <signal.h>
@@ -253,7 +253,7 @@ absl::Status FinishEnding(const std::string& folder, const ClusterRecord& record
   ClusterRecord ending = record;
   ending.processes = record.Ending();
   if (ending.processes.empty()) {
-    return absl::OkStatus();  // no signal: the supervisor may be an `up` that continues
+    return absl::OkStatus();  // send no signal: the supervisor may be an `up` that continues
   }
   StopProcesses(ending, grace);
   SHARDMESH_RETURN_IF_ERROR(CheckStopped(ending));

@@ -28,7 +28,7 @@ struct RecordedProcess {
   // The address where the process serves metrics, HOST:PORT; empty until the cluster was healthy.
   std::string metrics_address = {};
   // Whether the process ends with the record's supervisor. False for processes that already ran
-  // when the supervisor restarted the others.
+  // when the supervisor restarted the ended processes of the cluster.
   bool ends_with_supervisor = false;
 };
 
@@ -46,11 +46,11 @@ struct ClusterRecord {
   std::string tls_folder = {};
   // The cluster's processes, the coordinator first.
   std::vector<RecordedProcess> processes;
-  // The `up` process that stays in the foreground. When it is stopped, it stops the cluster's
-  // processes. Nullopt if there is no such process.
+  // The `up` process that stays in the foreground. When this `up` process is stopped, it stops the
+  // cluster's processes. Nullopt if there is no such process.
   std::optional<ProcessId> supervisor;
-  // Set before the first process gets a signal to stop. Commands then do not mistake the remaining
-  // processes for a running cluster.
+  // Set before the first process gets a signal to stop. While this is set, commands do not mistake
+  // the remaining processes for a running cluster.
   bool is_stopping = false;
 
   // Whether any of the processes still runs.
@@ -69,13 +69,13 @@ std::string ClusterFolder(const std::string& name);
 // folders belongs to another user.
 absl::Status MakeClusterFolder(const std::string& folder);
 
-// The most time that a command such as `up` or `down` waits for the cluster's lock while another
-// command holds it.
+// Limit on the time that a command such as `up` or `down` waits for the cluster's lock while
+// another command holds it.
 inline constexpr absl::Duration kClusterLockTimeout = absl::Seconds(20);
 
 // Locks a cluster. Each command that starts or stops the processes of a cluster, or changes its
-// record, takes this lock. The open descriptor holds the lock: the system releases it when the
-// command ends in any way.
+// record, takes this lock. The open descriptor holds the lock: the system releases the lock when
+// the command ends in any way.
 //
 // If another process holds the lock, calls `on_wait` (may be empty) once with a description of that
 // process. Waits for `timeout`, at most kClusterLockTimeout. ALREADY_EXISTS if the other process
@@ -92,17 +92,17 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
 // Removes the record from the folder; the logs stay for inspection.
 void RemoveRecord(const std::string& folder);
 // Whether the record in the folder has the same processes as `record`. If so, no other command has
-// changed it.
+// changed the record.
 bool IsRecorded(const std::string& folder, const ClusterRecord& record);
 
 // Returns the record of the cluster of that name; nullopt if there is no readable record, or if the
 // cluster is not up.
 std::optional<ClusterRecord> RecordedCluster(const std::string& name);
 
-// Stops a cluster. First sends SIGTERM to the supervisor, unless that is this process, and waits up
-// to `grace` for its end. Then sends SIGTERM to the workers, and afterwards to the coordinator.
-// Sends SIGKILL to workers and a coordinator that still run `grace` after SIGTERM. Returns the
-// identities of the processes that got SIGKILL.
+// Stops a cluster. First sends SIGTERM to the supervisor, unless this process is the supervisor,
+// and waits up to `grace` for the supervisor's end. Then sends SIGTERM to the workers, and
+// afterwards to the coordinator. Sends SIGKILL to workers and a coordinator that still run `grace`
+// after SIGTERM. Returns the identities of the processes that got SIGKILL.
 std::vector<std::string> StopProcesses(const ClusterRecord& record, absl::Duration grace);
 // Like StopProcesses, but requires the cluster's lock. First marks the record as stopping, and
 // finally removes it. The record stays if a process does not end even by SIGKILL.

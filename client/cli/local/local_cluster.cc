@@ -25,7 +25,7 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kCoordinator[] = "coordinator";
-constexpr char kMesh[] = "default";  // the cluster's mesh; other meshes may have no workers
+constexpr char kMesh[] = "default";  // the mesh that `up` makes; further meshes may have no workers
 constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
@@ -88,7 +88,7 @@ bool IsComplete(const ClusterStatus& status) {
                      [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
 }
 
-// Returns the identities of the coordinator and, after it, of the workers.
+// Returns the identity of the coordinator, and after it the identities of the workers.
 std::vector<std::string> IdentitiesOn(const Mesh& mesh) {
   std::vector<std::string> identities = {kCoordinator};
   for (int64_t i = 0; i < mesh.size(); ++i) {
@@ -191,7 +191,8 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   process.command = {StrCat(options_.binary_folder, "/", kWorkerProgram),
                      "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
                      "--http-listen=127.0.0.1:0", "--identity=" + identity};
-  const std::vector<std::string> workers = IdentitiesOn(options_.mesh);  // after the coordinator
+  // The identity of the coordinator, and after it the identities of the workers.
+  const std::vector<std::string> workers = IdentitiesOn(options_.mesh);
   const auto at = std::find(workers.begin(), workers.end(), identity);
   if (at != workers.end()) {
     process.command.push_back(StrCat("--host-part=", at - workers.begin() - 1, "/",
@@ -293,8 +294,8 @@ absl::Status LocalCluster::NoteMetrics() {
 absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
   for (;;) {
-    // Check whether the process has ended, and only afterwards read the log. If the process has
-    // ended, the log then contains its last lines.
+    // Check whether the process has ended, and only afterwards read the log. In this order, the log
+    // of an ended process contains the last lines of the process.
     const std::optional<std::string> end = coordinator->process.Ended();
     const std::string log =
         ReadLog(coordinator->process.log_path(), coordinator->process.log_offset_bytes());
@@ -554,8 +555,8 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
                : LockCluster(options_.folder, options_.name,
                              options_.ends_with_parent ? absl::ZeroDuration() : kClusterLockTimeout,
                              nullptr);
-  // During Start this object holds the lock, so no other command can have changed the record. It
-  // does not matter what the record contains.
+  // During Start this object holds the lock, so no other command can have changed the record.
+  // Therefore do not read the record.
   const bool is_own = is_start || IsRecorded(options_.folder, record_);
   if (!is_own && !options_.ends_with_parent) {
     return {};

@@ -43,8 +43,8 @@ struct LocalClusterOptions {
   // process.
   bool ends_with_parent = true;
   int parent_end_signal = 15;
-  // Called when Start waits for the cluster's lock, with the reason: another command is starting or
-  // stopping the cluster.
+  // Start and Restart call this if they must wait for the cluster's lock. `what` says which process
+  // is starting or stopping the cluster.
   std::function<void(const std::string& what)> on_wait = {};
 };
 
@@ -64,8 +64,8 @@ struct EndedProcess {
 class LocalCluster {
  public:
   // Starts the coordinator, and then all workers. Does not wait until the workers are ready; see
-  // WaitUntilHealthy. If the coordinator does not listen, Start stops all processes that it
-  // started. The error then has the end of the coordinator's log.
+  // WaitUntilHealthy. If the coordinator does not begin to listen, Start stops all processes that
+  // it started, and returns an error with the last lines of the coordinator's log.
   //
   // If a cluster of that name already exists:
   // - It is up: ALREADY_EXISTS.
@@ -97,15 +97,15 @@ class LocalCluster {
   const ClusterRecord& record() const { return record_; }
   // The identities of ended processes that Start restarted.
   const std::vector<std::string>& restarted() const { return restarted_; }
-  // The identities of the processes that Start stopped, and the reason. The reason is the beginning
-  // of a sentence.
+  // The identities of the processes that Start stopped, and the reason why Start stopped them. The
+  // reason is the beginning of a sentence.
   const std::vector<std::string>& replaced() const { return replaced_; }
   const std::string& replaced_why() const { return replaced_why_; }
 
   // Waits until every rank of the mesh has a ready worker. Then adds the cluster's id and the
   // addresses of metrics to the record. DEADLINE_EXCEEDED: ranks are missing, which the message
-  // names. UNAVAILABLE: a process has ended; the message names it and has the end of its log.
-  // ABORTED: another command stopped or changed the cluster during the wait.
+  // names. UNAVAILABLE: a process has ended; the message names the process and has the last lines
+  // of its log. ABORTED: another command stopped or changed the cluster during the wait.
   absl::Status WaitUntilHealthy(absl::Time deadline);
 
   // Returns the processes that have ended since the last call.
@@ -134,7 +134,7 @@ class LocalCluster {
     ChildProcess process;
     std::string metrics_address = {};
     bool ends_with_supervisor = false;
-    bool reported = false;  // CollectEnded has returned it
+    bool reported = false;  // CollectEnded has returned this member
   };
 
   explicit LocalCluster(LocalClusterOptions options);
@@ -155,10 +155,11 @@ class LocalCluster {
   absl::Status Launch(const std::string& identity, ProcessOptions process);
   // Like Restart, but requires the cluster's lock.
   absl::Status StartAgain(const std::string& identity, absl::Time deadline);
-  // Waits until the coordinator has written its address to its log.
+  // Waits until the coordinator has written its own address to the log.
   absl::Status WaitUntilListening(Member* coordinator, absl::Time deadline);
-  // Writes the record with the current members. If `starting` is given, it replaces the member of
-  // its identity, or is added if there is none. If the write fails, record_ stays unchanged.
+  // Writes the record with the current members. If `starting` is given, the record has `starting`
+  // in place of the member of that identity, or in addition to the members if no member has that
+  // identity. If the write fails, record_ stays unchanged.
   absl::Status WriteDown(const RecordedProcess* starting = nullptr);
   // Reads the addresses of metrics from the logs, and writes them to the record. ABORTED if another
   // command has changed the record.
@@ -166,7 +167,7 @@ class LocalCluster {
   // Like WaitUntilHealthy, but does not check whether other commands have changed the cluster.
   absl::Status AwaitHealthy(absl::Time deadline);
   Member* Find(const std::string& identity);
-  // Returns an error about a member, with the end of the member's log.
+  // Returns an error about a member, with the last lines of the member's log.
   static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);
 
   const LocalClusterOptions options_;
@@ -182,10 +183,10 @@ class LocalCluster {
 };
 
 // Updates the record for processes that were restarted by hand. If a recorded process has ended,
-// the coordinator may report another process for the same identity. If that process runs on this
-// host, it replaces the ended one in the record, with its log but without a metrics address. Leaves
-// the record unchanged if no coordinator answers by `deadline`, or if the coordinator of another
-// cluster answers.
+// the coordinator may report another process for the same identity. If that other process runs on
+// this host, it replaces the ended process in the record. The record has the log of the other
+// process, but no metrics address. Leaves the record unchanged if no coordinator answers by
+// `deadline`, or if the coordinator of another cluster answers.
 void FollowRestarts(ClusterRecord* record, absl::Time deadline);
 
 // Returns the folder of the running program, which also holds the other programs.
