@@ -1,4 +1,4 @@
-// RLIMIT_NOFILE.
+// Reads RLIMIT_NOFILE, and opens placeholders for closed standard descriptors.
 #include "process/descriptor_limit.h"
 
 #include <fcntl.h>

@@ -90,10 +90,10 @@ class AtomicFileWriter {
 
   FileDescriptor descriptor_;
   std::string path_;
-  std::string temporary_path_;  // empty once renamed or moved from
+  std::string temporary_path_;  // empty after the rename, or after a move from this writer
 };
 
-// Suffix of temporary files. A reader of a folder ignores or removes them.
+// Suffix of temporary files. A reader of a folder ignores or removes files with this suffix.
 inline constexpr std::string_view kTemporarySuffix = ".partial";
 
 // Syncs a folder to disk: files created, renamed or removed in it stay so after a crash.

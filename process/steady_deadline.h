@@ -10,8 +10,8 @@
 
 namespace shardmesh {
 
-// A deadline for loops that retry. gRPC calls and Abseil's waits take a wall-clock time and convert
-// it when they begin. Call wall() anew for each such call or wait.
+// A deadline for loops that retry. gRPC calls and Abseil's waits take a wall-clock time, and
+// convert it to a remaining time when they begin. Call wall() anew for each such call or wait.
 class SteadyDeadline {
  public:
   using Steady = std::chrono::steady_clock;

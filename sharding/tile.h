@@ -60,7 +60,7 @@ struct OwnedTile {
 
 // The layout of an array of one shape on a mesh: the tile of each device.
 //
-// Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that fails):
+// Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that is violated):
 //   - no axis occurs twice in the spec (DUPLICATE_AXIS; Python: DuplicateSpecError);
 //   - every axis of the spec is an axis of the mesh (AXIS_NOT_IN_MESH);
 //   - the spec has at most one entry per dimension of `shape` (RANK_MISMATCH);

@@ -28,9 +28,9 @@ class FactKey {
 namespace fact {
 // The index of a dimension, counted from 0.
 inline constexpr FactKey kDimension{"dimension"};
-// The actual value. The reason decides whether it is a number, a size in bytes or a name.
+// The value that the call found: a number, a size in bytes or a name, as the error's reason says.
 inline constexpr FactKey kHave{"have"};
-// The value that is necessary or expected, in the unit of `have`.
+// The value that the call needs or expects, in the unit of the fact `have`.
 inline constexpr FactKey kNeed{"need"};
 // The largest allowed value; in seconds if it is a time.
 inline constexpr FactKey kLimit{"limit"};

@@ -32,8 +32,8 @@ inline constexpr int kFewAttempts = 5;
 
 // The retries after errors of one reason: a row of the table.
 struct RetryRule {
-  // The delay in RetryInfo, unless the error has a delay of its own. nullopt: such errors get no
-  // RetryInfo, because the same request fails again.
+  // The delay in RetryInfo, for errors to which WithRetryDelay attached no delay. nullopt: such
+  // errors get no RetryInfo, because the same request fails again.
   std::optional<absl::Duration> delay;
   SelfRetry by_client = SelfRetry::kNo;
 
@@ -52,8 +52,9 @@ std::optional<absl::Duration> RetryInfoOf(const absl::Status& status);
 // Returns the retries that the client library makes after an error of an idempotent call. The table
 // decides by the reason, except in two cases:
 //   - UNAVAILABLE without a reason gives kFewTimes: the connection failed.
-//   - ABORTED with a retry delay, and a reason without a row, gives kUntilDeadline: the first
-//     request with this request_id, or another call about the same object, still runs.
+//   - ABORTED gives kUntilDeadline if it has a retry delay, and a reason without a row in the
+//     table: the first request with this request_id, or another call about the same object, still
+//     runs.
 SelfRetry SelfRetryOf(const absl::Status& error);
 
 }  // namespace shardmesh

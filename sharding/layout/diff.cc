@@ -60,7 +60,7 @@ std::vector<Digit> PartDigits(const SpecEntry& entry, const Mesh& mesh) {
   return joined;
 }
 
-// A tensor of one layout, with its tiling and sizes.
+// A tensor of layout A or of layout B, with its tiling and sizes.
 struct Placed {
   const PlacedTensor* tensor = nullptr;
   Tiling tiling;

@@ -86,8 +86,8 @@ struct ParallelLinearOptions {
   // One number, or the parts of a merged projection (such as q, k and v), which are adjacent in one
   // kernel.
   std::variant<int64_t, std::vector<int64_t>> out_features = int64_t{0};
-  // A factor, or "fan_in" or "fan_out": 1 divided by the square root of the input or output
-  // features.
+  // A factor, or "fan_in" or "fan_out": 1 divided by the square root of the number of input
+  // features (fan_in) or of output features (fan_out).
   std::variant<double, std::string> scale = 1.0;
   bool use_bias = true;
   ParallelDirection direction = ParallelDirection::kNone;

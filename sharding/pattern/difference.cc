@@ -621,7 +621,7 @@ class Speller {
   const Machine& machine_;
   const Alphabet& alphabet_;
   Edges out_;
-  std::map<size_t, std::vector<size_t>> in_;  // sources of a state's edges, also of removed edges
+  std::map<size_t, std::vector<size_t>> in_;  // sources of edges into each state, also removed ones
   size_t written_ = 0;                        // bytes of all labels, including removed ones
 };
 

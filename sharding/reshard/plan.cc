@@ -147,7 +147,7 @@ void ReshardPlan::State::Classify() {
 // these digits do not describe the reshard.
 bool ReshardPlan::State::ClassifyByDigits() {
   if (dst.mesh.size() > shared) {
-    return false;  // the devices that only the destination mesh has held nothing before
+    return false;  // devices outside the source mesh held no tile before the reshard
   }
   // `leaving` and `entering`: per dimension, the digits that cut the dimension only before the
   // reshard, or only after it. `src_dim` and `dst_dim`: per digit, the dimension that the digit

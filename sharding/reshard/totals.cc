@@ -85,7 +85,7 @@ class ParetoFrontier {
     }
   }
 
-  // Multiplies each pair of this frontier with each pair of the other.
+  // Multiplies each pair of this frontier with each pair of the other frontier.
   absl::Status MultiplyBy(ParetoFrontier& other) {
     Prune();
     other.Prune();
@@ -171,8 +171,8 @@ absl::StatusOr<int64_t> ToInt64(const absl::int128& value) {
   return static_cast<int64_t>(value);
 }
 
-// A dimension for the sums, without the leading digits that both sides have in common. All values
-// of these leading digits give the same sums: `prefix` counts the values.
+// One dimension as the sums use it: without the leading digits that both sides have in common. All
+// values of these leading digits give the same sums; `prefix` is the number of these values.
 struct Problem {
   bool constant = false;  // whether all coordinates have the same `fact` and `kept`
   PartFacts fact;
@@ -349,7 +349,7 @@ class ComponentWalk {
     return variables_.back();
   }
 
-  // Adds 1 to the variable; returns false if it wrapped to 0.
+  // Adds 1 to the variable; returns false if the variable wrapped to 0.
   bool Advance(Variable& variable) {
     const bool wraps = ++variable.value == variable.size;
     const int64_t change = wraps ? 1 - variable.size : 1;

@@ -50,8 +50,9 @@ using LogicalRules = std::vector<LogicalRule>;
 
 // Merges both lists (flax's composite_rules). If one list is empty, returns the other list
 // unchanged, including repeated names. If neither is empty, each name occurs once in the result, at
-// its first position. Its value is its last value in `first`. A value in `second` must not differ
-// from the value in `first`, nor from another value of the same name in `second`.
+// its first position. Its value is its last value in `first`, or its value in `second` if `first`
+// lacks the name. A value in `second` must not differ from the value in `first`, nor from another
+// value of the same name in `second`.
 //
 // INVALID_ARGUMENT (INVALID_AXIS_VALUE; Python: ValueError) for two values of one name that differ;
 // the message gives the name and both values. ('x',) and 'x' differ.
@@ -94,8 +95,8 @@ struct ShardValueDecision {
 //   NO_MESH (ValueError)                 `mesh` is the mesh without axes;
 //   those of ResolveLogicalSpec;
 //   DUPLICATE_AXIS (DuplicateSpecError)  the spec names an axis twice;
-//   AXIS_NOT_IN_MESH (ValueError)        the spec names an axis that the mesh lacks, or has none
-//                                        within a tuple;
+//   AXIS_NOT_IN_MESH (ValueError)        the spec names an axis that the mesh lacks, or contains
+//                                        None within a tuple;
 //   UNCONSTRAINED (ValueError)           the spec leaves a dimension open and no axis is kAuto;
 //   INVALID_MESH (ValueError)            the axes are not all kAuto and not all kExplicit.
 // clang-format on

@@ -138,7 +138,7 @@ class Chunk {
   }
 
  private:
-  // Runs of one level have different first parts, so each run gets its own round.
+  // Runs of one level have different first parts, so each run gets a different round number.
   int64_t RoundOf(int64_t level, const Run& run) const { return level * ranks_ + run.first; }
   int64_t BackRoundOf(int64_t level, const Run& run) const {
     return (static_cast<int64_t>(runs_.size()) + level) * ranks_ + run.first;
