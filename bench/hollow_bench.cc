@@ -2,7 +2,7 @@
 // membership change, and a restart.
 //
 // clang-format off
-//   hollow_bench WORKERS...    uses the coordinator's program in its own folder
+//   hollow_bench WORKERS...    runs the program shardmesh-coordinator of its own folder
 // clang-format on
 //
 // Prints one line of JSON per result; its id ends in the number of workers.

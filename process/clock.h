@@ -1,4 +1,4 @@
-// The servers' source of time: the present, and functions to call later.
+// The servers' source of time: the present time, and functions to call later.
 #ifndef SHARDMESH_PROCESS_CLOCK_H_
 #define SHARDMESH_PROCESS_CLOCK_H_
 

@@ -15,8 +15,8 @@ namespace shardmesh {
 
 // The outcome of TakeLock.
 struct FileLock {
-  // The locked file. The lock lasts while the file is open. Not valid if another process has the
-  // lock. The kernel releases the lock when the process ends in any way.
+  // The locked file. The lock lasts while the file is open. The descriptor is not valid if another
+  // process has the lock. The kernel releases the lock when this process ends in any way.
   FileDescriptor held;
   // If `held` is not valid: the process that has the lock, as `1234 on host a`. It is `(unknown)`
   // if the file names no process. The text is for people only.

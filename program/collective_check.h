@@ -49,8 +49,8 @@ int64_t SplitDimension(const CollectiveOp& op);
 absl::StatusOr<Axes> ExchangeAxes(const CollectiveOp& op, const Mesh& mesh);
 
 // Returns OK if the collective is possible on `value` in the groups along `axes`, which are the
-// result of ExchangeAxes. Does not check the sum of counts, or whether unequal parts can be split:
-// SplitPoints does.
+// result of ExchangeAxes. SplitPoints checks the sum of counts, and whether unequal parts can be
+// split; this function does not.
 //
 // Errors:
 // - UNSUPPORTED_DTYPE: the type has no arithmetic for the reduction; or elements share bytes, and

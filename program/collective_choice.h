@@ -39,7 +39,8 @@ bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm);
 struct CollectiveLoad {
   int64_t ranks = 1;  // ranks in a group, at least 1
   int64_t bytes = 0;
-  // Bytes of the operand as partial results: `bytes`, or twice that for F16 and BF16.
+  // Bytes of the operand once it is converted to partial results: `bytes`, or twice that for F16
+  // and BF16.
   int64_t partial_bytes = 0;
 };
 

@@ -33,8 +33,8 @@ struct Correction {
   // clang-format on
   int64_t have = 0;
   int64_t need = 0;
-  // Only for kAxisNotInMesh: the axes of the entry that the mesh lacks. Does not list a none within
-  // a tuple.
+  // Only for kAxisNotInMesh: the axes of the entry that the mesh lacks. A None within a tuple is
+  // not listed.
   std::vector<std::string> absent_axes = {};
 
   // Returns a text such as `dimension 1: 'tp' dropped, 30 is not divisible by 4`.

@@ -80,7 +80,7 @@ struct FieldValue {
 // refer to several other axes could expand beyond any memory.
 inline constexpr size_t kMaxSemanticAxisEntries = 256;
 
-// Upper bound on the names in the explanation of one axis.
+// Upper bound on the names in the explanation of one axis. Explain leaves out further names.
 inline constexpr size_t kMaxExplainedNames = 64;
 
 // A user-defined semantic axis.

@@ -460,7 +460,7 @@ absl::StatusOr<size_t> Program::Compile(const PatternNode& node, size_t next) {
   }
 }
 
-// --- The automaton of both patterns at once ---
+// --- The automaton of the matched and the excluded patterns together ---
 
 // A complete deterministic automaton. Its input symbols are classes of atoms.
 struct Machine {
@@ -482,7 +482,7 @@ absl::StatusOr<Machine> Combine(const Program& matched, const Program& excluded,
                                 const Alphabet& alphabet,
                                 absl::Span<const CharacterSet* const> sets) {
   Machine machine;
-  // Atoms that are in the same sets form one class. A newline is a class of its own, because ^ and
+  // Atoms that are in the same sets form one class. A newline forms a separate class, because ^ and
   // $ treat it specially.
   std::map<std::pair<bool, std::vector<bool>>, Atoms> atoms_by_sets;
   std::map<const CharacterSet*, size_t> number_of_set;

@@ -58,8 +58,8 @@ struct Flags {
   bool ascii = false;
 };
 
-// The least and the largest number of characters that a part can match. Look-behind requires that
-// both are equal.
+// The least and the largest number of characters that a part of the pattern can match. Look-behind
+// requires that both numbers are equal.
 struct Width {
   int64_t least = 0;
   int64_t most = 0;

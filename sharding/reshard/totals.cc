@@ -444,9 +444,10 @@ enum class Beyond {
   kWithTilesOfTheirOwn,  // only devices whose tile no device before `first` holds
 };
 
-// Returns the greatest product over all dimensions of `value(dim, part)`, among the devices from
-// `first` on. If `uniform(dim)` is true, all parts have the value of part 0. Requires that the
-// digits of the mesh nest with `first`.
+// Considers the devices from `first` on, as `beyond` restricts them. Returns the greatest product,
+// over all dimensions, of `value(dim, part)` of a device's parts. If `uniform(dim)` is true, all
+// parts of the dimension have the value of part 0. Requires, for each axis, that its stride divides
+// `first` or that `first` divides the stride.
 template <typename Value, typename Uniform>
 absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond beyond,
                                      const Value& value, const Uniform& uniform) {
@@ -469,8 +470,8 @@ absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond bey
     }
     free_best.push_back(greatest_of(dim, Digit(), 0));
   }
-  // A device is at or after `first` exactly if its coordinate is large enough along some axis that
-  // reaches beyond `first`. Take the greatest product over these axes.
+  // A device is at or after `first` exactly if, along some axis that reaches beyond `first`, its
+  // coordinate is at least `least`. Take the greatest product over these axes.
   int64_t greatest = 0;
   for (int64_t axis = 0; axis < side.mesh.axis_count(); ++axis) {
     const int64_t stride = side.mesh.stride(axis);
@@ -649,8 +650,8 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     max_link = std::max<absl::int128>(max_link, busiest);
   }
   if (src.mesh.size() > shared) {
-    // Source devices beyond the shared positions are no destinations, so they keep nothing: their
-    // elements go to all destinations whose new tiles have them.
+    // Source devices beyond the shared positions are no destinations and keep nothing. Their
+    // elements go to all destinations whose new tiles contain these elements.
     SHARDMESH_ASSIGN_OR_RETURN(
         const int64_t largest,
         GreatestFrom(

@@ -23,8 +23,9 @@
 namespace shardmesh {
 namespace {
 
-// Upper bound on the pairs of overlapping rules that the lint counts separately. Real rule sets
-// have hundreds of such pairs. Ten thousand adversarial rules could have fifty million.
+// Upper bound on the pairs of overlapping rules that the lint counts separately; it ignores further
+// pairs. Real rule sets have hundreds of such pairs. Ten thousand adversarial rules could have
+// fifty million.
 constexpr size_t kMaxPairs = 1'000'000;
 constexpr int64_t kTakersNamed = 3;
 constexpr int64_t kNearestNamed = 3;

@@ -179,8 +179,8 @@ class Mailbox {
   uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
   int64_t held_pieces() const { return held_pieces_.load(std::memory_order_acquire); }
 
-  // Calls `sleep`, which waits on the counter `changes`, as on a process-private futex. changes()
-  // reads the same counter. A change of the counter ends the wait; WakeSleepers changes it.
+  // Calls `sleep` with the counter that changes() reads. `sleep` waits until this counter changes,
+  // as on a process-private futex. WakeSleepers changes the counter.
   void Sleep(absl::FunctionRef<void(const std::atomic<uint32_t>& changes)> sleep);
   void WakeSleepers() { Changed(); }
 

@@ -210,7 +210,7 @@ thread_local RunScratch::Kept RunScratch::kept_;
 
 // A panel is a range of columns. Weights are packed panel by panel, and wide products are computed
 // panel by panel. A panel has so many columns that a block with kLeastBlockRows rows reaches its
-// limits. With fewer rows in a block, the product would read the weights too often.
+// BlockLimits. With fewer rows in a block, the product would read the weights too often.
 constexpr int64_t kLeastBlockRows = 64;
 // A panel begins at a multiple of this number of columns. The number is a multiple of the column
 // block of every oneDNN kernel.

@@ -195,7 +195,7 @@ class StepExecutorImpl final : public StepExecutor {
   struct Waiting {
     std::shared_ptr<const StepOrder> order;
     PlanPtr plan;  // null if the plan's bytes have not come
-    // Empty until the plan is known: the first call of Run has reported kNeedPlan.
+    // Empty until the plan is known, because the first call of Run has already reported kNeedPlan.
     Report report = nullptr;
     absl::Time deadline = absl::InfiniteFuture();
   };

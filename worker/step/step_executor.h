@@ -144,7 +144,8 @@ class StepExecutor {
   // from all ranks. If a worker hears nothing from the coordinator until kVerdictGrace after the
   // timeout, the worker ends the step itself.
   static constexpr absl::Duration kVerdictGrace = absl::Seconds(1);
-  // Limit for the bytes of elements that the results of one step carry.
+  // Limit for the total bytes of the output arrays of a step with return_literals. Beyond it, the
+  // step fails with LIMIT_EXCEEDED.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
   // Most steps that run at the same time. The unfinished step with the lowest number may begin in
   // addition to them.
