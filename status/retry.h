@@ -5,7 +5,7 @@
 // (rpc/codec/status.h attaches it). RetryInfo says when the same request may succeed, perhaps only
 // after a person has acted, for example has started a worker.
 //
-// The client library repeats a call by itself only if both hold:
+// The client library repeats a call by itself only if both of these conditions hold:
 //   - the call is idempotent: it changes nothing, or it has a request_id;
 //   - the error passes by itself within seconds: SelfRetryOf(error) is not kNo.
 // RetryInfo alone is no reason to repeat a call.
@@ -45,8 +45,8 @@ RetryRule RetryRuleOf(Reason reason);
 // table. An OK status stays unchanged.
 absl::Status WithoutRetry(absl::Status status);
 
-// Returns the delay of RetryInfo: the error's own delay (WithRetryDelay), or that of its reason.
-// Returns nullopt if the error gets no RetryInfo.
+// Returns the delay of RetryInfo: the delay that WithRetryDelay attached to this error, or else the
+// delay of the error's reason. Returns nullopt if the error gets no RetryInfo.
 std::optional<absl::Duration> RetryInfoOf(const absl::Status& status);
 
 // Returns the retries that the client library makes after an error of an idempotent call. The table

@@ -53,8 +53,8 @@ absl::StatusOr<std::vector<std::optional<NamedSharding>>> ExtractShardings(
 
 // eformer's get_partition_spec. Returns, for each leaf, the spec of a sharded array, P() for a
 // number, nullopt for kNone. INVALID_ARGUMENT (INVALID_SPEC), with the leaf's name, for the first
-// leaf of another kind. The Python class is AttributeError for an array on one device, ValueError
-// for the other kinds.
+// leaf of any other kind. The Python class is AttributeError for kSingle, and ValueError for
+// kSpecOnly, kHostArray and kOther.
 absl::StatusOr<std::vector<std::optional<PartitionSpec>>> GetPartitionSpecs(
     absl::Span<const HeldLeaf> leaves);
 

@@ -239,8 +239,8 @@ std::string Alphabet::Print(const Atoms& atoms) const {
   if (others.has_value()) {
     return StrCat("[^", *others, "]");
   }
-  // Neither the atoms nor the other atoms form a class: write an alternation, with one choice for
-  // each atom beyond ASCII.
+  // Neither the given atoms nor all other atoms form a class: write an alternation, with one choice
+  // for each atom beyond ASCII.
   std::vector<std::string> choices;
   std::vector<bool> ascii = has;
   for (size_t atom = kAscii; atom < has.size(); ++atom) {

@@ -24,8 +24,8 @@ class PatternAutomaton;
 //
 // Create parses the pattern in Python's dialect and prints it for RE2. RE2 cannot express three
 // things: `$` before a last newline, \b and \B between characters beyond ASCII, and the failure of
-// \B in an empty text. For texts where these matter, a PatternAutomaton from the same parse
-// decides.
+// \B in an empty text. For a text in which one of these three matters, a PatternAutomaton from the
+// same parse decides.
 //
 // Create refuses constructs that need more than linear time: look-around, back-references,
 // conditionals, atomic groups and possessive repeats. It also refuses \N{...}, which needs

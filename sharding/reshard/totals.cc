@@ -578,7 +578,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     }
   }
   absl::int128 repeats = 1;         // number of combinations of the digits that no group covers
-  absl::int128 source_repeats = 1;  // the same number, without digits that identify a source tile
+  absl::int128 source_repeats = 1;  // like `repeats`, without digits that identify a source tile
   bool own_is_certain = true;       // whether a device's new tile determines its source tile
   for (size_t id = 0; id < digit_count; ++id) {
     own_is_certain = own_is_certain && (!used_by_src[id] || used_by_dst[id]);

@@ -157,9 +157,9 @@ class RuleFinder {
   // Returns the index of the first rule, in order, that matches; nullopt if no rule matches.
   // Errors: the deferred error of a faulty pattern that the search reaches.
   //
-  // kFastest tries one strategy on the first names and the other on the next names, then keeps the
-  // faster one. The comparison is fair only if these names cost about the same. Polls
-  // `is_cancelled`, if given, every few rules; true ends the search with CANCELLED.
+  // kFastest tries one strategy on the first names and the other strategy on the next names, then
+  // keeps the faster strategy. The comparison is fair only if these names cost about the same.
+  // Polls `is_cancelled`, if given, every few rules; true ends the search with CANCELLED.
   absl::StatusOr<std::optional<int64_t>> Find(std::string_view name,
                                               const std::function<bool()>& is_cancelled = {});
 

@@ -42,8 +42,8 @@ class TreeCombiner {
   void Combine(absl::Span<const char* const> operands, int64_t count, char* results);
 
  private:
-  // Computes the partial results of T(lo, n) and returns their address. That is the operand itself
-  // if n is 1 and the operand needs no conversion, otherwise `target`. Uses the slots from number
+  // Computes the partial results of T(lo, n) and returns their address: the operand itself if n is
+  // 1 and the operand needs no conversion, `target` in all other cases. Uses the slots from number
   // `slot` on as scratch.
   const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
                        size_t slot, char* target);

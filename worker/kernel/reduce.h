@@ -25,9 +25,10 @@ using CombineFn = void (*)(const char* left, const char* right, int64_t count, c
 // Returns the function that combines partial results. `partial` is a type that PartialDtype
 // returns; for any other type, INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
 //
-// Sums and products of integers wrap around. If one operand is a NaN, the result is this NaN; if
-// both are, the result is the left NaN. Sums and products make a NaN quiet. For equal values,
-// including zeros of both signs, min and max return the left value. A mean is combined as a sum.
+// Sums and products of integers wrap around. If only one operand is a NaN, the result is this NaN;
+// if both operands are NaNs, the result is the left one. Sums and products make a NaN quiet. For
+// equal values, including zeros of both signs, min and max return the left value. A mean is
+// combined as a sum.
 absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial);
 
 // Sets to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.

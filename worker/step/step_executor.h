@@ -73,7 +73,7 @@ struct StepResult {
     std::string array_id;
     uint32_t crc32c = 0;     // of the tile
     int64_t size_bytes = 0;  // of the tile
-    std::string data;  // the tile's elements, if the order asks for them and this rank reports them
+    std::string data;  // the tile's elements, if return_literals is set and this rank reports them
   };
 
   int64_t sequence = 0;
@@ -179,14 +179,14 @@ class StepExecutor {
   // Queues a step, or passes the plan's bytes to a step that waits for its plan.
   //
   // Calls `report` once for each call of Run: with kDone or kFailed on one of the executor's
-  // threads, after the step has run. If the executor refuses the order, or does not know the plan
+  // threads, after the step has run. If the executor refuses `order`, or does not know the plan
   // (kNeedPlan), it calls `report` on the calling thread. `report` must not block.
   //
   // Reports these errors. FAILED_PRECONDITION if the step's number is not above the number of the
-  // last ordered step. Exception: the order is for a step that still waits for its plan. ABORTED
-  // (STALE_TERM) if the order's term is below the highest term of earlier orders. INVALID_ARGUMENT
-  // if PlanCache::Add refuses the plan's bytes. If the plan's bytes do not come, the step fails
-  // kVerdictGrace after its timeout, without a further report.
+  // last ordered step. Exception: `order` is for a step that still waits for its plan. ABORTED
+  // (STALE_TERM) if the term of `order` is below the highest term of earlier StepOrders.
+  // INVALID_ARGUMENT if PlanCache::Add refuses the plan's bytes. If the plan's bytes do not come,
+  // the step fails kVerdictGrace after its timeout, without a further report.
   virtual void Run(StepOrder order, Report report) = 0;
 
   // Commits the step's outputs, which become arrays. Releases the operands that the step donated.
