@@ -38,7 +38,8 @@ class SteadyDeadline {
                : std::max(absl::FromChrono(at_ - Steady::now()), absl::ZeroDuration());
   }
   bool is_over() const { return left() == absl::ZeroDuration(); }
-  // Returns the time that the wall clock will show at the deadline, unless it is adjusted.
+  // Returns the time that the wall clock will show at the deadline, unless the wall clock is
+  // adjusted before.
   absl::Time wall() const { return absl::Now() + left(); }
 
  private:

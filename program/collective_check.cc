@@ -207,7 +207,8 @@ absl::Status CheckChosenAlgorithm(const CollectiveOp& op) {
              : CheckAlgorithm(op.kind, op.algorithm, op.order);
 }
 
-// Checks a collective whose operand or result has unequal tiles.
+// Checks a collective whose operand or result has unequal tiles. Returns OK for all other
+// collectives.
 absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
                           const ValueDescriptor& operand) {
   if (operand.cut_points.empty() && op.counts.empty()) {

@@ -98,8 +98,8 @@ CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
                       const CollectiveLoad& load);
 
 // Rates of the links between ranks, and of combination. The defaults apply if nothing was measured.
-// They are the rates of gRPC streams on loopback, and of a core that reads and writes operands at
-// about 10 GB/s.
+// The defaults are the rates of gRPC streams on loopback, and of a core that reads and writes
+// operands at about 10 GB/s.
 struct LinkCost {
   // Time of a round in which each of two ranks sends 8 bytes and waits for the peer's 8 bytes.
   double latency_seconds = 20e-6;

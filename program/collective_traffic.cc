@@ -1,4 +1,4 @@
-// Follows each algorithm from place to place, and adds up the bytes of its messages.
+// Enumerates the messages of each algorithm between places, and adds up their bytes.
 #include "program/collective_traffic.h"
 
 #include <algorithm>

@@ -24,7 +24,7 @@ absl::Status CheckPiece(const TileRegion& region, const Tile& tile, int64_t offs
   return absl::OkStatus();
 }
 
-// Returns `tile` relative to `frame`. BAD_TILE if it is not within `frame`.
+// Returns `tile` relative to `frame`. BAD_TILE if `tile` is not within `frame`.
 absl::StatusOr<Tile> Within(const Tile& tile, const Tile& frame, std::string_view which) {
   Tile local = tile;
   bool within = tile.ranges.size() == frame.ranges.size();

@@ -94,7 +94,7 @@ absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
   return Placed{&tensor, std::move(tiling), bytes, tile_bytes};
 }
 
-// All tensors of one layout, in their order and indexed by name.
+// All tensors of one layout, in the order of the layout, with an index by name.
 class PlacedTree {
  public:
   // `label` names the layout in errors.

@@ -34,9 +34,9 @@ struct ArrayLayout {
 absl::StatusOr<std::optional<PartitionSpec>> GetSharding(const ArrayLayout& array);
 
 // EasyDeL's get_output_partition_spec. Returns the spec that a layer gives its output; nullopt if
-// either array is not placed. For a left side of rank 2, the spec has the right spec's first two
-// entries, swapped. For any other rank, it is P(None, ..., axis_name), with one entry for each
-// dimension, at least one.
+// either array is not placed. For an `lhs` of rank 2, the result has the first two entries of the
+// spec of `rhs`, swapped. For any other rank, the result is P(None, ..., axis_name), with one entry
+// for each dimension of `lhs`, at least one.
 //
 // Errors are INVALID_ARGUMENT: errors of GetSharding, for the left side first; INVALID_SPEC
 // (Python: IndexError) if the right spec has fewer than two entries to swap; INVALID_SHAPE for an

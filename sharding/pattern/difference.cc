@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kMaxInstructions = 2'000;
 constexpr size_t kMaxStates = 300;
 // Upper bound on the bytes of all intermediate expressions together. It limits time and memory;
-// most of the bytes do not reach the result.
+// most of these bytes do not reach the resulting pattern.
 constexpr size_t kMaxWritten = 4 << 20;
 constexpr size_t kWrittenPerEdge = 16;
 

@@ -181,7 +181,7 @@ bool ReshardPlan::State::ClassifyByDigits() {
       dst_dim[new_digits.digits[i].id] = dim;
     }
   }
-  // Returns the dimension if it is one of the tensor, nullopt if it numbers partial sums.
+  // Returns `dim` if it is a dimension of the tensor; nullopt if it is a dimension of partial sums.
   const auto of_tensor = [this](const std::optional<size_t>& dim) -> std::optional<int64_t> {
     return dim.has_value() && *dim < Index(from.rank())
                ? std::optional<int64_t>(static_cast<int64_t>(*dim))

@@ -40,8 +40,8 @@ struct ReshardStep {
   std::vector<std::string> axes;    // axes of the source mesh, major to minor
   std::optional<int64_t> from_dim;  // the dimension that the axes partition before the reshard
   std::optional<int64_t> to_dim;    // the dimension that the axes partition after the reshard
-  // Number of devices in each group. It is less than the product of the axes' sizes if only a
-  // factor of an axis moves to another dimension.
+  // Number of devices in each group. This number is less than the product of the axes' sizes if
+  // only a factor of an axis moves to another dimension.
   int64_t group_size = 1;
 
   friend bool operator==(const ReshardStep&, const ReshardStep&) = default;

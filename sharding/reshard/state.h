@@ -33,8 +33,8 @@ struct ReshardPlan::State {
   bool empty = false;  // the tensor has no elements
 
   // The positions from 0 to `shared` - 1 are the same devices in both meshes. `boundaries` splits
-  // these positions into digits (CommonBoundaries). If it is empty, the plan must match devices one
-  // by one.
+  // these positions into digits (CommonBoundaries). If `boundaries` is empty, the plan must match
+  // devices one by one.
   int64_t shared = 0;
   std::vector<int64_t> boundaries;
   bool same_mesh = false;

@@ -33,7 +33,7 @@ using reshard_internal::SharedDigits;
 using reshard_internal::ShareDigits;
 using reshard_internal::Side;
 
-// Number of steps between two cancellation checks of a walk.
+// Number of steps of a walk between two cancellation checks.
 constexpr int64_t kStepsPerQuestion = int64_t{1} << 10;
 
 // The overlap of one destination part of a dimension with the source parts.

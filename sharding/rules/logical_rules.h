@@ -35,8 +35,8 @@ namespace shardmesh {
 inline constexpr int64_t kMaxLogicalRules = 4096;
 
 // A rule that lays the dimension called `name` along `mesh_axes`: none, a name, a tuple of names,
-// or unconstrained. The struct accepts other values. They are refused when a spec is made from
-// them, as in flax.
+// or unconstrained. The struct also accepts other values, which are refused when a spec is made
+// from them, as in flax.
 struct LogicalRule {
   std::string name;
   AxisValue mesh_axes;
@@ -126,7 +126,7 @@ std::optional<RulesFallback> RulesFallbackFromName(std::string_view name);
 //
 // Rules are tried in order. A rule applies if its name is among `names` and has no value yet, and
 // none of its mesh axes is in the spec already. An axis therefore occurs in two dimensions only if
-// `names` has it there; within one rule's tuple it may occur twice.
+// `names` itself has the axis in both dimensions. Within one rule's tuple, an axis may occur twice.
 //
 // Returns nullopt only under kNoConstraint, if some name got no mesh axes.
 //

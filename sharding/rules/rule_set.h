@@ -64,7 +64,7 @@ struct RuleMatch {
   bool unmatched = false;
   PartitionSpec spec;
   // Why `spec` differs from the rule's spec: one kBelowMinSize, or one kRankTruncated for each
-  // entry that was cut off. Does not list a removed none, which requests nothing.
+  // entry that was cut off. A none that was cut off is not listed, because it requests nothing.
   std::vector<Correction> corrections;
 };
 

@@ -58,7 +58,7 @@ struct CollectiveCall {
 // call.copied->received.
 void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to);
 
-// Copies this rank's own bytes to its result, unless `bytes` and `out` are the same memory.
+// Copies this rank's own bytes to this rank's result, unless `bytes` and `out` are the same memory.
 // Requires equal sizes.
 void CopyUnlessThere(absl::Span<const char> bytes, absl::Span<char> out);
 

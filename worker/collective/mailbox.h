@@ -85,8 +85,8 @@ class Mailbox {
     // The sender's signature of the tag's op. Set only in the first piece that the sender sends to
     // each peer in an op.
     std::string signature = {};
-    // If true, the content lies in the sender's memory. It takes no memory of this worker and no
-    // credit.
+    // If true, the content lies in the sender's memory. Such content takes no memory of this worker
+    // and no credit.
     bool is_lent = false;
   };
 

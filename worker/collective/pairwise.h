@@ -53,7 +53,7 @@ namespace shardmesh::worker {
 
 // For each place, combines the operands that all ranks have for this place. parts[p] is this rank's
 // operand for place p; it has as many elements as the result of the rank at p. `parts` has one part
-// for each place. `out` gets T over the operands for this rank's place; it may not overlap an
+// for each place. `out` gets T over the operands for this rank's place; `out` may not overlap an
 // operand.
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                    absl::Span<const OwnedBytes> parts, absl::Span<char> out);

@@ -133,9 +133,9 @@ struct StepObserver {
 //            +-----------+---------+----> Abort, failure: nothing is left of it
 // clang-format on
 //
-// If a step fails here, the executor aborts it on its peers too. A step that waits for data notices
-// an abort at once; a computing step notices it between blocks of a kernel. Plans are cached by
-// hash.
+// If a step fails here, the executor also aborts the step on its peers. A step that waits for data
+// notices an abort at once; a computing step notices an abort between blocks of a kernel. Plans are
+// cached by hash.
 //
 // Thread-safe.
 class StepExecutor {

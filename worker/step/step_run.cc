@@ -65,7 +65,7 @@ class WatchedLink final : public Link {
  public:
   WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
 
-  // From now on, records each receive for the instruction of this ticket.
+  // From now on, records each receive for the instruction that `ticket` identifies.
   void Watch(FlightRecorder::Ticket ticket) {
     ticket_ = ticket;
     peer_.store(kNone, std::memory_order_relaxed);
@@ -156,8 +156,8 @@ class RankStep {
     return done;
   }
 
-  // After a deadline error, sets the worker at fault: the worker of the peer for which the
-  // instruction waited.
+  // After a deadline error, names in the result the worker at fault: the worker of the peer for
+  // which the instruction waited.
   void Blame(const absl::Status& error) {
     const std::optional<DeviceId> peer = link_.peer();
     if (!absl::IsDeadlineExceeded(error) || !peer.has_value()) return;
