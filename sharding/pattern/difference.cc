@@ -278,7 +278,7 @@ class Program {
     return program;
   }
 
-  // The state of a program after some characters.
+  // The state of a run of the program after some characters of a text.
   struct Places {
     bool matched = false;         // whether the pattern matches, regardless of further text
     std::vector<size_t> waiting;  // rising indices of the reached instructions kSet and kTextEnd

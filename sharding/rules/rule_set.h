@@ -120,8 +120,8 @@ class RuleSet {
   // Returns the error for a tensor that no rule matches: UNMATCHED_TENSOR, with the nearest rules.
   absl::Status UnmatchedError(std::string_view name) const;
 
-  // Returns the specs of many tensors, in their order, as Match does for each, or the first error.
-  // CANCELLED if is_cancelled returned true.
+  // Returns the specs of many tensors, in the order of `tensors`, as Match does for each tensor.
+  // Returns the first error of Match. CANCELLED if is_cancelled returned true.
   absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
                                                    const MatchTreeOptions& options = {}) const;
 
