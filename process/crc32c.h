@@ -8,8 +8,8 @@
 
 namespace shardmesh {
 
-// Returns the checksum of `bytes` (RFC 3720). The checksum of "123456789" is 0xE3069283; that of no
-// bytes is 0.
+// Returns the checksum of `bytes` (RFC 3720). The checksum of "123456789" is 0xE3069283; the
+// checksum of no bytes is 0.
 uint32_t Crc32c(absl::Span<const char> bytes);
 
 // Returns the checksum of earlier bytes followed by `bytes`. `crc` is the checksum of the earlier

@@ -46,7 +46,7 @@ class PythonValue {
   // empty span for a value of any other kind. Valid while this value is unchanged.
   absl::Span<const PythonValue> entries() const { return entries_; }
 
-  // Returns the text of str(): a string is itself, any other value its repr.
+  // Returns the text of str(): for a string, the string itself; for any other value, its repr.
   std::string Str() const;
   // Returns the text of repr(): `None`, `True`, `-7`, `1e+22`, `-0.0`, `nan`, `"it's"`, `[1, 'x']`,
   // `('tp',)`, `{'a': [1.0]}`.

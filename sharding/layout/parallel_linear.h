@@ -49,8 +49,9 @@ absl::StatusOr<std::optional<PartitionSpec>> GetOutputPartitionSpec(const ArrayL
 // the left spec, then the last entry of the right spec, filled up with none to the left spec's
 // length. Returns P() if either spec is nullopt.
 //
-// An axis of an earlier entry is dropped from later ones; repeats within one entry stay. A left
-// spec of one entry contributes nothing. Contracted and unreduced axes are ignored.
+// An axis that occurs in an earlier entry is dropped from later entries; repeats within one entry
+// stay. A left spec with only one entry contributes nothing. Contracted and unreduced axes are
+// ignored.
 //
 // Example: P('dp', 'tp') @ P('tp', ('dp', 'sp')) is P('dp', 'sp').
 PartitionSpec GetMatmulOutputSharding(const std::optional<PartitionSpec>& lhs,

@@ -60,8 +60,8 @@ absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
                                             absl::Span<const LogicalRule> second);
 
 // Replaces each name by the value of the last rule for that name, without recursion (flax's
-// from_sharding_rules). Names without a rule, none, "" and () stay unchanged. Looks a tuple up by
-// its text, ToString(). Does not detect repeated mesh axes.
+// from_sharding_rules). Names without a rule, none, "" and () stay unchanged. To look up a tuple,
+// compares its text (ToString()) with the names of the rules. Does not detect repeated mesh axes.
 std::vector<AxisValue> ApplyLogicalRules(absl::Span<const AxisValue> names,
                                          absl::Span<const LogicalRule> rules);
 
