@@ -7,10 +7,10 @@
 //
 // Forks one process for each rank. Each rank serves its Exchange stream on loopback and connects to
 // the other ranks as workers do. Every collective runs with each of its algorithms. For a
-// reduction, a size is that of the vector that each rank has at the beginning. For others, it is
-// that of a rank's vector at the end. Elements are F32. Each rank checks its results before the
-// timing. Prints one JSON object for each collective, algorithm and size, with the slowest rank's
-// times:
+// reduction, a size is that of the vector that each rank has at the beginning. For any other
+// collective, it is the size of a rank's vector at the end. Elements are F32. Each rank checks its
+// results before the timing. Prints one JSON object for each collective, algorithm and size, with
+// the slowest rank's times:
 //
 // clang-format off
 //   {"system", "op", "algorithm", "ranks", "bytes", "calls", "p50_us", "p99_us", "mean_us"}

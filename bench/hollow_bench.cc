@@ -2,7 +2,7 @@
 // membership change, and a restart.
 //
 // clang-format off
-//   hollow_bench WORKERS...    uses the coordinator's program in its own folder
+//   hollow_bench WORKERS...    runs the program shardmesh-coordinator of its own folder
 // clang-format on
 //
 // Prints one line of JSON per result; its id ends in the number of workers.
@@ -132,8 +132,8 @@ class Coordinator {
   std::string address_;
 };
 
-// Targets for one membership change: at most so much processor time of the coordinator, and at most
-// so many bytes that all workers together receive.
+// Targets for one membership change: upper bounds on the processor time of the coordinator, and on
+// the bytes that all workers together receive.
 constexpr double kMostChangeMilliseconds = 50;
 constexpr double kMostChangeBytes = 10e6;
 

@@ -41,7 +41,8 @@ struct Case {
   Dtype dtype;
 };
 
-// Products in the layers of a small encoder and of a 7-billion-parameter decoder, by rows per call.
+// Products in the layers of a small encoder and of a 7-billion-parameter decoder, with different
+// numbers of rows in a call.
 constexpr Case kCases[] = {
     {128, 384, 1536, Dtype::kF32},   {128, 1536, 384, Dtype::kF32},   {1, 4096, 4096, Dtype::kF32},
     {32, 4096, 11008, Dtype::kF32},  {512, 4096, 4096, Dtype::kF32},  {1, 4096, 4096, Dtype::kBF16},

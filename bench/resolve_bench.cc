@@ -1,6 +1,6 @@
 // Measures how many specs one thread resolves per second: by a profile directly, and by the
-// coordinator's service. The latter includes reading the bytes of a request and writing the bytes
-// of its answer.
+// coordinator's service. The service also reads the bytes of each request and writes the bytes of
+// its answer.
 #include <benchmark/benchmark.h>
 #include <google/protobuf/arena.h>
 

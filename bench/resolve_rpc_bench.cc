@@ -4,10 +4,11 @@
 // `metrics` selects M3 instead: a server with metrics, relative to the same server without them.
 //
 // The server is a coordinator in this process; the client reaches it over loopback TCP. The empty
-// call is the health service's Check: a message without a body, and an answer of two bytes. The
-// requests repeat, because the processes of a job all ask the same. In rows whose names have -new,
-// each request is new. Rows whose names end in -full call ResolveSpec, with its nested messages;
-// the others call ResolveEffectiveSpec. Prints one JSON object for each row.
+// call is the health service's Check: a message without a body, and an answer of two bytes.
+// Resolving requests repeat, because the processes of a job all ask the same question. In rows
+// whose names contain -new, each request is new. Rows whose names end in -full call ResolveSpec,
+// with its nested messages; all other rows call ResolveEffectiveSpec. Prints one JSON object for
+// each row.
 #include <google/protobuf/arena.h>
 #include <grpcpp/grpcpp.h>
 

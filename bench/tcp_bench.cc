@@ -5,10 +5,10 @@
 //   tcp_bench RANKS [--ops OP,...] [--sizes BYTES,...]
 // clang-format on
 //
-// For vectors of S bytes, every rank sends 2 S / P bytes to each of the P - 1 others and receives
-// as many. It uses one connection per pair of ranks, at the sockets' full speed. An all-reduce of S
-// bytes has to move as many bytes. If all-reduce is among the ops, prints one JSON object for each
-// size from 64 KiB on, with the slowest rank's times:
+// For vectors of S bytes, every rank sends 2 S / P bytes to each of the P - 1 other ranks and
+// receives as many. The benchmark uses one connection per pair of ranks, at the sockets' full
+// speed. An all-reduce of S bytes has to move as many bytes. If all-reduce is among the ops, prints
+// one JSON object for each size from 64 KiB on, with the slowest rank's times:
 //
 // clang-format off
 //   {"system": "tcp", "op": "all-reduce", "algorithm", "ranks", "bytes", "calls", "p50_us", ...}

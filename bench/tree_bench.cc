@@ -6,10 +6,10 @@
 //                                        second
 //   tree_bench batch ADDRESS             the same chain, 100,000 tensors with axes in one call:
 //                                        tensors a second
-//   tree_bench match ADDRESS NAMES RULES NAMES tensors (a file of names, one a line) by RULES
-//                                        (YAML): seconds
-//   tree_bench many ADDRESS COUNT RULES  COUNT made names by RULES: seconds, and bytes of the
-//                                        request
+//   tree_bench match ADDRESS NAMES RULES tensors with the names in the file NAMES (one a line), by
+//                                        the rules in the file RULES (YAML): seconds
+//   tree_bench many ADDRESS COUNT RULES  COUNT tensors with generated names, by the rules in the
+//                                        file RULES: seconds, and bytes of the request
 // clang-format on
 //
 // Prints one JSON object: the best and the median of several runs. Checks the answers in the same

@@ -1,4 +1,4 @@
-// The servers' source of time: the present, and functions to call later.
+// The servers' source of time: the present time, and functions to call later.
 #ifndef SHARDMESH_PROCESS_CLOCK_H_
 #define SHARDMESH_PROCESS_CLOCK_H_
 
@@ -92,8 +92,8 @@ class Alarm {
   Alarm& operator=(const Alarm&) = delete;
 
   // Schedules the function at `when`, unless an earlier time is already set. If an earlier time is
-  // set, the function runs only at that time. If it finds nothing due then, it must set the alarm
-  // again. InfiniteFuture sets nothing.
+  // set, the function runs only at that time. If the function finds nothing due at that time, it
+  // must set the alarm again. InfiniteFuture sets nothing.
   void SetNoLaterThan(absl::Time when);
 
  private:

@@ -1,4 +1,4 @@
-// RLIMIT_NOFILE.
+// Reads RLIMIT_NOFILE, and opens placeholders for closed standard descriptors.
 #include "process/descriptor_limit.h"
 
 #include <fcntl.h>
@@ -29,7 +29,8 @@ void KeepStandardDescriptors() {
   for (const int number : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(number, F_GETFD) >= 0) continue;
     // open() takes the lowest free descriptor, which is `number`. The placeholder of standard input
-    // is opened for writing, and those of the outputs for reading: every use of them fails.
+    // is opened for writing, and the placeholders of standard output and error for reading: every
+    // use of them fails.
     const int opened = open("/dev/null", number == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened >= 0 && opened != number) close(opened);
   }

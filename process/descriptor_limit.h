@@ -21,8 +21,8 @@ void KeepStandardDescriptors();
 absl::Status CheckDescriptorLimit();
 
 // Returns the lowest descriptor number of the reserve. The reserve is an eighth of the limit, but
-// at least 32 and at most 256 descriptors. It is for files, and for connections that this process
-// opens.
+// at least 32 and at most 256 descriptors. Only files, and connections that this process opens, may
+// use the reserve.
 //
 // The kernel assigns the lowest free descriptor. Code that accepts a connection or maps shared
 // memory must close its new descriptor if that descriptor is at or above the returned number.

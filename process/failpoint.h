@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 
 // Returns an error from the enclosing function if the failpoint is armed with `eio`, `enospc` or
-// `emfile` and this is the hit that ArmFailpoints chose. The enclosing function must return
+// `emfile` and this is its N-th hit (see ArmFailpoints). The enclosing function must return
 // absl::Status or absl::StatusOr.
 //
 // Example:
@@ -86,7 +86,7 @@ class Failpoint {
 inline constexpr int kFailpointExitCode = 86;
 inline constexpr int kFailpointDelayMilliseconds = 500;
 
-// Arms failpoints. `text` is `NAME=ACTION[:N]`, separated by commas. ACTION is one of:
+// Arms failpoints. `text` is a list of `NAME=ACTION[:N]`, separated by commas. ACTION is one of:
 // - eio, enospc, emfile: the operation fails with that errno;
 // - crash: the process ends at once, as by SIGKILL;
 // - delay: the calling thread sleeps for kFailpointDelayMilliseconds.

@@ -32,9 +32,10 @@ class FileDescriptor {
 };
 
 // Returns the status for the errno value `error`, such as NOT_FOUND "cannot open a/b: No such file
-// or directory" for verb "open". A full disk or quota is RESOURCE_EXHAUSTED (STORE_FULL), an I/O
-// error DATA_LOSS. A lack of descriptors or of kernel memory is RESOURCE_EXHAUSTED without that
-// reason, since deleting files would not help.
+// or directory" for verb "open". A full disk or quota gives RESOURCE_EXHAUSTED (STORE_FULL). An I/O
+// error gives DATA_LOSS. A file larger than the process or the file system allows gives
+// INVALID_ARGUMENT (BAD_FILE). A lack of descriptors or of kernel memory gives RESOURCE_EXHAUSTED
+// without STORE_FULL, since deleting files would not help.
 absl::Status FileError(std::string_view verb, std::string_view path, int error);
 
 // Makes a folder, and the missing folders above it. Returns OK if the folder already exists, else
@@ -90,10 +91,10 @@ class AtomicFileWriter {
 
   FileDescriptor descriptor_;
   std::string path_;
-  std::string temporary_path_;  // empty once renamed or moved from
+  std::string temporary_path_;  // empty after the rename, or after a move from this writer
 };
 
-// Suffix of temporary files. A reader of a folder ignores or removes them.
+// Suffix of temporary files. A reader of a folder ignores or removes files with this suffix.
 inline constexpr std::string_view kTemporarySuffix = ".partial";
 
 // Syncs a folder to disk: files created, renamed or removed in it stay so after a crash.

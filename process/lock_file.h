@@ -15,11 +15,11 @@ namespace shardmesh {
 
 // The outcome of TakeLock.
 struct FileLock {
-  // The locked file. The lock lasts while the file is open. Not valid if another process has the
-  // lock. The kernel releases the lock when the process ends in any way.
+  // The locked file. The lock lasts while the file is open. The descriptor is not valid if another
+  // process has the lock. The kernel releases the lock when this process ends in any way.
   FileDescriptor held;
-  // If `held` is not valid, the process that has the lock, as `1234 on host a`; `(unknown)` if the
-  // file does not name it. For people only.
+  // If `held` is not valid: the process that has the lock, as `1234 on host a`. It is `(unknown)`
+  // if the file names no process. The text is for people only.
   std::string holder;
 };
 
@@ -35,8 +35,8 @@ struct LockOptions {
 };
 
 // Locks the file `path` and writes this process's name into it. Creates a missing file. If the disk
-// is full, takes the lock without writing the name. Errors of the system as FileError. Failpoints:
-// lock.open, lock.write.
+// is full, takes the lock without writing the name. Returns errors of system calls as FileError
+// does. Failpoints: lock.open, lock.write.
 absl::StatusOr<FileLock> TakeLock(const std::string& path, const LockOptions& options = {});
 
 // Takes a shared lock, which several readers can hold at the same time. Does not wait, and does not

@@ -1,4 +1,4 @@
-// SkipMutexChecks.
+// Turns off Abseil's search for lock-order cycles.
 #include "process/mutex_checks.h"
 
 #include "absl/synchronization/mutex.h"

@@ -10,8 +10,8 @@
 
 namespace shardmesh {
 
-// A deadline for loops that retry. gRPC calls and Abseil's waits take a wall-clock time and convert
-// it when they begin. Call wall() anew for each such call or wait.
+// A deadline for loops that retry. gRPC calls and Abseil's waits take a wall-clock time, and
+// convert it to a remaining time when they begin. Call wall() anew for each such call or wait.
 class SteadyDeadline {
  public:
   using Steady = std::chrono::steady_clock;
@@ -38,7 +38,8 @@ class SteadyDeadline {
                : std::max(absl::FromChrono(at_ - Steady::now()), absl::ZeroDuration());
   }
   bool is_over() const { return left() == absl::ZeroDuration(); }
-  // Returns the time that the wall clock will show at the deadline, unless it is adjusted.
+  // Returns the time that the wall clock will show at the deadline, unless the wall clock is
+  // adjusted before.
   absl::Time wall() const { return absl::Now() + left(); }
 
  private:

@@ -158,7 +158,7 @@ absl::Status CheckWholeBytes(Dtype dtype, const Shape& tile, int64_t dimension, 
   Tile part = Tile::Whole(tile);
   auto& range = part.ranges[static_cast<size_t>(dimension)];
   const int64_t extent = tile[static_cast<size_t>(dimension)] / ranks;
-  range = {extent, 2 * extent};  // the second part; the others begin at multiples of `extent`
+  range = {extent, 2 * extent};  // the second part; the other parts begin at multiples of `extent`
   if (const auto region = TileRegion::Create(dtype, tile, part); !region.ok()) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
@@ -207,7 +207,8 @@ absl::Status CheckChosenAlgorithm(const CollectiveOp& op) {
              : CheckAlgorithm(op.kind, op.algorithm, op.order);
 }
 
-// Checks a collective whose operand or result has unequal tiles.
+// Checks a collective whose operand or result has unequal tiles. Returns OK for all other
+// collectives.
 absl::Status CheckUnequal(const CollectiveOp& op, const Axes& axes,
                           const ValueDescriptor& operand) {
   if (operand.cut_points.empty() && op.counts.empty()) {

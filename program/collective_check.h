@@ -35,8 +35,8 @@ bool HasArithmetic(Dtype dtype);
 // Returns whether the kind joins a group's tiles along a dimension: all-gather, gather and
 // all-to-all do.
 bool JoinsTiles(CollectiveKind kind);
-// Returns whether the kind splits a tile into one part for each place: reduce-scatter, scatter and
-// all-to-all do.
+// Returns whether the kind splits a tile into one part for each place in the group: reduce-scatter,
+// scatter and all-to-all do.
 bool SplitsTiles(CollectiveKind kind);
 // Returns the dimension that the op splits. Requires SplitsTiles(op.kind).
 int64_t SplitDimension(const CollectiveOp& op);
@@ -49,16 +49,17 @@ int64_t SplitDimension(const CollectiveOp& op);
 absl::StatusOr<Axes> ExchangeAxes(const CollectiveOp& op, const Mesh& mesh);
 
 // Returns OK if the collective is possible on `value` in the groups along `axes`, which are the
-// result of ExchangeAxes. Does not check the sum of counts, or whether unequal parts can be split:
-// SplitPoints does.
+// result of ExchangeAxes. SplitPoints checks the sum of counts, and whether unequal parts can be
+// split; this function does not.
 //
 // Errors:
 // - UNSUPPORTED_DTYPE: the type has no arithmetic for the reduction; or elements share bytes, and
 //   the collective would cut a byte or has unequal tiles.
-// - BAD_FIELD: root, permutation, counts or algorithm are wrong for this kind, group or order.
+// - BAD_FIELD: the root, permutation, counts or algorithm does not fit the op's kind, its
+//   CollectiveOrder or the size of the group.
 // - MISSING_ARGUMENT: a permute has no pairs.
 // - INVALID_DIMENSION: the value has no such dimension, or an all-to-all joins and splits the same
-//   one.
+//   dimension.
 // - NOT_DIVISIBLE: equal parts of a tile are not possible.
 // - SHAPE_MISMATCH: the tiles of a group are unequal, and the kind needs tiles of one shape; or a
 //   joined dimension is too large.

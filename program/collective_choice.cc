@@ -51,8 +51,8 @@ int64_t Whole(double x) {
   return x < static_cast<double>(kMost) ? static_cast<int64_t>(x) : kMost;
 }
 
-// A row of the table in the header, as numbers for one load. way < 0: `way` is `sent`. shared_way <
-// 0: `shared_way` is `way`.
+// A row of the table in the header, as numbers for one load. If `way` is below 0, the value of
+// `sent` applies. If `shared_way` is below 0, the value of `way` applies.
 struct Row {
   double rounds = 0;
   double messages = 0;

@@ -20,17 +20,18 @@ bool IsReduction(CollectiveKind kind);
 // empty.
 absl::Span<const CollectiveAlgorithm> AlgorithmsOf(CollectiveKind kind);
 
-// Returns OK if the kind has the algorithm and `order` allows it. INVALID_ARGUMENT (BAD_FIELD)
-// otherwise, with the valid algorithms. A ring combines in an order that is not the canonical one,
-// so for a reduction it is valid only with kFastest. kAuto is never valid: choose an algorithm
-// first.
+// Returns OK if the kind has the algorithm and `order` allows it. Else returns INVALID_ARGUMENT
+// (BAD_FIELD), which lists the valid algorithms. A ring combines in an order that is not the
+// canonical one, so for a reduction it is valid only with kFastest. kAuto is never valid: choose an
+// algorithm first.
 absl::Status CheckAlgorithm(CollectiveKind kind, CollectiveAlgorithm algorithm,
                             CollectiveOrder order);
 
-// Returns whether a rank may make its result in its operand's memory, if both have one size. It may
-// if no byte of the operand is overwritten before all receivers of the byte have used it. True for
-// all-reduce by pairwise, halving or ring: the result of a part comes only after the part has been
-// combined. True for broadcast, where the root's operand is its result, and for barrier.
+// Returns whether a rank may make its result in its operand's memory, if operand and result have
+// the same size. It may if no byte of the operand is overwritten before all receivers of the byte
+// have used it. True for all-reduce by pairwise, halving or ring: the result of a part exists only
+// after all operands of this part have been combined. True for broadcast, where the root's operand
+// is its result, and for barrier.
 bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm);
 
 // The data of a collective. `bytes` is the size of one rank's operand. For all-gather and gather,
@@ -38,7 +39,8 @@ bool MayOverwriteOperand(CollectiveKind kind, CollectiveAlgorithm algorithm);
 struct CollectiveLoad {
   int64_t ranks = 1;  // ranks in a group, at least 1
   int64_t bytes = 0;
-  // Bytes of the operand as partial results: `bytes`, or twice that for F16 and BF16.
+  // Bytes of the operand once it is converted to partial results: `bytes`, or twice that for F16
+  // and BF16.
   int64_t partial_bytes = 0;
 };
 
@@ -74,17 +76,17 @@ struct CollectiveLoad {
 // costs are 0.
 //
 // If all ranks share memory, only the receiver pays for a message, because it reads the bytes in
-// place. The bytes on the way are then S for a pairwise broadcast and S/P for a scatter; the others
-// do not change.
+// place. The bytes on the way are then S for a pairwise broadcast and S/P for a scatter. For all
+// other rows of the table they do not change.
 struct CollectiveCost {
   int64_t rounds = 0;      // each round starts after the round before it
   int64_t messages = 0;    // the number sent or received; the larger counts
   int64_t crowd = 0;       // messages that may share the link of one rank or host
   int64_t sent_bytes = 0;  // to peers
-  // "On the way": the bytes that the busiest rank receives, or those that it sends, one after the
-  // other. The larger number counts.
+  // "On the way": the larger of two numbers: the bytes that the busiest rank receives, one after
+  // the other, and the bytes that it sends.
   int64_t way_bytes = 0;
-  int64_t combined_bytes = 0;    // bytes of operands that the rank combines with others
+  int64_t combined_bytes = 0;    // bytes of operands that the rank combines with other operands
   int64_t shared_way_bytes = 0;  // way_bytes if all ranks share memory
 
   friend bool operator==(const CollectiveCost&, const CollectiveCost&) = default;
@@ -96,8 +98,8 @@ CollectiveCost CostOf(CollectiveKind kind, CollectiveAlgorithm algorithm,
                       const CollectiveLoad& load);
 
 // Rates of the links between ranks, and of combination. The defaults apply if nothing was measured.
-// They are the rates of gRPC streams on loopback, and of a core that reads and writes operands at
-// about 10 GB/s.
+// The defaults are the rates of gRPC streams on loopback, and of a core that reads and writes
+// operands at about 10 GB/s.
 struct LinkCost {
   // Time of a round in which each of two ranks sends 8 bytes and waits for the peer's 8 bytes.
   double latency_seconds = 20e-6;
@@ -120,8 +122,8 @@ struct LinkCost {
 // exchange, half of the group are. The quarter, 16 and 128 are assumptions, not measurements.
 double PredictedSeconds(const CollectiveCost& cost, const LinkCost& link);
 
-// Returns whether the two costs are close enough to be treated as one. Both or neither share
-// memory, and no figure of one differs from the other's by a factor of 1.5 or more.
+// Returns whether the two costs are close enough to be treated as one: both or neither share
+// memory, and no figure of one differs from that of the other by a factor of 1.5 or more.
 bool AreAlike(const LinkCost& a, const LinkCost& b);
 
 // The algorithm to use for each kind, regardless of predicted cost. For kinds that are not in the

@@ -1,4 +1,4 @@
-// Follows each algorithm from place to place, and adds up the bytes of its messages.
+// Enumerates the messages of each algorithm between places, and adds up their bytes.
 #include "program/collective_traffic.h"
 
 #include <algorithm>
@@ -212,7 +212,7 @@ class GroupExchange {
         if (sibling.size == 0) continue;
         const bool has_root = mine.contains(op_.root);
         const bool is_left = index % 2 == 0;
-        if (!sibling.contains(op_.root) && (has_root || is_left)) continue;  // `mine` leads
+        if (!sibling.contains(op_.root) && (has_root || is_left)) continue;  // `mine` receives
         traffic_->Add(place, sibling.contains(op_.root) ? op_.root : sibling.begin,
                       HeldBytes(mine, tiles_.elements[Index(place)]));
         break;
@@ -257,8 +257,8 @@ class GroupExchange {
     }
     return parts;
   }
-  // Returns the place that holds the combination over the block `index` of the level, for the part
-  // of the place `owner`.
+  // Returns the place that holds the combined operands of block `index` of `level`, for the part
+  // that the place `owner` owns.
   int64_t HolderOf(int64_t level, int64_t index, int64_t owner) const {
     const PlaceBlock block = BlockAt(level, index);
     if (block.contains(owner)) return owner;
@@ -292,7 +292,8 @@ class GroupExchange {
     for (int64_t i = 0; i < block.size; ++i) AddTo(bytes, TileBytesOf(block.begin + i));
     return bytes;
   }
-  // Returns the bytes of a combination over a block. The combination over one place is its operand.
+  // Returns the bytes of `elements` elements of the combined operands of a block. For a block of
+  // one place, these are elements of its operand; for a larger block, partial results.
   int64_t HeldBytes(const PlaceBlock& block, int64_t elements) const {
     return block.size == 1 ? OperandBytes(elements) : PartialBytes(elements);
   }

@@ -33,7 +33,8 @@ struct FlightRecord {
   absl::Status outcome = absl::OkStatus();    // OK while the instruction runs
   std::vector<Peer> peers = {};  // peers whose data the instruction needs; empty for local work
   int64_t omitted_peers = 0;     // number of such peers that `peers` does not list
-  // The peer for whose data the instruction waits. After a failure: the last one.
+  // The peer for whose data the instruction waits. After a failure: the last peer for whose data
+  // the instruction waited.
   std::optional<DeviceId> waits_for = {};
 
   bool is_running() const { return ended == absl::InfiniteFuture(); }

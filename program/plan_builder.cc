@@ -34,7 +34,8 @@ std::string Describe(const CollectiveOp& op) {
   return text;
 }
 
-// Returns whether the collective makes one tile, of the same size, from all tiles of a group.
+// Returns whether the collective merges all tiles of a group into one tile of the same size.
+// Reduce-scatter and scatter split the merged tile afterwards.
 bool MergesTiles(CollectiveKind kind) {
   return IsReduction(kind) || kind == CollectiveKind::kBroadcast ||
          kind == CollectiveKind::kScatter;
@@ -293,9 +294,9 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   const size_t rhs_k = product.transpose_rhs ? 1 : 0;
   const size_t rhs_n = 1 - rhs_k;
 
-  // One operand rests, the other moves. Along the contracted dimension, the moving operand gets the
-  // resting operand's axes. In its other dimensions, it keeps those of its axes that the resting
-  // operand does not use.
+  // One operand rests, the other operand moves. Along the contracted dimension, the moving operand
+  // gets the resting operand's axes. In its other dimensions, the moving operand keeps those of its
+  // axes that the resting operand does not use.
   ValueLayout& moving = keep_rhs ? lhs : rhs;
   const ValueLayout& resting = keep_rhs ? rhs : lhs;
   moving.dims[keep_rhs ? lhs_k : rhs_k] = resting.dims[keep_rhs ? rhs_k : lhs_k];

@@ -40,7 +40,7 @@ class PlanBuilder {
  public:
   PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands);
 
-  // Sets the name of the current op. From now on, error messages and labels have this name.
+  // Sets the name of the current op. From now on, error messages and labels contain this name.
   void Name(std::string_view op) { op_ = op; }
 
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }

@@ -80,8 +80,8 @@ class InstructionChecker {
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
     SHARDMESH_RETURN_IF_ERROR(
         CheckAlgorithm(collective.kind, collective.algorithm, collective.order));
-    // Tiles of different places may differ in shape, and the tiles of all places must fit. Plan the
-    // collective again, and accept only the output that the planner derives.
+    // Tiles of different places may differ in shape, and the tiles of every place must fit the
+    // collective. Plan the collective again, and accept only the output that the planner derives.
     PlanBuilder builder({.mesh_id = plan_.mesh_id, .mesh = plan_.mesh},
                         {plan_.values[collective.input]});
     builder.Name(CollectiveKindName(collective.kind));

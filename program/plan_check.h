@@ -7,9 +7,9 @@
 
 namespace shardmesh {
 
-// Returns OK if the plan has the properties that PlanProgram guarantees. Indices are in range and
-// in order, and the tiles of each instruction's inputs and output fit each other. INVALID_ARGUMENT
-// otherwise; the message names the instruction, value or output that is wrong.
+// Returns OK if the plan has the properties that PlanProgram guarantees: indices are in range and
+// in order, and the tiles of each instruction's inputs and output fit each other. Else returns
+// INVALID_ARGUMENT; the message names the instruction, value or output that is wrong.
 absl::Status CheckPlan(const Plan& plan);
 
 }  // namespace shardmesh

@@ -170,8 +170,8 @@ class LinkTally {
 };
 
 int64_t PeakBytesOf(const Plan& plan) {
-  // The instruction after which each value is freed. For outputs it is beyond the last instruction,
-  // because they are never freed.
+  // The number of the instruction after which each value is freed. For an output, this is a number
+  // beyond the last instruction, because outputs are never freed.
   std::vector<size_t> last_use(plan.values.size(), 0);
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     last_use[plan.instructions[i].output] = i;

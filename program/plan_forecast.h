@@ -69,11 +69,11 @@ struct PlanForecast {
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
 
-// Returns the work of a forecast by link: the number of pairs of a sender and a receiver that the
-// forecast examines. Collectives on equal tiles: each counts with the pairs of one group, and each
-// list of mesh axes counts once more with the pairs of all its groups. A collective on unequal
-// tiles counts with the pairs of all its groups, and with the dimensions of all its tiles. Takes
-// O(instructions).
+// Returns the work of a forecast by link, counted in pairs of a sender and a receiver that the
+// forecast examines. A collective on equal tiles adds the pairs of one group. Each list of mesh
+// axes of such collectives adds the pairs of all its groups, once. A collective on unequal tiles
+// adds the pairs of all its groups. It also adds, for each device, the number of dimensions of the
+// operand's tile and of the result's tile. Takes O(instructions).
 int64_t LinkPairsOf(const Plan& plan);
 
 // Returns the forecast of one run. Numbers beyond 64 bits are capped. Requires a plan that

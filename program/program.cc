@@ -15,7 +15,7 @@ struct Named {
   std::string_view name;
 };
 
-// In the order of the enums.
+// The names, in the order of the enums.
 constexpr std::array kKindNames = {
     Named<Kind>{Kind::kAllReduce, "all-reduce"},
     Named<Kind>{Kind::kAllGather, "all-gather"},

@@ -54,7 +54,7 @@ enum class CollectiveAlgorithm : uint8_t {
   kPairwise,  // each device sends every other device the part that the receiver needs
   kDirect,    // each device sends its operand to each receiver; a receiver combines all operands
   kDoubling,  // in rounds, devices 1, 2, 4, ... places apart exchange all data that they have
-  kHalving,   // in each round, two devices combine half of their data each; then results return
+  kHalving,   // each round: two devices combine half of their data each; at the end, results return
   kRing,      // each device receives from the place before it and sends to the place after it
   kBinomial,  // data moves along a binomial tree whose root is the place `root`
   kChain,     // data moves in chunks from the place `root` to the next place, and on to the last

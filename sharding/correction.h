@@ -33,8 +33,8 @@ struct Correction {
   // clang-format on
   int64_t have = 0;
   int64_t need = 0;
-  // Only for kAxisNotInMesh: the axes of the entry that the mesh lacks. Does not list a none within
-  // a tuple.
+  // Only for kAxisNotInMesh: the axes of the entry that the mesh lacks. A None within a tuple is
+  // not listed.
   std::vector<std::string> absent_axes = {};
 
   // Returns a text such as `dimension 1: 'tp' dropped, 30 is not divisible by 4`.
@@ -54,8 +54,8 @@ struct CorrectionResult {
 //   - P() stays P(); any other spec is cut to the rank, or filled up with none.
 //   - A dimension becomes none if the mesh lacks one of its axes. A none within a tuple counts as
 //     an axis that the mesh lacks.
-//   - A dimension becomes none if the product of its axes' sizes does not divide it, or if it is
-//     unconstrained.
+//   - A dimension becomes none if it is unconstrained, or if the product of its axes' sizes does
+//     not divide its extent.
 //   - Axes of size 1 stay, and any axes divide an extent of 0.
 //   - If no entry remains, the result is P().
 // Unreduced axes stay as they are. Correct(Correct(x)) is Correct(x).

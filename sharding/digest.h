@@ -30,7 +30,7 @@ bool EqualInConstantTime(std::string_view a, std::string_view b);
 //
 // Errors are INVALID_ARGUMENT (BAD_FIELD). The Python class of the error is Exception for shake_128
 // and shake_256, which have no fixed length, and for attributes of hashlib that are no algorithms.
-// It is ValueError for any other name.
+// The class is ValueError for any other name.
 absl::StatusOr<std::string> SafeHashInt(std::string_view text, std::string_view algorithm = "md5",
                                         Compatibility compatibility = Compatibility::kDefault);
 

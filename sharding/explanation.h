@@ -1,4 +1,4 @@
-// The steps from a question about a tensor's layout to the value of each dimension.
+// Explanation steps: how a question about a tensor's layout leads to the value of each dimension.
 #ifndef SHARDMESH_SHARDING_EXPLANATION_H_
 #define SHARDMESH_SHARDING_EXPLANATION_H_
 

@@ -85,7 +85,8 @@ class Mesh {
 
   // Errors are INVALID_ARGUMENT: DUPLICATE_AXIS for a repeated name; LIMIT_EXCEEDED for more than
   // kMaxMeshAxes, kMaxAxisNameBytes or kMaxMeshDevices; MESH_SIZE_MISMATCH if the sizes do not fit
-  // `device_count`, or the number of global ids is not the number of devices; else INVALID_MESH.
+  // `device_count`, or the number of global ids is not the number of devices; INVALID_MESH for
+  // every other violation.
   static absl::StatusOr<Mesh> Create(std::vector<MeshAxis> axes, MeshOptions options = {});
 
   // Returns Create(ParseMeshAxes(text, options.allow_degenerate), options).

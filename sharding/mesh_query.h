@@ -40,10 +40,10 @@ absl::StatusOr<int64_t> AxesSize(const Mesh& mesh, absl::Span<const std::string>
 // computation, where every axis is absent.
 absl::StatusOr<int64_t> MappedAxesSize(const Mesh& mesh, absl::Span<const std::string> axes);
 
-// Returns the number of a device among those that differ along `axes`, the first axis major; 0
-// without axes. An axis that is named twice counts twice: with axes (tp, tp), of size 4, coordinate
-// 3 gives 15. Errors as MappedAxesSize. Requires 0 <= device < mesh.size(), unless `axes` or the
-// mesh is empty.
+// Returns the index of a device in its group along `axes`, the first axis major; 0 without axes. An
+// axis that is named twice counts twice: with axes (tp, tp), where tp has size 4, coordinate 3
+// gives 15. Errors as MappedAxesSize. Requires 0 <= device < mesh.size(), unless `axes` or the mesh
+// is empty.
 //
 // Example: mesh sp=4,tp=2, axes (tp, sp): device 3, at (1, 1), has index 5.
 absl::StatusOr<int64_t> SubmeshIndex(const Mesh& mesh, absl::Span<const std::string> axes,

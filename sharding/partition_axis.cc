@@ -323,9 +323,9 @@ struct PartitionAxis::Rep {
   std::vector<Answer> answers;
   NameTable<Places> places;  // keys: all semantic names except kEmpty
 
-  // Returns the index in preset_specs: by preset, then train before generation, then kDefault
-  // before kExact. ResolvePreset computes a spec at its first use. Until then, and for presets that
-  // do not resolve, the element of preset_specs is null.
+  // Returns the index of a spec in preset_specs. The specs are ordered by preset, then train before
+  // generation, then kDefault before kExact. ResolvePreset computes a spec at its first use. Until
+  // then, and for presets that do not resolve, the element of preset_specs is null.
   static size_t PresetSlot(size_t preset, RuntimeMode mode, Compatibility compatibility) {
     return preset * 4 + (IsGeneration(mode) ? 2 : 0) +
            (compatibility == Compatibility::kExact ? 1 : 0);

@@ -63,7 +63,7 @@ absl::Span<const std::string_view> AxisFieldNames();
 // variant.
 std::optional<AxisField> GenerationVariant(AxisField field);
 
-// A built-in semantic axis: its name and the field that it reads; kEmpty reads none.
+// A built-in semantic axis: its name and the field that it reads; kEmpty reads no field.
 struct SemanticName {
   std::string_view name;
   std::optional<AxisField> field;
@@ -80,7 +80,7 @@ struct FieldValue {
 // refer to several other axes could expand beyond any memory.
 inline constexpr size_t kMaxSemanticAxisEntries = 256;
 
-// Upper bound on the names in the explanation of one axis.
+// Upper bound on the names in the explanation of one axis. Explain leaves out further names.
 inline constexpr size_t kMaxExplainedNames = 64;
 
 // A user-defined semantic axis.
@@ -110,8 +110,8 @@ class PartitionAxis {
 
   // Returns the profile with these fields. Resolves missing fields, in this order:
   //   - Mesh dimensions that do not occur in `fields`: dp, fsdp, tp, sp, ep.
-  //   - Fields with the value of mesh dimensions' fields. Batch: (fsdp, dp). Sequence, query and
-  //     key sequence: sp. Head, kv head, hidden state, mlp intermediate and vocab: tp. Expert: ep.
+  //   - Fields that take the values of mesh dimensions. Batch: (fsdp, dp). Sequence, query and key
+  //     sequence: sp. Head, kv head, hidden state, mlp intermediate and vocab: tp. Expert: ep.
   //   - Decode batch, head, kv head and key sequence: the resolved value of batch, head, kv head
   //     and key sequence.
   //   - Any other field that does not occur in `fields`: none.

@@ -29,7 +29,7 @@ struct Preset {
 absl::Span<const Preset> Presets();
 
 // Returns the preset of this name, such as "AttnQSharding". INVALID_ARGUMENT (UNKNOWN_PRESET;
-// Python: AttributeError) names the nearest one, or all if none is similar.
+// Python: AttributeError) names the nearest preset, or all presets if none is similar.
 absl::StatusOr<const Preset*> FindPreset(std::string_view name);
 
 }  // namespace shardmesh

@@ -23,9 +23,9 @@ namespace shardmesh {
 //   - `(` or `[`, the number of entries, a colon and the entries.
 std::string Fingerprint(const PartitionAxis& profile);
 
-// Returns the hash that eformer computes for the same profile. It covers only fields whose value is
-// a list, so most profiles share one hash. It ignores user-defined semantic axes, which eformer
-// does not have. The only error is that of HashFn.
+// Returns the hash that eformer computes for the same profile. The hash covers only fields whose
+// value is a list, so most profiles share one hash. It ignores user-defined semantic axes, which
+// eformer does not have. The only error is that of HashFn.
 absl::StatusOr<PythonHash> HashProfile(const PartitionAxis& profile);
 
 }  // namespace shardmesh

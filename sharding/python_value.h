@@ -40,13 +40,13 @@ class PythonValue {
 
   Kind kind() const { return kind_; }
   // Returns the text of a string, or a bool, an int or a float as Python prints it. Returns an
-  // empty text for the other kinds.
+  // empty text for a value of any other kind.
   const std::string& text() const { return text_; }
   // Returns the entries of a list or tuple; for a dict: key, value, key, value, ... Returns an
-  // empty span for the other kinds. Valid while this value is unchanged.
+  // empty span for a value of any other kind. Valid while this value is unchanged.
   absl::Span<const PythonValue> entries() const { return entries_; }
 
-  // Returns the text of str(): a string is itself, any other value its repr.
+  // Returns the text of str(): for a string, the string itself; for any other value, its repr.
   std::string Str() const;
   // Returns the text of repr(): `None`, `True`, `-7`, `1e+22`, `-0.0`, `nan`, `"it's"`, `[1, 'x']`,
   // `('tp',)`, `{'a': [1.0]}`.

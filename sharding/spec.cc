@@ -205,7 +205,7 @@ std::string PartitionSpec::ToString() const {
 
 absl::Status CheckDistinctAxes(const PartitionSpec& spec) {
   // This runs for every tensor, nearly always with a handful of distinct names. Compare each name
-  // with the names before it: for so few, that is fast and allocates nothing.
+  // with the names before it: for a handful of names, that is fast and allocates nothing.
   absl::InlinedVector<std::string_view, 16> names(spec.unreduced().begin(), spec.unreduced().end());
   bool distinct = true;
   int nones = 0;

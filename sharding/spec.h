@@ -19,8 +19,8 @@
 namespace shardmesh {
 
 // One element of a dimension's axis list: the name of a mesh axis, or none. None occurs only in a
-// spec that is not corrected yet. Correction makes such a dimension none; Tiling::Create refuses
-// such a spec.
+// spec that is not corrected yet. Correction makes a dimension with such an element none;
+// Tiling::Create refuses a spec with such an element.
 using AxisName = std::optional<std::string>;
 
 // The partitioning of one dimension: none, left open, or along axes, major to minor.

@@ -60,11 +60,11 @@ struct OwnedTile {
 
 // The layout of an array of one shape on a mesh: the tile of each device.
 //
-// Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that fails):
+// Invariants (checked by Create in this order; INVALID_ARGUMENT names the first that is violated):
 //   - no axis occurs twice in the spec (DUPLICATE_AXIS; Python: DuplicateSpecError);
 //   - every axis of the spec is an axis of the mesh (AXIS_NOT_IN_MESH);
 //   - the spec has at most one entry per dimension of `shape` (RANK_MISMATCH);
-//   - the product of a dimension's axes divides its extent, unless it has cut points
+//   - the product of a dimension's axes divides its extent, unless the dimension has cut points
 //     (NOT_DIVISIBLE, lowest dimension first). Any product divides an extent of 0.
 // An unconstrained dimension is not partitioned. Along unreduced axes, devices hold the same index
 // range, and each has a partial sum. Here such devices count as holders and replicas of one tile;

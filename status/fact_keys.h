@@ -28,11 +28,11 @@ class FactKey {
 namespace fact {
 // The index of a dimension, counted from 0.
 inline constexpr FactKey kDimension{"dimension"};
-// The actual value. The reason decides whether it is a number, a size in bytes or a name.
+// The value that the call found: a number, a size in bytes or a name, as the error's reason says.
 inline constexpr FactKey kHave{"have"};
-// The value that is necessary or expected, in the unit of `have`.
+// The value that the call needs or expects, in the unit of the fact `have`.
 inline constexpr FactKey kNeed{"need"};
-// The largest allowed value; in seconds if it is a time.
+// The largest allowed value; in seconds if the limit is a time.
 inline constexpr FactKey kLimit{"limit"};
 // The faulty value, as the caller gave it.
 inline constexpr FactKey kValue{"value"};
@@ -48,7 +48,7 @@ inline constexpr FactKey kName{"name"};
 inline constexpr FactKey kNearest{"nearest"};
 // The faulty axes, joined by commas.
 inline constexpr FactKey kAxis{"axis"};
-// The name of the mesh; its axes and their sizes if it has no name.
+// The name of the mesh; for a mesh without a name, its axes and their sizes.
 inline constexpr FactKey kMesh{"mesh"};
 // An array's id.
 inline constexpr FactKey kArray{"array"};

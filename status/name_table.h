@@ -15,9 +15,9 @@ namespace shardmesh {
 // A hash table from names to values that hashes only the length and the first and last eight bytes
 // of a name. A lookup is several times as fast as in a general hash map.
 //
-// Names of one length collide if they differ only between the first and the last eight bytes. Use
-// the table for tens of distinct names (a few hundred at most). Never use it for names that clients
-// choose.
+// Names of the same length collide if their first eight bytes and their last eight bytes are the
+// same. Use the table for tens of distinct names (a few hundred at most). Never use it for names
+// that clients choose.
 //
 // Not synchronised; safe to read from several threads.
 template <typename Value>

@@ -42,7 +42,7 @@ enum class Reason : int {
   kUnknownMode,       // not a mode
   kUnknownPreset,     // not a preset
   kUnresolvedField,   // a field of the profile has no value after resolution
-  kInvalidAxisValue,  // an axis value has a kind (such as a list) that is not allowed where it is
+  kInvalidAxisValue,  // an axis value has a kind (such as a list) that its position does not allow
   kCyclicAxis,        // user-defined axes refer to one another in a cycle
   kInvalidDimension,  // a number is not a dimension of the shape
   kMissingArgument,   // the call lacks an argument that it needs
@@ -88,14 +88,14 @@ enum class Reason : int {
   kCancelled,             // the owner of the operation cancelled it
   kDeadline,              // a deadline passed; the error names the awaited peers
   kCollectiveMismatch,    // ranks run different collectives; the error names both collectives
-  kIdentityMismatch,      // a data folder holds tiles of another worker; the error names both
+  kIdentityMismatch,      // a data folder belongs to another worker; the error names both workers
   kRecovering,            // the coordinator waits for the inventories of its workers; retry
   kStoreFull,             // the store's disk or quota is full; the error gives have and need
   kNotOwner,              // the session does not own the object of the call
   kSchemaMismatch,        // durable state has another schema; the error names both versions
   kSlowReader,            // the reader of a stream was too slow; the missed messages are gone
   kOverloaded,            // too many requests are under way; the same request may succeed later
-  kMeshMismatch,          // operands lie on different meshes, or an array not on the call's mesh
+  kMeshMismatch,          // operands lie on different meshes, or an array lies off the call's mesh
   kMeshInUse,             // arrays lie on the mesh; it can be neither changed nor deleted
   kWorkerAttached,        // a worker is attached, and the call is only for lost workers
   kWorkerServesRank,      // a worker serves ranks of meshes; the call requires that it serves none
@@ -115,8 +115,8 @@ absl::Status WithReason(absl::Status status, Reason reason);
 // Example: WithReason(absl::NotFoundError("no mesh \"a\""), Reason::kNotFound,
 //                     {{fact::kKind, "mesh"}, {fact::kName, "a"}})
 absl::Status WithReason(absl::Status status, Reason reason, Facts facts);
-// Returns the reason of `status`; kUnspecified if it has no reason, or one that this build does not
-// know.
+// Returns the reason of `status`. Returns kUnspecified if `status` has no reason, or a reason that
+// this build does not know.
 Reason ReasonOf(const absl::Status& status);
 
 // Attaches the exact class of the exception that the Python library raises in the same case, such
@@ -129,7 +129,7 @@ std::string PythonTypeOf(const absl::Status& status);
 // or its object. Code, reason and all other payloads stay. An OK status stays unchanged.
 absl::Status WithContext(const absl::Status& status, std::string_view context);
 
-// Returns INVALID_ARGUMENT with a reason and a Python class. Nearly all errors of the algebra have
+// Returns INVALID_ARGUMENT with a reason and a Python class. Nearly all errors of sharding/ have
 // this form.
 absl::Status InvalidArgument(Reason reason, std::string_view message,
                              std::string_view python_type = "ValueError");

@@ -20,18 +20,20 @@ bool MayPass(absl::StatusCode code) {
 
 RetryRule RetryRuleOf(Reason reason) {
   switch (reason) {
-    // Workers that are expected back attach within seconds after the coordinator's start.
+    // The error passes once the expected workers have attached, within seconds after the
+    // coordinator's start.
     case Reason::kRecovering:
       return {absl::Milliseconds(200), SelfRetry::kUntilDeadline};
     // A process that starts will serve soon. A draining process may be restarted, or never return.
     case Reason::kNotServing:
       return {absl::Seconds(1), SelfRetry::kFewTimes};
-    // The error passes when running calls of other callers end. But the caller's own calls may use
-    // up the limit alone, so do not retry until the deadline.
+    // The error passes when running calls end. But the caller itself may have started all these
+    // calls, so do not retry until the deadline.
     case Reason::kOverloaded:
       return {absl::Seconds(1), SelfRetry::kFewTimes};
-    // If the same request succeeds once the worker is back, the server answers RECOVERING instead.
-    // With these reasons, a person has to start a worker, or operands may be lost.
+    // For a request that can succeed once the worker is back, the server answers RECOVERING instead
+    // of these reasons. With one of these reasons, a person has to start a worker, or operands may
+    // be lost.
     case Reason::kWorkerLost:
     case Reason::kMeshIncomplete:
     case Reason::kStepAborted:

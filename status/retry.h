@@ -5,7 +5,7 @@
 // (rpc/codec/status.h attaches it). RetryInfo says when the same request may succeed, perhaps only
 // after a person has acted, for example has started a worker.
 //
-// The client library repeats a call by itself only if both hold:
+// The client library repeats a call by itself only if both of these conditions hold:
 //   - the call is idempotent: it changes nothing, or it has a request_id;
 //   - the error passes by itself within seconds: SelfRetryOf(error) is not kNo.
 // RetryInfo alone is no reason to repeat a call.
@@ -32,8 +32,8 @@ inline constexpr int kFewAttempts = 5;
 
 // The retries after errors of one reason: a row of the table.
 struct RetryRule {
-  // The delay in RetryInfo, unless the error has a delay of its own. nullopt: such errors get no
-  // RetryInfo, because the same request fails again.
+  // The delay in RetryInfo, for errors to which WithRetryDelay attached no delay. nullopt: such
+  // errors get no RetryInfo, because the same request fails again.
   std::optional<absl::Duration> delay;
   SelfRetry by_client = SelfRetry::kNo;
 
@@ -45,15 +45,16 @@ RetryRule RetryRuleOf(Reason reason);
 // table. An OK status stays unchanged.
 absl::Status WithoutRetry(absl::Status status);
 
-// Returns the delay of RetryInfo: the error's own delay (WithRetryDelay), or that of its reason.
-// Returns nullopt if the error gets no RetryInfo.
+// Returns the delay of RetryInfo: the delay that WithRetryDelay attached to this error, or else the
+// delay of the error's reason. Returns nullopt if the error gets no RetryInfo.
 std::optional<absl::Duration> RetryInfoOf(const absl::Status& status);
 
 // Returns the retries that the client library makes after an error of an idempotent call. The table
 // decides by the reason, except in two cases:
 //   - UNAVAILABLE without a reason gives kFewTimes: the connection failed.
-//   - ABORTED with a retry delay, and a reason without a row, gives kUntilDeadline: the first
-//     request with this request_id, or another call about the same object, still runs.
+//   - ABORTED gives kUntilDeadline if it has a retry delay, and a reason without a row in the
+//     table: the first request with this request_id, or another call about the same object, still
+//     runs.
 SelfRetry SelfRetryOf(const absl::Status& error);
 
 }  // namespace shardmesh

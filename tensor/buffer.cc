@@ -252,7 +252,7 @@ int64_t BufferPool::idle_bytes() const {
 
 BufferPool::Block BufferPool::TakeIdle(size_t capacity_bytes) {
   absl::MutexLock lock(&mutex_);
-  // Accept a block that is at most an eighth too large: the waste is cheaper than a new mapping.
+  // Accept a block that is larger by at most an eighth: the waste is cheaper than a new mapping.
   const auto found = idle_.lower_bound(capacity_bytes);
   if (found == idle_.end() || found->first > capacity_bytes + capacity_bytes / 8) {
     return {};

@@ -47,8 +47,9 @@ class MemoryBudget {
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
   // Reserves size_bytes >= 0, all or nothing. If too few bytes are left, calls the Reclaim
-  // functions and tries again. RESOURCE_EXHAUSTED (MEMORY_LIMIT) states the purpose, the needed and
-  // the remaining bytes, and the limit. `what` completes "... needed for <what>".
+  // functions and tries again. If that does not help, returns RESOURCE_EXHAUSTED (MEMORY_LIMIT).
+  // The message states the purpose, the needed and the remaining bytes, and the limit. `what`
+  // completes "... needed for <what>".
   absl::StatusOr<Reservation> Reserve(int64_t size_bytes, std::string_view what);
   // Like Reserve, without calling Reclaim functions: for optional memory, such as a cache.
   absl::StatusOr<Reservation> TryReserve(int64_t size_bytes, std::string_view what);
@@ -128,7 +129,7 @@ class Buffer {
 // host allows. Idle buffers count against the budget; the pool frees them before it refuses an
 // allocation.
 //
-// Thread-safe. Buffers keep their pool alive; the budget must outlive both.
+// Thread-safe. Buffers keep their pool alive; the budget must outlive the pool and its buffers.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   // Keeps at most max_idle_bytes in idle buffers.

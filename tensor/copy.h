@@ -7,7 +7,7 @@
 
 namespace shardmesh {
 
-// CopyBytes bypasses the caches from this size on. This is more than the caches of one core hold.
+// CopyBytes bypasses the caches from this size on. The caches of one core hold less than this size.
 inline constexpr size_t kStreamedCopyBytes = size_t{2} << 20;
 
 // Copies like CopyBytes, but bypasses the caches at every size, if the processor can. The processor

@@ -46,12 +46,12 @@ int BitsPerElement(Dtype dtype);
 // Returns the name that safetensors uses: "F32", "BF16", "F8_E4M3", ...
 std::string_view DtypeName(Dtype dtype);
 
-// Returns the type of that name, as DtypeName gives it. INVALID_ARGUMENT (UNKNOWN_DTYPE) lists the
-// known names.
+// Returns the type whose DtypeName is `name`. INVALID_ARGUMENT (UNKNOWN_DTYPE) lists the known
+// names.
 absl::StatusOr<Dtype> ParseDtype(std::string_view name);
 
-// Returns the bytes of `elements` packed elements. INVALID_ARGUMENT if `elements` is negative, the
-// size exceeds int64, or sub-byte elements do not fill whole bytes.
+// Returns the size in bytes of `elements` packed elements. INVALID_ARGUMENT if `elements` is
+// negative, the size exceeds int64, or sub-byte elements do not fill whole bytes.
 absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements);
 
 // Returns the type string of a .npy header ("<f4", "|b1"), or empty if NumPy has no such type.

@@ -15,8 +15,8 @@ namespace shardmesh {
 // Returns the name that NumPy and ml_dtypes use: "float32", "bfloat16", "float8_e4m3fn", ...
 std::string_view NumpyDtypeName(Dtype dtype);
 
-// Returns the type of that name, as NumpyDtypeName gives it. INVALID_ARGUMENT (UNKNOWN_DTYPE;
-// Python: TypeError) lists the known names.
+// Returns the type whose NumpyDtypeName is `name`. INVALID_ARGUMENT (UNKNOWN_DTYPE; Python:
+// TypeError) lists the known names.
 absl::StatusOr<Dtype> ParseNumpyDtype(std::string_view name);
 
 // Parses a name of either form: "F32" as DtypeName writes it, or "float32" as NumpyDtypeName does.
@@ -30,12 +30,12 @@ bool IsInexact(Dtype dtype);
 Dtype CanonicalDtype(Dtype dtype);
 
 // Returns the canonical type in which arrays of these types are combined: the least type to which
-// all of them promote. The order is bool, integers, floating-point, complex. A signed and an
-// unsigned integer type promote to a wider signed type, and BF16 with F16 gives F32.
+// all of them promote. Types promote in the order bool, integers, floating-point, complex. A signed
+// and an unsigned integer type promote to a wider signed type, and BF16 with F16 gives F32.
 //
 // Errors are INVALID_ARGUMENT. MISSING_ARGUMENT: no types. UNSUPPORTED_DTYPE (Python:
-// TypePromotionError): a type that promotes only to itself (inexact, 8 bits or fewer) beside
-// another inexact one. UNSUPPORTED_DTYPE (Python: TypeError): a 6-bit type, which JAX lacks.
+// TypePromotionError): a type that promotes only to itself (inexact, 8 bits or fewer) together with
+// another inexact type. UNSUPPORTED_DTYPE (Python: TypeError): a 6-bit type, which JAX lacks.
 absl::StatusOr<Dtype> ResultDtype(absl::Span<const Dtype> dtypes);
 
 // Returns the canonical type to which a layer casts its arrays (promote_dtype of flax.nnx). If

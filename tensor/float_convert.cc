@@ -27,8 +27,8 @@ uint16_t F32ToBF16(float value) {
   if ((bits & 0x7FFFFFFF) > kF32Infinity) {
     return static_cast<uint16_t>(bits >> 16 | 0x0040);
   }
-  // Round to the upper 16 bits. If they are odd, add 0x8000, half the value of their last bit. If
-  // they are even, add 0x7FFF. Ties therefore round to even.
+  // Round to the upper 16 bits. If their last bit is 1, add 0x8000, half the value of this bit. If
+  // their last bit is 0, add 0x7FFF. Ties therefore round to even.
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 

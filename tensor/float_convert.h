@@ -16,7 +16,7 @@ float BF16ToF32(uint16_t bits);
 uint16_t F32ToF16(float value);
 float F16ToF32(uint16_t bits);
 
-// Convert every element. `from` and `to` have equal sizes and do not overlap.
+// Convert every element. `from` and `to` have the same number of elements and do not overlap.
 void ConvertF32ToBF16(absl::Span<const float> from, absl::Span<uint16_t> to);
 void ConvertBF16ToF32(absl::Span<const uint16_t> from, absl::Span<float> to);
 void ConvertF32ToF16(absl::Span<const float> from, absl::Span<uint16_t> to);

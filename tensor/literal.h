@@ -10,7 +10,8 @@
 
 namespace shardmesh {
 
-// Upper bound on the bytes of a literal.
+// Upper bound on the bytes of a literal. Messages with a larger literal are refused
+// (LIMIT_EXCEEDED).
 inline constexpr int64_t kMaxLiteralBytes = int64_t{1} << 20;
 
 struct Literal {

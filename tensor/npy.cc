@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr size_t kAlignment = 64;
-// Upper bound on a header's size, far above the size of real headers. The format allows 4 GiB from
-// version 2 on.
+// Upper bound on a header's size, far above the size of real headers. Files with a larger header
+// are refused, although the format allows 4 GiB from version 2 on.
 constexpr size_t kMaxHeaderBytes = size_t{1} << 20;
 
 absl::Status BadFile(std::string_view source, std::string_view what) {

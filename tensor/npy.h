@@ -27,8 +27,8 @@ struct NpyHeader {
   // Offset of the data in the file.
   int64_t data_offset_bytes = 0;
   // Whether the first index varies fastest: the data then equals the row-major data of the
-  // transposed tensor. False if at most one dimension has more than one element, since both orders
-  // are the same.
+  // transposed tensor. False if at most one dimension has more than one element, since Fortran
+  // order and row-major order are then the same.
   bool fortran_order = false;
 };
 

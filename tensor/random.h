@@ -14,8 +14,8 @@ namespace shardmesh {
 // deviations). Element i depends only on the seed and first_element + i. Threads can therefore fill
 // pieces of a tensor in any order, with the same result.
 //
-// Returns INVALID_ARGUMENT unless dtype is F16, BF16, F32 or F64, out.size() is a multiple of its
-// size, first_element >= 0, and `out` is aligned to an element.
+// Returns INVALID_ARGUMENT unless dtype is F16, BF16, F32 or F64, out.size() is a multiple of an
+// element's size, first_element >= 0, and `out` is aligned to an element.
 absl::Status FillNormal(Dtype dtype, uint64_t seed, double deviation, int64_t first_element,
                         absl::Span<char> out);
 

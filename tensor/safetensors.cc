@@ -229,7 +229,7 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   absl::Status status_;
   Place place_ = Place::kStart;
   std::string name_;  // last key of the outermost object: a tensor's name or the metadata key
-  std::string key_;   // last key at any depth
+  std::string key_;   // last key that was read, at any depth
   int offset_count_ = 0;
   bool has_metadata_ = false;
   bool has_dtype_ = false;

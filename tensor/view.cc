@@ -24,7 +24,7 @@ absl::Status CheckPiece(const TileRegion& region, const Tile& tile, int64_t offs
   return absl::OkStatus();
 }
 
-// Returns `tile` relative to `frame`. BAD_TILE if it is not within `frame`.
+// Returns `tile` relative to `frame`. BAD_TILE if `tile` is not within `frame`.
 absl::StatusOr<Tile> Within(const Tile& tile, const Tile& frame, std::string_view which) {
   Tile local = tile;
   bool within = tile.ranges.size() == frame.ranges.size();
@@ -95,9 +95,9 @@ absl::StatusOr<TileRegion> TileRegion::Create(Dtype dtype, absl::Span<const int6
   if (tile_elements == 0) {
     return region;
   }
-  // Compute runs and strides from the innermost dimension outwards, in bits. The bits cannot
-  // overflow, because those of the whole tensor fit. If the tile covers a dimension entirely, the
-  // next outer dimension extends the run.
+  // Compute runs and strides from the innermost dimension outwards, in bits. The numbers of bits
+  // cannot overflow, because the number of bits of the whole tensor does not. If the tile covers a
+  // dimension entirely, the next outer dimension extends the run.
   const int64_t element_bits = BitsPerElement(dtype);
   int64_t run_bits = element_bits;
   int64_t stride_bits = element_bits;

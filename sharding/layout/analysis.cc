@@ -234,7 +234,8 @@ absl::Status LayoutAnalysis::Add(std::string_view name, const Tiling& tiling,
   // rounded up.
   usage.wasted_bytes = usage.held_bytes - usage.bytes;
 
-  // Check these sums for overflow before any change. Each other sum is at most one of these.
+  // Check these three sums for overflow before any change. Every other sum is at most as large as
+  // one of them.
   LayoutReport& report = state_->report;
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t all_parameters, Sum(report.parameters, parameters));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t all_bytes, Sum(report.bytes, usage.bytes));

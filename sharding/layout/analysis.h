@@ -56,7 +56,8 @@ struct LayoutReport {
   int64_t held_bytes = 0;          // bytes on all devices together
   int64_t wasted_bytes = 0;        // held_bytes - bytes
 
-  // The least and the most bytes that any device holds, and a device for each.
+  // The least and the most bytes that any device holds, and one device that holds the least and one
+  // that holds the most.
   int64_t least_device_bytes = 0;
   int64_t most_device_bytes = 0;
   DeviceId least_loaded_device = 0;

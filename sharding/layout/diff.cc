@@ -60,7 +60,7 @@ std::vector<Digit> PartDigits(const SpecEntry& entry, const Mesh& mesh) {
   return joined;
 }
 
-// A tensor of one layout, with its tiling and sizes.
+// A tensor of layout A or of layout B, with its tiling and sizes.
 struct Placed {
   const PlacedTensor* tensor = nullptr;
   Tiling tiling;
@@ -94,7 +94,7 @@ absl::StatusOr<Placed> Place(const PlacedTensor& tensor, const Mesh& mesh) {
   return Placed{&tensor, std::move(tiling), bytes, tile_bytes};
 }
 
-// All tensors of one layout, in their order and indexed by name.
+// All tensors of one layout, in the order of the layout, with an index by name.
 class PlacedTree {
  public:
   // `label` names the layout in errors.

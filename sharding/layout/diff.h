@@ -60,7 +60,8 @@ struct TensorDiff {
 };
 
 struct LayoutDiff {
-  // Tensors with any difference: those of A in its order, then those that only B has.
+  // Tensors with any difference: the tensors of A in the order of A, then the tensors that only B
+  // has.
   std::vector<TensorDiff> changed;
   int64_t unchanged_count = 0;
   // Number of bytes of all tensors that one device holds. It is the same for every device.

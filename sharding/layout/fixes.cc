@@ -238,8 +238,8 @@ class Suggester {
   // Suggests an order of `entries` as a fix for the correction of the entry at `moved_from`.
   // Returns false if no order exists, or if Keep refuses it.
   bool SuggestOrder(std::vector<MovableEntry> entries, int64_t moved_from, Fix fix);
-  // Adds the fix to the result if its request is new and needs no correction; returns whether it
-  // did.
+  // Adds the fix to the result if its request is new and needs no correction. Returns whether it
+  // added the fix.
   bool Keep(Fix fix, const PartitionSpec& spec, Shape shape);
 
   const PartitionSpec& requested_;

@@ -53,8 +53,8 @@ absl::StatusOr<std::vector<std::optional<NamedSharding>>> ExtractShardings(
 
 // eformer's get_partition_spec. Returns, for each leaf, the spec of a sharded array, P() for a
 // number, nullopt for kNone. INVALID_ARGUMENT (INVALID_SPEC), with the leaf's name, for the first
-// leaf of another kind. The Python class is AttributeError for an array on one device, ValueError
-// for the other kinds.
+// leaf of any other kind. The Python class is AttributeError for kSingle, and ValueError for
+// kSpecOnly, kHostArray and kOther.
 absl::StatusOr<std::vector<std::optional<PartitionSpec>>> GetPartitionSpecs(
     absl::Span<const HeldLeaf> leaves);
 
@@ -65,7 +65,7 @@ struct LeafToShard {
   PartitionSpec spec;
 };
 
-// The effect of placing one leaf. Gathering the leaf replicates it: P() on the same mesh.
+// The effect of placing one leaf. To gather the leaf means to replicate it: P() on the same mesh.
 struct LeafPlacement {
   std::string name;
   std::optional<CorrectionResult> shard;  // nullopt if the request is P(): the leaf stays unchanged
@@ -76,9 +76,9 @@ struct LeafPlacement {
 // it returns. LeafPlacement::shard of a leaf is the result of CorrectConstraint.
 //
 // FAILED_PRECONDITION (NO_MESH; Python: AssertionError) on an empty mesh. INVALID_ARGUMENT with the
-// leaf's name for a spec that is not valid on the mesh, although correction would drop absent axes:
-// DUPLICATE_AXIS (Python: DuplicateSpecError), then AXIS_NOT_IN_MESH (Python: ValueError), then
-// INVALID_SHAPE for the shape.
+// leaf's name for a spec that is not valid on the mesh, even if CorrectConstraint would drop the
+// absent axes. In the order of the checks: DUPLICATE_AXIS (Python: DuplicateSpecError),
+// AXIS_NOT_IN_MESH (Python: ValueError), INVALID_SHAPE for the shape.
 absl::StatusOr<std::vector<LeafPlacement>> PlanShardAndGather(absl::Span<const LeafToShard> leaves,
                                                               const Mesh& mesh);
 

@@ -27,7 +27,7 @@ struct LogicalQuestion {
   std::optional<Mode> mode;
   const DynamicAxes* dynamic_axes = nullptr;
   // Shape of the tensor; must satisfy CheckShape. Required for a mode that is a dimension, and for
-  // correction.
+  // correction of the spec.
   std::optional<absl::Span<const int64_t>> shape;
   Compatibility compatibility = Compatibility::kDefault;
 };

@@ -300,7 +300,7 @@ class MeshScorer {
       }
       int64_t tile_bytes = group.bytes;
       if (!is_unplaceable && parts > 1) {
-        // The cast is safe, since the bytes of the whole tensor fit int64_t.
+        // The cast is safe, because the bytes of the whole tensor fit int64_t.
         tile_bytes = static_cast<int64_t>(
             (absl::int128(group.elements / parts) * group.bits_per_element + 7) / 8);
       }

@@ -77,8 +77,8 @@ struct MeshSearchOptions {
   // by their axis sizes, larger first.
   std::vector<MeshCriterion> ranking = {MeshCriterion::kFit, MeshCriterion::kDeviceBytes,
                                         MeshCriterion::kWastedBytes, MeshCriterion::kCorrections};
-  // The search calls this before each candidate and after every few thousand groups. If it returns
-  // true, the search returns CANCELLED.
+  // The search calls this before each candidate and after every few thousand groups of tensors. If
+  // it returns true, the search returns CANCELLED.
   std::function<bool()> is_cancelled;
 };
 

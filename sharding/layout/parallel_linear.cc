@@ -42,7 +42,7 @@ absl::Status CheckFeatures(int64_t in, int64_t out) {
   return absl::OkStatus();
 }
 
-// The total number of output features, and the number of parts that have this total.
+// The total number of output features, and the number of parts that add up to this total.
 struct OutFeatures {
   int64_t sum = 0;
   int64_t parts = 1;
@@ -87,8 +87,8 @@ bool IsScale(const ParallelLinearOptions& options, std::string_view name) {
   return given != nullptr && *given == name;
 }
 
-// Returns `entry` without the axes in `taken`, and adds the remaining axes to `taken`. Only the
-// first unconstrained entry stays.
+// Returns `entry` without the axes in `taken`, and adds the remaining axes to `taken`. Of several
+// unconstrained entries, only the first stays; `left_open` is true once there was one.
 SpecEntry TakeAxes(const SpecEntry& entry, std::set<AxisName>& taken, bool& left_open) {
   if (entry.is_unconstrained()) {
     return std::exchange(left_open, true) ? SpecEntry::None() : entry;

@@ -34,9 +34,9 @@ struct ArrayLayout {
 absl::StatusOr<std::optional<PartitionSpec>> GetSharding(const ArrayLayout& array);
 
 // EasyDeL's get_output_partition_spec. Returns the spec that a layer gives its output; nullopt if
-// either array is not placed. For a left side of rank 2, the spec has the right spec's first two
-// entries, swapped. For any other rank, it is P(None, ..., axis_name), with one entry for each
-// dimension, at least one.
+// either array is not placed. For an `lhs` of rank 2, the result has the first two entries of the
+// spec of `rhs`, swapped. For any other rank, the result is P(None, ..., axis_name), with one entry
+// for each dimension of `lhs`, at least one.
 //
 // Errors are INVALID_ARGUMENT: errors of GetSharding, for the left side first; INVALID_SPEC
 // (Python: IndexError) if the right spec has fewer than two entries to swap; INVALID_SHAPE for an
@@ -49,8 +49,9 @@ absl::StatusOr<std::optional<PartitionSpec>> GetOutputPartitionSpec(const ArrayL
 // the left spec, then the last entry of the right spec, filled up with none to the left spec's
 // length. Returns P() if either spec is nullopt.
 //
-// An axis of an earlier entry is dropped from later ones; repeats within one entry stay. A left
-// spec of one entry contributes nothing. Contracted and unreduced axes are ignored.
+// An axis that occurs in an earlier entry is dropped from later entries; repeats within one entry
+// stay. A left spec with only one entry contributes nothing. Contracted and unreduced axes are
+// ignored.
 //
 // Example: P('dp', 'tp') @ P('tp', ('dp', 'sp')) is P('dp', 'sp').
 PartitionSpec GetMatmulOutputSharding(const std::optional<PartitionSpec>& lhs,
@@ -86,8 +87,8 @@ struct ParallelLinearOptions {
   // One number, or the parts of a merged projection (such as q, k and v), which are adjacent in one
   // kernel.
   std::variant<int64_t, std::vector<int64_t>> out_features = int64_t{0};
-  // A factor, or "fan_in" or "fan_out": 1 divided by the square root of the input or output
-  // features.
+  // A factor, or "fan_in" or "fan_out": 1 divided by the square root of the number of input
+  // features (fan_in) or of output features (fan_out).
   std::variant<double, std::string> scale = 1.0;
   bool use_bias = true;
   ParallelDirection direction = ParallelDirection::kNone;

@@ -37,7 +37,7 @@ class PatternAutomaton {
 
   int64_t program_size() const { return static_cast<int64_t>(program_.size()); }
   // Returns the number of RE2 expressions for case-insensitive ranges. Sets with equal ranges share
-  // one.
+  // one expression.
   int64_t folded_ranges() const { return folded_ranges_; }
 
  private:

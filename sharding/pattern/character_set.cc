@@ -1,4 +1,4 @@
-// Adds named classes and the other case to character sets, and prints sets for RE2.
+// Adds named classes and the missing case of letters to character sets, and prints sets for RE2.
 #include "sharding/pattern/character_set.h"
 
 #include <algorithm>

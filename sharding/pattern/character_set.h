@@ -19,8 +19,8 @@ struct CodePointRange {
 };
 
 // The characters that one place of a pattern accepts: the code points of `ranges` and of the named
-// classes. If negated, all other code points. \s, and every class in ASCII mode, are stored as
-// ranges.
+// classes. If `negated`, the place accepts all other code points instead. \s, and every class in
+// ASCII mode, are stored as ranges.
 struct CharacterSet {
   std::vector<CodePointRange> ranges;  // sorted, disjoint, not adjacent
   bool digit = false;                  // Unicode \d

@@ -26,7 +26,7 @@ namespace {
 constexpr size_t kMaxInstructions = 2'000;
 constexpr size_t kMaxStates = 300;
 // Upper bound on the bytes of all intermediate expressions together. It limits time and memory;
-// most of the bytes do not reach the result.
+// most of these bytes do not reach the resulting pattern.
 constexpr size_t kMaxWritten = 4 << 20;
 constexpr size_t kWrittenPerEdge = 16;
 
@@ -239,8 +239,8 @@ std::string Alphabet::Print(const Atoms& atoms) const {
   if (others.has_value()) {
     return StrCat("[^", *others, "]");
   }
-  // Neither the atoms nor the other atoms form a class: write an alternation, with one choice for
-  // each atom beyond ASCII.
+  // Neither the given atoms nor all other atoms form a class: write an alternation, with one choice
+  // for each atom beyond ASCII.
   std::vector<std::string> choices;
   std::vector<bool> ascii = has;
   for (size_t atom = kAscii; atom < has.size(); ++atom) {
@@ -278,7 +278,7 @@ class Program {
     return program;
   }
 
-  // The state of a program after some characters.
+  // The state of a run of the program after some characters of a text.
   struct Places {
     bool matched = false;         // whether the pattern matches, regardless of further text
     std::vector<size_t> waiting;  // rising indices of the reached instructions kSet and kTextEnd
@@ -460,7 +460,7 @@ absl::StatusOr<size_t> Program::Compile(const PatternNode& node, size_t next) {
   }
 }
 
-// --- The automaton of both patterns at once ---
+// --- The automaton of the matched and the excluded patterns together ---
 
 // A complete deterministic automaton. Its input symbols are classes of atoms.
 struct Machine {
@@ -482,7 +482,7 @@ absl::StatusOr<Machine> Combine(const Program& matched, const Program& excluded,
                                 const Alphabet& alphabet,
                                 absl::Span<const CharacterSet* const> sets) {
   Machine machine;
-  // Atoms that are in the same sets form one class. A newline is a class of its own, because ^ and
+  // Atoms that are in the same sets form one class. A newline forms a separate class, because ^ and
   // $ treat it specially.
   std::map<std::pair<bool, std::vector<bool>>, Atoms> atoms_by_sets;
   std::map<const CharacterSet*, size_t> number_of_set;
@@ -621,7 +621,7 @@ class Speller {
   const Machine& machine_;
   const Alphabet& alphabet_;
   Edges out_;
-  std::map<size_t, std::vector<size_t>> in_;  // sources of a state's edges, also of removed edges
+  std::map<size_t, std::vector<size_t>> in_;  // sources of edges into each state, also removed ones
   size_t written_ = 0;                        // bytes of all labels, including removed ones
 };
 

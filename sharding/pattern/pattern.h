@@ -24,8 +24,8 @@ class PatternAutomaton;
 //
 // Create parses the pattern in Python's dialect and prints it for RE2. RE2 cannot express three
 // things: `$` before a last newline, \b and \B between characters beyond ASCII, and the failure of
-// \B in an empty text. For texts where these matter, a PatternAutomaton from the same parse
-// decides.
+// \B in an empty text. For a text in which one of these three matters, a PatternAutomaton from the
+// same parse decides.
 //
 // Create refuses constructs that need more than linear time: look-around, back-references,
 // conditionals, atomic groups and possessive repeats. It also refuses \N{...}, which needs
@@ -54,8 +54,8 @@ class Pattern {
 
   // Returns an upper bound on the instructions that Create(text) may compile. `text` may be any
   // text. Create takes less than a microsecond for each instruction and for each byte. The bound is
-  // never below program_size() of the created pattern. It is far above program_size() only if
-  // bounded repeats stand side by side. Takes O(text), for one scan.
+  // never below program_size() of the created pattern. The bound is far above program_size() only
+  // if bounded repeats stand side by side. Takes O(text), for one scan.
   static int64_t CompileCostBound(std::string_view text);
 
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character

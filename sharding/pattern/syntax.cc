@@ -1,7 +1,8 @@
 // A recursive-descent parser of Python's `re` dialect.
 //
-// The parser reads the whole pattern, including unsupported constructs. It therefore reports every
-// pattern that Python refuses as bad, and reports only valid patterns as unsupported.
+// The parser reads the whole pattern, including unsupported constructs. It therefore reports
+// BAD_PATTERN for every pattern that Python refuses, and UNSUPPORTED_PATTERN only for patterns that
+// Python accepts.
 #include "sharding/pattern/syntax.h"
 
 #include <algorithm>
@@ -27,7 +28,7 @@ namespace shardmesh {
 namespace {
 
 constexpr int64_t kUnbounded = std::numeric_limits<int64_t>::max();
-// Python accepts repeat bounds below this.
+// Python accepts repeat bounds below this number.
 constexpr int64_t kPythonMaxRepeat = 4294967295;
 
 // One character of the pattern, or a backslash with the character after it.
@@ -57,8 +58,8 @@ struct Flags {
   bool ascii = false;
 };
 
-// The least and the largest number of characters that a part can match. Look-behind requires that
-// both are equal.
+// The least and the largest number of characters that a part of the pattern can match. Look-behind
+// requires that both numbers are equal.
 struct Width {
   int64_t least = 0;
   int64_t most = 0;

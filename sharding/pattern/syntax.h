@@ -40,8 +40,8 @@ struct PatternNode {
   std::optional<int64_t> max;  // nullopt: no bound
 };
 
-// Parses a pattern. Errors as Pattern::Create, except that the program's size is not known yet.
-// Takes O(text).
+// Parses a pattern. Errors as Pattern::Create, except LIMIT_EXCEEDED for the size of the program,
+// which is not known yet. Takes O(text).
 absl::StatusOr<PatternNode> ParsePattern(std::string_view text);
 
 // Returns a pattern in quotes, for messages. Escapes control and other unprintable characters as

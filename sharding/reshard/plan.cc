@@ -147,7 +147,7 @@ void ReshardPlan::State::Classify() {
 // these digits do not describe the reshard.
 bool ReshardPlan::State::ClassifyByDigits() {
   if (dst.mesh.size() > shared) {
-    return false;  // the devices that only the destination mesh has held nothing before
+    return false;  // devices outside the source mesh held no tile before the reshard
   }
   // `leaving` and `entering`: per dimension, the digits that cut the dimension only before the
   // reshard, or only after it. `src_dim` and `dst_dim`: per digit, the dimension that the digit
@@ -181,7 +181,7 @@ bool ReshardPlan::State::ClassifyByDigits() {
       dst_dim[new_digits.digits[i].id] = dim;
     }
   }
-  // Returns the dimension if it is one of the tensor, nullopt if it numbers partial sums.
+  // Returns `dim` if it is a dimension of the tensor; nullopt if it is a dimension of partial sums.
   const auto of_tensor = [this](const std::optional<size_t>& dim) -> std::optional<int64_t> {
     return dim.has_value() && *dim < Index(from.rank())
                ? std::optional<int64_t>(static_cast<int64_t>(*dim))

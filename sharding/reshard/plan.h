@@ -40,8 +40,8 @@ struct ReshardStep {
   std::vector<std::string> axes;    // axes of the source mesh, major to minor
   std::optional<int64_t> from_dim;  // the dimension that the axes partition before the reshard
   std::optional<int64_t> to_dim;    // the dimension that the axes partition after the reshard
-  // Number of devices in each group. It is less than the product of the axes' sizes if only a
-  // factor of an axis moves to another dimension.
+  // Number of devices in each group. This number is less than the product of the axes' sizes if
+  // only a factor of an axis moves to another dimension.
   int64_t group_size = 1;
 
   friend bool operator==(const ReshardStep&, const ReshardStep&) = default;
@@ -111,8 +111,8 @@ struct ReshardTotals {
 // tile of shape (2, 2), which has 4 elements. It needs 12 elements, 4 from each other device.
 //
 // No function takes time proportional to the number of devices, unless its comment says so.
-// Totals() uses the fact that tile sizes are products over dimensions: it sums over dimensions that
-// share no axis separately, and multiplies the sums. For a dimension with equal parts on both
+// Totals() uses the fact that tile sizes are products over dimensions: for dimensions that share no
+// axis, it computes separate sums and multiplies them. For a dimension with equal parts on both
 // sides, Totals() takes:
 //   - constant time if one cut refines the other;
 //   - time for each part if the dimension's axes occur in no other dimension;
@@ -132,8 +132,8 @@ class ReshardPlan {
 
   // Errors are INVALID_ARGUMENT: SHAPE_MISMATCH if the two shapes differ; INVALID_SPEC if the
   // destination has an unreduced axis that the source lacks (sums cannot become partial sums), or
-  // one of another size. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if the partial sums of all elements
-  // exceed int64_t.
+  // that has another size in the source. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if the partial sums of
+  // all elements exceed int64_t.
   // Takes O(rank * axes), and visits up to kMaxLinkWalk devices if parts are uneven or positions do
   // not match.
   static absl::StatusOr<ReshardPlan> Create(const Tiling& from, const Tiling& to);
@@ -153,7 +153,7 @@ class ReshardPlan {
   // mesh, and `source` one of the source mesh.
   std::optional<DeviceId> SourceOf(DeviceId destination) const;
 
-  // Returns what a device keeps and receives. Takes O(rank + axes).
+  // Returns the elements that a device keeps and receives. Takes O(rank + axes).
   DeviceReshard DeviceOf(DeviceId destination) const;
 
   // Returns the regions that a device receives, in row-major order. The regions together are the
@@ -170,8 +170,9 @@ class ReshardPlan {
   absl::StatusOr<std::vector<ReshardLink>> LinksOutOf(DeviceId source,
                                                       int64_t max_links = kDefaultMaxRegions) const;
 
-  // Returns the sums and extremes. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum exceeds int64 or a
-  // walk exceeds kMaxWalk. CANCELLED if `is_cancelled`, which is polled during walks, returns true.
+  // Returns the sums and extremes over all devices. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED) if a sum
+  // exceeds int64 or a walk exceeds kMaxWalk. CANCELLED if `is_cancelled`, which is polled during
+  // walks, returns true.
   absl::StatusOr<ReshardTotals> Totals(const std::function<bool()>& is_cancelled = nullptr) const;
 
  private:

@@ -32,8 +32,8 @@ struct ReshardPlan::State {
   Side dst;
   bool empty = false;  // the tensor has no elements
 
-  // The positions that are the same device in both meshes: their number, from position 0 on, and
-  // the boundaries of their digits (CommonBoundaries). Without boundaries, the plan must match
+  // The positions from 0 to `shared` - 1 are the same devices in both meshes. `boundaries` splits
+  // these positions into digits (CommonBoundaries). If `boundaries` is empty, the plan must match
   // devices one by one.
   int64_t shared = 0;
   std::vector<int64_t> boundaries;

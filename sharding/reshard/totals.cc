@@ -33,7 +33,7 @@ using reshard_internal::SharedDigits;
 using reshard_internal::ShareDigits;
 using reshard_internal::Side;
 
-// Number of steps between two cancellation checks of a walk.
+// Number of steps of a walk between two cancellation checks.
 constexpr int64_t kStepsPerQuestion = int64_t{1} << 10;
 
 // The overlap of one destination part of a dimension with the source parts.
@@ -85,7 +85,7 @@ class ParetoFrontier {
     }
   }
 
-  // Multiplies each pair of this frontier with each pair of the other.
+  // Multiplies each pair of this frontier with each pair of the other frontier.
   absl::Status MultiplyBy(ParetoFrontier& other) {
     Prune();
     other.Prune();
@@ -171,8 +171,8 @@ absl::StatusOr<int64_t> ToInt64(const absl::int128& value) {
   return static_cast<int64_t>(value);
 }
 
-// A dimension for the sums, without the leading digits that both sides have in common. All values
-// of these leading digits give the same sums: `prefix` counts the values.
+// One dimension as the sums use it: without the leading digits that both sides have in common. All
+// values of these leading digits give the same sums; `prefix` is the number of these values.
 struct Problem {
   bool constant = false;  // whether all coordinates have the same `fact` and `kept`
   PartFacts fact;
@@ -349,7 +349,7 @@ class ComponentWalk {
     return variables_.back();
   }
 
-  // Adds 1 to the variable; returns false if it wrapped to 0.
+  // Adds 1 to the variable; returns false if the variable wrapped to 0.
   bool Advance(Variable& variable) {
     const bool wraps = ++variable.value == variable.size;
     const int64_t change = wraps ? 1 - variable.size : 1;
@@ -444,9 +444,10 @@ enum class Beyond {
   kWithTilesOfTheirOwn,  // only devices whose tile no device before `first` holds
 };
 
-// Returns the greatest product over all dimensions of `value(dim, part)`, among the devices from
-// `first` on. If `uniform(dim)` is true, all parts have the value of part 0. Requires that the
-// digits of the mesh nest with `first`.
+// Considers the devices from `first` on, as `beyond` restricts them. Returns the greatest product,
+// over all dimensions, of `value(dim, part)` of a device's parts. If `uniform(dim)` is true, all
+// parts of the dimension have the value of part 0. Requires, for each axis, that its stride divides
+// `first` or that `first` divides the stride.
 template <typename Value, typename Uniform>
 absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond beyond,
                                      const Value& value, const Uniform& uniform) {
@@ -469,8 +470,8 @@ absl::StatusOr<int64_t> GreatestFrom(const Side& side, int64_t first, Beyond bey
     }
     free_best.push_back(greatest_of(dim, Digit(), 0));
   }
-  // A device is at or after `first` exactly if its coordinate is large enough along some axis that
-  // reaches beyond `first`. Take the greatest product over these axes.
+  // A device is at or after `first` exactly if, along some axis that reaches beyond `first`, its
+  // coordinate is at least `least`. Take the greatest product over these axes.
   int64_t greatest = 0;
   for (int64_t axis = 0; axis < side.mesh.axis_count(); ++axis) {
     const int64_t stride = side.mesh.stride(axis);
@@ -577,7 +578,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     }
   }
   absl::int128 repeats = 1;         // number of combinations of the digits that no group covers
-  absl::int128 source_repeats = 1;  // the same number, without digits that identify a source tile
+  absl::int128 source_repeats = 1;  // like `repeats`, without digits that identify a source tile
   bool own_is_certain = true;       // whether a device's new tile determines its source tile
   for (size_t id = 0; id < digit_count; ++id) {
     own_is_certain = own_is_certain && (!used_by_src[id] || used_by_dst[id]);
@@ -649,8 +650,8 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     max_link = std::max<absl::int128>(max_link, busiest);
   }
   if (src.mesh.size() > shared) {
-    // Source devices beyond the shared positions are no destinations, so they keep nothing: their
-    // elements go to all destinations whose new tiles have them.
+    // Source devices beyond the shared positions are no destinations and keep nothing. Their
+    // elements go to all destinations whose new tiles contain these elements.
     SHARDMESH_ASSIGN_OR_RETURN(
         const int64_t largest,
         GreatestFrom(

@@ -98,7 +98,7 @@ bool HasChoice(std::string_view text) {
 std::optional<Exclusion> ParseExclusion(std::string_view pattern) {
   Exclusion out;
   // Accept only the flags a, i and s: verbose mode would change the meaning of the text, and
-  // multi-line mode that of ^.
+  // multi-line mode would change the meaning of ^.
   if (pattern.starts_with("(?")) {
     const size_t end = pattern.find_first_not_of("ais", 2);
     if (end == std::string_view::npos || end == 2 || pattern[end] != ')') {

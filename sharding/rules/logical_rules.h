@@ -35,8 +35,8 @@ namespace shardmesh {
 inline constexpr int64_t kMaxLogicalRules = 4096;
 
 // A rule that lays the dimension called `name` along `mesh_axes`: none, a name, a tuple of names,
-// or unconstrained. The struct accepts other values. They are refused when a spec is made from
-// them, as in flax.
+// or unconstrained. The struct also accepts other values, which are refused when a spec is made
+// from them, as in flax.
 struct LogicalRule {
   std::string name;
   AxisValue mesh_axes;
@@ -50,8 +50,9 @@ using LogicalRules = std::vector<LogicalRule>;
 
 // Merges both lists (flax's composite_rules). If one list is empty, returns the other list
 // unchanged, including repeated names. If neither is empty, each name occurs once in the result, at
-// its first position. Its value is its last value in `first`. A value in `second` must not differ
-// from the value in `first`, nor from another value of the same name in `second`.
+// its first position. Its value is its last value in `first`, or its value in `second` if `first`
+// lacks the name. A value in `second` must not differ from the value in `first`, nor from another
+// value of the same name in `second`.
 //
 // INVALID_ARGUMENT (INVALID_AXIS_VALUE; Python: ValueError) for two values of one name that differ;
 // the message gives the name and both values. ('x',) and 'x' differ.
@@ -59,8 +60,8 @@ absl::StatusOr<LogicalRules> CompositeRules(absl::Span<const LogicalRule> first,
                                             absl::Span<const LogicalRule> second);
 
 // Replaces each name by the value of the last rule for that name, without recursion (flax's
-// from_sharding_rules). Names without a rule, none, "" and () stay unchanged. Looks a tuple up by
-// its text, ToString(). Does not detect repeated mesh axes.
+// from_sharding_rules). Names without a rule, none, "" and () stay unchanged. To look up a tuple,
+// compares its text (ToString()) with the names of the rules. Does not detect repeated mesh axes.
 std::vector<AxisValue> ApplyLogicalRules(absl::Span<const AxisValue> names,
                                          absl::Span<const LogicalRule> rules);
 
@@ -94,8 +95,8 @@ struct ShardValueDecision {
 //   NO_MESH (ValueError)                 `mesh` is the mesh without axes;
 //   those of ResolveLogicalSpec;
 //   DUPLICATE_AXIS (DuplicateSpecError)  the spec names an axis twice;
-//   AXIS_NOT_IN_MESH (ValueError)        the spec names an axis that the mesh lacks, or has none
-//                                        within a tuple;
+//   AXIS_NOT_IN_MESH (ValueError)        the spec names an axis that the mesh lacks, or contains
+//                                        None within a tuple;
 //   UNCONSTRAINED (ValueError)           the spec leaves a dimension open and no axis is kAuto;
 //   INVALID_MESH (ValueError)            the axes are not all kAuto and not all kExplicit.
 // clang-format on
@@ -125,7 +126,7 @@ std::optional<RulesFallback> RulesFallbackFromName(std::string_view name);
 //
 // Rules are tried in order. A rule applies if its name is among `names` and has no value yet, and
 // none of its mesh axes is in the spec already. An axis therefore occurs in two dimensions only if
-// `names` has it there; within one rule's tuple it may occur twice.
+// `names` itself has the axis in both dimensions. Within one rule's tuple, an axis may occur twice.
 //
 // Returns nullopt only under kNoConstraint, if some name got no mesh axes.
 //

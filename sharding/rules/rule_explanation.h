@@ -18,7 +18,7 @@ struct RuleExplanation {
   // The answer of RuleSet::Match. If Match returns UNMATCHED_TENSOR, `unmatched` is true instead.
   RuleMatch match;
   // The nearest rules before the matching rule, at most three, best first: see NearestRules. If no
-  // rule matches, the nearest of all rules.
+  // rule matches, these are the nearest rules of the whole set.
   std::vector<int64_t> near_misses;
   // Steps for the whole spec (dim -1): near misses, then the rule. If the spec was cut to the rank,
   // or if the tensor is too small, a last step gives the correction from the rule's spec to the

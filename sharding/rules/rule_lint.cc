@@ -23,8 +23,9 @@
 namespace shardmesh {
 namespace {
 
-// Upper bound on the pairs of overlapping rules that the lint counts separately. Real rule sets
-// have hundreds of such pairs. Ten thousand adversarial rules could have fifty million.
+// Upper bound on the pairs of overlapping rules that the lint counts separately; it ignores further
+// pairs. Real rule sets have hundreds of such pairs. Ten thousand adversarial rules could have
+// fifty million.
 constexpr size_t kMaxPairs = 1'000'000;
 constexpr int64_t kTakersNamed = 3;
 constexpr int64_t kNearestNamed = 3;
@@ -172,7 +173,7 @@ class Linter {
   std::vector<Tally> won_;      // for each rule, the tensors that the rule decides
   struct Pair {
     int64_t count = 0;  // number of tensors that the first rule decides and the second also matches
-    Tally differing;    // those of these tensors for which the specs of the two rules differ
+    Tally differing;    // the tensors among these for which the two rules' specs differ
   };
   absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
   std::vector<Tally> unmatched_;  // one for each name that no rule matches

@@ -78,7 +78,8 @@ struct Finding {
   Reason reason = Reason::kUnspecified;
   int64_t count = 0;  // number of tensors
   // The trees with tensors that the finding concerns, in rising order, and the number of these
-  // tensors in each tree. Empty if the finding concerns no tensor: it then applies to all trees.
+  // tensors in each tree. Empty if the finding concerns no tensor; such a finding applies to all
+  // trees.
   struct InTree {
     int64_t tree = 0;
     int64_t tensors = 0;
@@ -133,8 +134,8 @@ struct LintReport {
 };
 
 // Checks every rule on every tensor and mesh, and every tensor's axes in every mode on every mesh.
-// Several trees count as one: a rule is dead if it matches no tensor of any tree. It is shadowed if
-// it matches tensors, but decides no tensor of any tree.
+// Several trees count as one: a rule is dead if it matches no tensor of any tree. A rule is
+// shadowed if it matches tensors, but decides no tensor of any tree.
 //
 // As in matching, the rules of a strict set do not decide scalars and leaves without shape. The
 // lint neither corrects nor reports tensors smaller than min_size. Without meshes, it makes no

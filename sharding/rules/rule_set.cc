@@ -31,7 +31,7 @@ constexpr int64_t kNamesBeforeTrial = 128;
 // microseconds.
 constexpr size_t kRulesPerCancellationCheck = 16;
 // Upper bound on the instructions of all patterns in one RE2::Set: RE2's memory limit allows no
-// more.
+// more. For a larger rule set, kAtOnce is kRuleByRule.
 constexpr int64_t kMaxAutomatonSize = 300'000;
 constexpr int64_t kNearestRules = 3;
 

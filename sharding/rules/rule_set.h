@@ -64,7 +64,7 @@ struct RuleMatch {
   bool unmatched = false;
   PartitionSpec spec;
   // Why `spec` differs from the rule's spec: one kBelowMinSize, or one kRankTruncated for each
-  // entry that was cut off. Does not list a removed none, which requests nothing.
+  // entry that was cut off. A none that was cut off is not listed, because it requests nothing.
   std::vector<Correction> corrections;
 };
 
@@ -120,8 +120,8 @@ class RuleSet {
   // Returns the error for a tensor that no rule matches: UNMATCHED_TENSOR, with the nearest rules.
   absl::Status UnmatchedError(std::string_view name) const;
 
-  // Returns the specs of many tensors, in their order, as Match does for each, or the first error.
-  // CANCELLED if is_cancelled returned true.
+  // Returns the specs of many tensors, in the order of `tensors`, as Match does for each tensor.
+  // Returns the first error of Match. CANCELLED if is_cancelled returned true.
   absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
                                                    const MatchTreeOptions& options = {}) const;
 
@@ -157,9 +157,9 @@ class RuleFinder {
   // Returns the index of the first rule, in order, that matches; nullopt if no rule matches.
   // Errors: the deferred error of a faulty pattern that the search reaches.
   //
-  // kFastest tries one strategy on the first names and the other on the next names, then keeps the
-  // faster one. The comparison is fair only if these names cost about the same. Polls
-  // `is_cancelled`, if given, every few rules; true ends the search with CANCELLED.
+  // kFastest tries one strategy on the first names and the other strategy on the next names, then
+  // keeps the faster strategy. The comparison is fair only if these names cost about the same.
+  // Polls `is_cancelled`, if given, every few rules; true ends the search with CANCELLED.
   absl::StatusOr<std::optional<int64_t>> Find(std::string_view name,
                                               const std::function<bool()>& is_cancelled = {});
 

@@ -54,10 +54,11 @@ struct CollectiveCall {
   CopiedBytes* copied = nullptr;
 };
 
-// Copies bytes that a peer sent to `to`, and counts them in call.copied->received.
+// Copies `bytes`, which a peer sent, to the memory at `to`, and counts them in
+// call.copied->received.
 void CopyReceived(const CollectiveCall& call, absl::Span<const char> bytes, char* to);
 
-// Copies this rank's own bytes to its result, unless `bytes` and `out` are the same memory.
+// Copies this rank's own bytes to this rank's result, unless `bytes` and `out` are the same memory.
 // Requires equal sizes.
 void CopyUnlessThere(absl::Span<const char> bytes, absl::Span<char> out);
 
@@ -65,8 +66,8 @@ void CopyUnlessThere(absl::Span<const char> bytes, absl::Span<char> out);
 // parts have one element more than the others. Requires count >= 0 and P >= 1.
 std::vector<int64_t> EvenCuts(int64_t count, int64_t parts);
 
-// Takes the bytes [offset_bytes, offset_bytes + bytes.size()) of the data that comes from the rank
-// at `place`.
+// A function that gets the bytes [offset_bytes, offset_bytes + bytes.size()) of the data that comes
+// from the rank at `place`.
 using PlaceFn =
     absl::FunctionRef<void(int64_t place, int64_t offset_bytes, absl::Span<const char> bytes)>;
 
@@ -99,7 +100,8 @@ struct CombineSide {
 
 // Combines `mine` with the message that the rank at `place` sent under the round call.round +
 // round, while the message arrives. `mine` and the message have equally many elements. Writes
-// partial results to `out`. `out` may be the memory of mine.elements if those are partial results.
+// partial results to `out`. `out` may be the memory of mine.elements if mine.elements are partial
+// results.
 absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combiner,
                              const CombineSide& mine, int64_t place, int64_t round,
                              ElementForm arriving, char* out);

@@ -7,9 +7,9 @@
 
 namespace shardmesh::worker {
 
-// The functions of a reduction. `widen` converts operands to partial results, `combine` combines
-// partial results along the canonical tree (tree.h), and `finish` converts the root's partial
-// result to the result.
+// The functions of a reduction. `widen` converts operands to partial results. `combine` combines
+// partial results along the canonical tree (tree.h). `finish` converts the partial result at the
+// root of that tree to the result.
 //
 // Memory need not be aligned. `count` is a number of elements. Several threads may call the
 // functions at once.
@@ -24,8 +24,9 @@ struct Combiner {
   // Combines `left` with `right` into `out`, element by element; `left` is the left operand. `out`
   // may be the same memory as `left` or `right`, but may not overlap either of them in part.
   std::function<void(const char* left, const char* right, int64_t count, char* out)> combine;
-  // Converts the root's partial results to results. Not set if partial results need no conversion.
-  // `results` may be the same memory as `partials` if partial_bytes equals result_bytes.
+  // Converts partial results at the root of the canonical tree to results. Not set if partial
+  // results need no conversion. `results` may be the same memory as `partials` if partial_bytes
+  // equals result_bytes.
   std::function<void(const char* partials, int64_t count, char* results)> finish;
 };
 

@@ -44,8 +44,8 @@ bool SiblingLeads(const BlockPair& pair, int64_t root) {
   return pair.sibling.contains(root) || (!pair.is_left && !pair.mine.contains(root));
 }
 
-// Returns memory for the partial results of the next combination. For the last combination that is
-// `out`, if partial results need no conversion to results.
+// Returns memory for the partial results of the next combination. For the last combination, returns
+// `out` if partial results need no conversion to results.
 absl::StatusOr<OwnedMutableBytes> NextPartials(const CollectiveCall& call, const Combiner& combiner,
                                                int64_t count, bool is_last, absl::Span<char> out) {
   if (is_last && !combiner.finish) return OwnedMutableBytes{out, nullptr};

@@ -44,8 +44,9 @@ absl::Status DoublingAllGather(const CollectiveCall& call, const OwnedBytes& min
 absl::Status DoublingBarrier(const CollectiveCall& call);
 
 // Like DirectReduce (pairwise.h), but the operands are combined on the way. At each node of the
-// tree, one half of the node's ranks sends its partial result to one rank of the other half. The
-// sending half is the half without the root, or the right half if neither half has the root.
+// tree, one rank of one half sends the combined operands of that half to one rank of the other
+// half. The sending half is the half without the root, or the right half if neither half has the
+// root.
 absl::Status BinomialReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                             const OwnedBytes& operand, absl::Span<char> out);
 

@@ -118,7 +118,7 @@ class Chunk {
   }
 
   // For the second half of the all-reduce. At this level of the first half, this rank took over
-  // parts from peers. It now sends the results of these parts back to the peers.
+  // parts from peers. It now sends the results of these parts back to the same peers.
   absl::Status HandBack(int64_t level) {
     for (const Run& run : runs_[Index(level)]) {
       if (run.hands) continue;
@@ -138,7 +138,7 @@ class Chunk {
   }
 
  private:
-  // Runs of one level have different first parts, so each run gets its own round.
+  // Runs of one level have different first parts, so each run gets a different round number.
   int64_t RoundOf(int64_t level, const Run& run) const { return level * ranks_ + run.first; }
   int64_t BackRoundOf(int64_t level, const Run& run) const {
     return (static_cast<int64_t>(runs_.size()) + level) * ranks_ + run.first;
@@ -152,8 +152,8 @@ class Chunk {
     return PartOf(out_, cuts_[Index(run.first)] * combiner_.result_bytes,
                   cuts_[Index(run.last)] * combiner_.result_bytes);
   }
-  // Returns this rank's data for the parts of a run. That is its operand while its block is only
-  // its own place, and partial results at higher levels.
+  // Returns this rank's data for the parts of a run. While this rank's block consists only of this
+  // rank's place, the data is the operand. In a larger block, the data is partial results.
   OwnedBytes Held(int64_t level, const Run& run) const {
     if (FormOf(PairOf(ranks_, level, place_).mine) == ElementForm::kOperand) {
       return PartOf(operand_, cuts_[Index(run.first)] * combiner_.operand_bytes,

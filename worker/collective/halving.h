@@ -47,9 +47,9 @@ namespace shardmesh::worker {
 absl::Status HalvingAllReduce(const CollectiveCall& call, const Combiner& combiner,
                               const OwnedBytes& operand, const OwnedMutableBytes& out);
 
-// Returns the places from which this rank receives: on the way to the results, and on the way back.
-// A place may occur more than once. No rank sends a part without elements, so a rank may receive
-// from fewer places.
+// Returns the places from which this rank receives while operands are combined and while results
+// return. A place may occur more than once. No rank sends a part without elements, so a rank may
+// receive from fewer places.
 std::vector<int64_t> HalvingSources(const DeviceGroup& group);
 
 }  // namespace shardmesh::worker

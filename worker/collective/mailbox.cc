@@ -19,9 +19,9 @@
 namespace shardmesh::worker {
 namespace {
 
-// Each held piece counts with so many bytes, in addition to its content, in the limit of bytes held
-// from a worker. This overhead also bounds the number of held pieces, so a flood of tiny messages
-// cannot exhaust memory.
+// Bytes that each held piece counts in the limit of bytes held from a worker, in addition to the
+// bytes of its content. This overhead also bounds the number of held pieces, so a flood of tiny
+// messages cannot exhaust memory.
 constexpr int64_t kPieceOverheadBytes = 256;
 // Most signatures of peers that a step holds for ops that this worker has not begun.
 constexpr int64_t kMaxEarlySignatures = 16'384;

@@ -49,8 +49,8 @@ namespace shardmesh::worker {
 class Mailbox {
  public:
   struct Options {
-    // Most bytes of one message that the mailbox holds, apart from lent pieces. The credit with
-    // which a sender begins each message has the same size.
+    // Most bytes of one message that the mailbox holds, apart from lent pieces (Piece::is_lent).
+    // The credit with which a sender begins each message has the same size.
     int64_t tag_limit_bytes = int64_t{4} << 20;
     // Most bytes held from one worker, with an overhead for each piece. Guards against a peer that
     // ignores its credit. The limit is well above the credit of a stream, so a peer that keeps to
@@ -61,13 +61,14 @@ class Mailbox {
     // piece. Runs on the receiver's thread.
     std::function<void(const std::string& worker, const Tag& tag, int64_t size_bytes)> credit;
     // If set: called when a receiver begins to wait. It may deliver messages until `is_done`
-    // returns true. If it cannot deliver any, it returns soon. Runs on the receiver's thread.
+    // returns true. If it has no message to deliver, it returns soon. Runs on the receiver's
+    // thread.
     std::function<void(absl::FunctionRef<bool()> is_done)> poll = nullptr;
     // If set: the number of streams whose senders have no credit left; the counter outlives the
     // mailbox. While this number is above 0, a receiver that begins to wait calls `starved`,
     // without a lock. `left_bytes` is the number of bytes of the message still to come. The
-    // callback may have to ask the sender for them, because the sender may not send them without
-    // credit.
+    // callback may have to ask the sender for these bytes, because a sender without credit may not
+    // send them.
     const std::atomic<int64_t>* exhausted = nullptr;
     std::function<void(const std::string& worker, const Tag& tag, int64_t left_bytes)> starved =
         nullptr;
@@ -81,11 +82,11 @@ class Mailbox {
     int64_t offset_bytes = 0;   // where the piece begins in the message
     int64_t message_bytes = 0;  // length of the whole message
     OwnedBytes content;         // not empty
-    // The sender's signature of the tag's op. Only the first piece that the sender sends to each
-    // peer in an op has it.
+    // The sender's signature of the tag's op. Set only in the first piece that the sender sends to
+    // each peer in an op.
     std::string signature = {};
-    // If true, the content lies in the sender's memory. It takes no memory of this worker and no
-    // credit.
+    // If true, the content lies in the sender's memory. Such content takes no memory of this worker
+    // and no credit.
     bool is_lent = false;
   };
 
@@ -111,9 +112,9 @@ class Mailbox {
   // open.
   void CloseStep(int64_t step);
 
-  // Fails every receive of the step, now and later, with `error`. The message of each receive's
-  // error also describes the awaited message. A step that has failed keeps its first failure. If
-  // the step is not open yet, its receives fail once it is open.
+  // Fails every receive of the step, now and later, with `error`. The text of each receive's error
+  // also describes the awaited message. A step that has failed keeps its first failure. If the step
+  // is not open yet, its receives fail once it is open.
   void Abort(int64_t step, absl::Status error);
 
   // Returns the failure of a step, whether or not the step is open. OK if the step did not fail or
@@ -141,9 +142,10 @@ class Mailbox {
   // caller must end the worker's stream.
   //
   // INVALID_ARGUMENT: the piece is empty, out of order, out of its message's bounds, or from a
-  // worker that is no member of the step. Also if its message had another length before, or if its
-  // signature is one too many for ops that have not begun. RESOURCE_EXHAUSTED: the piece exceeds a
-  // limit; the message states the bytes held and allowed.
+  // worker that is no member of the step. INVALID_ARGUMENT also if an earlier piece stated another
+  // length of the message, or if the step already holds too many signatures of ops that this worker
+  // has not begun. RESOURCE_EXHAUSTED: the piece exceeds a limit; the error states the bytes held
+  // and allowed.
   absl::Status Deliver(const std::string& worker, const Tag& tag, Piece piece);
 
   // Implements Link::Receive: receives from the worker that serves rank `peer` in the tag's step.
@@ -177,8 +179,8 @@ class Mailbox {
   uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
   int64_t held_pieces() const { return held_pieces_.load(std::memory_order_acquire); }
 
-  // Calls `sleep`, which waits on the counter `changes`, as on a process-private futex. changes()
-  // reads the same counter. A change of the counter ends the wait; WakeSleepers changes it.
+  // Calls `sleep` with the counter that changes() reads. `sleep` waits until this counter changes,
+  // as on a process-private futex. WakeSleepers changes the counter.
   void Sleep(absl::FunctionRef<void(const std::atomic<uint32_t>& changes)> sleep);
   void WakeSleepers() { Changed(); }
 

@@ -18,8 +18,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Calls fn(place) for every other place of the group, beginning with the place after this rank's.
-// Each rank has another first place, so not all ranks send to the same place first.
+// Calls fn(place) for every other place of the group, beginning with the place after this rank's
+// place. Each rank begins with a different place, so not all ranks send to the same place first.
 template <typename Fn>
 absl::Status ForEachPeer(const DeviceGroup& group, Fn fn) {
   for (int64_t distance = 1; distance < group.size(); ++distance) {

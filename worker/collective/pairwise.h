@@ -53,7 +53,7 @@ namespace shardmesh::worker {
 
 // For each place, combines the operands that all ranks have for this place. parts[p] is this rank's
 // operand for place p; it has as many elements as the result of the rank at p. `parts` has one part
-// for each place. `out` gets T over the operands for this rank's place; it may not overlap an
+// for each place. `out` gets T over the operands for this rank's place; `out` may not overlap an
 // operand.
 absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& combiner,
                                    absl::Span<const OwnedBytes> parts, absl::Span<char> out);
@@ -70,8 +70,8 @@ absl::Status PairwiseAllGather(const CollectiveCall& call, const OwnedBytes& min
 absl::Status PairwiseAllToAll(const CollectiveCall& call, absl::Span<const OwnedBytes> parts,
                               absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn);
 
-// Combines one operand of each rank; all operands have one size. On every rank, `out` gets T over
-// the ranks' operands. It may not overlap an operand.
+// Combines one operand of each rank; all operands have the same size. On every rank, `out` gets T
+// over the ranks' operands. `out` may not overlap an operand.
 absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combiner,
                                const OwnedBytes& operand, const OwnedMutableBytes& out);
 
@@ -79,8 +79,8 @@ absl::Status PairwiseAllReduce(const CollectiveCall& call, const Combiner& combi
 absl::Status DirectAllReduce(const CollectiveCall& call, const Combiner& combiner,
                              const OwnedBytes& operand, absl::Span<char> out);
 
-// Combines one operand of each rank; all operands have one size. Every rank sends its operand to
-// the rank at place `root`, whose `out` gets T over the ranks' operands. On other ranks `out` is
+// Combines one operand of each rank; all operands have the same size. Every rank sends its operand
+// to the rank at place `root`, whose `out` gets T over the ranks' operands. On other ranks `out` is
 // ignored.
 absl::Status DirectReduce(const CollectiveCall& call, const Combiner& combiner, int64_t root,
                           const OwnedBytes& operand, absl::Span<char> out);

@@ -13,8 +13,8 @@
 
 namespace shardmesh::worker {
 
-// Returns where the operands [lo, lo+n) are divided: the largest power of two below n. Requires n
-// >= 2.
+// Returns how many of n operands belong to the left half of their tree: the largest power of two
+// below n. Requires n >= 2.
 int64_t TreeSplit(int64_t n);
 
 // Evaluates T, the combination of operands in canonical order, one block of elements at a time.
@@ -26,8 +26,8 @@ class TreeCombiner {
   // fits into a core's nearest caches.
   static constexpr int64_t kBlockBytes = 16384;
 
-  // Requires operands >= 1, the number of operands, and count >= 0, the elements of each operand.
-  // The combiner outlives this object.
+  // `operands` is the number of operands, at least 1. `count` is the number of elements of each
+  // operand, at least 0. The combiner outlives this object.
   TreeCombiner(const Combiner& combiner, int64_t operands, int64_t count);
   TreeCombiner(const TreeCombiner&) = delete;
   TreeCombiner& operator=(const TreeCombiner&) = delete;
@@ -42,8 +42,8 @@ class TreeCombiner {
   void Combine(absl::Span<const char* const> operands, int64_t count, char* results);
 
  private:
-  // Computes the partial results of T(lo, n) and returns their address. That is the operand itself
-  // if n is 1 and the operand needs no conversion, otherwise `target`. Uses the slots from number
+  // Computes the partial results of T(lo, n) and returns their address: the operand itself if n is
+  // 1 and the operand needs no conversion, `target` in all other cases. Uses the slots from number
   // `slot` on as scratch.
   const char* Evaluate(absl::Span<const char* const> operands, int64_t lo, int64_t n, int64_t count,
                        size_t slot, char* target);

@@ -1,5 +1,5 @@
-// Epilogue of a matrix product: bias and activation. For products whose partial sums the ranks
-// reduce first. The kernel of such a product cannot apply the epilogue itself.
+// Epilogue of a matrix product: bias and activation. If ranks must reduce the product's partial
+// sums first, the kernel of the product cannot apply the epilogue itself.
 #ifndef SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 #define SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 

@@ -40,8 +40,8 @@ struct HostPart {
 
   int64_t index = 0;  // from 0
   int64_t count = 1;
-  // Whether the process is bound to the cores of its part. Even if it is, all parts share the CPU
-  // quota.
+  // Whether the process is bound to the cores of its part. All parts share the CPU quota, even if
+  // each process is bound to its cores.
   bool is_bound = false;
 
   // Parses "2/8" as the third of eight parts. INVALID_ARGUMENT for other text.

@@ -210,7 +210,7 @@ thread_local RunScratch::Kept RunScratch::kept_;
 
 // A panel is a range of columns. Weights are packed panel by panel, and wide products are computed
 // panel by panel. A panel has so many columns that a block with kLeastBlockRows rows reaches its
-// limits. With fewer rows in a block, the product would read the weights too often.
+// BlockLimits. With fewer rows in a block, the product would read the weights too often.
 constexpr int64_t kLeastBlockRows = 64;
 // A panel begins at a multiple of this number of columns. The number is a multiple of the column
 // block of every oneDNN kernel.
@@ -354,7 +354,7 @@ bool HasProduct(Dtype dtype) {
   }
 }
 
-// Returns the same product with F32 in place of all its types.
+// Returns a product that differs from `spec` only in its types: all are F32.
 MatmulSpec Widened(MatmulSpec spec) {
   spec.lhs_dtype = spec.rhs_dtype = spec.bias_dtype = spec.out_dtype = Dtype::kF32;
   return spec;
@@ -471,8 +471,8 @@ class MatmulKernel::Cache {
     // LayoutNumber of the right-hand side. Packings of one shape can have different layouts,
     // because spec.m influences the choice of the layout.
     uint64_t layout;
-    // Set only for an unpacked right-hand side; otherwise 0. A panel that was converted to F32 has
-    // another pitch than the operand that it comes from.
+    // Set only for an unpacked right-hand side; 0 for a packed one. The pitch of a panel that was
+    // converted to F32 differs from the pitch of the operand that the panel comes from.
     int64_t rhs_pitch;
 
     friend bool operator==(const Key&, const Key&) = default;

@@ -68,8 +68,8 @@ class PackedWeights {
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
 
-  // Returns the memory that the packed weights take, for the owner's budget. It may exceed the size
-  // of the plain weights.
+  // Returns the memory that the packed weights take, for the owner's budget. They may take more
+  // memory than the plain weights.
   int64_t size_bytes() const;
 
  private:

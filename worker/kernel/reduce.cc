@@ -59,7 +59,7 @@ SHARDMESH_TOLD_AS_RANGES inline double Quiet(double nan) {
   return std::bit_cast<double>(std::bit_cast<uint64_t>(nan) | 0x0008000000000000u);
 }
 
-// Returns `left` if it is a NaN, otherwise `result`, the result of an operation on `left` and
+// Returns `left` if it is a NaN. Else returns `result`, the result of an operation on `left` and
 // another value. The hardware keeps the NaN of its first operand, but the compiler may swap the
 // operands of a sum or product. This function therefore selects the NaN explicitly.
 template <typename T>

@@ -13,9 +13,10 @@ namespace shardmesh::worker {
 // Element types with arithmetic: F32, F64, F16, BF16, I8, U8, I32, I64.
 //
 // PartialDtype returns the type in which a reduction keeps and sends partial results for operands
-// of the given type. It is F32 for F16 and BF16, so the reduction rounds only once, at its end. For
-// other types it is the same type. INVALID_ARGUMENT (UNSUPPORTED_DTYPE) for a type without
-// arithmetic; the message names the types that have arithmetic.
+// of the given type. For F16 and BF16 it returns F32, so the reduction rounds only once, at its
+// end. For any other type with arithmetic it returns `operand`. INVALID_ARGUMENT
+// (UNSUPPORTED_DTYPE) for a type without arithmetic; the message names the types that have
+// arithmetic.
 absl::StatusOr<Dtype> PartialDtype(Dtype operand);
 
 // Combines left[i] with right[i] and writes the result to out[i], for i in [0, count). `out` may be
@@ -25,9 +26,10 @@ using CombineFn = void (*)(const char* left, const char* right, int64_t count, c
 // Returns the function that combines partial results. `partial` is a type that PartialDtype
 // returns; for any other type, INVALID_ARGUMENT (UNSUPPORTED_DTYPE).
 //
-// Sums and products of integers wrap around. If one operand is a NaN, the result is this NaN; if
-// both are, the result is the left NaN. Sums and products make a NaN quiet. For equal values,
-// including zeros of both signs, min and max return the left value. A mean is combined as a sum.
+// Sums and products of integers wrap around. If only one operand is a NaN, the result is this NaN;
+// if both operands are NaNs, the result is the left one. Sums and products make a NaN quiet. For
+// equal values, including zeros of both signs, min and max return the left value. A mean is
+// combined as a sum.
 absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial);
 
 // Sets to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.

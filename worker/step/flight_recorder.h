@@ -21,9 +21,9 @@ namespace shardmesh::worker {
 
 // Keeps the records of the running instructions of all steps, and of the last kCapacity
 // instructions that have ended. A newly ended instruction replaces the oldest ended one. If more
-// than kCapacity instructions run, forgets those that began first. Numbers ended instructions from
-// 0, in the order in which they ended. Recording an instruction costs a few allocations and short
-// holds of a mutex. Thread-safe.
+// than kCapacity instructions run, forgets the running instructions that began first. Numbers ended
+// instructions from 0, in the order in which they ended. Recording an instruction costs a few
+// allocations and short holds of a mutex. Thread-safe.
 //
 // Example:
 //

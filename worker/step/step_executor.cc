@@ -195,7 +195,7 @@ class StepExecutorImpl final : public StepExecutor {
   struct Waiting {
     std::shared_ptr<const StepOrder> order;
     PlanPtr plan;  // null if the plan's bytes have not come
-    // Empty until the plan is known: the first call of Run has reported kNeedPlan.
+    // Empty until the plan is known, because the first call of Run has already reported kNeedPlan.
     Report report = nullptr;
     absl::Time deadline = absl::InfiniteFuture();
   };
@@ -215,8 +215,8 @@ class StepExecutorImpl final : public StepExecutor {
                       Reason::kNotServing, {{fact::kIdentity, options_.identity}});
   }
 
-  // Adds the order to the queue, or the plan to an order in the queue. Keeps `report` only if the
-  // plan is known. Otherwise Run reports kNeedPlan at once.
+  // Adds `order` to the queue, or `plan` to the order of the same step in the queue. Keeps `report`
+  // only if the plan is known. If the plan is unknown, Run reports kNeedPlan at once.
   absl::Status Enqueue(StepOrder& order, const PlanPtr& plan, Report& report)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (stopping_) return Stopping();
@@ -275,7 +275,8 @@ class StepExecutorImpl final : public StepExecutor {
       for (const auto& [sequence, step] : queue_) {
         if (step.plan == nullptr) deadline = std::min(deadline, step.deadline);
       }
-      // Wake up when an order comes, because it may have an earlier deadline than `deadline`.
+      // Wake up when a StepOrder comes, because its step may have an earlier deadline than
+      // `deadline`.
       const int64_t seen = orders_;
       const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return stopping_ || orders_ != seen || FindNext(absl::InfinitePast()) != queue_.end();
@@ -414,7 +415,7 @@ class StepExecutorImpl final : public StepExecutor {
   std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mutex_);
   int64_t term_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t last_ordered_ ABSL_GUARDED_BY(mutex_) = 0;
-  int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // number of orders taken so far
+  int64_t orders_ ABSL_GUARDED_BY(mutex_) = 0;                  // number of StepOrders taken so far
   std::map<int64_t, Running> running_ ABSL_GUARDED_BY(mutex_);  // by sequence number
   std::vector<std::thread> threads_;  // last member: the threads start when all other members exist
 };

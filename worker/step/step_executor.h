@@ -31,8 +31,8 @@ namespace shardmesh::worker {
 
 // A value that a step reads, and whether the step may use up its array.
 struct StepOperand {
-  // The id of a committed array, or a whole tensor. The coordinator sends the tensor to every rank,
-  // with the step's order.
+  // The id of a committed array, or a whole tensor. The coordinator sends such a tensor to every
+  // rank, within the StepOrder.
   std::variant<std::string, Literal> value;
   // Whether this step is the last use of the array. If so, the array is released when the step
   // commits. If the plan makes a result in the operand's memory (ResultOverOperand), the rank takes
@@ -47,7 +47,7 @@ struct StepOutput {
   std::string encoded;
 };
 
-// One step as the coordinator orders it. The order is the same for every rank of the mesh.
+// The coordinator's command to run one step. Every rank of the mesh gets the same command.
 struct StepOrder {
   int64_t sequence = 0;
   int64_t epoch = 0;
@@ -73,12 +73,12 @@ struct StepResult {
     std::string array_id;
     uint32_t crc32c = 0;     // of the tile
     int64_t size_bytes = 0;  // of the tile
-    std::string data;  // the tile's elements, if the order asks for them and this rank reports them
+    std::string data;  // the tile's elements, if return_literals is set and this rank reports them
   };
 
   int64_t sequence = 0;
-  int64_t epoch = 0;  // of the order
-  int64_t term = 0;   // of the order
+  int64_t epoch = 0;  // of the StepOrder
+  int64_t term = 0;   // of the StepOrder
   DeviceId rank = 0;  // in the plan's mesh; 0 if the step did not open its link
   StepOutcome outcome = StepOutcome::kDone;
   std::vector<Output> outputs = {};  // set if kDone
@@ -110,22 +110,22 @@ struct StepObserver {
 
 // Runs steps concurrently, each on its own thread. Begins them by rising sequence number.
 //
-// If one step writes an array that another step uses, the coordinator sends the second order only
-// after the first step has ended. A worker can therefore overlap all steps that it has received.
-// Their collectives overlap; their kernels take turns (KernelTurns).
+// If one step writes an array that another step uses, the coordinator sends the StepOrder of the
+// other step only after the first step has ended. A worker can therefore overlap all steps that it
+// has received. The collectives of these steps overlap; their kernels take turns (KernelTurns).
 //
 // A step whose plan is unknown waits in the queue until its plan's bytes come. Later steps may
 // begin before it. A step that waits for the membership view of its epoch, or for a peer to share
-// its memory, blocks only its own thread.
+// memory with this worker, blocks only its own thread.
 //
 // Why steps cannot deadlock by waiting for threads:
 // - There are kRunners + 1 threads. Only the step with the lowest number among this worker's
 //   unfinished steps may take the last free thread. That step therefore never waits for a thread.
-// - The coordinator gives every step of the cluster its own number, and sends the steps to each
+// - The coordinator gives every step of the cluster a different number, and sends the steps to each
 //   worker by rising number. The lowest unfinished step of the cluster is therefore the lowest
-//   unfinished step on each of its workers.
-// - Each worker of that step runs it, or waits only for its plan. The step therefore ends, at the
-//   latest at its deadline. The same then holds for the next lowest step.
+//   unfinished step on each worker that takes part in this step.
+// - Each of these workers runs the step, or waits only for its plan. The step therefore ends, at
+//   the latest at its deadline. The same then holds for the next lowest step.
 //
 // clang-format off
 //   Run -> waiting -> running -> staged -> Commit: its outputs are arrays
@@ -133,18 +133,19 @@ struct StepObserver {
 //            +-----------+---------+----> Abort, failure: nothing is left of it
 // clang-format on
 //
-// If a step fails here, the executor aborts it on its peers too. A step that waits for data notices
-// an abort at once; a computing step notices it between blocks of a kernel. Plans are cached by
-// hash.
+// If a step fails here, the executor also aborts the step on its peers. A step that waits for data
+// notices an abort at once; a computing step notices an abort between blocks of a kernel. Plans are
+// cached by hash.
 //
 // Thread-safe.
 class StepExecutor {
  public:
   // At a step's timeout, the coordinator decides which rank is at fault, because it has reports
-  // from all ranks. If a worker hears nothing from the coordinator, it ends the step itself. It
-  // does so this time after the timeout.
+  // from all ranks. If a worker hears nothing from the coordinator until kVerdictGrace after the
+  // timeout, the worker ends the step itself.
   static constexpr absl::Duration kVerdictGrace = absl::Seconds(1);
-  // Limit for the bytes of elements that the results of one step carry.
+  // Limit for the total bytes of the output arrays of a step with return_literals. Beyond it, the
+  // step fails with LIMIT_EXCEEDED.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
   // Most steps that run at the same time. The unfinished step with the lowest number may begin in
   // addition to them.
@@ -178,14 +179,14 @@ class StepExecutor {
   // Queues a step, or passes the plan's bytes to a step that waits for its plan.
   //
   // Calls `report` once for each call of Run: with kDone or kFailed on one of the executor's
-  // threads, after the step has run. If the executor refuses the order, or does not know the plan
+  // threads, after the step has run. If the executor refuses `order`, or does not know the plan
   // (kNeedPlan), it calls `report` on the calling thread. `report` must not block.
   //
-  // FAILED_PRECONDITION if the step's number is not above that of the last ordered step. Exception:
-  // the order is for a step that still waits for its plan. ABORTED (STALE_TERM) if the order's term
-  // is below the highest term of earlier orders. INVALID_ARGUMENT if the bytes are not the plan. If
-  // the plan's bytes do not come, the step fails kVerdictGrace after its timeout, without a further
-  // report.
+  // Reports these errors. FAILED_PRECONDITION if the step's number is not above the number of the
+  // last ordered step. Exception: `order` is for a step that still waits for its plan. ABORTED
+  // (STALE_TERM) if the term of `order` is below the highest term of earlier StepOrders.
+  // INVALID_ARGUMENT if PlanCache::Add refuses the plan's bytes. If the plan's bytes do not come,
+  // the step fails kVerdictGrace after its timeout, without a further report.
   virtual void Run(StepOrder order, Report report) = 0;
 
   // Commits the step's outputs, which become arrays. Releases the operands that the step donated.

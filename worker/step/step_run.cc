@@ -65,7 +65,7 @@ class WatchedLink final : public Link {
  public:
   WatchedLink(StepLink* link, FlightRecorder* recorder) : link_(link), recorder_(recorder) {}
 
-  // From now on, records each receive for the instruction of this ticket.
+  // From now on, records each receive for the instruction that `ticket` identifies.
   void Watch(FlightRecorder::Ticket ticket) {
     ticket_ = ticket;
     peer_.store(kNone, std::memory_order_relaxed);
@@ -156,8 +156,8 @@ class RankStep {
     return done;
   }
 
-  // After a deadline error, sets the worker at fault: the worker of the peer for which the
-  // instruction waited.
+  // After a deadline error, names in the result the worker at fault: the worker of the peer for
+  // which the instruction waited.
   void Blame(const absl::Status& error) {
     const std::optional<DeviceId> peer = link_.peer();
     if (!absl::IsDeadlineExceeded(error) || !peer.has_value()) return;
@@ -246,8 +246,8 @@ class RankStep {
     return absl::OkStatus();
   }
 
-  // Takes a donated operand's memory out of the store, if the plan makes a result in this memory
-  // and nobody else holds it. If it does not, the result gets memory of its own.
+  // If the plan makes a result in the memory of a donated operand, and nobody else holds this
+  // memory, takes the memory out of the store. In all other cases the result gets separate memory.
   absl::Status TakeDonated(ValueIndex operand) {
     LocalValue& value = values_[operand];
     const std::optional<ValueIndex> result = ResultOverOperand(plan_, operand);
@@ -314,8 +314,8 @@ class RankStep {
     const auto output = static_cast<size_t>(
         std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
     SHARDMESH_RETURN_IF_ERROR(Stage(output));
-    // The bytes keep their owner, and the link gets both. The network may still hold the bytes when
-    // the step has ended.
+    // The bytes keep their owner, and the link gets the bytes together with the owner. The network
+    // may still hold the bytes when the step has ended.
     value.content = {staged_[output]->mutable_bytes(), staged_[output]->memory()};
     return absl::OkStatus();
   }
@@ -548,8 +548,8 @@ class RankStep {
     if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
   }
 
-  // Runs a collective that joins the `in` of all ranks along a dimension; each becomes a part of
-  // `out`. Passes the number of bytes from each place to `run`.
+  // Runs a collective that joins the values `in` of all ranks along a dimension; each value becomes
+  // a part of `out`. Passes the number of bytes from each place to `run`.
   template <typename Run>
   absl::Status Joined(const CollectiveCall& call, const LocalValue& in, const LocalValue& out,
                       int64_t dimension, Run run) {

@@ -33,7 +33,7 @@ struct StepRunContext {
 // its last use.
 //
 // Sets the outputs, times and sent bytes of `result`. If a peer's data does not come in time, sets
-// the identity of that peer in `result`, as the one at fault. An error names the op. After an
+// the identity of that peer in `result`, as the peer at fault. An error names the op. After an
 // error, the caller aborts the step and drops its outputs from the store. Records each instruction
 // in the flight recorder of the options.
 absl::Status RunStep(const StepRunContext& context, StepResult* result);
