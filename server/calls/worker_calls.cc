@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "process/log.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
@@ -18,6 +19,9 @@
 
 namespace shardmesh::server {
 namespace {
+
+// Time in which a healthy worker attaches again after it lost its stream.
+constexpr absl::Duration kAttachesAgainWithin = absl::Seconds(10);
 
 // Most ranks that an answer names.
 constexpr int64_t kMostRanks = 1'000;
@@ -116,10 +120,19 @@ absl::Status WorkerCalls::CheckReplace(const v1::ReplaceWorkerRequest& request,
     return no_worker(request.identity(), "no worker has the identity");
   }
   SHARDMESH_RETURN_IF_ERROR(CheckLost(request.identity()));
+  const WorkerStatus* const replacement = view->FindWorker(request.replacement());
   if (!view->IsAlive(request.replacement())) {
+    // The coordinator itself ends the stream of a worker whose ranks have moved. Two calls in a row
+    // that name the same replacement must not fail because of that.
+    if (replacement != nullptr && clock_->Now() - replacement->lost < kAttachesAgainWithin) {
+      return Recovering(
+          StrCat("worker \"", request.replacement(), "\" was lost a moment ago (",
+                 replacement->lost_because, "); it attaches again if its process runs; try again"),
+          {{fact::kIdentity, request.replacement()}});
+    }
     return no_worker(request.replacement(), "no live worker has the identity");
   }
-  if (view->FindWorker(request.replacement())->state == WorkerState::kDraining) {
+  if (replacement->state == WorkerState::kDraining) {
     return WithReason(
         absl::FailedPreconditionError(StrCat("worker \"", request.replacement(),
                                              "\" drains and gets no ranks; name another")),

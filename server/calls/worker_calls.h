@@ -7,6 +7,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
+#include "process/clock.h"
 #include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/membership.h"
@@ -21,10 +22,11 @@ class WorkerCalls {
  public:
   // All objects that the arguments point to must outlive this object. `live` returns the steps and
   // transfers that run now.
-  WorkerCalls(Membership* membership, DefinitionStore* definition_store,
+  WorkerCalls(const Clock* clock, Membership* membership, DefinitionStore* definition_store,
               const ArrayRegistry* registry, const Recovery* recovery,
               std::function<std::vector<Sequencer::LiveWork>()> live)
-      : membership_(membership),
+      : clock_(clock),
+        membership_(membership),
         definition_store_(definition_store),
         registry_(registry),
         recovery_(recovery),
@@ -53,6 +55,7 @@ class WorkerCalls {
   // differ.
   void MoveRanks(const std::string& mesh_id) const;
 
+  const Clock* const clock_;
   Membership* const membership_;
   DefinitionStore* const definition_store_;
   const ArrayRegistry* const registry_;

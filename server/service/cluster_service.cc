@@ -39,8 +39,8 @@ class ClusterService final : public v1::ClusterService::CallbackService {
       : context_(context),
         options_(std::move(options)),
         calls_(context_, options_),
-        worker_calls_(options_.membership, options_.definition_store, context_.registry,
-                      options_.recovery, options_.live),
+        worker_calls_(context_.clock, options_.membership, options_.definition_store,
+                      context_.registry, options_.recovery, options_.live),
         watches_(changes, limits, [this](v1::WatchStarted* to) { calls_.DescribeStart(to); }) {}
 
   grpc::ServerUnaryReactor* GetVersion(grpc::CallbackServerContext* context,

@@ -622,8 +622,8 @@ TEST(PlanBuilderTest, NamesTheLayoutInWhichAWeightFits) {
     EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch);
     return std::string(plan.status().message());
   };
-  EXPECT_THAT(refusal(WeightLayout::kOutIn, {4, 8}), HasSubstr("`--layout in-out` reads it"));
-  EXPECT_THAT(refusal(WeightLayout::kInOut, {8, 4}), HasSubstr("`--layout out-in` reads it"));
+  EXPECT_THAT(refusal(WeightLayout::kOutIn, {4, 8}), HasSubstr("(`--layout in-out`) reads it"));
+  EXPECT_THAT(refusal(WeightLayout::kInOut, {8, 4}), HasSubstr("(`--layout out-in`) reads it"));
   EXPECT_THAT(refusal(WeightLayout::kOutIn, {6, 8}), Not(HasSubstr("--layout")));
 }
 

@@ -218,7 +218,12 @@ TEST_F(WorkerCallsTest, GivesAllRanksOfALostWorkerToAnother) {
   EXPECT_THAT(RanksOf("default"), ElementsAre(Worker(2), Worker(1)));
   EXPECT_THAT(RanksOf("one"), ElementsAre(Worker(2)));
 
-  const auto again = Replace(Worker(0), Worker(2));
+  // Its ranks have moved, hence the worker attaches again.
+  absl::StatusOr<v1::ReplaceWorkerResponse> again;
+  EXPECT_TRUE(Eventually([&] {
+    again = Replace(Worker(0), Worker(2));
+    return ReasonOf(again.status()) != Reason::kRecovering;
+  }));
   ASSERT_THAT(again, IsOk());
   EXPECT_EQ(again->rank_count(), 0) << "it has none any more";
   workers_->Return(0);
@@ -245,6 +250,10 @@ TEST_F(WorkerCallsTest, ReplacesNoWorkerThatIsThereAndByNoneThatCannotServe) {
   ASSERT_THAT(Drain(Worker(2)), IsOk());
   EXPECT_THAT(Replace(Worker(0), Worker(2)).status(),
               CarriesFacts(Reason::kNotServing, {{fact::kIdentity, Worker(2)}}));
+  workers_->Leave(3);
+  ASSERT_TRUE(AwaitState(Worker(3), v1::WORKER_STATE_LOST));
+  EXPECT_THAT(Replace(Worker(0), Worker(3)).status(),
+              CarriesFacts(Reason::kRecovering, {{fact::kIdentity, Worker(3)}}));
   EXPECT_THAT(Replace(Worker(0), Worker(0)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
   EXPECT_THAT(Replace("", Worker(2)).status(),
