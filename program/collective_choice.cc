@@ -22,7 +22,7 @@ using Kind = CollectiveKind;
 
 constexpr double kChunkBytes = 256 << 10;  // bytes of a piece that a chain forwards
 constexpr double kWorkOfAMessage = 0.25;   // work of a rank for one message, in latencies
-constexpr double kCrowdAtEase = 16;        // most concurrent senders that do not delay each other
+constexpr double kCrowdAtEase = 16;        // this many concurrent senders do not delay each other
 // The time of a byte doubles with this number of concurrent senders above kCrowdAtEase.
 constexpr double kCrowdToDouble = 128;
 // Two figures are not alike (AreAlike) if one is at least this many times the other.

@@ -15,8 +15,8 @@ namespace {
 
 // A page of a list is full once it has this many bytes.
 constexpr size_t kPageBytes = size_t{1} << 20;
-// Most bytes of a page with several entries. An entry that would exceed the limit begins the next
-// page.
+// The maximum number of bytes of a page with several entries. An entry that would exceed the limit
+// begins the next page.
 constexpr size_t kMostPageBytes = size_t{3} << 20;
 // A single entry always fits a message: the definition, and the workers of a mesh, were each stored
 // in one transaction of at most kMaxTransactionBytes. The rest of the entry is at most this large.

@@ -13,8 +13,8 @@
 
 namespace shardmesh::server {
 
-// Most bytes of a page before its last item: half of a message's limit, which leaves room for that
-// item.
+// The maximum number of bytes of a page before its last item: half of a message's limit, which
+// leaves room for that item.
 inline constexpr int64_t kPageBytes = rpc::kMaxControlMessageBytes / 2;
 
 // Returns the number of items on a page: `asked`, or `otherwise` if `asked` is 0. INVALID_ARGUMENT

@@ -23,7 +23,7 @@ namespace {
 // Time in which a healthy worker attaches again after it lost its stream.
 constexpr absl::Duration kAttachesAgainWithin = absl::Seconds(10);
 
-// Most ranks that an answer names.
+// The maximum number of ranks that an answer names.
 constexpr int64_t kMostRanks = 1'000;
 
 template <typename Response>

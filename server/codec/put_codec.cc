@@ -23,8 +23,8 @@ namespace {
 
 // A message of an answer to BeginPut is full once it has this many bytes.
 constexpr int64_t kPieceBytes = int64_t{512} << 10;
-// Most tensors of a put. The answer to the put's commit names all arrays in one message, which is
-// stored in one transaction.
+// The maximum number of tensors of a put. The answer to the put's commit names all arrays in one
+// message, which is stored in one transaction.
 constexpr int64_t kMaxPutTensors = 40'000;
 
 }  // namespace

@@ -24,15 +24,16 @@ constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kReleasedPrefix = "released/";
 
-// Most arrays in one record of released arrays. Such a record takes about half a MiB.
+// The maximum number of arrays in one record of released arrays. Such a record takes about half a
+// MiB.
 constexpr size_t kMaxReleased = 16'384;
-// Most discarded arrays whose ids the registry remembers.
+// The maximum number of discarded arrays whose ids the registry remembers.
 constexpr size_t kMaxDiscarded = 65'536;
-// Most tiles or arrays of an inventory that are handled before the lock is released for other
-// threads.
+// The maximum number of tiles or arrays of an inventory that are handled before the lock is
+// released for other threads.
 constexpr size_t kTakenAtOnce = 2'048;
-// Most meshes whose last change is remembered. Beyond this number, the older half of the changes is
-// forgotten.
+// The maximum number of meshes whose last change is remembered. Beyond this number, the older half
+// of the changes is forgotten.
 constexpr size_t kMaxMeshFloors = 16'384;
 
 // A commit within these limits is written as one transaction. The limits leave room for the fence

@@ -256,7 +256,8 @@ class ArrayRegistry {
   static constexpr size_t kMaxNameBytes = 1024;
   static constexpr int64_t kMaxNames = 1'000'000;
   static constexpr absl::Duration kAdoptionGrace = absl::Minutes(10);
-  // Most former name versions that FindName can find, for each array; older versions are forgotten.
+  // The maximum number of former name versions that FindName can find, for each array; older
+  // versions are forgotten.
   static constexpr size_t kFormerVersions = 256;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new

@@ -21,9 +21,9 @@ class DecodedVersions {
   using Record = std::shared_ptr<const std::string>;
   using DefinitionPtr = std::shared_ptr<const Definition>;
 
-  // Most cached definitions. The limit is above the number of versions that recent requests are
-  // expected to name. It bounds the memory: a decoded former version takes as much memory as a
-  // current definition.
+  // The maximum number of cached definitions. The limit is above the number of versions that recent
+  // requests are expected to name. It bounds the memory: a decoded former version takes as much
+  // memory as a current definition.
   static constexpr size_t kMaxVersions = 64;
   static constexpr size_t kMaxRecordBytes = size_t{8} << 20;  // of all cached records together
 

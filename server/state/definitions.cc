@@ -36,7 +36,8 @@ constexpr DefinitionKind kKinds[] = {DefinitionKind::kMesh, DefinitionKind::kPro
 static_assert(std::size(kKinds) == kDefinitionKindCount);
 static_assert(std::variant_size_v<DefinitionValue> == kDefinitionKindCount);
 
-// Most repetitions of a change, if another change of the definition comes first each time.
+// The maximum number of repetitions of a change, if another change of the definition comes first
+// each time.
 constexpr int kMaxTries = 16;
 
 std::string KeyOf(DefinitionKind kind, std::string_view name) {

@@ -198,7 +198,7 @@ class DefinitionStore {
       int64_t min_sharding_size = kDefaultMinSize);
   ~DefinitionStore();
 
-  // Most definitions that may exist. Existing definitions beyond a new limit stay.
+  // The maximum number of definitions that may exist. Existing definitions beyond a new limit stay.
   struct Limits {
     int64_t max_meshes = 10'000;
     int64_t max_definitions = 100'000;  // of all kinds

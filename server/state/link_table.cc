@@ -10,8 +10,8 @@ namespace {
 // The lowest plausible figures. Lower figures come from clock errors.
 constexpr double kLeastLatencySeconds = 1e-7;
 constexpr double kLeastSecondsPerByte = 1e-12;
-// Most meshes with a cached cost. The cache is cleared at this size, because removed meshes stay in
-// it.
+// The maximum number of meshes with a cached cost. The cache is cleared at this size, because
+// removed meshes stay in it.
 constexpr size_t kMaxCosts = 256;
 
 // Returns the worker's incarnation; 0 if the worker is not alive.

@@ -17,7 +17,7 @@
 namespace shardmesh::server {
 namespace {
 
-// Most ranks that one error names.
+// The maximum number of ranks that one error names.
 constexpr size_t kMostRanksNamed = 16;
 // A pause of this process up to this length is ignored: the workers' silence still counts.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);

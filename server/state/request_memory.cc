@@ -20,7 +20,7 @@ constexpr RequestMessages kMessages = {
     .reused = "request id \"$0\" was used for another request; draw a new one",
     .running = "the first request with id \"$0\" is still running; retry for its answer"};
 
-// Most deletes of one transaction, within the store's limit.
+// The maximum number of deletes of one transaction, within the store's limit.
 constexpr size_t kDeletesAtOnce = 100;
 
 // When a limit is exceeded, the oldest answers are deleted until usage is at this fraction of the

@@ -29,11 +29,12 @@ inline constexpr absl::Duration kMaxSessionTtl = absl::Hours(1);
 inline constexpr absl::Duration kDefaultSessionTtl = absl::Seconds(30);
 
 struct SessionOptions {
-  // Most open sessions. Bounds the number of sessions whose clients never close them.
+  // The maximum number of open sessions. Bounds the number of sessions whose clients never close
+  // them.
   int64_t max_sessions = 10'000;
-  // Most open sessions of one caller (rpc::Caller::name).
+  // The maximum number of open sessions of one caller (rpc::Caller::name).
   int64_t max_sessions_per_caller = 1'000;
-  // Most running transfers and steps of one session.
+  // The maximum number of running transfers and steps of one session.
   int64_t max_work_per_session = 1'000;
 };
 

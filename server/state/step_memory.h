@@ -17,14 +17,14 @@ namespace shardmesh::server {
 
 struct StepMemoryOptions {
   absl::Duration remember_for = absl::Minutes(10);
-  // Most bytes of answers, including their overhead. Beyond a limit, the oldest answers are
-  // dropped. If one caller exceeds its limit, answers of that caller are dropped. If all callers
-  // together exceed `max_bytes`, answers of the caller with the most bytes are dropped. The memory
-  // still knows that requests with dropped answers were answered.
+  // The maximum number of bytes of answers, including their overhead. Beyond a limit, the oldest
+  // answers are dropped. If one caller exceeds its limit, answers of that caller are dropped. If
+  // all callers together exceed `max_bytes`, answers of the caller with the most bytes are dropped.
+  // The memory still knows that requests with dropped answers were answered.
   int64_t max_bytes = int64_t{64} << 20;
   int64_t max_bytes_per_caller = int64_t{16} << 20;
-  // Most requests of one caller, with or without an answer. Beyond the limit, the caller's oldest
-  // requests are forgotten.
+  // The maximum number of requests of one caller, with or without an answer. Beyond the limit, the
+  // caller's oldest requests are forgotten.
   int64_t max_requests_per_caller = 20'000;
 };
 

@@ -41,8 +41,8 @@ constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kMeshPrefix = "mesh/";
 constexpr std::string_view kRanksPrefix = "ranks/";
 
-// Most records that are written for given ranks. One commit has room for these records and for the
-// other records that it writes.
+// The maximum number of records that are written for given ranks. One commit has room for these
+// records and for the other records that it writes.
 constexpr size_t kMostGivenRanks = 100;
 constexpr std::string_view kReplacedPrefix = "replaced.db-";
 

@@ -37,8 +37,8 @@ constexpr absl::Duration kRetryDelay = absl::Seconds(1);
 // time by at most 1/kMarks of that time.
 constexpr int kMarks = 16;
 
-// Most events that a compaction removes at a time. It releases the lock after them, so that readers
-// can take the lock.
+// The maximum number of events that a compaction removes at a time. It releases the lock after
+// them, so that readers can take the lock.
 constexpr size_t kForgottenAtOnce = 4096;
 
 // Delay before a failed compaction is tried again. Each attempt scans all data.

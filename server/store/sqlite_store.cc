@@ -45,7 +45,7 @@ constexpr int64_t kVacuumPages = 16'384;
 // A page limit that no database reaches.
 constexpr int64_t kUnlimitedPages = std::numeric_limits<int32_t>::max() - 1;
 
-// Most unreadable records that are logged one by one.
+// The maximum number of unreadable records that are logged one by one.
 constexpr size_t kLoggedRecords = 20;
 
 // The unit of `st_blocks`.

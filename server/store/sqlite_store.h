@@ -19,9 +19,9 @@ struct SqliteStoreOptions {
   // SQLite's `state.db-wal`), `LOCK` and `reserve`. On a full disk, only urgent transactions get
   // the space of `reserve`, piece by piece.
   std::string folder;
-  // Most bytes of the database. A commit that would exceed them gets RESOURCE_EXHAUSTED
-  // (STORE_FULL). A part of the quota (one part in kReservedShare, at most kReservedBytes) is
-  // reserved for urgent transactions.
+  // The maximum number of bytes of the database. A commit that would exceed them gets
+  // RESOURCE_EXHAUSTED (STORE_FULL). A part of the quota (one part in kReservedShare, at most
+  // kReservedBytes) is reserved for urgent transactions.
   int64_t quota_bytes = int64_t{2} << 30;
   // Time to wait if another process has locked the folder, because that process may be stopping.
   absl::Duration lock_timeout = absl::ZeroDuration();
@@ -36,7 +36,8 @@ struct SqliteStoreOptions {
   std::string vfs = {};
 };
 
-// Most bytes reserved for urgent transactions in the quota, and separately on the disk.
+// The maximum number of bytes reserved for urgent transactions in the quota, and separately on the
+// disk.
 inline constexpr int64_t kReservedBytes = int64_t{4} << 20;
 inline constexpr int64_t kReservedShare = 8;  // the quota's reserve is at most quota/kReservedShare
 

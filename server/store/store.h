@@ -73,8 +73,8 @@ struct KeptValue {
 // Selects the keys that keep overwritten values, even after Compact, until the key is deleted.
 struct HistoryOptions {
   std::vector<std::string> prefixes = {};  // keys that start with one of these
-  int64_t values = 32;                     // most values of a key, the current one included
-  size_t bytes = 4 << 20;                  // most bytes of a key's former values together
+  int64_t values = 32;                     // maximum values of a key, with the current one
+  size_t bytes = 4 << 20;                  // maximum bytes of a key's former values together
   // If true, all other keys have no history: a commit discards their old values at once. Reads at
   // an older revision, and watches, then find only the current values of such keys.
   bool others_have_none = false;
@@ -83,7 +83,7 @@ struct HistoryOptions {
 struct ListOptions {
   Revision at = 0;               // read as of this revision; 0: the newest
   std::string start_after = {};  // only keys after this key
-  int64_t limit = INT64_MAX;     // most keys to return
+  int64_t limit = INT64_MAX;     // maximum number of keys to return
 };
 
 // A change of one key, as reported by a watch.

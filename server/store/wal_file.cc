@@ -34,7 +34,7 @@ constexpr int64_t kMostPageBytes = 65'536;
 // A disk writes this many bytes atomically.
 constexpr int64_t kSectorBytes = 512;
 
-// Most frames that are repaired, because each repaired frame is kept in memory.
+// The maximum number of frames that are repaired, because each repaired frame is kept in memory.
 constexpr size_t kMostMended = 1024;
 
 absl::Status StoreError(absl::StatusCode code, std::string_view message, const std::string& path) {

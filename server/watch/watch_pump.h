@@ -21,7 +21,8 @@ struct WatchLimits {
   int64_t max_watches_per_caller = 100;  // by rpc::Caller::name
 };
 
-// Most bytes of changes that may wait for one watcher. If more bytes wait, the watcher is cut off.
+// The maximum number of bytes of changes that may wait for one watcher. If more bytes wait, the
+// watcher is cut off.
 inline constexpr size_t kWatchWaitingBytes = size_t{16} << 20;
 
 // The stream of a watcher, as the pump sees it. The pump holds the feed's mutex when it calls these

@@ -195,8 +195,8 @@ class WatchStream : public grpc::ServerWriteReactor<Response>, public WatchSink 
   }
 
  private:
-  // Most bytes of encoded messages that wait in one stream. Further changes wait in the feed, in a
-  // form that all watchers share.
+  // The maximum number of bytes of encoded messages that wait in one stream. Further changes wait
+  // in the feed, in a form that all watchers share.
   static constexpr int64_t kWatchOutboxBytes = int64_t{4} << 20;
 
   Streams* const streams_;

@@ -79,8 +79,8 @@ struct LayoutReport {
 // synchronised: one thread at a time.
 class LayoutAnalysis {
  public:
-  // Most tensors in each of LayoutReport::worst and LayoutReport::largest. Tensors with equal bytes
-  // are ordered by name.
+  // The maximum number of tensors in each of LayoutReport::worst and LayoutReport::largest. Tensors
+  // with equal bytes are ordered by name.
   static constexpr int64_t kListed = 10;
   // Upper bound on the sums kept for uneven parts, and on the combinations that Report()
   // enumerates.

@@ -114,8 +114,8 @@ class RuleSet {
   // match. Requires an index of rules() and !ReplicatesUnasked(shape). The only error is
   // INVALID_ARGUMENT (INVALID_SHAPE).
   absl::StatusOr<RuleMatch> Apply(int64_t rule, std::string_view name, OptionalShape shape) const;
-  // Returns whether a tensor of this shape gets P() regardless of its name. A strict set replicates
-  // scalars and leaves without shape, without a search.
+  // Returns whether a tensor of this shape gets P() regardless of its name: true if the set is
+  // strict, and the tensor is a scalar or a leaf without shape. Match then searches no rules.
   bool ReplicatesUnasked(OptionalShape shape) const;
   // Returns the error for a tensor that no rule matches: UNMATCHED_TENSOR, with the nearest rules.
   absl::Status UnmatchedError(std::string_view name) const;

@@ -23,7 +23,8 @@ namespace {
 // bytes of its content. This overhead also bounds the number of held pieces, so a flood of tiny
 // messages cannot exhaust memory.
 constexpr int64_t kPieceOverheadBytes = 256;
-// Most signatures of peers that a step holds for ops that this worker has not begun.
+// The maximum number of signatures of peers that a step holds for ops that this worker has not
+// begun.
 constexpr int64_t kMaxEarlySignatures = 16'384;
 
 // Returns `failure` with the text `waited_for` appended to its message. Keeps the machine-readable

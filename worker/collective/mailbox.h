@@ -49,12 +49,12 @@ namespace shardmesh::worker {
 class Mailbox {
  public:
   struct Options {
-    // Most bytes of one message that the mailbox holds, apart from lent pieces (Piece::is_lent).
-    // The credit with which a sender begins each message has the same size.
+    // The maximum number of bytes of one message that the mailbox holds, apart from lent pieces
+    // (Piece::is_lent). The credit with which a sender begins each message has the same size.
     int64_t tag_limit_bytes = int64_t{4} << 20;
-    // Most bytes held from one worker, with an overhead for each piece. Guards against a peer that
-    // ignores its credit. The limit is well above the credit of a stream, so a peer that keeps to
-    // its credit never reaches it.
+    // The maximum number of bytes held from one worker, with an overhead for each piece. Guards
+    // against a peer that ignores its credit. The limit is well above the credit of a stream, so a
+    // peer that keeps to its credit never reaches it.
     int64_t worker_limit_bytes = int64_t{1} << 30;
     // Called when a receiver has taken `size_bytes` of a message: the worker may now send as many
     // more bytes under this tag. Not called once the whole message has arrived, nor for a lent

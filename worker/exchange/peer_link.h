@@ -59,21 +59,22 @@ class PeerLink final : public ExchangeStream::Handler,
                        public std::enable_shared_from_this<PeerLink> {
  public:
   static constexpr int64_t kShortMessageBytes = int64_t{16} << 10;
-  // Most payload bytes of a data frame. A control frame waits at most for one such frame.
+  // The maximum number of payload bytes of a data frame. A control frame waits at most for one such
+  // frame.
   static constexpr int64_t kDataFrameBytes = int64_t{512} << 10;
-  // Most control frames that wait to be written. If a peer causes more control frames and does not
-  // read them, this end closes the stream.
+  // The maximum number of control frames that wait to be written. If a peer causes more control
+  // frames and does not read them, this end closes the stream.
   static constexpr size_t kMaxControlFrames = 4096;
   // Credit of the stream that a data frame costs, in addition to its payload and its signature.
   // This cost bounds the number of short messages in transit.
   static constexpr int64_t kFrameOverheadBytes = 256;
   // Bytes of a message that the peer may send after a demand, without credit of the stream.
   static constexpr int64_t kUrgentBytes = kDataFrameBytes;
-  // Most demands of the peer that this end keeps for messages that this end has not begun to send.
-  // A peer has far fewer receiving threads.
+  // The maximum number of demands of the peer that this end keeps for messages that this end has
+  // not begun to send. A peer has far fewer receiving threads.
   static constexpr size_t kMaxEarlyDemands = 1024;
-  // Most demands of ended steps that this end remembers. Far fewer demands can be in transit at
-  // once.
+  // The maximum number of demands of ended steps that this end remembers. Far fewer demands can be
+  // in transit at once.
   static constexpr size_t kMaxEndedDemands = 4096;
 
   // Counters about credit, shared by all links of one owner.

@@ -98,9 +98,9 @@ class PeerLinks {
     // Outlives this object.
     Clock* clock = nullptr;
     PeersChanged peers_changed;
-    // Most received bytes that may wait for receivers: tag_limit_bytes under one tag,
-    // link_limit_bytes in total over one stream. A stream's limit is its credit, which LinkCredit
-    // reduces if memory is short.
+    // The maximum number of received bytes that may wait for receivers: tag_limit_bytes under one
+    // tag, link_limit_bytes in total over one stream. A stream's limit is its credit, which
+    // LinkCredit reduces if memory is short.
     int64_t tag_limit_bytes = Mailbox::Options().tag_limit_bytes;
     int64_t link_limit_bytes = int64_t{16} << 20;
     // The memory budget from which the credit of streams is reserved; outlives this object. Null:

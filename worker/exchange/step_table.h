@@ -26,8 +26,9 @@ namespace shardmesh::worker {
 // other objects.
 class StepTable {
  public:
-  // Most held steps: as many as the coordinator can have in progress at once. Each held step costs
-  // one map node here. The streams' credit limits the messages that are held for the step.
+  // The maximum number of held steps: as many as the coordinator can have in progress at once. Each
+  // held step costs one map node here. The streams' credit limits the messages that are held for
+  // the step.
   static constexpr size_t kMaxHeldSteps = rpc::kMaxLiveWork;
 
   // Records that this worker will take part in a step. If the step was held, keeps the record of

@@ -113,8 +113,8 @@ class MatmulKernel {
   struct Options {
     // Number of threads for each run; 0: as many as HostShare::Threads returns for this process.
     int threads = 0;
-    // Most compiled kernels in the cache. Each kernel takes some tens of kilobytes, and a model has
-    // some tens of shapes.
+    // The maximum number of compiled kernels in the cache. Each kernel takes some tens of
+    // kilobytes, and a model has some tens of shapes.
     size_t cache_capacity = 1024;
     // Estimated rate of one thread, from which the size of a block is computed. A low estimate
     // makes smaller blocks.

@@ -42,7 +42,7 @@ internal::v1::HeldTile Encode(const ShardStore::HeldTile& from);
 // descriptor in the result has only the array's id.
 v1::QuarantinedArray Encode(const QuarantinedArray& from, const std::string& identity);
 
-// Most bytes of encoded instruction records in one heartbeat.
+// The maximum number of bytes of encoded instruction records in one heartbeat.
 inline constexpr int64_t kMaxHeartbeatRecordBytes = int64_t{32} << 10;
 // Adds the newest of the records, in the order of `from`: as many as fit into
 // kMaxHeartbeatRecordBytes.

@@ -14,7 +14,7 @@
 namespace shardmesh::worker {
 namespace {
 
-// Most instruction records in one heartbeat.
+// The maximum number of instruction records in one heartbeat.
 constexpr size_t kMaxRecords = 64;
 // If at least this many dropped arrays wait, the confirmation is sent at once. Otherwise the
 // confirmation is sent with the next heartbeat.

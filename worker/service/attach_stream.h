@@ -36,11 +36,11 @@ class AttachStream final
       public AttachSink,
       public std::enable_shared_from_this<AttachStream> {
  public:
-  // Most messages that wait to be handled. While the inbox is full, the stream reads no more, and
-  // further messages stay in the coordinator's outbox.
+  // The maximum number of messages that wait to be handled. While the inbox is full, the stream
+  // reads no more, and further messages stay in the coordinator's outbox.
   static constexpr size_t kMaxInbox = 64;
-  // Most bytes of messages that wait to be written. An inventory of millions of tiles fits. If more
-  // bytes wait for a coordinator, the coordinator counts as lost.
+  // The maximum number of bytes of messages that wait to be written. An inventory of millions of
+  // tiles fits. If more bytes wait for a coordinator, the coordinator counts as lost.
   static constexpr int64_t kOutboxBytes = int64_t{256} << 20;
 
   explicit AttachStream(const std::shared_ptr<grpc::Channel>& channel);

@@ -179,8 +179,8 @@ class TileGate {
  private:
   friend class IncomingTile;
 
-  // Most ids of ended transfers that the gate keeps, to refuse their tokens. Tokens are valid only
-  // for minutes.
+  // The maximum number of ids of ended transfers that the gate keeps, to refuse their tokens.
+  // Tokens are valid only for minutes.
   static constexpr size_t kEndedTransfers = 4096;
 
   absl::StatusOr<Attachment> PutAttachment() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

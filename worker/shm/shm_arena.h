@@ -35,9 +35,9 @@ class ShmArena final : public BlockSource {
  public:
   static constexpr size_t kOwnSegmentBytes = size_t{256} << 10;
   static constexpr size_t kSharedSegmentBytes = size_t{4} << 20;
-  // Most segments. If half of the process's limit on file descriptors is less, that half is the
-  // limit. The other half of the descriptors is for connections, files and mappings of peers'
-  // segments.
+  // The maximum number of segments. If half of the process's limit on file descriptors is less,
+  // that half is the limit. The other half of the descriptors is for connections, files and
+  // mappings of peers' segments.
   static constexpr size_t kMaxSegments = 16'384;
 
   // `name` names the segments in /proc.

@@ -28,7 +28,7 @@
 
 namespace shardmesh::worker {
 
-// Most bytes of the signature of an op (see Link::Begin).
+// The maximum number of bytes of the signature of an op (see Link::Begin).
 inline constexpr size_t kShmSignatureBytes = 512;
 
 // The content of the control segment of one end of a channel (the owner). The other end maps this

@@ -33,7 +33,7 @@ namespace {
 using Kind = ShmGreeting::Kind;
 
 constexpr int kBacklog = 64;
-// Most connected sockets whose other end has not yet identified itself.
+// The maximum number of connected sockets whose other end has not yet identified itself.
 constexpr size_t kMaxStrangers = 64;
 // How long the other end of a socket may take to identify itself.
 constexpr absl::Duration kStrangerLimit = absl::Seconds(2);

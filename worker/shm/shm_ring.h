@@ -30,9 +30,9 @@
 
 namespace shardmesh::worker {
 
-// Most notes in transit: written and not yet released. A power of two.
+// The maximum number of notes in transit: written and not yet released. A power of two.
 inline constexpr size_t kRingSlots = 256;
-// Most bytes of a note.
+// The maximum number of bytes of a note.
 inline constexpr size_t kMaxNoteBytes = 236;
 
 // The writer's part. If all bytes are zero, the ring is empty.

@@ -147,10 +147,11 @@ class StepExecutor {
   // Limit for the total bytes of the output arrays of a step with return_literals. Beyond it, the
   // step fails with LIMIT_EXCEEDED.
   static constexpr int64_t kMaxReturnedBytes = kMaxLiteralBytes;
-  // Most steps that run at the same time. The unfinished step with the lowest number may begin in
-  // addition to them.
+  // The maximum number of steps that run at the same time. At this maximum, one more step may begin
+  // if it has the lowest number of the unfinished steps.
   static constexpr int kRunners = 4;
-  // Most plans in the cache. A plan takes some kilobytes, and a client has some tens of plans.
+  // The maximum number of plans in the cache. A plan takes some kilobytes, and a client has some
+  // tens of plans.
   static constexpr size_t kPlanCapacity = 256;
 
   // The objects that the executor uses. All of them outlive the executor.
