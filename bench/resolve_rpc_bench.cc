@@ -376,8 +376,9 @@ void Measure(v1::ResolveService::Stub& resolve, grpc::health::v1::Health::Stub& 
   std::vector<double> empty_rates;
   std::atomic<int64_t> next = fresh;
   SetFirstSize(32, &question);
-  // Each request is new, as from a caller that varies one number. The caller changes a message only
-  // after the call with this message has ended.
+  // One request for each slot of RateOf. Each call sends a size that was not sent before, so the
+  // server cannot answer from its cache. A slot has one call at a time, so no request changes
+  // during its call.
   std::vector<typename Kind::Request> new_questions(kOutstanding, question);
   for (int round = 0; round < extent.rate_rounds; ++round) {
     ours_rates.push_back(RateOf([&](int, std::function<void(bool)> done) {

@@ -148,7 +148,8 @@ AxisValue RuleOf(AxisField field, const std::array<AxisValue, kFieldCount>& reso
   }
 }
 
-// Returns the initial value of a missing field.
+// Returns the default of a field that the profile leaves out. NotGiven: RuleOf derives the value
+// from other fields.
 AxisValue DefaultOf(AxisField field) {
   switch (field) {
     case AxisField::kDataParallel:

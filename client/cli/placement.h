@@ -45,7 +45,11 @@ absl::Status CheckAllMatched(const Placement& placement);
 
 // Prints the totals. With `with_tensors`, first prints one row for each tensor.
 void PrintPlacement(const Placement& placement, bool with_tensors = true);
-// Prints the summary: bytes per device, shares, specs, costly tensors, and corrections with fixes.
+// Prints the summary:
+//   - bytes per device, the sharded percentage of parameters and bytes, and the bytes in copies;
+//   - the specs, and the tensors with the most bytes on a device and in copies;
+//   - the corrected specs, with the corrections and the fixes that would make them unnecessary.
+// If no tensor has a dtype, prints only the corrected specs.
 void PrintReport(const Placement& placement);
 // The placement as JSON, with an object for each tensor. The object has the tensor's fixes, if any.
 Json PlacementJson(const Placement& placement);

@@ -191,7 +191,7 @@ class HttpServer::Connection {
   const FileDescriptor socket_;
   const SteadyDeadline deadline_;
   std::unique_ptr<TlsContext> context_;
-  std::unique_ptr<TlsSession> tls_;  // null for plaintext, and before the first byte
+  std::unique_ptr<TlsSession> tls_;  // null for plaintext, and before the first Advance()
   bool has_accepted_ = false;
   std::string request_;
   bool has_reply_ = false;

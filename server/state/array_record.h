@@ -54,7 +54,9 @@ absl::StatusOr<std::string> DecodeName(std::string_view key, const std::string& 
 struct ManifestEntry {
   std::string name;
   ArrayPtr array;
-  int64_t version = 0;  // of the name; 0: the revision of the manifest's record
+  // The name's version; set if the manifest was rewritten. 0: the name's version is the store
+  // revision of the manifest's record.
+  int64_t version = 0;
 };
 // Splits the entries into chunks of at most kMaxChunkBytes. A larger entry gets a chunk of its own.
 inline constexpr size_t kMaxChunkBytes = 1 << 20;

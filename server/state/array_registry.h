@@ -277,7 +277,7 @@ class ArrayRegistry {
   const std::vector<std::string>& left_out() const { return left_out_; }
   RequestMemory& requests() { return *requests_; }
 
-  // Sets the most names that may exist. Call it before the first commit.
+  // Sets the maximum number of names. Call it before the first commit.
   void SetMaxNames(int64_t max_names) { max_names_ = max_names; }
   // RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): there is no room for `more` additional names.
   absl::Status CheckRoomForNames(int64_t more) const;

@@ -215,7 +215,8 @@ class LocalStore final : public Store {
   // The members from here to `stats_time_` are used only by the writer thread.
   std::deque<Mark> marks_;  // by rising revision
   size_t kept_bytes_ = 0;   // history bytes that the last compaction had to keep
-  // True once the values that an older build kept for keys without history are removed.
+  // True after the first compaction since the store was opened. This compaction also removes former
+  // values of keys that have no history. An older release may have left such values.
   bool is_cleared_ = false;
   std::chrono::steady_clock::time_point compact_after_;  // earliest retry of a failed compaction
   bool stats_are_old_ = true;
