@@ -87,9 +87,8 @@ class LinkTally {
   // Returns the sums. Call it once, after the last Add.
   LinkTrafficSummary Finish() {
     for (const auto& [axes, traffic] : equal_groups_) {
-      ForEachGroup(axes, [this, &traffic = traffic](absl::Span<const DeviceId> group) {
-        AddGroup(traffic, group);
-      });
+      ForEachGroup(axes, [this, &axes = axes, &traffic = traffic](
+                             absl::Span<const DeviceId> group) { AddGroup(axes, traffic, group); });
     }
     LinkTrafficSummary summary;
     summary.link_count = static_cast<int64_t>(bytes_.size());
@@ -110,6 +109,16 @@ class LinkTally {
     return summary;
   }
 
+  // Returns the bytes that one device sends along these axes, for the device that sends most. Call
+  // it after Finish.
+  int64_t MostSentAlong(const std::vector<std::string>& axes) const {
+    int64_t most = 0;
+    if (const auto found = sent_.find(axes); found != sent_.end()) {
+      for (const auto& [device, bytes] : found->second) most = std::max(most, bytes);
+    }
+    return most;
+  }
+
  private:
   // Adds the traffic by place, not by link: all groups along the same axes have the same traffic.
   // Finish adds it to the links of every group.
@@ -128,7 +137,7 @@ class LinkTally {
       AddCollectiveTraffic(
           op, TilesOfGroup(op, operand.dtype, result.dtype, operand_tiling, result_tiling, group),
           &traffic);
-      AddGroup(traffic, group);
+      AddGroup(op.axes, traffic, group);
     });
   }
 
@@ -151,12 +160,16 @@ class LinkTally {
     }
   }
 
-  void AddGroup(const PlaceTraffic& traffic, absl::Span<const DeviceId> group) {
+  void AddGroup(const std::vector<std::string>& axes, const PlaceTraffic& traffic,
+                absl::Span<const DeviceId> group) {
+    absl::flat_hash_map<DeviceId, int64_t>& sent = sent_[axes];
     for (size_t sender = 0; sender < group.size(); ++sender) {
       for (size_t receiver = 0; receiver < group.size(); ++receiver) {
         const int64_t bytes =
             traffic.BytesBetween(static_cast<int64_t>(sender), static_cast<int64_t>(receiver));
-        if (bytes > 0) AddTo(bytes_[std::pair(group[sender], group[receiver])], bytes);
+        if (bytes == 0) continue;
+        AddTo(bytes_[std::pair(group[sender], group[receiver])], bytes);
+        AddTo(sent[group[sender]], bytes);
       }
     }
   }
@@ -167,6 +180,8 @@ class LinkTally {
   std::map<std::vector<std::string>, PlaceTraffic> equal_groups_;
   // Bytes of each link, by sender and receiver. Has only links that carry bytes.
   absl::flat_hash_map<std::pair<DeviceId, DeviceId>, int64_t> bytes_;
+  // Bytes that each device sends, by the axes of the collectives.
+  std::map<std::vector<std::string>, absl::flat_hash_map<DeviceId, int64_t>> sent_;
 };
 
 int64_t PeakBytesOf(const Plan& plan) {
@@ -248,7 +263,12 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
     forecast.exchange_seconds += seconds;
     if (tally.has_value()) tally->Add(*op, plan.values[instruction.output]);
   }
-  if (tally.has_value()) forecast.link_traffic = tally->Finish();
+  if (tally.has_value()) {
+    forecast.link_traffic = tally->Finish();
+    for (AxisTraffic& traffic : forecast.traffic) {
+      traffic.sent_bytes = tally->MostSentAlong(traffic.axes);
+    }
+  }
   forecast.peak_bytes = PeakBytesOf(plan);
   return forecast;
 }

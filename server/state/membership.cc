@@ -161,11 +161,23 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
   const MeshRanks* mesh = FindMesh(mesh_id);
   if (mesh == nullptr) return NoMesh(mesh_id, meshes);
   if (mesh->identities.empty()) {
+    // Draining workers get no ranks.
+    std::vector<std::string> held;
+    int64_t have = 0;
+    for (const auto& [identity, worker] : workers) {
+      have += worker->state == WorkerState::kAttached ? 1 : 0;
+      if (server::IsAlive(*worker) && worker->is_held) held.push_back(identity);
+    }
+    std::string advice = StrCat("start ", mesh->size - have, " more");
+    if (!held.empty()) {
+      StrAppend(&advice, ", or take drained ones into use again: `shardmesh admin worker drain ",
+                held.front(), " --resume`");
+    }
     return WithReason(absl::FailedPreconditionError(
-                          StrCat("mesh \"", mesh_id, "\" needs ", mesh->size, " workers, ", alive,
-                                 " are attached; start ", mesh->size - alive, " more")),
+                          StrCat("mesh \"", mesh_id, "\" needs ", mesh->size, " workers, ", have,
+                                 " are attached and not drained; ", advice)),
                       Reason::kMeshIncomplete,
-                      {{fact::kMesh, mesh_id}, {fact::kHave, alive}, {fact::kNeed, mesh->size}});
+                      {{fact::kMesh, mesh_id}, {fact::kHave, have}, {fact::kNeed, mesh->size}});
   }
   // Name only the first missing ranks, so that the error fits an answer.
   std::vector<std::string> missing;

@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -178,6 +180,25 @@ TEST(PlanForecastTest, LooksAtALimitedNumberOfPairs) {
   EXPECT_TRUE(links_of(1, "dp=65536,tp=2").has_value());
   EXPECT_EQ(links_of(1, "dp=262144,tp=2"), std::nullopt);
   EXPECT_EQ(links_of(1, "tp=2147483648"), std::nullopt);
+}
+
+TEST(PlanForecastTest, TheBusiestDeviceIsTheOneThatSendsMostOverItsLinks) {
+  // Doubling among five ranks: some of them send more than others.
+  const Plan plan = *PlanProgram(
+      {.operand_count = 1,
+       .ops = {Among({"tp"}, CollectiveKind::kAllReduce, CollectiveAlgorithm::kDoubling, 0)},
+       .outputs = {1}},
+      {Value({7, 5}, PartitionSpec())}, Target("tp=5"));
+  const PlanForecast forecast = ForecastOf(plan, {});
+  std::map<DeviceId, int64_t> sent;
+  for (const LinkTraffic& link : forecast.link_traffic->busiest) {
+    sent[link.sender] += link.sent_bytes;
+  }
+  int64_t most = 0;
+  for (const auto& [device, bytes] : sent) most = std::max(most, bytes);
+  ASSERT_EQ(forecast.traffic.size(), 1u);
+  EXPECT_EQ(forecast.traffic[0].sent_bytes, most);
+  EXPECT_EQ(most, 4 * 7 * 5 * 4) << "the even formula says 3 times the tile";
 }
 
 TEST(PlanForecastTest, CountsTheDimensionsOfUnequalTiles) {

@@ -107,6 +107,12 @@ TEST_F(WorkerCallsTest, ADrainedWorkerGetsNoWorkUntilItIsResumed) {
   EXPECT_THAT(RanksOf("m"), ElementsAre(Worker(0), Worker(2)));
   ASSERT_THAT(CreateMesh("big", 3), IsOk());
   EXPECT_THAT(RanksOf("big"), ElementsAre());
+  const absl::Status too_big = Call<v1::ComputeService>(&v1::ComputeService::Stub::Execute,
+                                                        Product(OpenSession(), "big"), &executed);
+  EXPECT_THAT(too_big, CarriesFacts(Reason::kMeshIncomplete,
+                                    {{fact::kMesh, "big"}, {fact::kHave, 2}, {fact::kNeed, 3}}));
+  EXPECT_THAT(std::string(too_big.message()),
+              AllOf(HasSubstr("start 1 more"), HasSubstr(StrCat(Worker(1), " --resume`"))));
 
   // The same process over another stream drains as before.
   workers_->AttachAgain(1);
