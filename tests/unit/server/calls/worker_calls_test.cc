@@ -101,7 +101,11 @@ class WorkerReplacementTest : public testing::Test {
   Recovery recovery_{&clock_, absl::Seconds(60)};
   std::function<void()> moved_;  // called when ranks of a mesh have moved
   Membership members_{&clock_};
-  const WorkerCalls calls_{&members_, definition_store_.get(), /*registry=*/nullptr, &recovery_,
+  const WorkerCalls calls_{&clock_,
+                           &members_,
+                           definition_store_.get(),
+                           /*registry=*/nullptr,
+                           &recovery_,
                            [] { return std::vector<Sequencer::LiveWork>(); }};
 };
 
@@ -116,6 +120,20 @@ TEST_F(WorkerReplacementTest, TheOldWorkerServesNoRankOnceTheCallHasEnded) {
   EXPECT_THAT(RanksOf("m"), ElementsAre("new"));
   EXPECT_THAT(RanksOf("n"), ElementsAre("new"));
   EXPECT_THAT(members_.Forget("old"), IsOk());
+}
+
+TEST_F(WorkerReplacementTest, AReplacementThatWasJustLostMayAttachAgain) {
+  const uint64_t old = Attach("old");
+  const uint64_t spare = Attach("spare");
+  Define("m", {"old"});
+  members_.Detach(old, "it is gone");
+  members_.Detach(spare, "its ranks have moved");
+  EXPECT_THAT(Replace("old", "spare"),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  clock_.Advance(absl::Seconds(11));
+  EXPECT_THAT(Replace("old", "spare"), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  Attach("spare");
+  EXPECT_THAT(Replace("old", "spare"), IsOk());
 }
 
 TEST_F(WorkerReplacementTest, AWorkerThatMayStillAttachAfterTheStartKeepsItsRanks) {
