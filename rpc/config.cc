@@ -228,6 +228,12 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
                                                  Compatibility compatibility) {
   constexpr std::array<std::string_view, 4> kKeys = {"rules", "min_size", "strict", "separator"};
   SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
+  if (root.IsMap() && root["logical_axis_rules"]) {
+    return file.Bad(
+        root.Mark(),
+        "this is a file of logical rules; `shardmesh logical resolve` takes it. Rules by "
+        "the names of tensors are a sequence of {pattern, spec} under the key rules");
+  }
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a rules file", kKeys));
   if (!root["rules"] || !root["rules"].IsSequence()) {
     return file.Bad(root.Mark(), "a rules file needs rules, a sequence of {pattern, spec}");
@@ -290,7 +296,7 @@ absl::StatusOr<LogicalRules> ParseLogicalPairs(const File& file, const YAML::Nod
 }
 
 absl::StatusOr<LogicalRules> ParseLogicalRulesNode(const File& file, std::string_view text) {
-  constexpr std::array<std::string_view, 1> kKeys = {"rules"};
+  constexpr std::array<std::string_view, 2> kKeys = {"rules", "logical_axis_rules"};
   constexpr std::array<std::string_view, 2> kRuleKeys = {"name", "axes"};
   SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
   if (root.IsSequence()) return ParseLogicalPairs(file, root);

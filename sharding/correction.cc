@@ -113,7 +113,9 @@ std::string Correction::ToString() const { return TextOf(*this, "the mesh"); }
 std::string Correction::ToString(const Mesh& mesh) const {
   std::string text = TextOf(*this, StrCat("the mesh ", mesh.ToString()));
   for (const std::string& axis : absent_axes) {
-    if (absl::c_linear_search(kUsualAxes, axis)) {
+    // A mesh often lacks a usual axis. `fsdp` is near `fspd`, but `sp` and `tp` are two axes.
+    if (absl::c_linear_search(kUsualAxes, axis) &&
+        (axis.size() <= 2 || absl::c_linear_search(kUsualAxes, mesh.NearestAxis(axis)))) {
       continue;
     }
     if (const std::string hint = mesh.DidYouMeanAxis(axis); !hint.empty()) {

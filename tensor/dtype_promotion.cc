@@ -186,6 +186,12 @@ absl::StatusOr<Dtype> ParseDtypeOfAnyForm(std::string_view name) {
     known.push_back(NumpyDtypeName(dtype));
     pairs.push_back(StrCat(DtypeName(dtype), " (", NumpyDtypeName(dtype), ")"));
   }
+  // Python's `float` has 64 bits, and PyTorch's 32: the name means no single type.
+  if (name == "float") {
+    return InvalidArgument(Reason::kUnknownDtype,
+                           "\"float\" is not an element type; write \"float32\" or \"float64\"",
+                           {{fact::kDtype, name}});
+  }
   return InvalidArgument(
       Reason::kUnknownDtype,
       StrCat("\"", name, "\" is not an element type; the known ones, with their NumPy names, are ",

@@ -234,14 +234,18 @@ class TreeReader final : public nlohmann::json_sax<Json> {
   }
 
   bool Unexpected(std::string_view what) {
+    constexpr std::string_view kOfLines =
+        "; one object a line, such as {\"name\": \"w\", \"shape\": [8, 8]}, goes into a .jsonl "
+        "file";
     return Fail(
         Reason::kBadFile,
         objects_.empty()
-            ? StrCat(what, " stands where the tree's object should")
+            ? StrCat(what, " stands where the tree's object should", is_line_ ? "" : kOfLines)
             : StrCat(what, " stands at the key ", Quoted(key_),
                      "; a tensor has shape (a list of sizes), dtype (a name), and axes or "
                      "spec (a list of null, names or lists of names)",
-                     is_line_ ? "" : "; every other value is an object with tensors in it"));
+                     is_line_ ? "" : "; every other value is an object with tensors in it",
+                     !is_line_ && key_ == "name" ? kOfLines : ""));
   }
 
   // Appends a key to name_, after a dot. Fails if name_ would be longer than kMaxTreeNameBytes.

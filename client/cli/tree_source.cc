@@ -98,7 +98,17 @@ absl::StatusOr<std::vector<TreeTensor>> ReadAnyTree(const std::string& path) {
       return TensorsOf(*std::move(tree));
     }
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+  absl::StatusOr<Checkpoint> opened = Checkpoint::Open(path);
+  const bool is_text =
+      absl::EndsWith(path, ".yaml") || absl::EndsWith(path, ".yml") || absl::EndsWith(path, ".txt");
+  if (!opened.ok() && is_text && ReasonOf(opened.status()) == Reason::kBadFile) {
+    return InvalidArgument(Reason::kBadFile,
+                           StrCat(path,
+                                  ": is no safetensors file; the name of a file of names and "
+                                  "shapes ends in .json or .jsonl"),
+                           {{fact::kFile, path}});
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, std::move(opened));
   return client::TensorsOf(checkpoint);
 }
 
@@ -107,10 +117,12 @@ absl::StatusOr<std::vector<TreeTensor>> ReadAnyTree(const std::string& path) {
 absl::StatusOr<std::vector<TreeTensor>> ReadTree(const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadAnyTree(path));
   if (tensors.empty()) {
+    const std::string_view example = absl::EndsWith(path, ".json")
+                                         ? R"({"w": {"shape": [8, 8], "dtype": "F32"}})"
+                                         : R"({"name": "w", "shape": [8, 8], "dtype": "F32"})";
     return InvalidArgument(Reason::kBadFile,
                            StrCat(path == "-" ? "standard input" : path,
-                                  ": has no tensors; a tree has one at least, such as "
-                                  "{\"name\": \"w\", \"shape\": [8, 8], \"dtype\": \"F32\"}"),
+                                  ": has no tensors; a tree has one at least, such as ", example),
                            {{fact::kFile, path}});
   }
   return tensors;

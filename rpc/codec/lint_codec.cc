@@ -14,7 +14,8 @@ namespace shardmesh::rpc {
 // The wire's enum has the same kinds in the same order; its 0 means "not set".
 static_assert(static_cast<int>(Finding::Kind::kBadPattern) + 1 ==
               v1::LintFinding::KIND_BAD_PATTERN);
-static_assert(static_cast<int>(Finding::Kind::kCorrected) + 1 == v1::LintFinding::KIND_CORRECTED);
+static_assert(static_cast<int>(Finding::Kind::kMisspeltAxis) + 1 ==
+              v1::LintFinding::KIND_MISSPELT_AXIS);
 static_assert(v1::LintFinding::Kind_MAX == kFindingKindCount);
 
 v1::LintFinding::Kind Encode(Finding::Kind kind) {

@@ -11,8 +11,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "sharding/correction.h"
 #include "sharding/pattern/syntax.h"
+#include "sharding/rules/exclusion.h"
 #include "sharding/rules/rule_explanation.h"
 #include "sharding/spec.h"
 #include "sharding/usual_axes.h"
@@ -109,6 +111,21 @@ std::string ReasonText(Reason reason) {
   }
 }
 
+// Returns how a spec is written, for an axis that is more likely a faulty spelling of null or of
+// several axes than a name; else an empty string.
+std::string SpellingHint(std::string_view axis) {
+  for (const std::string_view none : {"none", "null", "nil", "-", "~"}) {
+    if (absl::EqualsIgnoreCase(ToAbsl(axis), ToAbsl(none))) return "write null for no axis";
+  }
+  return axis.find_first_of("+, ") != std::string_view::npos ? "write [a, b] for several axes" : "";
+}
+
+bool HasAxis(const Mesh& mesh, std::string_view name) {
+  const absl::Span<const MeshAxis> axes = mesh.axes();
+  return std::any_of(axes.begin(), axes.end(),
+                     [name](const MeshAxis& axis) { return axis.name == name; });
+}
+
 // Stands for "no mesh" in the keys of Linter's maps.
 constexpr int64_t kNoMesh = -1;
 
@@ -149,6 +166,16 @@ class Linter {
   void ReportTrees();
   void ReportRules();
   void ReportBlames(Finding::Kind kind, const std::map<Blame, Tally>& blames);
+  void ReportMisspeltAxes();
+  // Returns the hint on an axis that no mesh has, such as `did you mean 'fsdp'?`. Returns an empty
+  // string if the axis may be right, for a mesh that was not given.
+  std::string MisspeltAxisHint(std::string_view axis) const;
+  // Returns whether RewriteExclusions can replace the patterns that are not supported.
+  bool CanRewrite() {
+    if (!can_rewrite_.has_value())
+      can_rewrite_ = RewriteExclusions(rules_.rules(), options_.is_cancelled).ok();
+    return *can_rewrite_;
+  }
   // Counts the finding. Below max_findings_per_kind, also lists it, with the text that `fill`
   // returns.
   template <typename Fill>
@@ -184,6 +211,9 @@ class Linter {
   std::map<Blame, Tally> corrected_;
   // For each subject and mesh: the axes that the mesh lacks, in order of appearance.
   std::map<std::pair<Subject, int64_t>, std::vector<std::string>> absent_axes_;
+  // For each rule and each axis of it that a mesh lacks: the tensors that the rule decides.
+  std::map<std::pair<int64_t, std::string>, Tally> lacking_;
+  std::optional<bool> can_rewrite_;
   LintReport report_;
 };
 
@@ -298,6 +328,7 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
     }
     return;
   }
+  std::vector<std::string> lacking;
   for (size_t mesh = 0; mesh < meshes_.size(); ++mesh) {
     const auto mesh_key = static_cast<int64_t>(mesh);
     const absl::StatusOr<CorrectionResult> result = Correct(spec, *shape, meshes_[mesh].mesh);
@@ -319,8 +350,50 @@ void Linter::LookAtSpec(const Subject& subject, const PartitionSpec& spec, size_
       for (const std::string& axis : correction.absent_axes) {
         std::vector<std::string>& absent = absent_axes_[{subject, mesh_key}];
         if (std::find(absent.begin(), absent.end(), axis) == absent.end()) absent.push_back(axis);
+        if (std::find(lacking.begin(), lacking.end(), axis) == lacking.end()) {
+          lacking.push_back(axis);
+        }
       }
     }
+  }
+  if (subject.rule < 0) return;
+  for (const std::string& axis : lacking) lacking_[{subject.rule, axis}].AddFirst(index, tree);
+}
+
+std::string Linter::MisspeltAxisHint(std::string_view axis) const {
+  // An axis of another given mesh is right, and a mesh often lacks a usual axis.
+  if (std::find(std::begin(kUsualAxes), std::end(kUsualAxes), axis) != std::end(kUsualAxes) ||
+      std::any_of(meshes_.begin(), meshes_.end(),
+                  [axis](const LintMesh& mesh) { return HasAxis(mesh.mesh, axis); })) {
+    return "";
+  }
+  if (std::string hint = SpellingHint(axis); !hint.empty()) return hint;
+  for (const LintMesh& mesh : meshes_) {
+    const std::string nearest = mesh.mesh.NearestAxis(axis);
+    // Names of two letters, such as `cp` and `tp`, are near one another without being misspelt.
+    if (!nearest.empty() &&
+        (axis.size() > 2 || absl::EqualsIgnoreCase(ToAbsl(axis), ToAbsl(nearest)))) {
+      return StrCat("did you mean ", PythonRepr(nearest), "?");
+    }
+  }
+  return "";
+}
+
+void Linter::ReportMisspeltAxes() {
+  for (const auto& [key, tally] : lacking_) {
+    const auto& [rule, axis] = key;
+    const std::string hint = MisspeltAxisHint(axis);
+    if (hint.empty()) continue;
+    Add({.kind = Finding::Kind::kMisspeltAxis,
+         .rules = {rule},
+         .tensor = tree_[tally.tensor].name,
+         .reason = Reason::kAxisNotInMesh,
+         .count = tally.count,
+         .trees = tally.trees},
+        [&](const Finding& listed) {
+          return StrCat(RuleText(rules_, listed.rules.front()), ": no mesh has the axis ",
+                        PythonRepr(axis), "; ", hint);
+        });
   }
 }
 
@@ -412,7 +485,15 @@ void Linter::ReportRules() {
     const absl::Status status = rules_.PatternStatus(rule);
     if (!status.ok()) {
       Add({.kind = Finding::Kind::kBadPattern, .rules = {rule}, .reason = ReasonOf(status)},
-          [&](const Finding&) { return std::string(ToStd(status.message())); });
+          [&](const Finding&) {
+            const bool can_rewrite =
+                ReasonOf(status) == Reason::kUnsupportedPattern && CanRewrite();
+            return StrCat(ToStd(status.message()),
+                          can_rewrite
+                              ? "; `shardmesh rules rewrite FILE` gives rules that mean the "
+                                "same without it"
+                              : "");
+          });
     }
   }
   for (int64_t rule = 0; rule < rule_count; ++rule) {
@@ -576,6 +657,7 @@ void Linter::Report() {
   ReportBlames(Finding::Kind::kBadAxes, bad_axes_);
   ReportBlames(Finding::Kind::kDuplicateAxis, duplicates_);
   ReportBlames(Finding::Kind::kCorrected, corrected_);
+  ReportMisspeltAxes();
 }
 
 }  // namespace
@@ -598,6 +680,8 @@ std::string_view FindingKindName(Finding::Kind kind) {
       return "DUPLICATE_AXIS";
     case Finding::Kind::kCorrected:
       return "CORRECTED";
+    case Finding::Kind::kMisspeltAxis:
+      return "MISSPELT_AXIS";
   }
   return "UNKNOWN";
 }

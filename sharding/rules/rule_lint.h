@@ -69,6 +69,11 @@ struct Finding {
     // RANK_TRUNCATED or UNCONSTRAINED; tensor: the first of the tensors with the most elements;
     // count of tensors.
     kCorrected,
+    // A rule's axis that none of the given meshes has, and that resembles an axis of one of them,
+    // or a spelling of null or of several axes, such as `none` or `fsdp+tp`. The same rule also has
+    // a kCorrected finding on each mesh. rules: the rule; reason: AXIS_NOT_IN_MESH; tensor: the
+    // first; count.
+    kMisspeltAxis,
   };
   Kind kind = Kind::kDead;
   std::vector<int64_t> rules = {};
@@ -91,7 +96,7 @@ struct Finding {
 
   friend bool operator==(const Finding&, const Finding&) = default;
 };
-inline constexpr int64_t kFindingKindCount = 8;
+inline constexpr int64_t kFindingKindCount = 9;
 
 // Returns the name of a kind: "DEAD", "SHADOWED", ... Names do not change between versions.
 std::string_view FindingKindName(Finding::Kind kind);

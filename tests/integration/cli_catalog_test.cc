@@ -66,6 +66,8 @@ TEST_F(ClusterCommandTest, NamesTheNearestDefinitionAndWhatListsThem) {
        "did you mean \"bert\"? `shardmesh catalog ls rules` lists what there is"},
       {{"catalog", "get", "profile", "nope"},
        "there is no profile named \"nope\"; `shardmesh catalog ls profile` lists what there is"},
+      {{"catalog", "put", "mesh", "pod", "dp=2,tp=2"},
+       "there is no file dp=2,tp=2; FILE is YAML, such as axes: [{name: dp, size: 2}"},
       {{"catalog", "get", "logical", "nope"}, "; `shardmesh catalog ls logical` lists"},
       {{"plan", "--stored-tree=nope", "--rules=bert"}, "; `shardmesh catalog ls tree` lists"},
   };

@@ -318,7 +318,12 @@ TEST_F(ClusterCommandTest, SaysWhatIsNotCounted) {
   WriteFile(tree, "{}");
   result = cluster_->Run({"plan", tree, "--rules", rules});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("has no tensors"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("has no tensors"),
+                                HasSubstr(R"({"w": {"shape": [8, 8], "dtype": "F32"}})")));
+  const std::string text = WriteFile(Path("tree.yaml"), "a: {shape: [4], dtype: F32}\n");
+  result = cluster_->Run({"plan", text, "--rules", rules});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("ends in .json or .jsonl"));
 }
 
 TEST_F(ClusterCommandTest, TakesMeshesAsTheyAreGiven) {

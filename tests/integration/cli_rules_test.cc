@@ -47,6 +47,14 @@ TEST_F(ClusterCommandTest, LooksThroughRules) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_GT(json::parse(result.out)["counts"]["CORRECTED"], 0);
 
+  const std::string misspelt =
+      WriteFile(Path("misspelt.yaml"), "rules:\n- {pattern: '.*', spec: [tp, fspd]}\n");
+  result =
+      cluster_->Run({"rules", "lint", misspelt, "--tree", checkpoint_, "--mesh", "fsdp=2,tp=2"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("MISSPELT_AXIS"), HasSubstr("did you mean 'fsdp'?"),
+                                HasSubstr(": 1 finding, ")));
+
   const std::string bad =
       WriteFile(Path("bad.yaml"),
                 "rules:\n- {pattern: 'a(?=b)', spec: []}\n- {pattern: nosuch, spec: []}\n"

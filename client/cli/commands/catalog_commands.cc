@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
@@ -228,7 +229,13 @@ void PrintValue(const Entry& entry) {
 absl::StatusOr<EntryValue> LoadValue(EntryKind kind, const std::string& path) {
   switch (kind) {
     case EntryKind::kMesh: {
-      SHARDMESH_ASSIGN_OR_RETURN(MeshDefinition mesh, rpc::LoadMesh(path));
+      absl::StatusOr<MeshDefinition> loaded = rpc::LoadMesh(path);
+      if (loaded.status().code() == absl::StatusCode::kNotFound && absl::StrContains(path, '=')) {
+        return absl::NotFoundError(
+            StrCat("there is no file ", path,
+                   "; FILE is YAML, such as axes: [{name: dp, size: 2}, {name: tp, size: 2}]"));
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(MeshDefinition mesh, std::move(loaded));
       return EntryValue(std::move(mesh));
     }
     case EntryKind::kProfile: {

@@ -72,6 +72,15 @@ TEST(ConfigTest, ErrorsNameThePlaceAndTheNearestKey) {
   EXPECT_THAT(RulesError(""), HasSubstr("must be a mapping"));
 }
 
+TEST(ConfigTest, TellsLogicalRulesFromRulesByName) {
+  EXPECT_THAT(
+      RulesError("logical_axis_rules: [[batch, data]]"),
+      HasSubstr("r.yaml:1:1: this is a file of logical rules; `shardmesh logical resolve`"));
+  EXPECT_THAT(
+      std::string(ParseLogicalRules("logical_axis_rule: [[batch, data]]", "l").status().message()),
+      HasSubstr("did you mean \"logical_axis_rules\"?"));
+}
+
 TEST(ConfigTest, ErrorsKeepTheReasonOfTheAlgebra) {
   EXPECT_THAT(ParseRules("rules: [{pattern: '(', spec: []}]", "r").status(),
               StatusIs(kInvalid, Reason::kBadPattern));

@@ -59,6 +59,15 @@ TEST(CorrectTest, NamesTheAxesOfTheMeshAndTheOneThatWasMeant) {
       "dimension 0: 'tpp' dropped, the mesh dp=2,tp=4 has no such axis; did you mean \"tp\"?");
   EXPECT_EQ(result.corrections[1].ToString(mesh),
             "dimension 1: 'xx' dropped, the mesh dp=2,tp=4 has no such axis");
+  // The mesh is misspelt.
+  const Mesh misspelt = MeshOf("fspd=2,tp=2");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const CorrectionResult usual,
+      Correct(Spec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("sp")}), {8, 8}, misspelt));
+  EXPECT_THAT(usual.corrections[0].ToString(misspelt),
+              testing::HasSubstr("did you mean \"fspd\"?"));
+  EXPECT_THAT(usual.corrections[1].ToString(misspelt),
+              testing::Not(testing::HasSubstr("did you mean")));
 }
 
 TEST(CorrectTest, TakesNoUsualAxisForAMisspeltOne) {

@@ -50,6 +50,10 @@ TEST(NumpyDtypeTest, ANameOfAnyFormLeadsToItsType) {
   const absl::StatusOr<Dtype> unknown = ParseDtypeOfAnyForm("float31");
   EXPECT_THAT(unknown, StatusIs(kInvalid, Reason::kUnknownDtype));
   EXPECT_THAT(unknown.status().ToString(), testing::HasSubstr("F32 (float32), "));
+  const absl::StatusOr<Dtype> widthless = ParseDtypeOfAnyForm("float");
+  EXPECT_THAT(widthless, StatusIs(kInvalid, Reason::kUnknownDtype));
+  EXPECT_THAT(widthless.status().ToString(),
+              testing::HasSubstr("write \"float32\" or \"float64\""));
   EXPECT_THAT(unknown.status().ToString(), testing::HasSubstr("did you mean \"float32\"?"));
 }
 

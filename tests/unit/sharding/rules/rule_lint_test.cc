@@ -286,6 +286,52 @@ TEST(RuleLintTest, NamesTheAxesThatAMeshLacksAndThoseThatWereProbablyMeant) {
               HasSubstr(": the mesh lacks the axes 'a', 'b', 'c' and 1 more, for 1 tensor"));
 }
 
+TEST(RuleLintTest, CountsAnAxisNearOneOfTheMeshAsMisspeltBesideItsCorrections) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create({{"a", Spec({"tp", "fspd"})},
+                                                                       {"b", Spec({"none"})},
+                                                                       {"", Spec({"fsdp+tp"})}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const LintReport report,
+      LintRules(rules, Tree({"a1", "a2", "b", "c"}), nullptr, Meshes({{"m", "fsdp=2,tp=2"}})));
+  EXPECT_THAT(
+      Summaries(report),
+      ElementsAre("CORRECTED 0 m AXIS_NOT_IN_MESH x2 a1", "CORRECTED 1 m AXIS_NOT_IN_MESH x1 b",
+                  "CORRECTED 2 m AXIS_NOT_IN_MESH x1 c", "MISSPELT_AXIS 0 AXIS_NOT_IN_MESH x2 a1",
+                  "MISSPELT_AXIS 1 AXIS_NOT_IN_MESH x1 b",
+                  "MISSPELT_AXIS 2 AXIS_NOT_IN_MESH x1 c"));
+  EXPECT_EQ(report.findings[3].text,
+            "rule 0 'a': no mesh has the axis 'fspd'; did you mean 'fsdp'?");
+  EXPECT_EQ(report.findings[4].text,
+            "rule 1 'b': no mesh has the axis 'none'; write null for no axis");
+  EXPECT_EQ(report.findings[5].text,
+            "rule 2 '': no mesh has the axis 'fsdp+tp'; write [a, b] for several axes");
+}
+
+TEST(RuleLintTest, TakesNoAxisForMisspeltThatAMeshMayHave) {
+  const std::vector<LintTensor> tree = Tree({"w"});
+  const auto misspelt = [&](const std::string& axis, const std::vector<LintMesh>& meshes) {
+    const std::vector<std::string> found = Lint({{"", Spec({axis})}}, tree, meshes);
+    return testing::Value(found, testing::Contains(HasSubstr("MISSPELT_AXIS")));
+  };
+  EXPECT_TRUE(misspelt("TP", Meshes({{"m", "fsdp=2,tp=2"}})));
+  EXPECT_FALSE(misspelt("cp", Meshes({{"m", "fsdp=2,tp=2"}}))) << "two letters";
+  EXPECT_FALSE(misspelt("sp", Meshes({{"m", "fsdp=2,tp=2"}}))) << "a usual axis";
+  EXPECT_FALSE(misspelt("model", Meshes({{"m", "fsdp=2,tp=2"}}))) << "nothing is near";
+  EXPECT_FALSE(misspelt("data", Meshes({{"a", "date=2"}, {"b", "data=2"}}))) << "of another mesh";
+  EXPECT_FALSE(misspelt("fspd", {})) << "no mesh";
+}
+
+TEST(RuleLintTest, NamesTheRewritingOfAnExclusionIfThereIsOne) {
+  RuleSetOptions options;
+  options.defer_pattern_errors = true;
+  const auto text_of = [&](const std::string& pattern) {
+    const RuleSet rules = *RuleSet::Create({{pattern, Spec({"tp"})}, {".*", {}}}, options);
+    return LintRules(rules, Tree({"w"}), nullptr, {})->findings.front().text;
+  };
+  EXPECT_THAT(text_of("^(?!.*bias).*"), HasSubstr("`shardmesh rules rewrite FILE` gives rules"));
+  EXPECT_THAT(text_of("a(?=b)"), testing::Not(HasSubstr("rules rewrite")));
+}
+
 TEST(RuleLintTest, FindsAnAxisThatStaysTwiceOnTheMeshesWhereItDoes) {
   const std::vector<Rule> rules = {{"", Spec({"tp", "tp"})}};
   const std::vector<LintTensor> tree = {{"w", Shape{8, 3}}, {"v", Shape{8, 8}}};
