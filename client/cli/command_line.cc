@@ -678,12 +678,6 @@ int CommandLine::Report(const absl::Status& done) {
   } else {
     std::cerr << kProgram << ": " << message
               << (exit_code == kExitWrongUse ? std::string() : ReasonSuffix(status)) << "\n";
-    constexpr size_t kFixesNamed = 3;
-    const std::vector<Fix> fixes = rpc::CorrectionsOf(status).fixes;
-    for (size_t i = 0; i < std::min(fixes.size(), kFixesNamed); ++i) {
-      std::cerr << "  to mend it, " << EscapeForTerminal(FormatFix(fixes[i]), /*keep_lines=*/false)
-                << "\n";
-    }
   }
   return exit_code;
 }
