@@ -52,6 +52,14 @@ bool MayHaveMoved(const absl::Status& status) {
          (absl::IsUnavailable(status) && reason == Reason::kUnspecified);
 }
 
+// The array as an argument of a command. A name that has an "@" is written with its version;
+// without a known version, the array is written as @ID.
+std::string CommandText(const ArraySelector& array, const std::string& array_id) {
+  if (!array.name.empty() && array.version > 0) return StrCat(array.name, "@", array.version);
+  const bool is_by_name = !array.name.empty() && array.name.find('@') == std::string::npos;
+  return is_by_name ? array.name : StrCat("@", array_id);
+}
+
 // The error of a put whose commit got no answer because gRPC's memory for calls was exhausted.
 absl::Status OutcomeUnknown(const absl::Status& status) {
   return WithReason(
@@ -186,9 +194,11 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
   }
   absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array), part);
   if (!tensor.ok()) return {std::move(tensor)};
+  TransferOptions transfer = Transfer(deadline, progress, options);
+  transfer.array = CommandText(array, tensor->array().descriptor.array_id);
   const absl::Status downloaded =
       Download(tensor->array().descriptor, tensor->part(), get.token, get.devices,
-               tensor->mutable_view(), options.cancellation, Transfer(deadline, progress, options));
+               tensor->mutable_view(), options.cancellation, transfer);
   if (downloaded.ok()) return {std::move(tensor)};
   if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
   return {downloaded, MayHaveMoved(downloaded)};

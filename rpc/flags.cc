@@ -90,7 +90,7 @@ std::vector<std::string> InReverse(absl::Span<const char* const> arguments) {
 }  // namespace
 
 absl::StatusOr<int64_t> ParseByteSize(std::string_view text) {
-  constexpr std::string_view kExpected = "a number of bytes such as 1024, 64KiB or 4GiB";
+  constexpr std::string_view kExpected = "a number of bytes such as 1024, 64KiB, 4GiB or 24GB";
   const size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   const std::string unit_name = absl::AsciiStrToLower(ToAbsl(text.substr(digits)));
   double number = 0;

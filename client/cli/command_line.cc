@@ -622,6 +622,17 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
                  " is missing: ", argument->get_description(), "; write `", UsageOf(command), "`");
     }
   }
+  // Matches a message of CLI11 such as `prefix excludes --unnamed`.
+  constexpr std::string_view kExcludes = " excludes ";
+  const size_t excludes = message.find(kExcludes);
+  if (error.get_name() == "ExcludesError" && excludes != std::string::npos) {
+    const auto name_of = [command](const std::string& name) {
+      const CLI::Option* const option = command->get_option_no_throw(name);
+      return option != nullptr && !option->nonpositional() ? ArgumentName(*option) : name;
+    };
+    message = StrCat("give ", name_of(message.substr(0, excludes)), " or ",
+                     name_of(message.substr(excludes + kExcludes.size())), ", not both");
+  }
   // Matches a message of CLI11 such as `--html: 1 required TEXT missing`.
   constexpr std::string_view kRequired = ": 1 required ";
   if (const size_t place = message.find(kRequired);

@@ -269,7 +269,9 @@ absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text) {
     return at == 0 ? Malformed(text,
                                "is no NAME@VERSION, and no @ID, whose id is the 32 digits that "
                                "`shardmesh ls --unnamed` shows")
-                   : Malformed(text, "is no NAME@VERSION, whose version is a number from 1");
+                   : Malformed(text, StrCat("is no NAME@VERSION, whose version is a number from "
+                                            "1; if ",
+                                            text, " is the name, write ", text, "@VERSION"));
   }
   return ArraySelector::ByName(std::string(text.substr(0, at)), version);
 }
@@ -283,7 +285,7 @@ absl::StatusOr<int64_t> ParseSize(std::string_view text) {
   const size_t digits = std::min(stripped.find_first_not_of("0123456789."), stripped.size());
   const std::string_view unit = Strip(stripped.substr(digits));
   if (!unit.empty() && !absl::ascii_isalpha(static_cast<unsigned char>(unit.front()))) {
-    return Malformed(text, "is no number of bytes such as 1024, 64KiB or 4GiB");
+    return Malformed(text, "is no number of bytes such as 1024, 64KiB, 4GiB or 24GB");
   }
   const std::string joined = StrCat(stripped.substr(0, digits), unit);
   absl::StatusOr<int64_t> bytes = rpc::ParseByteSize(joined);

@@ -279,10 +279,12 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
                       Cancellation* cancellation, const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
   if (!tiling.spec().unreduced().empty()) {
+    const std::string name = options.array.empty() ? StrCat("@", array.array_id) : options.array;
     return WithReason(
-        absl::FailedPreconditionError(StrCat("array ", array.array_id, " holds partial sums along ",
-                                             StrJoin(tiling.spec().unreduced(), ", "),
-                                             "; reduce it first, by an all-reduce")),
+        absl::FailedPreconditionError(
+            StrCat(name, " holds partial sums along ", StrJoin(tiling.spec().unreduced(), ", "),
+                   "; reduce it first: `shardmesh collective all-reduce ", name, " --axes ",
+                   StrJoin(tiling.spec().unreduced(), ","), " --as NAME`")),
         Reason::kInvalidSpec,
         {{fact::kAxis, StrJoin(array.spec.unreduced(), ",")},
          {fact::kValue, array.spec.ToString()}});

@@ -45,6 +45,9 @@ struct TransferOptions {
   ProgressCallback progress = nullptr;
   // See CallOptions::traceparent.
   std::string traceparent = {};
+  // For messages of Download: the array as commands write it, such as "w" or "w@3". If empty,
+  // messages write @ID.
+  std::string array = {};
 };
 
 // Sends every device its tile of every tensor, with one stream and one thread for each worker; no

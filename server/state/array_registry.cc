@@ -1179,8 +1179,9 @@ absl::Status ArrayRegistry::CheckReadable(std::string_view name) const {
 
 absl::Status ArrayRegistry::NoName(const MissingName& missing) {
   const std::vector<std::string_view> known(missing.neighbours.begin(), missing.neighbours.end());
-  return WithReason(absl::NotFoundError(StrCat("no array is named \"", missing.name, "\"",
-                                               DidYouMean(missing.name, known))),
+  std::string hint = DidYouMean(missing.name, known);
+  if (hint.empty()) hint = "; `shardmesh ls` lists the arrays";
+  return WithReason(absl::NotFoundError(StrCat("no array is named \"", missing.name, "\"", hint)),
                     Reason::kNotFound,
                     {{fact::kKind, "name"},
                      {fact::kName, missing.name},

@@ -886,9 +886,9 @@ absl::Status DefinitionStore::CheckReassign(const Definitions& state, const std:
   if (other == workers.end()) return absl::OkStatus();
   const auto rank = static_cast<int64_t>(other - workers.begin());
   return WithReason(
-      absl::FailedPreconditionError(StrCat("worker \"", to, "\" serves rank ", rank, " of mesh \"",
-                                           mesh_id,
-                                           "\", and may serve one rank of it; name another")),
+      absl::FailedPreconditionError(
+          StrCat("worker \"", to, "\" serves rank ", rank, " of mesh \"", mesh_id,
+                 "\"; a worker serves at most one rank of a mesh; name another")),
       Reason::kWorkerServesRank,
       {{fact::kIdentity, to}, {fact::kMesh, mesh_id}, {fact::kRank, rank}, {fact::kHave, 1}});
 }

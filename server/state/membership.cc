@@ -323,9 +323,9 @@ void Membership::Detach(uint64_t attachment, std::string reason) {
 absl::StatusOr<const WorkerStatus*> Membership::FindLive(std::string_view identity) const {
   const WorkerStatus* const worker = state_.FindWorker(identity);
   if (worker != nullptr && IsAlive(*worker)) return worker;
-  return WithReason(
-      absl::NotFoundError(StrCat("no live worker has the identity \"", identity, "\"")),
-      Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
+  return WithReason(absl::NotFoundError(StrCat("no live worker has the identity \"", identity,
+                                               "\"; `shardmesh status` lists the workers")),
+                    Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
 }
 
 absl::Status Membership::SetDraining(std::string_view identity,
@@ -387,7 +387,8 @@ absl::Status Membership::CheckLost(std::string_view identity) const {
   }
   const WorkerStatus* const worker = state_.FindWorker(identity);
   if (worker == nullptr) {
-    return WithReason(absl::NotFoundError(StrCat("no worker has the identity \"", identity, "\"")),
+    return WithReason(absl::NotFoundError(StrCat("no worker has the identity \"", identity,
+                                                 "\"; `shardmesh status` lists the workers")),
                       Reason::kNotFound, {{fact::kKind, "worker"}, {fact::kName, identity}});
   }
   if (!IsAlive(*worker)) return absl::OkStatus();

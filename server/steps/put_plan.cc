@@ -6,9 +6,8 @@
 #include <variant>
 
 #include "process/random_bytes.h"
-#include "rpc/codec/correction_codec.h"
 #include "rpc/codec/status.h"
-#include "sharding/layout/fixes.h"
+#include "server/resolve/resolve_answers.h"
 #include "sharding/layout/logical_sharding.h"
 #include "sharding/presets.h"
 #include "status/detail.h"
@@ -119,10 +118,7 @@ absl::Status PutPlan::PlaceBySpec(PartitionSpec spec, ArrayDefinition* definitio
   }
   SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected, Correct(spec, array->shape, mesh_));
   if (header_.strict && !corrected.corrections.empty()) {
-    const Correction& first = corrected.corrections.front();
-    return rpc::WithCorrections(InvalidArgument(first.reason, first.ToString(mesh_)),
-                                corrected.corrections,
-                                SuggestFixes(spec, array->shape, mesh_, corrected), mesh_);
+    return FirstCorrection(spec, array->shape, mesh_, corrected);
   }
   if (!corrected.corrections.empty()) {
     definition->requested_spec = std::move(spec);

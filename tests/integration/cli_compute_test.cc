@@ -40,6 +40,8 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
   expect({"send", "rows", "--axes", "tp", "--from", "1", "--to", "0"}, "(fsdp,tp),-");
   expect({"reduce", "rows", "--axes", "tp", "--root=1", "--algorithm", "binomial"},
          "fsdp,- unreduced tp");
+  expect({"reduce", "rows", "--axes", "tp", "--as", "partial"},
+         "fsdp,- unreduced tp, named partial");
   expect({"all-reduce", "rows", "--axes", "tp", "--order", "fastest", "--algorithm", "ring"},
          "fsdp,-");
   expect({"barrier", "rows", "--axes", "tp"}, "(fsdp,tp),-");
@@ -56,6 +58,10 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
        {"an algorithm that the kind does not have",
         {"collective", "gather", "rows", "--axes", "tp", "--algorithm", "chain"},
         "gather has no algorithm \"chain\"; those that fit: pairwise"},
+       {"a get of partial sums",
+        {"get", "partial", "--out", Path("p.npy")},
+        "partial holds partial sums along tp; reduce it first: `shardmesh collective all-reduce "
+        "partial --axes tp --as NAME`"},
        {"no pairs", {"collective", "permute", "rows", "--axes", "tp"}, "no pairs of places"},
        {"an axis that the mesh does not have",
         {"collective", "all-reduce", "rows", "--axes", "tpp"},

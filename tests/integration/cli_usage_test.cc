@@ -63,6 +63,23 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"\u009b31mlist"}, "unknown command \"\\u009b31mlist\""},
       {{"admin", "snapshot", ""}, "FILE is empty; name the file that gets the snapshot (see `"},
       {{"get", "wq@0", "--out", "x"}, "\"wq@0\" is no NAME@VERSION"},
+      {{"get", "a@b", "--out", "x"}, "; if a@b is the name, write a@b@VERSION (see `"},
+      {{"ls", "a", "--unnamed"}, "give PREFIX or --unnamed, not both (see `shardmesh ls --help`)"},
+      {{"matmul", "a", "b", "--as", "c", "--plan-only"}, "give --as or --plan-only, not both (see"},
+      {{"collective", "all-to-all", "a", "--axes", "tp"},
+       "--dimension and --split-dimension are both 0; all-to-all joins one dimension and "
+       "partitions another: give another --split-dimension (see"},
+      {{"plan", "t.json", "--search", "8", "--axes", "dp", "--memory", "24G"},
+       "--memory: \"24G\" is not a number of bytes such as 1024, 64KiB, 4GiB or 24GB (see"},
+      {{"plan", "t.json", "--search", "8", "--axes", "dp", "--memory", "24%"},
+       "is no number of bytes such as 1024, 64KiB, 4GiB or 24GB (see"},
+      {{"plan", "t.json", "--search", "8"}, "name them with --axes dp,fsdp,tp (see"},
+      {{"plan", "t.json", "--search", "8", "--mesh", "tp=2"},
+       "--search tries meshes of some axes: name them with --axes dp,fsdp,tp, and leave out "
+       "--mesh, --devices, --html, --device, --strict, --summary and --exact, which apply to a "
+       "given mesh (see"},
+      {{"plan", "t.json", "--search", "8", "--axes", "dp", "--mesh", "tp=2"},
+       "--search tries meshes of some axes: leave out --mesh, --devices, --html"},
       {{"version", "-o", "name"}, "--output name: this command lists no names; these do: "},
       {{"down", "--watch"}, "--watch: this command cannot be repeated; these can: "},
       {{"status", "--context=a", "--address=x:1"}, "--context and --address both name a cluster"},

@@ -356,6 +356,11 @@ absl::StatusOr<std::vector<PermutePair>> PermutationOf(const CollectiveFlags& fl
 }
 
 absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& flags) {
+  if (flags.kind == CollectiveKind::kAllToAll && flags.dimension == flags.split_dimension) {
+    return WrongUse(StrCat("--dimension and --split-dimension are both ", flags.dimension,
+                           "; all-to-all joins one dimension and partitions another: give another "
+                           "--split-dimension"));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<PermutePair> permutation, PermutationOf(flags));
   const auto interruption = GuardOutputFile(flags.result.path, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
@@ -462,7 +467,7 @@ void AddComputeCommands(CommandLine* line) {
       ->check(WholeNumberFrom(0));
   collective
       ->add_option("--split-dimension", collective_flags->split_dimension,
-                   "of all-to-all: the dimension to be partitioned instead")
+                   "of all-to-all: the dimension to be partitioned instead (default: 0)")
       ->check(WholeNumberFrom(0));
   AddParsedOption(collective, "--reduction", &collective_flags->reduction, ParseReduction,
                   "sum, product, min, max or mean (default: sum)")

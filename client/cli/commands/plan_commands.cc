@@ -159,16 +159,16 @@ absl::Status CheckFlags(PlanFlags* flags) {
     return of_search ? WrongUse("--axes, --memory, --keep and --rank-by go with --search")
                      : absl::OkStatus();
   }
-  if (!flags->axes.has_value()) {
-    return WrongUse("--search tries meshes of some axes: name them with --axes dp,fsdp,tp");
-  }
+  std::vector<std::string> mends;
+  if (!flags->axes.has_value()) mends.emplace_back("name them with --axes dp,fsdp,tp");
   if (!flags->mesh.empty() || flags->mesh.devices.has_value() || !flags->html.empty() ||
       !flags->devices.empty() || flags->strict || flags->summary || flags->exact.exact) {
-    return WrongUse(
-        "--search finds meshes; --mesh, --devices, --html, --device, --strict, --summary and "
-        "--exact apply to a given mesh; leave them out");
+    mends.emplace_back(
+        "leave out --mesh, --devices, --html, --device, --strict, --summary and --exact, which "
+        "apply to a given mesh");
   }
-  return absl::OkStatus();
+  if (mends.empty()) return absl::OkStatus();
+  return WrongUse(StrCat("--search tries meshes of some axes: ", StrJoin(mends, ", and ")));
 }
 
 absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>& tensors) {

@@ -217,6 +217,17 @@ TEST_F(TransferTest, TakesAnotherHolderWhenOneIsLostMidway) {
   EXPECT_THAT(degraded.status().ToString(), HasSubstr("[32,64)x[0,64)"));
 }
 
+TEST_F(TransferTest, AGetOfPartialSumsNamesTheCommandThatReducesThem) {
+  const TestTensor tensor("a", mesh_, PartitionSpec({kFsdp}, {"tp"}), Shape{64, 64});
+  EXPECT_THAT(DownloadAll(tensor, coordinator_->devices()).status().message(),
+              HasSubstr("@a holds partial sums along tp; reduce it first: `shardmesh collective "
+                        "all-reduce @a --axes tp --as NAME`"));
+  options_.array = "partial";
+  const absl::Status named = DownloadAll(tensor, coordinator_->devices()).status();
+  EXPECT_THAT(named, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kInvalidSpec));
+  EXPECT_THAT(named.message(), HasSubstr("all-reduce partial --axes tp --as NAME`"));
+}
+
 TEST_F(TransferTest, SpreadsAReplicatedTensorsTilesOverTheirHolders) {
   std::vector<TestTensor> tensors;
   tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{64, 64});

@@ -241,6 +241,8 @@ TEST_F(ArrayRegistryTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, registry_->FindName("w"));
   EXPECT_THAT(registry_->FindName("W").status().ToString(),
               ::testing::HasSubstr("no array is named \"W\"; did you mean \"w\"?"));
+  EXPECT_THAT(registry_->FindName("embeddings").status().ToString(),
+              ::testing::HasSubstr("no array is named \"embeddings\"; `shardmesh ls` lists the"));
   EXPECT_EQ(name.array_id, id);
   EXPECT_EQ(name.version, committed.revision);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr after, registry_->FindArray(id));

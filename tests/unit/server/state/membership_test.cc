@@ -181,7 +181,10 @@ TEST_F(MembershipTest, DrainingWorkersAreAliveButGetNoRank) {
   EXPECT_THAT(members_.view()->FindMesh("m")->identities, ElementsAre("b"));
   EXPECT_TRUE(members_.view()->IsAlive("a"));
   EXPECT_EQ(members_.view()->epoch, 2);
-  EXPECT_THAT(members_.Drain("z", true), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  const absl::Status unknown = members_.Drain("z", true);
+  EXPECT_THAT(unknown, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(unknown.message(),
+            "no live worker has the identity \"z\"; `shardmesh status` lists the workers");
 }
 
 TEST_F(MembershipTest, ADrainHoldsForTheProcessOfTheWorkerAndALeavingOneIsNotResumed) {

@@ -275,12 +275,15 @@ TEST_F(PutPlanTest, CorrectsASpecThatDoesNotFit) {
   EXPECT_EQ(put->corrections[0][0].reason, Reason::kNotDivisible);
 }
 
-TEST_F(PutPlanTest, RefusesTheFirstCorrectionUnderStrict) {
+TEST_F(PutPlanTest, RefusesTheFirstCorrectionUnderStrictAndNamesTheFixes) {
   PutPlan plan = NewPlan();
   PutTensor tensor = Tensor("odd");
   tensor.shape = {7, 4};
-  EXPECT_THAT(TakeOne(&plan, tensor, /*strict=*/true),
-              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+  const absl::Status refused = TakeOne(&plan, tensor, /*strict=*/true);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+  EXPECT_THAT(
+      refused.message(),
+      HasSubstr("; to mend it, ask for no axis along dimension 0, or pad dimension 0 from"));
 }
 
 TEST_F(PutPlanTest, CutPointsFitAsTheyAreOrNotAtAll) {
