@@ -292,5 +292,101 @@ TEST_F(UpDownTest, AnUpWithoutAMeshTakesThatOfItsDataFolder) {
   ExpectDownLeavesNothing();
 }
 
+TEST_F(UpDownTest, AnUpStartsTheWorkerThatReplacedAnother) {
+  const std::vector<std::string> two = {"up",  "--mesh",   "fsdp=2",       "--data-dir",
+                                        data_, "--detach", "--output=json"};
+  CommandResult up = Run(two);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh-worker",
+                     StrCat("--coordinator=", json::parse(up.out)["address"].get<std::string>()),
+                     "--listen=127.0.0.1:0", "--identity=spare",
+                     StrCat("--data-dir=", data_, "/spare")};
+  options.log_path = folder_ + "/spare.log";
+  auto spare = client::ChildProcess::Start(options);
+  ASSERT_THAT(spare, IsOk());
+  const auto is_in_state = [this](const std::string& identity, const std::string& state) {
+    const json status = json::parse(Run({"status", "--output=json"}).out);
+    for (const json& worker : status["workers"]) {
+      if (worker["identity"] == identity) return worker["state"] == state;
+    }
+    return false;
+  };
+  ASSERT_TRUE(Eventually([&] { return is_in_state("spare", "ready"); }));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+  ASSERT_EQ(record.processes.size(), 3u);
+  ASSERT_THAT(client::SendSignal(record.processes[2].id, SIGKILL), IsOk());
+  ASSERT_TRUE(Eventually([&] { return is_in_state("worker-1", "lost"); }));
+  ASSERT_EQ(Run({"admin", "worker", "replace", "worker-1", "spare"}).exit_code, 0);
+
+  // The worker that serves no rank any more is not started again, and the spare runs already.
+  up = Run(two);
+  EXPECT_EQ(up.exit_code, 1);
+  EXPECT_THAT(up.err, HasSubstr("is up at"));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  ASSERT_THAT(client::SendSignal(spare->id(), SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(spare->id(), absl::Now() + absl::Seconds(10)));
+  spare->Ended();
+
+  up = Run(two);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  const json processes = json::parse(up.out)["processes"];
+  ASSERT_EQ(processes.size(), 3u) << up.out;
+  EXPECT_EQ(processes[1]["identity"], "worker-0");
+  EXPECT_EQ(processes[2]["identity"], "spare");
+  // A later `up` starts the spare again, too.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id,
+                                 client::IdentifyProcess(processes[2]["pid"].get<pid_t>()));
+  ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  up = Run(two);
+  EXPECT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(up.err, "Restarted the processes that had ended: spare\n");
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpTakesASmallerMeshFromTheState) {
+  CommandResult up = Run({"up", "--mesh", "fsdp=3", "--data-dir", data_, "--detach"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  ASSERT_EQ(Run({"admin", "worker", "drain", "worker-1"}).exit_code, 0);
+  std::ofstream(folder_ + "/smaller.yaml") << "axes: [{name: fsdp, size: 2}]\n";
+  CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/smaller.yaml"});
+  ASSERT_EQ(put.exit_code, 0) << put.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord record, client::ReadRecord(record_));
+  ASSERT_EQ(record.processes.size(), 4u);
+  ASSERT_THAT(client::SendSignal(record.processes[2].id, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(record.processes[2].id, absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(Eventually([&] {
+    const json meshes = json::parse(Run({"status", "--output=json"}).out)["meshes"];
+    return meshes[0]["workers"] == json({"worker-0", "worker-2"}) && meshes[0]["complete"] == true;
+  }));
+  const std::vector<std::string> same = {"up", "--data-dir", data_, "--detach", "--output=json"};
+  // All workers with a rank run: the drained one is not started again.
+  up = Run(same);
+  EXPECT_EQ(up.exit_code, 1);
+  EXPECT_THAT(up.err, HasSubstr("is up at"));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+
+  up = Run(same);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  const json cluster = json::parse(up.out);
+  EXPECT_EQ(cluster["mesh"], "fsdp=2");
+  ASSERT_EQ(cluster["processes"].size(), 3u) << up.out;
+  EXPECT_EQ(cluster["processes"][1]["identity"], "worker-0");
+  EXPECT_EQ(cluster["processes"][2]["identity"], "worker-2");
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpDefinesTheMeshAgainIfTheStateHasNone) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  const CommandResult removed = Run({"catalog", "rm", "mesh", "default"});
+  ASSERT_EQ(removed.exit_code, 0) << removed.err;
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  const CommandResult up = Run({"up", "--data-dir", data_, "--detach", "--output=json"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(json::parse(up.out)["mesh"], "fsdp=1");
+  ExpectDownLeavesNothing();
+}
+
 }  // namespace
 }  // namespace shardmesh::test

@@ -161,6 +161,8 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   options.folder = ClusterFolder(invocation.cluster_name);
   SHARDMESH_ASSIGN_OR_RETURN(options.binary_folder, OwnBinaryFolder());
   options.mesh = std::move(mesh);
+  options.takes_stored_mesh =
+      flags.mesh.empty() && !flags.workers.has_value() && !flags.data_folder.empty();
   options.port = flags.port;
   if (!flags.data_folder.empty()) {
     options.data_folder = std::filesystem::absolute(flags.data_folder).lexically_normal().string();

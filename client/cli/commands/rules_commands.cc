@@ -324,7 +324,9 @@ std::vector<ChangeGroup> GroupChanges(const std::vector<TensorDiff>& changes) {
   return groups;
 }
 
-void PrintDiff(const DiffAnswer& answer) {
+// `named_mesh` describes the mesh of a diff without --mesh, such as ` on mesh default fsdp=2`; else
+// it is empty.
+void PrintDiff(const DiffAnswer& answer, const std::string& named_mesh) {
   if (!answer.changes.empty()) {
     Table table({{"tensor"},
                  {"how many", Table::Align::kRight},
@@ -344,7 +346,7 @@ void PrintDiff(const DiffAnswer& answer) {
     std::cout << "\n";
   }
   std::cout << answer.changes.size() << " of " << FormatCount(answer.a.layout.tensors, "tensor")
-            << " differ; the most loaded device holds "
+            << " differ" << named_mesh << "; the most loaded device holds "
             << FormatBytes(answer.a.layout.most_device_bytes) << " before, "
             << FormatBytes(answer.b.layout.most_device_bytes) << " after\n";
 }
@@ -381,7 +383,12 @@ absl::Status RunDiff(const Invocation& invocation, const DiffFlags& flags) {
   if (invocation.json) {
     invocation.Print(DiffJson(answer));
   } else {
-    PrintDiff(answer);
+    std::string named_mesh;
+    if (flags.mesh.empty() && flags.mesh_b.empty()) {
+      const absl::StatusOr<Mesh> mesh = FetchMesh(client.get(), question.a.mesh);
+      named_mesh = mesh.ok() ? StrCat(" on mesh default ", mesh->ToString()) : " on mesh default";
+    }
+    PrintDiff(answer, named_mesh);
   }
   return answer.within_budget ? absl::OkStatus()
                               : Verdict(StrCat("over budget: ", answer.budget_text));

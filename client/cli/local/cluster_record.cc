@@ -145,6 +145,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.cluster_id = json.value("cluster_id", "");
     record.data_folder = json.value("data_dir", "");
     record.tls_folder = json.value("tls_dir", "");
+    record.workers = json.value("workers", std::vector<std::string>());
     if (const auto supervisor = json.find("supervisor"); supervisor != json.end()) {
       record.supervisor = ProcessFromJson(*supervisor);
     }
@@ -170,6 +171,7 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
                {"cluster_id", record.cluster_id},
                {"data_dir", record.data_folder},
                {"tls_dir", record.tls_folder},
+               {"workers", record.workers},
                {"processes", Json::array()}};
   for (const RecordedProcess& process : record.processes) {
     Json entry = {{"identity", process.identity}};

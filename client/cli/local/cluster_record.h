@@ -37,6 +37,9 @@ struct ClusterRecord {
   // The coordinator's address; empty until the coordinator listens.
   std::string address;
   std::string mesh;
+  // The identities of the workers that serve the ranks of the mesh, by rank. Empty in records of
+  // older builds: then the workers are `worker-0`, `worker-1`, ...
+  std::vector<std::string> workers = {};
   // The cluster's id. Commands use it to check that the coordinator at `address` belongs to this
   // cluster. Empty until the cluster was healthy.
   std::string cluster_id;

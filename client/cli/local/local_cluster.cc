@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <system_error>
 
 #include "absl/strings/match.h"
@@ -67,9 +68,16 @@ std::string LogOf(pid_t pid) {
   return std::filesystem::read_symlink(output, error).string();
 }
 
-// Returns the workers that are not ready, with their states, such as `worker-2 (joining)`.
+// Returns the workers of ranks that are not ready, with their states, such as `worker-2 (joining)`.
+// `identities` are the workers that should serve the ranks. Names the owner of a rank that belongs
+// to another worker.
 std::vector<std::string> Missing(const ClusterStatus& status,
                                  const std::vector<std::string>& identities) {
+  const auto is_ready = [&status](const std::string& identity) {
+    return std::any_of(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) {
+      return w.identity == identity && w.state == WorkerState::kReady;
+    });
+  };
   std::vector<std::string> missing;
   for (const std::string& identity : identities) {
     const auto worker = std::find_if(status.workers.begin(), status.workers.end(),
@@ -80,6 +88,16 @@ std::vector<std::string> Missing(const ClusterStatus& status,
       missing.push_back(StrCat(identity, " (", WorkerStateName(worker->state), ")"));
     }
   }
+  for (const MeshStatus& mesh : status.meshes) {
+    for (size_t rank = 0; mesh.mesh_id == kMesh && rank < mesh.workers.size(); ++rank) {
+      const std::string& owner = mesh.workers[rank];
+      if (std::find(identities.begin(), identities.end(), owner) == identities.end() &&
+          !is_ready(owner)) {
+        missing.push_back(StrCat("rank ", rank, ", which belongs to \"", owner,
+                                 "\", a worker that this command did not start"));
+      }
+    }
+  }
   return missing;
 }
 
@@ -88,12 +106,49 @@ bool IsComplete(const ClusterStatus& status) {
                      [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
 }
 
-// Returns the identity of the coordinator, and after it the identities of the workers.
-std::vector<std::string> IdentitiesOn(const Mesh& mesh) {
-  std::vector<std::string> identities = {kCoordinator};
-  for (int64_t i = 0; i < mesh.size(); ++i) {
-    identities.push_back(LocalWorkerIdentity(i));
+// Returns the identities of the workers of a mesh's ranks, by rank. `assigned` are the workers by
+// the coordinator's state. Each rank without a worker gets one of worker-0, worker-1, ... that
+// serves no other rank.
+std::vector<std::string> RankWorkers(const Mesh& mesh, std::vector<std::string> assigned = {}) {
+  const std::set<std::string> taken(assigned.begin(), assigned.end());
+  for (int64_t i = 0; static_cast<int64_t>(assigned.size()) < mesh.size(); ++i) {
+    if (std::string identity = LocalWorkerIdentity(i); taken.count(identity) == 0) {
+      assigned.push_back(std::move(identity));
+    }
   }
+  return assigned;
+}
+
+// Returns the state of the mesh `default`; nullptr if there is no such mesh.
+const MeshStatus* FindMesh(const ClusterStatus& status) {
+  const auto found = std::find_if(status.meshes.begin(), status.meshes.end(),
+                                  [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh; });
+  return found == status.meshes.end() ? nullptr : &*found;
+}
+
+// Checks that a worker's identity can name a folder and a log beside those of the coordinator.
+absl::Status CheckLocalIdentity(const std::string& identity) {
+  if (CheckClusterName(identity).ok() && identity != kCoordinator) {
+    return absl::OkStatus();
+  }
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          "a rank of the mesh \"", kMesh, "\" belongs to the worker \"", identity,
+          "\", which `up` cannot start: its identity names no folder. Give the rank to another "
+          "worker with `shardmesh admin worker replace`")),
+      Reason::kMeshIncomplete, {{fact::kMesh, kMesh}, {fact::kIdentity, identity}});
+}
+
+// Returns the identities of the processes of a recorded cluster: the coordinator, and the workers
+// that serve the ranks of the mesh.
+absl::StatusOr<std::vector<std::string>> RecordedIdentities(const ClusterRecord& record) {
+  std::vector<std::string> identities = {kCoordinator};
+  std::vector<std::string> workers = record.workers;
+  if (workers.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Parse(record.mesh));
+    workers = RankWorkers(mesh);
+  }
+  identities.insert(identities.end(), workers.begin(), workers.end());
   return identities;
 }
 
@@ -136,7 +191,8 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
   }
   const bool same_port =
       options.port == 0 || absl::EndsWith(record.address, StrCat(":", options.port));
-  if (record.mesh != options.mesh.ToString() || record.data_folder != options.data_folder ||
+  const bool same_mesh = options.takes_stored_mesh || record.mesh == options.mesh.ToString();
+  if (!same_mesh || record.data_folder != options.data_folder ||
       record.tls_folder != options.tls_folder || !same_port) {
     return refused(StrCat("to start them again, give the cluster's own --mesh ", record.mesh,
                           record.data_folder.empty() ? " without --data-dir" : " and --data-dir ",
@@ -175,7 +231,10 @@ void LocalCluster::AddTls(const rpc::TlsFiles& files, std::vector<std::string>* 
 ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const {
   ProcessOptions process;
   process.command = {StrCat(options_.binary_folder, "/", kCoordinatorProgram), "--listen=" + listen,
-                     "--http-listen=127.0.0.1:0", "--mesh=" + options_.mesh.ToString()};
+                     "--http-listen=127.0.0.1:0"};
+  if (!options_.takes_stored_mesh || !HasState()) {
+    process.command.push_back("--mesh=" + options_.mesh.ToString());
+  }
   if (!options_.data_folder.empty()) {
     process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", kCoordinator));
   }
@@ -191,12 +250,10 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   process.command = {StrCat(options_.binary_folder, "/", kWorkerProgram),
                      "--coordinator=" + record_.address, "--listen=127.0.0.1:0",
                      "--http-listen=127.0.0.1:0", "--identity=" + identity};
-  // The identity of the coordinator, and after it the identities of the workers.
-  const std::vector<std::string> workers = IdentitiesOn(options_.mesh);
+  const std::vector<std::string>& workers = record_.workers;
   const auto at = std::find(workers.begin(), workers.end(), identity);
   if (at != workers.end()) {
-    process.command.push_back(StrCat("--host-part=", at - workers.begin() - 1, "/",
-                                     static_cast<int64_t>(workers.size()) - 1));
+    process.command.push_back(StrCat("--host-part=", at - workers.begin(), "/", workers.size()));
   }
   if (!options_.worker_memory.empty()) {
     process.command.push_back("--memory=" + options_.worker_memory);
@@ -226,6 +283,63 @@ LocalCluster::Member* LocalCluster::Find(const std::string& identity) {
     return member.identity == identity;
   });
   return found == members_.end() ? nullptr : &*found;
+}
+
+bool LocalCluster::HasState() const {
+  std::error_code error;
+  return !options_.data_folder.empty() &&
+         std::filesystem::exists(StrCat(options_.data_folder, "/", kCoordinator), error);
+}
+
+absl::Status LocalCluster::TakeRanks(absl::Time deadline) {
+  const auto limit = SteadyDeadline::At(deadline);
+  Member& coordinator = members_.front();
+  absl::Status last;
+  std::unique_ptr<MeshClient> client;
+  for (;;) {
+    if (client == nullptr) {
+      absl::StatusOr<std::unique_ptr<MeshClient>> connected =
+          ConnectUntil(record_.address, options_.tls_folder, limit.wall());
+      last = connected.status();
+      if (connected.ok()) client = *std::move(connected);
+    }
+    if (client != nullptr) {
+      const absl::StatusOr<ClusterStatus> status = client->cluster().GetStatus();
+      last = status.status();
+      const MeshStatus* const mesh = status.ok() ? FindMesh(*status) : nullptr;
+      if (mesh != nullptr) {
+        record_.mesh = mesh->mesh.ToString();
+        record_.workers = RankWorkers(mesh->mesh, mesh->workers);
+        break;
+      }
+      if (status.ok()) {
+        // The next round reads the mesh, whether this call or another command defined it.
+        MeshDefinition definition;
+        definition.mesh = options_.mesh;
+        last = client->catalog().CreateEntry(kMesh, definition).status();
+      }
+    }
+    if (const std::optional<std::string> end = coordinator.process.Ended(); end.has_value()) {
+      return About(coordinator, absl::StatusCode::kUnavailable, *end);
+    }
+    if (limit.is_over()) {
+      return About(coordinator, absl::StatusCode::kDeadlineExceeded,
+                   StrCat("does not say which workers serve the mesh: ", ToStd(last.message())));
+    }
+    absl::SleepFor(kPollInterval);
+  }
+  CertificateFolderOptions certificates{
+      .folder = options_.tls_folder, .workers = {}, .hosts = {}, .only_missing = true};
+  for (const std::string& identity : record_.workers) {
+    SHARDMESH_RETURN_IF_ERROR(CheckLocalIdentity(identity));
+    std::error_code error;
+    if (!options_.tls_folder.empty() &&
+        !std::filesystem::exists(WorkerTlsFiles(options_.tls_folder, identity).certificate,
+                                 error)) {
+      certificates.workers.push_back(identity);
+    }
+  }
+  return certificates.workers.empty() ? absl::OkStatus() : WriteCertificates(certificates).status();
 }
 
 absl::Status LocalCluster::Launch(const std::string& identity, ProcessOptions process) {
@@ -319,6 +433,7 @@ absl::Status LocalCluster::WaitUntilListening(Member* coordinator, absl::Time de
 LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(options)) {
   record_.name = options_.name;
   record_.mesh = options_.mesh.ToString();
+  record_.workers = RankWorkers(options_.mesh);
   record_.data_folder = options_.data_folder;
   record_.tls_folder = options_.tls_folder;
   if (options_.ends_with_parent) {
@@ -326,35 +441,49 @@ LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(opt
   }
 }
 
-absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterOptions options,
-                                                                   const ClusterRecord& record,
-                                                                   FileDescriptor lock,
-                                                                   absl::Time deadline) {
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(
+    LocalClusterOptions options, const ClusterRecord& record,
+    const std::vector<std::string>& elsewhere, FileDescriptor lock, absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
-  const std::vector<std::string> identities = IdentitiesOn(options.mesh);
-  std::vector<std::string> ended = Choose(record, identities, /*running=*/false);
-  SHARDMESH_RETURN_IF_ERROR(CheckResumable(record, options, ended));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> identities, RecordedIdentities(record));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckResumable(record, options, Choose(record, identities, /*running=*/false)));
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
   cluster->detached_ = true;
   cluster->lock_ = std::move(lock);
   cluster->record_.address = record.address;
   cluster->record_.cluster_id = record.cluster_id;
-  for (const std::string& identity : identities) {
-    if (const RecordedProcess* const process = FindProcess(record, identity); process != nullptr) {
-      cluster->members_.push_back({identity,
-                                   identity == kCoordinator
-                                       ? cluster->CoordinatorProcess(record.address)
-                                       : cluster->WorkerProcess(identity),
-                                   ChildProcess::TakeOver(process->id, process->log_path),
-                                   process->metrics_address, process->ends_with_supervisor});
+  cluster->record_.mesh = record.mesh;
+  cluster->record_.workers.assign(identities.begin() + 1, identities.end());
+  for (const RecordedProcess& process : record.processes) {
+    cluster->members_.push_back({process.identity,
+                                 process.identity == kCoordinator
+                                     ? cluster->CoordinatorProcess(record.address)
+                                     : cluster->WorkerProcess(process.identity),
+                                 ChildProcess::TakeOver(process.id, process.log_path),
+                                 process.metrics_address, process.ends_with_supervisor});
+  }
+  if (!IsRunning(cluster->members_.front().process.id())) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->StartAgain(kCoordinator, limit.wall()));
+    cluster->restarted_.push_back(kCoordinator);
+  }
+  if (!cluster->options_.data_folder.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->TakeRanks(limit.wall()));
+  }
+  const std::vector<std::string>& workers = cluster->record_.workers;
+  std::erase_if(cluster->members_, [&workers](const Member& member) {
+    return member.identity != kCoordinator && !IsRunning(member.process.id()) &&
+           std::find(workers.begin(), workers.end(), member.identity) == workers.end();
+  });
+  // Launch writes record_, so copy its workers.
+  for (const std::string& identity : std::vector<std::string>(workers)) {
+    const Member* const member = cluster->Find(identity);
+    const bool runs = member != nullptr && IsRunning(member->process.id());
+    if (!runs && std::find(elsewhere.begin(), elsewhere.end(), identity) == elsewhere.end()) {
+      SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
+      cluster->restarted_.push_back(identity);
     }
   }
-  for (const std::string& identity : ended) {
-    SHARDMESH_RETURN_IF_ERROR(cluster->Find(identity) == nullptr
-                                  ? cluster->Launch(identity, cluster->WorkerProcess(identity))
-                                  : cluster->StartAgain(identity, limit.wall()));
-  }
-  cluster->restarted_ = std::move(ended);
   cluster->lock_.Close();
   return cluster;
 }
@@ -373,10 +502,14 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
     return old.status();
   }
   if (old.ok() && old->IsUp()) {
-    FollowRestarts(&*old, limit.wall());
-    SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, Mesh::Parse(old->mesh));
-    const std::vector<std::string> identities = IdentitiesOn(mesh);
-    replaced = Choose(*old, identities, /*running=*/true);
+    const std::vector<std::string> elsewhere = FollowRestarts(&*old, limit.wall());
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> identities, RecordedIdentities(*old));
+    std::erase_if(identities, [&elsewhere](const std::string& identity) {
+      return std::find(elsewhere.begin(), elsewhere.end(), identity) != elsewhere.end();
+    });
+    for (const RecordedProcess& process : old->processes) {
+      if (IsRunning(process.id)) replaced.push_back(process.identity);
+    }
     SHARDMESH_RETURN_IF_ERROR(FinishEnding(options.folder, *old, kGrace));
     if (old->IsUp()) {
       if (Choose(*old, identities, /*running=*/false).empty()) {
@@ -389,7 +522,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
       }
       const bool listened = !old->address.empty();
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
-        return Resume(std::move(options), *old, std::move(lock), limit.wall());
+        return Resume(std::move(options), *old, elsewhere, std::move(lock), limit.wall());
       }
       replaced_why = listened ? "The coordinator had ended, and its state was only in memory"
                               : "An earlier start was cut off";
@@ -410,12 +543,15 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   cluster->replaced_ = std::move(replaced);
   cluster->replaced_why_ = std::move(replaced_why);
   const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
+  const bool has_state = cluster->HasState();  // before the coordinator makes its folder
   SHARDMESH_RETURN_IF_ERROR(cluster->Launch(kCoordinator, cluster->CoordinatorProcess(listen)));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), limit.wall()));
-  for (const std::string& identity : IdentitiesOn(cluster->options_.mesh)) {
-    if (identity != kCoordinator) {
-      SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
-    }
+  if (has_state) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->TakeRanks(limit.wall()));
+  }
+  // Launch writes record_, so copy its workers.
+  for (const std::string& identity : std::vector<std::string>(cluster->record_.workers)) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
   }
   cluster->lock_.Close();
   return cluster;
@@ -439,10 +575,6 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
 
 absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
-  std::vector<std::string> identities;
-  for (size_t i = 1; i < members_.size(); ++i) {
-    identities.push_back(members_[i].identity);
-  }
   const auto check_running = [this]() -> absl::Status {
     for (Member& member : members_) {
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
@@ -471,14 +603,17 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
         return About(members_.front(), absl::StatusCode::kDeadlineExceeded,
                      StrCat("does not answer: ", ToStd(status.status().message())));
       }
-      const std::vector<std::string> missing = Missing(*status, identities);
-      const Member* const first = missing.empty()
-                                      ? &members_.front()
-                                      : Find(missing.front().substr(0, missing.front().find(' ')));
+      // `status` lacks the attached workers that serve no rank: ask for all.
+      const absl::StatusOr<ClusterStatus> all = client->cluster().GetStatus();
+      const std::vector<std::string> missing = Missing(all.ok() ? *all : *status, record_.workers);
+      const Member* first =
+          missing.empty() ? nullptr : Find(missing.front().substr(0, missing.front().find(' ')));
+      const bool is_worker = first != nullptr;
+      if (!is_worker) first = &members_.front();
       return WithReason(
           About(*first, absl::StatusCode::kDeadlineExceeded,
-                missing.empty() ? "has not completed the mesh"
-                                : StrCat("is not ready; missing: ", StrJoin(missing, ", "))),
+                StrCat(is_worker ? "is not ready" : "has not completed the mesh",
+                       missing.empty() ? "" : StrCat("; missing: ", StrJoin(missing, ", ")))),
           Reason::kMeshIncomplete, {{fact::kMesh, kMesh}, {fact::kIdentity, first->identity}});
     }
     absl::SleepFor(kPollInterval);
@@ -570,9 +705,9 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   return killed;
 }
 
-void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
+std::vector<std::string> FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (record->cluster_id.empty()) {
-    return;  // without an id, the coordinator at the address may belong to another cluster
+    return {};  // without an id, the coordinator at the address may belong to another cluster
   }
   const auto client = ConnectUntil(record->address, record->tls_folder, deadline);
   // Ask for all workers, not only for those of a mesh: the mesh may have been changed or deleted
@@ -581,26 +716,41 @@ void FollowRestarts(ClusterRecord* record, absl::Time deadline) {
                                                    ? (*client)->cluster().GetStatus()
                                                    : absl::StatusOr<ClusterStatus>(client.status());
   if (!status.ok() || status->cluster_id != record->cluster_id) {
-    return;  // no coordinator of this cluster answers: the record stays as it is
+    return {};  // no coordinator of this cluster answers: the record stays as it is
   }
+  if (const MeshStatus* const mesh = FindMesh(*status); mesh != nullptr) {
+    record->mesh = mesh->mesh.ToString();
+    record->workers = RankWorkers(mesh->mesh, mesh->workers);
+  }
+  // Whether the process of that identity runs, but is not recorded.
   const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
-    for (RecordedProcess& process : record->processes) {
-      if (process.identity != identity || IsRunning(process.id)) {
-        continue;
-      }
-      const auto id = IdentifyProcess(static_cast<pid_t>(pid));
-      std::error_code error;
-      const std::filesystem::path path =
-          std::filesystem::read_symlink(StrCat("/proc/", pid, "/exe"), error);
-      if (id.ok() && !error && path.filename().string() == program) {
-        process = {identity, *id, LogOf(id->pid)};
-      }
+    const auto process =
+        std::find_if(record->processes.begin(), record->processes.end(),
+                     [&](const RecordedProcess& each) { return each.identity == identity; });
+    if (process != record->processes.end() && IsRunning(process->id)) {
+      return false;
     }
+    const auto id = IdentifyProcess(static_cast<pid_t>(pid));
+    std::error_code error;
+    const std::filesystem::path path =
+        std::filesystem::read_symlink(StrCat("/proc/", pid, "/exe"), error);
+    if (!id.ok() || error || path.filename().string() != program) {
+      return false;
+    }
+    if (process == record->processes.end()) {
+      return true;
+    }
+    *process = {identity, *id, LogOf(id->pid)};
+    return false;
   };
   follow(kCoordinator, status->pid, kCoordinatorProgram);
+  std::vector<std::string> elsewhere;
   for (const WorkerStatus& worker : status->workers) {
-    follow(worker.identity, worker.pid, kWorkerProgram);
+    if (follow(worker.identity, worker.pid, kWorkerProgram)) {
+      elsewhere.push_back(worker.identity);
+    }
   }
+  return elsewhere;
 }
 
 }  // namespace shardmesh::client

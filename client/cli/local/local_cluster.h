@@ -28,6 +28,10 @@ struct LocalClusterOptions {
   std::string binary_folder;
   // The mesh "default" of the cluster. The cluster has one worker for each device of this mesh.
   Mesh mesh;
+  // If true and the data folder has a cluster's state, the mesh "default" of that state replaces
+  // `mesh`. If the state has no such mesh, Start defines `mesh`. If false, Start fails if the state
+  // has another mesh than `mesh`.
+  bool takes_stored_mesh = false;
   // The coordinator's port; 0 means a free port.
   int port = 0;
   // The folder below which the cluster keeps its state and tiles; empty: in memory only.
@@ -58,21 +62,25 @@ struct EndedProcess {
   std::string how;
 };
 
-// A coordinator and its workers (worker-0, worker-1, ...) as processes of this host. Not
-// thread-safe. With `ends_with_parent`, the processes end with the thread that started them. That
+// A coordinator and its workers as processes of this host. The workers are those that serve the
+// ranks of the mesh "default" by the coordinator's state: worker-0, worker-1, ... unless
+// `admin worker replace` or a new definition of the mesh gave the ranks to others. Not thread-safe.
+// With `ends_with_parent`, the processes end with the thread that started them. That
 // thread must therefore outlive the cluster.
 class LocalCluster {
  public:
-  // Starts the coordinator, and then all workers. Does not wait until the workers are ready; see
-  // WaitUntilHealthy. If the coordinator does not begin to listen, Start stops all processes that
-  // it started, and returns an error with the last lines of the coordinator's log.
+  // Starts the coordinator, and then a worker for each rank of the mesh. Does not wait until the
+  // workers are ready; see WaitUntilHealthy. If the coordinator does not begin to listen, Start
+  // stops all processes that it started, and returns an error with the last lines of the
+  // coordinator's log.
   //
   // If a cluster of that name already exists:
   // - It is up: ALREADY_EXISTS.
   // - None of its processes runs: Start replaces its record.
   // - Some of its processes run: Start restarts the ended processes; see restarted(). If a restart
   //   fails, Start stops nothing, as after Detach. With `ends_with_parent`, only the restarted
-  //   processes end with this process, even if this process is killed. FAILED_PRECONDITION if the
+  //   processes end with this process, even if this process is killed. Does not start a worker that
+  //   serves no rank any more, or that was started by hand and runs. FAILED_PRECONDITION if the
   //   cluster has another mesh, port, data folder or certificates, or has an `up` in the
   //   foreground.
   // - Some of its processes run, but are unusable: Start stops them and starts a new cluster; see
@@ -139,17 +147,23 @@ class LocalCluster {
 
   explicit LocalCluster(LocalClusterOptions options);
 
-  // Restarts the ended processes of the cluster in `record`.
-  static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(LocalClusterOptions options,
-                                                              const ClusterRecord& record,
-                                                              FileDescriptor lock,
-                                                              absl::Time deadline);
+  // Restarts the ended processes of the cluster in `record`. Does not start the workers in
+  // `elsewhere`, which run but are not recorded.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(
+      LocalClusterOptions options, const ClusterRecord& record,
+      const std::vector<std::string>& elsewhere, FileDescriptor lock, absl::Time deadline);
 
   std::string LogPath(const std::string& identity) const;
   // Appends the flags that name `files` to `command`, if the cluster uses TLS.
   void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
   ProcessOptions CoordinatorProcess(const std::string& listen) const;
   ProcessOptions WorkerProcess(const std::string& identity) const;
+  // Whether the data folder has the state of a coordinator.
+  bool HasState() const;
+  // Asks the coordinator which workers serve the ranks of the mesh, and takes these workers and the
+  // mesh over into record_. Defines the mesh if the coordinator has none. Makes missing
+  // certificates for the workers.
+  absl::Status TakeRanks(absl::Time deadline);
   // Starts a process. Adds the process to the record before its program begins. Requires the
   // cluster's lock.
   absl::Status Launch(const std::string& identity, ProcessOptions process);
@@ -185,9 +199,11 @@ class LocalCluster {
 // Updates the record for processes that were restarted by hand. If a recorded process has ended,
 // the coordinator may report another process for the same identity. If that other process runs on
 // this host, it replaces the ended process in the record. The record has the log of the other
-// process, but no metrics address. Leaves the record unchanged if no coordinator answers by
-// `deadline`, or if the coordinator of another cluster answers.
-void FollowRestarts(ClusterRecord* record, absl::Time deadline);
+// process, but no metrics address. Also updates the record's mesh and the workers of its ranks.
+// Returns the identities of attached workers that run on this host and are not recorded. Leaves the
+// record unchanged if no coordinator answers by `deadline`, or if the coordinator of another
+// cluster answers.
+std::vector<std::string> FollowRestarts(ClusterRecord* record, absl::Time deadline);
 
 // Returns the folder of the running program, which also holds the other programs.
 absl::StatusOr<std::string> OwnBinaryFolder();
