@@ -51,7 +51,7 @@ absl::StatusOr<std::string> ReadPemFile(const std::string& path, std::string_vie
 // Errors: those of ReadPemFile.
 absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files);
 
-// What a certificate says about its owner.
+// The statements of a certificate about its owner.
 struct CertificateFacts {
   PeerName name;
   absl::Time not_before;

@@ -146,7 +146,7 @@ class PeerTable {
   // credit that the hello gives the peer.
   rpc::FrameHello HelloTo(const MeshDevice& device, MemoryBudget::Reservation* reservation) const;
 
-  // What the caller of Look must do next, and when to call Look again.
+  // The next task of Look's caller, and the time of the next call of Look.
   struct Due {
     std::vector<std::shared_ptr<PeerLink>> links;  // to be ticked
     std::vector<std::pair<std::string, std::shared_ptr<ShmChannel>>> channels;

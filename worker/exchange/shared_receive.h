@@ -23,8 +23,8 @@ namespace shardmesh::worker {
 // Thread-safe: any number of receivers at once. Holds no lock while it waits or calls its Owner.
 class SharedReceive {
  public:
-  // What a receiver needs of its step's link, for messages of one peer. Called on the receiver's
-  // thread.
+  // The part of a step's link that a receiver needs, for messages of one peer. Called on the
+  // receiver's thread.
   class Owner {
    public:
     virtual ~Owner() = default;

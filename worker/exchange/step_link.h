@@ -52,7 +52,7 @@ class StepLinkImpl final : public StepLink {
   int64_t sent_bytes() const override { return sent_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  // What this rank has already done for one other rank.
+  // The work that this rank has already done for one other rank.
   struct Told {
     std::atomic<int64_t> op = -1;             // the last op whose signature was sent to the rank
     std::atomic<bool> is_remembered = false;  // PeerLink::RememberStep was called

@@ -30,7 +30,7 @@
 
 namespace shardmesh::worker {
 
-// What an attach tells the worker about its coordinator.
+// The data of an attach about the coordinator.
 struct Attachment {
   int64_t term = 0;
   std::string token_key;  // the key with which the coordinator signs transfer tokens
@@ -48,7 +48,7 @@ struct TileReport {
   int64_t term = 0;              // of the transfer token
 };
 
-// What a client says about a tile before it sends the bytes.
+// A client's description of a tile, sent before the bytes.
 struct TileOffer {
   std::string_view token;
   std::string_view array_id;

@@ -409,7 +409,7 @@ class ShardStore {
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
-  // What a batch of file jobs changed on disk. FileJob::work adds the folders whose entries it
+  // The changes of a batch of file jobs on disk. FileJob::work adds the folders whose entries it
   // changed, and the paths to remove. After the batch, the store syncs these folders, and then
   // removes these paths.
   struct FileEffects {
