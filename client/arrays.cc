@@ -1,22 +1,29 @@
 // ArrayClient: transfers in the session of ClientCore, and calls about names.
 #include "client/arrays.h"
 
+#include <algorithm>
 #include <iterator>
+#include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
+#include "client/remote/reshard_calls.h"
+#include "client/remote/row_bands.h"
 #include "client/remote/transfer_calls.h"
 #include "client/remote/wire_enums.h"
 #include "process/steady_deadline.h"
 #include "rpc/call.h"
 #include "rpc/call_memory.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/npy.h"
+#include "tensor/saved_checksums.h"
 
 namespace shardmesh::client {
 namespace {
@@ -38,6 +45,12 @@ absl::Status WithoutReach(const absl::Status& status) {
              "with them directly: run it where it can reach the workers' addresses"));
 }
 
+// Returns `options` for a load of `checkpoint`, unless they name another one.
+PutOptions WithCheckpoint(PutOptions options, const std::string& checkpoint) {
+  if (options.checkpoint.empty()) options.checkpoint = checkpoint;
+  return options;
+}
+
 absl::StatusOr<Array> Describe(const CoordinatorConnection& connection, const ArraySelector& array,
                                const CallLimit& limit) {
   v1::DescribeArrayRequest request;
@@ -48,46 +61,223 @@ absl::StatusOr<Array> Describe(const CoordinatorConnection& connection, const Ar
   return DecodeArray(response.array());
 }
 
-// Gathers the array, or only `slice` of it if `slice` is not null.
-absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector& array,
-                                          const ArraySlice* slice, const ProgressCallback& progress,
-                                          const CallOptions& options) {
+// Reads the array, or only `slice` of it if `slice` is not null: passes it to `body`, which runs
+// again if a download failed and a new answer of the coordinator may help.
+absl::Status ReadPart(ClientCore& core, ArraySelector array, const ArraySlice* slice,
+                      const CallOptions& options, const ReadBody& body) {
   const SteadyDeadline deadline = core.TransferDeadline(options);
-  const auto describe = [&] {
-    return Describe(core.connection(), array, ClientCore::LimitAt(deadline, options));
+  const auto describe = [&]() -> absl::StatusOr<ArrayDescriptor> {
+    SHARDMESH_ASSIGN_OR_RETURN(Array described, Describe(core.connection(), array,
+                                                         ClientCore::LimitAt(deadline, options)));
+    core.recent_arrays().Set(array, described.descriptor);
+    return std::move(described.descriptor);
   };
   rpc::Backoff backoff({.max_delay = absl::Seconds(1)});
   for (int attempt = 1;; ++attempt) {
     // Resolve the slice anew for each attempt: the name may now refer to an array of another shape.
     std::optional<Tile> part;
     std::string array_id;
+    bool is_remembered = false;  // and may be out of date
     if (slice != nullptr) {
-      SHARDMESH_ASSIGN_OR_RETURN(const Array described, describe());
-      SHARDMESH_ASSIGN_OR_RETURN(part, TileOf(*slice, described.descriptor));
-      array_id = described.descriptor.array_id;
+      if (attempt == 1) {
+        if (const auto recent = core.recent_arrays().Find(array); recent.has_value()) {
+          if (absl::StatusOr<Tile> tile = TileOf(*slice, *recent); tile.ok()) {
+            part = *std::move(tile);
+            array_id = recent->array_id;
+            is_remembered = true;
+          }
+        }
+      }
+      if (!is_remembered) {
+        SHARDMESH_ASSIGN_OR_RETURN(const ArrayDescriptor described, describe());
+        SHARDMESH_ASSIGN_OR_RETURN(part, TileOf(*slice, described));
+        array_id = described.array_id;
+      }
     }
-    GatherOutcome outcome = core.Gather(array, part, array_id, progress, deadline, options);
-    if (slice != nullptr && absl::IsInvalidArgument(outcome.tensor.status())) {
+    ReadOutcome outcome = core.Read(array, part, array_id, deadline, options, body);
+    if (slice != nullptr && absl::IsInvalidArgument(outcome.status)) {
       // The part fits the described array. An error therefore suggests that the name now refers to
       // another array.
-      const absl::StatusOr<Array> now = describe();
-      outcome.may_have_moved = now.ok() && now->descriptor.array_id != array_id;
+      const absl::StatusOr<ArrayDescriptor> now = describe();
+      outcome.may_have_moved = now.ok() && now->array_id != array_id;
     }
-    if (outcome.tensor.ok() || !outcome.may_have_moved) {
-      return std::move(outcome.tensor);
+    if (outcome.status.ok() || !outcome.may_have_moved) {
+      return std::move(outcome.status);
     }
+    if (is_remembered) continue;  // the next attempt asks what the array is
     // The coordinator's answer was out of date: the coordinator did not know yet that tiles had
     // moved or were lost. Wait, so that the coordinator can learn of the change, and ask again.
-    const absl::Duration delay = backoff.NextDelay(outcome.tensor.status());
+    const absl::Duration delay = backoff.NextDelay(outcome.status);
     if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
-      return WithoutReach(std::move(outcome.tensor).status());
+      return WithoutReach(outcome.status);
     }
-    core.OnWait(outcome.tensor.status());
+    core.OnWait(outcome.status);
     SleepUnlessCancelled(delay, options.cancellation);
   }
 }
 
+// Finds the real paths of the files of a checkpoint.
+class SourceFinder {
+ public:
+  // Returns a place in the file `opened`, which outlives this object. Nullopt if the file has no
+  // real path: it was removed, or this process may no longer enter its folder.
+  std::optional<FileSource> Find(const SourceFile& opened, int64_t offset_bytes) {
+    const auto [place, is_new] = files_.try_emplace(&opened);
+    if (is_new) place->second = AtRealPath(opened);
+    if (place->second == nullptr) return std::nullopt;
+    return FileSource{.file = place->second, .offset_bytes = offset_bytes};
+  }
+
+ private:
+  absl::flat_hash_map<const SourceFile*, std::shared_ptr<const SourceFile>> files_;
+};
+
+// Gathers the array, or only `slice` of it if `slice` is not null.
+absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector& array,
+                                          const ArraySlice* slice, const ProgressCallback& progress,
+                                          const CallOptions& options) {
+  std::optional<GatheredTensor> tensor;
+  const auto gather = [&](const Array& read, const Tile& part,
+                          const FetchTile& fetch) -> absl::Status {
+    SHARDMESH_ASSIGN_OR_RETURN(tensor, GatheredTensor::Allocate(read, part));
+    return fetch(part, tensor->mutable_view(), progress);
+  };
+  SHARDMESH_RETURN_IF_ERROR(ReadPart(core, array, slice, options, gather));
+  return *std::move(tensor);
+}
+
+const ArraySlice* Pointer(const std::optional<ArraySlice>& slice) {
+  return slice.has_value() ? &*slice : nullptr;
+}
+
+absl::Status CheckFits(const MutableTensorView& into, const Array& array, const Tile& part) {
+  if (into.dtype() == array.descriptor.dtype && into.shape() == part.shape()) {
+    return absl::OkStatus();
+  }
+  const auto text = [](Dtype dtype, const Shape& shape) {
+    return StrCat(DtypeName(dtype), " ", ShapeToString(shape));
+  };
+  const std::string have = text(into.dtype(), into.shape());
+  const std::string need = text(array.descriptor.dtype, part.shape());
+  return InvalidArgument(
+      Reason::kShapeMismatch,
+      StrCat("the memory is of a tensor ", have, ", and the array has ", need, " to gather"),
+      {{fact::kHave, have}, {fact::kNeed, need}});
+}
+
+// Reads one array piece by piece, over several attempts.
+class PieceReader {
+ public:
+  PieceReader(const TensorSink& sink, const GatherOptions& options)
+      : sink_(sink), options_(options) {}
+
+  // The array that was read. Requires that Read has succeeded.
+  const Array& array() const { return *array_; }
+
+  // Reads the pieces that are missing.
+  absl::Status Read(const Array& read, const Tile& part, const FetchTile& fetch) {
+    if (!array_.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(Begin(read, part));
+    } else if (read.descriptor.array_id != array_->descriptor.array_id) {
+      return absl::AbortedError(StrCat("the name \"", read.name,
+                                       "\" was moved to another array while the array ",
+                                       array_->descriptor.array_id, " was read; gather it again"));
+    }
+    for (; band_.has_value(); band_ = bands_->Next()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, read.descriptor.TileSizeBytes(*band_));
+      SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> bytes, Memory(size_bytes));
+      SHARDMESH_ASSIGN_OR_RETURN(
+          const MutableTensorView view,
+          MutableTensorView::Create(read.descriptor.dtype, band_->shape(), bytes));
+      ProgressCallback progress;
+      if (options_.progress != nullptr) {
+        progress = [this](int64_t done, int64_t) {
+          options_.progress(done_bytes_ + done, total_bytes_);
+        };
+      }
+      SHARDMESH_RETURN_IF_ERROR(fetch(*band_, view, progress));
+      SHARDMESH_RETURN_IF_ERROR(sink_.append(bytes));
+      done_bytes_ += size_bytes;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Begin(const Array& read, const Tile& part) {
+    SHARDMESH_ASSIGN_OR_RETURN(total_bytes_, read.descriptor.TileSizeBytes(part));
+    array_ = read;
+    bands_.emplace(read.descriptor.dtype, part, std::max<int64_t>(options_.piece_bytes, 1));
+    band_ = bands_->Next();
+    return sink_.begin(read, part);
+  }
+  // Returns memory for `size_bytes`, which is valid until the next call.
+  absl::StatusOr<absl::Span<char>> Memory(int64_t size_bytes) {
+    if (size_bytes > memory_bytes_) {
+      memory_.reset();
+      memory_bytes_ = 0;
+      memory_.reset(new (std::nothrow) char[static_cast<size_t>(size_bytes)]);
+      if (memory_ == nullptr) {
+        return WithReason(absl::ResourceExhaustedError(
+                              StrCat("there is no memory for a piece of ", size_bytes, " bytes")),
+                          Reason::kMemoryLimit, {{fact::kNeed, size_bytes}});
+      }
+      memory_bytes_ = size_bytes;
+    }
+    return absl::MakeSpan(memory_.get(), static_cast<size_t>(size_bytes));
+  }
+
+  const TensorSink& sink_;
+  const GatherOptions& options_;
+  std::optional<Array> array_;  // set once the sink's `begin` was called
+  std::optional<RowBands> bands_;
+  std::optional<Tile> band_;  // the next one
+  std::unique_ptr<char[]> memory_;
+  int64_t memory_bytes_ = 0;
+  int64_t total_bytes_ = 0;
+  int64_t done_bytes_ = 0;
+};
+
 }  // namespace
+
+absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint,
+                                                    bool check_saved) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TensorElements> elements,
+                             checkpoint.Elements(check_saved));
+  std::vector<PutTensor> tensors;
+  tensors.reserve(elements.size());
+  SourceFinder sources;
+  for (size_t i = 0; i < elements.size(); ++i) {
+    const MappedTensor& tensor = checkpoint.tensors()[i];
+    PutTensor& put =
+        tensors.emplace_back(PutTensor{.name = tensor.name, .view = std::move(elements[i])});
+    const SourceTensor& source = checkpoint.SourceOf(tensor);
+    std::optional<FileSource> place = sources.Find(*source.file, source.offset_bytes);
+    if (MappedCheckpoint::IsPlain(tensor)) {
+      put.source = std::move(place);
+    } else if (place.has_value()) {
+      put.origin = ArrayOrigin{.file = std::move(place->file),
+                               .offset_bytes = place->offset_bytes,
+                               .conversion = checkpoint.ConversionOf(tensor)};
+    }
+  }
+  return tensors;
+}
+
+absl::StatusOr<PutArray> ArrayClient::Shard(const TensorElements& tensor,
+                                            const std::vector<AxisValue>& axes, const Mode& mode,
+                                            const PutOptions& put_options,
+                                            const CallOptions& options) {
+  if (put_options.mode.has_value()) {
+    return InvalidArgument(Reason::kBadField,
+                           "PutOptions::mode is set, and Shard has a mode of its own; unset it");
+  }
+  PutOptions with_mode = put_options;
+  with_mode.mode = mode;
+  const PutTensor put{.name = "", .view = tensor, .axes = axes};
+  SHARDMESH_ASSIGN_OR_RETURN(PutResult result,
+                             PutTensors(absl::MakeConstSpan(&put, 1), with_mode, options));
+  return std::move(result.arrays.front());
+}
 
 absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> tensors,
                                                   const PutOptions& put_options,
@@ -110,21 +300,43 @@ absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> te
   }
 }
 
+bool MayReadData(const PutOptions& options) {
+  return !options.validate_only && options.reader != PutReader::kWorkers;
+}
+
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const Checkpoint& checkpoint,
                                                       const PutOptions& put_options,
                                                       const CallOptions& options) {
+  if (MayReadData(put_options)) SHARDMESH_RETURN_IF_ERROR(CheckSavedChecksums(checkpoint));
   std::vector<PutTensor> tensors;
   tensors.reserve(checkpoint.tensors().size());
+  SourceFinder sources;
   for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
-    tensors.push_back({.name = entry.tensor->name, .view = checkpoint.View(entry)});
+    tensors.push_back(
+        {.name = entry.tensor->name,
+         .view = checkpoint.View(entry),
+         .source = sources.Find(entry.file->state(), entry.file->header().data_offset_bytes() +
+                                                         entry.tensor->begin_bytes)});
   }
-  return PutTensors(tensors, put_options, options);
+  return PutTensors(tensors, WithCheckpoint(put_options, checkpoint.path()), options);
+}
+
+absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const MappedCheckpoint& checkpoint,
+                                                      const PutOptions& put_options,
+                                                      const CallOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PutTensor> tensors,
+                             PutTensorsOf(checkpoint, MayReadData(put_options)));
+  return PutTensors(tensors, WithCheckpoint(put_options, checkpoint.source().checkpoint_path()),
+                    options);
 }
 
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
                                                       const PutOptions& put_options,
                                                       const CallOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+  SHARDMESH_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Open(path));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const MappedCheckpoint checkpoint,
+      MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source))));
   return LoadCheckpoint(checkpoint, put_options, options);
 }
 
@@ -141,21 +353,32 @@ absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,
   return GatherPart(*core_, array, &slice, progress, options);
 }
 
-absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const std::string& path,
-                                               const ProgressCallback& progress,
-                                               const CallOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, progress, options));
-  SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
-  return tensor.array();
+absl::StatusOr<Array> ArrayClient::GatherInto(const ArraySelector& array,
+                                              const MutableTensorView& into,
+                                              const GatherOptions& gather_options,
+                                              const CallOptions& options) {
+  std::optional<Array> gathered;
+  const auto gather = [&](const Array& read, const Tile& part,
+                          const FetchTile& fetch) -> absl::Status {
+    SHARDMESH_RETURN_IF_ERROR(CheckFits(into, read, part));
+    gathered = read;
+    return fetch(part, into, gather_options.progress);
+  };
+  SHARDMESH_RETURN_IF_ERROR(
+      ReadPart(*core_, array, Pointer(gather_options.slice), options, gather));
+  return *std::move(gathered);
 }
 
-absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const ArraySlice& slice,
-                                               const std::string& path,
-                                               const ProgressCallback& progress,
-                                               const CallOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(const GatheredTensor tensor, Gather(array, slice, progress, options));
-  SHARDMESH_RETURN_IF_ERROR(WriteNpy(path, tensor.view()));
-  return tensor.array();
+absl::StatusOr<Array> ArrayClient::GatherTo(const ArraySelector& array, const TensorSink& sink,
+                                            const GatherOptions& gather_options,
+                                            const CallOptions& options) {
+  PieceReader reader(sink, gather_options);
+  const auto gather = [&reader](const Array& read, const Tile& part, const FetchTile& fetch) {
+    return reader.Read(read, part, fetch);
+  };
+  SHARDMESH_RETURN_IF_ERROR(
+      ReadPart(*core_, array, Pointer(gather_options.slice), options, gather));
+  return reader.array();
 }
 
 absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array,
@@ -216,6 +439,26 @@ absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& pr
     request.set_page_token(response.next_page_token());
   } while (!request.page_token().empty());
   return arrays;
+}
+
+absl::StatusOr<ReshardResult> ArrayClient::Reshard(const ArraySelector& array,
+                                                   const ReshardOptions& reshard_options,
+                                                   const CallOptions& options) {
+  return core_->InSession(core_->TransferDeadline(options), options,
+                          [&](const std::string& session_id, const CallLimit& limit) {
+                            return client::Reshard(core_->connection(), session_id, array,
+                                                   reshard_options, limit);
+                          });
+}
+
+absl::StatusOr<ReshardResult> ArrayClient::ReshardTree(const std::string& prefix,
+                                                       const ReshardOptions& reshard_options,
+                                                       const CallOptions& options) {
+  return core_->InSession(core_->TransferDeadline(options), options,
+                          [&](const std::string& session_id, const CallLimit& limit) {
+                            return client::Reshard(core_->connection(), session_id, prefix,
+                                                   reshard_options, limit);
+                          });
 }
 
 absl::StatusOr<int64_t> ArrayClient::ReleaseArrays(absl::Span<const std::string> array_ids,

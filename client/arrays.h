@@ -1,4 +1,4 @@
-// ArrayClient: puts, gathers, names and releases of arrays.
+// ArrayClient: puts, gathers, moves, names and releases of arrays.
 #ifndef SHARDMESH_CLIENT_ARRAYS_H_
 #define SHARDMESH_CLIENT_ARRAYS_H_
 
@@ -12,11 +12,28 @@
 #include "absl/types/span.h"
 #include "client/types/array.h"
 #include "client/types/call_options.h"
+#include "client/types/reshard.h"
+#include "client/types/resize.h"
+#include "client/types/save.h"
+#include "sharding/axis_value.h"
+#include "sharding/mode.h"
+#include "tensor/checkpoint/tensor_map.h"
 #include "tensor/safetensors.h"
 
 namespace shardmesh::client {
 
 class ClientCore;
+
+// Returns the tensors of a checkpoint, to put them under their names in it. Those that are neither
+// converted nor transposed have a source, from which workers may read them. The views are valid as
+// long as the checkpoint. Errors of MappedCheckpoint::Elements, which gets `check_saved`: pass
+// MayReadData of the put's options.
+absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint,
+                                                    bool check_saved = true);
+
+// Whether a put with these options may read the elements in this process, so that checksums of a
+// saved checkpoint are worth the time.
+bool MayReadData(const PutOptions& options);
 
 // The arrays of a cluster. MeshClientOptions::transfer_timeout limits each call that moves
 // elements; MeshClientOptions::timeout limits every other call.
@@ -33,20 +50,57 @@ class ArrayClient {
   ArrayClient& operator=(const ArrayClient&) = delete;
 
   // Puts tensors onto a mesh: all of them become visible together, or none does. The client sends
-  // the bytes directly to the workers, without a copy of contiguous tiles. UNAVAILABLE
+  // the bytes directly to the workers, without a copy of contiguous tiles, unless the workers read
+  // them from files (PutOptions::reader). UNAVAILABLE
   // (WORKER_LOST): a worker was lost during the put; the message names the worker.
   absl::StatusOr<PutResult> PutTensors(absl::Span<const PutTensor> tensors,
                                        const PutOptions& put_options = {},
                                        const CallOptions& options = {});
+  // Puts one tensor by the meaning of its dimensions: `axes` are logical axes, one per dimension,
+  // resolved in `mode` by the profile of `put_options`. As the original's `shard(x, axes, mode)`,
+  // but done. The array has no name, and the session pins it until ReleaseArrays, or until its end.
+  // Example: Shard(view, {AxisValue::Name("__BATCH__"), AxisValue::None()}, RuntimeMode::kTrain).
+  // `put_options.mode` must be unset. Errors: those of PutTensors.
+  absl::StatusOr<PutArray> Shard(const TensorElements& tensor, const std::vector<AxisValue>& axes,
+                                 const Mode& mode, const PutOptions& put_options = {},
+                                 const CallOptions& options = {});
   // Puts every tensor of a checkpoint, under the name that the tensor has in the checkpoint.
-  // `path`: a .safetensors file, the index of a checkpoint, or a folder; see Checkpoint::Open.
-  // Errors: first those of Checkpoint::Open, then those of PutTensors.
+  // `path`: a safetensors file, an index, a .npz file, or a folder; see TensorSource::Open.
+  // Errors: first those of TensorSource::Open, then those of PutTensors. With
+  // PutReader::kAuto and kWorkers, workers may read the files themselves, under the paths that
+  // realpath(3) gives, if no tensor is converted or transposed.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
+                                           const PutOptions& put_options = {},
+                                           const CallOptions& options = {});
+  // Puts the tensors of a checkpoint as a map renames, transposes and converts them. Errors: first
+  // those of MappedCheckpoint::Elements, before anything is put.
+  absl::StatusOr<PutResult> LoadCheckpoint(const MappedCheckpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
   absl::StatusOr<PutResult> LoadCheckpoint(const std::string& path,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
+
+  // Waits until the arrays of these names, which want two replicas (PutOptions::replicas), have
+  // them. Returns the arrays in the order of the names. `progress` gets the bytes of the operation
+  // that copies arrays, also those that other calls have put; before it is known, those of the
+  // arrays. FAILED_PRECONDITION (ARRAY_DEGRADED): an array could not
+  // be copied; the message says why. The coordinator tries again later by itself.
+  // FAILED_PRECONDITION (NOT_AVAILABLE): an array wants one replica only, as with a coordinator of
+  // an older build.
+  absl::StatusOr<std::vector<Array>> AwaitReplicas(absl::Span<const std::string> names,
+                                                   const ProgressCallback& progress = nullptr,
+                                                   const CallOptions& options = {});
+
+  // Saves the arrays whose names begin with `prefix` as a checkpoint of safetensors files in
+  // `folder`, an absolute path that all workers see under their `--write-root`. The workers write
+  // the files. The names are read at one revision: puts and steps may go on meanwhile. Blocks until
+  // the checkpoint is complete. If the time limit or a cancellation ends the call first, asks the
+  // coordinator to cancel the save. Errors: those of SaveService in save_service.proto.
+  absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& prefix,
+                                                 const std::string& folder,
+                                                 const SaveOptions& save_options = {},
+                                                 const CallOptions& options = {});
 
   // Gathers a whole tensor: each tile from a worker that holds the tile, with every checksum
   // checked. FAILED_PRECONDITION (ARRAY_DEGRADED): some tile is on no live worker. `progress`: like
@@ -64,8 +118,41 @@ class ArrayClient {
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array, const ArraySlice& slice,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});
-  // Gathers a tensor, or a slice of one, and writes it to a .npy file (see WriteNpy). The file
-  // appears complete or not at all.
+  // Gathers a tensor, or a slice of one, into the caller's memory, which must have the dtype of the
+  // array and the shape of the part: SHAPE_MISMATCH, with `have` and `need`. After an error, `into`
+  // is partly filled.
+  absl::StatusOr<Array> GatherInto(const ArraySelector& array, const MutableTensorView& into,
+                                   const GatherOptions& gather_options = {},
+                                   const CallOptions& options = {});
+  // Gathers a tensor, or a slice of one, of any size in bounded memory: passes it to `sink` piece
+  // by piece. All pieces are of one array, even if its name is moved meanwhile. An error of the
+  // sink ends the gather and is returned.
+  absl::StatusOr<Array> GatherTo(const ArraySelector& array, const TensorSink& sink,
+                                 const GatherOptions& gather_options = {},
+                                 const CallOptions& options = {});
+  // Gathers tensors of any size in bounded memory, and writes them to a safetensors file, each
+  // under its name and with its element type. The file appears complete or not at all. The arrays
+  // are those to which the selectors refer at one moment, and stay until they are read: names that
+  // are moved or deleted meanwhile, and reshards, change nothing. ABORTED: the names change too
+  // fast. INVALID_ARGUMENT (BAD_FILE): two tensors have one name.
+  absl::StatusOr<std::vector<Array>> GatherToSafetensors(absl::Span<const FileTensor> tensors,
+                                                         const std::string& path,
+                                                         const ProgressCallback& progress = nullptr,
+                                                         const CallOptions& options = {});
+  // Gathers arrays into the folder `path`, as model.safetensors, or as several files of at most
+  // `max_file_bytes` with an index, model.safetensors.index.json, that readers of the safetensors
+  // package know. A tensor larger than that has a file of its own. The folder appears complete or
+  // not at all. ALREADY_EXISTS: the folder is there and not empty. Other errors as
+  // GatherToSafetensors.
+  absl::StatusOr<std::vector<Array>> GatherToFolder(absl::Span<const FileTensor> tensors,
+                                                    const std::string& path, int64_t max_file_bytes,
+                                                    const ProgressCallback& progress = nullptr,
+                                                    const CallOptions& options = {});
+  // Gathers a tensor, or a slice of one, in bounded memory, and writes it to a .npy file (see
+  // WriteNpy). The file appears complete or not at all.
+  absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
+                                    const GatherOptions& gather_options,
+                                    const CallOptions& options = {});
   absl::StatusOr<Array> GatherToNpy(const ArraySelector& array, const std::string& path,
                                     const ProgressCallback& progress = nullptr,
                                     const CallOptions& options = {});
@@ -89,6 +176,28 @@ class ArrayClient {
   absl::Status DeleteName(const std::string& name,
                           std::optional<int64_t> expected_version = std::nullopt,
                           bool validate_only = false, const CallOptions& options = {});
+  // Moves an array to another layout, on its mesh or on another one. Readers of the array's name
+  // see the old array or the new one. After an error, the name points to the old array, unless the
+  // answer of a successful move was lost. If another thread cancels the call, so is the move.
+  // RESOURCE_EXHAUSTED (MEMORY_LIMIT): a worker has too little memory; nothing was moved. ABORTED
+  // (VERSION_MISMATCH): the name is not in the state that `precondition` requires, or another call
+  // moved the name meanwhile.
+  absl::StatusOr<ReshardResult> Reshard(const ArraySelector& array,
+                                        const ReshardOptions& reshard_options,
+                                        const CallOptions& options = {});
+  // Moves each array whose name begins with `prefix`, by itself. After an error, the arrays that
+  // had moved before it stay moved. A repetition of the call skips these arrays.
+  absl::StatusOr<ReshardResult> ReshardTree(const std::string& prefix,
+                                            const ReshardOptions& reshard_options,
+                                            const CallOptions& options = {});
+  // Gives a mesh another shape, such as "dp=3,tp=2", and moves all named arrays that lie on it.
+  // Blocks until the resize has ended. If the time limit or a cancellation ends the call first,
+  // asks the coordinator to cancel the resize, which then goes back to the old shape. After another
+  // error, a repetition of the call goes on where the resize stopped. Errors: those of
+  // ArrayService.ResizeMesh in array_service.proto.
+  absl::StatusOr<ResizeResult> ResizeMesh(const std::string& mesh, const std::string& shape,
+                                          const ResizeOptions& resize_options = {},
+                                          const CallOptions& options = {});
   // Releases arrays that this client's session pins; returns how many of these arrays the session
   // had pinned.
   absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids,

@@ -6,9 +6,16 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/container/flat_hash_set.h"
 #include "client/remote/operation_calls.h"
 #include "client/types/cancellation.h"
+#include "rpc/call.h"
 #include "rpc/call_memory.h"
+#include "rpc/codec/status.h"
+#include "sharding/tile.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::client {
@@ -25,6 +32,10 @@ constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
 // Time limit for the release of an array that was read.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
+// The largest number of arrays that one call releases.
+constexpr size_t kMaxReleased = 10'000;
+// The field of BeginPutRequest that has the files.
+constexpr std::string_view kFilesField = "header.files";
 
 // Whether a stream's error may be only a symptom. If so, the coordinator may know the cause: a
 // worker is lost, or the transfer has ended.
@@ -103,13 +114,112 @@ CallLimit Aftermath(absl::Duration timeout, const CallOptions& options) {
   return limit;
 }
 
+// Reports the progress of a put that the workers read.
+class FillWatch {
+ public:
+  FillWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
+            const SteadyDeadline& deadline, const std::string& traceparent,
+            const ProgressCallback& progress) {
+    if (progress == nullptr) return;
+    thread_ = std::thread([this, &connection, transfer_id, deadline, traceparent, &progress] {
+      int64_t reported = 0;
+      // The put does not depend on its progress report: the result does not matter.
+      WatchOperation(
+          connection, transfer_id,
+          [&](const Operation& operation) {
+            if (operation.done_bytes > reported) {
+              reported = operation.done_bytes;
+              progress(reported, operation.total_bytes);
+            }
+            return operation.done_bytes < operation.total_bytes;
+          },
+          {.deadline = deadline.wall(), .cancellation = &stop_, .traceparent = traceparent})
+          .IgnoreError();
+    });
+  }
+  ~FillWatch() {
+    stop_.Cancel();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  Cancellation stop_;
+  std::thread thread_;  // declared last: the thread uses the members above
+};
+
+// Adds up the bytes of all tiles of the put, including replicas, and those that nobody sends.
+absl::Status CountTiles(const BegunPut& put, PutResult* result) {
+  for (const BegunPut::Assignment& assignment : put.assignments) {
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, assignment.array.Tiling());
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, assignment.array.SizeBytes());
+    const int64_t tile_bytes = size_bytes * tiling.replica_count();
+    result->tile_bytes += tile_bytes;
+    if (!assignment.is_reused) continue;
+    ++result->reused_tensors;
+    result->reused_bytes += tile_bytes;
+    result->moved_bytes += assignment.moved_bytes;
+  }
+  return absl::OkStatus();
+}
+
+// Whether a coordinator's refusal of a put from files leaves the way of sending the tensors. A file
+// that changed is no such refusal: this client would send other elements than it found.
+bool MaySendInstead(const absl::Status& refusal) {
+  const Reason reason = ReasonOf(refusal);
+  // The workers' disks are too slow. A call whose own time is over has no reason.
+  if (absl::IsDeadlineExceeded(refusal)) return reason == Reason::kDeadline;
+  if (reason == Reason::kLimitExceeded) {  // too many files, or a path that is too long
+    const std::vector<rpc::FieldViolation> violations = rpc::FieldViolationsOf(refusal);
+    return std::any_of(violations.begin(), violations.end(), [](const rpc::FieldViolation& each) {
+      return each.field.starts_with(kFilesField);
+    });
+  }
+  if (!absl::IsFailedPrecondition(refusal)) return false;
+  return reason == Reason::kNoReadRoot || reason == Reason::kNotAvailable ||
+         reason == Reason::kBadFile;
+}
+
+// Returns LIMIT_EXCEEDED if the put's files do not fit into one message, as they must.
+absl::Status CheckFilesFit(absl::Span<const PutTensor> tensors) {
+  constexpr int64_t kBytesBesidePath = 160;  // at most, of an encoded file
+  int64_t bytes = 0;
+  absl::flat_hash_set<const SourceFile*> files;
+  for (const PutTensor& tensor : tensors) {
+    if (!files.insert(tensor.source->file.get()).second) continue;
+    bytes += static_cast<int64_t>(tensor.source->file->path.size()) + kBytesBesidePath;
+  }
+  if (bytes <= rpc::kMaxControlMessageBytes) return absl::OkStatus();
+  return rpc::WithField(
+      InvalidArgument(Reason::kLimitExceeded,
+                      StrCat("the put has ", files.size(), " files, whose paths take ", bytes,
+                             " bytes; a put names its files in ", rpc::kMaxControlMessageBytes,
+                             " bytes: put in several parts, or let the client read the files"),
+                      {{fact::kHave, bytes}, {fact::kLimit, rpc::kMaxControlMessageBytes}}),
+      kFilesField);
+}
+
 std::vector<PutArray> ArraysOf(BegunPut* put) {
   std::vector<PutArray> arrays;
   arrays.reserve(put->assignments.size());
   for (BegunPut::Assignment& assignment : put->assignments) {
-    arrays.push_back({std::move(assignment.array), std::move(assignment.corrections)});
+    arrays.push_back(
+        {std::move(assignment.array), std::move(assignment.corrections), assignment.is_reused});
   }
   return arrays;
+}
+
+// Checks the files from which the tensors' elements were mapped, each once.
+absl::Status CheckFilesNotWritten(absl::Span<const PutTensor> tensors) {
+  const SourceFile* last = nullptr;
+  for (const PutTensor& tensor : tensors) {
+    const SourceFile* const file = tensor.source.has_value()   ? tensor.source->file.get()
+                                   : tensor.origin.has_value() ? tensor.origin->file.get()
+                                                               : nullptr;
+    if (file == nullptr || file == last) continue;  // tensors of one file come together
+    last = file;
+    SHARDMESH_RETURN_IF_ERROR(CheckNotWritten(*file));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -119,12 +229,108 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
                                           const SteadyDeadline& deadline,
                                           const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
+  const auto without = std::find_if(tensors.begin(), tensors.end(), [](const PutTensor& tensor) {
+    return !tensor.source.has_value();
+  });
+  if (put_options.reader == PutReader::kWorkers && without != tensors.end()) {
+    return InvalidArgument(
+        Reason::kMissingArgument,
+        StrCat("tensor '", without->name,
+               "' has no source: workers can read only tensors that lie row-major in a file"),
+        {{fact::kField, "source"}});
+  }
+  absl::Status refusal;
+  if (put_options.reader != PutReader::kClient && without == tensors.end() && !tensors.empty()) {
+    bool is_refused = false;
+    absl::StatusOr<PutResult> result =
+        PutFromFiles(tensors, put_options, deadline, options, &is_refused);
+    if (!is_refused || put_options.reader == PutReader::kWorkers) return result;
+    refusal = result.status();
+  }
+  absl::StatusOr<PutResult> result =
+      PutFromMemory(tensors, put_options, deadline, options, is_taken_back);
+  if (result.ok()) result->workers_refused = std::move(refusal);
+  return result;
+}
+
+absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> tensors,
+                                                   const PutOptions& put_options,
+                                                   const SteadyDeadline& deadline,
+                                                   const CallOptions& options, bool* is_refused) {
+  if (absl::Status fit = CheckFilesFit(tensors); !fit.ok()) {
+    *is_refused = true;
+    return fit;
+  }
+  std::string session;
+  absl::StatusOr<BegunPut> begun =
+      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+        session = session_id;
+        return BeginPut(*connection_, session_id, tensors, put_options, /*from_files=*/true, limit);
+      });
+  if (!begun.ok()) {
+    *is_refused = MaySendInstead(begun.status()) && !deadline.is_over();
+    return begun.status();
+  }
+  BegunPut put = *std::move(begun);
+  PutResult result;
+  result.reader = PutReader::kWorkers;
+  if (put_options.validate_only) {
+    result.arrays = ArraysOf(&put);
+    return result;
+  }
+  const auto abort = [&](std::string_view reason) {
+    return AbortTransfer(
+        *connection_, session, put.transfer_id, reason,
+        Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
+  };
+  // A token permits this client to send the tiles. A coordinator that knows sources gives none.
+  if (!put.assignments.front().token.empty()) {
+    *is_refused = abort("the coordinator ignored the sources").ok();
+    return WithReason(
+        absl::FailedPreconditionError("the coordinator runs an older build, whose workers read no "
+                                      "files; upgrade it, or let the client read the files"),
+        Reason::kNotAvailable, {{fact::kField, "source"}});
+  }
+  if (put_options.on_begun) {
+    put_options.on_begun(put.transfer_id);
+  }
+  SHARDMESH_RETURN_IF_ERROR(CountTiles(put, &result));
+  const absl::StatusOr<CommittedPut> committed = [&] {
+    const FillWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
+                          put_options.progress);
+    return CommitTransfer(*connection_, session, put.transfer_id, LimitAt(deadline, options));
+  }();
+  if (!committed.ok()) {
+    // The transfer goes on without this client once its commit was requested.
+    if (LimitAt(deadline, options).is_cancelled()) {
+      abort("the client cancelled it").IgnoreError();
+      return CancelledByCaller();
+    }
+    if (deadline.is_over()) abort("its time is over").IgnoreError();
+    return committed.status();
+  }
+  if (put_options.progress) {
+    put_options.progress(result.tile_bytes, result.tile_bytes);
+  }
+  result.arrays = ArraysOf(&put);
+  result.revision = committed->revision;
+  result.durability = committed->durability;
+  result.transfer_time = committed->transfer_time;
+  return result;
+}
+
+absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> tensors,
+                                                    const PutOptions& put_options,
+                                                    const SteadyDeadline& deadline,
+                                                    const CallOptions& options,
+                                                    bool* is_taken_back) {
   std::string session;
   SHARDMESH_ASSIGN_OR_RETURN(
       BegunPut put,
       InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
         session = session_id;
-        return BeginPut(*connection_, session_id, tensors, put_options, limit);
+        return BeginPut(*connection_, session_id, tensors, put_options, /*from_files=*/false,
+                        limit);
       }));
   PutResult result;
   if (put_options.validate_only) {
@@ -134,12 +340,26 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
   if (put_options.on_begun) {
     put_options.on_begun(put.transfer_id);
   }
+  SHARDMESH_RETURN_IF_ERROR(CountTiles(put, &result));
+  ProgressCallback progress = put_options.progress;
+  if (progress != nullptr && result.reused_bytes > 0) {
+    progress = [&](int64_t done_bytes, int64_t) {
+      put_options.progress(result.reused_bytes + done_bytes, result.tile_bytes);
+    };
+  }
   std::vector<UploadTensor> uploads;
   uploads.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view});
+    if (put.assignments[i].is_reused) continue;
+    uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view,
+                       /*is_named=*/!tensors[i].name.empty()});
   }
-  const absl::StatusOr<int64_t> sent = [&] {
+  HandoverOutcome handover;
+  const absl::StatusOr<int64_t> sent = [&]() -> absl::StatusOr<int64_t> {
+    if (uploads.empty()) {
+      if (progress != nullptr) progress(0, 0);
+      return 0;
+    }
     Cancellation streams;
     std::optional<Cancellation::Registration> registration;
     if (options.cancellation != nullptr) {
@@ -147,24 +367,61 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
     }
     const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
                               &streams);
-    return Upload(put.devices, uploads, &streams,
-                  Transfer(deadline, put_options.progress, options));
+    TransferOptions transfer = Transfer(deadline, progress, options);
+    transfer.handover = put_options.handover;
+    transfer.handover_outcome = &handover;
+    return Upload(put.devices, uploads, &streams, transfer);
   }();
-  SHARDMESH_ASSIGN_OR_RETURN(
-      CommittedPut committed,
-      Conclude(session, put.transfer_id, sent.status(), deadline, options, is_taken_back));
+  // A file that somebody wrote meanwhile explains why sending failed, too.
+  absl::Status status = CheckFilesNotWritten(tensors);
+  if (status.ok()) status = sent.status();
+  SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed, Conclude(session, put.transfer_id, status,
+                                                              deadline, options, is_taken_back));
 
   result.arrays = ArraysOf(&put);
   result.revision = committed.revision;
   result.durability = committed.durability;
   result.sent_bytes = sent.value_or(0);
+  result.handed_over_bytes = handover.bytes;
+  result.handover_refused = std::move(handover.refusal);
   result.transfer_time = committed.transfer_time;
   return result;
 }
 
-GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                                 const std::string& expected_id, const ProgressCallback& progress,
-                                 const SteadyDeadline& deadline, const CallOptions& options) {
+void ClientCore::LetGo(absl::Span<const std::string> array_ids, const std::string& session_id,
+                       const CallOptions& options) {
+  const std::vector<std::string> idle = read_pins_.EndReading(array_ids);
+  if (idle.empty()) return;
+  absl::Span<const std::string> left = idle;
+  while (!left.empty()) {
+    ReleaseArrays(*connection_, session_id, left.subspan(0, kMaxReleased),
+                  Aftermath(kReleaseTimeout, options))
+        .IgnoreError();
+    left.remove_prefix(std::min(left.size(), kMaxReleased));
+  }
+  read_pins_.EndLettingGo();
+}
+
+absl::Status ClientCore::Hold(const std::string& array_id, const std::optional<Tile>& part,
+                              const SteadyDeadline& deadline, const CallOptions& options) {
+  read_pins_.BeginAsking();
+  const absl::StatusOr<BegunGet> begun =
+      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+        return BeginGet(*connection_, session_id, ArraySelector::ById(array_id), part, limit);
+      });
+  read_pins_.EndAsking(begun);
+  return begun.status();
+}
+
+void ClientCore::EndHold(absl::Span<const std::string> array_ids, const CallOptions& options) {
+  // A session that came after the one of the pins has none of them.
+  const absl::StatusOr<std::string> session_id = session_.Get(Aftermath(kReleaseTimeout, options));
+  LetGo(array_ids, session_id.value_or(""), options);
+}
+
+ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Tile>& part,
+                             const std::string& expected_id, const SteadyDeadline& deadline,
+                             const CallOptions& options, const ReadBody& body) {
   std::string session;
   read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun =
@@ -174,34 +431,42 @@ GatherOutcome ClientCore::Gather(const ArraySelector& array, const std::optional
       });
   read_pins_.EndAsking(begun);
   if (!begun.ok()) return {std::move(begun).status()};
-  BegunGet get = *std::move(begun);
-  const absl::Cleanup let_go = [&, array_id = get.array.descriptor.array_id] {
-    if (const std::vector<std::string> idle = read_pins_.EndReading(array_id); !idle.empty()) {
-      ReleaseArrays(*connection_, session, idle, Aftermath(kReleaseTimeout, options)).IgnoreError();
-      read_pins_.EndLettingGo();
-    }
+  const BegunGet get = *std::move(begun);
+  const ArrayDescriptor& descriptor = get.array.descriptor;
+  const absl::Cleanup let_go = [&, array_id = descriptor.array_id] {
+    LetGo(absl::MakeConstSpan(&array_id, 1), session, options);
   };
   // BeginGet may return an answer after the time limit or the cancellation: check both.
   if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
   if (deadline.is_over()) {
     return {connection_->StatusOf({grpc::StatusCode::DEADLINE_EXCEEDED, "Deadline Exceeded"})};
   }
-  if (!expected_id.empty() && get.array.descriptor.array_id != expected_id) {
+  if (!expected_id.empty() && descriptor.array_id != expected_id) {
     return {absl::AbortedError(StrCat("'", array.name, "' no longer means the array ", expected_id,
-                                      ", of which the slice is, but ",
-                                      get.array.descriptor.array_id, "; ask again")),
+                                      ", of which the slice is, but ", descriptor.array_id,
+                                      "; ask again")),
             /*may_have_moved=*/true};
   }
-  absl::StatusOr<GatheredTensor> tensor = GatheredTensor::Allocate(std::move(get.array), part);
-  if (!tensor.ok()) return {std::move(tensor)};
-  TransferOptions transfer = Transfer(deadline, progress, options);
-  transfer.array = CommandText(array, tensor->array().descriptor.array_id);
-  const absl::Status downloaded =
-      Download(tensor->array().descriptor, tensor->part(), get.token, get.devices,
-               tensor->mutable_view(), options.cancellation, transfer);
-  if (downloaded.ok()) return {std::move(tensor)};
-  if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};
-  return {downloaded, MayHaveMoved(downloaded)};
+  // Before `body`, which may write the head of a file.
+  if (absl::Status reduced = CheckReduced(descriptor, CommandText(array, descriptor.array_id));
+      !reduced.ok()) {
+    return {std::move(reduced)};
+  }
+  ReadOutcome outcome;
+  const auto fetch = [&](const Tile& tile, const MutableTensorView& into,
+                         const ProgressCallback& progress) -> absl::Status {
+    TransferOptions transfer = Transfer(deadline, progress, options);
+    transfer.array = CommandText(array, descriptor.array_id);
+    transfer.connections = &worker_connections_;
+    const absl::Status downloaded =
+        Download(descriptor, tile, get.token, get.devices, into, options.cancellation, transfer);
+    if (downloaded.ok()) return downloaded;
+    if (LimitAt(deadline, options).is_cancelled()) return CancelledByCaller();
+    outcome.may_have_moved = MayHaveMoved(downloaded);
+    return downloaded;
+  };
+  outcome.status = body(get.array, part.value_or(Tile::Whole(descriptor.shape)), fetch);
+  return outcome;
 }
 
 absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,

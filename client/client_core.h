@@ -4,20 +4,24 @@
 #define SHARDMESH_CLIENT_CLIENT_CORE_H_
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "client/mesh_client.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/session_keeper.h"
 #include "client/remote/transfer.h"
 #include "client/remote/transfer_calls.h"
+#include "client/remote/worker_connections.h"
 #include "client/types/call_options.h"
 #include "process/steady_deadline.h"
 #include "status/reason.h"
@@ -25,10 +29,17 @@
 
 namespace shardmesh::client {
 
-struct GatherOutcome {
-  absl::StatusOr<GatheredTensor> tensor;
-  bool may_have_moved = false;  // whether a new request may succeed: see Gather
+struct ReadOutcome {
+  absl::Status status;
+  bool may_have_moved = false;  // whether a new request may succeed: see ClientCore::Read
 };
+
+// Downloads `tile`, in coordinates of the array, to `into`. May be called several times.
+using FetchTile = std::function<absl::Status(const Tile& tile, const MutableTensorView& into,
+                                             const ProgressCallback& progress)>;
+// Consumes `part` of an array.
+using ReadBody =
+    std::function<absl::Status(const Array& array, const Tile& part, const FetchTile& fetch)>;
 
 // The arrays that the session pins only because this client is reading them. The coordinator's
 // answer to a request says whether that request pinned the array, or the session had pinned the
@@ -56,11 +67,11 @@ class ReadPins {
       reading.pinned |= get->pinned;
     }
   }
-  // Ends a read. Returns the arrays that the caller must release now. If the result is not empty,
-  // the caller must release these arrays and then call EndLettingGo.
-  std::vector<std::string> EndReading(const std::string& array_id) {
+  // Ends a read of each array. Returns the arrays that the caller must release now. If the result
+  // is not empty, the caller must release these arrays and then call EndLettingGo.
+  std::vector<std::string> EndReading(absl::Span<const std::string> array_ids) {
     absl::MutexLock lock(&mutex_);
-    --readings_[array_id].readers;
+    for (const std::string& array_id : array_ids) --readings_[array_id].readers;
     std::vector<std::string> idle;
     if (asking_ > 0 || letting_go_) {
       return idle;  // a later EndReading returns the arrays that have no readers
@@ -92,6 +103,34 @@ class ReadPins {
   int asking_ ABSL_GUARDED_BY(mutex_) = 0;
   bool letting_go_ ABSL_GUARDED_BY(mutex_) = false;
   absl::flat_hash_map<std::string, Reading> readings_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The descriptions of the arrays of which slices were read last: a slice of the same array then
+// needs no question for its shape. An entry may be out of date: its array may be gone, or its name
+// may refer to another array. Thread-safe.
+class RecentArrays {
+ public:
+  std::optional<ArrayDescriptor> Find(const ArraySelector& array) const {
+    absl::MutexLock lock(&mutex_);
+    const auto found = arrays_.find(KeyOf(array));
+    return found == arrays_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void Set(const ArraySelector& array, const ArrayDescriptor& descriptor) {
+    absl::MutexLock lock(&mutex_);
+    if (arrays_.size() >= kMaxArrays) arrays_.clear();
+    arrays_.insert_or_assign(KeyOf(array), descriptor);
+  }
+
+ private:
+  static constexpr size_t kMaxArrays = 1'000;
+  using Key = std::tuple<std::string, std::string, int64_t>;
+
+  static Key KeyOf(const ArraySelector& array) {
+    return {array.name, array.array_id, array.version};
+  }
+
+  mutable absl::Mutex mutex_;
+  absl::flat_hash_map<Key, ArrayDescriptor> arrays_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The most recently compiled programs, by the hashes of their plans. Thread-safe.
@@ -173,17 +212,27 @@ class ClientCore {
     return call(session_id, LimitAt(deadline, options));
   }
 
-  // Requests the array once and downloads `part` of it; nullopt: the whole array. `expected_id`:
-  // the id of the array to which `part` belongs; empty: any array. ABORTED if `array` now selects
-  // an array whose id is not `expected_id`. Sets `may_have_moved` if the error may be due to an
-  // outdated answer of the coordinator, or to a name that now refers to another array.
-  GatherOutcome Gather(const ArraySelector& array, const std::optional<Tile>& part,
-                       const std::string& expected_id, const ProgressCallback& progress,
-                       const SteadyDeadline& deadline, const CallOptions& options);
+  // Requests the array once, and passes `part` of it to `body`; nullopt: the whole array. The
+  // session pins the array until `body` has returned. `expected_id`: the id of the array to which
+  // `part` belongs; empty: any array. ABORTED if `array` now selects an array whose id is not
+  // `expected_id`. Sets `may_have_moved` if a download failed, or the request did, and the error
+  // may be due to an outdated answer of the coordinator, or to a name that now refers to another
+  // array.
+  ReadOutcome Read(const ArraySelector& array, const std::optional<Tile>& part,
+                   const std::string& expected_id, const SteadyDeadline& deadline,
+                   const CallOptions& options, const ReadBody& body);
+  RecentArrays& recent_arrays() { return recent_arrays_; }
+  // Pins the array with this id until EndHold, so that it can be read by its id whatever becomes of
+  // its names. `part`: the part that will be read; nullopt: the whole array. Errors: those of
+  // BeginGet.
+  absl::Status Hold(const std::string& array_id, const std::optional<Tile>& part,
+                    const SteadyDeadline& deadline, const CallOptions& options);
+  // Ends one Hold of each array.
+  void EndHold(absl::Span<const std::string> array_ids, const CallOptions& options);
 
-  // Puts the tensors once. Sets `*is_taken_back` to true if the put failed while it sent tiles,
-  // before the client asked for the commit, and the coordinator confirmed the abort. In that case
-  // the put changed nothing.
+  // Puts the tensors once, as PutOptions::reader says. Sets `*is_taken_back` to true if the put
+  // failed while it sent tiles, before the client asked for the commit, and the coordinator
+  // confirmed the abort. In that case the put changed nothing.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
                                 const SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);
@@ -200,10 +249,27 @@ class ClientCore {
                                         bool* is_taken_back);
 
  private:
+  // Releases arrays that no read of this client uses any more.
+  void LetGo(absl::Span<const std::string> array_ids, const std::string& session_id,
+             const CallOptions& options);
+  // A put that this client sends.
+  absl::StatusOr<PutResult> PutFromMemory(absl::Span<const PutTensor> tensors,
+                                          const PutOptions& put_options,
+                                          const SteadyDeadline& deadline,
+                                          const CallOptions& options, bool* is_taken_back);
+  // A put whose elements the workers read. All tensors must have sources. Sets `*is_refused` to
+  // true if the error came before anything moved, and this client may send the tensors instead.
+  absl::StatusOr<PutResult> PutFromFiles(absl::Span<const PutTensor> tensors,
+                                         const PutOptions& put_options,
+                                         const SteadyDeadline& deadline, const CallOptions& options,
+                                         bool* is_refused);
+
   const MeshClientOptions options_;
   const std::unique_ptr<CoordinatorConnection> connection_;
   SessionKeeper session_;
   ReadPins read_pins_;
+  RecentArrays recent_arrays_;
+  WorkerConnections worker_connections_;
   CompiledPrograms programs_;
 };
 

@@ -37,6 +37,7 @@ absl::StatusOr<WorkerStatus> DecodeWorker(const v1::WorkerStatus& from) {
   worker.used_bytes = from.used_bytes();
   worker.quarantined_arrays = from.quarantined_arrays();
   worker.quarantined_bytes = from.quarantined_bytes();
+  worker.cached_bytes = from.cached_bytes();
   SHARDMESH_ASSIGN_OR_RETURN(worker.heartbeat_age, DecodeAnswer(from.heartbeat_age()));
   worker.lost_reason = from.lost_reason();
   SHARDMESH_ASSIGN_OR_RETURN(worker.lost_age, DecodeAnswer(from.lost_age()));
@@ -237,6 +238,27 @@ absl::StatusOr<ClusterStatus> ClusterClient::GetStatus(const std::string& mesh_i
     status.pid = response.pid();
     status.arrays = response.arrays();
     status.degraded_arrays = response.degraded_arrays();
+    status.cached_arrays = response.cached_arrays();
+    status.cached_bytes = response.cached_bytes();
+    status.repairs.reset();
+    if (response.has_repairs()) {
+      const v1::RepairStatus& from = response.repairs();
+      status.repairs = {.operations = from.operations(),
+                        .done_bytes = from.done_bytes(),
+                        .total_bytes = from.total_bytes(),
+                        .bytes_per_second = from.bytes_per_second(),
+                        .time_left = std::nullopt,
+                        .tiles = from.tiles(),
+                        .failed_tiles = from.failed_tiles()};
+      if (from.has_time_left()) {
+        SHARDMESH_ASSIGN_OR_RETURN(status.repairs->time_left, DecodeAnswer(from.time_left()));
+      }
+    }
+    status.replicas.reset();
+    if (response.has_replicas()) {
+      status.replicas = {.waiting = response.replicas().waiting(),
+                         .failed = response.replicas().failed()};
+    }
     status.unnamed_arrays = response.unnamed_arrays();
     SHARDMESH_ASSIGN_OR_RETURN(status.unnamed_held_for, HeldFor(response.has_unnamed_held_for(),
                                                                 response.unnamed_held_for()));
@@ -457,6 +479,16 @@ absl::Status ClusterClient::ForgetWorker(const std::string& identity, bool valid
   });
 }
 
+absl::StatusOr<DroppedCache> ClusterClient::DropCache(const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::DropCacheResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.cluster,
+                                            &v1::ClusterService::Stub::DropCache,
+                                            v1::DropCacheRequest(), limit, &response));
+  return DroppedCache{.arrays = response.arrays(), .bytes = response.bytes()};
+}
+
 absl::StatusOr<ReplacedWorker> ClusterClient::ReplaceWorker(const std::string& identity,
                                                             const std::string& replacement,
                                                             bool validate_only,
@@ -575,6 +607,18 @@ absl::StatusOr<Operation> ClusterClient::CancelOperation(const std::string& oper
                                                   request, limit, &response));
         return DecodeOperation(response.operation());
       });
+}
+
+absl::StatusOr<Operation> ClusterClient::ForceCancelOperation(const std::string& operation_id,
+                                                              const CallOptions& options) {
+  v1::ForceCancelOperationRequest request;
+  request.set_operation_id(operation_id);
+  v1::ForceCancelOperationResponse response;
+  const CoordinatorConnection& connection = core_->connection();
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.admin,
+                                            &v1::AdminService::Stub::ForceCancelOperation, request,
+                                            core_->LimitOf(options), &response));
+  return DecodeOperation(response.operation());
 }
 
 }  // namespace shardmesh::client

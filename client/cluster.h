@@ -59,6 +59,8 @@ class ClusterClient {
   // worker is not lost (WORKER_ATTACHED), or it serves ranks (WORKER_SERVES_RANK).
   absl::Status ForgetWorker(const std::string& identity, bool validate_only = false,
                             const CallOptions& options = {});
+  // Releases all arrays that the workers keep only as a cache (ClusterStatus::cached_arrays).
+  absl::StatusOr<DroppedCache> DropCache(const CallOptions& options = {});
   // Gives the ranks of the lost worker `identity` to the attached worker `replacement`; no tile
   // moves. FAILED_PRECONDITION: `identity` is not lost (WORKER_ATTACHED); the definition of a mesh
   // in which `identity` serves a rank names the workers (RANKS_DEFINED); `replacement` serves a
@@ -116,8 +118,14 @@ class ClusterClient {
   absl::StatusOr<Operation> WatchOperation(const std::string& operation_id,
                                            const std::function<bool(const Operation&)>& on_progress,
                                            const CallOptions& options = {});
+  // Cancels an operation that this client's session began, and returns it. The operation may still
+  // be running then, but ends soon: WatchOperation waits for its end. PERMISSION_DENIED
+  // (NOT_OWNER): another session began the operation, or the coordinator did.
   absl::StatusOr<Operation> CancelOperation(const std::string& operation_id,
                                             const CallOptions& options = {});
+  // The same for an operation of any session: for administrators.
+  absl::StatusOr<Operation> ForceCancelOperation(const std::string& operation_id,
+                                                 const CallOptions& options = {});
 
  private:
   ClientCore* const core_;

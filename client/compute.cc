@@ -197,10 +197,10 @@ absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
   for (const v1::PlannedInstruction& from : response.instructions()) {
     PlannedInstruction& to = compiled.instructions.emplace_back();
     to.label = from.label();
+    to.axes.assign(from.axes().begin(), from.axes().end());
     if (from.collective() == v1::COLLECTIVE_KIND_UNSPECIFIED) continue;
     SHARDMESH_ASSIGN_OR_RETURN(to.collective, DecodeAnswer(from.collective()));
     SHARDMESH_ASSIGN_OR_RETURN(to.algorithm, DecodeAnswer(from.algorithm()));
-    to.axes.assign(from.axes().begin(), from.axes().end());
   }
   compiled.cost = rpc::Decode(response.cost());
   for (const v1::AxisTraffic& from : response.traffic()) {

@@ -432,6 +432,9 @@ absl::StatusOr<TilingAnswer> LayoutClient::DescribeTiling(const TilingQuestion& 
   }
   request.mutable_replica_groups_of()->Add(question.replica_groups_of.begin(),
                                            question.replica_groups_of.end());
+  rpc::Encode(question.cut_points, request.mutable_cut_points());
+  request.set_uneven(rpc::Encode(question.uneven));
+  request.mutable_weights()->Add(question.weights.begin(), question.weights.end());
   request.set_compatibility(EncodeCompatibility(question.compatibility));
   v1::DescribeTilingResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
@@ -454,6 +457,8 @@ absl::StatusOr<TilingAnswer> LayoutClient::DescribeTiling(const TilingQuestion& 
   for (const v1::DeviceGroup& wire : response.replica_groups()) {
     answer.replica_groups.emplace_back(wire.devices().begin(), wire.devices().end());
   }
+  SHARDMESH_ASSIGN_OR_RETURN(answer.cut_points,
+                             rpc::DecodeCutPoints(response.cut_points(), question.shape));
   answer.revision = response.revision();
   return answer;
 }

@@ -10,8 +10,9 @@ set(header_dir ${CMAKE_INSTALL_INCLUDEDIR}/shardmesh)
 # The client and all that it stands on; the servers' libraries stay at home. Of the client, users get
 # the headers that name no type of rpc: client/*.h and client/types (tests/layering_test.py).
 set(client_folders status process sharding tensor program rpc client)
-foreach(library proto status process sharding sharding_pattern sharding_rules sharding_layout sharding_reshard tensor
-    program rpc rpc_codec rpc_tls rpc_stream rpc_metrics client client_types client_remote)
+foreach(library proto status process process_folders process_sealed sharding sharding_pattern sharding_rules
+    sharding_layout sharding_reshard tensor tensor_checkpoint program rpc rpc_codec rpc_tls rpc_stream rpc_metrics client client_types
+    client_remote)
   install(TARGETS shardmesh_${library} EXPORT shardmesh ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endforeach()
 install(DIRECTORY ${client_folders} DESTINATION ${header_dir}

@@ -48,7 +48,7 @@ int Failpoint::Hit() {
   armed_.store(false, std::memory_order_relaxed);
   std::fprintf(stderr, "failpoint %s hit\n", name_);
   std::fflush(stderr);
-  switch (action_) {
+  switch (action_.load(std::memory_order_acquire)) {
     case Action::kEio:
       return EIO;
     case Action::kEnospc:

@@ -77,8 +77,9 @@ class Failpoint {
   const char* const name_;
   const bool fails_;
   std::atomic<bool> armed_{false};
-  // ArmFailpoints writes the action before it sets armed_.
-  Action action_ = Action::kEio;
+  // ArmFailpoints writes the action before it sets armed_. Atomic, since a test may arm a failpoint
+  // again while threads pass it.
+  std::atomic<Action> action_ = Action::kEio;
   std::atomic<int64_t> hits_left_{0};
 };
 

@@ -217,16 +217,20 @@ absl::StatusOr<AtomicFileWriter> AtomicFileWriter::Create(const std::string& pat
   } else {
     SHARDMESH_ASSIGN_OR_RETURN(target, FollowLinks(path));
   }
-  std::string temporary_path =
-      StrCat(target, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
-  FileDescriptor descriptor(
-      SHARDMESH_FAILS("file.create")
-          ? -1
-          : open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
-  if (!descriptor.valid()) {
-    return PathError("create", target, errno);
+  // A process of another host or container may have the same number, and one that was killed has
+  // left its file: such a name is not taken again.
+  for (;;) {
+    std::string temporary_path =
+        StrCat(target, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
+    FileDescriptor descriptor(
+        SHARDMESH_FAILS("file.create")
+            ? -1
+            : open(temporary_path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
+    if (descriptor.valid()) {
+      return AtomicFileWriter(std::move(descriptor), std::move(target), std::move(temporary_path));
+    }
+    if (errno != EEXIST) return PathError("create", target, errno);
   }
-  return AtomicFileWriter(std::move(descriptor), std::move(target), std::move(temporary_path));
 }
 
 AtomicFileWriter::AtomicFileWriter(AtomicFileWriter&& other) noexcept

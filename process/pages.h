@@ -10,10 +10,16 @@ namespace shardmesh {
 // later write. Returns false, with errno ENOMEM, if the host has no memory for the pages. A kernel
 // before Linux 5.14 lacks the call; pages are then faulted in when they are written.
 //
-// This takes a second or more for each GiB: do not call it on a thread that others wait for. Other
-// threads can map and unmap memory during the call: the kernel's lock on the address space is
-// released every few megabytes.
+// This takes up to a second for each GiB: do not call it on a thread that others wait for. From 128
+// MiB on, up to four threads share the work, as many as there are cores. Other threads can map and
+// unmap memory during the call: the kernel's lock on the address space is released every few
+// megabytes.
 bool PopulatePages(char* data, size_t size_bytes);
+
+// Maps the first size_bytes > 0 of memory that its descriptor gives (a memfd), shared with all who
+// map it, for reading only. Faults in its pages, as PopulatePages does. Returns null, with errno
+// set, if the kernel refuses. The caller unmaps the memory (munmap).
+char* MapForReading(int fd, size_t size_bytes);
 
 }  // namespace shardmesh
 

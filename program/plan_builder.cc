@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "program/collective_check.h"
+#include "program/move_plan.h"
 #include "program/plan_forecast.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
@@ -41,6 +42,44 @@ bool MergesTiles(CollectiveKind kind) {
          kind == CollectiveKind::kScatter;
 }
 
+// Returns the points of the parts that are left if each `parts` neighbouring parts become one.
+CutPoints JoinedPoints(const CutPoints& points, int64_t parts) {
+  CutPoints joined;
+  for (size_t i = 0; i < points.size(); i += static_cast<size_t>(parts)) {
+    joined.push_back(points[i]);
+  }
+  return joined;
+}
+
+// Returns the points of equal parts; not of equal parts if `parts` does not divide the extent.
+CutPoints EqualPoints(int64_t extent, size_t parts) {
+  CutPoints points;
+  for (size_t part = 0; part <= parts; ++part) {
+    points.push_back(extent / static_cast<int64_t>(parts) * static_cast<int64_t>(part));
+  }
+  return points;
+}
+
+// An operand or a result of a product, whose layout is under construction. `value.spec` follows
+// from `layout` at the end.
+struct Operand {
+  ValueDescriptor value = {};
+  ValueLayout layout = {};
+
+  // Gives dimension `dim` the axes and the cut points of a dimension of another value.
+  void SetParts(size_t dim, const Operand& from, size_t from_dim) {
+    layout.dims[dim] = from.layout.dims[from_dim];
+    SetCutPoints(dim, IsCut(from.value, from_dim) ? from.value.cut_points[from_dim] : CutPoints(),
+                 &value);
+  }
+  // Appends a dimension with the extent, axes and cut points of a dimension of another value.
+  void AddDimension(const Operand& from, size_t from_dim) {
+    value.shape.push_back(from.value.shape[from_dim]);
+    layout.dims.emplace_back();
+    SetParts(layout.dims.size() - 1, from, from_dim);
+  }
+};
+
 // Derives the result's description from the operand's: Merge, Join, Split and KeepAtRoot each apply
 // one effect of the collective. Requires an op and an operand that CheckCollective accepts.
 struct CollectiveResult {
@@ -69,12 +108,7 @@ struct CollectiveResult {
     Axes& joined = layout.dims[dim];
     joined.resize(joined.size() - axes.size());
     if (IsCut(value, dim)) {
-      const auto ranks = static_cast<size_t>(AxesSize(mesh, axes));
-      CutPoints points;
-      for (size_t i = 0; i < value.cut_points[dim].size(); i += ranks) {
-        points.push_back(value.cut_points[dim][i]);
-      }
-      SetCutPoints(dim, std::move(points), &value);
+      SetCutPoints(dim, JoinedPoints(value.cut_points[dim], AxesSize(mesh, axes)), &value);
     }
   }
 
@@ -135,20 +169,6 @@ absl::Status PlanBuilder::Error(const absl::Status& refusal) const {
   return WithFactsOf(Error(ReasonOf(refusal), ToStd(refusal.message())), refusal);
 }
 
-absl::Status PlanBuilder::CheckEqualTiles(ValueIndex input) const {
-  const ValueDescriptor& described = value(input);
-  for (size_t dim = 0; dim < described.shape.size(); ++dim) {
-    if (IsCut(described, dim)) {
-      return WithReason(absl::UnimplementedError(StrCat(
-                            op_, ": dimension ", dim, " of a value is cut into unequal tiles, at ",
-                            StrJoin(described.cut_points[dim], ","),
-                            "; only collectives take such tiles: all-gather the dimension first")),
-                        Reason::kNotAvailable, {{fact::kOp, op_}});
-    }
-  }
-  return absl::OkStatus();
-}
-
 template <typename Kind>
 ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view what) {
   const auto index = static_cast<ValueIndex>(plan_.values.size());
@@ -184,38 +204,142 @@ ValueIndex PlanBuilder::AllReduce(ValueIndex input, const Axes& axes, Reduction 
       std::move(output));
 }
 
-ValueIndex PlanBuilder::AllGather(ValueIndex input, const Axes& axes, int64_t dimension) {
-  ValueLayout layout = LayoutOf(input);
-  Axes& gathered = layout.dims[static_cast<size_t>(dimension)];
-  gathered.resize(gathered.size() - axes.size());
-  ValueDescriptor output = value(input);
-  output.spec = ToSpec(layout);
-  return EmitCollective(
-      {.input = input, .kind = CollectiveKind::kAllGather, .axes = axes, .dimension = dimension},
-      std::move(output));
-}
-
 ValueIndex PlanBuilder::Reduced(ValueIndex input) {
   const Axes unreduced = LayoutOf(input).unreduced;
   return unreduced.empty() ? input : AllReduce(input, unreduced, Reduction::kSum);
 }
 
-ValueIndex PlanBuilder::LaidOut(ValueIndex input, const ValueLayout& target) {
-  ValueIndex current = Reduced(input);
-  for (size_t dim = 0; dim < target.dims.size(); ++dim) {
-    const Axes have = LayoutOf(current).dims[dim];
-    const Axes& want = target.dims[dim];
-    const auto differs = std::mismatch(have.begin(), have.end(), want.begin(), want.end()).first;
-    if (differs != have.end()) {
-      current = AllGather(current, Axes(differs, have.end()), static_cast<int64_t>(dim));
+bool PlanBuilder::LiesAs(ValueIndex input, const ValueDescriptor& wanted) const {
+  return LayoutOf(input) == shardmesh::LayoutOf(plan_.mesh, wanted) &&
+         value(input).cut_points == wanted.cut_points;
+}
+
+std::optional<ValueIndex> PlanBuilder::ReduceScatter(ValueIndex input, const Axes& axes, size_t dim,
+                                                     const CutPoints& points) {
+  const ValueDescriptor& operand = value(input);
+  CollectiveOp op = {.input = input,
+                     .kind = CollectiveKind::kReduceScatter,
+                     .axes = axes,
+                     .dimension = static_cast<int64_t>(dim)};
+  const auto ranks = static_cast<size_t>(AxesSize(plan_.mesh, axes));
+  const bool is_cut = !points.empty() && operand.shape[dim] > 0 &&
+                      points != EqualPoints(operand.shape[dim], points.size() - 1);
+  for (size_t i = 0; is_cut && i < ranks; ++i) {
+    op.counts.push_back(points[i + 1] - points[i]);
+  }
+  if (!CheckCollective(op, axes, operand, plan_.mesh).ok()) return std::nullopt;
+  absl::StatusOr<ValueDescriptor> result = ResultOf(op, axes, operand, plan_.mesh);
+  if (!result.ok() || (!points.empty() && PointsOf(plan_.mesh, *result, dim) != points)) {
+    return std::nullopt;
+  }
+  return EmitCollective(std::move(op), *std::move(result));
+}
+
+absl::StatusOr<ValueIndex> PlanBuilder::SummedFor(ValueIndex input, const ValueDescriptor& wanted) {
+  const ValueLayout target = shardmesh::LayoutOf(plan_.mesh, wanted);
+  ValueIndex current = input;
+  // Appends axes of `wanted` to those of each dimension, for as long as `may_add` accepts them.
+  // `add` gets the dimension, the axes to add, and the points of its parts with these axes.
+  const auto for_each_dim = [&](const auto& may_add, const auto& add) {
+    for (size_t dim = 0; dim < target.dims.size(); ++dim) {
+      const Axes have = LayoutOf(current).dims[dim];
+      const Axes& want = target.dims[dim];
+      const auto differs = std::mismatch(have.begin(), have.end(), want.begin(), want.end());
+      if (differs.first != have.end()) continue;
+      const auto end = std::find_if_not(differs.second, want.end(), may_add);
+      if (end == differs.second) continue;
+      add(dim, Axes(differs.second, end),
+          JoinedPoints(PointsOf(plan_.mesh, wanted, dim),
+                       AxesSize(plan_.mesh, Axes(end, want.end()))));
+    }
+  };
+  // 1. Cut off what other devices need: no data moves, and less is to be added.
+  ValueLayout sliced = LayoutOf(input);
+  ValueDescriptor slice = value(input);
+  for_each_dim(
+      [&](const std::string& axis) {
+        return !Contains(sliced.unreduced, axis) &&
+               std::none_of(sliced.dims.begin(), sliced.dims.end(),
+                            [&](const Axes& axes) { return Contains(axes, axis); });
+      },
+      [&](size_t dim, const Axes& axes, const CutPoints& points) {
+        sliced.dims[dim].insert(sliced.dims[dim].end(), axes.begin(), axes.end());
+        SetCutPoints(dim, points, &slice);
+      });
+  slice.spec = ToSpec(sliced);
+  if (!LiesAs(current, slice)) {
+    SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan move, MovePlan(plan_.mesh, value(current), slice));
+    if (MovesNothing(move)) {
+      const std::string what = StrCat("slice to ", slice.spec.ToString());
+      current = Emit(LocalSlice{.input = current}, std::move(slice), what);
     }
   }
-  if (LayoutOf(current) == target) {
-    return current;
+  // 2. Scatter the sums along dimensions that get the axes anyway. If an axis cannot come to its
+  // place in `wanted` at once, it comes to the dimension now, and to its place later.
+  for_each_dim([&](const std::string& axis) { return Contains(LayoutOf(current).unreduced, axis); },
+               [&](size_t dim, const Axes& axes, const CutPoints& points) {
+                 current = ReduceScatter(current, axes, dim, points).value_or(current);
+               });
+  for (size_t dim = 0; dim < target.dims.size(); ++dim) {
+    for (const std::string& axis : target.dims[dim]) {
+      if (!Contains(LayoutOf(current).unreduced, axis)) continue;
+      current = ReduceScatter(current, {axis}, dim, {}).value_or(current);
+    }
   }
-  ValueDescriptor output = value(current);
-  output.spec = ToSpec(target);
-  return Emit(LocalSlice{.input = current}, output, StrCat("slice to ", output.spec.ToString()));
+  return Reduced(current);
+}
+
+std::optional<ValueIndex> PlanBuilder::AllGather(ValueIndex input, const ValueDescriptor& wanted) {
+  const ValueLayout have = LayoutOf(input);
+  const ValueLayout want = shardmesh::LayoutOf(plan_.mesh, wanted);
+  const auto dim = static_cast<size_t>(
+      std::mismatch(have.dims.begin(), have.dims.end(), want.dims.begin()).first -
+      have.dims.begin());
+  if (dim == have.dims.size() || have.dims[dim].size() <= want.dims[dim].size()) {
+    return std::nullopt;
+  }
+  const auto kept = static_cast<std::ptrdiff_t>(want.dims[dim].size());
+  CollectiveOp op = {.input = input,
+                     .kind = CollectiveKind::kAllGather,
+                     .axes = Axes(have.dims[dim].begin() + kept, have.dims[dim].end()),
+                     .dimension = static_cast<int64_t>(dim)};
+  if (!CheckCollective(op, op.axes, value(input), plan_.mesh).ok()) return std::nullopt;
+  absl::StatusOr<ValueDescriptor> result = ResultOf(op, op.axes, value(input), plan_.mesh);
+  if (!result.ok() || shardmesh::LayoutOf(plan_.mesh, *result) != want ||
+      result->cut_points != wanted.cut_points) {
+    return std::nullopt;
+  }
+  op.algorithm = ChooseAlgorithm(op.kind, LoadOf(plan_.mesh, value(input), op.axes), op.order,
+                                 links_, preferred_);
+  // Doubling needs memory for the data of all ranks beside the result. A reshard has less.
+  if (op.algorithm == CollectiveAlgorithm::kDoubling && !preferred_.contains(op.kind) &&
+      TileBytes(plan_.mesh, *result) > MoveWindowBytes(plan_.mesh.size())) {
+    op.algorithm = CollectiveAlgorithm::kRing;
+  }
+  return EmitCollective(std::move(op), *std::move(result));
+}
+
+absl::StatusOr<ValueIndex> PlanBuilder::LaidOut(ValueIndex input, const ValueDescriptor& wanted) {
+  ValueIndex current = input;
+  if (!LayoutOf(input).unreduced.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(current, SummedFor(input, wanted));
+  }
+  if (LiesAs(current, wanted)) return current;
+  SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan move, MovePlan(plan_.mesh, value(current), wanted));
+  ValueDescriptor output = wanted;
+  output.spec = ToSpec(shardmesh::LayoutOf(plan_.mesh, wanted));
+  const std::string to = output.spec.ToString();
+  if (MovesNothing(move)) {
+    return Emit(LocalSlice{.input = current}, std::move(output), StrCat("slice to ", to));
+  }
+  if (const auto gathered = AllGather(current, wanted); gathered.has_value()) {
+    return *gathered;
+  }
+  const CollectiveCost cost = CostOfMove(move, output.dtype);
+  AddTo(plan_.cost.sent_bytes, cost.sent_bytes);
+  AddTo(plan_.cost.memory_bytes, MoveScratchBytes(move, cost));
+  return Emit(MoveRegions{.input = current}, std::move(output),
+              StrCat("move regions (", ReshardPatternName(move.pattern()), ") to ", to));
 }
 
 ValueIndex PlanBuilder::Copy(ValueIndex input) {
@@ -285,54 +409,57 @@ absl::Status PlanBuilder::CheckProduct(const Product& product) const {
   return absl::OkStatus();
 }
 
-ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
+absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
   const ValueIndex lhs_value = Reduced(product.lhs);
   const ValueIndex rhs_value = Reduced(product.rhs);
-  ValueLayout lhs = LayoutOf(lhs_value);
-  ValueLayout rhs = LayoutOf(rhs_value);
-  const size_t lhs_k = product.transpose_lhs ? 0 : lhs.dims.size() - 1;
+  Operand lhs = {.value = value(lhs_value), .layout = LayoutOf(lhs_value)};
+  Operand rhs = {.value = value(rhs_value), .layout = LayoutOf(rhs_value)};
+  const size_t lhs_k = product.transpose_lhs ? 0 : lhs.layout.dims.size() - 1;
   const size_t rhs_k = product.transpose_rhs ? 1 : 0;
   const size_t rhs_n = 1 - rhs_k;
 
   // One operand rests, the other operand moves. Along the contracted dimension, the moving operand
-  // gets the resting operand's axes. In its other dimensions, the moving operand keeps those of its
-  // axes that the resting operand does not use.
-  ValueLayout& moving = keep_rhs ? lhs : rhs;
-  const ValueLayout& resting = keep_rhs ? rhs : lhs;
-  moving.dims[keep_rhs ? lhs_k : rhs_k] = resting.dims[keep_rhs ? rhs_k : lhs_k];
-  for (size_t dim = 0; dim < moving.dims.size(); ++dim) {
-    if (dim == (keep_rhs ? lhs_k : rhs_k)) {
-      continue;
+  // gets the resting operand's parts. In its other dimensions, the moving operand keeps those of
+  // its axes that the resting operand does not use.
+  Operand& moving = keep_rhs ? lhs : rhs;
+  const Operand& resting = keep_rhs ? rhs : lhs;
+  const size_t moving_k = keep_rhs ? lhs_k : rhs_k;
+  moving.SetParts(moving_k, resting, keep_rhs ? rhs_k : lhs_k);
+  for (size_t dim = 0; dim < moving.layout.dims.size(); ++dim) {
+    if (dim == moving_k) continue;
+    Axes& axes = moving.layout.dims[dim];
+    const auto used = std::find_if(axes.begin(), axes.end(), [&](const std::string& axis) {
+      return std::any_of(resting.layout.dims.begin(), resting.layout.dims.end(),
+                         [&](const Axes& others) { return Contains(others, axis); });
+    });
+    if (IsCut(moving.value, dim)) {
+      SetCutPoints(
+          dim,
+          JoinedPoints(moving.value.cut_points[dim], AxesSize(plan_.mesh, Axes(used, axes.end()))),
+          &moving.value);
     }
-    Axes& axes = moving.dims[dim];
-    axes.erase(std::find_if(axes.begin(), axes.end(),
-                            [&](const std::string& axis) {
-                              return std::any_of(
-                                  resting.dims.begin(), resting.dims.end(),
-                                  [&](const Axes& used) { return Contains(used, axis); });
-                            }),
-               axes.end());
+    axes.erase(used, axes.end());
   }
-  const ValueIndex lhs_ready = LaidOut(lhs_value, lhs);
-  const ValueIndex rhs_ready = LaidOut(rhs_value, rhs);
+  moving.value.spec = ToSpec(moving.layout);
+  SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex lhs_ready, LaidOut(lhs_value, lhs.value));
+  SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex rhs_ready, LaidOut(rhs_value, rhs.value));
 
-  ValueLayout result;
-  ValueDescriptor output;
-  for (size_t dim = 0; dim < lhs.dims.size(); ++dim) {
-    if (dim != lhs_k) {
-      result.dims.push_back(lhs.dims[dim]);
-      output.shape.push_back(value(lhs_ready).shape[dim]);
-    }
+  Operand result;
+  for (size_t dim = 0; dim < lhs.layout.dims.size(); ++dim) {
+    if (dim != lhs_k) result.AddDimension(lhs, dim);
   }
-  result.dims.push_back(rhs.dims[rhs_n]);
-  output.shape.push_back(value(rhs_ready).shape[rhs_n]);
-  const Axes partial_axes = lhs.dims[lhs_k];
+  result.AddDimension(rhs, rhs_n);
+  const Axes partial_axes = lhs.layout.dims[lhs_k];
   const bool partial = !partial_axes.empty();
-  const Dtype dtype = value(lhs_ready).dtype;
+  const Dtype dtype = lhs.value.dtype;
 
   std::optional<ValueIndex> bias = product.bias;
   if (bias.has_value()) {
-    bias = LaidOut(*bias, ValueLayout{.dims = {result.dims.back()}});
+    Operand wanted;
+    wanted.AddDimension(rhs, rhs_n);
+    wanted.value.dtype = value(*bias).dtype;
+    wanted.value.spec = ToSpec(wanted.layout);
+    SHARDMESH_ASSIGN_OR_RETURN(bias, LaidOut(*bias, wanted.value));
   }
 
   LocalMatmul matmul{.lhs = lhs_ready,
@@ -344,10 +471,11 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
     matmul.bias = bias;
     matmul.activation = product.activation;
   }
-  result.unreduced = partial_axes;
+  result.layout.unreduced = partial_axes;
+  ValueDescriptor output = std::move(result.value);
   output.dtype = partial ? PartialSumType(dtype) : dtype;
-  output.spec = ToSpec(result);
-  const int64_t contracted = value(lhs_ready).shape[lhs_k] / AxesSize(plan_.mesh, partial_axes);
+  output.spec = ToSpec(result.layout);
+  const int64_t contracted = TileShape(plan_.mesh, value(lhs_ready))[lhs_k];
   AddTo(plan_.cost.flops, ProductOf(2, ProductOf(contracted, TileElements(plan_.mesh, output))));
   ValueIndex sum = Emit(matmul, output, "multiply");
   if (!partial) {
@@ -365,14 +493,15 @@ ValueIndex PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
 
 absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product) {
   SHARDMESH_RETURN_IF_ERROR(CheckProduct(product));
-  SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(product.lhs));
-  SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(product.rhs));
-  if (product.bias.has_value()) {
-    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(*product.bias));
-  }
+  const PlanBuilder before = *this;
   PlanBuilder keep_lhs = *this;
-  const ValueIndex with_lhs_kept = keep_lhs.AddProduct(product, /*keep_rhs=*/false);
-  const ValueIndex with_rhs_kept = AddProduct(product, /*keep_rhs=*/true);
+  const auto with_lhs_kept = keep_lhs.AddProduct(product, /*keep_rhs=*/false);
+  const auto with_rhs_kept = AddProduct(product, /*keep_rhs=*/true);
+  for (const auto* result : {&with_lhs_kept, &with_rhs_kept}) {
+    if (result->ok()) continue;
+    *this = before;
+    return Error(result->status());
+  }
   if (keep_lhs.cost().sent_bytes < cost().sent_bytes) {
     *this = std::move(keep_lhs);
     return with_lhs_kept;
@@ -408,16 +537,32 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
   return EmitCollective(std::move(planned), *std::move(output));
 }
 
-absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const PartitionSpec& spec, ValueIndex input) {
-  SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles(input));
+absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const ReshardOp& op, ValueIndex input) {
+  const PartitionSpec& spec = op.spec;
   ValueDescriptor wanted = value(input);
-  wanted.spec = spec;
   if (!spec.unreduced().empty()) {
     return Error(Reason::kInvalidSpec,
                  StrCat("cannot lay out as ", spec.ToString(), ": partial sums cannot be made"),
                  {{fact::kAxis, StrJoin(spec.unreduced(), ",")}, {fact::kValue, spec.ToString()}});
   }
-  if (const auto tiling = Tiling::Create(plan_.mesh, spec, wanted.shape); !tiling.ok()) {
+  const size_t rank = wanted.shape.size();
+  if (op.part_starts.size() > rank) {
+    return Error(Reason::kInvalidCutPoints,
+                 StrCat("cut points of dimension ", op.part_starts.size() - 1, "; the value has ",
+                        rank, " dimensions"),
+                 {{fact::kDimension, op.part_starts.size() - 1},
+                  {fact::kValue, StrJoin(op.part_starts.back(), ",")}});
+  }
+  std::vector<CutPoints> cut_points(op.part_starts.empty() ? 0 : rank);
+  for (size_t dim = 0; dim < op.part_starts.size(); ++dim) {
+    if (op.part_starts[dim].empty()) continue;
+    cut_points[dim].push_back(0);
+    cut_points[dim].insert(cut_points[dim].end(), op.part_starts[dim].begin(),
+                           op.part_starts[dim].end());
+    cut_points[dim].push_back(wanted.shape[dim]);
+  }
+  if (const auto tiling = Tiling::Create(plan_.mesh, spec, wanted.shape, cut_points);
+      !tiling.ok()) {
     return Error(tiling.status());
   }
   if (!LayoutOf(input).unreduced.empty() && !HasArithmetic(wanted.dtype)) {
@@ -426,8 +571,15 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const PartitionSpec& spec, Va
                         StrJoin(LayoutOf(input).unreduced, ","),
                         " cannot be summed, broadcast them from their root"));
   }
-  const ValueIndex result = LaidOut(input, shardmesh::LayoutOf(plan_.mesh, wanted));
-  return result == input ? Copy(input) : result;
+  wanted.spec = spec;
+  wanted.cut_points = WithoutEqualParts(std::move(cut_points));
+  const PlanBuilder before = *this;
+  const absl::StatusOr<ValueIndex> result = LaidOut(input, wanted);
+  if (!result.ok()) {
+    *this = before;
+    return Error(result.status());
+  }
+  return *result == input ? Copy(input) : *result;
 }
 
 }  // namespace shardmesh

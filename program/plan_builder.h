@@ -17,6 +17,7 @@
 #include "program/step_plan.h"
 #include "program/value_layout.h"
 #include "sharding/spec.h"
+#include "sharding/tile.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 
@@ -51,7 +52,7 @@ class PlanBuilder {
   // PlanProgram. After an error the plan is unchanged.
   absl::StatusOr<ValueIndex> AddProduct(const Product& product);
   absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
-  absl::StatusOr<ValueIndex> AddReshard(const PartitionSpec& spec, ValueIndex input);
+  absl::StatusOr<ValueIndex> AddReshard(const ReshardOp& op, ValueIndex input);
 
   Plan Finish(std::vector<ValueIndex> outputs) && {
     plan_.outputs = std::move(outputs);
@@ -69,7 +70,6 @@ class PlanBuilder {
   ValueLayout LayoutOf(ValueIndex index) const {
     return shardmesh::LayoutOf(plan_.mesh, value(index));
   }
-  absl::Status CheckEqualTiles(ValueIndex input) const;
   absl::Status CheckProduct(const Product& product) const;
 
   template <typename Kind>
@@ -79,18 +79,30 @@ class PlanBuilder {
   ValueIndex EmitCollective(CollectiveOp op, ValueDescriptor output);
 
   ValueIndex AllReduce(ValueIndex input, const Axes& axes, Reduction reduction);
-  ValueIndex AllGather(ValueIndex input, const Axes& axes, int64_t dimension);
   // Returns the input with no axis unreduced. Appends an all-reduce if the input has unreduced
   // axes.
   ValueIndex Reduced(ValueIndex input);
-  // Returns the input in the layout `target`, which must have no unreduced axes. Appends the
-  // instructions that change the layout.
-  ValueIndex LaidOut(ValueIndex input, const ValueLayout& target);
+  // Returns whether the value has the layout of `wanted`.
+  bool LiesAs(ValueIndex input, const ValueDescriptor& wanted) const;
+  // Returns the input in the layout of `wanted`, which is the same tensor and has no unreduced
+  // axes. Appends the instructions that change the layout. Errors of MovePlan.
+  absl::StatusOr<ValueIndex> LaidOut(ValueIndex input, const ValueDescriptor& wanted);
+  // Returns the input with no axis unreduced. Cuts off the parts that `wanted` leaves to other
+  // devices, and prefers reduce-scatters along the dimensions that `wanted` partitions.
+  absl::StatusOr<ValueIndex> SummedFor(ValueIndex input, const ValueDescriptor& wanted);
+  // Appends a reduce-scatter of `dim` along `axes` if it is possible, and its result's parts along
+  // `dim` are `points`, unless these are empty. Returns nullopt if not.
+  std::optional<ValueIndex> ReduceScatter(ValueIndex input, const Axes& axes, size_t dim,
+                                          const CutPoints& points);
+  // Appends the all-gather of one dimension that makes `wanted` of the input; nullopt if there is
+  // none.
+  std::optional<ValueIndex> AllGather(ValueIndex input, const ValueDescriptor& wanted);
   ValueIndex Copy(ValueIndex input);
 
   // Appends the product. One operand keeps its layout: `rhs` if `keep_rhs`, else `lhs`. The layout
-  // of the other operand changes to fit it. Requires a product that CheckProduct accepts.
-  ValueIndex AddProduct(const Product& product, bool keep_rhs);
+  // of the other operand changes to fit it. Requires a product that CheckProduct accepts. Errors of
+  // MovePlan.
+  absl::StatusOr<ValueIndex> AddProduct(const Product& product, bool keep_rhs);
 
   Plan plan_;
   LinkCost links_;

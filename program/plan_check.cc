@@ -2,7 +2,6 @@
 #include "program/plan_check.h"
 
 #include <cstddef>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,7 +11,9 @@
 
 #include "absl/types/span.h"
 #include "program/collective_choice.h"
+#include "program/move_plan.h"
 #include "program/plan_builder.h"
+#include "program/value_layout.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "status/fact_keys.h"
@@ -36,46 +37,50 @@ class InstructionChecker {
   }
 
  private:
+  size_t RankOf(ValueIndex index) const { return plan_.values[index].shape.size(); }
   Shape TileShape(ValueIndex index) const { return tilings_[index].ShardShape(); }
   Dtype DtypeOf(ValueIndex index) const { return plan_.values[index].dtype; }
 
   absl::Status CheckKind(const LocalMatmul& matmul, ValueIndex output) const {
-    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles({matmul.lhs, matmul.rhs, output}));
-    const Shape lhs = TileShape(matmul.lhs);
-    const Shape rhs = TileShape(matmul.rhs);
-    const Shape out = TileShape(output);
-    if (lhs.empty() || rhs.size() != 2 || (matmul.transpose_lhs && lhs.size() != 2)) {
+    const size_t lhs_rank = RankOf(matmul.lhs);
+    if (lhs_rank == 0 || RankOf(matmul.rhs) != 2 || (matmul.transpose_lhs && lhs_rank != 2)) {
       return Misfit("operands are not matrices");
     }
-    Shape expected(lhs.begin(), lhs.end() - 1);
-    if (matmul.transpose_lhs) {
-      expected = {lhs[1]};
+    const size_t lhs_k = matmul.transpose_lhs ? 0 : lhs_rank - 1;
+    const size_t rhs_k = matmul.transpose_rhs ? 1 : 0;
+    bool fits = RankOf(output) == lhs_rank && HaveSameParts(matmul.lhs, lhs_k, matmul.rhs, rhs_k) &&
+                HaveSameParts(matmul.rhs, 1 - rhs_k, output, lhs_rank - 1);
+    for (size_t dim = 0, out_dim = 0; fits && dim < lhs_rank; ++dim) {
+      if (dim != lhs_k) fits = HaveSameParts(matmul.lhs, dim, output, out_dim++);
     }
-    expected.push_back(rhs[matmul.transpose_rhs ? 0 : 1]);
-    const int64_t lhs_k = matmul.transpose_lhs ? lhs[0] : lhs.back();
-    if (lhs_k != rhs[matmul.transpose_rhs ? 1 : 0] || out != expected) {
+    if (!fits) {
       return Misfit("tiles do not multiply");
     }
     if (DtypeOf(matmul.lhs) != DtypeOf(matmul.rhs)) {
       return Misfit("element types differ");
     }
-    return CheckBias(matmul.bias, out);
+    return CheckBias(matmul.bias, output);
   }
   absl::Status CheckKind(const LocalEpilogue& epilogue, ValueIndex output) const {
-    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles({epilogue.input, output}));
-    const Shape out = TileShape(output);
-    if (TileShape(epilogue.input) != out) {
+    bool fits = RankOf(epilogue.input) == RankOf(output);
+    for (size_t dim = 0; fits && dim < RankOf(output); ++dim) {
+      fits = HaveSameParts(epilogue.input, dim, output, dim);
+    }
+    if (!fits) {
       return Misfit("tiles of input and output differ");
     }
-    return CheckBias(epilogue.bias, out);
+    return CheckBias(epilogue.bias, output);
   }
   absl::Status CheckKind(const LocalSlice& slice, ValueIndex output) const {
-    if (plan_.values[slice.input].shape != plan_.values[output].shape ||
-        DtypeOf(slice.input) != DtypeOf(output) ||
-        (plan_.values[slice.input].cut_points != plan_.values[output].cut_points)) {
-      return Misfit("input and output are not the same tensor");
-    }
-    return absl::OkStatus();
+    if (plan_.values[slice.input] == plan_.values[output]) return absl::OkStatus();  // a copy
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const ReshardPlan move,
+        MovePlan(plan_.mesh, plan_.values[slice.input], plan_.values[output]));
+    return MovesNothing(move) ? absl::OkStatus()
+                              : Misfit("a device lacks a part of its slice of the input");
+  }
+  absl::Status CheckKind(const MoveRegions& move, ValueIndex output) const {
+    return MovePlan(plan_.mesh, plan_.values[move.input], plan_.values[output]).status();
   }
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
     SHARDMESH_RETURN_IF_ERROR(
@@ -90,23 +95,22 @@ class InstructionChecker {
                ? absl::OkStatus()
                : Misfit("tiles of input and output do not fit the exchange");
   }
-  absl::Status CheckBias(std::optional<ValueIndex> bias, const Shape& out) const {
-    if (!bias.has_value()) {
-      return absl::OkStatus();
-    }
-    SHARDMESH_RETURN_IF_ERROR(CheckEqualTiles({*bias}));
-    if (out.empty() || TileShape(*bias) != Shape{out.back()}) {
+  absl::Status CheckBias(std::optional<ValueIndex> bias, ValueIndex output) const {
+    if (bias.has_value() && (RankOf(*bias) != 1 || RankOf(output) == 0 ||
+                             !HaveSameParts(*bias, 0, output, RankOf(output) - 1))) {
       return Misfit("the bias does not fit the last dimension");
     }
     return absl::OkStatus();
   }
-  absl::Status CheckEqualTiles(std::initializer_list<ValueIndex> values) const {
-    for (const ValueIndex index : values) {
-      if (!tilings_[index].has_equal_tiles()) {
-        return Misfit("tiles are unequal, which only collectives take");
-      }
+  // Returns whether the tiles of each device have the same extent in the two dimensions.
+  bool HaveSameParts(ValueIndex a, size_t a_dim, ValueIndex b, size_t b_dim) const {
+    const ValueDescriptor& first = plan_.values[a];
+    const ValueDescriptor& second = plan_.values[b];
+    if (!IsCut(first, a_dim) && !IsCut(second, b_dim)) {
+      return TileShape(a)[a_dim] == TileShape(b)[b_dim];
     }
-    return absl::OkStatus();
+    return LayoutOf(plan_.mesh, first).dims[a_dim] == LayoutOf(plan_.mesh, second).dims[b_dim] &&
+           PointsOf(plan_.mesh, first, a_dim) == PointsOf(plan_.mesh, second, b_dim);
   }
   static absl::Status Misfit(std::string_view what) {
     return InvalidArgument(Reason::kShapeMismatch, what);

@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_traffic.h"
+#include "program/move_plan.h"
 #include "program/value_layout.h"
 #include "sharding/device_group.h"
 #include "sharding/tile.h"
@@ -84,7 +85,21 @@ class LinkTally {
     }
   }
 
-  // Returns the sums. Call it once, after the last Add.
+  // `axes` are the result of MoveAxes.
+  void AddMove(const ReshardPlan& move, Dtype dtype, const std::vector<std::string>& axes) {
+    absl::flat_hash_map<DeviceId, int64_t>& sent = sent_[axes];
+    for (DeviceId sender = 0; sender < plan_.mesh.size(); ++sender) {
+      const auto links = move.LinksOutOf(sender);
+      if (!links.ok()) continue;  // not reached: there are no more links than LinkPairsOf counts
+      for (const ReshardLink& link : *links) {
+        const int64_t bytes = BytesOf(link.elements, dtype);
+        AddTo(bytes_[std::pair(sender, link.destination)], bytes);
+        AddTo(sent[sender], bytes);
+      }
+    }
+  }
+
+  // Returns the sums. Call it once, after the last Add or AddMove.
   LinkTrafficSummary Finish() {
     for (const auto& [axes, traffic] : equal_groups_) {
       ForEachGroup(axes, [this, &axes = axes, &traffic = traffic](
@@ -184,7 +199,8 @@ class LinkTally {
   std::map<std::vector<std::string>, absl::flat_hash_map<DeviceId, int64_t>> sent_;
 };
 
-int64_t PeakBytesOf(const Plan& plan) {
+// `scratch_bytes` is the memory that each instruction needs beside the values.
+int64_t PeakBytesOf(const Plan& plan, absl::Span<const int64_t> scratch_bytes) {
   // The number of the instruction after which each value is freed. For an output, this is a number
   // beyond the last instruction, because outputs are never freed.
   std::vector<size_t> last_use(plan.values.size(), 0);
@@ -200,7 +216,7 @@ int64_t PeakBytesOf(const Plan& plan) {
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& instruction = plan.instructions[i];
     now += TileBytes(plan.mesh, plan.values[instruction.output]);
-    peak = std::max(peak, now);
+    peak = std::max(peak, now + scratch_bytes[i]);
     std::vector<ValueIndex> used = InputsOf(instruction);
     used.push_back(instruction.output);
     std::sort(used.begin(), used.end());
@@ -227,6 +243,10 @@ int64_t LinkPairsOf(const Plan& plan) {
   int64_t pairs = 0;
   std::set<std::vector<std::string>> counted;  // lists of axes
   for (const Instruction& instruction : plan.instructions) {
+    if (const auto* const move = std::get_if<MoveRegions>(&instruction.kind); move != nullptr) {
+      const int64_t tiles = TilingOf(plan, plan.values[move->input])->DistinctTileCount();
+      AddTo(pairs, ProductOf(plan.mesh.size(), tiles));
+    }
     const auto* const op = std::get_if<GroupCollective>(&instruction.kind);
     if (op == nullptr) continue;
     const int64_t places = AxesSize(plan.mesh, op->axes);
@@ -250,18 +270,30 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
   PlanForecast forecast;
   std::optional<LinkTally> tally;
   if (LinkPairsOf(plan) <= kMostLinkPairs) tally.emplace(plan);
-  for (const Instruction& instruction : plan.instructions) {
-    const auto* const op = std::get_if<GroupCollective>(&instruction.kind);
-    if (op == nullptr) continue;
-    const CollectiveCost cost =
-        CostOf(op->kind, op->algorithm, LoadOf(plan.mesh, plan.values[op->input], op->axes));
+  const auto add = [&](const std::vector<std::string>& axes, const CollectiveCost& cost) {
     const double seconds = PredictedSeconds(cost, links);
-    AxisTraffic& traffic = TrafficAlong(op->axes, &forecast);
+    AxisTraffic& traffic = TrafficAlong(axes, &forecast);
     ++traffic.collectives;
     AddTo(traffic.sent_bytes, cost.sent_bytes);
     traffic.seconds += seconds;
     forecast.exchange_seconds += seconds;
-    if (tally.has_value()) tally->Add(*op, plan.values[instruction.output]);
+  };
+  std::vector<int64_t> scratch_bytes(plan.instructions.size());
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    const ValueDescriptor& output = plan.values[instruction.output];
+    if (const auto* const op = std::get_if<GroupCollective>(&instruction.kind); op != nullptr) {
+      add(op->axes,
+          CostOf(op->kind, op->algorithm, LoadOf(plan.mesh, plan.values[op->input], op->axes)));
+      if (tally.has_value()) tally->Add(*op, output);
+    }
+    if (const auto* const op = std::get_if<MoveRegions>(&instruction.kind); op != nullptr) {
+      const ReshardPlan move = *MovePlan(plan.mesh, plan.values[op->input], output);
+      const CollectiveCost cost = CostOfMove(move, output.dtype);
+      add(MoveAxes(move), cost);
+      scratch_bytes[i] = MoveScratchBytes(move, cost);
+      if (tally.has_value()) tally->AddMove(move, output.dtype, MoveAxes(move));
+    }
   }
   if (tally.has_value()) {
     forecast.link_traffic = tally->Finish();
@@ -269,7 +301,7 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
       traffic.sent_bytes = tally->MostSentAlong(traffic.axes);
     }
   }
-  forecast.peak_bytes = PeakBytesOf(plan);
+  forecast.peak_bytes = PeakBytesOf(plan, scratch_bytes);
   return forecast;
 }
 

@@ -19,12 +19,12 @@ namespace shardmesh {
 CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
                       const std::vector<std::string>& axes);
 
-// The traffic of all collectives along one list of mesh axes, in one run of the plan.
+// The traffic of all collectives and moves along one list of mesh axes, in one run of the plan.
 struct AxisTraffic {
-  std::vector<std::string> axes;  // as the collectives name the axes, major first
-  int64_t collectives = 0;        // number of collectives along these axes
+  std::vector<std::string> axes;  // as the collectives name the axes, or MoveAxes; major first
+  int64_t collectives = 0;        // number of collectives and moves along these axes
   int64_t sent_bytes = 0;         // sent by the busiest device along these axes
-  double seconds = 0;             // sum of PredictedSeconds over the collectives
+  double seconds = 0;             // sum of PredictedSeconds over them
 
   friend bool operator==(const AxisTraffic&, const AxisTraffic&) = default;
 };
@@ -62,7 +62,7 @@ struct PlanForecast {
   std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
   // The most bytes of values that exist at the same time on one device, without the operands. A
   // value exists from the instruction that makes it to the last instruction that reads it. An
-  // output exists until the end of the run.
+  // output exists until the end of the run. A move also has the copies that it sends.
   int64_t peak_bytes = 0;
   double exchange_seconds = 0;  // sum of AxisTraffic::seconds over `traffic`
 
@@ -73,7 +73,8 @@ struct PlanForecast {
 // forecast examines. A collective on equal tiles adds the pairs of one group. Each list of mesh
 // axes of such collectives adds the pairs of all its groups, once. A collective on unequal tiles
 // adds the pairs of all its groups. It also adds, for each device, the number of dimensions of the
-// operand's tile and of the result's tile. Takes O(instructions).
+// operand's tile and of the result's tile. A move adds the pairs of a device and a tile of its
+// input. Takes O(instructions).
 int64_t LinkPairsOf(const Plan& plan);
 
 // Returns the forecast of one run. Numbers beyond 64 bits are capped. Requires a plan that

@@ -152,10 +152,14 @@ struct CollectiveOp {
   friend bool operator==(const CollectiveOp&, const CollectiveOp&) = default;
 };
 
-// Gives the input the layout `spec`. Its elements do not change.
+// Gives the input the layout of `spec` and `part_starts`. Its elements do not change.
 struct ReshardOp {
   ValueIndex input = 0;
   PartitionSpec spec;  // must fit the input's shape and the mesh; no unreduced axes
+  // For each dimension, the index at which each part except the first starts, in rising order; as
+  // many as the spec has parts there, less one. Empty: equal parts. Dimensions at the end may be
+  // missing.
+  std::vector<std::vector<int64_t>> part_starts = {};
 
   friend bool operator==(const ReshardOp&, const ReshardOp&) = default;
 };

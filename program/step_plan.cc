@@ -95,7 +95,7 @@ class ProgramPlanner {
   }
   absl::StatusOr<ValueIndex> Add(const ReshardOp& op) {
     SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex input, ValueOf(op.input));
-    return builder_.AddReshard(op.spec, input);
+    return builder_.AddReshard(op, input);
   }
 
   const Program& program_;
@@ -129,6 +129,7 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
     std::vector<ValueIndex> operator()(const GroupCollective& collective) const {
       return {collective.input};
     }
+    std::vector<ValueIndex> operator()(const MoveRegions& move) const { return {move.input}; }
   };
   return std::visit(Visitor{}, instruction.kind);
 }

@@ -63,12 +63,21 @@ struct LocalSlice {
   friend bool operator==(const LocalSlice&, const LocalSlice&) = default;
 };
 
+// Gives the input the layout of the output: each device sends and receives the regions of the
+// reshard plan between the two layouts (MovePlan). Input and output have the same element type,
+// shape and unreduced axes.
+struct MoveRegions {
+  ValueIndex input = 0;
+
+  friend bool operator==(const MoveRegions&, const MoveRegions&) = default;
+};
+
 // Exchanges tiles within each group along `axes`. `algorithm` is never kAuto.
 using GroupCollective = CollectiveOp;
 
 struct Instruction {
   ValueIndex output = 0;
-  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective> kind;
+  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions> kind;
   // For error messages and flight records: "op 0 (linear): all-reduce over tp".
   std::string label;
 
@@ -77,9 +86,10 @@ struct Instruction {
 
 // The predicted cost of one run of the plan, on one device.
 struct PlanCost {
-  int64_t flops = 0;         // multiplications and additions
-  int64_t sent_bytes = 0;    // to peers
-  int64_t memory_bytes = 0;  // bytes of the results of all instructions
+  int64_t flops = 0;       // multiplications and additions
+  int64_t sent_bytes = 0;  // to peers
+  // Bytes of the results of all instructions, and of the copies that moves make to send them.
+  int64_t memory_bytes = 0;
 
   friend bool operator==(const PlanCost&, const PlanCost&) = default;
 };
@@ -131,7 +141,8 @@ struct PlanTarget {
 // A product keeps one operand in place and moves the other operand to it. The planner keeps in
 // place the operand with which the product sends fewer bytes. If both choices send equally many, it
 // keeps the right operand in place. Axes that partition the contracted dimension make partial sums,
-// which the step reduces before bias and activation. Partial sums of F16 and BF16 are F32.
+// which the step reduces before bias and activation. Partial sums of F16 and BF16 are F32. Operands
+// may have cut points: the result keeps those of the dimensions that it gets from them.
 //
 // INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
 // - SHAPE_MISMATCH: the shapes of the operands do not fit each other.
@@ -140,10 +151,10 @@ struct PlanTarget {
 // - NOT_DIVISIBLE: axes do not divide the dimension that they partition.
 // - BAD_FIELD: the program is malformed.
 // - LIMIT_EXCEEDED: the program has more than kMaxProgramSize operands, ops or outputs.
-// - For a reshard: INVALID_SPEC if the new layout has unreduced axes, and errors of Tiling::Create.
+// - For a reshard: INVALID_SPEC if the new layout has unreduced axes, INVALID_CUT_POINTS if
+//   part_starts has more lists than the value has dimensions, and errors of Tiling::Create and
+//   MovePlan.
 // - For a collective: see ExchangeAxes, CheckCollective and SplitPoints (collective_check.h).
-//
-// UNIMPLEMENTED (NOT_AVAILABLE) for a product or a reshard of unequal tiles.
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target);
 

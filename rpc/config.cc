@@ -1,4 +1,4 @@
-// Reads YAML into the types of sharding/. The only file that uses yaml-cpp.
+// Reads YAML into the types of sharding/ and tensor/checkpoint.
 #include "rpc/config.h"
 
 #include <fcntl.h>
@@ -19,6 +19,7 @@
 #include "absl/strings/numbers.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"
+#include "sharding/pattern/replacement.h"
 #include "sharding/shape.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -27,6 +28,8 @@
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "status/utf8.h"
+#include "tensor/dtype.h"
+#include "tensor/dtype_promotion.h"
 
 namespace shardmesh::rpc {
 namespace {
@@ -200,13 +203,20 @@ absl::StatusOr<YAML::Node> Load(const File& file, std::string_view text) {
   return YAML::Load(std::string(text));
 }
 
+// Advice for an error of yaml-cpp about an escape between double quotes, such as "\2".
+std::string_view QuotingHint(std::string_view error) {
+  return error.find("escape") != std::string_view::npos
+             ? "; write patterns and replacements between single quotes"
+             : "";
+}
+
 // Runs a parser of yaml-cpp, and converts its exceptions to a status.
 template <typename Parse>
 auto WithoutExceptions(const File& file, const Parse& parse) -> decltype(parse()) {
   try {
     return parse();
   } catch (const YAML::Exception& e) {
-    return file.Bad(e.mark, StrCat("not YAML: ", e.msg));
+    return file.Bad(e.mark, StrCat("not YAML: ", e.msg, QuotingHint(e.msg)));
   }
 }
 
@@ -446,6 +456,172 @@ absl::StatusOr<MeshDefinition> ParseMeshNode(const File& file, std::string_view 
   return definition;
 }
 
+// Reads the permutation of a map's rule: `true` or `reverse`, `false`, or a list such as [1, 0].
+absl::Status ParseTranspose(const File& file, const YAML::Node& node, TensorMapRule* rule) {
+  if (!node.IsSequence()) {
+    if (!node.IsScalar() || (node.Scalar() != "true" && node.Scalar() != "false")) {
+      return file.Bad(
+          node.Mark(),
+          "transpose must be true, which reverses the dimensions, false, or the order of "
+          "the dimensions, such as [1, 0]");
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(rule->reverse, file.Bool(node, "transpose"));
+    return absl::OkStatus();
+  }
+  SHARDMESH_RETURN_IF_ERROR(file.CheckCount(node, "dimensions of transpose", kMaxRank));
+  absl::flat_hash_set<int64_t> seen;
+  for (const YAML::Node& entry : node) {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t dim, file.Integer(entry, "a dimension of transpose"));
+    if (dim < 0 || dim >= static_cast<int64_t>(node.size()) || !seen.insert(dim).second) {
+      return file.Bad(entry.Mark(), StrCat("transpose must name each of its ", node.size(),
+                                           " dimensions once, from 0; ", dim,
+                                           seen.contains(dim) ? " occurs twice" : " is none"));
+    }
+    rule->permutation.push_back(static_cast<size_t>(dim));
+  }
+  return absl::OkStatus();
+}
+
+// Reads the element type of a map's rule, and the channels of I8.
+absl::Status ParseMapDtype(const File& file, const YAML::Node& node, TensorMapRule* rule) {
+  const YAML::Node dtype = node["dtype"];
+  const YAML::Node channel = node["channel"];
+  if (dtype) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string name, file.Text(dtype, "dtype"));
+    const absl::StatusOr<Dtype> known = ParseDtypeOfAnyForm(name);
+    if (!known.ok()) return file.At(dtype.Mark(), known.status());
+    if (!CanConvert(Dtype::kF64, *known) || *known == Dtype::kF64) {
+      return file.At(dtype.Mark(),
+                     InvalidArgument(Reason::kUnsupportedDtype,
+                                     StrCat("tensors cannot be converted to ", DtypeName(*known),
+                                            "; dtype is one of F32, F16, BF16 and I8"),
+                                     {{fact::kDtype, DtypeName(*known)}}));
+    }
+    rule->dtype = *known;
+  }
+  const bool is_quantised = rule->dtype == Dtype::kI8;
+  if (is_quantised != channel.IsDefined()) {
+    return file.Bad((channel ? channel : dtype).Mark(),
+                    is_quantised ? "dtype I8 needs channel: the dimension of the loaded tensor of "
+                                   "which each index gets a scale, such as 0"
+                                 : "channel is for dtype I8 alone");
+  }
+  if (channel) {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t dim, file.Integer(channel, "channel"));
+    if (dim < 0 || dim >= kMaxRank) {
+      return file.Bad(channel.Mark(),
+                      StrCat("channel ", dim, " is no dimension; it is 0 to ", kMaxRank - 1));
+    }
+    rule->channel = static_cast<size_t>(dim);
+  }
+  return absl::OkStatus();
+}
+
+// Returns the number of a group that is written as other languages do, such as `1` of `$1`; an
+// empty text if there is none.
+std::string DollarGroup(std::string_view replacement) {
+  for (size_t dollar = replacement.find('$'); dollar != std::string_view::npos;
+       dollar = replacement.find('$', dollar + 1)) {
+    size_t end = dollar + 1;
+    while (end < replacement.size() && replacement[end] >= '0' && replacement[end] <= '9') ++end;
+    if (end > dollar + 1) return std::string(replacement.substr(dollar + 1, end - dollar - 1));
+  }
+  return "";
+}
+
+absl::StatusOr<TensorMapRule> ParseMapRule(const File& file, const YAML::Node& node,
+                                           std::string_view name) {
+  constexpr std::array<std::string_view, 7> kKeys = {"pattern", "replace", "transpose", "dtype",
+                                                     "channel", "shape",   "skip"};
+  SHARDMESH_RETURN_IF_ERROR(file.CheckMap(node, "a rule of a map", kKeys));
+  if (!node["pattern"]) {
+    return file.Bad(node.Mark(), "a rule of a map without pattern");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string pattern, file.Text(node["pattern"], "pattern"));
+  if (const absl::Status status = Pattern::Create(pattern).status(); !status.ok()) {
+    return file.At(node["pattern"].Mark(), status);
+  }
+  std::string replacement = R"(\g<0>)";
+  if (node["replace"]) {
+    SHARDMESH_ASSIGN_OR_RETURN(replacement, file.Text(node["replace"], "replace"));
+    if (const std::string group = DollarGroup(replacement); !group.empty()) {
+      return file.Bad(node["replace"].Mark(),
+                      StrCat("replace has $", group, "; the text of a group is written \\", group,
+                             ", between single quotes: replace: '\\", group, "'"));
+    }
+  }
+  absl::StatusOr<PatternReplacement> replace = PatternReplacement::Create(pattern, replacement);
+  if (!replace.ok()) {
+    return file.At((node["replace"] ? node["replace"] : node["pattern"]).Mark(), replace.status());
+  }
+  TensorMapRule rule{*std::move(replace)};
+  rule.place = StrCat(name, ":", node.Mark().line + 1, ":", node.Mark().column + 1);
+  if (node["skip"]) {
+    SHARDMESH_ASSIGN_OR_RETURN(rule.skip, file.Bool(node["skip"], "skip"));
+  }
+  if (rule.skip && node.size() > 2) {
+    return file.Bad(node["skip"].Mark(), "a rule with skip: true has no other key but pattern");
+  }
+  if (node["transpose"]) {
+    SHARDMESH_RETURN_IF_ERROR(ParseTranspose(file, node["transpose"], &rule));
+  }
+  SHARDMESH_RETURN_IF_ERROR(ParseMapDtype(file, node, &rule));
+  if (const YAML::Node shape = node["shape"]) {
+    if (!shape.IsSequence()) {
+      return file.Bad(shape.Mark(),
+                      "shape must be a sequence of the loaded tensor's extents, with null for any, "
+                      "such as [null, 768]");
+    }
+    SHARDMESH_RETURN_IF_ERROR(file.CheckCount(shape, "dimensions of shape", kMaxRank));
+    std::vector<std::optional<int64_t>>& extents = rule.shape.emplace();
+    for (const YAML::Node& entry : shape) {
+      if (entry.IsNull()) {
+        extents.push_back(std::nullopt);
+        continue;
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t extent, file.Integer(entry, "an extent of shape"));
+      if (extent < 0) {
+        return file.Bad(entry.Mark(),
+                        StrCat("an extent of shape is ", extent, "; it is at least 0"));
+      }
+      extents.push_back(extent);
+    }
+    if (!rule.permutation.empty() && rule.permutation.size() != extents.size()) {
+      return file.Bad(shape.Mark(),
+                      StrCat("shape has ", extents.size(), " dimensions, but transpose has ",
+                             rule.permutation.size()));
+    }
+  }
+  return rule;
+}
+
+absl::StatusOr<TensorMap> ParseTensorMapNode(const File& file, std::string_view text,
+                                             std::string_view name) {
+  constexpr std::array<std::string_view, 2> kKeys = {"tensors", "unmatched"};
+  SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
+  SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a map of names", kKeys));
+  if (!root["tensors"] || !root["tensors"].IsSequence()) {
+    return file.Bad(root.Mark(), "a map of names needs tensors, a sequence of {pattern, replace}");
+  }
+  SHARDMESH_RETURN_IF_ERROR(file.CheckCount(root["tensors"], "rules of a map", kMaxMapRules));
+  TensorMap map;
+  map.source = std::string(name);
+  for (const YAML::Node& node : root["tensors"]) {
+    SHARDMESH_ASSIGN_OR_RETURN(TensorMapRule rule, ParseMapRule(file, node, name));
+    map.rules.push_back(std::move(rule));
+  }
+  if (const YAML::Node unmatched = root["unmatched"]) {
+    constexpr std::array<std::string_view, 2> kChoices = {"keep", "error"};
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string choice, file.Text(unmatched, "unmatched"));
+    if (choice != "keep" && choice != "error") {
+      return file.Bad(unmatched.Mark(), StrCat("unmatched is keep or error, not \"", choice, "\"",
+                                               DidYouMean(choice, kChoices)));
+    }
+    map.refuse_unmatched = choice == "error";
+  }
+  return map;
+}
+
 // Writes a text. If the text has characters that YAML forbids, writes the text in double quotes,
 // where yaml-cpp escapes such characters. If not, writes the text in the form `otherwise`.
 void WriteText(const std::string& text, YAML::EMITTER_MANIP otherwise, YAML::Emitter* out) {
@@ -547,6 +723,16 @@ absl::StatusOr<LogicalRules> ParseLogicalRules(std::string_view text, std::strin
   const File file(name);
   return Sendable<v1::LogicalRules>(
       file, WithoutExceptions(file, [&] { return ParseLogicalRulesNode(file, text); }));
+}
+
+absl::StatusOr<TensorMap> ParseTensorMap(std::string_view text, std::string_view name) {
+  const File file(name);
+  return WithoutExceptions(file, [&] { return ParseTensorMapNode(file, text, name); });
+}
+
+absl::StatusOr<TensorMap> LoadTensorMap(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  return ParseTensorMap(text, path);
 }
 
 absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path) {

@@ -1,5 +1,5 @@
-// Reads the YAML files that users write: rules, profiles and meshes; docs/formats.md has their
-// schema.
+// Reads the YAML files that users write: rules, profiles, meshes and maps of checkpoints;
+// docs/formats.md has their schema.
 #ifndef SHARDMESH_RPC_CONFIG_H_
 #define SHARDMESH_RPC_CONFIG_H_
 
@@ -14,6 +14,7 @@
 #include "sharding/partition_axis.h"
 #include "sharding/rules/logical_rules.h"
 #include "sharding/rules/rule_set_definition.h"
+#include "tensor/checkpoint/tensor_map.h"
 
 namespace shardmesh::rpc {
 
@@ -38,12 +39,16 @@ absl::StatusOr<MeshDefinition> ParseMesh(std::string_view text, std::string_view
 
 absl::StatusOr<LogicalRules> ParseLogicalRules(std::string_view text, std::string_view name);
 
+// Parses a map of a checkpoint's names. TensorMapRule::place is the position of each rule.
+absl::StatusOr<TensorMap> ParseTensorMap(std::string_view text, std::string_view name);
+
 // Read the file at `path`. Further errors, with the path: NOT_FOUND, PERMISSION_DENIED, or
 // FAILED_PRECONDITION if `path` is not a regular file.
 absl::StatusOr<RuleSetDefinition> LoadRules(const std::string& path,
                                             Compatibility compatibility = Compatibility::kDefault);
 absl::StatusOr<PartitionAxis> LoadProfile(const std::string& path);
 absl::StatusOr<LogicalRules> LoadLogicalRules(const std::string& path);
+absl::StatusOr<TensorMap> LoadTensorMap(const std::string& path);
 absl::StatusOr<MeshDefinition> LoadMesh(const std::string& path,
                                         std::optional<int64_t> device_count = std::nullopt);
 

@@ -29,9 +29,10 @@ struct Feature {
   std::string_view name;
   // The methods and fields that belong to the ability, as full protobuf names. Unused elements at
   // the end are empty texts.
-  std::array<std::string_view, 11> elements;
+  std::array<std::string_view, 14> elements;
 };
 inline constexpr Feature kFeatures[] = {
+    {"array_cache", {"shardmesh.v1.ClusterService.DropCache"}},
     {"array_slices", {"shardmesh.v1.BeginGetRequest.slice"}},
     {"batches",
      {"shardmesh.v1.ResolveService.BatchResolveSpecs",
@@ -40,12 +41,23 @@ inline constexpr Feature kFeatures[] = {
     {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
     {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},
     {"output_specs", {"shardmesh.v1.OutputLayout.output_spec"}},
+    {"put_reuse", {"shardmesh.v1.BeginPutHeader.reuse", "shardmesh.v1.PutTensor.origin"}},
+    {"put_sources", {"shardmesh.v1.BeginPutHeader.files", "shardmesh.v1.PutTensor.source"}},
     {"puts_by_axes", {"shardmesh.v1.PutTensor.axes", "shardmesh.v1.PutTensor.preset"}},
+    {"replicas", {"shardmesh.v1.BeginPutHeader.replicas"}},
+    {"reshards", {"shardmesh.v1.ArrayService.Reshard"}},
+    {"saves", {"shardmesh.v1.SaveService.BeginSave", "shardmesh.v1.SaveService.WaitSave"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
+    {"uneven_cuts",
+     {"shardmesh.v1.BeginPutHeader.uneven", "shardmesh.v1.BeginPutHeader.weights",
+      "shardmesh.v1.DescribeTilingRequest.cut_points", "shardmesh.v1.DescribeTilingRequest.uneven",
+      "shardmesh.v1.DescribeTilingRequest.weights"}},
+    {"uneven_reshards", {"shardmesh.v1.ReshardOp.cut_points"}},
     {"unnamed_arrays", {"shardmesh.v1.ListArraysRequest.include_unnamed"}},
     {"validate_only",
-     {"shardmesh.v1.BeginPutHeader.validate_only", "shardmesh.v1.CreateEntryRequest.validate_only",
+     {"shardmesh.v1.BeginPutHeader.validate_only", "shardmesh.v1.BeginSaveRequest.validate_only",
+      "shardmesh.v1.CreateEntryRequest.validate_only",
       "shardmesh.v1.DeleteEntryRequest.validate_only",
       "shardmesh.v1.DeleteNameRequest.validate_only",
       "shardmesh.v1.DrainWorkerRequest.validate_only",
@@ -53,12 +65,17 @@ inline constexpr Feature kFeatures[] = {
       "shardmesh.v1.ForgetWorkerRequest.validate_only",
       "shardmesh.v1.MoveNameRequest.validate_only",
       "shardmesh.v1.ReplaceWorkerRequest.validate_only",
+      "shardmesh.v1.ReshardRequest.validate_only", "shardmesh.v1.ResizeMeshRequest.validate_only",
       "shardmesh.v1.RestoreQuarantinedRequest.validate_only",
       "shardmesh.v1.UpdateEntryRequest.validate_only"}},
     {"worker_changes",
      {"shardmesh.v1.ClusterService.DrainWorker", "shardmesh.v1.ClusterService.ForgetWorker",
       "shardmesh.v1.ClusterService.ReplaceWorker"}},
 };
+
+// The feature in Hello.features of a worker that fills tiles itself: the orders CheckFiles and
+// FillTiles of attach_service.proto.
+inline constexpr std::string_view kFillFeature = "fill";
 
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;

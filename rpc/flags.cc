@@ -133,15 +133,13 @@ void FlagSet::AddText(std::string name, std::string placeholder, std::string hel
        }});
 }
 
-void FlagSet::AddTexts(std::string name, std::string placeholder, std::string help,
-                       std::vector<std::string>* target) {
-  Add({.name = std::move(name),
-       .placeholder = std::move(placeholder),
-       .help = std::move(help),
-       .set = [target](std::string_view value) {
-         target->emplace_back(value);
-         return absl::OkStatus();
-       }});
+void FlagSet::AddFolders(std::string name, std::string help, std::vector<std::string>* target) {
+  AddParsed(std::move(name), "DIR", std::move(help),
+            [target](std::string_view value) -> absl::Status {
+              if (!value.starts_with('/')) return BadValue(value, "an absolute path");
+              target->emplace_back(value);
+              return absl::OkStatus();
+            });
 }
 
 void FlagSet::AddAddress(std::string name, std::string help, std::string* target) {

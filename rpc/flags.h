@@ -39,7 +39,7 @@ absl::StatusOr<int64_t> ParseByteSize(std::string_view text);
 //
 // The value of a target before parsing is the flag's default, which the help text shows. Targets
 // must outlive the set. If a flag is repeated, the last value counts. The exception is a flag of
-// AddTexts or AddHostPorts, which keeps all values. For one thread.
+// AddFolders or AddHostPorts, which keeps all values. For one thread.
 class FlagSet {
  public:
   // Exit codes of the programs.
@@ -52,9 +52,9 @@ class FlagSet {
   // Adds a flag with a non-empty text. Messages show `placeholder`, such as "HOST:PORT", for the
   // value.
   void AddText(std::string name, std::string placeholder, std::string help, std::string* target);
-  // Adds a flag that may be given several times: each value is appended.
-  void AddTexts(std::string name, std::string placeholder, std::string help,
-                std::vector<std::string>* target);
+  // Adds a flag with the absolute path of a folder. The flag may be given several times: each value
+  // is appended.
+  void AddFolders(std::string name, std::string help, std::vector<std::string>* target);
   // Adds a flag with an address to serve at or to call; see CheckAddress.
   void AddAddress(std::string name, std::string help, std::string* target);
   // Like AddAddress, but without unix sockets: other processes must reach the address at a port.

@@ -122,12 +122,45 @@ void ExportWork(rpc::Metrics* metrics, const MetricsSources& state) {
                         "Records that could not be read when the coordinator started.");
   const GaugeBy arrays(metrics, "shardmesh_arrays", "Arrays by state.", "state",
                        {"staging", "available", "degraded"});
+  const GaugeBy lost(metrics, "shardmesh_lost_tiles",
+                     "Lost tiles of attached workers; repairing: read again or waiting for that.",
+                     "state", {"repairing", "failed"});
+  const rpc::Counter repaired_tiles = metrics->AddCounter(
+      "shardmesh_repaired_tiles_total", "Lost tiles that workers have read again.");
+  const rpc::Counter repaired_bytes = metrics->AddCounter(
+      "shardmesh_repaired_bytes_total", "Bytes of lost tiles that workers have read again.");
+  const GaugeBy second(metrics, "shardmesh_second_replicas",
+                       "Second replicas of arrays, by state; degraded: a worker has lost a tile.",
+                       "state", {"complete", "degraded", "waiting", "failed"});
+  const rpc::Counter replicated_bytes =
+      metrics->AddCounter("shardmesh_replicated_bytes_total",
+                          "Bytes of the tiles that workers have copied as second "
+                          "replicas.");
   const rpc::Gauge names = metrics->AddGauge("shardmesh_names", "Names that point to arrays.");
+  const rpc::Gauge cached = metrics->AddGauge(
+      "shardmesh_cached_arrays", "Released arrays whose tiles the workers keep as a cache.");
+  const rpc::Gauge cached_bytes =
+      metrics->AddGauge("shardmesh_cached_bytes", "Bytes of the tiles of cached arrays.");
+  const rpc::Counter hits = metrics->AddCounter("shardmesh_cache_hits_total",
+                                                "Tensors of puts that used a cached array.");
+  const rpc::Counter misses = metrics->AddCounter("shardmesh_cache_misses_total",
+                                                  "Tensors of puts whose content no array had.");
+  const rpc::Counter evictions = metrics->AddCounter("shardmesh_cache_evictions_total",
+                                                     "Cached arrays that were released for good.");
   const std::vector<std::string> live_states = {"waiting", "running", "committing"};
   const GaugeBy steps(metrics, "shardmesh_live_steps", "Steps that have not ended, by state.",
                       "state", live_states);
+  const rpc::Counter put = metrics->AddCounter("shardmesh_put_bytes_total",
+                                               "Bytes of the tiles of committed puts and loads.");
+  const rpc::Counter reused =
+      metrics->AddCounter("shardmesh_put_reused_bytes_total",
+                          "Bytes of such tiles whose elements were on the workers already.");
+  const rpc::Counter moved = metrics->AddCounter(
+      "shardmesh_put_moved_bytes_total",
+      "Bytes that workers sent to one another to copy such elements to another layout.");
   const GaugeBy transfers(metrics, "shardmesh_live_transfers",
-                          "Puts and loads that have not ended, by state.", "state", live_states);
+                          "Puts, loads and repairs that have not ended, by state.", "state",
+                          live_states);
   metrics->OnScrape([=] {
     sessions.Set(static_cast<double>(state.sessions->size()));
     revision.Set(static_cast<double>(state.store->revision()));
@@ -142,9 +175,30 @@ void ExportWork(rpc::Metrics* metrics, const MetricsSources& state) {
     arrays.Set({{"staging", counts.staging},
                 {"available", counts.available},
                 {"degraded", counts.degraded}});
+    const ArrayCounts companions = state.registry->CountCompanions();
+    const ReplicaTotals replicas = state.recovery->replicas();
+    second.Set({{"complete", companions.available},
+                {"degraded", companions.degraded},
+                {"waiting", replicas.waiting},
+                {"failed", replicas.failed}});
+    replicated_bytes.RaiseTo(static_cast<double>(replicas.copied_bytes));
+    const RepairTotals repairs = state.recovery->repairs();
+    lost.Set({{"repairing", repairs.tiles}, {"failed", repairs.failed_tiles}});
+    repaired_tiles.RaiseTo(static_cast<double>(repairs.repaired_tiles));
+    repaired_bytes.RaiseTo(static_cast<double>(repairs.repaired_bytes));
     names.Set(static_cast<double>(state.registry->CountNames()));
+    const CacheTotals cache = state.registry->cache_totals();
+    cached.Set(static_cast<double>(cache.arrays));
+    cached_bytes.Set(static_cast<double>(cache.bytes));
+    hits.RaiseTo(static_cast<double>(cache.hits));
+    misses.RaiseTo(static_cast<double>(cache.misses));
+    evictions.RaiseTo(static_cast<double>(cache.evictions));
     steps.Set(ByState(state.sequencer->CountSteps()));
     transfers.Set(ByState(state.sequencer->CountTransfers()));
+    const Transfers::Totals totals = state.transfers->totals();
+    put.RaiseTo(static_cast<double>(totals.put_bytes));
+    reused.RaiseTo(static_cast<double>(totals.reused_bytes));
+    moved.RaiseTo(static_cast<double>(totals.moved_bytes));
   });
 }
 

@@ -11,6 +11,7 @@
 #include "server/state/recovery.h"
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"
+#include "server/steps/transfers.h"
 #include "server/store/store.h"
 
 namespace shardmesh::server {
@@ -23,6 +24,7 @@ struct MetricsSources {
   const WorkerStreams* worker_streams = nullptr;
   const SessionTable* sessions = nullptr;
   const Sequencer* sequencer = nullptr;
+  const Transfers* transfers = nullptr;
   const Recovery* recovery = nullptr;
   // Returns when the coordinator began to drain; absl::InfiniteFuture() if it has not begun to
   // drain.

@@ -31,6 +31,11 @@
 #include "rpc/transport_args.h"
 #include "server/attach/worker_streams.h"
 #include "server/coordinator_metrics.h"
+#include "server/diagnosis/flight_log.h"
+#include "server/diagnosis/step_watch.h"
+#include "server/repair/repairs.h"
+#include "server/repair/replicas.h"
+#include "server/save/saves.h"
 #include "server/service/admin_service.h"
 #include "server/service/array_service.h"
 #include "server/service/attach_service.h"
@@ -40,18 +45,19 @@
 #include "server/service/endpoint_probe.h"
 #include "server/service/operation_service.h"
 #include "server/service/question_services.h"
+#include "server/service/save_service.h"
 #include "server/service/session_service.h"
+#include "server/service/step_parts.h"
 #include "server/state/array_record.h"
 #include "server/state/array_registry.h"
 #include "server/state/cluster_changes.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
+#include "server/state/operation_table.h"
 #include "server/state/recovery.h"
 #include "server/state/session.h"
-#include "server/steps/flight_log.h"
 #include "server/steps/planner.h"
 #include "server/steps/sequencer.h"
-#include "server/steps/step_watch.h"
 #include "server/steps/transfers.h"
 #include "server/store/local_store.h"
 #include "server/store/sqlite_store.h"
@@ -78,6 +84,13 @@ static_assert(kMaxTerm < std::numeric_limits<int64_t>::max() / kSequencesPerTerm
 // Bytes that gRPC may hold of one worker's inventory: its receive window and its buffers.
 constexpr int64_t kArrivalBytes = rpc::kLookaheadBytes + (int64_t{1} << 20);
 constexpr int64_t kMostInventories = 256;
+
+// Returns a mesh as DefinitionStore takes it.
+std::string EncodeMesh(const MeshDefinition& mesh) {
+  v1::EntryValue value;
+  rpc::Encode(mesh, value.mutable_mesh());
+  return value.SerializeAsString();
+}
 
 // Returns how many workers may send their inventories at once. Half of rpc_memory_bytes stays free
 // for other calls.
@@ -143,9 +156,9 @@ class Server final : public CoordinatorServer {
   // Points to lifecycle_ while lifecycle_ exists. The store's thread uses this pointer.
   rpc::ServerLifecycle* serving_ ABSL_GUARDED_BY(serving_mutex_) = nullptr;
   absl::Mutex streams_mutex_;
-  // Points to worker_streams_ while worker_streams_ exists. The store's thread passes drops of
-  // arrays to worker_streams_ through this pointer. streams_mutex_ is never held for long, because
-  // messages to workers are only queued.
+  // Points to worker_streams_ while worker_streams_ and replicas_ exist. The store's thread passes
+  // drops of arrays to worker_streams_ through this pointer. streams_mutex_ is never held for long,
+  // because messages to workers are only queued.
   WorkerStreams* streams_ ABSL_GUARDED_BY(streams_mutex_) = nullptr;
   absl::Mutex unwritten_mutex_;
   // Meshes whose ranks the store refused to write.
@@ -155,13 +168,18 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<ArrayRegistry> registry_;
   std::unique_ptr<DefinitionStore> definition_store_;
   std::unique_ptr<Membership> membership_;
+  std::unique_ptr<ArrayCache> cache_;
   Recovery recovery_{&clock_, options_.return_grace};
   FlightLog flight_log_;
   LinkTable link_table_;
   std::unique_ptr<StepWatch> step_watch_;
   std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<OperationTable> operations_;
   std::unique_ptr<Transfers> transfers_;
+  std::unique_ptr<Replicas> replicas_;  // as repairs_
+  std::unique_ptr<Repairs> repairs_;    // outlives worker_streams_, whose thread calls it
   std::unique_ptr<WorkerStreams> worker_streams_;
+  std::unique_ptr<Saves> saves_;
   std::unique_ptr<Sequencer> sequencer_;
   Planner planner_{options_.plans};
   std::string token_key_digest_;
@@ -215,10 +233,26 @@ absl::Status Server::OpenState() {
   MembershipOptions membership = options_.membership;
   membership.first_epoch = term * kEpochsPerTerm;
   membership_ = std::make_unique<Membership>(&clock_, membership);
+  cache_ = std::make_unique<ArrayCache>(
+      registry_.get(), membership_.get(),
+      [this](const std::string& mesh_id, const std::vector<std::string>& ids) {
+        absl::ReaderMutexLock lock(&streams_mutex_);
+        if (streams_ != nullptr) streams_->Drop(mesh_id, ids);
+      });
+  registry_->SetCacheListener([this] {
+    absl::ReaderMutexLock lock(&streams_mutex_);
+    if (streams_ != nullptr) cache_->Trim();
+  });
   sessions_ = std::make_unique<SessionTable>(
       &clock_, [this](const EndedSession& session) { SessionEnded(session); }, options_.sessions);
   const std::string token_key = RandomBytes(rpc::kTokenKeyBytes);
   token_key_digest_ = rpc::TokenKeyDigest(token_key);
+  const auto joined = [this](std::string_view identity, uint64_t attachment) {
+    recovery_.Heard(identity);
+    if (!options_.no_repair) repairs_->WorkerJoined(identity, attachment);
+    replicas_->Look(/*is_chance=*/true);
+    cache_->Trim();
+  };
   worker_streams_ = std::make_unique<WorkerStreams>(
       membership_.get(), registry_.get(), definition_store_.get(),
       WorkerStreamsOptions{
@@ -231,11 +265,24 @@ absl::Status Server::OpenState() {
           .link_table = &link_table_,
           .clock = &clock_,
           .recovery = &recovery_,
-          .joined = [this](std::string_view identity) { recovery_.Heard(identity); },
+          .joined = joined,
           .tile_staged =
-              [this](std::string_view transfer_id, int64_t size_bytes) {
-                transfers_->TileStaged(transfer_id, size_bytes);
+              [this](std::string_view transfer_id, std::string_view identity, int64_t size_bytes) {
+                transfers_->TileStaged(transfer_id, identity, size_bytes);
+                replicas_->TileArriving(transfer_id, identity, size_bytes);
               },
+          .tiles_arriving =
+              [this](std::string_view transfer_id, std::string_view identity, int64_t bytes) {
+                transfers_->TilesArriving(transfer_id, identity, bytes);
+                if (!options_.no_repair) repairs_->TilesArriving(transfer_id, bytes);
+                replicas_->TileArriving(transfer_id, identity, bytes);
+              },
+          .damaged =
+              [this] {
+                if (!options_.no_repair) repairs_->LookAgain();
+              },
+          .free_memory = [this](std::string_view identity,
+                                int64_t need_bytes) { return cache_->Free(identity, need_bytes); },
           .hello_timeout = limits.hello_timeout,
           .inventory_timeout = limits.inventory_timeout,
           .max_inventory_tiles = limits.max_inventory_tiles,
@@ -256,17 +303,53 @@ absl::Status Server::OpenState() {
     return step_watch_->Explain(work, waiting_for);
   };
   sequencer_ = std::make_unique<Sequencer>(&clock_, worker_streams_.get(), std::move(sequencer));
-  transfers_ =
-      std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(), sequencer_.get());
+  operations_ = std::make_unique<OperationTable>(&clock_, sessions_.get());
+  transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(),
+                                           sequencer_.get(), operations_.get());
+  repairs_ = std::make_unique<Repairs>(RepairParts{.clock = &clock_,
+                                                   .membership = membership_.get(),
+                                                   .registry = registry_.get(),
+                                                   .operations = operations_.get(),
+                                                   .sequencer = sequencer_.get(),
+                                                   .endpoints = worker_streams_.get(),
+                                                   .fill = worker_streams_.get(),
+                                                   .transfers = transfers_.get(),
+                                                   .cache = cache_.get(),
+                                                   .token_key = token_key,
+                                                   .term = term});
+  recovery_.SetRepairs([this](std::string_view array_id) { return repairs_->Find(array_id); },
+                       [this] { return repairs_->totals(); });
+  replicas_ = std::make_unique<Replicas>(ReplicaParts{.clock = &clock_,
+                                                      .membership = membership_.get(),
+                                                      .registry = registry_.get(),
+                                                      .definitions = definition_store_.get(),
+                                                      .operations = operations_.get(),
+                                                      .sequencer = sequencer_.get(),
+                                                      .endpoints = worker_streams_.get(),
+                                                      .fill = worker_streams_.get(),
+                                                      .transfers = transfers_.get(),
+                                                      .cache = cache_.get(),
+                                                      .encode = EncodeMesh,
+                                                      .token_key = token_key,
+                                                      .term = term});
+  registry_->SetReplicaListener([this] {
+    absl::ReaderMutexLock lock(&streams_mutex_);
+    if (streams_ != nullptr) replicas_->Look(/*is_chance=*/false);
+  });
+  recovery_.SetReplicas([this](const Array& array) { return replicas_->Describe(array); },
+                        [this] { return replicas_->totals(); });
   membership_->AddListener([this](const MembershipEvent& event) { MembershipChanged(event); });
 
   const CoordinatorParts context{.clock = &clock_,
                                  .definition_store = definition_store_.get(),
                                  .membership = membership_.get(),
                                  .hub = worker_streams_.get(),
+                                 .fill = worker_streams_.get(),
                                  .registry = registry_.get(),
+                                 .cache = cache_.get(),
                                  .sessions = sessions_.get(),
                                  .transfers = transfers_.get(),
+                                 .operations = operations_.get(),
                                  .links = &link_table_,
                                  .recovery = &recovery_,
                                  .preferred_algorithms = options_.preferred_algorithms,
@@ -281,7 +364,9 @@ absl::Status Server::OpenState() {
     AddService(std::move(questions.name), std::move(questions.service));
   }
   AddService("shardmesh.v1.SessionService", MakeSessionService(sessions_.get()));
-  AddService("shardmesh.v1.ArrayService", MakeArrayService(context));
+  AddStreamingService(
+      "shardmesh.v1.ArrayService",
+      MakeArrayService(context, StepPartsOf(context, &planner_, sequencer_.get(), &metrics_)));
   AddService("shardmesh.v1.ComputeService",
              MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
   const WatchLimits watches{.max_watches = limits.max_watches,
@@ -302,10 +387,17 @@ absl::Status Server::OpenState() {
                                          &changes_, watches));
   AddStreamingService("shardmesh.v1.CatalogService",
                       MakeCatalogService(definition_store_.get(), registry_.get(), watches));
-  AddStreamingService("shardmesh.v1.OperationService",
-                      MakeOperationService(&clock_, transfers_.get(), sessions_.get()));
+  AddStreamingService("shardmesh.v1.OperationService", MakeOperationService(context));
+  saves_ = std::make_unique<Saves>(Saves::Parts{.registry = registry_.get(),
+                                                .sessions = sessions_.get(),
+                                                .membership = membership_.get(),
+                                                .recovery = &recovery_,
+                                                .operations = operations_.get(),
+                                                .access = worker_streams_.get(),
+                                                .cluster_id = registry_->cluster_id()});
+  AddStreamingService("shardmesh.v1.SaveService", MakeSaveService(saves_.get(), sessions_.get()));
   AddStreamingService("shardmesh.v1.AdminService",
-                      MakeAdminService(&clock_, store_.get(), options_.data_dir));
+                      MakeAdminService(context, store_.get(), options_.data_dir));
   AddStreamingService(
       "shardmesh.internal.v1.AttachService",
       MakeAttachService(worker_streams_.get(), sequencer_.get(), options_.credentials));
@@ -342,21 +434,26 @@ absl::Status Server::DefineMesh() {
     return absl::OkStatus();
   }
   const std::shared_ptr<const Definitions> state = definition_store_->shared_state();
-  if (const auto existing = state->FindMesh(kDefaultMesh); existing.ok()) {
-    if ((*existing)->mesh == *options_.mesh) {
+  if (const auto existing = state->Find(DefinitionKind::kMesh, kDefaultMesh); existing.ok()) {
+    const Mesh& mesh = std::get<MeshDefinition>((*existing)->value).mesh;
+    if (mesh == *options_.mesh) {
       return absl::OkStatus();
     }
-    return absl::FailedPreconditionError(StrCat(
-        "the mesh \"", kDefaultMesh, "\" in ", options_.data_dir, " is ",
-        (*existing)->mesh.ToString(), ", not ", options_.mesh->ToString(), "; start with --mesh ",
-        (*existing)->mesh.ToString(), ", or with another data folder"));
+    // Only the first version comes from --mesh. A client has resized or updated a later one.
+    if ((*existing)->version > 1) {
+      LogInfo("the mesh has another shape than --mesh says, since it was changed",
+              {{"mesh", kDefaultMesh}, {"shape", mesh.ToString()}});
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(
+        StrCat("the mesh \"", kDefaultMesh, "\" in ", options_.data_dir, " is ", mesh.ToString(),
+               ", not ", options_.mesh->ToString(), "; start with --mesh ", mesh.ToString(),
+               ", or with another data folder"));
   }
-  v1::EntryValue value;
-  rpc::Encode(MeshDefinition{.mesh = *options_.mesh, .workers = {}}, value.mutable_mesh());
   absl::Status created;
   absl::Notification done;
   definition_store_->Create({.request_id = "", .name = std::string(kDefaultMesh)},
-                            value.SerializeAsString(),
+                            EncodeMesh({.mesh = *options_.mesh, .workers = {}}),
                             [&](absl::StatusOr<std::shared_ptr<const Definition>> definition) {
                               created = definition.status();
                               done.Notify();
@@ -502,6 +599,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
     case Kind::kAttached:
       flight_log_.Attached(event.identity, event.worker->info.incarnation);
       sequencer_->WorkerAttached(event.identity, event.epoch);
+      cache_->WorkerAttached(event.worker->info);
       TellOfWorker(event, WorkerChange::Kind::kAttached);
       // An operator's drain of a worker process outlives the stream of that process: the worker
       // attaches again in the draining state.
@@ -533,6 +631,8 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       recovery_.MeshesChanged(*membership_->view());
       break;
     case Kind::kDrainChanged:
+      repairs_->LookAgain();
+      replicas_->Look(/*is_chance=*/true);
       TellOfWorker(event, event.worker->state == WorkerState::kDraining
                               ? WorkerChange::Kind::kDraining
                               : WorkerChange::Kind::kResumed);
@@ -550,11 +650,14 @@ void Server::SessionEnded(const EndedSession& session) {
   // All clients can read why an operation ended, but a session's full id gives access to the
   // session. Show only its first characters.
   const std::string shown_id = session.id.substr(0, kShownIdCharacters);
-  for (const std::string& transfer_id : session.transfers) {
-    const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
-    // Abort fails if the transfer is already being committed. In that case the transfer commits.
-    transfers_->Abort(transfer_id, absl::CancelledError(StrCat("its session ", shown_id, " ", how)))
-        .IgnoreError();
+  const std::string_view how = session.end == SessionEnd::kExpired ? "expired" : "was closed";
+  const absl::Status reason = absl::CancelledError(StrCat("its session ", shown_id, " ", how));
+  for (const std::string& id : session.transfers) {
+    // Puts and operations of other kinds have different ids: each call ignores the other's ids. An
+    // error means that the transfer or operation is already being committed. In that case it
+    // commits.
+    transfers_->Abort(id, reason).IgnoreError();
+    operations_->CancelFor(id, reason).IgnoreError();
   }
   registry_->Unpin(session.arrays);
 }
@@ -571,6 +674,7 @@ absl::Status Server::Start() {
                           .worker_streams = worker_streams_.get(),
                           .sessions = sessions_.get(),
                           .sequencer = sequencer_.get(),
+                          .transfers = transfers_.get(),
                           .recovery = &recovery_,
                           .draining_since = [this] { return draining_since_.load(); }});
   rpc::ExportValidity(options_.credentials, metrics_);
@@ -618,6 +722,8 @@ void Server::Drain(absl::Time deadline) {
   }
   draining_since_ = clock_.Now();
   const auto end = SteadyDeadline::At(deadline);
+  if (repairs_ != nullptr) repairs_->Stop();
+  if (replicas_ != nullptr) replicas_->Stop();
   if (lifecycle_ != nullptr) {
     lifecycle_->SetReady(false);
     // Steps and transfers end first, while workers are attached and clients can still get the

@@ -79,6 +79,8 @@ struct CoordinatorOptions {
   // How long the coordinator waits for lost workers to attach again. After that time, callers get
   // an error that names the missing workers or tiles.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
+  // Whether lost tiles stay lost, although other workers or files have them.
+  bool no_repair = false;
   // How long arrays without names stay after a start of the coordinator. Before the start, only
   // sessions kept these arrays.
   absl::Duration unnamed_grace = ArrayRegistry::kAdoptionGrace;

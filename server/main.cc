@@ -408,6 +408,8 @@ int Main(int argc, char** argv) {
                     "how long a worker that was lost, or has not attached since the start, is "
                     "expected back; calls that need it fail with a retry delay until then",
                     &options.return_grace);
+  flags.AddSwitch("no-repair", "do not read lost tiles again from other workers and files",
+                  &options.no_repair);
   flags.AddDuration(
       "unnamed-grace",
       "how long, after a start, arrays without names are kept for the clients that held them",

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kSaturated = std::numeric_limits<int64_t>::max();
 
 // Returns whether `entry`, which names axes, can partition a dimension of this extent.
-bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh) {
+bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh, PartSizes sizes) {
   int64_t parts = 1;
   for (const AxisName& name : entry.axes()) {
     const std::optional<int64_t> axis = name.has_value() ? mesh.FindAxis(*name) : std::nullopt;
@@ -31,7 +31,7 @@ bool Fits(const SpecEntry& entry, int64_t extent, const Mesh& mesh) {
     const int64_t size = mesh.axes()[static_cast<size_t>(*axis)].size;
     parts = parts > kSaturated / size ? kSaturated : parts * size;
   }
-  return !entry.is_unconstrained() && extent % parts == 0;
+  return !entry.is_unconstrained() && (sizes == PartSizes::kAny || extent % parts == 0);
 }
 
 // Returns why `entry` cannot partition dimension `dim` of this extent; nullopt if it can.
@@ -126,7 +126,7 @@ std::string Correction::ToString(const Mesh& mesh) const {
 }
 
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
-                                         const Mesh& mesh) {
+                                         const Mesh& mesh, PartSizes sizes) {
   if (mesh.empty()) {
     return WithPythonType(
         WithReason(absl::FailedPreconditionError(
@@ -146,7 +146,7 @@ absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<c
     if (entry.is_none()) {
       continue;
     }
-    if (Fits(entry, shape[place], mesh)) {
+    if (Fits(entry, shape[place], mesh, sizes)) {
       dropped[place] = IsEmptyName(entry);
       any_nameless = any_nameless || dropped[place];
       any_kept = any_kept || !dropped[place];

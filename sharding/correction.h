@@ -45,6 +45,12 @@ struct Correction {
   friend bool operator==(const Correction&, const Correction&) = default;
 };
 
+// Sizes that the parts of a partitioned dimension may have.
+enum class PartSizes {
+  kEqual,  // the product of a dimension's axes must divide its extent
+  kAny,    // cut points or a rule (sharding/uneven.h) cut a dimension that is not divided
+};
+
 struct CorrectionResult {
   PartitionSpec effective;
   std::vector<Correction> corrections;  // by rising dimension
@@ -55,7 +61,7 @@ struct CorrectionResult {
 //   - A dimension becomes none if the mesh lacks one of its axes. A none within a tuple counts as
 //     an axis that the mesh lacks.
 //   - A dimension becomes none if it is unconstrained, or if the product of its axes' sizes does
-//     not divide its extent.
+//     not divide its extent. With kAny, the product need not divide the extent.
 //   - Axes of size 1 stay, and any axes divide an extent of 0.
 //   - If no entry remains, the result is P().
 // Unreduced axes stay as they are. Correct(Correct(x)) is Correct(x).
@@ -65,7 +71,7 @@ struct CorrectionResult {
 // Correct never drops a repeated axis, because it could only guess which occurrence to drop.
 // Requires a `shape` that satisfies CheckShape. Takes O(rank * axes).
 absl::StatusOr<CorrectionResult> Correct(const PartitionSpec& spec, absl::Span<const int64_t> shape,
-                                         const Mesh& mesh);
+                                         const Mesh& mesh, PartSizes sizes = PartSizes::kEqual);
 
 // Returns the layout for a request to constrain an existing array to `spec`. Returns nullopt if the
 // array stays unchanged (the mesh is empty, or `spec` is P()), else Correct(spec, shape, mesh).

@@ -179,6 +179,28 @@ std::string Sha256(std::string_view bytes) {
   return digest;
 }
 
+struct Sha256Stream::State {
+  EVP_MD_CTX* const context = EVP_MD_CTX_new();
+
+  State() { EVP_DigestInit_ex(context, EVP_sha256(), nullptr); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() { EVP_MD_CTX_free(context); }
+};
+
+Sha256Stream::Sha256Stream() : state_(std::make_unique<State>()) {}
+Sha256Stream::~Sha256Stream() = default;
+
+void Sha256Stream::Add(std::string_view bytes) {
+  EVP_DigestUpdate(state_->context, bytes.data(), bytes.size());
+}
+
+std::string Sha256Stream::Finish() {
+  std::string digest(SHA256_DIGEST_LENGTH, '\0');
+  EVP_DigestFinal_ex(state_->context, Bytes(digest), nullptr);
+  return digest;
+}
+
 std::string HmacSha256(std::string_view key, std::string_view bytes) {
   std::string digest(SHA256_DIGEST_LENGTH, '\0');
   unsigned int size = 0;

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_SHARDING_DIGEST_H_
 #define SHARDMESH_SHARDING_DIGEST_H_
 
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,23 @@ namespace shardmesh {
 
 // Returns the SHA-256 of `bytes`, as 32 raw bytes.
 std::string Sha256(std::string_view bytes);
+
+// The SHA-256 of bytes that come in pieces. Not thread-safe.
+class Sha256Stream {
+ public:
+  Sha256Stream();
+  ~Sha256Stream();
+  Sha256Stream(const Sha256Stream&) = delete;
+  Sha256Stream& operator=(const Sha256Stream&) = delete;
+
+  void Add(std::string_view bytes);
+  // Returns the digest of all added bytes, as 32 raw bytes. Call it once, at the end.
+  std::string Finish();
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
+};
 
 // Returns the HMAC-SHA256 of `bytes` under `key`, as 32 raw bytes.
 std::string HmacSha256(std::string_view key, std::string_view bytes);

@@ -26,9 +26,9 @@ absl::Status CheckCutPoints(const CutPoints& points, int64_t dim, int64_t extent
                          " and must run from 0 to the extent, ", extent));
   }
   for (size_t i = 1; i < points.size(); ++i) {
-    if (points[i] <= points[i - 1]) {
+    if (points[i] < points[i - 1]) {
       return refuse(StrCat(points[i], " follows ", points[i - 1],
-                           "; they must rise, so that no part is empty"));
+                           "; they must not fall (two equal ones make an empty part)"));
     }
   }
   return absl::OkStatus();
@@ -217,6 +217,10 @@ int64_t Tiling::PartCount(int64_t dim) const {
   return dimensions_[static_cast<size_t>(dim)].part_count;
 }
 
+const CutPoints& Tiling::cut_points(int64_t dim) const {
+  return dimensions_[static_cast<size_t>(dim)].cut_points;
+}
+
 IndexRange Tiling::PartRange(int64_t dim, int64_t part) const {
   const Dimension& dimension = dimensions_[static_cast<size_t>(dim)];
   if (!dimension.cut_points.empty()) {
@@ -232,6 +236,7 @@ int64_t Tiling::PartHolding(int64_t dim, int64_t index) const {
   if (dimension.cut_points.empty()) {
     return index / (shape_[static_cast<size_t>(dim)] / dimension.part_count);
   }
+  // The last of several equal points begins the part that is not empty.
   const auto above =
       std::upper_bound(dimension.cut_points.begin(), dimension.cut_points.end(), index);
   return above - dimension.cut_points.begin() - 1;
@@ -329,7 +334,11 @@ std::vector<OwnedTile> Tiling::OwnersOf(const Tile& range) const {
     if (dim < 0) {
       return owned;
     }
-    ++parts[static_cast<size_t>(dim)].current;
+    // The first and the last part are not empty; parts between them may be.
+    int64_t& current = parts[static_cast<size_t>(dim)].current;
+    do {
+      ++current;
+    } while (PartRange(dim, current).size() == 0);
   }
 }
 

@@ -45,7 +45,8 @@ struct Tile {
 // Returns the indices that both tiles have; nullopt if there are none. Requires equal ranks.
 std::optional<Tile> Intersect(const Tile& a, const Tile& b);
 
-// The cut positions of one dimension: n parts have n + 1 rising points, from 0 to the extent.
+// The cut positions of one dimension: n parts have n + 1 points, from 0 to the extent. Points never
+// fall. Two equal points in a row enclose an empty part.
 using CutPoints = std::vector<int64_t>;
 
 // Returns `cut_points` in the simplest form: an empty list for a dimension of equal parts, and no
@@ -77,7 +78,7 @@ class Tiling {
  public:
   // `cut_points` is empty for equal parts in all dimensions. If not empty, it has one list per
   // dimension; an empty list gives equal parts. Any other list has as many parts as the product of
-  // its dimension's axes, starts at 0, rises strictly and ends at the extent; if not,
+  // its dimension's axes, starts at 0, never falls and ends at the extent; if not,
   // INVALID_CUT_POINTS. FAILED_PRECONDITION (NO_MESH) on an empty mesh; errors of CheckShape.
   static absl::StatusOr<Tiling> Create(const Mesh& mesh, const PartitionSpec& spec, Shape shape,
                                        std::vector<CutPoints> cut_points = {});
@@ -106,8 +107,8 @@ class Tiling {
   // Returns whether the spec has no axis of more than one device, regardless of the extents.
   bool FullyReplicated() const { return fully_replicated_; }
 
-  // Return the number of parts of dimension `dim`, and the range of one part. Require
-  // 0 <= dim < rank().
+  // Return the number of parts of dimension `dim`, with the empty ones, and the range of one part.
+  // Require 0 <= dim < rank().
   int64_t PartCount(int64_t dim) const;
   IndexRange PartRange(int64_t dim, int64_t part) const;
   // Whether every tile has the shape ShardShape().
@@ -116,9 +117,13 @@ class Tiling {
   // device's tile.
   Shape ShardShape() const;
 
+  // Returns the cut points of dimension `dim`; empty if its parts are equal. Requires
+  // 0 <= dim < rank().
+  const CutPoints& cut_points(int64_t dim) const;
+
   // Cuts `range` of the tensor along the tiles. Returns the pieces in row-major order, each with
-  // all its holders. Takes O(pieces * replicas). Requires a range within the tensor; an empty range
-  // gives no pieces.
+  // all its holders. Empty tiles give no pieces. Takes O(pieces * replicas + empty parts). Requires
+  // a range within the tensor; an empty range gives no pieces.
   std::vector<OwnedTile> OwnersOf(const Tile& range) const;
 
  private:
@@ -138,7 +143,7 @@ class Tiling {
   Tiling(const Mesh& mesh, const PartitionSpec& spec, Shape shape);
 
   int64_t PartOf(DeviceId device, int64_t dim) const;
-  // Returns the part that contains index `index` of dimension `dim`.
+  // Returns the part that contains index `index` of dimension `dim`; it is not empty.
   int64_t PartHolding(int64_t dim, int64_t index) const;
   // Returns all holders of a tile. `base` is the holder with coordinate 0 along every axis that
   // cuts no dimension.

@@ -41,12 +41,12 @@ constexpr FactKey kNotFoundFacts[] = {fact::kKind, fact::kName, fact::kNearest};
 constexpr FactKey kAlreadyExistsFacts[] = {fact::kKind, fact::kName};
 constexpr FactKey kVersionMismatchFacts[] = {fact::kKind, fact::kName, fact::kHave, fact::kNeed};
 constexpr FactKey kRequestIdReusedFacts[] = {fact::kValue};
-constexpr FactKey kNotAvailableFacts[] = {fact::kField, fact::kOp};
+constexpr FactKey kNotAvailableFacts[] = {fact::kField};
 constexpr FactKey kCompactedFacts[] = {fact::kHave, fact::kNeed};
 constexpr FactKey kShapeMismatchFacts[] = {fact::kDimension, fact::kHave, fact::kNeed, fact::kOp};
 constexpr FactKey kUnknownDtypeFacts[] = {fact::kDtype, fact::kNearest, fact::kTensor};
 constexpr FactKey kUnsupportedDtypeFacts[] = {fact::kDtype, fact::kOp};
-constexpr FactKey kBadFileFacts[] = {fact::kFile, fact::kPosition, fact::kTensor};
+constexpr FactKey kBadFileFacts[] = {fact::kFile, fact::kPosition, fact::kTensor, fact::kIdentity};
 constexpr FactKey kChecksumMismatchFacts[] = {fact::kHave, fact::kNeed, fact::kFile, fact::kArray};
 constexpr FactKey kBadTileFacts[] = {fact::kArray, fact::kHave, fact::kNeed};
 constexpr FactKey kBadTokenFacts[] = {fact::kArray};
@@ -83,6 +83,8 @@ constexpr FactKey kWorkerAttachedFacts[] = {fact::kIdentity};
 constexpr FactKey kWorkerServesRankFacts[] = {fact::kIdentity, fact::kMesh, fact::kRank,
                                               fact::kHave};
 constexpr FactKey kRanksDefinedFacts[] = {fact::kMesh, fact::kIdentity};
+constexpr FactKey kFileChangedFacts[] = {fact::kFile, fact::kHave, fact::kNeed, fact::kIdentity};
+constexpr FactKey kNoReadRootFacts[] = {fact::kFile, fact::kHave, fact::kIdentity};
 
 }  // namespace
 
@@ -224,6 +226,10 @@ absl::Span<const FactKey> FactKeysOf(Reason reason) {
       return kWorkerServesRankFacts;
     case Reason::kRanksDefined:
       return kRanksDefinedFacts;
+    case Reason::kFileChanged:
+      return kFileChangedFacts;
+    case Reason::kNoReadRoot:
+      return kNoReadRootFacts;
     default:
       return {};
   }

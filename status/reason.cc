@@ -91,6 +91,8 @@ constexpr std::array kRows = {
     Row{Reason::kWorkerAttached, "WORKER_ATTACHED"},
     Row{Reason::kWorkerServesRank, "WORKER_SERVES_RANK"},
     Row{Reason::kRanksDefined, "RANKS_DEFINED"},
+    Row{Reason::kFileChanged, "FILE_CHANGED"},
+    Row{Reason::kNoReadRoot, "NO_READ_ROOT"},
 };
 
 }  // namespace

@@ -71,6 +71,8 @@ enum class Reason : int {
   kBadToken,          // a transfer token is missing, wrong, expired or for another transfer
   kArrayDegraded,     // some tiles of an array are missing; the error names the ranks
   kMemoryLimit,       // no memory is left for shards; the error gives have and need
+  kFileChanged,       // a file is not as the client found it; the error gives have and need
+  kNoReadRoot,        // a file is not below a folder that the worker may read
 
   // Cluster.
   kWorkerLost,            // a worker is lost; the error names its rank, identity and activity

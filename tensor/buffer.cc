@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "process/failpoint.h"
+#include "process/file.h"
 #include "process/pages.h"
+#include "process/sealed/sealed_memory.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -79,6 +81,14 @@ class PrivateBlocks final : public BlockSource {
     return data;
   }
 
+  char* Adopt(FileDescriptor& memory, size_t size_bytes) override {
+    if (!IsMapped(size_bytes)) {
+      errno = EINVAL;
+      return nullptr;
+    }
+    return MapForReading(memory.get(), size_bytes);
+  }
+
   void Free(char* data, size_t capacity_bytes) override {
     if (data == nullptr) {
       return;
@@ -92,6 +102,11 @@ class PrivateBlocks final : public BlockSource {
 };
 
 }  // namespace
+
+char* BlockSource::Adopt(FileDescriptor&, size_t) {
+  errno = ENOTSUP;
+  return nullptr;
+}
 
 MemoryBudget::Reservation::Reservation(Reservation&& other) noexcept
     : budget_(std::exchange(other.budget_, nullptr)),
@@ -167,7 +182,8 @@ Buffer::Buffer(Buffer&& other) noexcept
       reservation_(std::move(other.reservation_)),
       data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)),
-      capacity_bytes_(std::exchange(other.capacity_bytes_, 0)) {}
+      capacity_bytes_(std::exchange(other.capacity_bytes_, 0)),
+      is_read_only_(std::exchange(other.is_read_only_, false)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer taken(std::move(other));
@@ -176,12 +192,13 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(data_, taken.data_);
   std::swap(size_bytes_, taken.size_bytes_);
   std::swap(capacity_bytes_, taken.capacity_bytes_);
+  std::swap(is_read_only_, taken.is_read_only_);
   return *this;
 }
 
 Buffer::~Buffer() {
   if (data_ != nullptr) {
-    pool_->Return({std::move(reservation_), data_, capacity_bytes_});
+    pool_->Return({std::move(reservation_), data_, capacity_bytes_, is_read_only_});
   }
 }
 
@@ -199,22 +216,13 @@ absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view
                            StrCat("cannot allocate ", size_bytes, " bytes for ", what),
                            {{fact::kValue, size_bytes}});
   }
-  Buffer buffer;
   if (size_bytes == 0) {
-    return buffer;
+    return Buffer();
   }
   const size_t capacity_bytes = CapacityFor(static_cast<size_t>(size_bytes));
   Block block = TakeIdle(capacity_bytes);
   if (block.data == nullptr) {
-    auto reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
-    if (!reservation.ok()) {
-      Trim();
-      reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
-    }
-    if (!reservation.ok()) {
-      return std::move(reservation).status();
-    }
-    block.reservation = *std::move(reservation);
+    SHARDMESH_ASSIGN_OR_RETURN(block.reservation, ReserveFor(capacity_bytes, what));
     block.data = source_->Allocate(capacity_bytes);
     block.capacity_bytes = capacity_bytes;
     if (block.data == nullptr) {
@@ -225,12 +233,42 @@ absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view
           Reason::kMemoryLimit, {{fact::kNeed, size_bytes}});
     }
   }
+  return Hold(std::move(block), size_bytes);
+}
+
+Buffer BufferPool::Hold(Block block, int64_t size_bytes) {
+  Buffer buffer;
   buffer.pool_ = shared_from_this();
   buffer.reservation_ = std::move(block.reservation);
   buffer.data_ = block.data;
   buffer.size_bytes_ = static_cast<size_t>(size_bytes);
   buffer.capacity_bytes_ = block.capacity_bytes;
+  buffer.is_read_only_ = block.is_read_only;
   return buffer;
+}
+
+absl::StatusOr<MemoryBudget::Reservation> BufferPool::ReserveFor(size_t capacity_bytes,
+                                                                 std::string_view what) {
+  auto reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
+  if (!reservation.ok()) {
+    Trim();
+    reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
+  }
+  return reservation;
+}
+
+absl::StatusOr<Buffer> BufferPool::Adopt(FileDescriptor memory, int64_t size_bytes,
+                                         std::string_view what) {
+  const size_t capacity_bytes = CapacityFor(static_cast<size_t>(size_bytes));
+  {
+    Block block{.reservation = {}, .capacity_bytes = capacity_bytes, .is_read_only = true};
+    SHARDMESH_ASSIGN_OR_RETURN(block.reservation, ReserveFor(capacity_bytes, what));
+    block.data = source_->Adopt(memory, static_cast<size_t>(size_bytes));
+    if (block.data != nullptr) return Hold(std::move(block), size_bytes);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(Buffer copy, Allocate(size_bytes, what));
+  SHARDMESH_RETURN_IF_ERROR(ReadSealed(memory, copy.mutable_bytes()));
+  return copy;
 }
 
 void BufferPool::Trim() {
@@ -264,7 +302,7 @@ BufferPool::Block BufferPool::TakeIdle(size_t capacity_bytes) {
 }
 
 void BufferPool::Return(Block block) {
-  {
+  if (!block.is_read_only) {
     absl::MutexLock lock(&mutex_);
     const int64_t capacity_bytes = static_cast<int64_t>(block.capacity_bytes);
     if (idle_bytes_ + capacity_bytes <= max_idle_bytes_) {

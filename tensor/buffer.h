@@ -18,6 +18,8 @@
 
 namespace shardmesh {
 
+class FileDescriptor;
+
 // A limit on bytes and the count of reserved bytes. It only counts, and allocates no memory.
 // Thread-safe. Must outlive its reservations.
 class MemoryBudget {
@@ -86,8 +88,14 @@ class BlockSource {
   // Returns memory of capacity_bytes > 0, a multiple of 64, faulted in, at an address that is a
   // multiple of 64. Returns null, with errno set, if the host refuses.
   virtual char* Allocate(size_t capacity_bytes) = 0;
-  // Frees a block that Allocate returned for that size.
+  // Frees a block that Allocate or Adopt returned for that size.
   virtual void Free(char* data, size_t capacity_bytes) = 0;
+  // Returns a block that is the first size_bytes > 0 of `memory`, sealed memory of another process
+  // (process/sealed). The block may only be read. The caller frees it with the size that a block of
+  // Allocate for size_bytes would have: rounded up to pages. May take the descriptor. Returns null,
+  // with errno set, if the source or the host refuses; `memory` is then unchanged. The base class
+  // refuses.
+  virtual char* Adopt(FileDescriptor& memory, size_t size_bytes);
 };
 
 class BufferPool;
@@ -106,6 +114,10 @@ class Buffer {
   // Returns the memory to its pool.
   ~Buffer();
 
+  // Whether the memory may only be read: it is the memory of another process, see
+  // BufferPool::Adopt. Writing to it ends this process.
+  bool is_read_only() const { return is_read_only_; }
+
   const char* data() const { return data_; }
   char* data() { return data_; }
   size_t size() const { return size_bytes_; }
@@ -120,6 +132,7 @@ class Buffer {
   char* data_ = nullptr;
   size_t size_bytes_ = 0;      // as requested
   size_t capacity_bytes_ = 0;  // allocated and reserved
+  bool is_read_only_ = false;
 };
 
 // Allocates buffers, and keeps returned buffers for later requests of about the same size.
@@ -144,6 +157,12 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // `what` as in MemoryBudget::Reserve.
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
 
+  // Returns a buffer that is `memory`: sealed memory of another process (process/sealed), which has
+  // size_bytes > 0. Copies the bytes into a buffer of this pool instead if the source cannot use
+  // the memory as it is, for example because it is smaller than a page. Errors as Allocate. The
+  // memory counts against the budget and never becomes an idle buffer.
+  absl::StatusOr<Buffer> Adopt(FileDescriptor memory, int64_t size_bytes, std::string_view what);
+
   // Frees the idle buffers.
   void Trim();
 
@@ -155,6 +174,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     MemoryBudget::Reservation reservation;
     char* data = nullptr;
     size_t capacity_bytes = 0;
+    bool is_read_only = false;
   };
   friend class Buffer;
 
@@ -164,6 +184,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // Removes and returns an idle block that fits without much waste. If there is none, the returned
   // block's data is null.
   Block TakeIdle(size_t capacity_bytes);
+  // Reserves memory, of idle buffers too if need be. Errors as MemoryBudget::Reserve.
+  absl::StatusOr<MemoryBudget::Reservation> ReserveFor(size_t capacity_bytes,
+                                                       std::string_view what);
+  Buffer Hold(Block block, int64_t size_bytes);
   void Return(Block block);
 
   MemoryBudget* const budget_;

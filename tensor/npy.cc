@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <ostream>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
+#include "process/failpoint.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -261,24 +263,54 @@ absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<con
 absl::StatusOr<NpyFile> NpyFile::Open(const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
+  SHARDMESH_ASSIGN_OR_RETURN(NpyFile npy, Create(path, std::move(mapped)));
+  const auto head_bytes = static_cast<size_t>(npy.header_.data_offset_bytes);
+  SHARDMESH_ASSIGN_OR_RETURN(npy.state_,
+                             IdentifyFile(file, path, BytesOf(npy.content_).first(head_bytes)));
+  return npy;
+}
+
+absl::StatusOr<NpyFile> NpyFile::Read(std::string_view source, std::vector<char> bytes) {
+  return Create(source, std::move(bytes));
+}
+
+absl::StatusOr<NpyFile> NpyFile::Create(std::string_view source, Content content) {
+  const absl::Span<const char> bytes = BytesOf(content);
   SHARDMESH_ASSIGN_OR_RETURN(NpyHeader header,
-                             ParseNpyHeader(path, mapped.bytes(), file.size_bytes));
-  NpyFile npy(std::move(header), std::move(mapped));
+                             ParseNpyHeader(source, bytes, static_cast<int64_t>(bytes.size())));
+  NpyFile npy(std::move(header), std::move(content));
   if (npy.header_.fortran_order) {
-    npy.turned_ =
-        ToRowMajor(npy.file_.bytes().subspan(static_cast<size_t>(npy.header_.data_offset_bytes)),
-                   npy.header_.shape, static_cast<size_t>(BitsPerElement(npy.header_.dtype)) / 8);
+    const absl::Span<const char> elements =
+        BytesOf(npy.content_).subspan(static_cast<size_t>(npy.header_.data_offset_bytes));
+    try {
+      if (SHARDMESH_FAILS("npy.reorder")) throw std::bad_alloc();
+      npy.turned_ = ToRowMajor(elements, npy.header_.shape,
+                               static_cast<size_t>(BitsPerElement(npy.header_.dtype)) / 8);
+    } catch (const std::bad_alloc&) {
+      return WithReason(
+          absl::ResourceExhaustedError(
+              StrCat(source, ": this host has no memory for a reordered copy of ", elements.size(),
+                     " bytes; write the file in C order, with numpy.ascontiguousarray")),
+          Reason::kMemoryLimit, {{fact::kNeed, elements.size()}});
+    }
   }
   return npy;
+}
+
+absl::Span<const char> NpyFile::BytesOf(const Content& content) {
+  const auto* const mapped = std::get_if<MappedFile>(&content);
+  return mapped != nullptr ? mapped->bytes()
+                           : absl::MakeConstSpan(std::get<std::vector<char>>(content));
 }
 
 TensorView NpyFile::View() const {
   if (header_.fortran_order) {
     return *TensorView::Create(header_.dtype, header_.shape, turned_);
   }
-  // Create cannot fail: Open checked the header against the file.
-  return *TensorView::Create(header_.dtype, header_.shape,
-                             file_.bytes().subspan(static_cast<size_t>(header_.data_offset_bytes)));
+  // TensorView::Create cannot fail: the header was checked against the file.
+  return *TensorView::Create(
+      header_.dtype, header_.shape,
+      BytesOf(content_).subspan(static_cast<size_t>(header_.data_offset_bytes)));
 }
 
 absl::StatusOr<std::string> EncodeNpyHeader(Dtype dtype, absl::Span<const int64_t> shape) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +17,7 @@
 #include "process/file.h"
 #include "sharding/shape.h"
 #include "tensor/dtype.h"
+#include "tensor/source_file.h"
 #include "tensor/view.h"
 
 namespace shardmesh {
@@ -42,21 +44,38 @@ struct NpyHeader {
 absl::StatusOr<NpyHeader> ParseNpyHeader(std::string_view source, absl::Span<const char> bytes,
                                          int64_t file_size_bytes);
 
-// A mapped .npy file. If the file is in Fortran order, the object has a reordered copy in memory.
-// Immutable, and safe to share between threads; the view is valid as long as the object.
+// A .npy file, mapped or in memory. If the file is in Fortran order, the object has a reordered
+// copy in memory. Immutable, and safe to share between threads; the view is valid as long as the
+// object.
 class NpyFile {
  public:
-  // Errors of ParseNpyHeader, or of the file system. RESOURCE_EXHAUSTED if the host has no memory
-  // for the reordered copy.
+  // Errors of ParseNpyHeader, or of the file system. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the
+  // host has no memory for the reordered copy. Failpoint: npy.reorder.
   static absl::StatusOr<NpyFile> Open(const std::string& path);
+  // Takes the bytes of a .npy file, such as those of standard input. `source` names them in errors.
+  // Errors of Open, except those of the file system.
+  static absl::StatusOr<NpyFile> Read(std::string_view source, std::vector<char> bytes);
 
   TensorView View() const;
+  const NpyHeader& header() const { return header_; }
+  // Returns the file's state when it was opened; nullopt after Read. The path is that of Open; the
+  // head is the header.
+  const std::optional<SourceFile>& state() const { return state_; }
 
  private:
-  NpyFile(NpyHeader header, MappedFile file) : header_(std::move(header)), file_(std::move(file)) {}
+  using Content = std::variant<MappedFile, std::vector<char>>;
+
+  // Checks the header and, if the file is in Fortran order, makes the reordered copy.
+  static absl::StatusOr<NpyFile> Create(std::string_view source, Content content);
+
+  NpyFile(NpyHeader header, Content content)
+      : header_(std::move(header)), content_(std::move(content)) {}
+
+  static absl::Span<const char> BytesOf(const Content& content);
 
   NpyHeader header_;
-  MappedFile file_;
+  std::optional<SourceFile> state_;
+  Content content_;
   std::vector<char> turned_;  // the elements in C order; empty unless the file has Fortran order
 };
 

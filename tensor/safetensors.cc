@@ -5,15 +5,18 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "process/json_error.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
 
 namespace shardmesh {
 namespace {
@@ -343,17 +346,77 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
   return files;
 }
 
-// Returns the path of the model's file in a folder: one safetensors file, or an index.
-absl::StatusOr<std::string> FindModel(const std::string& folder) {
-  for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+constexpr std::string_view kSuffix = ".safetensors";
+
+// Returns the path of the model's file in a folder: one safetensors file, or an index. Empty if the
+// folder has neither.
+std::string FindModel(const std::string& folder) {
+  for (const std::string_view name : {kSingleCheckpointFile, kCheckpointIndex}) {
     const std::filesystem::path candidate = std::filesystem::path(folder) / name;
     std::error_code ignored;
     if (std::filesystem::exists(candidate, ignored)) {
       return candidate.string();
     }
   }
-  return absl::NotFoundError(
-      StrCat("folder ", folder, " has no model.safetensors and no model.safetensors.index.json"));
+  return "";
+}
+
+// A file name of the form STEM-00002-of-00005.safetensors.
+struct ShardName {
+  std::string stem;
+  int64_t number = 0;
+  int64_t count = 0;
+};
+
+std::optional<ShardName> ParseShardName(std::string_view name) {
+  constexpr std::string_view kOf = "-of-";
+  name.remove_suffix(kSuffix.size());
+  const size_t of = name.rfind(kOf);
+  const size_t dash = of == std::string_view::npos || of == 0 ? of : name.rfind('-', of - 1);
+  ShardName shard;
+  if (of == std::string_view::npos || dash == std::string_view::npos || dash >= of ||
+      !absl::SimpleAtoi(ToAbsl(name.substr(dash + 1, of - dash - 1)), &shard.number) ||
+      !absl::SimpleAtoi(ToAbsl(name.substr(of + kOf.size())), &shard.count)) {
+    return std::nullopt;
+  }
+  shard.stem = std::string(name.substr(0, dash));
+  return shard;
+}
+
+// Returns the names of the safetensors files in a folder without an index, sorted. NOT_FOUND if
+// there is none. BAD_FILE if the names say that files of the model are missing.
+absl::StatusOr<std::vector<std::string>> FindShards(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    std::string name = entry->path().filename().string();
+    if (absl::EndsWith(name, ToAbsl(kSuffix))) names.push_back(std::move(name));
+  }
+  if (error) {
+    return FileError("read", folder, error.value());
+  }
+  if (names.empty()) {
+    return absl::NotFoundError(
+        StrCat("folder ", folder,
+               " has no model.safetensors, no model.safetensors.index.json and no other file of "
+               "safetensors, .npy or .npz"));
+  }
+  std::sort(names.begin(), names.end());
+  absl::btree_map<std::pair<std::string, int64_t>, int64_t> found;  // by stem and count
+  for (const std::string& name : names) {
+    if (const std::optional<ShardName> shard = ParseShardName(name)) {
+      ++found[{shard->stem, shard->count}];
+    }
+  }
+  for (const auto& [shards, have] : found) {
+    if (have != shards.second) {
+      return BadFile(folder, StrCat("the folder has ", have, " of the ", shards.second,
+                                    " files of ", shards.first,
+                                    " that their names count, and no index; copy the others too"));
+    }
+  }
+  return names;
 }
 
 }  // namespace
@@ -407,7 +470,11 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   SHARDMESH_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file, path));
   SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
-  return SafetensorsFile(path, std::move(header), std::move(mapped));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      SourceFile state,
+      IdentifyFile(file, path,
+                   mapped.bytes().first(static_cast<size_t>(header.data_offset_bytes()))));
+  return SafetensorsFile(path, std::move(header), std::move(state), std::move(mapped));
 }
 
 TensorView SafetensorsFile::View(const SafetensorsTensor& tensor) const {
@@ -427,25 +494,63 @@ absl::StatusOr<TensorView> SafetensorsFile::View(std::string_view name) const {
   return View(*tensor);
 }
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
+const SafetensorsFile& Checkpoint::Keep(SafetensorsFile file) {
+  return *files_.emplace_back(std::make_unique<SafetensorsFile>(std::move(file)));
+}
+
+absl::Status Checkpoint::Add(const SafetensorsFile& file, const SafetensorsTensor& tensor) {
+  const auto [place, is_new] = index_.emplace(tensor.name, tensors_.size());
+  if (!is_new) {
+    return BadFile(file.path(), StrCat("tensor ", Quoted(tensor.name), " is in ",
+                                       tensors_[place->second].file->path(),
+                                       " too; load the files one at a time, or keep one of them"));
+  }
+  tensors_.push_back({&file, &tensor});
+  size_bytes_ += tensor.size_bytes();
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::AddFile(const std::string& path) {
+  SHARDMESH_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
+  const SafetensorsFile& kept = Keep(std::move(file));
+  for (const SafetensorsTensor& tensor : kept.header().tensors()) {
+    SHARDMESH_RETURN_IF_ERROR(Add(kept, tensor));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::OpenFolder(const std::string& folder) {
+  if (const std::string model = FindModel(folder); !model.empty()) {
+    SHARDMESH_ASSIGN_OR_RETURN(Checkpoint opened, Open(model));
+    opened.path_ = folder;
+    return opened;
+  }
+  Checkpoint checkpoint(folder);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> names, FindShards(folder));
+  for (const std::string& name : names) {
+    SHARDMESH_RETURN_IF_ERROR(checkpoint.AddFile((std::filesystem::path(folder) / name).string()));
+  }
+  return checkpoint;
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::optional<int64_t> step) {
+  Checkpoint checkpoint(path);
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
-    SHARDMESH_ASSIGN_OR_RETURN(const std::string model, FindModel(path));
-    return Open(model);
-  }
-  Checkpoint checkpoint;
-  const auto add = [&checkpoint](const SafetensorsFile& file, const SafetensorsTensor& tensor) {
-    checkpoint.index_.emplace(tensor.name, checkpoint.tensors_.size());
-    checkpoint.tensors_.push_back({&file, &tensor});
-    checkpoint.size_bytes_ += tensor.size_bytes();
-  };
-  if (!absl::EndsWith(path, ".json")) {
-    SHARDMESH_ASSIGN_OR_RETURN(SafetensorsFile file, SafetensorsFile::Open(path));
-    const SafetensorsFile& kept =
-        *checkpoint.files_.emplace_back(std::make_unique<SafetensorsFile>(std::move(file)));
-    for (const SafetensorsTensor& tensor : kept.header().tensors()) {
-      add(kept, tensor);
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string folder, FindCheckpointFolder(path, step));
+    for (int attempt = 1;; ++attempt) {
+      const uint64_t before = FolderNumber(folder);
+      absl::StatusOr<Checkpoint> opened = OpenFolder(folder);
+      // A save may have replaced the folder meanwhile: no mixture of both is returned.
+      if (FolderNumber(folder) == before || attempt == kMaxFolderAttempts) return opened;
     }
+  }
+  if (step.has_value() && std::filesystem::exists(path, ignored)) {
+    return BadFile(path, StrCat("step ", *step, " was asked of a file; name the folder that has ",
+                                StepFolderName(*step)));
+  }
+  if (!absl::EndsWith(path, ".json")) {
+    SHARDMESH_RETURN_IF_ERROR(checkpoint.AddFile(path));
     return checkpoint;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const WeightMap weight_map, ReadIndex(path));
@@ -453,8 +558,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
   for (const auto& [file_name, names] : weight_map) {
     SHARDMESH_ASSIGN_OR_RETURN(SafetensorsFile file,
                                SafetensorsFile::Open((folder / file_name).string()));
-    const SafetensorsFile& kept =
-        *checkpoint.files_.emplace_back(std::make_unique<SafetensorsFile>(std::move(file)));
+    const SafetensorsFile& kept = checkpoint.Keep(std::move(file));
     std::vector<const SafetensorsTensor*> tensors;
     for (const std::string& name : names) {
       const SafetensorsTensor* tensor = kept.header().Find(name);
@@ -468,7 +572,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path) {
     // therefore sorts the tensors in that order.
     std::sort(tensors.begin(), tensors.end());
     for (const SafetensorsTensor* tensor : tensors) {
-      add(kept, *tensor);
+      SHARDMESH_RETURN_IF_ERROR(checkpoint.Add(kept, *tensor));
     }
   }
   return checkpoint;
@@ -479,9 +583,9 @@ const Checkpoint::Entry* Checkpoint::Find(std::string_view name) const {
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
-absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& path,
-                                                            const std::vector<Tensor>& tensors,
-                                                            const SafetensorsMetadata& metadata) {
+absl::StatusOr<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
+    std::string_view path, const std::vector<SafetensorsWriter::Tensor>& tensors,
+    const SafetensorsMetadata& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
     nlohmann::ordered_json& texts = header[std::string(kMetadataKey)];
@@ -491,7 +595,7 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
   }
   absl::flat_hash_map<std::string, size_t> names;
   int64_t offset_bytes = 0;
-  for (const Tensor& tensor : tensors) {
+  for (const SafetensorsWriter::Tensor& tensor : tensors) {
     if (tensor.name == kMetadataKey || !names.emplace(tensor.name, names.size()).second) {
       return BadFile(
           path, StrCat("cannot write tensor ", Quoted(tensor.name), ": the name is taken already"));
@@ -525,10 +629,44 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& p
     return BadFile(path, StrCat("the header would take ", json.size(), " bytes; the format allows ",
                                 kMaxSafetensorsHeaderBytes));
   }
+  EncodedSafetensorsHeader encoded{.bytes = EncodeLength(json.size()),
+                                   .data_size_bytes = offset_bytes};
+  encoded.bytes += json;
+  return encoded;
+}
+
+absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Create(const std::string& path,
+                                                            const std::vector<Tensor>& tensors,
+                                                            const SafetensorsMetadata& metadata) {
+  SHARDMESH_ASSIGN_OR_RETURN(const EncodedSafetensorsHeader header,
+                             EncodeSafetensorsHeader(path, tensors, metadata));
   SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
-  SHARDMESH_RETURN_IF_ERROR(file.Append(EncodeLength(json.size())));
+  SHARDMESH_RETURN_IF_ERROR(file.Append(header.bytes));
+  return SafetensorsWriter(std::move(file), header.data_size_bytes);
+}
+
+absl::Status WriteSafetensorsIndex(const std::string& path,
+                                   absl::Span<const SafetensorsIndexEntry> entries) {
+  int64_t total_bytes = 0;
+  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  for (const SafetensorsIndexEntry& entry : entries) {
+    total_bytes += entry.size_bytes;
+    // As in SafetensorsWriter::Create: an insertion by key would search all keys.
+    weight_map.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(entry.tensor, entry.file);
+  }
+  nlohmann::ordered_json index;
+  index["metadata"]["total_size"] = total_bytes;
+  index["weight_map"] = std::move(weight_map);
+  std::string json;
+  try {
+    json = index.dump(2);
+  } catch (const Json::exception&) {
+    return BadFile(path, "cannot write the name of a tensor that is not UTF-8");
+  }
+  json.push_back('\n');
+  SHARDMESH_ASSIGN_OR_RETURN(AtomicFileWriter file, AtomicFileWriter::Create(path));
   SHARDMESH_RETURN_IF_ERROR(file.Append(json));
-  return SafetensorsWriter(std::move(file), offset_bytes);
+  return file.Finish();
 }
 
 absl::Status SafetensorsWriter::Append(absl::Span<const char> bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "process/file.h"
 #include "sharding/shape.h"
 #include "tensor/dtype.h"
+#include "tensor/source_file.h"
 #include "tensor/view.h"
 
 namespace shardmesh {
@@ -85,6 +87,8 @@ class SafetensorsFile {
 
   const std::string& path() const { return path_; }
   const SafetensorsHeader& header() const { return header_; }
+  // Returns the file's state when it was opened. The path is that of Open; the head is the header.
+  const SourceFile& state() const { return state_; }
 
   // Returns the elements of `tensor`, which must be in header().tensors().
   TensorView View(const SafetensorsTensor& tensor) const;
@@ -92,15 +96,20 @@ class SafetensorsFile {
   absl::StatusOr<TensorView> View(std::string_view name) const;
 
  private:
-  SafetensorsFile(std::string path, SafetensorsHeader header, MappedFile file)
-      : path_(std::move(path)), header_(std::move(header)), file_(std::move(file)) {}
+  SafetensorsFile(std::string path, SafetensorsHeader header, SourceFile state, MappedFile file)
+      : path_(std::move(path)),
+        header_(std::move(header)),
+        state_(std::move(state)),
+        file_(std::move(file)) {}
 
   std::string path_;
   SafetensorsHeader header_;
+  SourceFile state_;
   MappedFile file_;
 };
 
-// A model's tensors: from one safetensors file, or from several under a *.safetensors.index.json.
+// A model's tensors: from one safetensors file, or from several under a *.safetensors.index.json or
+// in one folder.
 // Immutable, and safe to share between threads. Views are valid as long as the checkpoint.
 class Checkpoint {
  public:
@@ -109,11 +118,16 @@ class Checkpoint {
     const SafetensorsTensor* tensor;
   };
 
-  // `path` is a .safetensors file, an index (a name that ends in .json), or a folder with a
-  // model.safetensors or a model.safetensors.index.json. Files of an index lie in its folder.
+  // `path` is a .safetensors file, an index (a name that ends in .json), or a folder. In a folder,
+  // opens model.safetensors or model.safetensors.index.json, and if there is neither, all files
+  // whose names end in .safetensors. Files of an index lie in its folder.
   // Errors of SafetensorsFile::Open. INVALID_ARGUMENT (BAD_FILE) for a malformed index, a file name
-  // that leads out of the folder, or a tensor that is not in the file that the index names.
-  static absl::StatusOr<Checkpoint> Open(const std::string& path);
+  // that leads out of the folder, a tensor that is not in the file that the index names, a name in
+  // two files of a folder, or a folder that lacks some of the files that its names count
+  // (model-00001-of-00003.safetensors).
+  // A folder without any of these files may have the folders of steps (tensor/checkpoint_folder.h):
+  // Open then takes the latest complete one, or the one of `step`.
+  static absl::StatusOr<Checkpoint> Open(const std::string& path, std::optional<int64_t> step = {});
 
   // Returns all tensors. Files are sorted by name; within a file, tensors are in the order of their
   // data.
@@ -123,10 +137,22 @@ class Checkpoint {
   TensorView View(const Entry& entry) const { return entry.file->View(*entry.tensor); }
   // Returns the sum of the sizes of all tensors.
   int64_t size_bytes() const { return size_bytes_; }
+  // The file, index or folder that was opened. Differs from the path that Open got if Open took the
+  // folder of a step.
+  const std::string& path() const { return path_; }
 
  private:
-  Checkpoint() = default;
+  explicit Checkpoint(std::string path) : path_(std::move(path)) {}
 
+  // Opens the checkpoint in the folder itself.
+  static absl::StatusOr<Checkpoint> OpenFolder(const std::string& folder);
+  const SafetensorsFile& Keep(SafetensorsFile file);
+  // Adds a tensor of a kept file. BAD_FILE if another file has a tensor of that name.
+  absl::Status Add(const SafetensorsFile& file, const SafetensorsTensor& tensor);
+  // Adds all tensors of the file at `path`.
+  absl::Status AddFile(const std::string& path);
+
+  std::string path_;
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::vector<Entry> tensors_;
   absl::flat_hash_map<std::string, size_t> index_;
@@ -170,6 +196,29 @@ class SafetensorsWriter {
   AtomicFileWriter file_;
   int64_t missing_bytes_;
 };
+
+// The first bytes of a file, up to its data, and the size of the data that they announce.
+struct EncodedSafetensorsHeader {
+  std::string bytes;
+  int64_t data_size_bytes = 0;
+};
+// Encodes the header of a file with these tensors, in this order and without gaps. Errors of
+// SafetensorsWriter::Create; `path` names the file in them.
+absl::StatusOr<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
+    std::string_view path, const std::vector<SafetensorsWriter::Tensor>& tensors,
+    const SafetensorsMetadata& metadata);
+
+// A tensor of a checkpoint of several files.
+struct SafetensorsIndexEntry {
+  std::string tensor;
+  std::string file;  // in the folder of the index
+  int64_t size_bytes = 0;
+};
+
+// Writes the index of a checkpoint of several files, complete or not at all. Names must be UTF-8:
+// INVALID_ARGUMENT (BAD_FILE).
+absl::Status WriteSafetensorsIndex(const std::string& path,
+                                   absl::Span<const SafetensorsIndexEntry> entries);
 
 }  // namespace shardmesh
 

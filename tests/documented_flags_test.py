@@ -67,6 +67,9 @@ def documented(folder):
             if command:
                 words = tuple(command[1].replace("\\-", "-").split())
                 commands[words] = flags_of_manual(page.split(COMMON)[0]) - NOT_LOOKED_FOR
+    # `array put` is `put` under another name.
+    commands = {words: flags for words, flags in commands.items()
+                if words[0] != "array" or commands.get(words[1:]) != flags}
     for name in SERVERS:
         text = subprocess.run([folder / name, "--help"], check=True, capture_output=True, text=True).stdout
         for line in text.splitlines():

@@ -1,6 +1,6 @@
 """Holds docs/errors.md against the contract: the page has one row for each reason of error.proto, and no other. The facts
 that errors of a reason carry are the same in error.proto, on the page and in the table of the code, and a test checks an
-error of each reason for them. The table of retries is the same on the page and in the code.
+error of each reason for them. No statement of the code gives an error a fact that its reason does not have. The table of retries is the same on the page and in the code.
 
 The rows are also what `shardmesh explain-error` prints: the build compiles the page in, and error_explanations_test.cc
 checks that the program finds a row for each reason.
@@ -21,6 +21,7 @@ TABLE = "status/fact_keys.cc"
 RETRIES = "status/retry.cc"
 ATTEMPTS = "status/retry.h"
 TESTS = "tests"
+CODE = ("client", "process", "program", "rpc", "server", "sharding", "status", "tensor", "worker")
 
 # The status codes of gRPC with which a call of ours may fail.
 CODES = {
@@ -38,6 +39,8 @@ KEY_OF_PAGE = re.compile(r"^\| `([a-z_]+)` \| [^|]*\|$", re.MULTILINE)
 KEY_OF_CODE = re.compile(r"FactKey (k\w+)\{\s*\"([a-z_]+)\"")
 ROW_OF_CODE = re.compile(r"FactKey k(\w+)Facts\[\] = \{([^}]*)\}")
 CHECKED = re.compile(r"CarriesFacts\(\s*Reason::k(\w+)")
+TEXT_OF_CODE = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+REASON_OR_FACT = re.compile(r"Reason::k(\w+),|fact::(k\w+)")
 # What the page says of the values of SelfRetry; {} stands for kFewAttempts.
 SELF_RETRIES = {
     "kUntilDeadline": "repeats the call until the deadline",
@@ -127,6 +130,22 @@ def fact_faults(page, contract, keys, code):
     return found
 
 
+def attached_faults(keys, code, sources):
+    """Facts that a statement of `sources`, the text of each file by its path, gives to an error whose reason does not
+    have them. WithReason checks the same at run time, but in builds with assertions only."""
+    found = []
+    names = dict(KEY_OF_CODE.findall(keys))
+    table = facts_of_code(keys, code)
+    for path, text in sorted(sources.items()):
+        for statement in TEXT_OF_CODE.sub('""', text).split(";"):
+            reason = None
+            for next_reason, fact in REASON_OR_FACT.findall(statement):
+                reason = next_reason or reason
+                if fact and reason and names.get(fact, fact) not in table.get(reason, []):
+                    found.append(f"{path}: gives an error of {reason} the fact {names.get(fact, fact)}")
+    return found
+
+
 def retries_of_code(code, header):
     """Delay and self-retry of each reason with a row, by the reason's name in the code."""
     units = {"Milliseconds": "ms", "Seconds": "s"}
@@ -193,6 +212,14 @@ def self_test():
     for arguments, expected in planted:
         found = fact_faults(*arguments)
         assert any(fault.startswith(expected) for fault in found), f"{expected}: {found}"
+    fine = {"a.cc": 'Error(Reason::kApple, "no apple; buy one", {{fact::kTree, tree}});\nif (x == fact::kHave) {}'}
+    assert not attached_faults(keys, code, fine), attached_faults(keys, code, fine)
+    planted = [
+        ('Error(Reason::kPearLost, "no pear; buy one", {{fact::kTree, tree}});', "a.cc: gives an error of PearLost the fact tree"),
+        ('Error(Reason::kApple, "x", {{fact::kTree, 1}, {fact::kSize, 2}});', "a.cc: gives an error of Apple the fact kSize"),
+    ]
+    for text, expected in planted:
+        assert attached_faults(keys, code, {"a.cc": text}) == [expected], attached_faults(keys, code, {"a.cc": text})
     page = "| APPLE, PEAR_LOST | 1 s | makes 5 attempts; more if asked to |\n"
     code = ("    case Reason::kApple:\n    case Reason::kPearLost:\n      return {absl::Seconds(1), SelfRetry::kFewTimes};\n"
             "    default:\n      return {};\n")
@@ -228,8 +255,12 @@ def main(arguments):
     found += fact_faults(text, contract, keys, code)
     found += retry_faults(text, contract, retries, attempts)
     found += untested(contract, [path.read_text(encoding="utf-8") for path in (ROOT / TESTS).rglob("*_test.cc")])
+    found = [f"{PAGE}: {fault}" for fault in found]
+    found += attached_faults(keys, code, {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for folder in CODE for path in (ROOT / folder).rglob("*.cc")})
     for fault in found:
-        print(f"{PAGE}: {fault}")
+        print(fault)
     return 1 if found else 0
 
 

@@ -25,6 +25,8 @@ NO_LIMITS = {
     "heartbeat-interval": "how often, not how long at most",
     "lock-timeout": "for starts alone: nobody is refused anything",
     "min-sharding-size": "a property of layouts",
+    "scrub-interval": "how often tiles are compared",
+    "scrub-rate": "of the worker's own",
     "threads": "of the worker's own",
 }
 

@@ -14,17 +14,15 @@ import pathlib
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
-import sys
-import tempfile
 import termios
 import time
 
-SECONDS = 60  # for whatever has to happen
-ALL_SECONDS = 240  # below the limit of ctest, which would leave a cluster behind
+import own_cluster
+from own_cluster import SECONDS, Failed, expect
+
 PAUSE_SECONDS = 1.3  # more than the time after which a bar is shown
 ATTEMPTS = 8  # to pause a command in the middle of its work
 CHECKPOINT = "128MiB"
@@ -34,15 +32,6 @@ CLEAR_LINE = "\033[K"
 ESCAPE = "\033"
 BAR = r"\r{} \[(?=[# ]{{30}}\])#* *\] (\d+)%  [^\r\n]* of [^\r\n]*\033\[K"
 RULES = "rules:\n- {pattern: '.*', spec: []}\n"
-
-
-class Failed(Exception):
-    """What is wrong, in words."""
-
-
-def expect(condition, text):
-    if not condition:
-        raise Failed(text)
 
 
 class Command:
@@ -252,14 +241,14 @@ class Test:
         status = json.loads(self.call("status", "--cluster", self.cluster, "--output", "json"))
         worker = next(each["pid"] for each in status["workers"] if each["identity"] == "worker-1")
         for _ in range(ATTEMPTS):
-            with self.start("load", path, "--rules", "rules.yaml", "--cluster", self.cluster, *arguments,
+            with self.start("load", path, "--rules", "rules.yaml", "--no-reuse", "--cluster", self.cluster, *arguments,
                             terminal=terminal) as command:
                 stream = "terminal" if "stdout" in terminal else "stdout"
                 command.read_until(lambda stream=stream, c=command: c.text(stream), "placement")
                 command.pause(worker)
                 code = command.end()
                 expect(code == 0, f"load: exit code {code}\n{command.all_text()!r}")
-                if re.search(r" in [1-9][0-9.]* s;", command.all_text()):
+                if re.search(r" in [1-9][0-9.]* s[,;]", command.all_text()):
                     yield command
 
     def a_bar_shows_what_is_loaded(self):
@@ -308,22 +297,5 @@ class Test:
         return left
 
 
-def interrupted(*_):
-    sys.exit("the test was stopped or takes too long")
-
-
-def main():
-    for number in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, interrupted)
-    signal.alarm(ALL_SECONDS)
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="terminal-"))
-    try:
-        faults = Test(pathlib.Path(sys.argv[1]).resolve(), folder).run()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if faults:
-        sys.exit("\n".join(faults))
-
-
 if __name__ == "__main__":
-    main()
+    own_cluster.main(Test, "terminal-")

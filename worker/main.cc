@@ -53,6 +53,13 @@ int Main(int argc, const char* const* argv) {
                 &options.identity);
   flags.AddBytes("memory", "limit of the memory for tiles", &options.memory_bytes,
                  rpc::kMinWorkerMemoryBytes);
+  int64_t cache = -1;
+  flags.AddBytes(
+      "cache-bytes",
+      "most memory that tiles of released arrays may take: they are kept for later loads "
+      "of the same content, and make room as soon as memory is needed; 0 for none, by "
+      "default half of --memory",
+      &cache);
   int64_t rpc_memory = -1;
   flags.AddBytes(
       "rpc-memory",
@@ -60,6 +67,14 @@ int Main(int argc, const char* const* argv) {
       "cancelled; at least 16MiB, by default a quarter of --memory, 256MiB to 4GiB",
       &rpc_memory, kMinRpcMemoryBytes);
   flags.AddText("data-dir", "DIR", "keep tiles on disk too, in this folder", &options.data_dir);
+  flags.AddFolders("write-root",
+                   "a folder below which this worker may write checkpoints (`shardmesh save`); may "
+                   "be repeated; by default it writes none",
+                   &options.write_roots);
+  flags.AddFolders("read-root",
+                   "a folder below which this worker may read the files of puts; may be repeated; "
+                   "by default it reads no files",
+                   &options.read_roots);
   flags.AddBytes("quarantine-disk",
                  "bytes of tiles kept on disk in quarantine, by default 64 GiB and at most a "
                  "quarter of the file system of --data-dir",
@@ -69,6 +84,12 @@ int Main(int argc, const char* const* argv) {
                  &quarantine_memory);
   flags.AddDuration("quarantine-age", "how long tiles are kept in quarantine",
                     &options.quarantine.age);
+  flags.AddBytes("scrub-rate",
+                 "bytes a second at which tiles of --data-dir are compared with their checksums in "
+                 "the background; 0 for never",
+                 &options.scrub_bytes_per_second);
+  flags.AddDuration("scrub-interval", "shortest time between the beginnings of two such passes",
+                    &options.scrub_interval);
   flags.AddInt(
       "threads",
       "threads for kernels; 0 for the cores and the quota that this process may use, divided "
@@ -115,6 +136,7 @@ int Main(int argc, const char* const* argv) {
     return *code;
   }
   ConfigureLog(log);
+  options.cache_bytes = cache < 0 ? options.memory_bytes / 2 : cache;
   if (rpc_memory >= 0) options.rpc_memory_bytes = rpc_memory;
   if (quarantine_disk >= 0) options.quarantine.disk_bytes = quarantine_disk;
   options.quarantine.memory_bytes =

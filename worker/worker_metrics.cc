@@ -48,6 +48,14 @@ struct CollectiveSeries {
         seconds(metrics->AddCounter("shardmesh_worker_collective_seconds_total",
                                     "Time in collectives, waiting for peers included.", labels)) {}
 
+  void Count(const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) const {
+    operations.Add();
+    sent_bytes.Add(static_cast<double>(bytes.sent));
+    copied_to_send_bytes.Add(static_cast<double>(bytes.copied_to_send));
+    copied_received_bytes.Add(static_cast<double>(bytes.copied_received));
+    seconds.Add(absl::ToDoubleSeconds(elapsed));
+  }
+
   rpc::Counter operations;
   rpc::Counter sent_bytes;
   rpc::Counter copied_to_send_bytes;
@@ -103,6 +111,7 @@ StepObserver ObserveSteps(rpc::Metrics* metrics) {
       collectives.emplace(std::pair(kind, algorithm), CollectiveSeries(metrics, labels));
     }
   }
+  const CollectiveSeries moves(metrics, {{"op", "move"}, {"algorithm", "regions"}});
   StepObserver observer;
   observer.step = [=](StepOutcome outcome, absl::Duration elapsed) {
     steps.at(outcome).Add();
@@ -117,12 +126,10 @@ StepObserver ObserveSteps(rpc::Metrics* metrics) {
     const auto found = collectives.find({kind, algorithm});
     // The kind does not have this algorithm. The collective was refused, so it is not counted.
     if (found == collectives.end()) return;
-    const CollectiveSeries& series = found->second;
-    series.operations.Add();
-    series.sent_bytes.Add(static_cast<double>(bytes.sent));
-    series.copied_to_send_bytes.Add(static_cast<double>(bytes.copied_to_send));
-    series.copied_received_bytes.Add(static_cast<double>(bytes.copied_received));
-    series.seconds.Add(absl::ToDoubleSeconds(elapsed));
+    found->second.Count(bytes, elapsed);
+  };
+  observer.move = [=](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
+    moves.Count(bytes, elapsed);
   };
   return observer;
 }
@@ -165,6 +172,37 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
   const auto credit_waits = metrics->AddCounter(
       "shardmesh_worker_peer_credit_waits_total",
       "How often data for a peer waited because its stream had no credit left.");
+  const auto filled = [metrics](const char* from) {
+    return metrics->AddCounter("shardmesh_worker_filled_bytes_total",
+                               "Bytes of tiles that this worker filled itself, by their source.",
+                               {{"from", from}});
+  };
+  const auto from_files = filled("files");
+  const auto from_own = filled("own");
+  const auto from_workers = filled("workers");
+  const auto handed_over = metrics->AddCounter(
+      "shardmesh_worker_handed_over_bytes_total",
+      "Bytes of tiles that clients on this host handed over as memory instead of streaming them.");
+  const auto scrubbed = metrics->AddCounter(
+      "shardmesh_worker_scrubbed_bytes_total",
+      "Bytes of tiles that were compared with their checksums in the background.");
+  const auto passes = metrics->AddCounter("shardmesh_worker_scrub_passes_total",
+                                          "Visits of all tiles that the scrubber completed.");
+  const auto scrub_faults = [metrics](const char* where) {
+    return metrics->AddCounter("shardmesh_worker_scrub_faults_total",
+                               "Damaged tiles that the scrubber found, by where.",
+                               {{"where", where}});
+  };
+  const auto memory_faults = scrub_faults("memory");
+  const auto disk_faults = scrub_faults("disk");
+  const auto scrub_repairs = [metrics](const char* where) {
+    return metrics->AddCounter(
+        "shardmesh_worker_scrub_repairs_total",
+        "Such tiles that the worker repaired from its other copy, by where the damage was.",
+        {{"where", where}});
+  };
+  const auto memory_repairs = scrub_repairs("memory");
+  const auto disk_repairs = scrub_repairs("disk");
   const DiscardedFrames discarded(metrics);
   const auto links = metrics->AddGauge("shardmesh_worker_measured_links",
                                        "Links to peers of which this worker knows the speed.");
@@ -186,6 +224,23 @@ void ExportState(rpc::Metrics* metrics, const WorkerState& state) {
     ready.Set(coordinator.ready ? 1 : 0);
     epoch.Set(static_cast<double>(coordinator.epoch));
     term.Set(static_cast<double>(coordinator.term));
+
+    const TileFiller::Counters bytes = state.filler->counters();
+    from_files.RaiseTo(static_cast<double>(bytes.file_bytes));
+    from_own.RaiseTo(static_cast<double>(bytes.kept_bytes));
+    from_workers.RaiseTo(static_cast<double>(bytes.received_bytes));
+
+    if (state.inbox != nullptr) {
+      handed_over.RaiseTo(static_cast<double>(state.inbox->counters().staged_bytes));
+    }
+
+    const Scrubber::Counters scrub = state.scrubber->counters();
+    scrubbed.RaiseTo(static_cast<double>(scrub.bytes));
+    passes.RaiseTo(static_cast<double>(scrub.passes));
+    memory_faults.RaiseTo(static_cast<double>(scrub.damaged_tiles));
+    disk_faults.RaiseTo(static_cast<double>(scrub.damaged_files));
+    memory_repairs.RaiseTo(static_cast<double>(scrub.reread_tiles));
+    disk_repairs.RaiseTo(static_cast<double>(scrub.rewritten_files));
 
     const PeerLinks::Counters counters = state.links->counters();
     streamed.RaiseTo(static_cast<double>(counters.sent_bytes - counters.shared_bytes));

@@ -6,7 +6,10 @@
 #include "tensor/buffer.h"
 #include "worker/exchange/peer_links.h"
 #include "worker/service/coordinator_link.h"
+#include "worker/service/handover_inbox.h"
+#include "worker/service/tile_filler.h"
 #include "worker/step/step_executor.h"
+#include "worker/store/scrubber.h"
 #include "worker/store/shard_store.h"
 
 namespace shardmesh::worker {
@@ -21,6 +24,9 @@ struct WorkerState {
   const ShardStore* store = nullptr;
   const BufferPool* pool = nullptr;
   const PeerLinks* links = nullptr;
+  const TileFiller* filler = nullptr;
+  const HandoverInbox* inbox = nullptr;  // null: the worker has none
+  const Scrubber* scrubber = nullptr;
   const CoordinatorLink* coordinator = nullptr;
 };
 void ExportState(rpc::Metrics* metrics, const WorkerState& state);

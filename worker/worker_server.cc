@@ -14,10 +14,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/ascii.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "process/clock.h"
 #include "process/host_port.h"
 #include "process/log.h"
 #include "process/random_bytes.h"
+#include "process/roots/read_root.h"
 #include "process/thread_pool.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/metrics/certificate_metrics.h"
@@ -31,13 +33,20 @@
 #include "status/str_cat.h"
 #include "tensor/buffer.h"
 #include "worker/exchange/peer_links.h"
+#include "worker/fill/fill_threads.h"
+#include "worker/kernel/kernel_speed.h"
 #include "worker/kernel/matmul.h"
+#include "worker/save/save_orders.h"
+#include "worker/save/write_root.h"
 #include "worker/service/coordinator_link.h"
+#include "worker/service/handover_inbox.h"
+#include "worker/service/tile_filler.h"
 #include "worker/service/tile_gate.h"
 #include "worker/service/tile_service.h"
 #include "worker/shm/shm_arena.h"
 #include "worker/step/flight_recorder.h"
 #include "worker/step/step_executor.h"
+#include "worker/store/scrubber.h"
 #include "worker/store/shard_store.h"
 #include "worker/worker_metrics.h"
 
@@ -149,6 +158,9 @@ class WorkerServer::Impl {
 
   ~Impl() {
     Drain(absl::InfinitePast());
+    // The threads of the scrubber and the filler report on the link, so they end before the link.
+    scrubber_.reset();
+    if (filler_ != nullptr) filler_->Stop();
     // Destroy each of these three members before the members that it calls. The links' streams end
     // on a completion queue of exchange_, so exchange_ must exist until the last stream has ended.
     link_.reset();
@@ -175,12 +187,18 @@ class WorkerServer::Impl {
     SHARDMESH_RETURN_IF_ERROR(
         rpc::CheckOwnName(options_.credentials, rpc::ExpectedPeer::Worker(options_.identity)));
     SHARDMESH_ASSIGN_OR_RETURN(std::string exchange_listen, ExchangeListen(options_));
+    SHARDMESH_ASSIGN_OR_RETURN(WriteRoots write_roots, WriteRoots::Create(options_.write_roots));
     const WorkerSelf self{
         .identity = options_.identity, .incarnation = RandomIncarnation(), .boot_id = BootId()};
     const std::string nonce = RandomBytes(kNonceBytes);
+    SHARDMESH_ASSIGN_OR_RETURN(read_roots_, ReadRoots::Open(options_.read_roots));
     SHARDMESH_ASSIGN_OR_RETURN(store_, ShardStore::Open({.pool = pool_,
                                                          .data_dir = options_.data_dir,
-                                                         .quarantine = options_.quarantine}));
+                                                         .quarantine = options_.quarantine,
+                                                         .free_disk = [this](int64_t need_bytes) {
+                                                           return memory_requests_.Free(need_bytes);
+                                                         }}));
+    saves_ = std::make_unique<SaveOrders>(store_.get(), std::move(write_roots));
     LogRecovery();
     LogMisfits();
     gate_ = std::make_unique<TileGate>(TileGate::Options{
@@ -188,6 +206,13 @@ class WorkerServer::Impl {
         .store = store_.get(),
         .clock = &clock_,
         .staged = [this](const TileReport& report) { link_->ReportTile(report); }});
+    filler_ = MakeTileFiller(
+        {.identity = self.identity,
+         .store = store_.get(),
+         .gate = gate_.get(),
+         .roots = &read_roots_,
+         .credentials = options_.credentials,
+         .free_memory = [this](int64_t size_bytes) { return FreeMemory(size_bytes); }});
     links_ =
         PeerLinks::Create({.self = self,
                            .credentials = options_.credentials,
@@ -201,22 +226,28 @@ class WorkerServer::Impl {
                            .transport = options_.transport,
                            .arena = arena_,
                            .probe_pool = pool_});
-    executor_ = StepExecutor::Start({.identity = self.identity,
-                                     .links = links_.get(),
-                                     .store = store_.get(),
-                                     .pool = pool_,
-                                     .kernel = &kernel_,
-                                     .weight_budget = &budget_,
-                                     .recorder = &recorder_,
-                                     .clock = &clock_,
-                                     .observer = ObserveSteps(&metrics_)});
-    tiles_ = MakeTileService({.self = self,
-                              .nonce = nonce,
-                              .store = store_.get(),
-                              .gate = gate_.get(),
-                              .work = &work_,
-                              .membership_waits = &membership_waits_,
-                              .clock = &clock_});
+    executor_ = StepExecutor::Start(
+        {.identity = self.identity,
+         .links = links_.get(),
+         .store = store_.get(),
+         .pool = pool_,
+         .free_memory = [this](int64_t size_bytes) { return FreeMemory(size_bytes); },
+         .kernel = &kernel_,
+         .weight_budget = &budget_,
+         .recorder = &recorder_,
+         .clock = &clock_,
+         .observer = ObserveSteps(&metrics_)});
+    StartInbox();
+    tiles_ = MakeTileService(
+        {.self = self,
+         .nonce = nonce,
+         .store = store_.get(),
+         .gate = gate_.get(),
+         .inbox = inbox_.get(),
+         .work = &work_,
+         .free_memory = [this](int64_t size_bytes) { return FreeMemory(size_bytes); },
+         .membership_waits = &membership_waits_,
+         .clock = &clock_});
     SHARDMESH_ASSIGN_OR_RETURN(
         server_,
         rpc::ServerLifecycle::Start({.address = options_.listen,
@@ -249,18 +280,34 @@ class WorkerServer::Impl {
                     .endpoints = std::move(endpoints),
                     .exchange_port = exchange_->port(),
                     .threads = threads_,
+                    .f32_flops_per_second = MeasureF32Speed(&kernel_),
                     .data_dir = options_.data_dir,
                     .clock = &clock_,
                     .store = store_.get(),
+                    .cache_bytes = std::min(options_.cache_bytes, options_.memory_bytes),
+                    .memory = &memory_requests_,
                     .gate = gate_.get(),
                     .links = links_.get(),
                     .executor = executor_.get(),
+                    .saves = saves_.get(),
+                    .filler = filler_.get(),
                     .recorder = &recorder_,
                     .ready_changed = [this](bool ready) { ReadyChanged(ready); },
                     .failed = [this](const absl::Status& reason) { SetFailure(reason); }}));
+    scrubber_ = std::make_unique<Scrubber>(Scrubber::Options{
+        .store = store_.get(),
+        .clock = &clock_,
+        .bytes_per_second = std::max<int64_t>(options_.scrub_bytes_per_second, 1),
+        .interval = options_.scrub_interval,
+        .damaged = [this](const std::string& array_id, const std::string& reason) {
+          link_->ReportDamaged(array_id, reason);
+        }});
     ExportState(&metrics_, {.store = store_.get(),
                             .pool = pool_.get(),
                             .links = links_.get(),
+                            .filler = filler_.get(),
+                            .inbox = inbox_.get(),
+                            .scrubber = scrubber_.get(),
                             .coordinator = link_.get()});
     rpc::ExportValidity(options_.credentials, metrics_);
     if (!options_.metrics_listen.empty()) {
@@ -272,6 +319,7 @@ class WorkerServer::Impl {
     }
     links_->Start();
     link_->Start();
+    if (store_->has_data_dir() && options_.scrub_bytes_per_second > 0) scrubber_->Start();
     return absl::OkStatus();
   }
 
@@ -292,6 +340,7 @@ class WorkerServer::Impl {
       link_->Leave("it is draining", deadline);
     }
     gate_->Drain();
+    filler_->Suspend();
     // Drain the peers' server first: no step is left, so this takes no time. Only clients' puts and
     // gets still run, on server_.
     if (exchange_ != nullptr) exchange_->Drain(deadline);
@@ -315,6 +364,22 @@ class WorkerServer::Impl {
     if (!drained_) server_->SetReady(ready);
   }
 
+  // Asks for memory in which a buffer of `size_bytes` fits. Returns whether some was freed.
+  bool FreeMemory(int64_t size_bytes) {
+    // The pool rounds sizes up, by less than a quarter.
+    const int64_t left_bytes = budget_.limit_bytes() - budget_.used_bytes();
+    // The memory is free when the last reader of a dropped tile is done.
+    const auto has_room = [&] {
+      return budget_.limit_bytes() - budget_.used_bytes() + pool_->idle_bytes() >= size_bytes;
+    };
+    // By the time of the answer, drops that were ordered earlier are done too.
+    if (!memory_requests_.Free(std::max<int64_t>(size_bytes + size_bytes / 4 - left_bytes, 1))) {
+      return has_room();
+    }
+    for (int i = 0; i < 100 && !has_room(); ++i) absl::SleepFor(absl::Milliseconds(5));
+    return true;
+  }
+
   void SetFailure(const absl::Status& reason) {
     absl::MutexLock lock(&mutex_);
     failure_ = reason;
@@ -333,6 +398,17 @@ class WorkerServer::Impl {
                                   {"staged", report.staged_tiles},
                                   {"quarantined", report.quarantined_tiles},
                                   {"size_bytes", report.size_bytes}});
+    }
+  }
+
+  // Lets clients on this host hand over memory, unless this worker shares none.
+  void StartInbox() {
+    if (options_.transport == Transport::kStream) return;
+    auto inbox = HandoverInbox::Start();
+    if (inbox.ok()) {
+      inbox_ = *std::move(inbox);
+    } else {
+      LogWarning("clients on this host cannot hand over memory", {{"error", inbox.status()}});
     }
   }
 
@@ -356,16 +432,22 @@ class WorkerServer::Impl {
   const int threads_;  // number of threads for kernels
   MatmulKernel kernel_;
   FlightRecorder recorder_;
+  MemoryRequests memory_requests_;
   std::unique_ptr<ShardStore> store_;
+  std::unique_ptr<SaveOrders> saves_;
   std::unique_ptr<TileGate> gate_;
+  ReadRoots read_roots_;
+  std::unique_ptr<TileFiller> filler_;
   ThreadPool work_{kWorkThreads};
   ThreadPool membership_waits_{1};
   std::unique_ptr<PeerLinks> links_;
   std::unique_ptr<StepExecutor> executor_;
+  std::unique_ptr<HandoverInbox> inbox_;  // null: tiles come as streams only
   std::unique_ptr<grpc::Service> tiles_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
   std::unique_ptr<rpc::ServerLifecycle> exchange_;  // the server for the peers' links
   std::unique_ptr<CoordinatorLink> link_;
+  std::unique_ptr<Scrubber> scrubber_;
   std::unique_ptr<rpc::MetricsEndpoint> metrics_endpoint_;
 
   mutable absl::Mutex mutex_;

@@ -42,10 +42,21 @@ struct WorkerOptions {
   // Bytes that gRPC may use for calls of clients and the coordinator; 0: DefaultRpcMemoryBytes.
   // Messages of peers count in `memory_bytes` instead.
   int64_t rpc_memory_bytes = 0;
+  // The most memory that tiles of released arrays may take. They are kept for later puts of the
+  // same content, and make room as soon as memory is needed. 0: the worker keeps none.
+  int64_t cache_bytes = 0;
   std::string data_dir;  // empty: the worker keeps tiles only in memory
+  // Absolute paths of folders below which the worker writes checkpoints. Empty: it writes none.
+  std::vector<std::string> write_roots;
   QuarantineLimits quarantine = {};
+  // Rate and interval of the scrubber of a worker with a data folder; see Scrubber. A rate of 0: it
+  // has none.
+  int64_t scrub_bytes_per_second = int64_t{16} << 20;
+  absl::Duration scrub_interval = absl::Hours(1);
   // Threads for kernels. 0: as many as HostPart::Threads allows this process.
   int64_t threads = 0;
+  // Folders below which the worker reads files that puts name. Empty: it reads no files.
+  std::vector<std::string> read_roots;
   HostPart part = {};
   std::string metrics_listen;  // host:port of GET /metrics; empty for none
   bool insecure = false;       // allows plaintext beyond the loopback interface
@@ -67,7 +78,7 @@ class WorkerServer {
   //
   // INVALID_ARGUMENT for a malformed identity or address, and for less RPC memory than
   // kMinRpcMemoryBytes. FAILED_PRECONDITION if the worker listens on all addresses and `advertise`
-  // is empty, or if the worker's certificate is for another worker.
+  // is empty, or if the worker's certificate is for another worker. Errors of ReadRoots::Open.
   static absl::StatusOr<std::unique_ptr<WorkerServer>> Start(WorkerOptions options);
   // Stops the worker at once, unless Drain has already stopped it.
   ~WorkerServer();

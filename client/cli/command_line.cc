@@ -438,6 +438,12 @@ void CommandLine::AddCommonOptions() {
           },
           "table; wide: with the columns that tables leave out; json; yaml; name: only names "
           "(default: table)")
+      ->check([](const std::string& text) {
+        const bool is_file = text.find_first_of("./") != std::string::npos;
+        return is_file
+                   ? StrCat("\"", text, "\" is no form of the output; --out FILE writes to a file")
+                   : std::string();
+      })
       ->check(CLI::IsMember(OutputFormNames()));
   app_.add_flag("--no-headers", common_.no_headers, "print tables without header lines and sums");
   app_.add_flag("-q,--quiet", common_.quiet, "show no progress");

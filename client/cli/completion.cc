@@ -43,9 +43,19 @@ bool TakesSeveral(const CLI::Option* option) {
   return option->get_items_expected_max() >= CLI::detail::expected_max_vector_size;
 }
 
+// Returns the command of this program that lists the values of an operand, which only the cluster
+// knows; empty: there is none. An operand OPERATION is the id of an operation. A command that shows
+// an operation takes ended ones too.
+std::string ListingOf(const CLI::App* app, const CLI::Option* operand) {
+  if (operand->get_name(/*positional=*/true) != "OPERATION") return "";
+  return StrCat("ops ls --output=name --deadline=2s",
+                app->get_name() == "show" ? "" : " --state=running");
+}
+
 constexpr char kBashHead[] =
     R"(# bash completion of shardmesh; written by `shardmesh completion bash`.
 declare -gA _shardmesh_commands=() _shardmesh_options=() _shardmesh_valued=() _shardmesh_values=()
+declare -gA _shardmesh_listings=()
 )";
 
 // The function that completes a word. Bash splits words at each `=`, `:` and `@`; the function
@@ -84,6 +94,9 @@ _shardmesh() {
     ((place > 1)) || words="${_shardmesh_commands[$path]}"
   else
     words="${_shardmesh_values["$path|$place"]:-}"
+    local listing="${_shardmesh_listings["$path|$place"]:-${_shardmesh_listings["$path|*"]:-}}"
+    # Several words: the command's name and its flags.
+    [[ -z "$listing" ]] || words=$("${COMP_WORDS[0]}" $listing 2>/dev/null)
   fi
   COMPREPLY=()
   while IFS='' read -r word; do
@@ -106,7 +119,10 @@ std::string ZshText(const std::string& text) {
       text, {{"\\", "\\\\"}, {"'", "'\\''"}, {"[", "\\["}, {"]", "\\]"}, {":", "\\:"}});
 }
 
-std::string ZshValues(const CLI::Option* option) {
+std::string ZshValues(const CLI::Option* option, std::string_view listing = {}) {
+  if (!listing.empty()) {
+    return StrCat("{compadd -- ${(f)\"$(shardmesh ", listing, " 2>/dev/null)\"}}");
+  }
   const std::vector<std::string> values = ValuesOf(option);
   return values.empty() ? "_files" : StrCat("(", StrJoin(values, " "), ")");
 }
@@ -141,7 +157,8 @@ std::string ZshFunction(const CLI::App* app) {
     int place = 0;
     for (const CLI::Option* operand : OperandsOf(app)) {
       StrAppend(&text, " \\\n    '", TakesSeveral(operand) ? "*" : StrCat(++place), ":",
-                ZshText(operand->get_name(true)), ":", ZshValues(operand), "'");
+                ZshText(operand->get_name(true)), ":", ZshValues(operand, ListingOf(app, operand)),
+                "'");
     }
     return text + "\n}\n";
   }
@@ -181,6 +198,10 @@ std::string BashCompletion(const CLI::App& app) {
     int place = 0;
     for (const CLI::Option* operand : OperandsOf(each)) {
       StrAppend(&values, BashEntry("values", StrCat(path, "|", ++place), ValuesOf(operand)));
+      const std::string listing = ListingOf(each, operand);
+      if (listing.empty()) continue;
+      const std::string key = TakesSeveral(operand) ? "*" : StrCat(place);
+      StrAppend(&values, BashEntry("listings", StrCat(path, "|", key), {listing}));
     }
     StrAppend(&text, BashEntry("commands", path, commands), BashEntry("options", path, options),
               BashEntry("valued", path, valued), values);

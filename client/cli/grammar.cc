@@ -195,9 +195,11 @@ absl::StatusOr<std::string> ParseNpyPath(std::string_view text, std::string_view
   if (!path.has_extension() || path.extension() == ".npy") {
     return std::string(text);
   }
-  return WrongUse(StrCat(command, " writes .npy files; name it ",
-                         path.replace_extension(".npy").string(),
-                         or_output ? ", or - for standard output" : ""));
+  const std::string npy = path.replace_extension(".npy").string();
+  if (!or_output) return WrongUse(StrCat(command, " writes .npy files; name it ", npy));
+  return WrongUse(StrCat(command, " writes .npy and .safetensors files; name it ", npy, " or ",
+                         path.replace_extension(".safetensors").string(),
+                         ", or - for standard output"));
 }
 
 absl::StatusOr<Tile> ParseTile(std::string_view text) {

@@ -57,6 +57,14 @@ bool IsNothingDone(const absl::Status& status) {
   }
 }
 
+std::string OutcomeOfOperation(std::string_view outcome, const absl::Status& status) {
+  if (absl::IsCancelled(status) && ReasonOf(status) == Reason::kCancelled) {
+    return StrCat(outcome, " (", status.message(), ")");
+  }
+  return IsNothingDone(status) ? StrCat("the operation failed: ", status.message())
+                               : StrCat(kUnknown, " (", status.message(), ")");
+}
+
 Interruption::Interruption(std::string_view outcome, OutputForm output,
                            std::function<void()> at_end)
     : outcome_(outcome),
@@ -79,6 +87,11 @@ Interruption::~Interruption() {
     is_over_ = true;
   }
   watcher_.join();
+}
+
+void Interruption::MayEndMidway() {
+  absl::MutexLock lock(&mutex_);
+  may_end_midway_ = true;
 }
 
 void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
@@ -113,10 +126,11 @@ absl::Status Interruption::Outcome(const absl::Status& status) const {
   const auto has_answer = [this]()
                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !is_cancelling_; };
   mutex_.AwaitWithTimeout(absl::Condition(&has_answer), kCancelWait);
-  absl::Status interrupted = WithReason(
-      absl::CancelledError(
-          StrCat("interrupted: ", is_cancelled_ || IsNothingDone(status) ? outcome_ : kUnknown)),
-      Reason::kCancelled);
+  const std::string outcome = may_end_midway_ ? OutcomeOfOperation(outcome_, status)
+                              : is_cancelled_ || IsNothingDone(status) ? outcome_
+                                                                       : kUnknown;
+  absl::Status interrupted =
+      WithReason(absl::CancelledError(StrCat("interrupted: ", outcome)), Reason::kCancelled);
   interrupted.SetPayload(kPayload, absl::Cord(StrCat(*signal_)));
   return interrupted;
 }
@@ -147,8 +161,9 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
     absl::MutexLock lock(&mutex_);
     if (is_away && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kCancelPause)) continue;
     // The coordinator does not cancel a put that it is already committing: such a put succeeds.
-    is_cancelled_ = operation.ok() && (operation->state == OperationState::kCancelled ||
-                                       operation->state == OperationState::kFailed);
+    is_cancelled_ =
+        operation.ok() && (operation->state == OperationState::kCancelled ||
+                           (operation->state == OperationState::kFailed && !may_end_midway_));
     is_cancelling_ = false;
     const bool nothing_done = is_cancelled_ && signal_.has_value();
     if (nothing_done && !mutex_.AwaitWithTimeout(absl::Condition(&is_ending_), kPutEnds)) {
@@ -180,6 +195,7 @@ void RemoveTemporaryFilesOf(const std::string& path) {
   // not exist yet.
   constexpr int kMostLinks = 40;  // the kernel follows no more links either
   fs::path target = fs::absolute(path, error);
+  if (!target.has_filename()) target = target.parent_path();  // of a folder, such as model/
   for (int links = 0; links < kMostLinks && fs::is_symlink(target, error); ++links) {
     target = target.parent_path() / fs::read_symlink(target, error);
   }
@@ -188,8 +204,12 @@ void RemoveTemporaryFilesOf(const std::string& path) {
        entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (!name.starts_with(prefix) || !name.ends_with(kTemporarySuffix)) continue;
-    std::error_code ignored;
-    fs::remove(entry->path(), ignored);
+    // Another thread may still add a file to a temporary folder.
+    constexpr int kTries = 3;
+    std::error_code failed;
+    for (int i = 0; i < kTries; ++i) {
+      if (fs::remove_all(entry->path(), failed); !failed) break;
+    }
   }
 }
 

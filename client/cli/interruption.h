@@ -38,6 +38,10 @@ class Interruption {
   Interruption(const Interruption&) = delete;
   Interruption& operator=(const Interruption&) = delete;
 
+  // Call this method before Begun if an operation that fails may stop midway, as a resize can. The
+  // message is then that of OutcomeOfOperation.
+  void MayEndMidway();
+
   // Call Begun from PutOptions::on_begun, once for each attempt of a put. If a signal came before
   // this call, cancels the attempt. `client` outlives this object.
   void Begun(MeshClient* client, const std::string& transfer_id);
@@ -63,6 +67,7 @@ class Interruption {
   std::optional<int> signal_ ABSL_GUARDED_BY(mutex_);
   // The destructor has begun: further signals cancel nothing, but end the program.
   bool is_ending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool may_end_midway_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;        // the watcher thread must end
   bool is_cancelling_ ABSL_GUARDED_BY(mutex_) = false;  // the cancel has no answer yet
   // The coordinator confirmed that nothing is committed.
@@ -78,7 +83,11 @@ class Interruption {
 // remembers the put's arrays (REQUEST_ID_REUSED), or the arrays no longer exist (NOT_FOUND).
 bool IsNothingDone(const absl::Status& status);
 
-// Removes the temporary files that this process has made to write the file at `path`.
+// Returns what to say of an interrupted operation that ended with the error `status` and may have
+// ended midway: `outcome` only if the coordinator cancelled the operation.
+std::string OutcomeOfOperation(std::string_view outcome, const absl::Status& status);
+
+// Removes the temporary files and folders that this process has made to write `path`.
 void RemoveTemporaryFilesOf(const std::string& path);
 
 // Returns an Interruption that removes the temporary files of `path`, a file that the command

@@ -21,14 +21,16 @@ namespace shardmesh::client {
 namespace {
 
 // Returns why the effective spec differs from the requested spec. Returns an empty text if the two
-// specs differ at most in trailing entries `none`.
+// specs differ at most in entries `none`.
 std::string WhyTheyDiffer(const TreeSpec& spec, const std::optional<Mesh>& mesh) {
+  const bool asks_for_axes = std::any_of(
+      spec.requested.entries().begin(), spec.requested.entries().end(),
+      [](const SpecEntry& entry) { return entry.is_unconstrained() || !entry.is_none(); });
   if (!spec.corrections.empty()) {
     return FormatCorrections(spec.corrections, mesh);
   }
-  return spec.effective.empty() && !spec.requested.empty()
-             ? "no axis was asked for that cuts the tensor"
-             : std::string();
+  return spec.effective.empty() && asks_for_axes ? "no axis was asked for that cuts the tensor"
+                                                 : std::string();
 }
 
 void PrintUsages(std::string_view title, const std::vector<TensorUsage>& tensors) {

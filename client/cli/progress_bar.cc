@@ -69,6 +69,10 @@ void ProgressBar::ShowCount(int64_t done, int64_t total) {
   Draw(done, total, FormatCountProgress(done, total, stopwatch_.time()));
 }
 
+void ProgressBar::ShowNumbers(int64_t done, int64_t total, const std::string& numbers) {
+  if (enabled_) Draw(done, total, numbers);
+}
+
 void ProgressBar::Draw(int64_t done, int64_t total, const std::string& numbers) {
   const auto filled = static_cast<size_t>(ShareOf(done, total) * kWidth);
   // The escape sequence clears what an earlier, longer line left to the right.

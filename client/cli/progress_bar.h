@@ -30,6 +30,9 @@ class ProgressBar {
   // Updates the bar. In the first second after construction, shows nothing.
   void Show(int64_t done_bytes, int64_t total_bytes);
   void ShowCount(int64_t done, int64_t total);
+  // Updates the bar at once, also in the first second, with `numbers` beside it. For work whose
+  // rate another process measures.
+  void ShowNumbers(int64_t done, int64_t total, const std::string& numbers);
 
  private:
   bool is_due() const;

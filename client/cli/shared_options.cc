@@ -4,11 +4,14 @@
 #include <algorithm>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "client/cli/command_line.h"
 #include "client/cli/grammar.h"
 #include "sharding/presets.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -36,11 +39,47 @@ absl::Status NameDevicesOption(const absl::Status& status) {
   if (!ToStd(status.message()).ends_with("is not known here; give every size")) {
     return status;
   }
-  absl::Status named(status.code(), ToAbsl(StrCat(ToStd(status.message()), ", or --devices N")));
-  status.ForEachPayload([&named](absl::string_view type, const absl::Cord& payload) {
-    named.SetPayload(type, payload);
+  return WithMessage(status, StrCat(ToStd(status.message()), ", or --devices N"));
+}
+
+absl::Status WithMessage(const absl::Status& status, std::string_view message) {
+  absl::Status changed(status.code(), ToAbsl(message));
+  status.ForEachPayload([&changed](absl::string_view type, const absl::Cord& payload) {
+    changed.SetPayload(type, payload);
   });
-  return named;
+  return changed;
+}
+
+absl::Status AdviseTree(MeshClient* client, const absl::Status& status, const std::string& name) {
+  if (!absl::IsNotFound(status) || name.empty()) return status;
+  const std::string kind = FactOf(status, fact::kKind).value_or("");
+  if (!kind.empty() && kind != "array" && kind != "name") return status;  // such as a mesh
+  const absl::StatusOr<std::vector<Array>> arrays = client->arrays().ListArrays(name);
+  if (!arrays.ok() || arrays->empty()) return status;
+  return WithMessage(
+      status,
+      StrCat("no array is named \"", name, "\", but ",
+             arrays->size() == 1 ? "the name of 1 array begins so"
+                                 : StrCat("the names of ", arrays->size(), " arrays begin so"),
+             ": --tree ", name, " takes ", arrays->size() == 1 ? "it" : "them"));
+}
+
+absl::Status CheckAxesOfSpec(MeshClient* client, std::string_view option, const std::string& mesh,
+                             const PartitionSpec& spec) {
+  const absl::StatusOr<Mesh> known = FetchMesh(client, mesh.empty() ? "default" : mesh);
+  if (!known.ok()) return absl::OkStatus();  // the command itself says why
+  for (const SpecEntry& entry : spec.entries()) {
+    if (entry.is_unconstrained()) continue;
+    for (const AxisName& axis : entry.axes()) {
+      if (!axis.has_value() || known->HasAxis(*axis)) continue;
+      return WrongUse(StrCat(option, ": the mesh ", known->ToString(), " has no axis \"", *axis,
+                             "\"",
+                             axis->find(':') != std::string::npos
+                                 ? "; a comma stands between the axes of two dimensions: fsdp,tp"
+                                 : known->DidYouMeanAxis(*axis)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 Json MarkIfValidated(Json answer, bool validate_only) {

@@ -19,6 +19,7 @@
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
 #include "sharding/shape.h"
+#include "sharding/spec.h"
 
 namespace shardmesh::client {
 
@@ -40,6 +41,19 @@ absl::StatusOr<MeshSelector> SelectMesh(const MeshOption& option,
 // Returns `status`, the error of a question about a mesh. If a size of -1 needs the number of
 // devices, the message also names the option --devices.
 absl::Status NameDevicesOption(const absl::Status& status);
+
+// Returns `status` with another message: its code, its reason and its facts stay.
+absl::Status WithMessage(const absl::Status& status, std::string_view message);
+
+// Returns `status`, the error of a command about the array `name`. If there is no such array, but
+// the names of others begin so, the message names the option --tree.
+absl::Status AdviseTree(MeshClient* client, const absl::Status& status, const std::string& name);
+
+// Returns a wrong-use error if the spec that a user wrote for `option` has an axis that the mesh
+// lacks. Without this check, such an axis is dropped, and the tensors are replicated. `mesh`: a
+// name in the catalog; empty: the default one. OK if the mesh cannot be fetched.
+absl::Status CheckAxesOfSpec(MeshClient* client, std::string_view option, const std::string& mesh,
+                             const PartitionSpec& spec);
 
 // Returns `answer`, the JSON answer of a command that can change something. With `validate_only`,
 // adds "validate_only": true, which says that the command only made checks.

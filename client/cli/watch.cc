@@ -78,6 +78,7 @@ class StopWatcher {
 absl::Status Watch(const WatchOptions& options, const std::function<absl::Status()>& run) {
   const bool is_terminal = isatty(STDOUT_FILENO) != 0;
   const StopWatcher watcher;
+  std::string last;
   for (bool is_first = true; !watcher.stopped(); is_first = false) {
     absl::Status status;
     std::string text;
@@ -91,9 +92,10 @@ absl::Status Watch(const WatchOptions& options, const std::function<absl::Status
     if (is_terminal) {
       // These escape sequences move the cursor to the top and clear the screen.
       std::cout << "\033[H\033[2J" << text;
-    } else if (!text.empty()) {
+    } else if (!text.empty() && !(options.skip_repeats && text == last)) {
       std::cout << (is_first ? "" : options.output == OutputForm::kYaml ? "---\n" : "\n") << text;
     }
+    last = std::move(text);
     std::cout.flush();
     if (!std::cout.good()) break;  // the command line reports why the output failed
     if (!status.ok()) {

@@ -14,6 +14,8 @@ namespace shardmesh::client {
 struct WatchOptions {
   absl::Duration interval;
   OutputForm output = OutputForm::kTable;
+  // Without a terminal, an answer that equals the one before it is not written again.
+  bool skip_repeats = false;
 };
 
 // Runs `run`, which writes to std::cout, again and again, with pauses of `interval`. On a terminal,

@@ -65,6 +65,32 @@ absl::StatusOr<Array> DecodeArray(const v1::Array& from) {
     SHARDMESH_ASSIGN_OR_RETURN(array.requested_spec, DecodeAnswer(from.requested_spec()));
   }
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from.corrections(), &array.corrections));
+  if (from.has_source()) {
+    SHARDMESH_ASSIGN_OR_RETURN(SourceFile file, DecodeAnswer(from.source().file()));
+    array.source = {.file = std::make_shared<const SourceFile>(std::move(file)),
+                    .offset_bytes = from.source().offset_bytes()};
+  }
+  if (from.has_replicas()) {
+    array.replicas = {.wanted = from.replicas().wanted(),
+                      .complete = from.replicas().complete(),
+                      .by_spec = from.replicas().by_spec(),
+                      .shares_host = from.replicas().shares_host(),
+                      .operation_id = from.replicas().operation_id(),
+                      .failure = from.replicas().failure()};
+  }
+  if (from.has_repair()) {
+    ArrayRepair& repair = array.repair.emplace();
+    repair.operation_id = from.repair().operation_id();
+    repair.tiles = from.repair().tiles();
+    repair.size_bytes = from.repair().size_bytes();
+    repair.failure = from.repair().failure();
+    if (from.repair().has_time_left()) {
+      SHARDMESH_ASSIGN_OR_RETURN(repair.time_left, DecodeAnswer(from.repair().time_left()));
+    }
+    if (from.repair().has_next_try_time()) {
+      SHARDMESH_ASSIGN_OR_RETURN(repair.next_try, DecodeAnswer(from.repair().next_try_time()));
+    }
+  }
   return array;
 }
 

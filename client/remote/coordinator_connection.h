@@ -29,11 +29,13 @@
 #include "rpc/codec/flight_codec.h"
 #include "rpc/codec/link_codec.h"
 #include "rpc/codec/plan_codec.h"
+#include "rpc/codec/source_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/tls/credentials.h"
 #include "shardmesh/compat/v1/compat_service.grpc.pb.h"
+#include "shardmesh/v1/admin_service.grpc.pb.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
@@ -44,6 +46,7 @@
 #include "shardmesh/v1/reshard_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
 #include "shardmesh/v1/rule_service.grpc.pb.h"
+#include "shardmesh/v1/save_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -101,6 +104,7 @@ class CoordinatorConnection {
       : address(std::move(coordinator)),
         retries(std::move(retry_options)),
         channel(to),
+        admin(v1::AdminService::NewStub(channel)),
         arrays(v1::ArrayService::NewStub(channel)),
         catalog(v1::CatalogService::NewStub(channel)),
         cluster(v1::ClusterService::NewStub(channel)),
@@ -112,6 +116,7 @@ class CoordinatorConnection {
         reshards(v1::ReshardService::NewStub(channel)),
         resolve(v1::ResolveService::NewStub(channel)),
         rules(v1::RuleService::NewStub(channel)),
+        saves(v1::SaveService::NewStub(channel)),
         sessions(v1::SessionService::NewStub(channel)) {}
 
   // How long each attempt of a call waits until a lost connection is restored.
@@ -120,6 +125,7 @@ class CoordinatorConnection {
   const std::string address;  // empty: the server is in this process
   const RetryOptions retries;
   const std::shared_ptr<grpc::Channel> channel;
+  const std::unique_ptr<v1::AdminService::Stub> admin;
   const std::unique_ptr<v1::ArrayService::Stub> arrays;
   const std::unique_ptr<v1::CatalogService::Stub> catalog;
   const std::unique_ptr<v1::ClusterService::Stub> cluster;
@@ -131,6 +137,7 @@ class CoordinatorConnection {
   const std::unique_ptr<v1::ReshardService::Stub> reshards;
   const std::unique_ptr<v1::ResolveService::Stub> resolve;
   const std::unique_ptr<v1::RuleService::Stub> rules;
+  const std::unique_ptr<v1::SaveService::Stub> saves;
   const std::unique_ptr<v1::SessionService::Stub> sessions;
 
   // Returns the status of a call. Adds the address to the message of UNAVAILABLE, DEADLINE_EXCEEDED

@@ -14,6 +14,7 @@ absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
   Operation operation;
   operation.operation_id = from.operation_id();
   operation.number = from.number();
+  operation.kind = KindOf(from.kind());
   operation.session_number = from.session_number();
   operation.description = from.description();
   operation.state = StateOf(from.state());
@@ -21,6 +22,10 @@ absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
   operation.total = from.total();
   operation.done_bytes = from.done_bytes();
   operation.total_bytes = from.total_bytes();
+  operation.bytes_per_second = from.bytes_per_second();
+  if (from.has_time_left()) {
+    SHARDMESH_ASSIGN_OR_RETURN(operation.time_left, DecodeAnswer(from.time_left()));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(operation.start_time, DecodeAnswer(from.start_time()));
   if (from.has_end_time()) {
     SHARDMESH_ASSIGN_OR_RETURN(operation.end_time, DecodeAnswer(from.end_time()));

@@ -15,6 +15,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
+#include "client/remote/handover_room.h"
+#include "client/remote/tile_handover.h"
 #include "client/remote/worker_client.h"
 #include "rpc/call.h"
 #include "rpc/contract.h"
@@ -96,8 +98,10 @@ std::string NameOf(const TransferDevice& device) {
 }
 
 // Runs `body(i)` for each of `count` workers, each on its own thread, and waits for all threads.
+// One worker needs no thread.
 template <typename Body>
 void RunOnThreads(size_t count, const Body& body) {
+  if (count == 1) return body(0);
   std::vector<std::thread> threads;
   threads.reserve(count);
   for (size_t i = 0; i < count; ++i) {
@@ -114,9 +118,14 @@ struct Outbound {
   std::vector<OutgoingTile> tiles;
 };
 
+// How tiles of the tensor go to workers that take memory.
+Handover HandoverOf(const UploadTensor& tensor, Handover asked) {
+  return asked == Handover::kAuto && !tensor.is_named ? Handover::kOff : asked;
+}
+
 absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice> devices,
                                                  absl::Span<const UploadTensor> tensors,
-                                                 int64_t* total_bytes) {
+                                                 Handover handover, int64_t* total_bytes) {
   absl::btree_map<std::string_view, Outbound> by_worker;
   for (const UploadTensor& tensor : tensors) {
     const ArrayDescriptor& array = *tensor.array;
@@ -138,7 +147,8 @@ absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice
                                 .array_id = array.array_id,
                                 .rank = device.rank,
                                 .tile = tiling.TileOf(device.rank),
-                                .tensor = tensor.view});
+                                .tensor = tensor.view,
+                                .handover = HandoverOf(tensor, handover)});
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t size,
                                  array.TileSizeBytes(outbound.tiles.back().tile));
       *total_bytes += size;
@@ -150,6 +160,62 @@ absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice
     plan.push_back(std::move(outbound));
   }
   return plan;
+}
+
+// How long a worker may take to name its handover socket.
+constexpr absl::Duration kIdentifyTime = absl::Seconds(5);
+
+// Whether a tile for this worker is of a size that is handed over.
+bool HasTileToHandOver(const Outbound& outbound) {
+  return std::any_of(outbound.tiles.begin(), outbound.tiles.end(), [](const OutgoingTile& tile) {
+    const auto region = TileRegion::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile);
+    return region.ok() && IsToHandOver(tile, region->size_bytes());
+  });
+}
+
+// Why Handover::kAuto streams large tiles of tensors without a name; OK if there are none.
+absl::Status UnnamedStreamed(absl::Span<const UploadTensor> tensors, Handover handover) {
+  if (handover != Handover::kAuto) return absl::OkStatus();
+  for (const UploadTensor& tensor : tensors) {
+    const absl::StatusOr<Tiling> tiling = tensor.array->Tiling();
+    if (tensor.is_named || !tiling.ok()) continue;
+    for (DeviceId rank = 0; rank < tiling->mesh().size(); ++rank) {
+      const auto size_bytes = tensor.array->TileSizeBytes(tiling->TileOf(rank));
+      if (!size_bytes.ok() || !TileHandover::Fits(*size_bytes)) continue;
+      return absl::FailedPreconditionError(
+          "tiles of arrays without a name are not handed over as memory, because a step that is "
+          "given such an array could not write its result into it; name the array, or set "
+          "PutOptions::handover to kOn");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HandoverRefused(std::string_view why) {
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          "tiles cannot be handed over as memory: ", why,
+          "; the client must run on the worker's host, in its network namespace, as its user")),
+      Reason::kNotAvailable, {{fact::kField, "handover"}});
+}
+
+// FAILED_PRECONDITION (NOT_AVAILABLE): the worker takes no memory of this client. Other errors: of
+// the call to the worker.
+absl::StatusOr<std::unique_ptr<TileHandover>> ConnectHandover(WorkerClient* worker,
+                                                              Cancellation* cancellation,
+                                                              HandoverRoom* room,
+                                                              const TransferOptions& options) {
+  const absl::Time limit = absl::Now() + std::min(kIdentifyTime, options.deadline.left());
+  SHARDMESH_ASSIGN_OR_RETURN(const WorkerIdentity identity,
+                             worker->Identify({limit, options.traceparent}, cancellation));
+  if (identity.handover_socket.empty()) {
+    return HandoverRefused(
+        "the worker takes none, because it shares no memory (--transport) or is of an older build");
+  }
+  absl::StatusOr<std::unique_ptr<TileHandover>> connected =
+      TileHandover::Connect(identity.handover_socket, room);
+  if (!connected.ok()) return HandoverRefused(ToStd(connected.status().message()));
+  return connected;
 }
 
 // A tile to fetch, with its holders.
@@ -212,16 +278,13 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
   return plan;
 }
 
-// Fetches the tiles of one worker; writes each piece directly to its place in `into`. If the fetch
-// fails, subtracts the received bytes from the progress, because another worker must send them
+// Fetches the tiles of one worker over `worker`; writes each piece directly to its place in `into`.
+// If the fetch fails, subtracts the received bytes from the progress, because they must be sent
 // again.
-absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
-                   const MutableTensorView& into, ProgressMeter& progress,
-                   Cancellation* cancellation, const TransferOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const std::unique_ptr<WorkerClient> worker,
-      WorkerClient::Connect(inbound.device->identity, inbound.device->addresses,
-                            options.credentials, options.deadline.wall(), cancellation));
+absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, std::string_view token,
+                       const ArrayDescriptor& array, const MutableTensorView& into,
+                       ProgressMeter& progress, Cancellation* cancellation,
+                       const TransferOptions& options) {
   int64_t received_bytes = 0;
   absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
   for (size_t begin = 0; begin < inbound.tiles.size(); begin += rpc::kMaxTilesPerGet) {
@@ -243,6 +306,35 @@ absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDe
   return absl::OkStatus();
 }
 
+// Fetches the tiles of one worker, over a kept connection if there is one.
+absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
+                   const MutableTensorView& into, ProgressMeter& progress,
+                   Cancellation* cancellation, const TransferOptions& options) {
+  const TransferDevice& device = *inbound.device;
+  const auto fetch_over = [&](std::unique_ptr<WorkerClient> worker) {
+    const absl::Status fetched =
+        FetchOver(worker.get(), inbound, token, array, into, progress, cancellation, options);
+    if (fetched.ok() && options.connections != nullptr) {
+      options.connections->Keep(device.identity, device.incarnation, std::move(worker));
+    }
+    return fetched;
+  };
+  if (options.connections != nullptr) {
+    if (auto kept = options.connections->Take(device.identity, device.incarnation);
+        kept != nullptr) {
+      const absl::Status fetched = fetch_over(std::move(kept));
+      if (!absl::IsUnavailable(fetched)) return fetched;
+      // The connection may have broken while it was idle: only a new one says that the worker is
+      // lost.
+    }
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      std::unique_ptr<WorkerClient> worker,
+      WorkerClient::Connect(device.identity, device.addresses, options.credentials,
+                            options.deadline.wall(), cancellation));
+  return fetch_over(std::move(worker));
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
@@ -250,19 +342,39 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                const TransferOptions& options) {
   int64_t total_bytes = 0;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Outbound> plan,
-                             PlanUpload(devices, tensors, &total_bytes));
+                             PlanUpload(devices, tensors, options.handover, &total_bytes));
   ProgressMeter progress(options.progress, total_bytes);
   FirstError error;
+  absl::Mutex mutex;
+  HandoverRoom room(options.handover == Handover::kAuto ? MemoryLeftInGroup() : std::nullopt);
+  HandoverOutcome outcome{.refusal = UnnamedStreamed(tensors, options.handover)};
   RunOnThreads(plan.size(), [&](size_t i) {
     const auto put = [&]() -> absl::Status {
       SHARDMESH_ASSIGN_OR_RETURN(
           const std::unique_ptr<WorkerClient> worker,
           WorkerClient::Connect(plan[i].device->identity, plan[i].device->addresses,
                                 options.credentials, options.deadline.wall(), cancellation));
-      return worker
-          ->PutTiles(plan[i].tiles, [&progress](int64_t bytes) { progress.Add(bytes); },
-                     cancellation, {options.deadline.wall(), options.traceparent})
-          .status();
+      std::unique_ptr<TileHandover> handover;
+      if (options.handover != Handover::kOff && HasTileToHandOver(plan[i])) {
+        absl::StatusOr<std::unique_ptr<TileHandover>> connected =
+            ConnectHandover(worker.get(), cancellation, &room, options);
+        if (connected.ok()) {
+          handover = *std::move(connected);
+        } else if (options.handover == Handover::kOn) {
+          return connected.status();
+        } else {
+          absl::MutexLock lock(&mutex);
+          outcome.refusal = connected.status();
+        }
+      }
+      const absl::StatusOr<PutTilesAnswer> answer = worker->PutTiles(
+          plan[i].tiles, [&progress](int64_t bytes) { progress.Add(bytes); }, cancellation,
+          {options.deadline.wall(), options.traceparent}, handover.get());
+      SHARDMESH_RETURN_IF_ERROR(answer.status());
+      absl::MutexLock lock(&mutex);
+      outcome.bytes += answer->handed_over_bytes;
+      if (handover != nullptr && !handover->refusal().ok()) outcome.refusal = handover->refusal();
+      return absl::OkStatus();
     };
     absl::Status status = put();
     if (IsOfEndedPut(status) && options.deadline.is_over()) status = TimeIsOver();
@@ -271,24 +383,29 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
     }
   });
   SHARDMESH_RETURN_IF_ERROR(error.status());
+  // Told even if the last tile found room.
+  if (const absl::Status refusal = room.refusal(); !refusal.ok()) outcome.refusal = refusal;
+  if (options.handover_outcome != nullptr) *options.handover_outcome = std::move(outcome);
   return total_bytes;
+}
+
+absl::Status CheckReduced(const ArrayDescriptor& array, const std::string& text) {
+  const absl::Span<const std::string> axes = array.spec.unreduced();
+  if (axes.empty()) return absl::OkStatus();
+  const std::string name = text.empty() ? StrCat("@", array.array_id) : text;
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(name, " holds partial sums along ", StrJoin(axes, ", "),
+                                           "; reduce it first: `shardmesh collective all-reduce ",
+                                           name, " --axes ", StrJoin(axes, ","), " --as NAME`")),
+      Reason::kInvalidSpec,
+      {{fact::kAxis, StrJoin(axes, ",")}, {fact::kValue, array.spec.ToString()}});
 }
 
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
-  if (!tiling.spec().unreduced().empty()) {
-    const std::string name = options.array.empty() ? StrCat("@", array.array_id) : options.array;
-    return WithReason(
-        absl::FailedPreconditionError(
-            StrCat(name, " holds partial sums along ", StrJoin(tiling.spec().unreduced(), ", "),
-                   "; reduce it first: `shardmesh collective all-reduce ", name, " --axes ",
-                   StrJoin(tiling.spec().unreduced(), ","), " --as NAME`")),
-        Reason::kInvalidSpec,
-        {{fact::kAxis, StrJoin(array.spec.unreduced(), ",")},
-         {fact::kValue, array.spec.ToString()}});
-  }
+  SHARDMESH_RETURN_IF_ERROR(CheckReduced(array, options.array));
   absl::flat_hash_map<int64_t, const TransferDevice*> device_of_rank;
   for (const TransferDevice& device : devices) {
     device_of_rank[device.rank] = &device;

@@ -12,12 +12,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/remote/worker_connections.h"
 #include "client/types/array.h"
 #include "client/types/cancellation.h"
 #include "process/steady_deadline.h"
 #include "rpc/tls/credentials.h"
 #include "sharding/tile.h"
 #include "tensor/array_descriptor.h"
+#include "tensor/tensor_elements.h"
 #include "tensor/view.h"
 
 namespace shardmesh::client {
@@ -35,7 +37,14 @@ struct TransferDevice {
 struct UploadTensor {
   const ArrayDescriptor* array;
   std::string_view token;
-  TensorView view;  // of the array's dtype and shape
+  TensorElements view;  // of the array's dtype and shape
+  // Whether the array gets a name. Steps may be given the memory of other arrays for their results.
+  bool is_named = true;
+};
+
+struct HandoverOutcome {
+  int64_t bytes = 0;     // of tiles that were handed over
+  absl::Status refusal;  // why a worker took no memory, or not all; OK if nobody asked one
 };
 
 struct TransferOptions {
@@ -45,9 +54,16 @@ struct TransferOptions {
   ProgressCallback progress = nullptr;
   // See CallOptions::traceparent.
   std::string traceparent = {};
+  // For Upload: whether tiles are handed over to workers on this host, and where Upload says what
+  // came of it; null: nowhere.
+  Handover handover = Handover::kOff;
+  HandoverOutcome* handover_outcome = nullptr;
   // For messages of Download: the array as commands write it, such as "w" or "w@3". If empty,
   // messages write @ID.
   std::string array = {};
+  // Where Download takes its connections from, and keeps them afterwards; null for new connections
+  // only.
+  WorkerConnections* connections = nullptr;
 };
 
 // Sends every device its tile of every tensor, with one stream and one thread for each worker; no
@@ -55,12 +71,17 @@ struct TransferOptions {
 // `cancellation`, ends all streams and all attempts to connect. Returns the error of the stream
 // that failed first, with the rank and identity of that stream's worker. DEADLINE_EXCEEDED
 // (DEADLINE): the put ended because its deadline has passed. Uses a few MiB of memory for each
-// worker, whatever the size of the tensors.
+// worker, whatever the size of the tensors, and the memory of a tile that is being handed over.
 //
+// FAILED_PRECONDITION (NOT_AVAILABLE): with Handover::kOn, a worker takes no memory of this client.
 // INTERNAL: the tensors are not all on one mesh, or `devices` lacks a rank of that mesh.
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                                absl::Span<const UploadTensor> tensors, Cancellation* cancellation,
                                const TransferOptions& options);
+
+// Returns FAILED_PRECONDITION (INVALID_SPEC) if the array holds partial sums. `text`: as
+// TransferOptions::array.
+absl::Status CheckReduced(const ArrayDescriptor& array, const std::string& text);
 
 // Downloads `part` of the array from the workers to `into`. Requires that `part` is within the
 // array, and that `into` has the array's dtype and the shape of `part`. Each distinct tile comes

@@ -5,22 +5,72 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/completion_queue.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/time/clock.h"
 #include "client/remote/wire_enums.h"
 #include "process/steady_deadline.h"
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/source_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "status/status_macros.h"
+#include "status/utf8.h"
 
 namespace shardmesh::client {
 namespace {
 
-void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
+// The files of a put, in the order of their first use.
+using FileIndex = absl::flat_hash_map<const SourceFile*, uint32_t>;
+
+// The limits of BeginPutHeader.files, and of the paths that a put names beside what it needs.
+// Origins in further files, or in files with longer paths, are left out: they only save work later.
+constexpr size_t kMaxFiles = 10'000;
+constexpr size_t kMaxPathsBytes = size_t{1} << 20;
+
+// Returns the file of the tensor's source or origin; null: there is none.
+const SourceFile* FileOf(const PutTensor& tensor) {
+  if (tensor.source.has_value()) return tensor.source->file.get();
+  return tensor.origin.has_value() ? tensor.origin->file.get() : nullptr;
+}
+
+// Encodes the files of the sources and origins, each once.
+FileIndex EncodeFiles(absl::Span<const PutTensor> tensors, bool from_files,
+                      v1::BeginPutHeader* to) {
+  FileIndex index;
+  size_t paths_bytes = 0;
+  const auto is_left_out = [&](const SourceFile& file) {
+    return index.size() == kMaxFiles || file.path.size() > SourceFile::kMaxPathBytes ||
+           paths_bytes + file.path.size() > kMaxPathsBytes;
+  };
+  for (const PutTensor& tensor : tensors) {
+    const SourceFile* const file = FileOf(tensor);
+    if (file == nullptr || index.contains(file)) continue;
+    if (!from_files && is_left_out(*file)) continue;
+    paths_bytes += file->path.size();
+    if (index.emplace(file, static_cast<uint32_t>(index.size())).second) {
+      rpc::Encode(*file, to->add_files());
+    }
+  }
+  return index;
+}
+
+void EncodeOrigin(const PutTensor& from, uint32_t file, v1::TensorOrigin* to) {
+  to->set_file(file);
+  if (from.source.has_value()) return to->set_offset_bytes(from.source->offset_bytes);
+  to->set_offset_bytes(from.origin->offset_bytes);
+  to->set_conversion(from.origin->conversion);
+}
+
+void EncodeTensor(const PutTensor& from, const FileIndex& files, bool from_files,
+                  v1::PutTensor* to) {
   to->set_name(from.name);
   to->set_dtype(rpc::Encode(from.view.dtype()));
   rpc::Encode(from.view.shape(), to->mutable_shape());
@@ -36,6 +86,31 @@ void EncodeTensor(const PutTensor& from, v1::PutTensor* to) {
   }
   SetPrecondition(from.precondition, to->mutable_precondition());
   rpc::Encode(from.cut_points, to->mutable_cut_points());
+  const auto file = files.find(FileOf(from));
+  if (file == files.end()) return;
+  if (from_files) {
+    to->mutable_source()->set_file(file->second);
+    to->mutable_source()->set_offset_bytes(from.source->offset_bytes);
+  } else {
+    EncodeOrigin(from, file->second, to->mutable_origin());
+  }
+}
+
+// Returns the name of a checkpoint as the coordinator takes it: the absolute path, or its end if
+// the path is too long or no UTF-8. Empty if there is no checkpoint.
+std::string CheckpointName(const std::string& checkpoint) {
+  if (checkpoint.empty()) return "";
+  constexpr size_t kMaxBytes = 1'024;
+  const auto fits = [](const std::string& text) {
+    return text.size() <= kMaxBytes && DecodeUtf8(text).has_value();
+  };
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::absolute(checkpoint, error);
+  path = error ? std::filesystem::path(checkpoint) : path.lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // without a slash at the end
+  if (fits(path.string())) return path.string();
+  const std::string name = path.filename().string();
+  return fits(name) && !name.empty() ? name : "a checkpoint";
 }
 
 void EncodeHeader(const std::string& request_id, const std::string& session_id,
@@ -55,7 +130,13 @@ void EncodeHeader(const std::string& request_id, const std::string& session_id,
   }
   to->set_compatibility(EncodeCompatibility(from.compatibility));
   to->set_validate_only(from.validate_only);
+  to->set_uneven(rpc::Encode(from.uneven));
+  to->mutable_weights()->Add(from.weights.begin(), from.weights.end());
   to->set_hold(true);
+  to->set_checkpoint(CheckpointName(from.checkpoint));
+  to->set_reuse(from.reuse);
+  // A value that the field cannot hold is wrong too; the coordinator says so.
+  to->set_replicas(static_cast<int32_t>(std::clamp<int64_t>(from.replicas, -1, 1'000'000'000)));
 }
 
 std::vector<TransferDevice> DecodeDevices(
@@ -86,6 +167,8 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
     SHARDMESH_ASSIGN_OR_RETURN(assignment.array, DecodeAnswer(wire.array_descriptor()));
     assignment.token = wire.token();
     SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(wire.corrections(), &assignment.corrections));
+    assignment.is_reused = wire.has_reused();
+    assignment.moved_bytes = wire.reused().moved_bytes();
   }
   return absl::OkStatus();
 }
@@ -149,7 +232,8 @@ struct HeldPut {
 absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
                                   absl::Span<const PutTensor> tensors,
-                                  const PutOptions& put_options, const CallLimit& limit) {
+                                  const PutOptions& put_options, bool from_files,
+                                  const CallLimit& limit) {
   for (const PutTensor& tensor : tensors) {
     if ((tensor.spec.has_value() ? 1 : 0) + (tensor.axes.has_value() ? 1 : 0) +
             (tensor.preset.empty() ? 0 : 1) >
@@ -178,12 +262,13 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
         [&] {
           v1::BeginPutRequest request;
           EncodeHeader(request_id, session_id, put_options, request.mutable_header());
+          const FileIndex files = EncodeFiles(tensors, from_files, request.mutable_header());
           bool is_open = call->stream->Write(request);
           for (size_t i = 0; i < tensors.size() && is_open;) {
             request.Clear();
             for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
               v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
-              EncodeTensor(tensors[i], &tensor);
+              EncodeTensor(tensors[i], files, from_files, &tensor);
               bytes += tensor.ByteSizeLong();
             }
             is_open = call->stream->Write(request);

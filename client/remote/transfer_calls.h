@@ -26,6 +26,8 @@ struct BegunPut {
     ArrayDescriptor array;
     std::string token;
     std::vector<Correction> corrections;
+    bool is_reused = false;   // an array has the elements already: nobody sends the tensor
+    int64_t moved_bytes = 0;  // bytes that workers send to one another to copy that array
   };
   std::string transfer_id;
   std::vector<TransferDevice> devices;
@@ -54,10 +56,12 @@ struct BegunGet {
 
 // `session_id` is the id of the session to which the transfer belongs. All calls of this file are
 // retried: see CoordinatorConnection.
+// `from_files`: the workers read the tensors, which all have sources.
 absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
                                   absl::Span<const PutTensor> tensors,
-                                  const PutOptions& put_options, const CallLimit& limit);
+                                  const PutOptions& put_options, bool from_files,
+                                  const CallLimit& limit);
 absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connection,
                                             const std::string& session_id,
                                             const std::string& transfer_id, const CallLimit& limit);

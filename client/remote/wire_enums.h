@@ -105,6 +105,27 @@ inline OperationState StateOf(v1::OperationState from) {
   }
 }
 
+inline OperationKind KindOf(v1::OperationKind from) {
+  switch (from) {
+    case v1::OPERATION_KIND_PUT:
+      return OperationKind::kPut;
+    case v1::OPERATION_KIND_LOAD:
+      return OperationKind::kLoad;
+    case v1::OPERATION_KIND_SAVE:
+      return OperationKind::kSave;
+    case v1::OPERATION_KIND_RESHARD:
+      return OperationKind::kReshard;
+    case v1::OPERATION_KIND_REPAIR:
+      return OperationKind::kRepair;
+    case v1::OPERATION_KIND_RESIZE:
+      return OperationKind::kResize;
+    case v1::OPERATION_KIND_REPLICATE:
+      return OperationKind::kReplicate;
+    default:
+      return OperationKind::kUnknown;
+  }
+}
+
 // Encodes a state. kUnknown becomes OPERATION_STATE_UNSPECIFIED, which servers refuse.
 inline v1::OperationState Encode(OperationState from) {
   switch (from) {

@@ -16,16 +16,17 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "client/remote/wire_enums.h"
-#include "process/crc32c.h"
 #include "process/steady_deadline.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/connect.h"
 #include "rpc/stream/message_bytes.h"
 #include "rpc/stream/tile_piece.h"
+#include "rpc/stream/tile_receiver.h"
 #include "rpc/stream/tile_sender.h"
 #include "rpc/tls/dial.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -209,9 +210,26 @@ class ByteStream {
   Cancellation::Registration registration_;  // declared last: uses the context
 };
 
-// Sends one tile: header, then pieces. Returns false if the stream is broken.
+// How PutTiles hands tiles over.
+struct HandoverRun {
+  TileHandover* handover = nullptr;  // null: all tiles are streamed
+  TileHandover::Limits limits = {};
+  int64_t bytes = 0;  // handed over so far
+};
+
+// The error of a put that must hand over a tile whose copy took too long.
+absl::Status TooSlow(const absl::Status& refusal) {
+  return WithReason(absl::FailedPreconditionError(
+                        StrCat("a tile cannot be handed over as memory: ", ToStd(refusal.message()),
+                               "; stream it: `--handover auto` does so where reading is slow")),
+                    Reason::kNotAvailable, {{fact::kField, "handover"}});
+}
+
+// Sends one tile: header, then pieces, if it is not handed over. Returns false if the stream is
+// broken.
 absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
-                              const std::function<void(int64_t)>& on_sent, ByteStream& stream) {
+                              const std::function<void(int64_t)>& on_sent, ByteStream& stream,
+                              HandoverRun& run) {
   SHARDMESH_ASSIGN_OR_RETURN(
       const TileRegion region,
       TileRegion::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile));
@@ -222,101 +240,42 @@ absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
   rpc::Encode(tile.tile, header.mutable_tile());
   header.set_size_bytes(region.size_bytes());
   header.set_rank(tile.rank);
+  if (run.handover != nullptr && IsToHandOver(tile, region.size_bytes())) {
+    absl::StatusOr<std::optional<TileHandover::Handed>> handed =
+        run.handover->HandOver(tile.tensor, tile.tile, region, run.limits);
+    // The stream's own status says why the put has ended.
+    if (absl::IsCancelled(handed.status()) && run.limits.is_over()) return false;
+    SHARDMESH_RETURN_IF_ERROR(handed.status());
+    if (handed->has_value()) {
+      header.mutable_sealed_memory()->set_id((*handed)->id);
+      header.mutable_sealed_memory()->set_crc32c((*handed)->crc32c);
+      run.bytes += region.size_bytes();
+      // Sent at once, so that the worker checks this tile while the next one is copied.
+      return stream.Write(rpc::SerializeMessage(opening), /*more_follows=*/false) && stream.Flush();
+    }
+    if (tile.handover == Handover::kOn && absl::IsDeadlineExceeded(run.handover->refusal())) {
+      return TooSlow(run.handover->refusal());
+    }
+  }
   if (!stream.Write(rpc::SerializeMessage(opening), /*more_follows=*/true)) {
     return false;
   }
-  rpc::TileSender sender(tile.tensor.bytes(), region);
+  const TensorView* const view = tile.tensor.view();
+  rpc::TileSender sender =
+      view != nullptr
+          ? rpc::TileSender(view->bytes(), region)
+          : rpc::TileSender(region.size_bytes(), [&tile](int64_t offset, absl::Span<char> out) {
+              return tile.tensor.producer()->Fill(tile.tile, offset, out);
+            });
   while (std::optional<rpc::TileSender::Piece> piece = sender.Next(memory)) {
     if (!stream.Write(piece->message, /*more_follows=*/false)) {
       return false;
     }
     on_sent(piece->size_bytes);
   }
+  SHARDMESH_RETURN_IF_ERROR(sender.status());
   return true;
 }
-
-// Receives the answer of GetTiles. Checks that tiles and their bytes come in the requested order,
-// and passes the bytes to the sink.
-class TileReceiver {
- public:
-  TileReceiver(absl::Span<const FetchedTile> tiles, const TileSink& sink)
-      : tiles_(tiles), sink_(sink) {}
-
-  absl::Status Receive(grpc::ByteBuffer* message) {
-    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
-                               rpc::ReadTilePiece(message));
-    if (piece.has_value()) {
-      return ReceivePiece(*piece);
-    }
-    v1::GetTilesResponse response;
-    SHARDMESH_RETURN_IF_ERROR(Parse(message, &response));
-    return response.has_opening() ? ReceiveOpening(response.opening()) : absl::OkStatus();
-  }
-
-  absl::Status Close() const {
-    if (is_open_ || opened_ != tiles_.size()) {
-      return absl::InternalError(StrCat("the worker's stream ended within or before tile ",
-                                        is_open_ ? opened_ - 1 : opened_, " of ", tiles_.size()));
-    }
-    return absl::OkStatus();
-  }
-
- private:
-  absl::Status ReceiveOpening(const v1::TileOpening& opening) {
-    if (is_open_ || opened_ == tiles_.size()) {
-      return absl::InternalError("the worker opens a tile that is not due");
-    }
-    const FetchedTile& due = tiles_[opened_];
-    SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(opening.tile()));
-    if (opening.array_id() != ToAbsl(due.array_id) || tile != due.tile ||
-        opening.size_bytes() != due.size_bytes) {
-      return absl::InternalError(StrCat("the worker answers with tile ", tile.ToString(), " of ",
-                                        opening.size_bytes(), " bytes of array ",
-                                        opening.array_id(), " where ", due.tile.ToString(), " of ",
-                                        due.size_bytes, " bytes of ", due.array_id, " is due"));
-    }
-    ++opened_;
-    is_open_ = due.size_bytes > 0;
-    offset_ = 0;
-    crc_ = 0;
-    return absl::OkStatus();
-  }
-
-  absl::Status ReceivePiece(const rpc::TilePiece& piece) {
-    const int64_t size = piece.size_bytes();
-    if (!is_open_) {
-      // An empty tile has an opening and then one piece without bytes.
-      return opened_ > 0 && size == 0 ? absl::OkStatus()
-                                      : absl::InternalError("the worker sends bytes of no tile");
-    }
-    const FetchedTile& tile = tiles_[opened_ - 1];
-    if (piece.header.offset_bytes != offset_ || size == 0 || size > tile.size_bytes - offset_) {
-      return absl::InternalError(StrCat("the worker sends bytes [", piece.header.offset_bytes, ", ",
-                                        piece.header.offset_bytes, "+", size, ") of a tile", " of ",
-                                        tile.size_bytes, " where ", offset_, " is next"));
-    }
-    crc_ = ConcatCrc32c(crc_, piece.header.crc32c, size);
-    const bool is_last = offset_ + size == tile.size_bytes;
-    if (is_last && piece.header.tile_crc32c != crc_) {
-      return WithReason(absl::DataLossError(StrCat("tile ", tile.tile.ToString(), " of array ",
-                                                   tile.array_id, " differs from its checksum")),
-                        Reason::kChecksumMismatch, {{fact::kArray, tile.array_id}});
-    }
-    for (const absl::Span<const char> bytes : piece.data) {
-      SHARDMESH_RETURN_IF_ERROR(sink_(opened_ - 1, offset_, bytes));
-      offset_ += static_cast<int64_t>(bytes.size());
-    }
-    is_open_ = !is_last;
-    return absl::OkStatus();
-  }
-
-  const absl::Span<const FetchedTile> tiles_;
-  const TileSink& sink_;
-  size_t opened_ = 0;     // tiles whose opening has arrived, including the open tile
-  bool is_open_ = false;  // more bytes of the tile at opened_ - 1 must follow
-  int64_t offset_ = 0;
-  uint32_t crc_ = 0;
-};
 
 }  // namespace
 
@@ -343,6 +302,10 @@ class WorkerClient::Impl {
   const std::string address_;
   std::shared_ptr<grpc::Channel> channel_;
 };
+
+bool IsToHandOver(const OutgoingTile& tile, int64_t size_bytes) {
+  return tile.handover != Handover::kOff && TileHandover::Fits(size_bytes);
+}
 
 WorkerClient::WorkerClient(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 WorkerClient::~WorkerClient() = default;
@@ -402,20 +365,31 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
   return is_cancelled() ? cancelled : failure;
 }
 
-absl::StatusOr<WorkerIdentity> WorkerClient::Identify(const rpc::CallOptions& options) {
+absl::StatusOr<WorkerIdentity> WorkerClient::Identify(const rpc::CallOptions& options,
+                                                      Cancellation* cancellation) {
   SHARDMESH_RETURN_IF_ERROR(impl_->CheckOpen());
   grpc::ClientContext context;
+  std::optional<Cancellation::Registration> registration;
+  if (cancellation != nullptr) {
+    registration.emplace(cancellation, [&context] { context.TryCancel(); });
+  }
   rpc::Apply(options, &context);
   v1::IdentifyResponse response;
-  SHARDMESH_RETURN_IF_ERROR(impl_->Locate(rpc::OutcomeOf(
-      v1::TileService::NewStub(impl_->channel())->Identify(&context, {}, &response))));
-  return WorkerIdentity{response.identity(), response.incarnation(), response.cluster_id()};
+  const grpc::Status status =
+      v1::TileService::NewStub(impl_->channel())->Identify(&context, {}, &response);
+  if (cancellation != nullptr && cancellation->is_cancelled()) {
+    return absl::CancelledError("the transfer was cancelled");
+  }
+  SHARDMESH_RETURN_IF_ERROR(impl_->Locate(rpc::OutcomeOf(status)));
+  return WorkerIdentity{response.identity(), response.incarnation(), response.cluster_id(),
+                        response.handover_socket()};
 }
 
 absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingTile> tiles,
                                                       const std::function<void(int64_t)>& on_sent,
                                                       Cancellation* cancellation,
-                                                      const rpc::CallOptions& options) {
+                                                      const rpc::CallOptions& options,
+                                                      TileHandover* handover) {
   SHARDMESH_RETURN_IF_ERROR(impl_->CheckOpen());
   const auto memory = std::make_shared<PieceMemory>();
   absl::Status status;
@@ -425,8 +399,13 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
     // An error that this client found, such as a tile that does not fit its tensor.
     absl::Status local;
     bool is_open = true;
+    const auto deadline = SteadyDeadline::At(options.deadline);
+    HandoverRun run{
+        .handover = handover,
+        .limits = {.is_over = [&] { return cancellation->is_cancelled() || deadline.is_over(); },
+                   .on_bytes = on_sent}};
     for (size_t i = 0; i < tiles.size() && is_open; ++i) {
-      absl::StatusOr<bool> sent = SendTile(tiles[i], *memory, on_sent, stream);
+      absl::StatusOr<bool> sent = SendTile(tiles[i], *memory, on_sent, stream, run);
       if (!sent.ok()) {
         local = std::move(sent).status();
         stream.Cancel();
@@ -442,7 +421,8 @@ absl::StatusOr<PutTilesAnswer> WorkerClient::PutTiles(absl::Span<const OutgoingT
       v1::PutTilesResponse response;
       status = has_answer ? Parse(&bytes, &response)
                           : absl::InternalError("the worker ended the stream without an answer");
-      answer = {response.tiles(), response.size_bytes(), DurabilityOf(response.durability())};
+      answer = {response.tiles(), response.size_bytes(), run.bytes,
+                DurabilityOf(response.durability())};
     }
     // After a break of the stream, gRPC may still hold slices. Wait for their release, because the
     // caller may free the tensors.
@@ -463,7 +443,9 @@ absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const T
                                     Cancellation* cancellation, const rpc::CallOptions& options) {
   SHARDMESH_RETURN_IF_ERROR(impl_->CheckOpen());
   v1::GetTilesRequest request;
+  std::vector<rpc::RequestedPart> parts;
   for (const FetchedTile& tile : tiles) {
+    parts.push_back({.array_id = tile.array_id, .tile = tile.tile, .size_bytes = tile.size_bytes});
     v1::TileSelector& selector = *request.add_tiles();
     selector.set_array_id(std::string(tile.array_id));
     rpc::Encode(tile.tile, selector.mutable_tile());
@@ -471,7 +453,7 @@ absl::Status WorkerClient::GetTiles(absl::Span<const FetchedTile> tiles, const T
   }
   ByteStream stream(impl_->channel(), kGetTiles, cancellation, options);
   absl::Status local;  // an error that this client found in the answer
-  TileReceiver receiver(tiles, sink);
+  rpc::TileReceiver receiver(parts, sink);
   if (stream.Write(rpc::SerializeMessage(request), /*more_follows=*/false) && stream.WritesDone()) {
     // Start the next read before parsing a message: the next message can then arrive while this one
     // is parsed.

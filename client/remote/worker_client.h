@@ -12,11 +12,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "client/remote/tile_handover.h"
 #include "client/types/array.h"
 #include "client/types/cancellation.h"
 #include "rpc/call.h"
 #include "rpc/tls/credentials.h"
 #include "sharding/tile.h"
+#include "tensor/tensor_elements.h"
 #include "tensor/view.h"
 
 namespace shardmesh::client {
@@ -27,13 +29,20 @@ struct OutgoingTile {
   std::string_view array_id;
   int32_t rank = 0;
   Tile tile;
-  // The whole tensor; its bytes must not change until the call returns.
-  TensorView tensor;
+  // The whole tensor; the bytes of a view must not change until the call returns.
+  TensorElements tensor;
+  // kOff: the tile is streamed, whatever its size. kOn: PutTiles ends with an error if the copy for
+  // a handover takes too long.
+  Handover handover = Handover::kAuto;
 };
+
+// Whether the tile is of a size that is handed over, and may be.
+bool IsToHandOver(const OutgoingTile& tile, int64_t size_bytes);
 
 struct PutTilesAnswer {
   int64_t tiles = 0;
   int64_t size_bytes = 0;
+  int64_t handed_over_bytes = 0;  // of size_bytes
   Durability durability = Durability::kUnknown;
 };
 
@@ -55,6 +64,7 @@ struct WorkerIdentity {
   std::string identity;
   uint64_t incarnation = 0;
   std::string cluster_id;
+  std::string handover_socket;  // for TileHandover::Connect; empty: the worker takes no memory
 };
 
 // A client with its own connection to one worker; the destructor closes the connection. Errors are
@@ -76,17 +86,26 @@ class WorkerClient {
   WorkerClient(const WorkerClient&) = delete;
   WorkerClient& operator=(const WorkerClient&) = delete;
 
-  absl::StatusOr<WorkerIdentity> Identify(const rpc::CallOptions& options);
+  // CANCELLED if `cancellation`, which may be null, is cancelled.
+  absl::StatusOr<WorkerIdentity> Identify(const rpc::CallOptions& options,
+                                          Cancellation* cancellation = nullptr);
 
   // Streams the tiles, each in pieces of 1 MiB with checksums. Contiguous tiles are sent from the
-  // tensor's memory; other tiles are copied piece by piece, so that at most a few MiB of copies
-  // wait for gRPC. Calls `on_sent` with the number of bytes of each piece that gRPC has taken for
-  // sending. After PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if
-  // `cancellation` is cancelled.
+  // tensor's memory; other tiles are copied piece by piece, and those of a TileProducer made piece
+  // by piece, so that at most a few MiB wait for gRPC. Errors of the producer end the call. Calls
+  // `on_sent` with the number of bytes of each piece that gRPC has taken for sending. After
+  // PutTiles returns, even with an error, no thread reads the tensors. CANCELLED if `cancellation`
+  // is cancelled.
+  //
+  // With a `handover` to the same worker, hands over tiles that fit, and streams the others, and
+  // those of which the worker takes no memory, or whose copy takes too long. The number for
+  // `on_sent` is negative if bytes are streamed that were copied for a handover before.
+  // FAILED_PRECONDITION (NOT_AVAILABLE): the copy of a tile with Handover::kOn took too long.
   absl::StatusOr<PutTilesAnswer> PutTiles(absl::Span<const OutgoingTile> tiles,
                                           const std::function<void(int64_t)>& on_sent,
                                           Cancellation* cancellation,
-                                          const rpc::CallOptions& options);
+                                          const rpc::CallOptions& options,
+                                          TileHandover* handover = nullptr);
 
   // Requests the tiles, at most 10,000, and passes their bytes to `sink` in the order of the
   // request, each byte once. DATA_LOSS (CHECKSUM_MISMATCH): a piece or tile differs from its

@@ -36,7 +36,9 @@ absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& arra
   for (size_t dim = 0; dim < slice.size(); ++dim) {
     const int64_t end = dim < array.shape.size() ? array.shape[dim] : 0;
     const IndexRange range = {slice[dim].start, slice[dim].stop.value_or(end)};
-    fits = fits && range.start >= 0 && range.start < range.stop && range.stop <= end;
+    // A dimension without indexes has only the empty range.
+    fits = fits && range.start >= 0 && range.stop <= end &&
+           (range.start < range.stop || (range.start == range.stop && end == 0));
     tile.ranges.push_back(range);
   }
   if (fits) {

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/layout_questions.h"
@@ -20,8 +21,12 @@
 #include "sharding/mode.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "tensor/array_descriptor.h"
+#include "tensor/array_origin.h"
 #include "tensor/buffer.h"
+#include "tensor/source_file.h"
+#include "tensor/tensor_elements.h"
 #include "tensor/view.h"
 
 namespace shardmesh::client {
@@ -30,6 +35,37 @@ namespace shardmesh::client {
 enum class Durability { kUnknown, kMemory, kDisk };
 // kDegraded: some of the array's tiles are on no live worker.
 enum class ArrayState { kUnknown, kAvailable, kDegraded };
+
+// The elements of a tensor in a file: row-major and little-endian, without gaps.
+struct FileSource {
+  // The file and its state. For workers, the path must be absolute. Tensors of one file should
+  // share the object. Not null.
+  std::shared_ptr<const SourceFile> file;
+  int64_t offset_bytes = 0;
+};
+
+// The coordinator's work to bring back the tiles that an array lacks.
+struct ArrayRepair {
+  std::string operation_id;                 // reads tiles again; empty: none runs
+  int64_t tiles = 0;                        // that are read again or wait for their turn
+  int64_t size_bytes = 0;                   // of these tiles
+  std::optional<absl::Duration> time_left;  // of the operation; nullopt: not known
+  // Why a tile could not be read again, for people; empty: no tile failed. `next_try` is the time
+  // of the next try; nullopt: a worker must attach first.
+  std::string failure;
+  std::optional<absl::Time> next_try;
+};
+
+// The replicas of an array that wants each tile on two workers (PutOptions::replicas).
+struct ArrayReplicas {
+  int64_t wanted = 0;
+  int64_t complete = 0;  // copies of the array of which no tile is missing
+  // Whether the array's own spec puts each tile on two hosts, so that no second copy is made.
+  bool by_spec = false;
+  bool shares_host = false;  // both copies of some tile are on one host
+  std::string operation_id;  // of the operation that copies; empty: none runs
+  std::string failure;       // why the last try to copy failed, for people; empty: it did not
+};
 
 struct Array {
   ArrayDescriptor descriptor;
@@ -46,6 +82,13 @@ struct Array {
   // difference.
   std::optional<PartitionSpec> requested_spec;
   std::vector<Correction> corrections;
+  // The place from which the workers read the array when it was put. Nullopt if a client sent it,
+  // or if a step made it.
+  std::optional<FileSource> source;
+  // Set by lists and descriptions of arrays, if a missing tile's rank has an attached worker.
+  std::optional<ArrayRepair> repair;
+  // Set by lists and descriptions of arrays that want two replicas.
+  std::optional<ArrayReplicas> replicas;
 };
 
 // Selects an array by name or by id. With a name, `version` selects a version of the name; 0
@@ -73,8 +116,9 @@ using Precondition = std::optional<std::variant<MustNotExist, int64_t>>;
 struct PutTensor {
   // The name that will refer to the array, at most 1,024 bytes. Empty for an array without a name.
   std::string name;
-  // The tensor's elements, which must not change until the put returns.
-  TensorView view;
+  // The tensor's elements: a TensorView, whose bytes must not change until the put returns, or a
+  // TileProducer, which makes the elements while they are sent.
+  TensorElements view;
   // The layout: set at most one of these three members. If none is set, PutOptions::rules decide.
   // `axes` are logical axes, one per dimension.
   std::optional<PartitionSpec> spec = std::nullopt;
@@ -82,8 +126,40 @@ struct PutTensor {
   std::string preset = {};
   // The state that `name` must have. The put fails if `name` has another state.
   Precondition precondition = std::nullopt;
-  // As in Tiling::Create.
+  // As in Tiling::Create. If not empty, the spec must fit as it is, and PutOptions::uneven does not
+  // apply.
   std::vector<CutPoints> cut_points = {};
+  // The same elements in a file, if workers may read them there. All tensors of a put have a
+  // source, or else no source counts.
+  std::optional<FileSource> source = std::nullopt;
+  // The place in a file from which `view` makes the elements, and how, if that is not `source`. A
+  // later put with an equal origin needs no elements (PutOptions::reuse).
+  std::optional<ArrayOrigin> origin = std::nullopt;
+};
+
+// The process that reads a put's elements from their files.
+enum class PutReader {
+  // The workers, if every tensor has a source and every worker can read its file. Otherwise this
+  // client sends the elements. A file that changed since this client opened it is an error.
+  kAuto,
+  kClient,
+  kWorkers,
+};
+
+// Whether a put hands large tiles over to workers on this host, as memory, instead of streaming
+// them. A worker must share the client's host, network namespace and user, and its own memory
+// (`--transport` is not `stream`). Tiles below 1 MiB, and above 8 GiB, are always streamed.
+enum class Handover {
+  // Tensors that get a name, to the workers that take memory, up to half of what is left below the
+  // memory limit of this process's control group, which counts it; all else is streamed. A step may
+  // be
+  // given an array without a name to write its result into (donate), which memory that was handed
+  // over does not allow.
+  kAuto,
+  // All. FAILED_PRECONDITION (NOT_AVAILABLE): a worker takes no memory of this client, or the copy
+  // of a tile takes more than 20 s, after which kAuto streams the tile and the worker's others.
+  kOn,
+  kOff,
 };
 
 // Receives the number of bytes that have been transferred, and the number of all bytes to transfer.
@@ -101,17 +177,37 @@ struct PutOptions {
   std::optional<Mode> mode = std::nullopt;
   // With kExact, axes and rules are resolved exactly as the Python originals resolve them.
   Compatibility compatibility = Compatibility::kDefault;
+  // The rule for tensors without cut points. `weights` has one weight for each device of the mesh
+  // if the rule is kByWeights, and is empty otherwise.
+  UnevenCuts uneven = UnevenCuts::kEqualOnly;
+  std::vector<int64_t> weights = {};
   // Whether the put fails if a spec needs a correction. If false, the spec is corrected.
   bool strict = false;
   // Plans and checks the put, but moves and changes nothing. The result has only the arrays, whose
-  // ids do not exist in the cluster.
+  // ids do not exist in the cluster, except those of arrays that would be reused.
   bool validate_only = false;
+  // The checkpoint that the tensors are from, for people who see the put as an operation: its kind
+  // is then kLoad. Empty: its kind is kPut. LoadCheckpoint sets it.
+  std::string checkpoint = {};
+  // FAILED_PRECONDITION with kWorkers: some worker cannot read a file; the error names the workers.
+  PutReader reader = PutReader::kAuto;
+  // For tensors that this client sends.
+  Handover handover = Handover::kAuto;
+  // Whether arrays on the workers are used that an earlier put made from the same place in the same
+  // file, unchanged since. Nobody reads or sends such a tensor. If its array also lies as this put
+  // asks, it gets the tensor's name; otherwise the workers copy it.
+  bool reuse = true;
+  // The number of workers that keep each tile, 1 or 2. With 2, the workers copy the arrays once the
+  // put has ended: ArrayClient::AwaitReplicas waits for that. All tensors need names. 0: as the
+  // array to which the name points; 1 for a new name.
+  int64_t replicas = 0;
   // The client calls this function at most about 20 times a second, and once after the last byte.
   // It makes one call at a time, on any thread. May be null.
   ProgressCallback progress = nullptr;
-  // The client calls this function with the id of the transfer before the transfer's first byte
-  // moves. ClusterClient::CancelOperation accepts this id. If a worker was short of memory for
-  // calls, the client retries the put, and calls this function again for each retry. May be null.
+  // The client calls this function with the id of the transfer before it sends the first byte; if
+  // the workers read the tensors, as soon as it knows the id. ClusterClient::CancelOperation
+  // accepts this id. If a worker was short of memory for calls, the client retries the put, and
+  // calls this function again for each retry. May be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
 };
 
@@ -119,13 +215,26 @@ struct PutOptions {
 struct PutArray {
   ArrayDescriptor descriptor;
   std::vector<Correction> corrections;
+  bool is_reused = false;  // the elements were on the workers already; see PutOptions::reuse
 };
 
 struct PutResult {
   std::vector<PutArray> arrays;  // in the order of the tensors
   int64_t revision = 0;          // revision of the store after the put
   Durability durability = Durability::kUnknown;
-  int64_t sent_bytes = 0;  // bytes of tiles, including replicas
+  int64_t tile_bytes = 0;         // bytes of all tiles, including replicas
+  int64_t sent_bytes = 0;         // the same for the tiles that this client sent
+  int64_t handed_over_bytes = 0;  // of sent_bytes, those that went as memory; see Handover
+  int64_t reused_tensors = 0;     // tensors whose elements were on the workers already
+  int64_t reused_bytes = 0;       // of tile_bytes, those of such tensors
+  int64_t moved_bytes = 0;        // bytes that workers sent to one another to copy such tensors
+  // kWorkers: the workers read all tiles. kClient: this client sent them.
+  PutReader reader = PutReader::kClient;
+  // The reason why the workers did not read the tiles, if they were asked to; otherwise OK.
+  absl::Status workers_refused = absl::OkStatus();
+  // The reason why a worker took no memory of this client, or not all that was offered; OK if no
+  // worker was asked (PutOptions::handover).
+  absl::Status handover_refused = absl::OkStatus();
   // The time from the first byte to the last byte that a rank received, for the rank with the
   // longest time.
   absl::Duration transfer_time = absl::ZeroDuration();
@@ -138,6 +247,32 @@ struct SliceRange {
   std::optional<int64_t> stop = std::nullopt;
 };
 using ArraySlice = std::vector<SliceRange>;
+
+// Receives a gathered tensor, or a slice of one, in the row-major order of its elements.
+struct TensorSink {
+  // Called once before the first piece: the array, and the part of it that follows.
+  std::function<absl::Status(const Array& array, const Tile& part)> begin;
+  // Called for each piece; the bytes are valid during the call only. The pieces together are all
+  // bytes of the part.
+  std::function<absl::Status(absl::Span<const char> bytes)> append;
+};
+
+struct GatherOptions {
+  // Only this part of the array; nullopt: the whole array.
+  std::optional<ArraySlice> slice = std::nullopt;
+  // See ArrayClient::Gather.
+  ProgressCallback progress = nullptr;
+  // Maximum number of bytes of a piece for a TensorSink, at least 1. One piece is in memory at a
+  // time. A piece has at least one index of the last dimension.
+  int64_t piece_bytes = int64_t{64} << 20;
+};
+
+// A tensor of a file that gathered arrays are written to.
+struct FileTensor {
+  std::string name;  // in the file
+  ArraySelector array;
+  std::optional<ArraySlice> slice = std::nullopt;  // only this part of the array
+};
 
 // Returns the tile that a slice of the array means. INVALID_ARGUMENT (BAD_TILE): the number of
 // ranges differs from the array's rank, or a range is empty or exceeds its dimension. The error has

@@ -49,6 +49,28 @@ std::string_view OperationStateName(OperationState state) {
   return "unknown";
 }
 
+std::string_view OperationKindName(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kPut:
+      return "put";
+    case OperationKind::kLoad:
+      return "load";
+    case OperationKind::kSave:
+      return "save";
+    case OperationKind::kReshard:
+      return "reshard";
+    case OperationKind::kRepair:
+      return "repair";
+    case OperationKind::kResize:
+      return "resize";
+    case OperationKind::kReplicate:
+      return "replicate";
+    case OperationKind::kUnknown:
+      break;
+  }
+  return "unknown";
+}
+
 std::string_view WorkerChangeName(WorkerChange::Kind kind) {
   switch (kind) {
     case WorkerChange::Kind::kAttached:

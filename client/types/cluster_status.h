@@ -37,11 +37,13 @@ struct ServerVersion {
 enum class WorkerState { kUnknown, kJoining, kReady, kDraining, kLost };
 enum class CoordinatorState { kUnknown, kRecovering, kServing, kDraining };
 enum class OperationState { kUnknown, kRunning, kDone, kFailed, kCancelled };
+enum class OperationKind { kUnknown, kPut, kLoad, kSave, kReshard, kRepair, kResize, kReplicate };
 
 // The state's name in lower case, as users see it: "ready".
 std::string_view WorkerStateName(WorkerState state);
 std::string_view CoordinatorStateName(CoordinatorState state);
 std::string_view OperationStateName(OperationState state);
+std::string_view OperationKindName(OperationKind kind);
 
 struct WorkerStatus {
   std::string identity;
@@ -59,6 +61,7 @@ struct WorkerStatus {
   // count as in use.
   int64_t quarantined_arrays = 0;
   int64_t quarantined_bytes = 0;
+  int64_t cached_bytes = 0;  // a part of used_bytes; freed as soon as the memory is needed
   absl::Duration heartbeat_age = absl::ZeroDuration();
   std::string lost_reason;
   absl::Duration lost_age = absl::ZeroDuration();  // time since the worker was lost
@@ -156,6 +159,29 @@ struct RestoredArray {
   std::vector<std::string> identities;
 };
 
+// The repairs of arrays that lack tiles, all together.
+struct RepairStatus {
+  int64_t operations = 0;  // that run; the next three figures are sums over them
+  int64_t done_bytes = 0;
+  int64_t total_bytes = 0;
+  int64_t bytes_per_second = 0;
+  std::optional<absl::Duration> time_left;  // of the last operation; nullopt: not known
+  int64_t tiles = 0;                        // that are read again or wait for their turn
+  int64_t failed_tiles = 0;                 // that wait for another try
+};
+
+// The second replicas of arrays that want two, all together.
+struct ReplicaStatus {
+  int64_t waiting = 0;  // arrays whose copy is made, or waits for its turn
+  int64_t failed = 0;   // arrays whose copy could not be made, and waits for another try
+};
+
+// The cached arrays that were released, and the bytes of their tiles.
+struct DroppedCache {
+  int64_t arrays = 0;
+  int64_t bytes = 0;
+};
+
 struct ClusterStatus {
   std::string cluster_id;
   int64_t epoch = 0;
@@ -167,6 +193,11 @@ struct ClusterStatus {
   int64_t pid = 0;
   int64_t arrays = 0;
   int64_t degraded_arrays = 0;  // arrays with missing tiles
+  // Released arrays whose tiles the workers keep as a cache, and the bytes of these tiles.
+  int64_t cached_arrays = 0;
+  int64_t cached_bytes = 0;
+  std::optional<RepairStatus> repairs;    // nullopt: no tile can be repaired at present
+  std::optional<ReplicaStatus> replicas;  // nullopt: no array waits for a second replica
   // The number of arrays that the coordinator holds without a name, and how long it will still hold
   // them.
   int64_t unnamed_arrays = 0;
@@ -259,20 +290,27 @@ struct Diagnosis {
 
 struct Operation {
   std::string operation_id;
+  OperationKind kind = OperationKind::kUnknown;
   std::string description;
   OperationState state = OperationState::kUnknown;
-  // The progress, in units that depend on the operation (tiles for a put), and in bytes.
+  // The progress, in units that depend on the operation (tiles for a put), and in bytes. A total of
+  // 0 is not known yet.
   int64_t done = 0;
   int64_t total = 0;
   int64_t done_bytes = 0;
   int64_t total_bytes = 0;
   absl::Time start_time = absl::InfinitePast();
   std::optional<absl::Time> end_time;
+  // Over the last five seconds of a running operation; over the whole time of an ended one.
+  int64_t bytes_per_second = 0;
+  // How long the remaining bytes take at that rate; nullopt if nobody can tell.
+  std::optional<absl::Duration> time_left = std::nullopt;
   // The error of a failed operation; otherwise OK.
   absl::Status error;
   // 1 for the first operation that the coordinator's process began, 2 for the next one, and so on.
   int64_t number = 0;
-  int64_t session_number = 0;  // OpenSessionInfo::number of the session that began the operation
+  // OpenSessionInfo::number of the session that began the operation; 0: the coordinator did.
+  int64_t session_number = 0;
 };
 
 // A rank that a worker serves.

@@ -21,6 +21,7 @@
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "tensor/dtype.h"
 
 namespace shardmesh::client {
@@ -192,6 +193,11 @@ struct TilingQuestion {
   std::optional<Tile> range = std::nullopt;
   // Positions, in the mesh, of the devices for which to return replica groups. At most 65,536.
   std::vector<DeviceId> replica_groups_of = {};
+  // Cut points as in Tiling::Create, or a rule that makes them. kByMemory and kBySpeed are refused:
+  // only a put knows the workers of a mesh. `weights`: as in PutOptions.
+  std::vector<CutPoints> cut_points = {};
+  UnevenCuts uneven = UnevenCuts::kEqualOnly;
+  std::vector<int64_t> weights = {};
 };
 
 struct DeviceTile {
@@ -212,6 +218,8 @@ struct TilingAnswer {
   // For each device of TilingQuestion::replica_groups_of, all devices that hold the same tile as
   // that device.
   std::vector<std::vector<DeviceId>> replica_groups;
+  // The cut points of each dimension; empty lists where parts are equal, and no lists if all are.
+  std::vector<CutPoints> cut_points;
   int64_t revision = 0;
 };
 

@@ -114,18 +114,19 @@ struct CollectiveCall {
 // One instruction of a plan. Every device of the mesh runs the instruction on its own tiles.
 struct PlannedInstruction {
   std::string label;  // shown in errors and records, such as "op 0 (linear): all-reduce over tp"
-  // Nullopt: the devices exchange nothing.
+  // Nullopt: no collective. The devices exchange data only if `axes` is not empty: then a change of
+  // layout moves regions of tiles.
   std::optional<CollectiveKind> collective;
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::kAuto;  // not kAuto if there is a collective
-  // Mesh axes of the collective, major first.
+  // Mesh axes along which the devices exchange data, major first.
   std::vector<std::string> axes;
 };
 
 // The data that one run of a plan exchanges along one list of mesh axes.
 struct PlannedTraffic {
   std::vector<std::string> axes;  // major first
-  int64_t collectives = 0;
-  int64_t sent_bytes = 0;  // sent by the device that sends the most
+  int64_t collectives = 0;        // collectives, and changes of layout that move regions of tiles
+  int64_t sent_bytes = 0;         // sent by the device that sends the most
   // The predicted time of the exchange, from the slowest measured link of the mesh. Nullopt if no
   // link has been measured yet.
   std::optional<absl::Duration> exchange_time;

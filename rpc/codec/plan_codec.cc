@@ -1,6 +1,7 @@
 // Decodes programs and plans with their checks, and encodes them.
 #include "rpc/codec/plan_codec.h"
 
+#include <algorithm>
 #include <limits>
 #include <type_traits>
 #include <utility>
@@ -166,6 +167,12 @@ void EncodeOp(const CollectiveOp& from, v1::ProgramOp* to) {
 void EncodeOp(const ReshardOp& from, v1::ProgramOp* to) {
   to->mutable_reshard()->set_input(from.input);
   Encode(from.spec, to->mutable_reshard()->mutable_spec());
+  for (size_t dim = 0; dim < from.part_starts.size(); ++dim) {
+    if (from.part_starts[dim].empty()) continue;
+    v1::CutPoints* const added = to->mutable_reshard()->add_cut_points();
+    added->set_dimension(static_cast<int32_t>(dim));
+    added->mutable_starts()->Add(from.part_starts[dim].begin(), from.part_starts[dim].end());
+  }
 }
 
 absl::StatusOr<ProgramOp> DecodeLinear(const v1::LinearOp& from) {
@@ -181,12 +188,51 @@ absl::StatusOr<ProgramOp> DecodeLinear(const v1::LinearOp& from) {
   return op;
 }
 
+// Returns one list for each dimension up to the last one that has cut points. Planning later checks
+// that the operand has these dimensions, and that the starts lie within them.
+absl::StatusOr<std::vector<std::vector<int64_t>>> DecodePartStarts(
+    const google::protobuf::RepeatedPtrField<v1::CutPoints>& from) {
+  std::vector<std::vector<int64_t>> part_starts;
+  for (int i = 0; i < from.size(); ++i) {
+    const auto invalid = [&](std::string_view message) {
+      return WithField(InvalidArgument(Reason::kInvalidCutPoints, message,
+                                       {{fact::kDimension, from[i].dimension()},
+                                        {fact::kValue, StrJoin(from[i].starts(), ",")}}),
+                       "cut_points", static_cast<size_t>(i));
+    };
+    const int32_t dimension = from[i].dimension();
+    if (dimension < 0 || dimension >= kMaxRank) {
+      return invalid(StrCat("dimension ", dimension, " is not from 0 to ", kMaxRank - 1));
+    }
+    const auto dim = static_cast<size_t>(dimension);
+    part_starts.resize(std::max(part_starts.size(), dim + 1));
+    if (!part_starts[dim].empty()) {
+      return invalid(StrCat("dimension ", dim, " has cut points twice"));
+    }
+    if (from[i].starts().empty()) {
+      return invalid(StrCat("dimension ", dim, " has no starts; leave it out for equal parts"));
+    }
+    int64_t before = 0;
+    for (const int64_t start : from[i].starts()) {
+      if (start < before) {
+        return invalid(StrCat("cut point ", start, " of dimension ", dim, " follows ", before,
+                              "; cut points must not fall (two equal ones make an empty part)"));
+      }
+      part_starts[dim].push_back(start);
+      before = start;
+    }
+  }
+  return part_starts;
+}
+
 absl::StatusOr<ProgramOp> DecodeReshard(const v1::ReshardOp& from) {
   auto spec = Decode(from.spec());
   if (!spec.ok()) {
     return WithField(std::move(spec).status(), "spec");
   }
-  return ReshardOp{from.input(), *std::move(spec)};
+  ReshardOp op = {.input = from.input(), .spec = *std::move(spec)};
+  SHARDMESH_ASSIGN_OR_RETURN(op.part_starts, DecodePartStarts(from.cut_points()));
+  return op;
 }
 
 // Decodes an op. The field path of an error begins with the oneof case that is set.
@@ -255,6 +301,10 @@ void EncodeKind(const LocalSlice& from, internal::v1::Instruction* to) {
   to->mutable_slice()->set_input(from.input);
 }
 
+void EncodeKind(const MoveRegions& from, internal::v1::Instruction* to) {
+  to->mutable_move()->set_input(from.input);
+}
+
 void EncodeKind(const GroupCollective& from, internal::v1::Instruction* to) {
   EncodeCollective(from, to->mutable_collective());
 }
@@ -306,6 +356,9 @@ absl::StatusOr<Instruction> DecodeInstruction(const internal::v1::Instruction& f
       return instruction;
     case internal::v1::Instruction::kCollective:
       SHARDMESH_RETURN_IF_ERROR(take("collective", DecodeCollective(from.collective())));
+      return instruction;
+    case internal::v1::Instruction::kMove:
+      instruction.kind = MoveRegions{from.move().input()};
       return instruction;
     case internal::v1::Instruction::KIND_NOT_SET:
       break;

@@ -863,6 +863,45 @@ absl::StatusOr<Tile> Decode(const v1::Tile& from) {
   return tile;
 }
 
+v1::UnevenCuts Encode(UnevenCuts from) {
+  switch (from) {
+    case UnevenCuts::kEqualOnly:
+      return v1::UNEVEN_CUTS_EQUAL_ONLY;
+    case UnevenCuts::kCeilChunks:
+      return v1::UNEVEN_CUTS_CEIL_CHUNKS;
+    case UnevenCuts::kByWeights:
+      return v1::UNEVEN_CUTS_BY_WEIGHTS;
+    case UnevenCuts::kByMemory:
+      return v1::UNEVEN_CUTS_BY_MEMORY;
+    case UnevenCuts::kBySpeed:
+      return v1::UNEVEN_CUTS_BY_SPEED;
+  }
+  return v1::UNEVEN_CUTS_UNSPECIFIED;
+}
+
+absl::StatusOr<UnevenCuts> DecodeUnevenCuts(v1::UnevenCuts from, bool has_weights) {
+  if (has_weights && from != v1::UNEVEN_CUTS_BY_WEIGHTS) {
+    return BadField("weights",
+                    "are set, and `uneven` is another rule than BY_WEIGHTS; set it to BY_WEIGHTS, "
+                    "or leave the weights out");
+  }
+  switch (from) {
+    case v1::UNEVEN_CUTS_UNSPECIFIED:
+    case v1::UNEVEN_CUTS_EQUAL_ONLY:
+      return UnevenCuts::kEqualOnly;
+    case v1::UNEVEN_CUTS_CEIL_CHUNKS:
+      return UnevenCuts::kCeilChunks;
+    case v1::UNEVEN_CUTS_BY_WEIGHTS:
+      return UnevenCuts::kByWeights;
+    case v1::UNEVEN_CUTS_BY_MEMORY:
+      return UnevenCuts::kByMemory;
+    case v1::UNEVEN_CUTS_BY_SPEED:
+      return UnevenCuts::kBySpeed;
+    default:
+      return BadField("uneven", StrCat(static_cast<int>(from), " is no rule for uneven cuts"));
+  }
+}
+
 void Encode(absl::Span<const CutPoints> from,
             google::protobuf::RepeatedPtrField<v1::CutPoints>* to) {
   for (size_t dim = 0; dim < from.size(); ++dim) {
@@ -906,9 +945,10 @@ absl::StatusOr<std::vector<CutPoints>> DecodeCutPoints(
     points.reserve(static_cast<size_t>(from[i].starts_size()) + 2);
     points.push_back(0);
     for (const int64_t start : from[i].starts()) {
-      if (start <= points.back() || start >= extent) {
-        return invalid(i, StrCat("cut point ", start, " of dimension ", dim, " does not rise from ",
-                                 points.back(), " and stay below ", extent));
+      if (start < points.back() || start > extent) {
+        return invalid(
+            i, StrCat("cut point ", start, " of dimension ", dim, " is below ", points.back(),
+                      ", the point before it, or beyond the extent, ", extent));
       }
       points.push_back(start);
     }

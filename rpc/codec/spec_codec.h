@@ -32,6 +32,7 @@
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "shardmesh/v1/array.pb.h"
 #include "shardmesh/v1/error.pb.h"
 #include "shardmesh/v1/mesh.pb.h"
@@ -139,6 +140,11 @@ void Encode(const Tile& from, v1::Tile* to);
 // Requires at most kMaxRank ranges with 0 <= start <= stop. The caller checks that they fit a
 // tensor.
 absl::StatusOr<Tile> Decode(const v1::Tile& from);
+
+v1::UnevenCuts Encode(UnevenCuts from);
+// INVALID_ARGUMENT (BAD_FIELD) names the field `uneven` or `weights`: the rule is unknown, or the
+// request has weights and another rule than BY_WEIGHTS.
+absl::StatusOr<UnevenCuts> DecodeUnevenCuts(v1::UnevenCuts from, bool has_weights);
 
 // Encodes the cut points of a tensor. The message omits the first and last points (0 and the
 // extent), and dimensions with equal parts.

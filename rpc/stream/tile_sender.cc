@@ -40,14 +40,22 @@ std::optional<TileSender::Piece> TileSender::Next(PieceLender& lender) {
     return std::nullopt;
   }
   const int64_t begin = offset_bytes_;
-  const int64_t size = std::min(kMaxTilePieceBytes, region_.size_bytes() - begin);
+  const int64_t size = std::min(kMaxTilePieceBytes, size_bytes_ - begin);
   grpc::Slice data;
-  if (size > 0 && region_.contiguous()) {
-    data = lender.Borrow(whole_.subspan(static_cast<size_t>(region_.offset_bytes() + begin),
+  if (size > 0 && !region_.has_value()) {
+    data = lender.Make(static_cast<size_t>(size), [&](char* at) {
+      status_ = fill_(begin, absl::MakeSpan(at, static_cast<size_t>(size)));
+    });
+    if (!status_.ok()) {
+      is_closed_ = true;
+      return std::nullopt;
+    }
+  } else if (size > 0 && region_->contiguous()) {
+    data = lender.Borrow(whole_.subspan(static_cast<size_t>(region_->offset_bytes() + begin),
                                         static_cast<size_t>(size)));
   } else if (size > 0) {
     data = lender.Make(static_cast<size_t>(size), [&](char* at) {
-      region_.ForEachRun(begin, begin + size, [&](int64_t run_offset, int64_t run_size) {
+      region_->ForEachRun(begin, begin + size, [&](int64_t run_offset, int64_t run_size) {
         at = std::copy_n(whole_.data() + run_offset, run_size, at);
       });
     });
@@ -55,7 +63,7 @@ std::optional<TileSender::Piece> TileSender::Next(PieceLender& lender) {
   TilePieceHeader header{.offset_bytes = begin, .crc32c = Crc32c(BytesOf(data))};
   tile_crc_ = ConcatCrc32c(tile_crc_, header.crc32c, size);
   offset_bytes_ += size;
-  is_closed_ = offset_bytes_ == region_.size_bytes();
+  is_closed_ = offset_bytes_ == size_bytes_;
   if (is_closed_) {
     header.tile_crc32c = tile_crc_;
   }

@@ -7,10 +7,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "tensor/view.h"
 
@@ -45,23 +47,33 @@ class OwnedPieces final : public PieceLender {
 // Cuts a tile into pieces of at most kMaxTilePieceBytes, in order, each with its checksum. The last
 // piece also has the checksum of the whole tile. An empty tile is one empty piece. A piece that is
 // contiguous in the tensor is sent without a copy. The parts of any other piece are copied into one
-// block. Not thread-safe.
+// block. The bytes of a tile that is in no memory are made for each piece. Not thread-safe.
 class TileSender {
  public:
   // `whole`: the bytes of the tensor in which `region` lies. They must outlive the sender.
   TileSender(absl::Span<const char> whole, const TileRegion& region)
-      : whole_(whole), region_(region) {}
+      : whole_(whole), region_(region), size_bytes_(region.size_bytes()) {}
+
+  // Fills `out` with the tile's bytes from `offset_bytes` on.
+  using Fill = std::function<absl::Status(int64_t offset_bytes, absl::Span<char> out)>;
+  // A tile of `size_bytes` that `fill` makes.
+  TileSender(int64_t size_bytes, Fill fill) : size_bytes_(size_bytes), fill_(std::move(fill)) {}
 
   struct Piece {
     grpc::ByteBuffer message;
     int64_t size_bytes = 0;  // number of the tile's bytes in `message`
   };
-  // Returns the next piece; nullopt after the last one.
+  // Returns the next piece; nullopt after the last one, and after an error of Fill.
   std::optional<Piece> Next(PieceLender& lender);
+  // Returns the error of Fill that ended the tile early, else OK.
+  const absl::Status& status() const { return status_; }
 
  private:
   const absl::Span<const char> whole_;
-  const TileRegion region_;
+  const std::optional<TileRegion> region_;  // nullopt: fill_ makes the bytes
+  const int64_t size_bytes_;
+  const Fill fill_;
+  absl::Status status_;
   int64_t offset_bytes_ = 0;
   uint32_t tile_crc_ = 0;
   bool is_closed_ = false;

@@ -75,6 +75,13 @@ WorkerMessage EncodeWelcome(const WorkerWelcome& from) {
   return EncodeMessage(response);
 }
 
+WorkerMessage EncodeMemoryAnswer(int64_t order_id, int64_t freed_bytes) {
+  internal::v1::AttachResponse response;
+  response.mutable_memory_answer()->set_order_id(order_id);
+  response.mutable_memory_answer()->set_freed_bytes(freed_bytes);
+  return EncodeMessage(response);
+}
+
 WorkerMessage EncodeClock(absl::Time now) {
   internal::v1::AttachResponse response;
   rpc::Encode(now, response.mutable_clock()->mutable_time());
@@ -177,6 +184,26 @@ WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Stat
   return EncodeMessage(response);
 }
 
+WorkerMessage EncodeCheckFiles(int64_t number, std::string_view files) {
+  internal::v1::CheckFiles head;
+  head.set_order_id(number);
+  const std::string head_bytes = head.SerializeAsString();
+  auto message = std::make_shared<std::string>();
+  AppendFieldHead(internal::v1::AttachResponse::kCheckFilesFieldNumber,
+                  head_bytes.size() + files.size(), message.get());
+  message->append(head_bytes).append(files);
+  return message;
+}
+
+WorkerMessage EncodeFill(std::string_view fill_tiles, size_t tail_bytes) {
+  auto message = std::make_shared<std::string>();
+  message->reserve(kMostFieldHeadBytes + fill_tiles.size());
+  AppendFieldHead(internal::v1::AttachResponse::kFillTilesFieldNumber,
+                  fill_tiles.size() + tail_bytes, message.get());
+  message->append(fill_tiles);
+  return message;
+}
+
 WorkerHello DecodeHello(const internal::v1::Hello& from) {
   WorkerHello hello{.cluster_id = from.cluster_id(),
                     .identity = from.identity(),
@@ -192,7 +219,9 @@ WorkerHello DecodeHello(const internal::v1::Hello& from) {
                                          : std::nullopt,
                     .nonce = from.nonce(),
                     .memory_bytes = from.capacity().memory_bytes(),
+                    .f32_flops_per_second = from.capacity().f32_flops_per_second(),
                     .durable = from.capacity().durable(),
+                    .cache_bytes = from.capacity().cache_bytes(),
                     .term = from.term(),
                     .pid = from.pid(),
                     .boot_id = from.boot_id(),
@@ -270,6 +299,19 @@ RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStage
                           .size_bytes = from.size_bytes(),
                           .on_disk = from.durability() == v1::DURABILITY_DISK});
   return report;
+}
+
+RankReport DecodeFillFailed(std::string_view identity, const internal::v1::FillFailed& from) {
+  RankReport report;
+  report.identity = std::string(identity);
+  report.rank = from.rank();
+  report.status = rpc::Decode(from.error());
+  if (report.status.ok()) report.status = absl::InternalError("the worker names no error");
+  return report;
+}
+
+FileVerdict DecodeVerdict(const internal::v1::FilesChecked& from) {
+  return {.status = rpc::Decode(from.error()), .file = from.file()};
 }
 
 RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from) {

@@ -14,12 +14,15 @@
 #include "program/measured_link.h"
 #include "server/attach/worker_hello.h"
 #include "server/attach/worker_message.h"
+#include "server/diagnosis/flight_log.h"
 #include "server/state/array_registry.h"
-#include "server/steps/flight_log.h"
+#include "server/steps/fill_transport.h"
 #include "server/steps/sequencer.h"
 
 namespace shardmesh::internal::v1 {
 class AttachResponse;
+class FilesChecked;
+class FillFailed;
 class Heartbeat;
 class Hello;
 class InventoryPage;
@@ -46,6 +49,7 @@ struct WorkerWelcome {
 };
 WorkerMessage EncodeWelcome(const WorkerWelcome& welcome);
 WorkerMessage EncodeClock(absl::Time now);
+WorkerMessage EncodeMemoryAnswer(int64_t order_id, int64_t freed_bytes);
 // Splits a verdict on an inventory (the list of a worker's tiles) into messages of bounded size. An
 // empty verdict gives one message if `last` is true, and no message if not.
 std::vector<WorkerMessage> EncodeVerdict(const InventoryVerdict& verdict, bool last);
@@ -58,6 +62,13 @@ WorkerMessage EncodeStart(const WorkNumber& number, const EncodedStep& step, boo
 // The message that ends a step or transfer. OK commits; an error aborts.
 WorkerMessage EncodeEnd(const WorkRef& work, const absl::Status& status);
 WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Status& status);
+
+// The question whether a worker can read files. `files`: from EncodeFiles (fill_codec.h), appended
+// unchanged.
+WorkerMessage EncodeCheckFiles(int64_t number, std::string_view files);
+// The order to fill tiles. `fill_tiles`: a message of FillEncoder, appended unchanged.
+// `tail_bytes`: size of a tail of the order that follows the message.
+WorkerMessage EncodeFill(std::string_view fill_tiles, size_t tail_bytes = 0);
 
 // The functions below decode messages from workers.
 
@@ -80,6 +91,10 @@ absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat&
 absl::StatusOr<std::vector<MeasuredLink>> DecodeLinks(const internal::v1::Heartbeat& from,
                                                       absl::Duration shift);
 RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStaged& from);
+// Decodes a rank's report that it could not fill a tile. A report without an error counts as
+// INTERNAL.
+RankReport DecodeFillFailed(std::string_view identity, const internal::v1::FillFailed& from);
+FileVerdict DecodeVerdict(const internal::v1::FilesChecked& from);
 // Decodes a rank's report on a step. A report of success that cannot be decoded counts as a
 // failure: INTERNAL.
 RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from);

@@ -11,9 +11,12 @@
 #include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
+#include "server/state/operation_table.h"
 #include "server/state/recovery.h"
 #include "server/state/session.h"
 #include "server/state/step_memory.h"
+#include "server/steps/array_cache.h"
+#include "server/steps/fill_transport.h"
 #include "server/steps/transfers.h"
 
 namespace shardmesh::server {
@@ -21,12 +24,15 @@ namespace shardmesh::server {
 // The parts that the array, compute and cluster services work with. All parts outlive the services.
 struct CoordinatorParts {
   Clock* clock = nullptr;
-  const DefinitionStore* definition_store = nullptr;
+  DefinitionStore* definition_store = nullptr;
   const Membership* membership = nullptr;
   const WorkerStreams* hub = nullptr;
+  FillTransport* fill = nullptr;
   ArrayRegistry* registry = nullptr;
+  ArrayCache* cache = nullptr;
   SessionTable* sessions = nullptr;
   Transfers* transfers = nullptr;
+  OperationTable* operations = nullptr;
   const LinkTable* links = nullptr;
   const Recovery* recovery = nullptr;
   PreferredAlgorithms preferred_algorithms;

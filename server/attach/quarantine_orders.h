@@ -4,16 +4,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "server/attach/order_table.h"
 #include "server/attach/worker_stream.h"
 #include "server/state/array_registry.h"
 
@@ -53,12 +51,6 @@ class QuarantineOrders {
  public:
   static constexpr size_t kMaxOrders = 1'000;
 
-  // An order whose answer has not come, and the stream that carried the order.
-  struct Unanswered {
-    WorkerStream* stream = nullptr;
-    QuarantineAnswered answered;
-  };
-
   // Sends the order and moves from `*answered`. Returns the order's number. RESOURCE_EXHAUSTED
   // (OVERLOADED), with a retry delay: kMaxOrders orders wait for answers. In that case `*answered`
   // is unchanged.
@@ -66,20 +58,14 @@ class QuarantineOrders {
                                QuarantineAnswered* answered);
   // Calls the order's `answered`, if the order went over this stream and still waits for its
   // answer.
-  void Answer(WorkerStream* stream, const internal::v1::QuarantineAnswer& answer);
-  void Forget(int64_t number);
-
-  // Removes and returns the orders that went over this stream. Afterwards the caller calls Fail,
-  // without holding its own lock.
-  std::vector<Unanswered> TakeOrdersOf(WorkerStream* stream);
-  // Calls `answered` of each order with the error NotAttached.
-  static void Fail(std::vector<Unanswered> orders, std::string_view identity);
-  static void Fail(QuarantineAnswered answered, absl::Status status);
+  void Answer(const WorkerStream* stream, const internal::v1::QuarantineAnswer& answer);
+  void Forget(int64_t number) { table_.Forget(number); }
+  // Removes and returns the callbacks of the orders that went over this stream. Afterwards the
+  // caller calls each with the error NotAttached, without holding its own lock.
+  std::vector<QuarantineAnswered> TakeAllOf(const WorkerStream* stream);
 
  private:
-  absl::Mutex mutex_;
-  std::map<int64_t, Unanswered> orders_ ABSL_GUARDED_BY(mutex_);  // by number
-  int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  OrderTable<QuarantineAnswered> table_;
 };
 
 // The error for a worker that is not attached: UNAVAILABLE (WORKER_LOST), with a retry delay.

@@ -18,6 +18,8 @@ constexpr size_t kMaxEndpointBytes = 320;
 constexpr size_t kMaxTextBytes = 128;
 constexpr size_t kMaxClusterIdBytes = 64;
 constexpr size_t kMaxFeatures = 64;
+// A bound for the speed of a worker, so that the sum of many workers' speeds in MFLOP/s fits int64.
+constexpr double kMaxFlopsPerSecond = 1e18;
 constexpr size_t kMaxFeatureBytes = 64;
 // Maximum number of bytes that an error shows of an identity that nobody has checked.
 constexpr size_t kMaxIdentityShown = 255;
@@ -49,6 +51,15 @@ absl::Status CheckFields(const WorkerHello& hello) {
   }
   if (hello.memory_bytes < 0) {
     return rpc::BadField("hello.capacity.memory_bytes", "is negative");
+  }
+  if (hello.cache_bytes < 0) {
+    return rpc::BadField("hello.capacity.cache_bytes", "is negative");
+  }
+  // Also refuses a value that is not a number.
+  if (!(hello.f32_flops_per_second >= 0 && hello.f32_flops_per_second <= kMaxFlopsPerSecond)) {
+    return rpc::BadField(
+        "hello.capacity.f32_flops_per_second",
+        StrCat("is ", hello.f32_flops_per_second, "; it must be 0 to ", kMaxFlopsPerSecond));
   }
   SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.cluster_id, kMaxClusterIdBytes, "cluster_id"));
   SHARDMESH_RETURN_IF_ERROR(CheckLength(hello.boot_id, kMaxTextBytes, "boot_id"));

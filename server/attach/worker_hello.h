@@ -26,7 +26,9 @@ struct WorkerHello {
   std::optional<int32_t> exchange_port = std::nullopt;
   std::string nonce;
   int64_t memory_bytes = 0;
+  double f32_flops_per_second = 0;  // 0: not measured
   bool durable = false;
+  int64_t cache_bytes = 0;
   int64_t term = 0;
   int64_t pid = 0;
   std::string boot_id;

@@ -11,6 +11,11 @@ namespace shardmesh::server {
 // copy.
 using WorkerMessage = std::shared_ptr<const std::string>;
 
+// Returns a message in two parts as one.
+inline WorkerMessage Joined(const WorkerMessage& head, const WorkerMessage& tail) {
+  return std::make_shared<const std::string>(*head + *tail);
+}
+
 }  // namespace shardmesh::server
 
 #endif  // SHARDMESH_SERVER_ATTACH_WORKER_MESSAGE_H_

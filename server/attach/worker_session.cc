@@ -2,6 +2,7 @@
 // sequencer.
 #include "server/attach/worker_session.h"
 
+#include <algorithm>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -52,11 +53,19 @@ void WorkerSession::End() {
   }
 }
 
-void WorkerSession::Send(WorkerMessage message) {
-  if (const absl::Status written = wire_->Write(std::move(message));
-      absl::IsResourceExhausted(written)) {
-    Cut(written);
-  }
+bool WorkerSession::HasFeature(std::string_view feature) const {
+  return std::find(hello_.features.begin(), hello_.features.end(), feature) !=
+         hello_.features.end();
+}
+
+void WorkerSession::Send(WorkerMessage message) { CutIfFull(wire_->Write(std::move(message))); }
+
+void WorkerSession::SendParts(const WorkerMessage& head, const WorkerMessage& tail) {
+  CutIfFull(wire_->WriteParts(head, tail));
+}
+
+void WorkerSession::CutIfFull(const absl::Status& written) {
+  if (absl::IsResourceExhausted(written)) Cut(written);
 }
 
 void WorkerSession::Cut(const absl::Status& status) {
@@ -163,6 +172,14 @@ absl::Status WorkerSession::Dispatch(const internal::v1::AttachRequest& request)
       SHARDMESH_FAILPOINT("attach.tile_staged");
       TakeTileStaged(request.tile_staged());
       break;
+    case Message::kTilesArriving: {
+      const internal::v1::TilesArriving& arriving = request.tiles_arriving();
+      const WorkerStreamsOptions& options = streams_->options();
+      if (options.tiles_arriving) {
+        options.tiles_arriving(arriving.transfer_id(), identity(), arriving.arrived_bytes());
+      }
+      break;
+    }
     case Message::kStepReport:
       SHARDMESH_FAILPOINT("attach.step_report");
       TakeStepReport(request.step_report());
@@ -177,8 +194,32 @@ absl::Status WorkerSession::Dispatch(const internal::v1::AttachRequest& request)
       streams_->TilesDropped(identity(), {array_ids.begin(), array_ids.end()});
       break;
     }
+    case Message::kTileDamaged:
+      TakeTileDamaged(request.tile_damaged());
+      break;
     case Message::kQuarantineAnswer:
       streams_->orders().Answer(this, request.quarantine_answer());
+      break;
+    case Message::kFillFailed:
+      SHARDMESH_FAILPOINT("attach.fill_failed");
+      TakeFillFailed(request.fill_failed());
+      break;
+    case Message::kFilesChecked:
+      streams_->file_checks().Answer(this, request.files_checked().order_id(),
+                                     DecodeVerdict(request.files_checked()));
+      break;
+    case Message::kMemoryRequest: {
+      const internal::v1::MemoryRequest& asked = request.memory_request();
+      const auto& free = streams_->options().free_memory;
+      Send(EncodeMemoryAnswer(asked.order_id(), free ? free(identity(), asked.need_bytes()) : 0));
+      break;
+    }
+    case Message::kSaveProgress:
+      streams_->saves().Progress(this, request.save_progress());
+      break;
+    case Message::kSaveAnswer:
+      SHARDMESH_FAILPOINT("attach.save_answer");
+      streams_->saves().Answer(this, request.save_answer());
       break;
     case Message::kLeaving:
       return TakeLeaving(request.leaving());
@@ -249,6 +290,8 @@ void WorkerSession::Admit(std::vector<std::string> endpoints, const std::string&
   info.host = hello_.boot_id;
   info.capacity_bytes = hello_.memory_bytes;
   info.durable = hello_.durable;
+  info.cache_bytes = hello_.cache_bytes;
+  info.f32_flops_per_second = hello_.f32_flops_per_second;
   const absl::StatusOr<uint64_t> attachment = streams_->membership().Attach(std::move(info));
   if (!attachment.ok()) {
     streams_->AttachFailed(hello_.identity, attachment.status());
@@ -328,7 +371,7 @@ void WorkerSession::TakeWholeInventory() {
       SendVerdict(judged.verdict, /*last=*/true);
       streams_->Join(this);
       phase_ = Phase::kMember;
-      if (streams_->options().joined) streams_->options().joined(identity());
+      if (streams_->options().joined) streams_->options().joined(identity(), attachment);
     }
   }
   Release();
@@ -397,12 +440,28 @@ absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment,
 
 void WorkerSession::TakeTileStaged(const internal::v1::TileStaged& staged) {
   const WorkerStreamsOptions& options = streams_->options();
-  if (options.tile_staged) options.tile_staged(staged.transfer_id(), staged.size_bytes());
+  if (options.tile_staged) {
+    options.tile_staged(staged.transfer_id(), identity(), staged.size_bytes());
+  }
   const absl::Status reported = sequencer_->ReportTransfer(staged.transfer_id(), staged.term(),
                                                            DecodeStaged(identity(), staged));
   // The tile came too late for its transfer. The message makes the worker drop this tile, and the
   // tiles of the transfer that were staged in time.
   if (!reported.ok()) Send(EncodeEndTransfer(staged.transfer_id(), reported));
+}
+
+void WorkerSession::TakeTileDamaged(const internal::v1::TileDamaged& damaged) {
+  LogWarning(
+      "a worker has found a damaged tile",
+      {{"identity", identity()}, {"array", damaged.array_id()}, {"reason", damaged.reason()}});
+  streams_->TileDamaged(identity(), damaged.array_id());
+}
+
+void WorkerSession::TakeFillFailed(const internal::v1::FillFailed& failed) {
+  const absl::Status reported = sequencer_->ReportTransfer(failed.transfer_id(), failed.term(),
+                                                           DecodeFillFailed(identity(), failed));
+  // The transfer has ended. The message makes the worker drop what it has staged of the transfer.
+  if (!reported.ok()) Send(EncodeEndTransfer(failed.transfer_id(), reported));
 }
 
 void WorkerSession::TakeStepReport(const internal::v1::StepReport& report) {

@@ -25,11 +25,13 @@
 
 namespace shardmesh::internal::v1 {
 class AttachRequest;
+class FillFailed;
 class Heartbeat;
 class Hello;
 class InventoryPage;
 class Leaving;
 class StepReport;
+class TileDamaged;
 class TileStaged;
 }  // namespace shardmesh::internal::v1
 
@@ -49,6 +51,9 @@ class AttachWire {
   // Queues a message. RESOURCE_EXHAUSTED: the queued messages have reached the limit of bytes.
   // Other errors: the stream has ended.
   virtual absl::Status Write(WorkerMessage message) = 0;
+  virtual absl::Status WriteParts(const WorkerMessage& head, const WorkerMessage& tail) {
+    return Write(Joined(head, tail));
+  }
   // Writes the queued messages, then ends the stream. Called once; may delete the session.
   virtual void Finish(absl::Status status) = 0;
   // Breaks the stream: queued messages are dropped.
@@ -88,13 +93,17 @@ class WorkerSession final : public WorkerStream {
   // WorkerStream.
   const std::string& identity() const override { return hello_.identity; }
   uint64_t attachment() const override;
+  bool HasFeature(std::string_view feature) const override;
   void Send(WorkerMessage message) override;
+  void SendParts(const WorkerMessage& head, const WorkerMessage& tail) override;
   void Close(absl::Status status) override;
   void Cut(const absl::Status& status) override;
   void TakeWholeInventory() override;
   std::string TakeDecidable(const MembershipView& view) override;
 
  private:
+  // Cuts the stream if its queue is full.
+  void CutIfFull(const absl::Status& written);
   // Legal transitions: each state to the next. Take makes the first and the third, Welcome the
   // second, and TakeWholeInventory the last two.
   enum class Phase { kHello, kVerifying, kInventory, kTaking, kJudged, kMember };
@@ -109,6 +118,8 @@ class WorkerSession final : public WorkerStream {
   absl::StatusOr<std::vector<InventoryTile>> TilesOf(const internal::v1::InventoryPage& page) const;
   absl::Status TakeHeartbeat(uint64_t attachment, const internal::v1::Heartbeat& heartbeat);
   void TakeTileStaged(const internal::v1::TileStaged& staged);
+  void TakeTileDamaged(const internal::v1::TileDamaged& damaged);
+  void TakeFillFailed(const internal::v1::FillFailed& failed);
   void TakeStepReport(const internal::v1::StepReport& report);
   absl::Status TakeLeaving(const internal::v1::Leaving& leaving);
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "server/attach/worker_message.h"
@@ -23,8 +24,15 @@ class WorkerStream {
   // Returns the attachment's number from Membership::Attach; 0 before the worker is attached.
   virtual uint64_t attachment() const = 0;
 
+  // Whether the worker's hello lists this feature (Hello.features).
+  virtual bool HasFeature(std::string_view feature) const = 0;
+
   // Queues a message. A closed stream drops the message.
   virtual void Send(WorkerMessage message) = 0;
+  // Queues a message in two parts. Many streams share the tail without a copy.
+  virtual void SendParts(const WorkerMessage& head, const WorkerMessage& tail) {
+    Send(Joined(head, tail));
+  }
   // Writes the queued messages and ends the stream with this status. Only the first call counts.
   virtual void Close(absl::Status status) = 0;
   // Ends the stream with this status and drops its queued messages. Used when the worker may no

@@ -7,6 +7,7 @@
 
 #include "process/log.h"
 #include "rpc/codec/status.h"
+#include "rpc/contract.h"
 #include "server/attach/attach_codec.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"  // QuarantineAnswered is moved
 #include "status/detail.h"
@@ -143,8 +144,74 @@ int64_t WorkerStreams::OrderQuarantine(const std::string& identity,
       refused = number.status();
     }
   }
-  QuarantineOrders::Fail(std::move(answered), std::move(refused));
+  std::move(answered)(std::move(refused));
   return 0;
+}
+
+absl::Status WorkerStreams::FindFiller(std::string_view identity, WorkerStream** stream) const {
+  WorkerStream* const found = StreamOf(identity);
+  if (found == nullptr) return NotAttached(identity);
+  if (!found->HasFeature(rpc::kFillFeature)) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "worker \"", identity, "\" runs an older build, which does not fill tiles itself")),
+        Reason::kNotAvailable, {{fact::kField, "source"}});
+  }
+  *stream = found;
+  return absl::OkStatus();
+}
+
+absl::Status WorkerStreams::CheckCanFill(std::string_view identity) const {
+  WorkerStream* stream = nullptr;
+  absl::MutexLock lock(&mutex_);
+  return FindFiller(identity, &stream);
+}
+
+int64_t WorkerStreams::CheckFiles(const std::string& identity, std::string_view files,
+                                  FilesChecked checked) {
+  FileVerdict refused;
+  {
+    // One lock for both steps, for the reason given in OrderQuarantine.
+    absl::MutexLock lock(&mutex_);
+    WorkerStream* stream = nullptr;
+    refused.status = FindFiller(identity, &stream);
+    if (refused.status.ok()) {
+      const absl::StatusOr<int64_t> number = file_checks_.Send(stream, files, &checked);
+      if (number.ok()) return *number;
+      refused.status = number.status();
+    }
+  }
+  std::move(checked)(refused);
+  return 0;
+}
+
+void WorkerStreams::SendFill(std::string_view identity, std::string_view message) {
+  WorkerMessage encoded = EncodeFill(message);
+  absl::MutexLock lock(&mutex_);
+  if (WorkerStream* const stream = StreamOf(identity); stream != nullptr) {
+    stream->Send(std::move(encoded));
+  }
+}
+
+void WorkerStreams::SendFillParts(std::string_view identity, std::string_view head,
+                                  const std::shared_ptr<const std::string>& tail) {
+  const WorkerMessage encoded = EncodeFill(head, tail->size());
+  absl::MutexLock lock(&mutex_);
+  if (WorkerStream* const stream = StreamOf(identity); stream != nullptr) {
+    stream->SendParts(encoded, tail);
+  }
+}
+
+void WorkerStreams::OrderSave(const std::string& identity, const internal::v1::SaveOrder& order,
+                              SaveProgressed progressed, SaveAnswered answered) {
+  {
+    // As in OrderQuarantine, the stream cannot end between its lookup and the registration.
+    absl::MutexLock lock(&mutex_);
+    if (WorkerStream* const stream = StreamOf(identity); stream != nullptr) {
+      return saves_.Send(stream, order, std::move(progressed), std::move(answered));
+    }
+  }
+  std::move(answered)(NotAttached(identity));
 }
 
 void WorkerStreams::MembershipChanged() {
@@ -258,8 +325,21 @@ void WorkerStreams::Arrive(WorkerStream* stream) {
   arriving_.insert(stream);
 }
 
+WorkerStreams::Unanswered WorkerStreams::TakeUnanswered(const WorkerStream* stream) {
+  return {.quarantine = orders_.TakeAllOf(stream),
+          .files = file_checks_.TakeAllOf(stream),
+          .saves = saves_.TakeAllOf(stream)};
+}
+
+void WorkerStreams::Fail(Unanswered unanswered, std::string_view identity) {
+  const absl::Status error = NotAttached(identity);
+  for (QuarantineAnswered& answered : unanswered.quarantine) std::move(answered)(error);
+  for (FilesChecked& checked : unanswered.files) std::move(checked)({.status = error});
+  for (SaveAnswered& answered : unanswered.saves) std::move(answered)(error);
+}
+
 void WorkerStreams::Join(WorkerStream* stream) {
-  std::vector<QuarantineOrders::Unanswered> unanswered;
+  Unanswered unanswered;
   {
     absl::MutexLock lock(&mutex_);
     arriving_.erase(stream);
@@ -269,7 +349,7 @@ void WorkerStreams::Join(WorkerStream* stream) {
     if (member.stream != nullptr) {
       // The worker attached again over another stream. Messages that are still in transit on the
       // earlier stream are lost.
-      unanswered = orders_.TakeOrdersOf(member.stream);
+      unanswered = TakeUnanswered(member.stream);
       member.stream->Cut(
           WithReason(absl::UnavailableError("the worker has attached over another stream since"),
                      Reason::kStaleEpoch));
@@ -279,11 +359,11 @@ void WorkerStreams::Join(WorkerStream* stream) {
     changed_ = true;
   }
   inventories_.EndTurn(stream);
-  QuarantineOrders::Fail(std::move(unanswered), stream->identity());
+  Fail(std::move(unanswered), stream->identity());
 }
 
 void WorkerStreams::Leave(WorkerStream* stream) {
-  std::vector<QuarantineOrders::Unanswered> unanswered;
+  Unanswered unanswered;
   {
     absl::MutexLock lock(&mutex_);
     attaching_.erase(stream);
@@ -293,10 +373,10 @@ void WorkerStreams::Leave(WorkerStream* stream) {
       members_.erase(found);
       readiness_.Left(stream->identity());
     }
-    unanswered = orders_.TakeOrdersOf(stream);
+    unanswered = TakeUnanswered(stream);
   }
   inventories_.EndTurn(stream);
-  QuarantineOrders::Fail(std::move(unanswered), stream->identity());
+  Fail(std::move(unanswered), stream->identity());
 }
 
 void WorkerStreams::AttachFailed(const std::string& identity, const absl::Status& status) {
@@ -347,6 +427,18 @@ void WorkerStreams::TilesDropped(std::string_view identity,
     const MeshRanks* ranks = view->FindMesh(mesh_id);
     return ranks == nullptr ? std::nullopt : ranks->RankOf(identity);
   });
+}
+
+void WorkerStreams::TileDamaged(std::string_view identity, const std::string& array_id) {
+  const std::optional<std::string> mesh_id = registry_->MeshOf(array_id);
+  if (!mesh_id.has_value()) return;  // the array was released meanwhile
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const MeshRanks* const ranks = view->FindMesh(*mesh_id);
+  if (ranks == nullptr) return;
+  if (const auto rank = ranks->RankOf(identity); rank.has_value()) {
+    registry_->TileDamaged(array_id, *rank);
+    if (options_.damaged) options_.damaged();
+  }
 }
 
 WorkerStream* WorkerStreams::StreamOf(std::string_view identity) const {

@@ -23,13 +23,16 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "server/attach/endpoint_check.h"
+#include "server/attach/file_checks.h"
 #include "server/attach/inventory_judge.h"
 #include "server/attach/inventory_queue.h"
 #include "server/attach/membership_pages.h"
 #include "server/attach/quarantine_orders.h"
 #include "server/attach/readiness.h"
+#include "server/attach/save_access.h"
 #include "server/attach/worker_message.h"
 #include "server/attach/worker_stream.h"
+#include "server/diagnosis/flight_log.h"
 #include "server/state/array_registry.h"
 #include "server/state/attach_failures.h"
 #include "server/state/definitions.h"
@@ -37,7 +40,7 @@
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
 #include "server/steps/encoded_step.h"
-#include "server/steps/flight_log.h"
+#include "server/steps/fill_transport.h"
 #include "server/steps/mesh_endpoints.h"
 #include "server/steps/sequencer.h"
 
@@ -57,10 +60,20 @@ struct WorkerStreamsOptions {
   const Recovery* recovery = nullptr;  // outlives the WorkerStreams
   // Called without a lock on the thread of the InventoryQueue, after a worker's inventory was
   // processed. The queue processes the next inventory when this call has returned. May be null.
-  std::function<void(std::string_view identity)> joined = nullptr;
+  std::function<void(std::string_view identity, uint64_t attachment)> joined = nullptr;
   // Called without a lock for each tile of a put that a rank has staged (received, but not
   // committed), before the sequencer gets the report. May be null.
-  std::function<void(std::string_view transfer_id, int64_t size_bytes)> tile_staged = nullptr;
+  std::function<void(std::string_view transfer_id, std::string_view identity, int64_t size_bytes)>
+      tile_staged = nullptr;
+  // Called with the bytes that have arrived of the tiles that the worker has not staged yet.
+  std::function<void(std::string_view transfer_id, std::string_view identity, int64_t bytes)>
+      tiles_arriving = nullptr;
+  // Called without a lock after a worker has reported a damaged tile, which now counts as missing.
+  // May be null.
+  std::function<void()> damaged = nullptr;
+  // Called without a lock if a step needs this many bytes of memory more on the worker. Releases
+  // arrays that are only cached, and returns the bytes that they take there. May be null.
+  std::function<int64_t(std::string_view identity, int64_t need_bytes)> free_memory = nullptr;
   // Time for each endpoint of a worker to identify itself. After the first correct answer, the
   // other endpoints have only EndpointCheck::kGrace more.
   absl::Duration verify_timeout = absl::Seconds(3);
@@ -90,7 +103,11 @@ struct WorkerStreamsOptions {
 //
 // Thread-safe. Membership, registry, definition_store and clock outlive this object. All streams
 // have left before this object is destroyed.
-class WorkerStreams final : public StepTransport, public MeshEndpoints, public QuarantineAccess {
+class WorkerStreams final : public StepTransport,
+                            public MeshEndpoints,
+                            public FillTransport,
+                            public QuarantineAccess,
+                            public SaveAccess {
  public:
   WorkerStreams(Membership* membership, ArrayRegistry* registry,
                 const DefinitionStore* definition_store, WorkerStreamsOptions options);
@@ -102,8 +119,8 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   // membership does not know.
   AttachFailures::Failures FailedAttachesOf(std::string_view identity) const;
 
-  // Orders the workers that serve this mesh to drop these arrays of the mesh. If the mesh is gone,
-  // or other workers served it until recently, orders all members to drop them.
+  // Orders the workers that serve this mesh to drop these arrays of the mesh. If the mesh is
+  // gone, or other workers served it until recently, orders all members to drop them.
   void Drop(const std::string& mesh_id, const std::vector<std::string>& array_ids);
   // Sends members the changed list of live workers, later and on another thread. The membership's
   // listener calls this.
@@ -112,10 +129,11 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   // attached again since.
   void WorkerLost(std::string_view identity, uint64_t attachment);
   // Closes the worker's streams, so that the worker attaches again and sends its inventory again.
-  // Called when a rank of the mesh moved to this worker or away from it. No effect if no inventory
-  // of this worker has reached Arrive.
+  // Called when a rank of the mesh moved to this worker or away from it. No effect if no
+  // inventory of this worker has reached Arrive.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
-  // Called when the coordinator stops. Workers whose streams end from now on do not count as lost.
+  // Called when the coordinator stops. Workers whose streams end from now on do not count as
+  // lost.
   void Stop() { stopping_ = true; }
 
   // MeshEndpoints.
@@ -127,6 +145,18 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
                           QuarantineAnswered answered) override;
   void ForgetQuarantineOrder(int64_t number) override { orders_.Forget(number); }
   void SendVerdict(const std::string& identity, const InventoryVerdict& verdict) override;
+
+  // FillTransport.
+  absl::Status CheckCanFill(std::string_view identity) const override;
+  int64_t CheckFiles(const std::string& identity, std::string_view files,
+                     FilesChecked checked) override;
+  void ForgetFileCheck(int64_t number) override { file_checks_.Forget(number); }
+  void SendFill(std::string_view identity, std::string_view message) override;
+  void SendFillParts(std::string_view identity, std::string_view head,
+                     const std::shared_ptr<const std::string>& tail) override;
+  // SaveAccess.
+  void OrderSave(const std::string& identity, const internal::v1::SaveOrder& order,
+                 SaveProgressed progressed, SaveAnswered answered) override;
 
   // StepTransport.
   void Start(const WorkRef& work, const EncodedStepPtr& message) override;
@@ -140,6 +170,8 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   const InventoryJudge& judge() const { return judge_; }
   InventoryQueue& inventories() { return inventories_; }
   QuarantineOrders& orders() { return orders_; }
+  FileChecks& file_checks() { return file_checks_; }
+  SaveOrderTable& saves() { return saves_; }
   bool is_stopping() const { return stopping_; }
 
   // Cuts the stream unless it reaches its next phase within `time`. `phase`: what the stream must
@@ -154,10 +186,11 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   void Arrive(WorkerStream* stream);
   // Makes the worker a member over this stream, and cuts its earlier stream.
   void Join(WorkerStream* stream);
-  // Removes the stream, which has ended. WorkerStreams no longer calls the stream after this call.
+  // Removes the stream, which has ended. WorkerStreams no longer calls the stream after this
+  // call.
   void Leave(WorkerStream* stream);
-  // Records that a worker failed to attach, and why. The caller has checked that the worker may use
-  // this identity. No effect for workers that the membership does not know.
+  // Records that a worker failed to attach, and why. The caller has checked that the worker may
+  // use this identity. No effect for workers that the membership does not know.
   void AttachFailed(const std::string& identity, const absl::Status& status);
 
   // Closes the stream of a worker that has drained. No effect if the stream has left already;
@@ -168,15 +201,18 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   void PeersReported(WorkerStream* stream, int64_t epoch,
                      const std::vector<std::string>& unreached);
   void TilesDropped(std::string_view identity, const std::vector<std::string>& array_ids);
-  // Sends the start message of the step again, now with the plan. No effect if the step has ended.
+  // Records that the worker's tile of the array is damaged.
+  void TileDamaged(std::string_view identity, const std::string& array_id);
+  // Sends the start message of the step again, now with the plan. No effect if the step has
+  // ended.
   void SendPlan(WorkerStream* stream, int64_t sequence);
 
  private:
   struct Member {
     WorkerStream* stream = nullptr;
     bool told = false;  // a snapshot and every later change was sent to the worker
-    // SHA-256 of the plans that the worker is believed to have. The worker asks for a plan that it
-    // lacks.
+    // SHA-256 of the plans that the worker is believed to have. The worker asks for a plan that
+    // it lacks.
     absl::flat_hash_set<std::string> plans = {};
   };
   // A live step, kept for workers that ask for its plan.
@@ -192,7 +228,20 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
     std::string phase;
   };
 
+  // Callbacks that wait for the answers of a stream that has ended.
+  struct Unanswered {
+    std::vector<QuarantineAnswered> quarantine;
+    std::vector<FilesChecked> files;
+    std::vector<SaveAnswered> saves;
+  };
+
+  Unanswered TakeUnanswered(const WorkerStream* stream);
+  // Calls back with the error NotAttached. The caller does not hold mutex_.
+  static void Fail(Unanswered unanswered, std::string_view identity);
   WorkerStream* StreamOf(std::string_view identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Like CheckCanFill; sets `*stream` if the result is OK.
+  absl::Status FindFiller(std::string_view identity, WorkerStream** stream) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const WorkRef& work, const absl::Status& status);
   void TellOfMembership();
   void EndUndecided(const MembershipView& view);
@@ -207,9 +256,11 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   std::atomic<bool> stopping_ = false;
   MembershipPages pages_;  // used only by the thread of TellOfMembership
 
-  // The next two objects synchronise themselves. They may be called under mutex_.
+  // The next four objects synchronise themselves. They may be called under mutex_.
   Readiness readiness_;
   QuarantineOrders orders_;
+  FileChecks file_checks_;
+  SaveOrderTable saves_;
 
   mutable absl::Mutex mutex_;
   std::map<std::string, Member, std::less<>> members_ ABSL_GUARDED_BY(mutex_);
@@ -221,8 +272,8 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   bool changed_ ABSL_GUARDED_BY(mutex_) = false;  // whether members may need a new list
   // The view that all members have received; null before the first one.
   std::shared_ptr<const MembershipView> told_view_ ABSL_GUARDED_BY(mutex_);
-  // Meshes that other workers served until recently. By mesh id: when the members got the change of
-  // workers.
+  // Meshes that other workers served until recently. By mesh id: when the members got the change
+  // of workers.
   std::map<std::string, absl::Time, std::less<>> moved_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
@@ -231,8 +282,8 @@ class WorkerStreams final : public StepTransport, public MeshEndpoints, public Q
   Alarm overdue_;  // last: its destructor waits for CutOverdue
 };
 
-// The error while the coordinator stops: UNAVAILABLE (NOT_SERVING), with a retry delay. `hint` says
-// what the caller can do.
+// The error while the coordinator stops: UNAVAILABLE (NOT_SERVING), with a retry delay. `hint`
+// says what the caller can do.
 absl::Status CoordinatorStops(std::string_view hint);
 
 }  // namespace shardmesh::server

@@ -16,6 +16,7 @@
 #include "rpc/codec/time_codec.h"
 #include "rpc/transfer_token.h"
 #include "server/codec/put_codec.h"
+#include "server/resolve/resolve_answers.h"
 #include "server/state/array_selection.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/session_pins.h"
@@ -41,8 +42,8 @@ constexpr char kNamelessPage = 'i';
 // A page of arrays that is being filled.
 class Page {
  public:
-  Page(int64_t max_arrays, v1::ListArraysResponse* response)
-      : max_arrays_(max_arrays), response_(response) {}
+  Page(int64_t max_arrays, const Recovery& recovery, v1::ListArraysResponse* response)
+      : max_arrays_(max_arrays), recovery_(recovery), response_(response) {}
 
   bool is_full() const {
     return response_->arrays_size() >= max_arrays_ || size_bytes_ >= kListBytes;
@@ -50,6 +51,7 @@ class Page {
   void Add(const Array& array, const NameEntry* name) {
     v1::Array* const added = response_->add_arrays();
     Encode(array, name, added);
+    EncodeRepair(array, recovery_, added);
     size_bytes_ += static_cast<int64_t>(added->ByteSizeLong());
   }
   const std::string& last_name() const { return response_->arrays().rbegin()->name(); }
@@ -60,6 +62,7 @@ class Page {
 
  private:
   const int64_t max_arrays_;
+  const Recovery& recovery_;
   v1::ListArraysResponse* const response_;
   int64_t size_bytes_ = 0;
 };
@@ -95,6 +98,7 @@ absl::Status DescribeArray(const CoordinatorParts& context, const v1::DescribeAr
                            v1::DescribeArrayResponse* response) {
   SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected, Find(context, request.array()));
   Encode(*selected.array, &selected.name, response->mutable_array());
+  EncodeRepair(*selected.array, *context.recovery, response->mutable_array());
   return absl::OkStatus();
 }
 
@@ -116,7 +120,7 @@ absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysReq
     return rpc::BadField("page_token", "is not of a page of this list; begin anew without it");
   }
   const std::string_view start_after = std::string_view(token).substr(token.empty() ? 0 : 1);
-  Page page(*page_size, response);
+  Page page(*page_size, *context.recovery, response);
   if (token.empty() || token.front() == kNamedPage) {
     for (const ArrayRegistry::NamedArray& each :
          context.registry->ListNames(request.prefix(), start_after, *page_size + 1)) {
@@ -146,8 +150,8 @@ absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysReq
                                            : page.End(kNamelessPage, nameless.next_start_after);
 }
 
-absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
-                      v1::BeginGetResponse* response) {
+absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
+                         v1::BeginGetResponse* response) {
   SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected, Find(context, request.array()));
   const ArrayDescriptor& descriptor = selected.array->definition.descriptor;
   Tile part = Tile::Whole(descriptor.shape);
@@ -203,6 +207,30 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
       const bool pinned, PinForSession(*context.registry, *context.sessions, request.session_id(),
                                        descriptor.array_id));
   response->set_pinned(pinned);
+  return absl::OkStatus();
+}
+
+absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
+                      v1::BeginGetResponse* response) {
+  for (int attempt = 1;; ++attempt) {
+    response->Clear();
+    const absl::Status status = TryBeginGet(context, request, response);
+    // The array of a name may be replaced and released before the session pins it.
+    if (ReasonOf(status) != Reason::kNotFound || attempt == kMaxSelections ||
+        !request.array().has_name() || !Find(context, request.array()).ok()) {
+      return status;
+    }
+  }
+}
+
+absl::Status ReleaseArrays(const CoordinatorParts& context, const v1::ReleaseArraysRequest& request,
+                           v1::ReleaseArraysResponse* response) {
+  constexpr int kMaxReleased = 10'000;
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckCount(request.array_ids_size(), kMaxReleased, "arrays", "array_ids"));
+  response->set_released(static_cast<int32_t>(UnpinForSession(
+      *context.registry, *context.sessions, request.session_id(),
+      std::vector<std::string>(request.array_ids().begin(), request.array_ids().end()))));
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// Answers to clients' calls about arrays: describe, list, get.
+// Answers to clients' calls about arrays: describe, list, get, release.
 #ifndef SHARDMESH_SERVER_CALLS_ARRAY_CALLS_H_
 #define SHARDMESH_SERVER_CALLS_ARRAY_CALLS_H_
 
@@ -18,6 +18,9 @@ absl::Status ListArrays(const CoordinatorParts& context, const v1::ListArraysReq
 // session.
 absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest& request,
                       v1::BeginGetResponse* response);
+// Unpins arrays of the session. The caller has already checked that the client may use it.
+absl::Status ReleaseArrays(const CoordinatorParts& context, const v1::ReleaseArraysRequest& request,
+                           v1::ReleaseArraysResponse* response);
 
 }  // namespace shardmesh::server
 

@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "server/attach/coordinator_parts.h"
 #include "server/attach/quarantine_orders.h"
+#include "server/diagnosis/flight_log.h"
+#include "server/diagnosis/step_watch.h"
 #include "server/state/recovery.h"
-#include "server/steps/flight_log.h"
 #include "server/steps/sequencer.h"
-#include "server/steps/step_watch.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 
 namespace shardmesh::server {

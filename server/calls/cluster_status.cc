@@ -87,6 +87,11 @@ void ClusterCalls::DescribeCluster(const MembershipView& view,
   const ArrayCounts arrays = context_.registry->CountArrays();
   response->set_arrays(arrays.total());
   response->set_degraded_arrays(arrays.degraded);
+  const CacheTotals cache = context_.registry->cache_totals();
+  response->set_cached_arrays(cache.arrays);
+  response->set_cached_bytes(cache.bytes);
+  EncodeRepairs(options_.recovery->repairs(), response);
+  EncodeReplicas(options_.recovery->replicas(), response);
   if (const int64_t unnamed = context_.registry->CountUnnamed(); unnamed > 0) {
     response->set_unnamed_arrays(unnamed);
     const absl::Duration held_for = context_.registry->unnamed_until() - context_.clock->Now();
@@ -128,6 +133,8 @@ void ClusterCalls::DescribeWorker(const WorkerStatus& worker, v1::WorkerStatus* 
   const std::string& identity = worker.info.identity;
   Encode(worker, context_.hub->IsReady(identity), context_.hub->FailedAttachesOf(identity),
          context_.clock->Now(), to);
+  to->set_cached_bytes(
+      CachedBytesOn(*context_.membership->view(), context_.registry->CachedBytes(), identity));
 }
 
 }  // namespace shardmesh::server

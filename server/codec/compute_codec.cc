@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "google/protobuf/repeated_field.h"
+#include "program/move_plan.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/spec_codec.h"
@@ -194,6 +196,13 @@ void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {
       planned->set_collective(rpc::Encode(collective->kind));
       planned->set_algorithm(rpc::Encode(collective->algorithm));
       planned->mutable_axes()->Assign(collective->axes.begin(), collective->axes.end());
+    }
+    if (const auto* move = std::get_if<MoveRegions>(&instruction.kind)) {
+      const std::vector<ValueDescriptor>& values = prepared.plan.values;
+      const auto plan =
+          MovePlan(prepared.plan.mesh, values[move->input], values[instruction.output]);
+      if (!plan.ok()) continue;  // not reached: the planner made the same plan
+      for (std::string& axis : MoveAxes(*plan)) planned->add_axes(std::move(axis));
     }
   }
   rpc::Encode(prepared.plan.cost, to->mutable_cost());

@@ -3,6 +3,7 @@
 
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/field_check.h"
+#include "rpc/codec/source_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
@@ -10,6 +11,7 @@
 #include "server/resolve/resolve_answers.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/request_index.h"
+#include "server/steps/replica_mesh.h"
 #include "sharding/compatibility.h"
 #include "sharding/digest.h"
 #include "status/fact_keys.h"
@@ -26,6 +28,53 @@ constexpr int64_t kPieceBytes = int64_t{512} << 10;
 // The maximum number of tensors of a put. The answer to the put's commit names all arrays in one
 // message, which is stored in one transaction.
 constexpr int64_t kMaxPutTensors = 40'000;
+// The maximum number of files of a put.
+constexpr int64_t kMaxPutFiles = 10'000;
+// The maximum length of a checkpoint's path. The coordinator remembers it with each ended put.
+constexpr size_t kMaxCheckpointBytes = 1'024;
+
+absl::StatusOr<std::vector<std::shared_ptr<const SourceFile>>> DecodeFiles(
+    const v1::BeginPutHeader& from) {
+  if (from.files_size() > kMaxPutFiles) {
+    return rpc::WithField(
+        WithReason(absl::InvalidArgumentError(StrCat("lists ", from.files_size(),
+                                                     " files; a put reads at most ", kMaxPutFiles,
+                                                     "; put in several parts")),
+                   Reason::kLimitExceeded,
+                   {{fact::kHave, from.files_size()}, {fact::kLimit, kMaxPutFiles}}),
+        "header.files");
+  }
+  std::vector<std::shared_ptr<const SourceFile>> files;
+  for (int i = 0; i < from.files_size(); ++i) {
+    auto file = rpc::Decode(from.files(i));
+    if (!file.ok()) {
+      return rpc::WithField(rpc::WithField(file.status(), "files", static_cast<size_t>(i)),
+                            "header");
+    }
+    files.push_back(std::make_shared<const SourceFile>(*std::move(file)));
+  }
+  return files;
+}
+
+absl::Status DecodeOrigin(const v1::TensorOrigin& from, PutTensor* tensor) {
+  if (from.offset_bytes() < 0) {
+    return rpc::BadField("origin.offset_bytes",
+                         StrCat("is ", from.offset_bytes(), "; an offset is at least 0"));
+  }
+  if (from.conversion().size() > ArrayOrigin::kMaxConversionBytes) {
+    return rpc::WithField(WithReason(absl::InvalidArgumentError(StrCat(
+                                         "has ", from.conversion().size(),
+                                         " bytes; the description of a conversion has at most ",
+                                         ArrayOrigin::kMaxConversionBytes)),
+                                     Reason::kLimitExceeded,
+                                     {{fact::kHave, from.conversion().size()},
+                                      {fact::kLimit, ArrayOrigin::kMaxConversionBytes}}),
+                          "origin.conversion");
+  }
+  tensor->origin = FileRange{.file = from.file(), .offset_bytes = from.offset_bytes()};
+  tensor->conversion = from.conversion();
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -63,6 +112,26 @@ absl::StatusOr<PutHeader> Decode(const v1::BeginPutHeader& from) {
     return rpc::WithField(strict.status(), "header.policy");
   }
   header.strict = *strict;
+  SHARDMESH_ASSIGN_OR_RETURN(header.files, DecodeFiles(from));
+  auto uneven = rpc::DecodeUnevenCuts(from.uneven(), !from.weights().empty());
+  if (!uneven.ok()) {
+    return rpc::WithField(uneven.status(), "header");
+  }
+  header.uneven = *uneven;
+  header.reuse = from.reuse();
+  header.weights.assign(from.weights().begin(), from.weights().end());
+  if (from.checkpoint().size() > kMaxCheckpointBytes) {
+    return rpc::BadField("header.checkpoint",
+                         StrCat("has ", from.checkpoint().size(), " bytes; at most ",
+                                kMaxCheckpointBytes, " are allowed: give the folder's name only"));
+  }
+  header.checkpoint = from.checkpoint();
+  if (from.replicas() < 0 || from.replicas() > kMaxReplicas) {
+    return rpc::BadField("header.replicas",
+                         StrCat("is ", from.replicas(), "; each tile can be kept on 1 or ",
+                                kMaxReplicas, " workers, and 0 keeps what the name has"));
+  }
+  header.replicas = from.replicas();
   return header;
 }
 
@@ -88,6 +157,16 @@ absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
     return rpc::WithField(cut_points.status(), "cut_points");
   }
   tensor.cut_points = *std::move(cut_points);
+  if (from.has_source()) {
+    const auto source = rpc::Decode(from.source());
+    if (!source.ok()) {
+      return rpc::WithField(source.status(), "source");
+    }
+    tensor.source = *source;
+  }
+  if (from.has_origin()) {
+    SHARDMESH_RETURN_IF_ERROR(DecodeOrigin(from.origin(), &tensor));
+  }
   if (from.has_spec()) {
     auto spec = rpc::Decode(from.spec());
     if (!spec.ok()) {
@@ -184,7 +263,12 @@ v1::BeginPutResponse PutAnswer::Next() {
   for (int64_t size_bytes = 0; !is_at_end() && size_bytes <= kPieceBytes; ++next_) {
     v1::PutAssignment* assignment = message.add_assignments();
     rpc::Encode(put_->items[next_].definition.descriptor, assignment->mutable_array_descriptor());
-    if (is_begun) {
+    const PutItem& item = put_->items[next_];
+    if (item.reused != nullptr) {
+      assignment->mutable_reused()->set_array_id(
+          item.reused->array().definition.descriptor.array_id);
+      assignment->mutable_reused()->set_moved_bytes(item.moved_bytes);
+    } else if (is_begun && !item.is_read()) {
       claims.array_descriptor = assignment->array_descriptor().SerializeAsString();
       assignment->set_token(rpc::SignToken(claims, token_key_));
     }

@@ -116,4 +116,22 @@ void EncodeLast(const WorkerFlight& flight, int64_t max_bytes, v1::WorkerFlight*
   }
 }
 
+void EncodeRepairs(const RepairTotals& from, v1::GetStatusResponse* to) {
+  if (from.operations == 0 && from.tiles == 0 && from.failed_tiles == 0) return;
+  v1::RepairStatus* const repairs = to->mutable_repairs();
+  repairs->set_operations(from.operations);
+  repairs->set_done_bytes(from.done_bytes);
+  repairs->set_total_bytes(from.total_bytes);
+  repairs->set_bytes_per_second(from.bytes_per_second);
+  if (from.time_left.has_value()) rpc::Encode(*from.time_left, repairs->mutable_time_left());
+  repairs->set_tiles(from.tiles);
+  repairs->set_failed_tiles(from.failed_tiles);
+}
+
+void EncodeReplicas(const ReplicaTotals& from, v1::GetStatusResponse* to) {
+  if (from.waiting == 0 && from.failed == 0) return;
+  to->mutable_replicas()->set_waiting(from.waiting);
+  to->mutable_replicas()->set_failed(from.failed);
+}
+
 }  // namespace shardmesh::server

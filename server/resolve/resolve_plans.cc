@@ -176,8 +176,11 @@ class ReshardWriter {
     for (int64_t dim = 0; dim < to.rank(); ++dim) {
       const IndexRange& held = tile.ranges[static_cast<size_t>(dim)];
       const int64_t part_size = std::max<int64_t>(to.PartRange(dim, 0).size(), 1);
-      const int64_t parts =
-          held.size() == 0 ? 0 : (held.stop - 1) / part_size - held.start / part_size + 1;
+      // An estimate if parts are unequal.
+      const int64_t parts = held.size() == 0
+                                ? 0
+                                : std::min(to.PartCount(dim), (held.stop - 1) / part_size -
+                                                                  held.start / part_size + 1);
       if (__builtin_mul_overflow(count, parts, &count)) {
         count = ReshardPlan::kMaxWalk;
       }

@@ -12,6 +12,7 @@
 #include "sharding/rules/rule_explanation.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -448,6 +449,32 @@ absl::Status Answer(const AnswerContext& context, const v1::ExplainTensorRequest
   return EncodeShardShape(mesh, corrected.effective, held.shape, response->mutable_shard_shape());
 }
 
+// Returns the cut points that the request gives, or those that its rule makes.
+absl::StatusOr<std::vector<CutPoints>> CutsOf(const v1::DescribeTilingRequest& request,
+                                              const Shape& shape, const Mesh& mesh,
+                                              const PartitionSpec& spec) {
+  SHARDMESH_ASSIGN_OR_RETURN(const UnevenCuts rule,
+                             rpc::DecodeUnevenCuts(request.uneven(), !request.weights().empty()));
+  if (rule == UnevenCuts::kByMemory || rule == UnevenCuts::kBySpeed) {
+    return rpc::BadField("uneven",
+                         "is a rule by the workers of a mesh, and a question is about a mesh "
+                         "without workers; give weights");
+  }
+  if (rule == UnevenCuts::kEqualOnly) {
+    return rpc::DecodeCutPoints(request.cut_points(), shape);
+  }
+  if (!request.cut_points().empty()) {
+    return rpc::BadField("cut_points", "are given beside a rule in `uneven`; give one of them");
+  }
+  // The tiling reports a spec that does not fit the mesh or the shape.
+  if (mesh.empty() || !CheckDistinctAxes(spec).ok() || !CheckAxesInMesh(spec, mesh).ok() ||
+      spec.size() > static_cast<int64_t>(shape.size())) {
+    return std::vector<CutPoints>();
+  }
+  auto cuts = CutByRule(rule, request.weights(), mesh, spec, shape);
+  return cuts.ok() ? std::move(cuts) : rpc::WithField(cuts.status(), "weights");
+}
+
 absl::Status Answer(const AnswerContext& context, const v1::DescribeTilingRequest& request,
                     v1::DescribeTilingResponse* response) {
   SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(request.compatibility()));
@@ -458,7 +485,8 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeTilingReques
       CheckCount(request.devices_size(), kMaxListedDevices, "devices", "devices"));
   SHARDMESH_RETURN_IF_ERROR(CheckCount(request.replica_groups_of_size(), kMaxListedDevices,
                                        "devices", "replica_groups_of"));
-  SHARDMESH_LAY_OUT(tiling, "spec", Tiling::Create(mesh, spec, shape));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<CutPoints> cuts, CutsOf(request, shape, mesh, spec));
+  SHARDMESH_LAY_OUT(tiling, "spec", Tiling::Create(mesh, spec, shape, std::move(cuts)));
   for (int i = 0; i < request.devices_size(); ++i) {
     const DeviceId device = request.devices(i);
     SHARDMESH_RETURN_IF_ERROR(CheckDevice(device, mesh, "devices", i));
@@ -516,6 +544,13 @@ absl::Status Answer(const AnswerContext& context, const v1::DescribeTilingReques
     }
   }
   rpc::Encode(tiling.ShardShape(), response->mutable_shard_shape());
+  if (!tiling.has_equal_tiles()) {
+    std::vector<CutPoints> points;
+    for (int64_t dim = 0; dim < tiling.rank(); ++dim) {
+      points.push_back(tiling.cut_points(dim));
+    }
+    rpc::Encode(points, response->mutable_cut_points());
+  }
   response->set_distinct_tiles(tiling.DistinctTileCount());
   response->set_fully_replicated(tiling.FullyReplicated());
   response->set_revision(context.state.revision());

@@ -110,14 +110,20 @@ absl::StatusOr<TreeResolver::Placed> TreeResolver::Place(TreeSpec spec, const Tr
   Placed placed;
   SHARDMESH_ASSIGN_OR_RETURN(placed.elements, ElementCount(tensor.shape));
   if (question_.mesh.has_value()) {
+    const PartSizes sizes =
+        question_.uneven == UnevenCuts::kEqualOnly ? PartSizes::kEqual : PartSizes::kAny;
     SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected,
-                               Correct(spec.effective, tensor.shape, *question_.mesh));
+                               Correct(spec.effective, tensor.shape, *question_.mesh, sizes));
     spec.effective = std::move(corrected.effective);
     spec.corrections.insert(spec.corrections.end(), corrected.corrections.begin(),
                             corrected.corrections.end());
-    SHARDMESH_ASSIGN_OR_RETURN(placed.tiling,
-                               Tiling::Create(*question_.mesh, spec.effective,
-                                              Shape(tensor.shape.begin(), tensor.shape.end())));
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<CutPoints> cuts,
+                               CutByRule(question_.uneven, question_.weights, *question_.mesh,
+                                         spec.effective, tensor.shape));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        placed.tiling,
+        Tiling::Create(*question_.mesh, spec.effective,
+                       Shape(tensor.shape.begin(), tensor.shape.end()), std::move(cuts)));
     placed.fully_replicated = placed.tiling->FullyReplicated();
     SHARDMESH_ASSIGN_OR_RETURN(placed.shard_elements, ElementCount(placed.tiling->ShardShape()));
   }

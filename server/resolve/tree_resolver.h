@@ -30,6 +30,7 @@
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 
 namespace shardmesh::server {
 
@@ -71,6 +72,10 @@ struct TreeQuestion {
   // Nullopt: no spec is corrected, and no bytes are counted.
   std::optional<Mesh> mesh;
   bool strict = false;  // the first correction of a spec is an error
+  // The rule that cuts dimensions whose axes do not divide them, with the weights of the devices
+  // (CutByRule). kEqualOnly: such axes are dropped from the spec.
+  UnevenCuts uneven = UnevenCuts::kEqualOnly;
+  std::vector<int64_t> weights = {};
   // Whether a tensor that no rule matches is part of the answer. If false, such a tensor is an
   // error.
   bool keep_unmatched = false;
@@ -93,10 +98,10 @@ class TreeResolver {
   // true, the result is CANCELLED. One part cannot be cancelled: after some hundred tensors, Add
   // builds the automaton of all rules. That takes ten milliseconds for a thousand rules.
   //
-  // Errors name the tensor. INVALID_ARGUMENT: the errors of RuleSet::Match, ResolveSpec and
-  // Correct; a repeated name; MISSING_ARGUMENT if there are neither rules nor axes nor a spec; with
-  // `strict` the first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): more than
-  // kMaxTensors tensors.
+  // Errors name the tensor. INVALID_ARGUMENT: the errors of RuleSet::Match, ResolveSpec, Correct
+  // and CutByRule; a repeated name; MISSING_ARGUMENT if there are neither rules nor axes nor a
+  // spec; with `strict` the first correction, with its reason. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED):
+  // more than kMaxTensors tensors.
   absl::StatusOr<std::vector<TreePlacement>> Add(absl::Span<const TreeTensor> tensors,
                                                  const std::function<bool()>& is_cancelled = {});
 

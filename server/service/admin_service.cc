@@ -1,4 +1,4 @@
-// Serves snapshots of the coordinator's state.
+// Serves snapshots of the coordinator's state, and cancels operations of any session.
 #include "server/service/admin_service.h"
 
 #include <sys/stat.h>
@@ -19,6 +19,7 @@
 #include "process/log.h"
 #include "rpc/caller.h"
 #include "rpc/codec/status.h"
+#include "server/calls/all_operations.h"
 #include "server/resolve/background.h"
 #include "server/store/sqlite_store.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
@@ -188,8 +189,9 @@ class SnapshotReactor final : public grpc::ServerWriteReactor<v1::SnapshotRespon
 
 class AdminService final : public v1::AdminService::CallbackService {
  public:
-  AdminService(Clock* clock, Store* store, std::string folder)
-      : desk_{.clock = clock, .store = store, .folder = std::move(folder)} {}
+  AdminService(const CoordinatorParts& parts, Store* store, std::string folder)
+      : operations_(parts.transfers, parts.operations, parts.sessions),
+        desk_{.clock = parts.clock, .store = store, .folder = std::move(folder)} {}
 
   grpc::ServerWriteReactor<v1::SnapshotResponse>* Snapshot(grpc::CallbackServerContext* context,
                                                            const v1::SnapshotRequest*) override {
@@ -198,17 +200,27 @@ class AdminService final : public v1::AdminService::CallbackService {
     return reactor;
   }
 
+  grpc::ServerUnaryReactor* ForceCancelOperation(
+      grpc::CallbackServerContext* context, const v1::ForceCancelOperationRequest* request,
+      v1::ForceCancelOperationResponse* response) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(rpc::ToGrpc(operations_.ForceCancelOperation(
+        request->operation_id(), rpc::CallerOf(*context), response->mutable_operation())));
+    return reactor;
+  }
+
   void EndStreams() { streams_.EndAll(); }
 
  private:
+  const AllOperations operations_;
   StreamSet<SnapshotReactor> streams_;
   SnapshotDesk desk_;
 };
 
 }  // namespace
 
-StreamingService MakeAdminService(Clock* clock, Store* store, std::string folder) {
-  auto service = std::make_unique<AdminService>(clock, store, std::move(folder));
+StreamingService MakeAdminService(const CoordinatorParts& parts, Store* store, std::string folder) {
+  auto service = std::make_unique<AdminService>(parts, store, std::move(folder));
   AdminService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndStreams(); }};
 }

@@ -4,15 +4,15 @@
 
 #include <string>
 
-#include "process/clock.h"
+#include "server/attach/coordinator_parts.h"
 #include "server/service/streaming_service.h"
 #include "server/store/store.h"
 
 namespace shardmesh::server {
 
-// `folder`: where a snapshot is written before it is sent; the coordinator's data folder. `clock`
+// `folder`: where a snapshot is written before it is sent; the coordinator's data folder. The parts
 // and `store` outlive the service.
-StreamingService MakeAdminService(Clock* clock, Store* store, std::string folder);
+StreamingService MakeAdminService(const CoordinatorParts& parts, Store* store, std::string folder);
 
 }  // namespace shardmesh::server
 

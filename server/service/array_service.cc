@@ -16,12 +16,11 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/calls/array_calls.h"
-#include "server/resolve/resolve_answers.h"
 #include "server/service/put_stream.h"
+#include "server/service/reshard_stream.h"
 #include "server/service/service_mixins.h"
+#include "server/service/step_parts.h"
 #include "server/state/array_view_codec.h"
-#include "server/state/session_pins.h"
-#include "server/steps/put_memory.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "status/reason.h"
@@ -31,7 +30,6 @@
 namespace shardmesh::server {
 namespace {
 
-constexpr int kMaxReleased = 10'000;
 // How long a commit without a deadline waits for missing tiles.
 constexpr absl::Duration kCommitTimeout = absl::Minutes(5);
 
@@ -42,19 +40,16 @@ using ArrayServiceBase =
                 SHARDMESH_MESSAGES(CommitTransfer), SHARDMESH_MESSAGES(AbortTransfer),
                 SHARDMESH_MESSAGES(BeginGet), SHARDMESH_MESSAGES(DescribeArray),
                 SHARDMESH_MESSAGES(ListArrays), SHARDMESH_MESSAGES(MoveName),
-                SHARDMESH_MESSAGES(DeleteName), SHARDMESH_MESSAGES(ReleaseArrays)>::Type;
+                SHARDMESH_MESSAGES(DeleteName), SHARDMESH_MESSAGES(ReleaseArrays),
+                SHARDMESH_MESSAGES(Reshard), SHARDMESH_MESSAGES(ResizeMesh)>::Type;
 #undef SHARDMESH_MESSAGES
 
 class ArrayService final : public ArrayServiceBase {
  public:
-  explicit ArrayService(const CoordinatorParts& context)
+  ArrayService(const CoordinatorParts& context, const StepRunnerParts& steps)
       : context_(context),
-        puts_({.plan = {.clock = context.clock,
-                        .definition_store = context.definition_store,
-                        .membership = context.membership,
-                        .endpoints = context.hub,
-                        .sessions = context.sessions,
-                        .transfers = context.transfers},
+        reshards_(context, steps),
+        puts_({.plan = PutPartsOf(context),
                .clock = context.clock,
                .transfers = context.transfers,
                .max_streams_per_caller = context.max_put_streams_per_caller,
@@ -73,13 +68,14 @@ class ArrayService final : public ArrayServiceBase {
     if (checked.ok()) checked = CheckOwner(*context, *request);
     if (!checked.ok()) return Answer(context, checked);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::StatusOr<TransferProgress> progress =
+        context_.transfers->Progress(request->transfer_id());
+    const absl::Duration limit =
+        progress.ok() && progress->is_filled ? Transfers::kTimeout : kCommitTimeout;
     // Gives up shortly before the client's own deadline, so that the client still gets an error
     // that names the missing ranks.
     const absl::Time give_up =
-        context_.clock->Now() +
-        std::min(rpc::TimeLeft(*context) - absl::Milliseconds(100), kCommitTimeout);
-    const absl::StatusOr<TransferProgress> progress =
-        context_.transfers->Progress(request->transfer_id());
+        context_.clock->Now() + std::min(rpc::TimeLeft(*context) - absl::Milliseconds(100), limit);
     const absl::Time started = progress.ok() ? progress->started : context_.clock->Now();
     context_.transfers->Commit(
         request->transfer_id(),
@@ -156,12 +152,25 @@ class ArrayService final : public ArrayServiceBase {
                 [response](Revision revision) { response->set_revision(revision); });
   }
 
+  grpc::ServerWriteReactor<v1::ReshardResponse>* Reshard(
+      grpc::CallbackServerContext* context, const v1::ReshardRequest* request) override {
+    return reshards_.Open(*context, *request);
+  }
+
+  grpc::ServerUnaryReactor* ResizeMesh(grpc::CallbackServerContext* context,
+                                       const v1::ResizeMeshRequest* request,
+                                       v1::ResizeMeshResponse* response) override {
+    return reshards_.Resize(*context, request, response);
+  }
+  void EndResizes() { reshards_.EndResizes(); }
+
   grpc::ServerUnaryReactor* ReleaseArrays(grpc::CallbackServerContext* context,
                                           const v1::ReleaseArraysRequest* request,
                                           v1::ReleaseArraysResponse* response) override {
     const absl::Status checked =
         context_.sessions->Check(request->session_id(), rpc::CallerOf(*context));
-    return Answer(context, checked.ok() ? Release(*request, response) : checked);
+    return Answer(context,
+                  checked.ok() ? server::ReleaseArrays(context_, *request, response) : checked);
   }
 
  private:
@@ -223,24 +232,17 @@ class ArrayService final : public ArrayServiceBase {
     return reactor;
   }
 
-  absl::Status Release(const v1::ReleaseArraysRequest& request,
-                       v1::ReleaseArraysResponse* response) {
-    SHARDMESH_RETURN_IF_ERROR(
-        CheckCount(request.array_ids_size(), kMaxReleased, "arrays", "array_ids"));
-    response->set_released(static_cast<int32_t>(UnpinForSession(
-        *context_.registry, *context_.sessions, request.session_id(),
-        std::vector<std::string>(request.array_ids().begin(), request.array_ids().end()))));
-    return absl::OkStatus();
-  }
-
   const CoordinatorParts context_;
+  ReshardStreams reshards_;
   PutStreams puts_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeArrayService(const CoordinatorParts& context) {
-  return std::make_unique<ArrayService>(context);
+StreamingService MakeArrayService(const CoordinatorParts& context, const StepRunnerParts& steps) {
+  auto service = std::make_unique<ArrayService>(context, steps);
+  ArrayService* const raw = service.get();
+  return {.service = std::move(service), .end_streams = [raw] { raw->EndResizes(); }};
 }
 
 }  // namespace shardmesh::server

@@ -1,19 +1,16 @@
-// Serves shardmesh.v1.ArrayService, which begins and ends puts and gets, and moves names.
+// Serves shardmesh.v1.ArrayService, which begins and ends puts and gets, and moves arrays
+// and names.
 #ifndef SHARDMESH_SERVER_SERVICE_ARRAY_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_ARRAY_SERVICE_H_
 
-#include <memory>
-
 #include "server/attach/coordinator_parts.h"
-
-namespace grpc {
-class Service;
-}  // namespace grpc
+#include "server/service/streaming_service.h"
+#include "server/steps/step_runner.h"
 
 namespace shardmesh::server {
 
-// Thread-safe.
-std::unique_ptr<grpc::Service> MakeArrayService(const CoordinatorParts& context);
+// Thread-safe. `steps` are the parts that run reshards.
+StreamingService MakeArrayService(const CoordinatorParts& context, const StepRunnerParts& steps);
 
 }  // namespace shardmesh::server
 

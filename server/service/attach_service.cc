@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,12 +30,11 @@ using RawOutbox = rpc::Outbox<grpc::ByteBuffer>;
 
 // Passes the message's bytes to gRPC without a copy. gRPC keeps the message alive while it needs
 // the bytes.
-std::shared_ptr<const grpc::ByteBuffer> Lend(const WorkerMessage& message) {
+grpc::Slice Lend(const WorkerMessage& message) {
   auto* const kept = new WorkerMessage(message);
-  const grpc::Slice slice(
+  return grpc::Slice(
       const_cast<char*>(message->data()), message->size(),
       [](void* lent) { delete static_cast<WorkerMessage*>(lent); }, kept);
-  return std::make_shared<const grpc::ByteBuffer>(&slice, 1);
 }
 
 class AttachReactor;
@@ -92,7 +92,15 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
   }
   void Read() override { StartRead(&read_); }
   absl::Status Write(WorkerMessage message) override {
-    const auto size_bytes = static_cast<int64_t>(message->size());
+    const grpc::Slice slice = Lend(message);
+    return Push(std::make_shared<const grpc::ByteBuffer>(&slice, 1));
+  }
+  absl::Status WriteParts(const WorkerMessage& head, const WorkerMessage& tail) override {
+    const std::array<grpc::Slice, 2> parts = {Lend(head), Lend(tail)};
+    return Push(std::make_shared<const grpc::ByteBuffer>(parts.data(), parts.size()));
+  }
+  absl::Status Push(std::shared_ptr<const grpc::ByteBuffer> message) {
+    const auto size_bytes = static_cast<int64_t>(message->Length());
     if (size_bytes > kMaxMessageBytes) {
       // Should not happen: the code that makes long messages checks their lengths.
       LogError("a message to a worker is too long, and was not sent",
@@ -101,7 +109,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grp
                 {"limit_bytes", kMaxMessageBytes}});
       return absl::OkStatus();
     }
-    return outbox_.Push(Lend(message), size_bytes);
+    return outbox_.Push(std::move(message), size_bytes);
   }
   void Finish(absl::Status status) override {
     outbox_.Close(RawOutbox::kFlush, [this, status = std::move(status)] {

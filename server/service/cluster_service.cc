@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,8 @@
 #include "rpc/contract.h"
 #include "server/calls/worker_calls.h"
 #include "server/quarantine/quarantine_calls.h"
+#include "server/resolve/background.h"
+#include "server/service/background_reactor.h"
 #include "server/watch/cluster_watch.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 
@@ -82,13 +85,28 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext* context,
                                         const v1::DrainWorkerRequest* request,
                                         v1::DrainWorkerResponse* response) override {
-    return Answer(context, worker_calls_.DrainWorker(*request, response));
+    // Counts the tiles of the worker among all arrays of its meshes.
+    return new BackgroundReactor(
+        *context,
+        [this, request, response](const std::function<bool()>&) {
+          return worker_calls_.DrainWorker(*request, response);
+        },
+        &background_);
   }
 
   grpc::ServerUnaryReactor* ForgetWorker(grpc::CallbackServerContext* context,
                                          const v1::ForgetWorkerRequest* request,
                                          v1::ForgetWorkerResponse*) override {
     return Answer(context, worker_calls_.ForgetWorker(*request));
+  }
+
+  grpc::ServerUnaryReactor* DropCache(grpc::CallbackServerContext* context,
+                                      const v1::DropCacheRequest*,
+                                      v1::DropCacheResponse* response) override {
+    const CacheTotals dropped = context_.cache->DropAll();
+    response->set_arrays(dropped.arrays);
+    response->set_bytes(dropped.bytes);
+    return Answer(context);
   }
 
   grpc::ServerUnaryReactor* ReplaceWorker(grpc::CallbackServerContext* context,
@@ -149,6 +167,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   const ClusterCalls calls_;
   const WorkerCalls worker_calls_;
   ClusterWatches watches_;
+  Background background_{1};  // last: its thread uses the members above
 };
 
 }  // namespace

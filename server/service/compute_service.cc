@@ -17,6 +17,7 @@
 #include "rpc/codec/status.h"
 #include "server/codec/compute_codec.h"
 #include "server/service/background_reactor.h"
+#include "server/service/step_parts.h"
 #include "server/steps/step_runner.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"
@@ -169,20 +170,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
 
 std::unique_ptr<grpc::Service> MakeComputeService(const CoordinatorParts& context, Planner* planner,
                                                   Sequencer* sequencer, rpc::Metrics* metrics) {
-  return std::make_unique<ComputeService>(
-      StepRunnerParts{.clock = context.clock,
-                      .definition_store = context.definition_store,
-                      .membership = context.membership,
-                      .endpoints = context.hub,
-                      .registry = context.registry,
-                      .sessions = context.sessions,
-                      .links = context.links,
-                      .recovery = context.recovery,
-                      .planner = planner,
-                      .sequencer = sequencer,
-                      .metrics = metrics,
-                      .preferred_algorithms = context.preferred_algorithms,
-                      .memory = context.step_memory});
+  return std::make_unique<ComputeService>(StepPartsOf(context, planner, sequencer, metrics));
 }
 
 }  // namespace shardmesh::server

@@ -1,18 +1,15 @@
-// Serves shardmesh.v1.OperationService. The operations of this service are the puts.
+// Serves shardmesh.v1.OperationService: puts, and the other operations of the coordinator.
 #ifndef SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_OPERATION_SERVICE_H_
 
-#include "process/clock.h"
+#include "server/attach/coordinator_parts.h"
 #include "server/service/streaming_service.h"
-#include "server/state/session.h"
-#include "server/steps/transfers.h"
 
 namespace shardmesh::server {
 
-// Thread-safe. All arguments outlive the service; end the streams of the service before `clock` is
-// destroyed.
-StreamingService MakeOperationService(Clock* clock, Transfers* transfers,
-                                      const SessionTable* sessions);
+// Thread-safe. All parts outlive the service; end the streams of the service before the parts'
+// clock is destroyed.
+StreamingService MakeOperationService(const CoordinatorParts& parts);
 
 }  // namespace shardmesh::server
 

@@ -15,6 +15,7 @@
 #include "rpc/stream/finish_once.h"
 #include "rpc/stream/message_bytes.h"
 #include "server/codec/put_codec.h"
+#include "server/steps/file_check.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -35,7 +36,10 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   requests.Take(read()), on a thread of the background if that takes long
 //   while (tensors = read()) requests.Take(tensors)
 //   plan = requests.plan()
-//   put = memory.Find(plan), or else plan.Begin(), which begins nothing if it only validates
+//   put = memory.Find(plan), or else, on a thread of the background:
+//     if (plan.may_reuse()) plan.FindReusable()
+//     if (plan.reads_files()) check(plan.Readers()), which waits for all workers
+//     plan.Begin(), which begins nothing if it only validates
 //   while (!answer.is_at_end()) write(answer.Next())
 //   if (plan.hold()) wait for the transfer's end; abort the transfer if the client goes before
 //                    its commit
@@ -103,12 +107,16 @@ class PutStreams::Stream final
     holds ? HoldTransfer() : end_.End(absl::OkStatus());
   }
   void OnCancel() override {
+    std::shared_ptr<FileCheck> check;
+    bool was_held = false;
     {
       absl::MutexLock lock(&mutex_);
       is_cancelled_ = true;
-      if (!std::exchange(is_held_, false)) return;
+      was_held = std::exchange(is_held_, false);
+      check = std::move(file_check_);
     }
-    ReleasePut();
+    if (check != nullptr) check->Cancel();
+    if (was_held) ReleasePut();
   }
   void OnDone() override {
     idle_.reset();
@@ -143,22 +151,102 @@ class PutStreams::Stream final
     if (!plan.has_header()) {
       return rpc::BadField("header", "is missing; it must be the first message");
     }
-    absl::StatusOr<BegunPutPtr> put;
-    if (plan.header().validate_only) {
-      put = plan.Begin();
-    } else {
+    if (!plan.header().validate_only) {
       key_ = requests_.key();
-      put = begun_->Find(key_, requests_.fingerprint());
-      if (put.ok() && *put == nullptr) {
-        put = plan.Begin();
-        begun_->Began(key_, put.ok() ? *put : nullptr);
+      SHARDMESH_ASSIGN_OR_RETURN(BegunPutPtr put, begun_->Find(key_, requests_.fingerprint()));
+      if (put != nullptr) {
+        Answer(std::move(put));
+        return absl::OkStatus();
       }
     }
-    SHARDMESH_RETURN_IF_ERROR(put.status());
-    transfer_id_ = (*put)->transfer_id;
-    answer_.emplace(parts_.term, parts_.token_key, *std::move(put));
-    Write();
+    // Beginning a put takes long if the put has many tensors, or if all arrays are to be counted or
+    // compared.
+    absl::Status begun = end_.BeginWork();
+    if (begun.ok()) {
+      const bool is_queued = streams_->background_.Run(caller_.name, [this] {
+        if (call_->IsCancelled()) return EndCheck(absl::CancelledError("the client left"));
+        end_.EndWork(BeginNew());
+      });
+      if (is_queued) return absl::OkStatus();
+      begun = TooManyWait();
+      end_.EndWork(absl::OkStatus());
+    }
+    BeganNothing();
+    return begun;
+  }
+
+  // Begins a put that no earlier request began. On a thread of the background.
+  absl::Status BeginNew() {
+    if (requests_.plan().may_reuse()) {
+      requests_.plan().FindReusable([this] { return call_->IsCancelled(); });
+    }
+    if (!requests_.plan().reads_files()) return BeginPlan();
+    const absl::Status checking = StartFileCheck();
+    if (!checking.ok()) BeganNothing();
+    return checking;
+  }
+
+  // Records that the first request with this key failed.
+  void BeganNothing() {
+    if (!requests_.plan().header().validate_only) begun_->Began(key_, nullptr);
+  }
+
+  absl::Status BeginPlan() {
+    absl::StatusOr<BegunPutPtr> put =
+        requests_.plan().Begin([this] { return call_->IsCancelled(); });
+    if (!put.ok()) {
+      BeganNothing();
+      return put.status();
+    }
+    if (!requests_.plan().header().validate_only) begun_->Began(key_, *put);
+    Answer(*std::move(put));
     return absl::OkStatus();
+  }
+
+  // Makes the stream work until all workers have said whether they can read the put's files, and
+  // the put has begun. On a thread of the background.
+  absl::Status StartFileCheck() {
+    SHARDMESH_ASSIGN_OR_RETURN(FileReaders readers, requests_.plan().Readers());
+    // The work of the check ends with the call of FilesChecked.
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
+    Keep(FileCheck::Start(parts_.plan.fill, parts_.clock, std::move(readers),
+                          [this](absl::Status status) { FilesChecked(std::move(status)); }));
+    return absl::OkStatus();
+  }
+  // Keeps the check for OnCancel. If the client has gone, cancels the check.
+  void Keep(std::shared_ptr<FileCheck> check) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!is_cancelled_) {
+        file_check_ = std::move(check);
+        return;
+      }
+    }
+    check->Cancel();
+  }
+  // Begins the put if all workers can read its files. Called on any thread, for which beginning the
+  // put takes too long.
+  void FilesChecked(absl::Status status) {
+    if (status.ok()) {
+      const bool is_queued = streams_->background_.Run(caller_.name, [this] {
+        if (call_->IsCancelled()) return EndCheck(absl::CancelledError("the client left"));
+        end_.EndWork(BeginPlan());
+      });
+      if (is_queued) return;
+      status = TooManyWait();
+    }
+    EndCheck(std::move(status));
+  }
+  void EndCheck(absl::Status status) {
+    BeganNothing();
+    end_.EndWork(std::move(status));
+  }
+
+  // Sends the answer of a put that has begun, or was validated.
+  void Answer(BegunPutPtr put) {
+    transfer_id_ = put->transfer_id;
+    answer_.emplace(parts_.term, parts_.token_key, std::move(put));
+    Write();
   }
 
   // Makes the call wait for the transfer. When the transfer ends, the call finishes.
@@ -248,6 +336,7 @@ class PutStreams::Stream final
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<FileCheck> file_check_ ABSL_GUARDED_BY(mutex_);  // null: none is kept
   absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_: when the read times out
 
   // No lock: only one reaction (gRPC callback) at a time uses the following members.

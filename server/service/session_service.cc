@@ -30,7 +30,7 @@ constexpr RequestMessages kMessages = {
     .reused = "request_id \"$0\" was used for another session; draw a new one",
     .python_type = "ValueError"};
 
-void Encode(const SessionInfo& from, v1::OpenSessionInfo* to) {
+void EncodeSession(const SessionInfo& from, v1::OpenSessionInfo* to) {
   to->set_number(from.number);
   to->set_id_prefix(from.id_prefix);
   to->set_caller(from.caller);
@@ -99,7 +99,7 @@ class SessionService final : public v1::SessionService::CallbackService {
         break;
       }
       v1::OpenSessionInfo* const added = response->add_sessions();
-      server::Encode(session, added);
+      EncodeSession(session, added);
       budget.Spend(*added);
     }
     return absl::OkStatus();

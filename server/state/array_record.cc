@@ -1,6 +1,7 @@
 // Encodes and decodes records. Only this file of the registry uses the store's messages.
 #include "server/state/array_record.h"
 
+#include <algorithm>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -107,8 +108,23 @@ void Encode(const Array& from, proto::ArrayRecord* to) {
                                                           : proto::DURABILITY_RECORD_MEMORY);
   to->mutable_tile_crc32c()->Add(from.tile_crc32c.begin(), from.tile_crc32c.end());
   Encode(from.created, to->mutable_create_time());
-  to->set_source_path(from.definition.source.path);
-  to->set_source_tensor(from.definition.source.tensor);
+  const ArrayOrigin origin = from.definition.origin();
+  if (const SourceFile* const file = origin.file.get(); file != nullptr) {
+    to->set_source_path(file->path);
+    to->set_source_size_bytes(file->size_bytes);
+    Encode(file->modify_time, to->mutable_source_modify_time());
+    to->set_source_head_sha256(file->head_sha256);
+    to->set_source_head_bytes(file->head_bytes);
+    to->set_source_offset_bytes(origin.offset_bytes);
+    if (file->change_time != absl::InfinitePast()) {
+      Encode(file->change_time, to->mutable_source_change_time());
+    }
+    to->set_source_inode(file->inode);
+    to->set_source_sent(from.definition.source.file == nullptr);
+    to->set_source_conversion(origin.conversion);
+  }
+  to->set_replicas(from.definition.replicas > 1 ? from.definition.replicas : 0);
+  to->set_replica_of(from.definition.replica_of);
 }
 
 absl::StatusOr<Array> Decode(std::string_view key, const proto::ArrayRecord& from) {
@@ -147,7 +163,26 @@ absl::StatusOr<Array> Decode(std::string_view key, const proto::ArrayRecord& fro
   array.durability =
       from.durability() == proto::DURABILITY_RECORD_DISK ? Durability::kDisk : Durability::kMemory;
   array.created = Decode(from.create_time());
-  array.definition.source = {from.source_path(), from.source_tensor()};
+  if (!from.source_path().empty()) {
+    auto file =
+        std::make_shared<SourceFile>(SourceFile{.path = from.source_path(),
+                                                .size_bytes = from.source_size_bytes(),
+                                                .modify_time = Decode(from.source_modify_time()),
+                                                .head_sha256 = from.source_head_sha256(),
+                                                .head_bytes = from.source_head_bytes(),
+                                                .inode = from.source_inode()});
+    if (from.has_source_change_time()) file->change_time = Decode(from.source_change_time());
+    if (from.source_sent()) {
+      array.definition.sent_from = {.file = std::move(file),
+                                    .offset_bytes = from.source_offset_bytes(),
+                                    .conversion = from.source_conversion()};
+    } else {
+      array.definition.source = {.file = std::move(file),
+                                 .offset_bytes = from.source_offset_bytes()};
+    }
+  }
+  array.definition.replicas = std::max<int64_t>(1, from.replicas());
+  array.definition.replica_of = from.replica_of();
   array.state = ArrayState::kDegraded;
   for (int64_t rank = 0; rank < descriptor.mesh.size(); ++rank) {
     array.missing_ranks.push_back(rank);
@@ -192,14 +227,16 @@ absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::s
   return RestoredRecord{record.snapshot_sha256(), record.may_lack_names()};
 }
 
-std::string EncodeArray(const Array& array) {
+std::string EncodeArray(const Array& array, bool is_cached) {
   proto::ArrayRecord record;
   Encode(array, &record);
+  record.set_cached(is_cached);
   return record.SerializeAsString();
 }
 
-absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes) {
+absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes, bool* is_cached) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::ArrayRecord>(key, bytes));
+  if (is_cached != nullptr) *is_cached = record.cached();
   return Decode(key, record);
 }
 

@@ -44,8 +44,10 @@ std::string EncodeRestored(const RestoredRecord& restored);
 absl::StatusOr<RestoredRecord> DecodeRestored(std::string_view key, const std::string& bytes);
 
 // A decoded array is degraded, with all ranks missing, until workers report its tiles.
-std::string EncodeArray(const Array& array);
-absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes);
+// `is_cached`: the array has no name, and is kept as a cache; see ArrayRegistry.
+std::string EncodeArray(const Array& array, bool is_cached = false);
+absl::StatusOr<Array> DecodeArray(std::string_view key, const std::string& bytes,
+                                  bool* is_cached = nullptr);
 
 // The record of a name holds the id of its array; an empty id means that the name is deleted.
 std::string EncodeName(std::string_view array_id);

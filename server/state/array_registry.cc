@@ -62,6 +62,13 @@ absl::Status Given(std::string_view id) {
 }
 
 absl::Status CheckName(const std::string& name) {
+  if (name == "__metadata__") {
+    return WithReason(
+        absl::InvalidArgumentError("the name \"__metadata__\" is reserved: it is that of the texts "
+                                   "in the header of a safetensors file, so the array could not be "
+                                   "saved; give another name"),
+        Reason::kBadField, {{fact::kValue, name}});
+  }
   const bool control = std::any_of(name.begin(), name.end(), [](char c) {
     return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
   });
@@ -89,7 +96,7 @@ ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
 }
 
 // Adds `change` to the count of arrays in the state `state`.
-void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
+void AddTo(ArrayState state, int64_t change, ArrayCounts* counts) {
   switch (state) {
     case ArrayState::kStaging:
       counts->staging += change;
@@ -103,6 +110,22 @@ void Tally(ArrayState state, int64_t change, ArrayCounts* counts) {
     case ArrayState::kReleased:
       break;
   }
+}
+
+// Returns the size of the tile of each rank. Requires that the array has a tiling.
+std::vector<int64_t> RankBytes(const ArrayDescriptor& descriptor) {
+  std::vector<int64_t> bytes(static_cast<size_t>(descriptor.mesh.size()));
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  for (size_t rank = 0; tiling.ok() && rank < bytes.size(); ++rank) {
+    if (rank > 0 && tiling->has_equal_tiles()) {
+      bytes[rank] = bytes[0];
+      continue;
+    }
+    const absl::StatusOr<int64_t> size_bytes =
+        descriptor.TileSizeBytes(tiling->TileOf(static_cast<DeviceId>(rank)));
+    bytes[rank] = size_bytes.ok() ? *size_bytes : 0;
+  }
+  return bytes;
 }
 
 std::string OtherChecksum(uint32_t found, const Array& array, int64_t rank) {
@@ -260,6 +283,7 @@ absl::Status ArrayRegistry::Load() {
   };
   std::map<std::string, Found> names;
   std::map<std::string, ArrayPtr> arrays;
+  std::set<std::string_view> cached;  // ids of arrays
   const auto found_name = [&](const std::string& name, Found found) {
     Found& newest = names[name];
     if (found.revision > newest.revision) newest = std::move(found);
@@ -287,12 +311,15 @@ absl::Status ArrayRegistry::Load() {
   }
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_arrays, store_->List(kArrayPrefix));
   for (const KeyValue& item : stored_arrays.items) {
-    absl::StatusOr<Array> array = DecodeArray(item.key, item.value);
+    bool is_cached = false;
+    absl::StatusOr<Array> array = DecodeArray(item.key, item.value, &is_cached);
     if (!array.ok()) {
       leave_out(item.key, array.status());
       continue;
     }
-    arrays[item.key.substr(kArrayPrefix.size())] = std::make_shared<const Array>(*std::move(array));
+    const std::string_view id = std::string_view(item.key).substr(kArrayPrefix.size());
+    if (is_cached) cached.insert(id);
+    arrays[std::string(id)] = std::make_shared<const Array>(*std::move(array));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_names, store_->List(kNamePrefix));
   for (const KeyValue& item : stored_names.items) {
@@ -403,16 +430,24 @@ absl::Status ArrayRegistry::Load() {
     // deleted, or the release of the array was interrupted. If some records are unreadable, one of
     // them may hold a name of the array: keep the array.
     ArrayEntry& entry = AddArray(id, arrays[id]);
+    if (cached.contains(id) && !is_damaged_ && !may_lack_names_) {
+      AddToCache(arrays_.find(id));
+      continue;
+    }
     entry.pins = 1;
     entry.is_kept_for_grace = !is_damaged_;
     entry.has_record = true;
   }
+  for (auto& [id, entry] : arrays_) {
+    if (!entry.array->definition.replica_of.empty()) AddCompanion(id, entry.pins > 0);
+  }
+  for (const auto& [id, entry] : arrays_) NoteIfUnreplicated(id, entry);
   if (is_damaged_ || may_lack_names_) {
     for (auto& [id, entry] : arrays_) {
       entry.adopted_from.resize(
           static_cast<size_t>(entry.array->definition.descriptor.mesh.size()));
       entry.may_lack_names = true;
-      if (entry.names == 0) unnamed_.insert(id);
+      if (entry.names == 0 && !IsCompanion(id, entry)) unnamed_.insert(id);
     }
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
@@ -427,6 +462,7 @@ absl::Status ArrayRegistry::Load() {
     manifest = next;
   }
   if (is_damaged_) dead_keys_.clear();
+  newly_cached_.clear();  // they have their records
   FlushReleased();
   GiveUp(given_up);
   return absl::OkStatus();
@@ -597,6 +633,14 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
                         Reason::kBadField,
                         {{fact::kField, "tile_crc32c"}, {fact::kValue, commit.tile_crc32c.size()}});
     }
+    const std::string& replica_of = found->second.array->definition.replica_of;
+    if (replica_of.empty()) continue;
+    const auto copied = arrays_.find(replica_of);
+    if (copied == arrays_.end() || copied->second.array->state == ArrayState::kStaging ||
+        !copied->second.companion.empty()) {
+      return absl::AbortedError(
+          StrCat("array \"", replica_of, "\" was released meanwhile, or has a companion already"));
+    }
   }
   std::set<std::string_view> names;
   size_t deletions = 0;
@@ -608,7 +652,7 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
           Reason::kBadField, {{fact::kValue, move.name}});
     }
     if (!move.array_id.empty()) {
-      const auto found = arrays_.find(move.array_id);
+      const auto found = FindLive(move.array_id);
       const bool there =
           found != arrays_.end() &&
           (found->second.array->state != ArrayState::kStaging || staged.count(move.array_id) > 0);
@@ -727,6 +771,11 @@ void ArrayRegistry::Write(Pending* pending) {
                                       : arrays_.find(move.array_id)->second.array});
   }
   std::vector<Put> puts;
+  for (const ArrayPtr& array : pending->arrays) {
+    if (array->definition.replica_of.empty()) continue;
+    const std::string& id = array->definition.descriptor.array_id;
+    if (written.insert(id).second) puts.push_back({ArrayKey(id), EncodeArray(*array)});
+  }
   size_t bytes = request.answer.size();
   for (const ManifestEntry& entry : entries) {
     const std::string& id = entry.array->definition.descriptor.array_id;
@@ -842,7 +891,12 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
       AddVerdict(waiting.identity, std::move(verdict));
     }
     const ArrayDescriptor& descriptor = array->definition.descriptor;
-    Tell(ArrayChange{.array_id = descriptor.array_id, .mesh_id = descriptor.mesh_id});
+    if (array->definition.replica_of.empty()) {
+      Tell(ArrayChange{.array_id = descriptor.array_id, .mesh_id = descriptor.mesh_id});
+    } else {  // watchers hear of the companion's array only
+      AddCompanion(descriptor.array_id, /*has_pin=*/false);
+    }
+    NoteIfUnreplicated(descriptor.array_id, entry);
   }
   if (!pending.manifest_id.empty()) {
     Manifest& manifest = manifests_[pending.manifest_id];
@@ -853,6 +907,7 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
       ++manifest_mentions_[move.name];
     }
   }
+  NoteSuperseded(pending.request.moves);
   for (const NameMove& move : pending.request.moves) {
     const bool own_key = pending.manifest_id.empty() || move.array_id.empty();
     // Report the name before releasing its former array. Watchers therefore never see a name whose
@@ -869,33 +924,53 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
   }
 }
 
+void ArrayRegistry::NoteSuperseded(absl::Span<const NameMove> moves) {
+  if (!is_caching_) return;
+  std::set<std::string> origins;
+  for (const NameMove& move : moves) {
+    const auto named = arrays_.find(move.array_id);
+    if (named != arrays_.end()) origins.insert(named->second.array->definition.origin_key());
+  }
+  origins.erase("");
+  if (origins.empty()) return;
+  for (const NameMove& move : moves) {
+    const auto name = names_.find(move.name);
+    if (name == names_.end() || name->second.entry.array_id == move.array_id) continue;
+    ArrayEntry& old = arrays_.find(name->second.entry.array_id)->second;
+    old.is_superseded = origins.contains(old.array->definition.origin_key());
+  }
+}
+
 ArrayRegistry::ArrayEntry& ArrayRegistry::AddArray(const std::string& array_id, ArrayPtr array) {
   const auto [added, is_new] = arrays_.try_emplace(array_id);
   if (is_new) {
     arrays_by_mesh_[array->definition.descriptor.mesh_id].emplace(added->first, &added->second);
+    if (std::string key = array->definition.origin_key(); !key.empty()) {
+      ids_by_origin_[std::move(key)].insert(array_id);
+    }
   }
   SetArray(added->second, std::move(array));
   return added->second;
 }
 
 void ArrayRegistry::SetArray(ArrayEntry& entry, ArrayPtr array) {
-  if (entry.array != nullptr) Tally(StateOf(entry), -1, &counts_);
+  if (entry.array != nullptr) Count(entry, -1);
   entry.missing.assign(static_cast<size_t>(array->definition.descriptor.mesh.size()), false);
   for (const int64_t rank : array->missing_ranks) entry.missing[static_cast<size_t>(rank)] = true;
   entry.missing_count = std::ssize(array->missing_ranks);
   entry.array = std::move(array);
   entry.is_outdated = false;
-  Tally(StateOf(entry), 1, &counts_);
+  Count(entry, 1);
 }
 
 void ArrayRegistry::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing) {
   const auto place = static_cast<size_t>(rank);
   if (place >= entry.missing.size() || entry.missing[place] == is_missing) return;
-  Tally(StateOf(entry), -1, &counts_);
+  Count(entry, -1);
   entry.missing[place] = is_missing;
   entry.missing_count += is_missing ? 1 : -1;
   entry.is_outdated = true;
-  Tally(StateOf(entry), 1, &counts_);
+  Count(entry, 1);
 }
 
 const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
@@ -910,6 +985,12 @@ const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
   return entry.array;
 }
 
+void ArrayRegistry::Count(const ArrayEntry& entry, int64_t change) {
+  if (entry.cached_as > 0) return;
+  const bool is_companion = !entry.array->definition.replica_of.empty();
+  AddTo(StateOf(entry), change, is_companion ? &companion_counts_ : &counts_);
+}
+
 ArrayState ArrayRegistry::StateOf(const ArrayEntry& entry) {
   if (entry.array->state == ArrayState::kStaging) return ArrayState::kStaging;
   return entry.missing_count == 0 ? ArrayState::kAvailable : ArrayState::kDegraded;
@@ -921,16 +1002,84 @@ void ArrayRegistry::Tell(ClusterChange::Value change) {
 }
 
 void ArrayRegistry::EraseArray(Arrays::iterator entry) {
-  Tally(StateOf(entry->second), -1, &counts_);
+  Count(entry->second, -1);
   TakeFrom(arrays_by_mesh_, entry->second.array->definition.descriptor.mesh_id, entry->first);
   unnamed_.erase(entry->first);
+  unreplicated_.erase(entry->first);
+  if (const auto origin = ids_by_origin_.find(entry->second.array->definition.origin_key());
+      origin != ids_by_origin_.end()) {
+    origin->second.erase(entry->first);
+    if (origin->second.empty()) ids_by_origin_.erase(origin);
+  }
   arrays_.erase(entry);
+}
+
+void ArrayRegistry::AddCompanion(const std::string& companion_id, bool has_pin) {
+  ArrayEntry& companion = arrays_.find(companion_id)->second;
+  companion.was_named = true;
+  const auto copied = arrays_.find(companion.array->definition.replica_of);
+  if (copied == arrays_.end() || copied->first == companion_id ||
+      !copied->second.companion.empty()) {
+    return;
+  }
+  copied->second.companion = companion_id;
+  if (!has_pin) ++companion.pins;
+  companion.is_kept_for_grace = false;
+  unreplicated_.erase(copied->first);
+  // The array itself has not changed, but the number of its complete replicas has.
+  Tell(ArrayChange{.array_id = copied->first,
+                   .mesh_id = copied->second.array->definition.descriptor.mesh_id});
+}
+
+bool ArrayRegistry::IsCompanion(std::string_view array_id, const ArrayEntry& entry) const {
+  const auto copied = arrays_.find(entry.array->definition.replica_of);
+  return copied != arrays_.end() && copied->second.companion == array_id;
+}
+
+void ArrayRegistry::NoteIfUnreplicated(std::string_view array_id, const ArrayEntry& entry) {
+  if (entry.array->definition.replicas < 2 || !entry.companion.empty() ||
+      entry.array->state == ArrayState::kStaging) {
+    return;
+  }
+  unreplicated_.emplace(array_id);
+  if (replica_listener_) events_.Add([this] { replica_listener_(); });
+}
+
+std::vector<ArrayPtr> ArrayRegistry::ListUnreplicated(std::string_view start_after,
+                                                      int64_t limit) const {
+  std::vector<ArrayPtr> page;
+  absl::MutexLock lock(&mutex_);
+  for (auto id = unreplicated_.upper_bound(start_after);
+       id != unreplicated_.end() && std::ssize(page) < limit; ++id) {
+    const ArrayEntry& entry = arrays_.find(*id)->second;
+    if (entry.names > 0) page.push_back(Current(entry));
+  }
+  return page;
+}
+
+ArrayPtr ArrayRegistry::FindTwin(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return nullptr;
+  const ArrayEntry& entry = found->second;
+  if (entry.companion.empty() && !IsCompanion(array_id, entry)) return nullptr;
+  const auto twin =
+      arrays_.find(entry.companion.empty() ? entry.array->definition.replica_of : entry.companion);
+  return twin == arrays_.end() ? nullptr : Current(twin->second);
+}
+
+int64_t ArrayRegistry::ReplicasOf(std::string_view name) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = names_.find(name);
+  if (found == names_.end()) return 1;
+  return arrays_.find(found->second.entry.array_id)->second.array->definition.replicas;
 }
 
 void ArrayRegistry::AddName(NameEntry entry, std::string manifest_id) {
   ArrayEntry& array = arrays_.find(entry.array_id)->second;
   ++array.names;
   array.was_named = true;
+  array.is_superseded = false;
   unnamed_.erase(entry.array_id);
   if (!manifest_id.empty()) ++manifests_[manifest_id].current_names;
   std::string name = entry.name;
@@ -1084,8 +1233,21 @@ void ArrayRegistry::EndRewrite(const Rewrite& rewrite, const absl::Status& writt
 void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return;
-  ArrayEntry& entry = found->second;
+  const ArrayEntry& entry = found->second;
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
+  if (entry.cached_as > 0) return;
+  if (MayCache(entry)) return AddToCache(found);
+  if (entry.array->definition.replica_of.empty()) {
+    Tell(ArrayChange{.array_id = found->first,
+                     .mesh_id = entry.array->definition.descriptor.mesh_id,
+                     .is_deleted = true});
+  }
+  ReleaseNow(found);
+}
+
+void ArrayRegistry::ReleaseNow(Arrays::iterator found) {
+  ArrayEntry& entry = found->second;
+  const std::string_view array_id = found->first;
   // The array has a record if a name under `name/` has ever pointed to it. Deleting a missing
   // record is no error.
   const bool was_named = entry.was_named || entry.has_record;
@@ -1106,12 +1268,165 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
                          .ranks = descriptor.mesh.size(),
                          .durable = was_named || entry.array->durability == Durability::kDisk});
   }
-  Tell(ArrayChange{.array_id = found->first, .mesh_id = descriptor.mesh_id, .is_deleted = true});
+  const std::string companion_id = entry.companion;
   EraseArray(found);
+  const auto companion = arrays_.find(companion_id);
+  if (companion == arrays_.end()) return;
+  --companion->second.pins;
+  ReleaseIfUnheld(companion_id);
+}
+
+// Tiles of an adopted array, or of one that may have lost a name, go into quarantine instead. The
+// two copies of an array are released together. A move to another layout counts on the memory of
+// what it has moved.
+bool ArrayRegistry::MayCache(const ArrayEntry& entry) const {
+  const ArrayDefinition& definition = entry.array->definition;
+  if (!is_caching_ || !entry.adopted_from.empty() || entry.missing_count > 0 || entry.is_given ||
+      entry.is_superseded || definition.replicas > 1 || !definition.replica_of.empty() ||
+      changing_meshes_.contains(definition.descriptor.mesh_id)) {
+    return false;
+  }
+  return !definition.origin_key().empty();
+}
+
+void ArrayRegistry::AddToCache(Arrays::iterator found) {
+  ArrayEntry& entry = found->second;
+  for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
+  entry.former.clear();
+  Count(entry, -1);
+  entry.cached_as = next_cached_++;
+  entry.has_record = true;
+  cached_.emplace(entry.cached_as, found->first);
+  CountCached(*entry.array, 1);
+  newly_cached_.push_back(found->first);
+  Tell(ArrayChange{.array_id = found->first,
+                   .mesh_id = entry.array->definition.descriptor.mesh_id,
+                   .is_deleted = true});
+}
+
+void ArrayRegistry::TakeFromCache(Arrays::iterator found) {
+  ArrayEntry& entry = found->second;
+  cached_.erase(entry.cached_as);
+  CountCached(*entry.array, -1);
+  entry.cached_as = 0;
+  Count(entry, 1);
+}
+
+void ArrayRegistry::EvictNow(Arrays::iterator found) {
+  TakeFromCache(found);
+  ++cache_totals_.evictions;
+  ReleaseNow(found);
+}
+
+void ArrayRegistry::CountCached(const Array& array, int64_t sign) {
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  const std::vector<int64_t> bytes = RankBytes(descriptor);
+  const auto mesh =
+      cached_bytes_.try_emplace(descriptor.mesh_id, std::vector<int64_t>(bytes.size())).first;
+  // Arrays of an older version of the mesh were evicted before it changed.
+  mesh->second.resize(std::max(mesh->second.size(), bytes.size()));
+  for (size_t rank = 0; rank < bytes.size(); ++rank) {
+    mesh->second[rank] += sign * bytes[rank];
+    cache_totals_.bytes += sign * bytes[rank];
+  }
+  cache_totals_.arrays += sign;
+  const auto is_zero = [](int64_t each) { return each == 0; };
+  if (std::all_of(mesh->second.begin(), mesh->second.end(), is_zero)) cached_bytes_.erase(mesh);
+}
+
+ArrayRegistry::Arrays::const_iterator ArrayRegistry::FindLive(std::string_view array_id) const {
+  const auto found = arrays_.find(array_id);
+  return found == arrays_.end() || found->second.cached_as == 0 ? found : arrays_.end();
+}
+
+ArrayRegistry::Arrays::iterator ArrayRegistry::FindLive(std::string_view array_id) {
+  const auto found = arrays_.find(array_id);
+  return found == arrays_.end() || found->second.cached_as == 0 ? found : arrays_.end();
+}
+
+void ArrayRegistry::SetCaching(bool on) {
+  absl::MutexLock lock(&mutex_);
+  is_caching_ = on;
+}
+
+absl::Status ArrayRegistry::PinFound(std::string_view array_id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = arrays_.find(array_id);
+    if (found == arrays_.end()) return NoArray(array_id);
+    if (found->second.is_given) return Given(array_id);
+    if (found->second.cached_as > 0) {
+      TakeFromCache(found);
+      ++cache_totals_.hits;
+      Tell(ArrayChange{.array_id = found->first,
+                       .mesh_id = found->second.array->definition.descriptor.mesh_id});
+    }
+    ++found->second.pins;
+  }
+  events_.MakeCalls();
+  return absl::OkStatus();
+}
+
+std::vector<CachedArray> ArrayRegistry::ListCached() const {
+  std::vector<CachedArray> cached;
+  absl::MutexLock lock(&mutex_);
+  cached.reserve(cached_.size());
+  for (const auto& [order, id] : cached_) {
+    const ArrayDescriptor& descriptor = arrays_.find(id)->second.array->definition.descriptor;
+    cached.push_back({id, descriptor.mesh_id, RankBytes(descriptor)});
+  }
+  return cached;
+}
+
+ArrayRegistry::BytesByMesh ArrayRegistry::CachedBytes() const {
+  absl::MutexLock lock(&mutex_);
+  return cached_bytes_;
+}
+
+CacheTotals ArrayRegistry::cache_totals() const {
+  absl::MutexLock lock(&mutex_);
+  return cache_totals_;
+}
+
+std::vector<std::string> ArrayRegistry::Evict(absl::Span<const std::string> array_ids) {
+  std::vector<std::string> evicted;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const std::string& id : array_ids) {
+      const auto found = arrays_.find(id);
+      if (found == arrays_.end() || found->second.cached_as == 0) continue;
+      EvictNow(found);
+      evicted.push_back(id);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+  return evicted;
 }
 
 void ArrayRegistry::FlushReleased() {
   SHARDMESH_PASSES("registry.flush_released");
+  if (!newly_cached_.empty()) {
+    Transaction records = Fenced();
+    size_t bytes = 0;
+    for (const std::string& id : std::exchange(newly_cached_, {})) {
+      const auto found = arrays_.find(id);
+      if (found == arrays_.end() || found->second.cached_as == 0) continue;
+      Put put{ArrayKey(id), EncodeArray(*found->second.array, /*is_cached=*/true)};
+      bytes += put.key.size() + put.value.size();
+      records.puts.push_back(std::move(put));
+      if (records.puts.size() < kMaxSmallOperations && bytes < kMaxSmallBytes) continue;
+      CommitToStore(std::exchange(records, Fenced()), [](const absl::StatusOr<Revision>&) {});
+      bytes = 0;
+    }
+    // Without its record, an array is found without a name after a restart, and then released.
+    if (!records.puts.empty()) {
+      CommitToStore(std::move(records), [](const absl::StatusOr<Revision>&) {});
+    }
+    events_.Add([this] {
+      if (cache_listener_) cache_listener_();
+    });
+  }
   if (!released_.empty()) {
     AddTombstones(released_);
     std::map<std::string, std::vector<std::string>> by_mesh;
@@ -1151,9 +1466,16 @@ void ArrayRegistry::CommitToStore(Transaction transaction, Store::CommitCallback
 
 absl::StatusOr<ArrayPtr> ArrayRegistry::FindArray(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto found = arrays_.find(array_id);
+  const auto found = FindLive(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
   return Current(found->second);
+}
+
+std::optional<std::string> ArrayRegistry::MeshOf(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return std::nullopt;
+  return found->second.array->definition.descriptor.mesh_id;
 }
 
 ArrayRegistry::MissingName ArrayRegistry::Missing(std::string_view name) const {
@@ -1230,6 +1552,13 @@ bool ArrayRegistry::HasName(std::string_view array_id) const {
   return found != arrays_.end() && found->second.names > 0;
 }
 
+ArrayRegistry::Holds ArrayRegistry::HoldsOf(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return {};
+  return {.names = found->second.names, .pins = found->second.pins};
+}
+
 std::vector<ArrayRegistry::NamedArray> ArrayRegistry::ListNames(std::string_view prefix,
                                                                 std::string_view start_after,
                                                                 int64_t limit) const {
@@ -1258,7 +1587,8 @@ ArrayRegistry::Nameless ArrayRegistry::ListNameless(std::string_view start_after
     }
     ++looked_at;
     last = at->first;
-    if (at->second.names == 0 && at->second.array->state != ArrayState::kStaging) {
+    if (at->second.cached_as == 0 && at->second.names == 0 &&
+        at->second.array->state != ArrayState::kStaging && !IsCompanion(at->first, at->second)) {
       page.arrays.push_back(Current(at->second));
     }
   }
@@ -1270,14 +1600,39 @@ std::vector<ArrayPtr> ArrayRegistry::ListArrays(std::string_view start_after, in
   absl::MutexLock lock(&mutex_);
   for (auto at = arrays_.upper_bound(start_after);
        at != arrays_.end() && static_cast<int64_t>(page.size()) < limit; ++at) {
-    page.push_back(Current(at->second));
+    if (at->second.cached_as == 0) page.push_back(Current(at->second));
   }
   return page;
+}
+
+std::vector<ArrayPtr> ArrayRegistry::FindByOrigin(const std::string& key, int64_t limit) const {
+  std::vector<ArrayPtr> found;
+  absl::MutexLock lock(&mutex_);
+  const auto origin = ids_by_origin_.find(key);
+  if (origin == ids_by_origin_.end()) {
+    cache_totals_.misses += is_caching_ && !key.empty() ? 1 : 0;
+    return found;
+  }
+  for (const bool is_cached : {false, true}) {
+    for (const std::string& id : origin->second) {
+      if (std::ssize(found) == limit) break;
+      const ArrayEntry& entry = arrays_.find(id)->second;
+      if ((entry.cached_as > 0) != is_cached) continue;
+      const ArrayPtr& array = Current(entry);
+      if (array->state != ArrayState::kStaging) found.push_back(array);
+    }
+  }
+  return found;
 }
 
 ArrayCounts ArrayRegistry::CountArrays() const {
   absl::MutexLock lock(&mutex_);
   return counts_;
+}
+
+ArrayCounts ArrayRegistry::CountCompanions() const {
+  absl::MutexLock lock(&mutex_);
+  return companion_counts_;
 }
 
 int64_t ArrayRegistry::CountNames() const {
@@ -1292,15 +1647,15 @@ int64_t ArrayRegistry::CountTiles(std::string_view mesh_id, int64_t rank) const 
   return std::count_if(arrays->second.begin(), arrays->second.end(), [rank](const auto& each) {
     const ArrayEntry& entry = *each.second;
     const auto place = static_cast<size_t>(rank);
-    return entry.array->state != ArrayState::kStaging && place < entry.missing.size() &&
-           !entry.missing[place];
+    return entry.cached_as == 0 && entry.array->state != ArrayState::kStaging &&
+           place < entry.missing.size() && !entry.missing[place];
   });
 }
 
 absl::Status ArrayRegistry::Pin(std::string_view array_id) {
   SHARDMESH_PASSES("registry.pin");
   absl::MutexLock lock(&mutex_);
-  const auto found = arrays_.find(array_id);
+  const auto found = FindLive(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
   if (found->second.is_given) return Given(array_id);
   ++found->second.pins;
@@ -1309,7 +1664,7 @@ absl::Status ArrayRegistry::Pin(std::string_view array_id) {
 
 bool ArrayRegistry::Give(std::string_view array_id, int64_t pins) {
   absl::MutexLock lock(&mutex_);
-  const auto found = arrays_.find(array_id);
+  const auto found = FindLive(array_id);
   if (found == arrays_.end() || found->second.names > 0 || found->second.pins > pins) return false;
   found->second.is_given = true;
   return true;
@@ -1423,9 +1778,18 @@ void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const 
 }
 
 absl::Status ArrayRegistry::BeginMeshChange(const std::string& mesh_id) {
-  absl::MutexLock lock(&mutex_);
-  SHARDMESH_RETURN_IF_ERROR(CheckMeshChangeLocked(mesh_id));
-  changing_meshes_.insert(mesh_id);
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckMeshChangeLocked(mesh_id));
+    changing_meshes_.insert(mesh_id);
+    if (const auto cached = arrays_by_mesh_.find(mesh_id); cached != arrays_by_mesh_.end()) {
+      std::vector<std::string> ids;
+      for (const auto& [id, entry] : cached->second) ids.emplace_back(id);
+      for (const std::string& id : ids) EvictNow(arrays_.find(id));
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
   return absl::OkStatus();
 }
 
@@ -1435,8 +1799,14 @@ absl::Status ArrayRegistry::CheckMeshChange(const std::string& mesh_id) const {
 }
 
 absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) const {
-  if (const auto found = arrays_by_mesh_.find(mesh_id); found != arrays_by_mesh_.end()) {
-    std::string example = StrCat("array ", found->second.begin()->first);
+  const auto found = arrays_by_mesh_.find(mesh_id);
+  const auto is_live = [](const auto& each) { return each.second->cached_as == 0; };
+  const int64_t live = found == arrays_by_mesh_.end()
+                           ? 0
+                           : std::count_if(found->second.begin(), found->second.end(), is_live);
+  if (live > 0) {
+    const auto first = std::find_if(found->second.begin(), found->second.end(), is_live);
+    std::string example = StrCat("array ", first->first);
     // Bound the search for an example: most names may belong to arrays on other meshes, and all
     // other calls wait for the lock.
     constexpr int64_t kNamesLookedAt = 1'000;
@@ -1452,9 +1822,7 @@ absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) co
                           "arrays lie on the mesh \"", mesh_id, "\", such as ", example,
                           "; delete their names (`shardmesh rm NAME`) and release them first")),
                       Reason::kMeshInUse,
-                      {{fact::kMesh, mesh_id},
-                       {fact::kArray, found->second.begin()->first},
-                       {fact::kHave, found->second.size()}});
+                      {{fact::kMesh, mesh_id}, {fact::kArray, first->first}, {fact::kHave, live}});
   }
   if (changing_meshes_.contains(mesh_id)) {
     return WithReason(absl::AbortedError(StrCat("the mesh \"", mesh_id,
@@ -1502,6 +1870,23 @@ void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t a
   const auto arrays = arrays_by_mesh_.find(mesh_id);
   if (arrays == arrays_by_mesh_.end()) return;
   for (const auto& [id, entry] : arrays->second) SetMissing(*entry, rank, true);
+}
+
+void ArrayRegistry::TileDamaged(std::string_view array_id, int64_t rank) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = arrays_.find(array_id);
+    if (found == arrays_.end() || found->second.array->state == ArrayState::kStaging) return;
+    SetMissing(found->second, rank, true);
+    if (found->second.cached_as > 0) {
+      if (found->second.missing_count > 0) EvictNow(found);
+      FlushReleased();
+    } else {
+      Tell(ArrayChange{.array_id = found->first,
+                       .mesh_id = found->second.array->definition.descriptor.mesh_id});
+    }
+  }
+  events_.MakeCalls();
 }
 
 std::vector<size_t> ArrayRegistry::FindUnknown(const std::vector<InventoryTile>& tiles) const {
@@ -1581,6 +1966,15 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
   return std::move(taking.verdict);
 }
 
+void ArrayRegistry::SetCheckpoint(std::string_view array_id, ArraySource checkpoint) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return;
+  auto changed = std::make_shared<Array>(*Current(found->second));
+  changed->checkpoint = std::move(checkpoint);
+  SetArray(found->second, std::move(changed));
+}
+
 InventoryVerdict ArrayRegistry::TakeRestored(const Inventory& restored) {
   InventoryVerdict verdict;
   {
@@ -1624,7 +2018,12 @@ bool ArrayRegistry::MissArrays(std::string_view mesh_id, int64_t rank, const Tak
                                std::string* last) {
   return ForSomeOf(arrays_by_mesh_, mesh_id, last, [&](const auto& each) {
     mutex_.AssertHeld();
-    if (!taking.Holds(each.first)) SetMissing(*each.second, rank, true);
+    if (taking.Holds(each.first)) return;
+    SetMissing(*each.second, rank, true);
+    // The worker has no such tile any more, and no name or session needs the array.
+    if (each.second->cached_as > 0 && rank < std::ssize(each.second->missing)) {
+      EvictNow(arrays_.find(each.first));
+    }
   });
 }
 
@@ -1898,7 +2297,7 @@ void ArrayRegistry::EndGrace() {
     // deleted. Until then, each start must put these arrays into quarantine.
     const bool is_left =
         std::any_of(arrays_.begin(), arrays_.end(), [](const Arrays::value_type& each) {
-          return each.second.has_record && !each.second.was_named;
+          return each.second.has_record && !each.second.was_named && each.second.cached_as == 0;
         });
     if (may_lack_names_ && !is_left) {
       may_lack_names_ = false;

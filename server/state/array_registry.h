@@ -32,6 +32,8 @@
 #include "sharding/spec.h"
 #include "sharding/tile.h"
 #include "tensor/array_descriptor.h"
+#include "tensor/array_origin.h"
+#include "tensor/source_file.h"
 
 namespace shardmesh::server {
 
@@ -41,12 +43,13 @@ namespace shardmesh::server {
 //   (none)     -> kStaging                 Stage
 //   kStaging   -> kAvailable, kDegraded    Commit (degraded if a rank is lost by then)
 //   kStaging   -> kReleased                Discard
-//   kAvailable -> kDegraded                TilesLost
+//   kAvailable -> kDegraded                TilesLost, TileDamaged
 //   kDegraded  -> kAvailable               an inventory brought the last missing tile
 //   kAvailable, kDegraded -> kReleased     the last name and the last pin are gone
 // clang-format on
 //
-// A released array is no longer in any list. An ArrayPtr to it keeps the array's last state.
+// A released array is no longer in any list. An ArrayPtr to it keeps the array's last state. The
+// same holds for a cached array (see ArrayRegistry), which can become available again.
 enum class ArrayState { kStaging, kAvailable, kDegraded, kReleased };
 std::string_view ArrayStateName(ArrayState state);  // "STAGING", ...
 
@@ -55,8 +58,10 @@ enum class Durability { kMemory, kDisk };
 
 // The origin of an array's bytes, from which lost tiles can be read again.
 struct ArraySource {
-  std::string path;    // path on the workers; empty: a client sent the bytes
-  std::string tensor;  // the tensor's name in the file
+  // The file, as it was when the workers read it. Null: a client sent the array, or a step made it.
+  // Arrays of one put share the object.
+  std::shared_ptr<const SourceFile> file = nullptr;
+  int64_t offset_bytes = 0;  // of the tensor in the file
 };
 
 // The definition of an array, and its origin.
@@ -65,6 +70,22 @@ struct ArrayDefinition {
   // The spec of the request; nullopt if it is also the effective spec.
   std::optional<PartitionSpec> requested_spec = {};
   ArraySource source = {};
+  // The same for elements that a client has made from a file and sent: workers cannot read these
+  // again. Unset if `source` is set.
+  ArrayOrigin sent_from = {};
+  // The number of workers on which each tile is wanted: 1 or 2. With 2, a companion array has the
+  // second copy of each tile; see server/repair/replicas.h.
+  int64_t replicas = 1;
+  // For a companion array: the id of the array whose tiles it copies. Both have the same shape,
+  // spec and cut points, on meshes of the same shape. Empty: the array is no companion.
+  std::string replica_of = {};
+
+  // The origin. A client or the workers have read the file.
+  ArrayOrigin origin() const {
+    return source.file == nullptr ? sent_from : ArrayOrigin{source.file, source.offset_bytes};
+  }
+  // Returns the OriginKey of the array.
+  std::string origin_key() const { return OriginKey(origin(), descriptor.dtype, descriptor.shape); }
 };
 
 // An array in one state. Immutable: a change makes a new object.
@@ -75,6 +96,8 @@ struct Array {
   std::vector<int64_t> missing_ranks;  // rising; not empty if and only if degraded
   std::vector<uint32_t> tile_crc32c;   // by rank; set by the commit
   absl::Time created;                  // time of the commit
+  // The array in the newest checkpoint that this process saved; `file` is null if there is none.
+  ArraySource checkpoint = {};
 };
 using ArrayPtr = std::shared_ptr<const Array>;
 
@@ -100,6 +123,10 @@ struct NameMove {
   std::optional<int64_t> expected_version;  // 0: the name must not exist; nullopt: any version
 };
 
+// Returns the names that move in the commit of a new array, beside the array's own name. Called
+// once, at the commit, without a lock.
+using OtherMoves = std::function<std::vector<NameMove>(const std::string& array_id)>;
+
 // Arrays to commit and names to move. All changes of a request take effect, or none does.
 struct CommitRequest {
   std::vector<ArrayCommit> arrays;
@@ -124,6 +151,24 @@ struct ArrayCounts {
   int64_t degraded = 0;
 
   int64_t total() const { return staging + available + degraded; }
+};
+
+// An array that the registry keeps as a cache.
+struct CachedArray {
+  std::string array_id;
+  std::string mesh_id;
+  std::vector<int64_t> rank_bytes;  // size of the tile of each rank
+};
+
+// The arrays that the registry keeps as a cache.
+struct CacheTotals {
+  int64_t arrays = 0;
+  int64_t bytes = 0;  // of all tiles on all ranks
+  // Since Open: tensors of puts that used a cached array, tensors that found no array of their
+  // origin, and arrays that were evicted.
+  int64_t hits = 0;
+  int64_t misses = 0;
+  int64_t evictions = 0;
 };
 
 // A tile in a worker's inventory.
@@ -193,6 +238,12 @@ struct InventoryVerdict {
 // An array lives as long as a name points to it, or a session or a running step pins it. The holder
 // of a pin must remove the pin itself.
 //
+// Companions. An array whose definition has `replica_of` is held by the array of that id, from its
+// commit to the release of that array, and is released with it. Its record `array/ID` is written by
+// its commit, although no name points to it. A commit whose array is gone by then releases the
+// companion at once. Open finds the pairs by the records; a companion without its array is treated
+// as an array without a name.
+//
 // Releases. Workers delete committed tiles only of arrays whose release the registry has recorded.
 // The registry remembers each release until every rank of the mesh has confirmed it. A rank
 // confirms with a message, or with an inventory that lacks the array. Until all ranks have
@@ -220,12 +271,19 @@ struct InventoryVerdict {
 // - In these states, and in a state with unreadable records, any array known at Open goes into
 //   quarantine when its last known name is deleted. The array may have another, unknown name.
 //
+// Cache. If SetCaching has turned the cache on, an available array with a known origin is not
+// released when nothing holds it any more: it becomes cached. Workers keep its tiles. No list,
+// count or search has it, except FindByOrigin, and no caller can pin or name it, except by
+// PinFound. Evict releases cached arrays. The registry itself evicts a cached array that has lost a
+// tile for good, and those on a mesh that changes. The store's record of a cached array says so:
+// after a restart the array is cached again.
+//
 // In the store:
 //
 // clang-format off
 //   cluster              cluster id and term
 //   restored             the snapshot of this state, or a mark that the state has lost records
-//   array/ID             an array that a name under `name/` points to
+//   array/ID             an array that a name under `name/` points to, or a cached array
 //   name/NAME            a name; or its deletion, if a manifest still mentions the name
 //   manifest/ID          makes the manifest's chunks (names with arrays) valid, at its revision
 //   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
@@ -252,6 +310,8 @@ class ArrayRegistry {
   // Called with verdicts that were not yet known when TakeInventory judged the inventory.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
+  // Called when there is a new array that wants a second replica.
+  using ReplicaListener = std::function<void()>;
 
   static constexpr size_t kMaxNameBytes = 1024;
   static constexpr int64_t kMaxNames = 1'000'000;
@@ -285,8 +345,14 @@ class ArrayRegistry {
   // `changes` receives each change of an array or a name; it must outlive this object. Set it
   // before the first commit.
   void SetChanges(ClusterChanges* changes) { changes_ = changes; }
+  // Turns the cache on or off. Arrays that are cached already stay so until Evict. Off at first.
+  void SetCaching(bool on);
+  // `listener` is called after arrays have become cached. Set it before workers attach.
+  void SetCacheListener(std::function<void()> listener) { cache_listener_ = std::move(listener); }
   // Set the listener before workers attach.
   void SetVerdictListener(VerdictListener listener) { verdict_listener_ = std::move(listener); }
+  // Set the listener before the first commit.
+  void SetReplicaListener(ReplicaListener listener) { replica_listener_ = std::move(listener); }
 
   // Registers an array whose tiles are about to arrive. ALREADY_EXISTS: the id exists.
   // INVALID_ARGUMENT: see Tiling::Create. ABORTED (VERSION_MISMATCH): a change of the array's mesh
@@ -296,8 +362,8 @@ class ArrayRegistry {
   absl::Status CheckStage(const ArrayDescriptor& descriptor) const;
 
   // Announces a change or deletion of a mesh: until EndMeshChange, Stage refuses arrays on this
-  // mesh. FAILED_PRECONDITION: an array is on the mesh; the message names one array. ABORTED:
-  // another change of the mesh is running.
+  // mesh. Evicts the cached arrays on the mesh. FAILED_PRECONDITION: an array is on the mesh; the
+  // message names one array. ABORTED: another change of the mesh is running.
   absl::Status BeginMeshChange(const std::string& mesh_id);
   // Returns the error that BeginMeshChange would return now. Changes nothing.
   absl::Status CheckMeshChange(const std::string& mesh_id) const;
@@ -315,7 +381,8 @@ class ArrayRegistry {
   //                        deletes the name, or expects a version or absence of the name.
   //   ABORTED              (VERSION_MISMATCH) a name has another version than expected, or another
   //                        commit is moving the name: retry. Without this reason: another commit is
-  //                        committing one of the arrays, or the request lists an array twice.
+  //                        committing one of the arrays, or the request lists an array twice; or
+  //                        the array of a companion is gone, or has a companion already.
   //   INVALID_ARGUMENT     a malformed name; two moves of one name; a wrong number of checksums; or
   //                        (LIMIT_EXCEEDED) more than 100 names to delete.
   //   FAILED_PRECONDITION  another coordinator has taken over this store.
@@ -326,6 +393,8 @@ class ArrayRegistry {
 
   // Returns the array, even if it is only staged. NOT_FOUND names the array.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
+  // Returns the mesh of an array, cached or not; nullopt if there is no such array.
+  std::optional<std::string> MeshOf(std::string_view array_id) const;
   // Returns a name at version `version`; 0: at its current version. A former version is found while
   // the array that it pointed to lives. It must be among the last kFormerVersions versions that
   // left that array. NOT_FOUND: there is no such name or version; for a missing name, the message
@@ -340,6 +409,13 @@ class ArrayRegistry {
   absl::Status CheckNameMove(const NameMove& move) const;
   // Returns whether a name points to the array.
   bool HasName(std::string_view array_id) const;
+  // The numbers of names and pins that keep an array alive.
+  struct Holds {
+    int64_t names = 0;
+    int64_t pins = 0;
+  };
+  // Returns the holds of the array; none if there is no such array.
+  Holds HoldsOf(std::string_view array_id) const;
 
   struct NamedArray {
     NameEntry name;
@@ -354,11 +430,37 @@ class ArrayRegistry {
     std::string next_start_after;
   };
   // Returns committed arrays that no name points to, after the id `start_after`, at most `limit`.
+  // Companions are left out: they belong to other arrays.
   // Each call examines a bounded number of arrays. A page may therefore have fewer arrays than
   // `limit`, or none, although more arrays follow.
   Nameless ListNameless(std::string_view start_after, int64_t limit) const;
   // Returns the arrays after the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
+  // Returns committed arrays whose origin_key() is `key`, by rising id, at most `limit`; none for
+  // an empty key. Cached arrays come after the others. A search without a result is a miss of the
+  // cache if the cache is on and the key is not empty.
+  std::vector<ArrayPtr> FindByOrigin(const std::string& key, int64_t limit) const;
+  // Returns committed arrays with names that want a second replica and have no companion, after the
+  // id `start_after`, by rising id, at most `limit`.
+  std::vector<ArrayPtr> ListUnreplicated(std::string_view start_after, int64_t limit) const;
+  // Returns the companion of an array; for a companion, the array that it copies. Null: there is
+  // none.
+  ArrayPtr FindTwin(std::string_view array_id) const;
+  // Returns ArrayDefinition::replicas of the array that the name points to; 1 if there is none.
+  int64_t ReplicasOf(std::string_view name) const;
+  // Like Pin, for an array that FindByOrigin returned. A cached array becomes available again: this
+  // is a hit of the cache.
+  absl::Status PinFound(std::string_view array_id);
+  // Returns the cached arrays; first those that were used, or became cached, longest ago.
+  std::vector<CachedArray> ListCached() const;
+  // Returns the bytes of cached tiles of each rank, by mesh. Meshes without such tiles are left
+  // out.
+  using BytesByMesh = std::map<std::string, std::vector<int64_t>, std::less<>>;
+  BytesByMesh CachedBytes() const;
+  CacheTotals cache_totals() const;
+  // Releases those of these arrays that are cached, and returns their ids. The listener may be told
+  // of the release later, on another thread.
+  std::vector<std::string> Evict(absl::Span<const std::string> array_ids);
   // List, find and count the arrays that are kept without a name since Open. ListUnnamed returns at
   // most `limit` of these arrays after `start_after`, by rising id. CountUnnamed takes O(1).
   std::vector<UnnamedArray> ListUnnamed(std::string_view start_after, int64_t limit) const;
@@ -367,8 +469,9 @@ class ArrayRegistry {
   // The time until which unnamed arrays are kept. If records cannot be read, they are kept longer:
   // see UnnamedArray::until.
   absl::Time unnamed_until() const { return grace_end_; }
-  // O(1).
+  // Return the numbers of arrays that are no companions, and of companions. O(1).
   ArrayCounts CountArrays() const;
+  ArrayCounts CountCompanions() const;
   int64_t CountNames() const;
   // Returns the number of committed arrays with a tile on this rank's worker. O(arrays on the
   // mesh).
@@ -390,6 +493,9 @@ class ArrayRegistry {
   // Records that the worker of this rank is lost, with its tiles. No effect if a later attachment
   // of the rank's worker has already brought its inventory.
   void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
+  // Records that the rank's tile of a committed array is damaged and no longer served. No effect on
+  // other arrays.
+  void TileDamaged(std::string_view array_id, int64_t rank);
   // Returns the indexes of the tiles whose array is neither in the registry nor known as released.
   // Returns none once the grace period is over.
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
@@ -414,6 +520,10 @@ class ArrayRegistry {
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
 
+  // Records that a checkpoint has the array. Kept as long as this process, and ignored if there is
+  // no such array.
+  void SetCheckpoint(std::string_view array_id, ArraySource checkpoint);
+
   // Returns the number of releases that some ranks have not confirmed yet.
   int64_t CountUnconfirmed() const;
 
@@ -429,6 +539,9 @@ class ArrayRegistry {
     int64_t names = 0;
     int64_t pins = 0;
     bool is_given = false;
+    int64_t cached_as = 0;  // key in cached_; 0: the array is not cached
+    // Whether it lost its last name when another array with the same origin got one.
+    bool is_superseded = false;
     // By rank: the worker that reported the tile; empty text if no worker has reported it. The list
     // is empty unless the array was found on workers, or Open loaded it from a state that may lack
     // names. If no name has pointed to an array with this list since Open, its release moves its
@@ -440,8 +553,12 @@ class ArrayRegistry {
     // One of the pins belongs to the grace period. Either the store had a record of the array at
     // Open, but no name of it, or the array was adopted.
     bool is_kept_for_grace = false;
-    bool was_named = false;   // a name has pointed to the array since Open
+    // A name has pointed to the array since Open, or the array is or was a companion. The store has
+    // its record in both cases.
+    bool was_named = false;
     bool has_record = false;  // at Open, the store had its record but no name of it
+    // The id of the array's companion, one of whose pins belongs to this array; empty: none.
+    std::string companion = {};
     // The last kFormerVersions versions of names that pointed to the array and no longer do.
     std::vector<NameEntry> former = {};
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
@@ -494,6 +611,8 @@ class ArrayRegistry {
   // Arrays, and ids of arrays, by the mesh that the arrays lie on.
   using ArraysByMesh = std::map<std::string, std::map<std::string_view, ArrayEntry*>, std::less<>>;
   using IdsByMesh = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
+  // Ids of arrays, by OriginKey.
+  using IdsByOrigin = absl::flat_hash_map<std::string, std::set<std::string>>;
   struct Manifest {
     int64_t chunks = 0;
     int64_t current_names = 0;       // names whose current entry is in this manifest
@@ -550,7 +669,7 @@ class ArrayRegistry {
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // AddArray sets the array of the entry for an id, and returns the entry, which it creates if
   // needed. SetArray changes the array of an entry. EraseArray erases an entry. All three maintain
-  // counts_ and arrays_by_mesh_.
+  // counts_, arrays_by_mesh_ and ids_by_origin_.
   ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -564,6 +683,16 @@ class ArrayRegistry {
   // Queues a change for watchers, who are called after the lock is released.
   void Tell(ClusterChange::Value change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the companion to its array, which holds it from now on. No effect if the array is gone or
+  // has another companion. `has_pin`: one of the companion's pins becomes that of the array.
+  void AddCompanion(const std::string& companion_id, bool has_pin)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns whether another array holds this one as its companion.
+  bool IsCompanion(std::string_view array_id, const ArrayEntry& entry) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Adds the array to unreplicated_ if it wants a companion and has none.
+  void NoteIfUnreplicated(std::string_view array_id, const ArrayEntry& entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddName(NameEntry entry, std::string manifest_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes a name from its array. `key_stays`: the commit has written the key `name/NAME` again,
   // so the key is not deleted.
@@ -581,8 +710,27 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Passes released arrays to the release listener, and deletes the records with the keys
-  // dead_keys_ from the store.
+  void ReleaseNow(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayCache(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Marks the arrays that lose names by these moves while others with their origins get names: they
+  // do not become cached.
+  void NoteSuperseded(absl::Span<const NameMove> moves) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // AddToCache makes an array cached that nothing holds. TakeFromCache makes it a live array that
+  // nothing holds. EvictNow releases a cached array. AddToCache and EvictNow need FlushReleased.
+  void AddToCache(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeFromCache(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EvictNow(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds the array's tiles to cached_bytes_ (`sign` 1), or subtracts them (-1).
+  void CountCached(const Array& array, int64_t sign) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds `change` to the count of arrays, or of companions, in the entry's state, unless the entry
+  // is cached.
+  void Count(const ArrayEntry& entry, int64_t change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the array's entry; arrays_.end() if there is none or it is cached.
+  Arrays::const_iterator FindLive(std::string_view array_id) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  Arrays::iterator FindLive(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Passes released arrays to the release listener, writes the records of arrays that became
+  // cached, and deletes the records with the keys dead_keys_ from the store.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Remembers released arrays until their ranks confirm the release. For releases that must survive
   // this process, also writes a record to the store.
@@ -653,8 +801,10 @@ class ArrayRegistry {
   const ReleaseListener listener_;
   int64_t max_names_ = kMaxNames;  // constant from the first commit on
   const absl::Duration adoption_grace_;
-  ClusterChanges* changes_ = nullptr;  // constant from the first commit on; may stay null
-  VerdictListener verdict_listener_;   // constant once workers attach
+  ClusterChanges* changes_ = nullptr;     // constant from the first commit on; may stay null
+  VerdictListener verdict_listener_;      // constant once workers attach
+  ReplicaListener replica_listener_;      // constant from the first commit on; may be null
+  std::function<void()> cache_listener_;  // constant once workers attach
   // The members from here to `requests_` are constant after Open.
   std::string cluster_id_;
   int64_t term_ = 0;
@@ -671,8 +821,12 @@ class ArrayRegistry {
   mutable absl::Mutex mutex_;
   // Only AddArray, SetArray, SetMissing and EraseArray change this map.
   Arrays arrays_ ABSL_GUARDED_BY(mutex_);
-  ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);           // of arrays_
+  ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);  // of arrays_ without companions
+  ArrayCounts companion_counts_ ABSL_GUARDED_BY(mutex_);
   ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // arrays_ by mesh
+  IdsByOrigin ids_by_origin_ ABSL_GUARDED_BY(mutex_);    // of arrays_ with known origins
+  // Ids of committed arrays that want a companion and have none.
+  std::set<std::string, std::less<>> unreplicated_ ABSL_GUARDED_BY(mutex_);
   Names names_ ABSL_GUARDED_BY(mutex_);
   // The id of the live array that each former version of a name pointed to: see ArrayEntry::former.
   std::map<std::pair<std::string, int64_t>, std::string> former_ ABSL_GUARDED_BY(mutex_);
@@ -690,6 +844,14 @@ class ArrayRegistry {
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
+  bool is_caching_ ABSL_GUARDED_BY(mutex_) = false;
+  // The ids of the cached arrays, which are in arrays_, in the order of their last use.
+  std::map<int64_t, std::string> cached_ ABSL_GUARDED_BY(mutex_);
+  int64_t next_cached_ ABSL_GUARDED_BY(mutex_) = 1;
+  BytesByMesh cached_bytes_ ABSL_GUARDED_BY(mutex_);  // of cached_
+  // Arrays that became cached since the last FlushReleased.
+  std::vector<std::string> newly_cached_ ABSL_GUARDED_BY(mutex_);
+  mutable CacheTotals cache_totals_ ABSL_GUARDED_BY(mutex_);
   Tombstones tombstones_ ABSL_GUARDED_BY(mutex_);
   IdsByMesh tombstones_by_mesh_ ABSL_GUARDED_BY(mutex_);
   // Ids of staged arrays that were discarded recently. A worker that reports tiles of these arrays

@@ -28,11 +28,20 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                                      const ArrayReference& reference) {
   SelectedArray selected;
   std::string array_id = reference.array_id;
-  if (!reference.name.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(selected.name, registry.FindName(reference.name, reference.version));
-    array_id = selected.name.array_id;
+  for (int attempt = 1;; ++attempt) {
+    if (!reference.name.empty()) {
+      SHARDMESH_ASSIGN_OR_RETURN(selected.name,
+                                 registry.FindName(reference.name, reference.version));
+      array_id = selected.name.array_id;
+    }
+    absl::StatusOr<ArrayPtr> array = registry.FindArray(array_id);
+    if (array.ok()) {
+      selected.array = *std::move(array);
+      break;
+    }
+    // The name may have moved to another array since it was found.
+    if (reference.name.empty() || attempt == kMaxSelections) return array.status();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(selected.array, registry.FindArray(array_id));
   if (selected.array->state == ArrayState::kStaging) {
     return WithReason(absl::NotFoundError(StrCat("array ", array_id, " is not committed yet")),
                       Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
@@ -67,21 +76,26 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
             *out += mesh->identities[static_cast<size_t>(rank)];
           })}});
   }
+  const std::optional<ArrayRepair> repair = recovery.RepairOf(descriptor.array_id);
+  const bool is_running = repair.has_value() && repair->tiles > 0;
+  const std::string repair_text =
+      repair.has_value() ? StrCat(repair->ToString(recovery.now()), "; ") : "";
   const std::string_view advice =
-      is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
-                "quarantine list` shows which tiles are in quarantine and can be restored; "
-                "otherwise load the array again; if it was a result of a computation, its tiles "
-                "were in memory: compute it again, or `shardmesh rm NAME`"
+      is_running ? "try again when it has ended: `shardmesh ops watch` shows how far it is"
+      : is_lost  ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
+                   "quarantine list` shows which tiles are in quarantine and can be restored; "
+                   "otherwise load the array again; if it was a result of a computation, its tiles "
+                   "were in memory: compute it again, or `shardmesh rm NAME`"
       : array.durability == Durability::kDisk
           ? "start those workers again: the tiles are on their disks"
           : "the tiles were in memory: load the array again, unless those workers still run and "
             "come back";
-  return WithReason(
-      absl::FailedPreconditionError(StrCat(name, " lacks the tiles of ", ranks, "; ", advice)),
-      Reason::kArrayDegraded,
-      {{fact::kArray, descriptor.array_id},
-       {fact::kName, selected.name.version != 0 ? selected.name.name : std::string()},
-       {fact::kRank, StrJoin(missing, ",")}});
+  return WithReason(absl::FailedPreconditionError(
+                        StrCat(name, " lacks the tiles of ", ranks, "; ", repair_text, advice)),
+                    Reason::kArrayDegraded,
+                    {{fact::kArray, descriptor.array_id},
+                     {fact::kName, selected.name.version != 0 ? selected.name.name : std::string()},
+                     {fact::kRank, StrJoin(missing, ",")}});
 }
 
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {
@@ -89,7 +103,10 @@ absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {
   bool fits = slice.ranges.size() == whole.ranges.size();
   for (size_t dim = 0; fits && dim < whole.ranges.size(); ++dim) {
     const IndexRange& range = slice.ranges[dim];
-    fits = range.start >= 0 && range.start < range.stop && range.stop <= whole.ranges[dim].stop;
+    const int64_t end = whole.ranges[dim].stop;
+    // A dimension without indexes has only the empty range.
+    fits = range.start >= 0 && range.stop <= end &&
+           (range.start < range.stop || (range.start == range.stop && end == 0));
   }
   if (fits) {
     return absl::OkStatus();

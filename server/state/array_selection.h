@@ -29,6 +29,9 @@ struct SelectedArray {
   NameEntry name;
 };
 
+// How often a call looks a name up whose array is replaced and released meanwhile.
+inline constexpr int kMaxSelections = 10;
+
 // Returns the array that a request identifies. NOT_FOUND: FindName or FindArray of ArrayRegistry
 // does not find the array, or it is not committed.
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,

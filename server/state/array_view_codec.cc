@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/source_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
@@ -32,17 +33,50 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   rpc::Encode(array.created, to->mutable_create_time());
   // SizeBytes cannot fail here: the registry checked the descriptor when the array was put.
   to->set_size_bytes(descriptor.SizeBytes().value_or(0));
+  if (array.definition.source.file != nullptr) {
+    rpc::Encode(*array.definition.source.file, to->mutable_source()->mutable_file());
+    to->mutable_source()->set_offset_bytes(array.definition.source.offset_bytes);
+  }
   if (array.definition.requested_spec.has_value()) {
     rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());
     // The reasons of the corrections are not stored: they follow from the requested spec, the shape
-    // and the mesh.
+    // and the mesh. Only a put by a rule for uneven cuts gives an array both cut points and
+    // corrections.
     const auto corrected =
-        Correct(*array.definition.requested_spec, descriptor.shape, descriptor.mesh);
+        Correct(*array.definition.requested_spec, descriptor.shape, descriptor.mesh,
+                descriptor.cut_points.empty() ? PartSizes::kEqual : PartSizes::kAny);
     if (corrected.ok()) {
       for (const Correction& correction : corrected->corrections) {
         rpc::Encode(correction, to->add_corrections());
       }
     }
+  }
+}
+
+void EncodeRepair(const Array& array, const Recovery& recovery, v1::Array* to) {
+  if (const std::optional<ArrayReplicas> replicas = recovery.ReplicasOf(array);
+      replicas.has_value()) {
+    v1::ArrayReplicas* const encoded = to->mutable_replicas();
+    encoded->set_wanted(static_cast<int32_t>(replicas->wanted));
+    encoded->set_complete(static_cast<int32_t>(replicas->complete));
+    encoded->set_by_spec(replicas->by_spec);
+    encoded->set_shares_host(replicas->shares_host);
+    encoded->set_operation_id(replicas->operation_id);
+    encoded->set_failure(replicas->failure);
+  }
+  if (array.missing_ranks.empty()) return;
+  const std::optional<ArrayRepair> repair = recovery.RepairOf(array.definition.descriptor.array_id);
+  if (!repair.has_value()) return;
+  v1::ArrayRepair* const encoded = to->mutable_repair();
+  encoded->set_operation_id(repair->operation_id);
+  encoded->set_tiles(repair->tiles);
+  encoded->set_size_bytes(repair->size_bytes);
+  if (repair->time_left.has_value()) {
+    rpc::Encode(*repair->time_left, encoded->mutable_time_left());
+  }
+  encoded->set_failure(repair->failure);
+  if (repair->next_try != absl::InfiniteFuture()) {
+    rpc::Encode(repair->next_try, encoded->mutable_next_try_time());
   }
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "server/state/array_registry.h"
 #include "server/state/array_selection.h"
+#include "server/state/recovery.h"
 #include "shardmesh/v1/array.pb.h"
 #include "shardmesh/v1/precondition.pb.h"
 
@@ -18,6 +19,9 @@ v1::Durability Encode(Durability durability);
 // Encodes the array. If `name` is not null, also encodes the name by which the request found the
 // array.
 void Encode(const Array& array, const NameEntry* name, v1::Array* to);
+
+// Encodes the repair of the array, if there is one.
+void EncodeRepair(const Array& array, const Recovery& recovery, v1::Array* to);
 
 // INVALID_ARGUMENT: the selector has neither a name nor an id (the message names the field
 // `array`), or its version is below 1 (`array.version`).

@@ -773,7 +773,12 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
     const bool keeps = verb == Verb::kUpdate && (*existing)->assigned != nullptr &&
                        !HasWorkers(*definition) &&
                        std::ssize((*existing)->assigned->workers) == RanksOf(definition->value);
-    if (keeps) {
+    if (!change.assign.empty()) {
+      store::v1::MeshAssignment record;
+      record.mutable_workers()->Assign(change.assign.begin(), change.assign.end());
+      transaction.puts.push_back(
+          {.key = RanksKeyOf(change.name), .value = record.SerializeAsString()});
+    } else if (keeps) {
       definition->assigned = (*existing)->assigned;
     } else {
       transaction.deletes.push_back(RanksKeyOf(change.name));
@@ -830,6 +835,10 @@ void DefinitionStore::Write(Verb verb, Change change, DefinitionKind kind, std::
           return std::move(callback)(revision.status());
         }
         definition->revision = *revision;
+        if (!change.assign.empty()) {
+          definition->assigned = std::make_shared<const MeshAssignment>(
+              MeshAssignment{.workers = std::move(change.assign), .revision = *revision});
+        }
         if (verb == Verb::kUpdate) {
           definition->replaced = ReplacedBy(*definition, kind, *revision, previous.get());
         }

@@ -231,6 +231,10 @@ class DefinitionStore {
     std::string request_id;
     std::string name;
     std::optional<int64_t> expected_version = std::nullopt;  // nullopt: any version
+    // Only for Create and Update of a mesh, to a definition that names no workers: the workers
+    // assigned to its ranks, in their order, in the same change. Empty: assigned workers stay if
+    // their number does.
+    std::vector<std::string> assign = {};
     // If true, the change is checked and not made; requires an empty request id. The callback gets
     // the resulting definition without a revision, and for a creation without a uid.
     bool validate_only = false;

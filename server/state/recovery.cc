@@ -90,4 +90,25 @@ absl::Status Recovering(std::string_view message, Facts facts) {
       WithReason(absl::UnavailableError(ToAbsl(message)), Reason::kRecovering, facts), kRetryDelay);
 }
 
+std::string ArrayRepair::ToString(absl::Time now) const {
+  std::string text;
+  if (tiles > 0) {
+    text = StrCat("a repair reads ", tiles, tiles == 1 ? " tile" : " tiles", " again");
+    if (!operation_id.empty()) text += StrCat(" (operation ", operation_id);
+    if (time_left.has_value()) {
+      text += StrCat(operation_id.empty() ? " (" : ", ", FormatRounded(*time_left), " left");
+    }
+    if (!operation_id.empty() || time_left.has_value()) text += ")";
+  }
+  if (failure.empty()) return text;
+  if (!text.empty()) text += "; ";
+  text += StrCat("a repair failed: ", failure);
+  if (next_try != absl::InfiniteFuture()) {
+    text +=
+        StrCat("; it is tried again ",
+               next_try > now ? StrCat("in ", FormatRounded(next_try - now)) : std::string("now"));
+  }
+  return text;
+}
+
 }  // namespace shardmesh::server

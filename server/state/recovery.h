@@ -4,10 +4,13 @@
 #define SHARDMESH_SERVER_STATE_RECOVERY_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -18,6 +21,62 @@
 #include "status/fact_keys.h"
 
 namespace shardmesh::server {
+
+struct Array;
+
+// The work to bring back the tiles that an array lacks.
+struct ArrayRepair {
+  // The operation that reads tiles of the array again; empty: none at present.
+  std::string operation_id = {};
+  // The tiles that are read again or wait for their turn, and their bytes.
+  int64_t tiles = 0;
+  int64_t size_bytes = 0;
+  // How long the operation takes at its current rate; nullopt: not known.
+  std::optional<absl::Duration> time_left = {};
+  // If a tile could not be read again: the time of the next try, and the reason, for people.
+  // InfiniteFuture: a worker must attach first.
+  absl::Time next_try = absl::InfiniteFuture();
+  std::string failure = {};
+
+  // Returns the text for errors, such as `a repair reads 2 tiles again (operation ..., 3s left)`.
+  std::string ToString(absl::Time now) const;
+};
+
+// Figures of all repairs.
+struct RepairTotals {
+  int64_t operations = 0;  // that run; the next four figures are sums over them
+  int64_t done_bytes = 0;
+  int64_t total_bytes = 0;
+  int64_t bytes_per_second = 0;
+  std::optional<absl::Duration> time_left = {};  // of the last one; nullopt: not known
+  int64_t tiles = 0;                             // that are read again or wait for their turn
+  int64_t failed_tiles = 0;  // that could not be read again, and wait for another try
+  // Since the start of the process.
+  int64_t repaired_tiles = 0;
+  int64_t repaired_bytes = 0;
+};
+
+// The replicas of an array that wants more than one.
+struct ArrayReplicas {
+  int64_t wanted = 0;
+  int64_t complete = 0;  // copies of the array of which no tile is missing
+  // Whether the array's own spec puts each tile on two hosts, so that no second copy is made.
+  bool by_spec = false;
+  // Whether both copies of some tile are on one host: the mesh has one host only, or one of its
+  // hosts has more than half of the workers, or workers were replaced since.
+  bool shares_host = false;
+  std::string operation_id = {};  // that copies; empty: none at present
+  std::string failure = {};       // why the last try failed, for people; empty: it did not
+};
+
+// Figures of the second copies of all arrays.
+struct ReplicaTotals {
+  int64_t waiting = 0;  // arrays whose copy runs or waits for its turn
+  int64_t failed = 0;   // arrays whose copy could not be made, and waits for another try
+  // Since the start of the process.
+  int64_t copied_arrays = 0;
+  int64_t copied_bytes = 0;
+};
 
 // After its start, a coordinator awaits each worker with a rank in its durable state. Recovery ends
 // once each of these workers has attached and its inventory (the list of its tiles) was processed.
@@ -60,6 +119,33 @@ class Recovery {
   // (--return-grace of the coordinator); try again, ...".
   std::string WaitAdvice() const;
 
+  // Sets the functions that describe the repair of an array (nullopt: the repairs know no lost tile
+  // of it that an attached worker could read again), and all repairs. Set them before workers
+  // attach.
+  using DescribeRepair = std::function<std::optional<ArrayRepair>(std::string_view array_id)>;
+  using DescribeRepairs = std::function<RepairTotals()>;
+  void SetRepairs(DescribeRepair describe, DescribeRepairs totals) {
+    describe_repair_ = std::move(describe);
+    describe_repairs_ = std::move(totals);
+  }
+  // The same for the replicas of an array (nullopt: it wants one only), and all replicas.
+  using DescribeReplicas = std::function<std::optional<ArrayReplicas>(const Array& array)>;
+  using CountReplicas = std::function<ReplicaTotals()>;
+  void SetReplicas(DescribeReplicas describe, CountReplicas totals) {
+    describe_replicas_ = std::move(describe);
+    count_replicas_ = std::move(totals);
+  }
+  std::optional<ArrayReplicas> ReplicasOf(const Array& array) const {
+    return describe_replicas_ ? describe_replicas_(array) : std::nullopt;
+  }
+  ReplicaTotals replicas() const { return count_replicas_ ? count_replicas_() : ReplicaTotals(); }
+  // Return the results of these functions; if none are set, as if there were no repairs.
+  std::optional<ArrayRepair> RepairOf(std::string_view array_id) const {
+    return describe_repair_ ? describe_repair_(array_id) : std::nullopt;
+  }
+  RepairTotals repairs() const { return describe_repairs_ ? describe_repairs_() : RepairTotals(); }
+
+  absl::Time now() const { return clock_->Now(); }
   // Returns the number of awaited workers; 0: recovery has ended.
   int64_t awaited() const;
   // Returns the time at which recovery began or, if recovery has ended, the time of its end.
@@ -71,6 +157,10 @@ class Recovery {
   const Clock* const clock_;
   const absl::Duration return_grace_;
   const absl::Time started_;
+  DescribeRepair describe_repair_;      // constant once workers attach
+  DescribeRepairs describe_repairs_;    // as well
+  DescribeReplicas describe_replicas_;  // as well
+  CountReplicas count_replicas_;        // as well
 
   mutable absl::Mutex mutex_;
   std::set<std::string, std::less<>> awaited_ ABSL_GUARDED_BY(mutex_);

@@ -119,6 +119,7 @@ class SessionTable {
 
   // AddTransfer and BeginStep also return RESOURCE_EXHAUSTED, with a retry delay, if
   // max_work_per_session transfers and steps are running. EndStep ignores a session that is gone.
+  // The operations of OperationTable count as transfers.
   absl::Status AddTransfer(std::string_view id, std::string transfer_id);
   // Returns the error that AddTransfer and BeginStep would return now. Changes nothing.
   absl::Status CheckWork(std::string_view id) const;

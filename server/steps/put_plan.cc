@@ -1,13 +1,19 @@
 // Resolves, corrects and counts the tensors of a put, and begins its transfer.
 #include "server/steps/put_plan.h"
 
+#include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
 #include <variant>
 
 #include "process/random_bytes.h"
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "server/resolve/resolve_answers.h"
+#include "server/steps/committed_bytes.h"
+#include "server/steps/fill_codec.h"
+#include "server/steps/replica_mesh.h"
 #include "sharding/layout/logical_sharding.h"
 #include "sharding/presets.h"
 #include "status/detail.h"
@@ -19,49 +25,131 @@
 
 namespace shardmesh::server {
 
+int64_t WeightOf(UnevenCuts rule, const WorkerInfo& worker) {
+  // In KiB and in MFLOP/s.
+  return rule == UnevenCuts::kByMemory ? worker.capacity_bytes >> 10
+                                       : static_cast<int64_t>(worker.f32_flops_per_second / 1e6);
+}
+
 absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
                                  const RuleSource& rule_source,
                                  const ProfileSource& profile_source) {
   SHARDMESH_RETURN_IF_ERROR(parts_.sessions->Check(header.session_id, caller));
   const std::string& mesh_id = header.mesh_id;
   if (NamesVersion(mesh_id)) {
-    return rpc::BadField("header.mesh", StrCat(PythonRepr(mesh_id),
-                                               " names a version; arrays lie on a mesh as it is "
-                                               "now, write ",
-                                               mesh_id.substr(0, mesh_id.find('@'))));
+    return rpc::BadField(StrCat(header.path, "mesh"),
+                         StrCat(PythonRepr(mesh_id),
+                                " names a version; arrays lie on a mesh as it is "
+                                "now, write ",
+                                mesh_id.substr(0, mesh_id.find('@'))));
   }
   const std::shared_ptr<const Definitions> state = parts_.definition_store->shared_state();
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, state->Find(DefinitionKind::kMesh, mesh_id));
   mesh_ = std::get<MeshDefinition>(definition->value).mesh;
   mesh_revision_ = definition->revision;
+  if (const std::string_view owner = ReplicatedMeshOf(mesh_id); !owner.empty()) {
+    return rpc::BadField(StrCat(header.path, "mesh"),
+                         StrCat(PythonRepr(mesh_id),
+                                " is the auxiliary mesh for second replicas of "
+                                "arrays on \"",
+                                owner, "\"; name that mesh"));
+  }
+  if (header.replicas > 1 && mesh_.size() < 2) {
+    return rpc::BadField(
+        StrCat(header.path, "replicas"),
+        StrCat(
+            "is ", header.replicas, ", and the mesh ", PythonRepr(mesh_id),
+            " has one worker; a mesh of two workers or more keeps them: name one, or resize this "
+            "one (`shardmesh mesh resize`), or put with 1"));
+  }
+  if (header.replicas > 1 && ReplicaMeshName(*definition).size() > kMaxMeshName) {
+    return rpc::BadField(
+        StrCat(header.path, "replicas"),
+        StrCat("is ", header.replicas, ", and the mesh has a name of ", mesh_id.size(),
+               " bytes; replicas need a mesh whose name has at "
+               "most ",
+               kMaxMeshName - (ReplicaMeshName(*definition).size() - mesh_id.size())));
+  }
   SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(mesh_id));
+  header_ = std::move(header);
+  SHARDMESH_RETURN_IF_ERROR(ChooseWeights());
 
   TreeQuestion question;
   question.mesh = mesh_;
-  question.strict = header.strict;
-  question.compatibility = header.compatibility;
+  question.strict = header_.strict;
+  question.compatibility = header_.compatibility;
+  question.uneven = header_.uneven;
+  question.weights = weights_;
   auto rules = rule_source(*state);
   if (!rules.ok()) {
-    return rpc::WithField(rules.status(), "header.rule_set");
+    return rpc::WithField(rules.status(), StrCat(header_.path, "rule_set"));
   }
   question.rules = *std::move(rules);
   auto profile = profile_source(*state);
   if (!profile.ok()) {
-    return rpc::WithField(profile.status(), "header.profile");
+    return rpc::WithField(profile.status(), StrCat(header_.path, "profile"));
   }
   profile_ = *std::move(profile);
   SHARDMESH_ASSIGN_OR_RETURN(resolver_, TreeResolver::Create(std::move(question)));
-  header_ = std::move(header);
   return absl::OkStatus();
+}
+
+absl::Status PutPlan::ChooseWeights() {
+  switch (header_.uneven) {
+    case UnevenCuts::kEqualOnly:
+    case UnevenCuts::kCeilChunks:
+      return absl::OkStatus();
+    case UnevenCuts::kByWeights:
+      weights_ = header_.weights;
+      return rpc::WithField(CheckWeights(weights_, mesh_.size()), "header.weights");
+    case UnevenCuts::kByMemory:
+    case UnevenCuts::kBySpeed:
+      break;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
+                             parts_.endpoints->Endpoints(header_.mesh_id));
+  if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) {
+    return MeshChanged();
+  }
+  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
+  weights_.clear();
+  for (const RankEndpoint& endpoint : endpoints) {
+    const WorkerStatus* const worker = view->FindWorker(endpoint.identity);
+    if (worker == nullptr) {
+      return MeshChanged();
+    }
+    weights_.push_back(WeightOf(header_.uneven, worker->info));
+    if (header_.uneven == UnevenCuts::kByMemory) continue;
+    if (weights_.back() == 0) {
+      return rpc::WithField(
+          WithReason(absl::FailedPreconditionError(
+                         StrCat("rank ", endpoint.rank, " (worker \"", endpoint.identity,
+                                "\") has not measured the speed of its kernels, by which the put "
+                                "is to be cut; cut by memory or by weights")),
+                     Reason::kNotAvailable),
+          "header.uneven");
+    }
+  }
+  return rpc::WithField(CheckWeights(weights_, mesh_.size()), "header.uneven");
 }
 
 absl::Status PutPlan::TakeTensor(PutTensor tensor) {
   if (!tensor.name.empty() && !names_.insert(tensor.name).second) {
     return rpc::BadField("name", "is listed twice");
   }
+  if (tensor.name.empty() && header_.replicas > 1) {
+    return rpc::BadField("name",
+                         StrCat("is empty, and ", header_.path, "replicas is ", header_.replicas,
+                                "; only arrays with names are kept more than once"));
+  }
   PutItem item;
   item.name = tensor.name;
   item.expected_version = tensor.expected_version;
+  item.definition.replicas = header_.replicas;
+  if (header_.replicas == 0) {
+    const bool has_name = !tensor.name.empty() && parts_.registry != nullptr;
+    item.definition.replicas = has_name ? parts_.registry->ReplicasOf(tensor.name) : 1;
+  }
   ArrayDescriptor& array = item.definition.descriptor;
   array.array_id = RandomId();
   array.dtype = tensor.dtype;
@@ -71,8 +159,69 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor) {
   array.mesh = mesh_;
   array.cut_points = std::move(tensor.cut_points);
   SHARDMESH_RETURN_IF_ERROR(array.SizeBytes().status());
+  if (has_sources_.value_or(tensor.source.has_value()) != tensor.source.has_value()) {
+    return rpc::BadField("source", StrCat(tensor.source.has_value() ? "is set" : "is not set",
+                                          ", unlike that of the tensors before; give a source for "
+                                          "all tensors of a put, or for none"));
+  }
+  has_sources_ = tensor.source.has_value();
+  if (tensor.source.has_value()) {
+    SHARDMESH_RETURN_IF_ERROR(TakeSource(*tensor.source, &item.definition));
+  }
+  if (tensor.origin.has_value()) {
+    SHARDMESH_RETURN_IF_ERROR(TakeOrigin(tensor, &item.definition));
+  }
   SHARDMESH_RETURN_IF_ERROR(Place(std::move(tensor), &item.definition));
+  if (const auto axes = array.spec.unreduced(); !axes.empty()) {
+    return rpc::BadField(
+        "spec",
+        StrCat("leaves ", StrJoin(axes, ", "),
+               " unreduced, which makes each tile a partial sum; the tensor of a put is the "
+               "value itself, and its sum over devices would be another one: put without "
+               "unreduced axes, as steps make partial sums"));
+  }
   items_.push_back(std::move(item));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const SourceFile>> PutPlan::FileOf(const FileRange& range,
+                                                                  std::string_view field) const {
+  const auto files = static_cast<int64_t>(header_.files.size());
+  if (range.file < files) return header_.files[static_cast<size_t>(range.file)];
+  return rpc::BadField(StrCat(field, ".file"),
+                       StrCat("is ", range.file, ", and header.files has ", files,
+                              files == 1 ? " file" : " files", ", counted from 0"));
+}
+
+absl::Status PutPlan::TakeOrigin(const PutTensor& tensor, ArrayDefinition* definition) const {
+  if (tensor.source.has_value()) {
+    return rpc::BadField("origin",
+                         "is set together with source, which says where the workers read "
+                         "the tensor; leave it out");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const SourceFile> file,
+                             FileOf(*tensor.origin, "origin"));
+  if (tensor.origin->offset_bytes > file->size_bytes) {
+    return rpc::BadField("origin.offset_bytes", StrCat("is ", tensor.origin->offset_bytes,
+                                                       "; the file ends at ", file->size_bytes));
+  }
+  definition->sent_from = {
+      .file = file, .offset_bytes = tensor.origin->offset_bytes, .conversion = tensor.conversion};
+  return absl::OkStatus();
+}
+
+absl::Status PutPlan::TakeSource(const FileRange& source, ArrayDefinition* definition) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const SourceFile> file,
+                             FileOf(source, "source"));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t need_bytes, definition->descriptor.SizeBytes());
+  // No sum, which could overflow.
+  if (source.offset_bytes > file->size_bytes ||
+      need_bytes > file->size_bytes - source.offset_bytes) {
+    return rpc::BadField("source.offset_bytes",
+                         StrCat("is ", source.offset_bytes, ", and the tensor has ", need_bytes,
+                                " bytes; the file ends at ", file->size_bytes));
+  }
+  definition->source = {.file = file, .offset_bytes = source.offset_bytes};
   return absl::OkStatus();
 }
 
@@ -116,7 +265,8 @@ absl::Status PutPlan::PlaceBySpec(PartitionSpec spec, ArrayDefinition* definitio
     corrections_.emplace_back();
     return array->Tiling().status();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected, Correct(spec, array->shape, mesh_));
+  SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected,
+                             Correct(spec, array->shape, mesh_, part_sizes()));
   if (header_.strict && !corrected.corrections.empty()) {
     return FirstCorrection(spec, array->shape, mesh_, corrected);
   }
@@ -125,39 +275,56 @@ absl::Status PutPlan::PlaceBySpec(PartitionSpec spec, ArrayDefinition* definitio
   }
   array->spec = std::move(corrected.effective);
   corrections_.push_back(std::move(corrected.corrections));
+  return CutUnevenly(array);
+}
+
+absl::Status PutPlan::CutUnevenly(ArrayDescriptor* array) const {
+  if (!array->cut_points.empty()) {
+    return array->Tiling().status();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(array->cut_points,
+                             CutByRule(header_.uneven, weights_, mesh_, array->spec, array->shape));
   return absl::OkStatus();
 }
 
 absl::Status PutPlan::PlaceByRules(const std::string& name, ArrayDefinition* definition) {
   ArrayDescriptor* const array = &definition->descriptor;
   const TreeTensor named{.name = name, .shape = array->shape, .dtype = array->dtype};
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements, resolver_->Add({named}));
-  const TreeSpec& spec = resolver_->specs()[placements.front().spec_index];
+  TreeResolver* resolver = resolver_.get();
+  if (!array->cut_points.empty()) {
+    // The tensor's own cut points take the place of the rule for uneven cuts.
+    if (cut_resolver_ == nullptr) {
+      TreeQuestion question = resolver_->question();
+      question.uneven = UnevenCuts::kCeilChunks;
+      SHARDMESH_ASSIGN_OR_RETURN(cut_resolver_, TreeResolver::Create(std::move(question)));
+    }
+    resolver = cut_resolver_.get();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements, resolver->Add({named}));
+  const TreeSpec& spec = resolver->specs()[placements.front().spec_index];
   if (!spec.corrections.empty()) {
     definition->requested_spec = spec.requested;
   }
   array->spec = spec.effective;
   corrections_.push_back(spec.corrections);
-  return absl::OkStatus();
+  return CutUnevenly(array);
 }
 
-absl::StatusOr<BegunPutPtr> PutPlan::Begin() {
+absl::StatusOr<BegunPutPtr> PutPlan::Begin(const std::function<bool()>& is_cancelled) {
   if (items_.empty()) {
     return rpc::BadField("tensors", "is empty; a put needs at least one tensor");
   }
   const std::string& mesh_id = header_.mesh_id;
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<RankEndpoint> endpoints,
-                             parts_.endpoints->Endpoints(mesh_id));
-  if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) {
-    SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(mesh_id));
-    return MeshChanged();
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<RankEndpoint> endpoints, WorkersOfMesh());
   SHARDMESH_ASSIGN_OR_RETURN(const auto mesh, parts_.definition_store->shared_state()->Find(
                                                   DefinitionKind::kMesh, mesh_id));
   if (mesh->revision != mesh_revision_) {
     return MeshChanged();
   }
-  SHARDMESH_RETURN_IF_ERROR(CheckMemory(endpoints));
+  ArrayCache::Limits cache;
+  SHARDMESH_RETURN_IF_ERROR(CheckMemory(endpoints, is_cancelled, &cache));
+  SHARDMESH_ASSIGN_OR_RETURN(const ReuseSources sources,
+                             FindReuseSources(items_, *parts_.endpoints));
   std::vector<std::string> identities;
   for (const RankEndpoint& endpoint : endpoints) {
     identities.push_back(endpoint.identity);
@@ -171,14 +338,93 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin() {
     SHARDMESH_RETURN_IF_ERROR(parts_.transfers->Check(header_.session_id, put->items));
     return put;
   }
+  if (parts_.cache != nullptr) parts_.cache->Limit(cache);
   // The pointer to the items keeps all of `put` alive as long as the transfer, because a repeated
   // request needs `put`.
   SHARDMESH_ASSIGN_OR_RETURN(
       put->transfer_id,
       parts_.transfers->Begin(header_.session_id, mesh_id, identities,
                               std::shared_ptr<const std::vector<PutItem>>(put, &put->items)));
+  parts_.transfers->SetCheckpoint(put->transfer_id, header_.checkpoint);
   put->expire_time = parts_.clock->Now() + Transfers::kTimeout;
+  OrderFill(*put, sources);
   return put;
+}
+
+void PutPlan::FindReusable(const std::function<bool()>& is_cancelled) {
+  PutReuse reuse({.registry = parts_.registry,
+                  .membership = parts_.membership,
+                  .endpoints = parts_.endpoints,
+                  .fill = parts_.fill});
+  for (PutItem& item : items_) reuse.Find(item);
+  // While an array is copied, a cached one cannot be evicted.
+  const absl::StatusOr<std::vector<RankEndpoint>> endpoints = WorkersOfMesh();
+  ArrayCache::Limits cache;
+  if (!endpoints.ok() || CheckMemory(*endpoints, is_cancelled, &cache).ok()) return;
+  for (PutItem& item : items_) {
+    if (!item.is_copied() ||
+        parts_.registry->HasName(item.reused->array().definition.descriptor.array_id)) {
+      continue;
+    }
+    item.reused = nullptr;
+    item.moved_bytes = 0;
+  }
+}
+
+bool PutPlan::reads_files() const {
+  return std::any_of(items_.begin(), items_.end(),
+                     [](const PutItem& item) { return item.is_read(); });
+}
+
+absl::StatusOr<std::vector<RankEndpoint>> PutPlan::WorkersOfMesh() const {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<RankEndpoint> endpoints,
+                             parts_.endpoints->Endpoints(header_.mesh_id));
+  if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) {
+    SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(header_.mesh_id));
+    return MeshChanged();
+  }
+  return endpoints;
+}
+
+absl::StatusOr<FileReaders> PutPlan::Readers() const {
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints, WorkersOfMesh());
+  FileReaders readers;
+  absl::flat_hash_set<std::string_view> seen;
+  for (const RankEndpoint& endpoint : endpoints) {
+    if (seen.insert(endpoint.identity).second) readers.identities.push_back(endpoint.identity);
+  }
+  absl::flat_hash_set<const SourceFile*> known;
+  for (const PutItem& item : items_) {
+    if (!item.is_read()) continue;
+    const std::shared_ptr<const SourceFile>& file = item.definition.source.file;
+    if (known.insert(file.get()).second) readers.files.push_back(*file);
+  }
+  return readers;
+}
+
+void PutPlan::OrderFill(const BegunPut& put, const ReuseSources& sources) const {
+  if (!sources.empty()) {
+    SendReuseFill({.transfer_id = put.transfer_id,
+                   .session_id = put.session_id,
+                   .term = parts_.term,
+                   .token_key = parts_.token_key,
+                   .expire_time = put.expire_time},
+                  put.items, put.devices, sources, parts_.fill);
+  }
+  if (std::none_of(put.items.begin(), put.items.end(),
+                   [](const PutItem& item) { return item.is_read(); })) {
+    return;
+  }
+  SharedFill orders(put.transfer_id, parts_.term, /*devices=*/nullptr);
+  for (const PutItem& item : put.items) {
+    if (!item.is_read()) continue;
+    const ArraySource& source = item.definition.source;
+    orders.AddFromFile(rpc::ArrayDescriptorBytes(item.definition.descriptor), source.file.get(),
+                       source.offset_bytes);
+  }
+  for (const RankEndpoint& device : put.devices) {
+    orders.SendTo(device.identity, device.rank, parts_.fill);
+  }
 }
 
 absl::Status PutPlan::MeshChanged() const {
@@ -189,45 +435,117 @@ absl::Status PutPlan::MeshChanged() const {
       absl::Milliseconds(100));
 }
 
-absl::StatusOr<int64_t> PutPlan::BytesPerRank() const {
-  int64_t sum_bytes = 0;
-  for (const PutItem& item : items_) {
-    const ArrayDescriptor& descriptor = item.definition.descriptor;
-    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tiling.ShardShape()));
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, PackedSizeBytes(descriptor.dtype, elements));
-    if (__builtin_add_overflow(sum_bytes, bytes, &sum_bytes)) {
-      sum_bytes = std::numeric_limits<int64_t>::max();
-    }
+absl::StatusOr<std::map<std::string, int64_t, std::less<>>> PutPlan::ReplicaBytes(
+    const MembershipView& view, const std::vector<RankEndpoint>& endpoints) const {
+  std::map<std::string, int64_t, std::less<>> by_worker;
+  const bool is_wanted = std::any_of(items_.begin(), items_.end(), [](const PutItem& item) {
+    return item.definition.replicas > 1 && !item.is_kept();
+  });
+  if (!is_wanted || endpoints.size() < 2) return by_worker;
+  std::vector<std::string> identities;
+  for (const RankEndpoint& endpoint : endpoints) identities.push_back(endpoint.identity);
+  const std::vector<std::string> hosts = HostsOf(view, identities);
+  std::vector<std::string> workers = ReplicaWorkers(identities, hosts);
+  const std::shared_ptr<const Definitions> state = parts_.definition_store->shared_state();
+  if (const auto mesh = state->Find(DefinitionKind::kMesh, header_.mesh_id); mesh.ok()) {
+    const auto there = state->Find(DefinitionKind::kMesh, ReplicaMeshName(**mesh));
+    if (there.ok() && AreDisplaced(identities, WorkersOf(**there))) workers = WorkersOf(**there);
   }
-  return sum_bytes;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int64_t> bytes,
+                             BytesByRank([&](const ArrayDefinition& array, const Tiling& tiling) {
+                               return array.replicas > 1 && !IsReplicatedBySpec(tiling, hosts);
+                             }));
+  for (size_t rank = 0; rank < workers.size(); ++rank) by_worker[workers[rank]] = bytes[rank];
+  return by_worker;
 }
 
-absl::Status PutPlan::CheckMemory(const std::vector<RankEndpoint>& endpoints) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t need_bytes, BytesPerRank());
-  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
-  for (const RankEndpoint& endpoint : endpoints) {
-    const WorkerStatus* worker = view->FindWorker(endpoint.identity);
-    const int64_t have_bytes = worker->info.capacity_bytes - worker->used_bytes();
-    if (need_bytes <= have_bytes) {
+absl::StatusOr<std::vector<int64_t>> PutPlan::BytesByRank(
+    const std::function<bool(const ArrayDefinition&, const Tiling&)>& is_counted) const {
+  const auto add = [](int64_t bytes, int64_t* sum) {
+    if (__builtin_add_overflow(*sum, bytes, sum)) {
+      *sum = std::numeric_limits<int64_t>::max();
+    }
+  };
+  int64_t everywhere = 0;  // bytes of the arrays whose tiles all have one size
+  std::vector<int64_t> by_rank(static_cast<size_t>(mesh_.size()), 0);
+  for (const PutItem& item : items_) {
+    if (item.is_kept()) continue;
+    const ArrayDescriptor& descriptor = item.definition.descriptor;
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
+    if (!is_counted(item.definition, tiling)) continue;
+    if (tiling.has_equal_tiles()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, descriptor.TileSizeBytes(tiling.TileOf(0)));
+      add(bytes, &everywhere);
       continue;
     }
-    const Transfers::Live live = parts_.transfers->LivePuts();
+    for (DeviceId rank = 0; rank < mesh_.size(); ++rank) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes,
+                                 descriptor.TileSizeBytes(tiling.TileOf(rank)));
+      add(bytes, &by_rank[static_cast<size_t>(rank)]);
+    }
+  }
+  for (int64_t& sum : by_rank) {
+    add(everywhere, &sum);
+  }
+  return by_rank;
+}
+
+absl::Status PutPlan::CheckMemory(const std::vector<RankEndpoint>& endpoints,
+                                  const std::function<bool()>& is_cancelled,
+                                  ArrayCache::Limits* cache) const {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      std::vector<int64_t> need_by_rank,
+      BytesByRank([](const ArrayDefinition&, const Tiling&) { return true; }));
+  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
+  SHARDMESH_ASSIGN_OR_RETURN(const auto replica_bytes, ReplicaBytes(*view, endpoints));
+  const auto of_replicas = [&](const RankEndpoint& endpoint) {
+    const auto found = replica_bytes.find(endpoint.identity);
+    return found == replica_bytes.end() ? 0 : found->second;
+  };
+  for (const RankEndpoint& endpoint : endpoints) {
+    int64_t& need = need_by_rank[static_cast<size_t>(endpoint.rank)];
+    need = AddCapped(need, of_replicas(endpoint));
+  }
+  const auto is_small = [&](const RankEndpoint& endpoint) {
+    return FitsEasily(*view->FindWorker(endpoint.identity),
+                      need_by_rank[static_cast<size_t>(endpoint.rank)]);
+  };
+  CommittedBytes committed(*view, *parts_.registry);
+  if (!std::all_of(endpoints.begin(), endpoints.end(), is_small)) {
+    SHARDMESH_RETURN_IF_ERROR(committed.AddAll(*parts_.registry, is_cancelled));
+  }
+  const Transfers::Live live = parts_.transfers->LivePuts();
+  for (const RankEndpoint& endpoint : endpoints) {
+    const WorkerStatus* worker = view->FindWorker(endpoint.identity);
+    const int64_t need_bytes = need_by_rank[static_cast<size_t>(endpoint.rank)];
+    const int64_t have_bytes =
+        worker->info.capacity_bytes - committed.UsedOn(endpoint.identity, *worker);
+    const int64_t left_bytes = have_bytes - need_bytes;
+    if (left_bytes >= 0) {
+      // Bytes that other puts are still sending are not in use yet.
+      const int64_t free_bytes = left_bytes - live.bytes_per_rank;
+      int64_t& limit = cache->try_emplace(endpoint.identity, free_bytes).first->second;
+      limit = std::min(limit, free_bytes);
+      continue;
+    }
     const std::string others =
         live.puts == 0 ? std::string("release arrays,")
                        : StrCat("wait for ", live.puts, live.puts == 1 ? " put" : " puts",
                                 " under way, which stage about ", live.bytes_per_rank,
                                 " bytes on each rank, release arrays,");
-    return WithReason(
-        absl::ResourceExhaustedError(
-            StrCat("rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ", have_bytes,
-                   " of ", worker->info.capacity_bytes, " bytes left, and the put needs ",
-                   need_bytes, " there; ", others, " or start workers with more --memory")),
-        Reason::kMemoryLimit,
-        {{fact::kHave, have_bytes},
-         {fact::kNeed, need_bytes},
-         {fact::kRank, endpoint.rank},
-         {fact::kIdentity, endpoint.identity}});
+    return WithReason(absl::ResourceExhaustedError(StrCat(
+                          "rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ",
+                          have_bytes, " of ", worker->info.capacity_bytes,
+                          " bytes left, and the put needs ", need_bytes, " there",
+                          of_replicas(endpoint) > 0
+                              ? StrCat(", ", of_replicas(endpoint), " of them for second replicas")
+                              : std::string(),
+                          "; ", others, " or start workers with more --memory")),
+                      Reason::kMemoryLimit,
+                      {{fact::kHave, have_bytes},
+                       {fact::kNeed, need_bytes},
+                       {fact::kRank, endpoint.rank},
+                       {fact::kIdentity, endpoint.identity}});
   }
   return absl::OkStatus();
 }

@@ -262,6 +262,9 @@ class Sequencer {
   LiveCounts CountSteps() const;
   LiveCounts CountTransfers() const;
 
+  // The coordinator's term, which is in all reports.
+  int64_t term() const { return options_.term; }
+
   // The last sequence number that a step or transfer got.
   int64_t last_sequence() const;
 

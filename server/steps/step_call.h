@@ -41,6 +41,11 @@ struct StepOutputs {
   bool return_literals = false;
   // The requested layouts of the results. Nullopt or missing: the planner chooses the layout.
   std::vector<std::optional<PartitionSpec>> specs = {};
+  // The parts of the results' definitions beside the descriptors, such as the origin of a result
+  // that has the elements of another array. The descriptors here have no effect. May be shorter
+  // than the list of results.
+  std::vector<ArrayDefinition> definitions = {};
+  OtherMoves other_moves = nullptr;  // gets the id of the first result
 
   // Returns the name of a result; empty if the result gets no name.
   const std::string& NameOf(size_t output) const {

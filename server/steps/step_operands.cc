@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "rpc/codec/status.h"
+#include "server/steps/resize_mesh.h"
 #include "sharding/mesh_definition.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -54,12 +55,23 @@ absl::StatusOr<FoundOperands> OperandFinder::Find(StepOperands operands) const {
     }
     const ArrayDescriptor& one = first->definition.descriptor;
     const ArrayDescriptor& other = array->definition.descriptor;
+    if (ResizedMeshOf(one.mesh_id) == other.mesh_id ||
+        ResizedMeshOf(other.mesh_id) == one.mesh_id) {
+      return rpc::WithField(
+          Recovering(
+              StrCat("operands lie on the meshes \"", one.mesh_id, "\" and \"", other.mesh_id,
+                     "\", because the mesh is being resized; try again when all of them have "
+                     "moved (`shardmesh ops ls`)")),
+          "operands", i);
+    }
     if (one.mesh_id != other.mesh_id) {
       return rpc::WithField(
           WithReason(absl::FailedPreconditionError(
                          StrCat("operands lie on different meshes: \"", one.mesh_id,
                                 "\" at revision ", one.mesh_revision, " and \"", other.mesh_id,
-                                "\" at revision ", other.mesh_revision, "; load them onto one")),
+                                "\" at revision ", other.mesh_revision,
+                                "; move one onto the mesh of the other with `shardmesh reshard "
+                                "NAME --mesh MESH`, or load them onto one")),
                      Reason::kMeshMismatch,
                      {{fact::kArray, other.array_id},
                       {fact::kHave, other.mesh_id},

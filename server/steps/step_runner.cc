@@ -10,6 +10,7 @@
 #include "process/failpoint.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
+#include "server/state/array_selection.h"
 #include "server/state/request_index.h"
 #include "server/state/session_pins.h"
 #include "server/steps/step_codec.h"
@@ -180,8 +181,14 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
 }
 
 absl::Status StepRunner::StageOutputs(Running* running, Revision ranks_revision) const {
+  const std::vector<ArrayDefinition>& definitions = running->options.definitions;
   for (ArrayDescriptor& descriptor : DescribeOutputs(running->prepared->plan, ranks_revision)) {
-    SHARDMESH_RETURN_IF_ERROR(parts_.registry->Stage({.descriptor = descriptor}));
+    ArrayDefinition definition;
+    if (const size_t i = running->outputs.size(); i < definitions.size()) {
+      definition = definitions[i];
+    }
+    definition.descriptor = descriptor;
+    SHARDMESH_RETURN_IF_ERROR(parts_.registry->Stage(std::move(definition)));
     const std::string array_id = descriptor.array_id;
     running->outputs.push_back(std::move(descriptor));
     SHARDMESH_RETURN_IF_ERROR(
@@ -246,6 +253,23 @@ EncodedStep StepRunner::MessageOf(const Running& running, absl::Duration timeout
   return Encode(message);
 }
 
+absl::StatusOr<StepRunner::RunningPtr> StepRunner::AdmitNamed(StepCall call, StepRequest* step) {
+  std::vector<ArrayReference> named;
+  for (const StepOperand& operand : call.operands.operands) {
+    const auto* const reference = std::get_if<ArrayReference>(&operand.value);
+    if (reference != nullptr && !reference->name.empty()) named.push_back(*reference);
+  }
+  for (int attempt = 1; !named.empty() && attempt < kMaxSelections; ++attempt) {
+    absl::StatusOr<RunningPtr> admitted = Admit(call, step);
+    if (ReasonOf(admitted.status()) != Reason::kNotFound) return admitted;
+    for (const ArrayReference& reference : named) {
+      if (!Select(*parts_.registry, reference).ok()) return admitted;
+    }
+    *step = StepRequest();
+  }
+  return Admit(std::move(call), step);
+}
+
 absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequest* step) {
   SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found, finder_.Find(std::move(call.operands)));
   SHARDMESH_RETURN_IF_ERROR(
@@ -307,7 +331,7 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
     return std::nullopt;
   }
   StepRequest step;
-  absl::StatusOr<RunningPtr> admitted = Admit(std::move(call), &step);
+  absl::StatusOr<RunningPtr> admitted = AdmitNamed(std::move(call), &step);
   if (!admitted.ok()) {
     parts_.sessions->EndStep(session_id);
     memory_.Abandon(key);

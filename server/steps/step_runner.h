@@ -113,6 +113,8 @@ class StepRunner {
   // Does all work that precedes the submission of the step to the sequencer. Fills in the fields of
   // `step` that the sequencer needs.
   absl::StatusOr<RunningPtr> Admit(StepCall call, StepRequest* step);
+  // Admits again if the array of a name was replaced and released before the step pinned it.
+  absl::StatusOr<RunningPtr> AdmitNamed(StepCall call, StepRequest* step);
   absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
   // Pins the operands until End. Returns an error if an operand no longer exists.
   absl::Status PinOperands(Running* running) const;

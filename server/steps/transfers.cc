@@ -19,6 +19,9 @@
 namespace shardmesh::server {
 namespace {
 
+// The beginning of the description of a put that is no load.
+constexpr std::string_view kPutOf = "put of ";
+
 // Maximum number of puts that List examines for one page, because it examines them under the lock.
 constexpr int64_t kMostLooks = 2'000;
 
@@ -57,12 +60,31 @@ TransferResult DecodeAnswer(const RememberedAnswer& answer) {
 
 }  // namespace
 
+OperationProgress AsOperation(const TransferProgress& put) {
+  return {.id = put.transfer_id,
+          .number = put.number,
+          .kind = put.is_load ? OperationKind::kLoad : OperationKind::kPut,
+          .session_id = put.session_id,
+          .session_number = put.session_number,
+          .description = put.description,
+          .ended = put.ended,
+          .status = put.status,
+          .done = put.staged_tiles,
+          .total = put.total_tiles,
+          .done_bytes = put.staged_bytes,
+          .total_bytes = put.total_bytes,
+          .started = put.started,
+          .finished = put.finished,
+          .bytes_per_second = put.bytes_per_second};
+}
+
 Transfers::Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions,
-                     Sequencer* sequencer)
+                     Sequencer* sequencer, OperationTable* operations)
     : clock_(clock),
       registry_(registry),
       sessions_(sessions),
       sequencer_(sequencer),
+      operations_(operations),
       give_up_alarm_(clock, [this] { AbortOverdue(); }) {}
 
 absl::Status Transfers::CheckVersion(const PutItem& item) const {
@@ -92,8 +114,10 @@ absl::Status Transfers::Check(const std::string& session_id,
   }
   SHARDMESH_RETURN_IF_ERROR(registry_->CheckRoomForNames(more_names));
   SHARDMESH_RETURN_IF_ERROR(sessions_->CheckWork(session_id));
-  return items.empty() ? absl::OkStatus()
-                       : registry_->CheckStage(items.front().definition.descriptor);
+  const auto first =
+      std::find_if(items.begin(), items.end(), [](const PutItem& item) { return !item.is_kept(); });
+  return first == items.end() ? absl::OkStatus()
+                              : registry_->CheckStage(first->definition.descriptor);
 }
 
 bool Transfers::IsForgotten(const TransferProgress& progress) const {
@@ -103,15 +127,19 @@ bool Transfers::IsForgotten(const TransferProgress& progress) const {
 absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
                                              const std::string& mesh_id,
                                              const std::vector<std::string>& identities,
-                                             std::shared_ptr<const std::vector<PutItem>> items) {
+                                             std::shared_ptr<const std::vector<PutItem>> items,
+                                             std::string operation_id) {
   SHARDMESH_PASSES("transfer.begin");
   auto transfer = std::make_shared<Transfer>();
+  transfer->operation_id = std::move(operation_id);
   TransferProgress& progress = transfer->progress;
   progress.transfer_id = RandomId();
   progress.session_id = session_id;
-  progress.description = StrCat("put of ", items->size(), " tensors on mesh \"", mesh_id, "\"");
+  progress.description = StrCat(kPutOf, items->size(), items->size() == 1 ? " tensor" : " tensors",
+                                " on mesh \"", mesh_id, "\"");
   transfer->ranks = static_cast<int64_t>(identities.size());
   progress.total_tiles = static_cast<int64_t>(items->size() * identities.size());
+  int64_t staged_arrays = 0;
   progress.started = clock_->Now();
   SHARDMESH_RETURN_IF_ERROR(Check(session_id, *items));
   for (const PutItem& item : *items) {
@@ -119,7 +147,18 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {
       progress.total_bytes = std::numeric_limits<int64_t>::max();
     }
+    if (item.reused != nullptr) progress.reused_bytes += bytes;
+    progress.moved_bytes += item.moved_bytes;
+    progress.is_filled |= item.is_copied() || item.is_read();
+    if (item.is_kept()) {
+      progress.staged_tiles += transfer->ranks;
+      progress.staged_bytes += bytes;
+      transfer->kept_bytes += bytes;
+    } else {
+      ++staged_arrays;
+    }
   }
+  transfer->arrived_bytes = progress.staged_bytes;
   transfer->items = items;
   const std::string transfer_id = progress.transfer_id;
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Get(session_id));
@@ -128,8 +167,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
 
   absl::Status status;
   for (const PutItem& item : *items) {
-    status = registry_->Stage(item.definition);
     transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
+    if (item.is_kept()) continue;
+    status = registry_->Stage(item.definition);
     if (status.ok() && item.name.empty()) {
       status =
           PinForSession(*registry_, *sessions_, session_id, item.definition.descriptor.array_id)
@@ -143,7 +183,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     {
       absl::MutexLock lock(&mutex_);
       Forget();
-      progress.number = ++last_number_;
+      progress.number = operations_->NextNumber();
       transfers_.emplace(transfer_id, transfer);
       by_number_.emplace(progress.number, transfer);
     }
@@ -156,7 +196,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     for (size_t rank = 0; rank < identities.size(); ++rank) {
       request.participants.push_back({.rank = static_cast<int64_t>(rank),
                                       .identity = identities[rank],
-                                      .expected_tiles = static_cast<int64_t>(items->size())});
+                                      .expected_tiles = staged_arrays});
     }
     request.commit = [this, transfer](const WorkOutcome& outcome,
                                       absl::AnyInvocable<void(absl::Status) &&> decided) {
@@ -166,6 +206,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
         std::move(request),
         [this, transfer](const WorkOutcome& outcome) { End(transfer, outcome.status); });
   }
+  if (status.ok() && staged_arrays == 0) ReportNothingToDo(transfer_id, identities);
   if (!status.ok()) {
     End(transfer, status);
     return status;
@@ -179,6 +220,29 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
   return transfer_id;
 }
 
+void Transfers::SetCheckpoint(std::string_view transfer_id, std::string_view checkpoint) {
+  if (checkpoint.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  const TransferPtr transfer = Find(transfer_id);
+  if (transfer == nullptr || transfer->progress.ended) return;
+  TransferProgress& progress = transfer->progress;
+  progress.is_load = true;
+  progress.description =
+      StrCat("load of ", checkpoint, ": ", progress.description.substr(kPutOf.size()));
+}
+
+void Transfers::ReportNothingToDo(std::string_view transfer_id,
+                                  const std::vector<std::string>& identities) {
+  for (size_t rank = 0; rank < identities.size(); ++rank) {
+    // An error means that the transfer has ended, such as by the loss of a worker.
+    sequencer_
+        ->ReportTransfer(
+            transfer_id, sequencer_->term(),
+            {.identity = identities[rank], .rank = static_cast<int64_t>(rank), .done = true})
+        .IgnoreError();
+  }
+}
+
 void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
                                  absl::AnyInvocable<void(absl::Status) &&> decided) {
   SHARDMESH_PASSES("transfer.commit_to_registry");
@@ -190,14 +254,21 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
     items = transfer->items;
   }
   for (const PutItem& item : *items) {
-    ArrayCommit commit{.array_id = item.definition.descriptor.array_id,
-                       .durability = Durability::kDisk,
-                       .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())};
-    request.arrays.push_back(std::move(commit));
+    if (item.is_kept()) {
+      on_disk &= item.reused->array().durability == Durability::kDisk;
+    } else {
+      request.arrays.push_back({.array_id = item.definition.descriptor.array_id,
+                                .durability = Durability::kDisk,
+                                .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())});
+    }
     if (!item.name.empty()) {
       request.moves.push_back({.name = item.name,
                                .array_id = item.definition.descriptor.array_id,
                                .expected_version = item.expected_version});
+    }
+    if (item.other_moves) {
+      const std::vector<NameMove> others = item.other_moves(item.definition.descriptor.array_id);
+      request.moves.insert(request.moves.end(), others.begin(), others.end());
     }
   }
   std::map<std::string_view, ArrayCommit*> by_id;
@@ -254,13 +325,28 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     request_key = std::exchange(transfer->request_key, {});
     result = std::exchange(transfer->result, {});
     items = std::move(transfer->items);
+    for (const absl::Time time : transfer->give_up) {
+      give_up_.erase({time, transfer->progress.transfer_id});
+    }
+    transfer->give_up.clear();
+    if (status.ok() && transfer->operation_id.empty()) {
+      totals_.put_bytes += transfer->progress.total_bytes;
+      totals_.reused_bytes += transfer->progress.reused_bytes;
+      totals_.moved_bytes += transfer->progress.moved_bytes;
+    }
     ended_.push_back(transfer);
     Forget();
   }
+  std::vector<std::string> staged;
+  if (!status.ok() && items != nullptr) {
+    for (const PutItem& item : *items) {
+      if (!item.is_kept()) staged.push_back(item.definition.descriptor.array_id);
+    }
+  }
   items.reset();
   if (!status.ok()) {
-    UnpinForSession(*registry_, *sessions_, transfer->progress.session_id, result.array_ids);
-    registry_->Discard(result.array_ids);
+    UnpinForSession(*registry_, *sessions_, transfer->progress.session_id, staged);
+    registry_->Discard(staged);
   }
   if (!request_key.empty()) {
     registry_->requests().Abandon(request_key);
@@ -292,10 +378,16 @@ Transfers::Live Transfers::LivePuts() const {
   for (const auto& [transfer_id, transfer] : transfers_) {
     if (!transfer->progress.ended) {
       ++live.puts;
-      live.bytes_per_rank += transfer->progress.total_bytes / std::max<int64_t>(transfer->ranks, 1);
+      live.bytes_per_rank += (transfer->progress.total_bytes - transfer->kept_bytes) /
+                             std::max<int64_t>(transfer->ranks, 1);
     }
   }
   return live;
+}
+
+Transfers::Totals Transfers::totals() const {
+  absl::MutexLock lock(&mutex_);
+  return totals_;
 }
 
 void Transfers::Commit(std::string_view transfer_id, std::string request_key, absl::Time give_up,
@@ -327,7 +419,10 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
         if (!is_repeated && transfer->request_key.empty() && !transfer->committing) {
           transfer->request_key = std::exchange(request_key, {});
         }
-        give_up_.emplace(give_up, transfer_id);
+        if (give_up < absl::InfiniteFuture() &&
+            give_up_.emplace(give_up, transfer->progress.transfer_id).second) {
+          transfer->give_up.push_back(give_up);
+        }
       } else if (transfer->progress.status.ok()) {
         commit_key = transfer->commit_key;
       } else {
@@ -418,11 +513,10 @@ void Transfers::AbortOverdue() {
   absl::Time next = absl::InfiniteFuture();
   {
     absl::MutexLock lock(&mutex_);
-    const auto due = give_up_.upper_bound(clock_->Now());
-    for (auto each = give_up_.begin(); each != due; ++each) {
-      overdue.push_back(std::move(each->second));
+    const absl::Time now = clock_->Now();
+    while (!give_up_.empty() && give_up_.begin()->first <= now) {
+      overdue.push_back(std::move(give_up_.extract(give_up_.begin()).value().second));
     }
-    give_up_.erase(give_up_.begin(), due);
     if (!give_up_.empty()) {
       next = give_up_.begin()->first;
     }
@@ -431,27 +525,71 @@ void Transfers::AbortOverdue() {
     // Abort has no effect on a transfer that is already committing.
     Abort(transfer_id, WithReason(absl::DeadlineExceededError(StrCat(
                                       "tiles of transfer ", transfer_id,
-                                      " were still missing at the commit's deadline; put again")),
+                                      " were still missing at the deadline of its commit; repeat "
+                                      "the put or the reshard")),
                                   Reason::kDeadline))
         .IgnoreError();
   }
   give_up_alarm_.SetNoLaterThan(next);
 }
 
-void Transfers::TileStaged(std::string_view transfer_id, int64_t size_bytes) {
+void Transfers::TileStaged(std::string_view transfer_id, std::string_view identity,
+                           int64_t size_bytes) {
   SHARDMESH_PASSES("transfer.tile_staged");
-  absl::MutexLock lock(&mutex_);
-  if (const TransferPtr transfer = Find(transfer_id); transfer != nullptr) {
+  std::string operation_id;
+  int64_t arrived_bytes = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    const TransferPtr transfer = Find(transfer_id);
+    if (transfer == nullptr || transfer->progress.ended) return;
     ++transfer->progress.staged_tiles;
     transfer->progress.staged_bytes += size_bytes;
+    if (const auto found = transfer->arriving.find(identity); found != transfer->arriving.end()) {
+      found->second = std::max<int64_t>(found->second - size_bytes, 0);
+    }
+    arrived_bytes = Arrived(transfer.get());
+    operation_id = transfer->operation_id;
   }
+  if (operation_id.empty()) return;
+  operations_->SetPart(operation_id, std::string(transfer_id), arrived_bytes);
+}
+
+void Transfers::TilesArriving(std::string_view transfer_id, std::string_view identity,
+                              int64_t bytes) {
+  std::string operation_id;
+  int64_t arrived_bytes = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    const TransferPtr transfer = Find(transfer_id);
+    if (transfer == nullptr || transfer->progress.ended) return;
+    transfer->arriving.insert_or_assign(std::string(identity), std::max<int64_t>(bytes, 0));
+    arrived_bytes = Arrived(transfer.get());
+    operation_id = transfer->operation_id;
+  }
+  if (operation_id.empty()) return;
+  operations_->SetPart(operation_id, std::string(transfer_id), arrived_bytes);
+}
+
+int64_t Transfers::Arrived(Transfer* transfer) {
+  const TransferProgress& progress = transfer->progress;
+  int64_t bytes = progress.staged_bytes;
+  for (const auto& [identity, each] : transfer->arriving) {
+    // A worker that reports nonsense must not show more than all of the work.
+    bytes += std::min(each, progress.total_bytes - std::min(bytes, progress.total_bytes));
+  }
+  // A report may count a tile that has been staged since. What was shown never falls.
+  if (bytes > transfer->arrived_bytes) {
+    transfer->rate.Add(clock_->Now(), bytes - transfer->arrived_bytes);
+    transfer->arrived_bytes = bytes;
+  }
+  return transfer->arrived_bytes;
 }
 
 absl::StatusOr<TransferProgress> Transfers::Progress(std::string_view transfer_id) const {
   absl::MutexLock lock(&mutex_);
   const TransferPtr transfer = Find(transfer_id);
   if (transfer == nullptr || IsForgotten(transfer->progress)) return NoTransfer(transfer_id);
-  return transfer->progress;
+  return ProgressOf(*transfer);
 }
 
 Transfers::Listed Transfers::List(
@@ -467,9 +605,20 @@ Transfers::Listed Transfers::List(
     }
     const TransferProgress& progress = each->second->progress;
     // A forgotten put can still be in the map: only the next put's end removes it.
-    if (!IsForgotten(progress) && is_wanted(progress)) listed.puts.push_back(progress);
+    if (each->second->operation_id.empty() && !IsForgotten(progress) && is_wanted(progress)) {
+      listed.puts.push_back(ProgressOf(*each->second));
+    }
   }
   return listed;
+}
+
+TransferProgress Transfers::ProgressOf(const Transfer& transfer) const {
+  TransferProgress progress = transfer.progress;
+  if (!progress.ended) progress.staged_bytes = transfer.arrived_bytes;
+  OperationProgress operation = AsOperation(progress);
+  SetRate(transfer.rate, clock_->Now(), operation);
+  progress.bytes_per_second = operation.bytes_per_second;
+  return progress;
 }
 
 Transfers::TransferPtr Transfers::Find(std::string_view transfer_id) const {

@@ -8,8 +8,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -21,7 +23,9 @@
 #include "absl/types/span.h"
 #include "process/clock.h"
 #include "server/state/array_registry.h"
+#include "server/state/operation_table.h"
 #include "server/state/session.h"
+#include "server/steps/pinned_array.h"
 #include "server/steps/sequencer.h"
 
 namespace shardmesh::server {
@@ -32,15 +36,31 @@ struct PutItem {
   // Empty: the array gets no name, and the session pins the array.
   std::string name;
   std::optional<int64_t> expected_version;  // expected version of the name; see NameMove
+  OtherMoves other_moves = nullptr;         // null: none
+  // An array that has the elements already; null: there is none.
+  std::shared_ptr<const PinnedArray> reused = nullptr;
+  int64_t moved_bytes = 0;  // bytes that workers send to one another to copy from `reused`
+
+  // Each item is one of these three, or else its client sends the elements.
+  // The item's array is `reused` itself: it only gets the name.
+  bool is_kept() const {
+    return reused != nullptr &&
+           reused->array().definition.descriptor.array_id == definition.descriptor.array_id;
+  }
+  // The workers copy the elements from `reused`, which lies in another layout.
+  bool is_copied() const { return reused != nullptr && !is_kept(); }
+  // The workers read the elements from a file.
+  bool is_read() const { return reused == nullptr && definition.source.file != nullptr; }
 };
 
 // The progress of a put.
 struct TransferProgress {
   std::string transfer_id;
-  int64_t number = 0;  // rises by one with each put, from 1
+  int64_t number = 0;  // OperationTable::NextNumber
   std::string session_id;
   int64_t session_number = 0;  // SessionInfo::number
   std::string description;
+  bool is_load = false;  // see Transfers::SetCheckpoint
   // Whether the put has ended; if so, `status` is its result. CANCELLED: the owner of the put ended
   // it.
   bool ended = false;
@@ -48,10 +68,17 @@ struct TransferProgress {
   int64_t staged_tiles = 0;
   int64_t total_tiles = 0;
   int64_t staged_bytes = 0;
-  int64_t total_bytes = 0;  // of all tiles, including replicas
+  int64_t total_bytes = 0;   // of all tiles, including replicas
+  bool is_filled = false;    // whether the workers read or copy tiles themselves
+  int64_t reused_bytes = 0;  // of total_bytes: tiles of arrays that have the elements already
+  int64_t moved_bytes = 0;   // bytes that workers send to one another for the copies of such tiles
   absl::Time started;
   absl::Time finished = absl::InfiniteFuture();
+  int64_t bytes_per_second = 0;  // see OperationProgress
 };
+
+// Returns the progress of a put as that of an operation.
+OperationProgress AsOperation(const TransferProgress& put);
 
 // The result of a put.
 struct TransferResult {
@@ -80,22 +107,32 @@ class Transfers {
   // One outcome takes about 100 bytes.
   static constexpr size_t kMaxEnded = 10'000;
 
-  Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions, Sequencer* sequencer);
+  // `operations` gives the puts their numbers.
+  Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions, Sequencer* sequencer,
+            OperationTable* operations);
 
   // Stages the arrays and returns the transfer's id. From then on the transfer waits for tiles from
-  // every rank. `identities`: the workers of the ranks, by rank. Keeps `items` until the transfer
-  // has ended. Errors: those of ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer.
-  // ABORTED (VERSION_MISMATCH): a name is already at another version than the expected one.
+  // every rank, except those of arrays that are kept. `identities`: the workers of the ranks, by
+  // rank. Keeps `items` until the transfer has ended. `operation_id`: the operation that the
+  // transfer is a part of, which shows its progress in place of a put; empty: the transfer is a
+  // put. Errors: those of ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED
+  // (VERSION_MISMATCH): a name is already at another version than the expected one.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
-                                    std::shared_ptr<const std::vector<PutItem>> items);
+                                    std::shared_ptr<const std::vector<PutItem>> items,
+                                    std::string operation_id = {});
+
+  // Makes a put a load of `checkpoint`, for people who see it as an operation. No effect if
+  // `checkpoint` is empty or the put has ended.
+  void SetCheckpoint(std::string_view transfer_id, std::string_view checkpoint);
 
   // Returns the error that Begin would return now for these items, which lie on one mesh. Covers
   // the errors of the names, the session and the mesh. Changes nothing.
   absl::Status Check(const std::string& session_id, absl::Span<const PutItem> items) const;
 
   // Called when the client has sent all tiles. Commits the transfer when workers have reported the
-  // last tile. Aborts the transfer if tiles are missing at `give_up`.
+  // last tile. Aborts the transfer if tiles are missing at `give_up`; InfiniteFuture: only the
+  // transfer's own time limit counts.
   //
   // Calls `callback` when the transfer has ended; now if it has ended already. `request_key` is the
   // key under which RequestMemory keeps the answer. A repeated request with the same key waits for
@@ -131,14 +168,26 @@ class Transfers {
   };
   Live LivePuts() const;
 
-  // Records that a rank has reported a staged tile of this size.
-  void TileStaged(std::string_view transfer_id, int64_t size_bytes);
+  // Sums over the puts that were committed.
+  struct Totals {
+    int64_t put_bytes = 0;     // bytes of all tiles, including replicas
+    int64_t reused_bytes = 0;  // of these, TransferProgress::reused_bytes
+    int64_t moved_bytes = 0;   // TransferProgress::moved_bytes
+  };
+  Totals totals() const;
+
+  // Records that the worker has reported a staged tile of this size.
+  void TileStaged(std::string_view transfer_id, std::string_view identity, int64_t size_bytes);
+  // Records how much has arrived of the tiles that the worker has not staged yet. For the progress
+  // only.
+  void TilesArriving(std::string_view transfer_id, std::string_view identity, int64_t bytes);
 
   // Returns the progress of a transfer. NOT_FOUND: no such transfer, or it ended more than
   // kRememberFor ago.
   absl::StatusOr<TransferProgress> Progress(std::string_view transfer_id) const;
 
-  // A page of the puts that run or are remembered.
+  // A page of the puts that run or are remembered. Transfers that are parts of operations are not
+  // listed.
   struct Listed {
     std::vector<TransferProgress> puts;  // by rising number
     // The number of the last put on this page, after which the next page starts; 0 on the last
@@ -154,17 +203,24 @@ class Transfers {
  private:
   struct Transfer {
     TransferProgress progress;
+    ProgressRate rate;
     std::string request_key;  // key of the first Commit, until it is passed to RequestMemory
     std::string commit_key;   // the same key afterwards: finds the answer in RequestMemory
     // Null once the transfer has ended. From then on, `request_key` is empty as well.
     std::shared_ptr<const std::vector<PutItem>> items;
     bool is_commit_asked_for = false;
-    absl::Status abandoned;  // the reason of Abandon; from then on Commit is refused
+    std::vector<absl::Time> give_up = {};  // its times in give_up_
+    absl::Status abandoned;                // the reason of Abandon; from then on Commit is refused
     bool committing = false;
     TransferResult result;
     std::vector<CommitCallback> waiting;
     std::vector<absl::AnyInvocable<void() &&>> on_end;
     int64_t ranks = 0;
+    std::string operation_id;  // see Begin
+    // Bytes of incomplete tiles by worker, and the most bytes that a reader was shown.
+    std::map<std::string, int64_t, std::less<>> arriving;
+    int64_t arrived_bytes = 0;
+    int64_t kept_bytes = 0;  // of the tiles of arrays that are kept, which are not staged
   };
   using TransferPtr = std::shared_ptr<Transfer>;
 
@@ -173,26 +229,33 @@ class Transfers {
   bool IsForgotten(const TransferProgress& progress) const;
   void CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
                         absl::AnyInvocable<void(absl::Status) &&> decided);
+  // Reports for all ranks of a transfer without tiles that they are done.
+  void ReportNothingToDo(std::string_view transfer_id, const std::vector<std::string>& identities);
   void End(const TransferPtr& transfer, const absl::Status& status);
   void AbortOverdue();
   // Returns the remembered answer to a commit. NOT_FOUND if its arrays no longer exist.
   absl::StatusOr<TransferResult> Answer(std::string_view transfer_id,
                                         const RememberedAnswer& remembered) const;
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Updates `arrived_bytes`, and returns it.
+  int64_t Arrived(Transfer* transfer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  TransferProgress ProgressOf(const Transfer& transfer) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   Clock* const clock_;
   ArrayRegistry* const registry_;
   SessionTable* const sessions_;
   Sequencer* const sequencer_;
+  OperationTable* const operations_;
 
   mutable absl::Mutex mutex_;
   // The mutex also guards the objects that these maps point to.
   std::map<std::string, TransferPtr, std::less<>> transfers_ ABSL_GUARDED_BY(mutex_);
   std::map<int64_t, TransferPtr> by_number_ ABSL_GUARDED_BY(mutex_);
-  int64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
-  std::multimap<absl::Time, std::string> give_up_ ABSL_GUARDED_BY(mutex_);
+  // By time, the live transfers that end then. None for an infinite time.
+  std::set<std::pair<absl::Time, std::string>> give_up_ ABSL_GUARDED_BY(mutex_);
+  Totals totals_ ABSL_GUARDED_BY(mutex_);
 
   Alarm give_up_alarm_;  // last: its destructor waits for AbortOverdue
 };

@@ -1,4 +1,4 @@
-// Prints a pattern's syntax tree for RE2, and selects the engine for each text.
+// Compiles a pattern's syntax tree for RE2, and selects the engine for each text.
 #include "sharding/pattern/pattern.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "re2/re2.h"
 #include "sharding/pattern/automaton.h"
+#include "sharding/pattern/printer.h"
 #include "sharding/pattern/syntax.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -16,90 +17,6 @@
 
 namespace shardmesh {
 namespace {
-
-// Prints a tree for RE2, and records for which texts the printed form is not exact.
-class Printer {
- public:
-  // Returns false if a set of the tree cannot be printed; the output is then unusable.
-  bool Print(const PatternNode& node);
-
-  std::string out;
-  bool has_final_newline_end = false;
-  bool has_character_boundary = false;
-  bool has_not_boundary = false;
-};
-
-bool Printer::Print(const PatternNode& node) {
-  bool printable = true;
-  switch (node.kind) {
-    case PatternNode::Kind::kSet: {
-      const std::optional<std::string> set = PrintSet(node.set);
-      out += set.value_or("");
-      return set.has_value();
-    }
-    case PatternNode::Kind::kSequence:
-      for (const PatternNode& child : node.children) {
-        const bool group = child.kind == PatternNode::Kind::kAlternation;
-        out += group ? "(?:" : "";
-        printable &= Print(child);
-        out += group ? ")" : "";
-      }
-      return printable;
-    case PatternNode::Kind::kAlternation:
-      for (size_t i = 0; i < node.children.size(); ++i) {
-        out += i == 0 ? "" : "|";
-        printable &= Print(node.children[i]);
-      }
-      return printable;
-    case PatternNode::Kind::kRepeat: {
-      const bool group = node.children.front().kind != PatternNode::Kind::kSet;
-      out += group ? "(?:" : "";
-      printable &= Print(node.children.front());
-      out += group ? ")" : "";
-      if (!node.max.has_value() && node.min <= 1) {
-        out += node.min == 0 ? "*" : "+";
-      } else if (node.min == 0 && node.max == 1) {
-        out += "?";
-      } else if (!node.max.has_value()) {
-        StrAppend(&out, "{", node.min, ",}");
-      } else {
-        StrAppend(&out, "{", node.min, ",", *node.max, "}");
-      }
-      return printable;
-    }
-    case PatternNode::Kind::kTextStart:
-      out += "\\A";
-      return true;
-    case PatternNode::Kind::kLineStart:
-      out += "(?m:^)";
-      return true;
-    case PatternNode::Kind::kTextEndOrFinalNewline:
-      has_final_newline_end = true;
-      out += "\\z";
-      return true;
-    case PatternNode::Kind::kTextEnd:
-      out += "\\z";
-      return true;
-    case PatternNode::Kind::kLineEnd:
-      out += "(?m:$)";
-      return true;
-    case PatternNode::Kind::kWordBoundary:
-      has_character_boundary = true;
-      out += "\\b";
-      return true;
-    case PatternNode::Kind::kAsciiWordBoundary:
-      out += "\\b";
-      return true;
-    case PatternNode::Kind::kNotWordBoundary:
-    case PatternNode::Kind::kNotAsciiWordBoundary:
-      // RE2's \B also matches between the bytes of one character.
-      has_character_boundary = true;
-      has_not_boundary = true;
-      out += "\\B";
-      return true;
-  }
-  return false;
-}
 
 // Upper bounds on the instructions that one byte of a pattern, such as `.`, compiles to, and that
 // each of the classes \s, \d and \w compiles to.
@@ -145,16 +62,15 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
   SHARDMESH_ASSIGN_OR_RETURN(const PatternNode root, ParsePattern(text));
   Pattern pattern;
   pattern.text_ = std::string(text);
-  Printer printer;
-  const bool printable = printer.Print(root);
-  pattern.newline_matters_ = printer.has_final_newline_end;
-  pattern.non_ascii_matters_ = printer.has_character_boundary;
-  pattern.emptiness_matters_ = printer.has_not_boundary;
-  if (printable) {
+  PrintedPattern printed = PrintPattern(root);
+  pattern.newline_matters_ = printed.newline_matters;
+  pattern.non_ascii_matters_ = printed.non_ascii_matters;
+  pattern.emptiness_matters_ = printed.emptiness_matters;
+  if (printed.text.has_value()) {
     RE2::Options options;
     options.set_log_errors(false);
     options.set_never_capture(true);
-    auto compiled = std::make_shared<RE2>(printer.out, options);
+    auto compiled = std::make_shared<RE2>(*printed.text, options);
     if (!compiled->ok()) {
       return WithReason(absl::InvalidArgumentError(
                             StrCat("pattern ", QuotePattern(text), ": too large to compile (",
@@ -162,10 +78,10 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
                         Reason::kLimitExceeded, {{fact::kLimit, options.max_mem()}});
     }
     pattern.program_size_ += compiled->ProgramSize();
-    pattern.re2_text_ = std::move(printer.out);
+    pattern.re2_text_ = std::move(printed.text);
     pattern.re2_ = std::move(compiled);
   }
-  if (!printable || pattern.newline_matters_ || pattern.non_ascii_matters_ ||
+  if (pattern.re2_ == nullptr || pattern.newline_matters_ || pattern.non_ascii_matters_ ||
       pattern.emptiness_matters_) {
     SHARDMESH_ASSIGN_OR_RETURN(PatternAutomaton automaton, PatternAutomaton::Create(root));
     pattern.program_size_ += automaton.program_size();

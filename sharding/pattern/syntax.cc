@@ -109,9 +109,13 @@ bool IsIdentifier(std::string_view name) {
 
 class Parser {
  public:
-  explicit Parser(std::string_view text) : text_(text) {}
+  // With `keep_groups`, the tree has the groups and the lazy repeats.
+  Parser(std::string_view text, bool keep_groups) : text_(text), keep_groups_(keep_groups) {}
 
   absl::StatusOr<PatternNode> Parse();
+  // Call them after Parse.
+  int64_t group_count() const { return static_cast<int64_t>(groups_.size()) - 1; }
+  const absl::flat_hash_map<std::string, int64_t>& group_names() const { return group_names_; }
 
  private:
   // The kind of the item before a repeat operator, which decides whether the operator is legal
@@ -188,6 +192,7 @@ class Parser {
   absl::StatusOr<Width> Refer(int64_t group, int64_t position);
 
   const std::string_view text_;
+  const bool keep_groups_;
   std::u32string characters_;
   int64_t length_ = 0;
   std::vector<Token> tokens_;
@@ -457,7 +462,8 @@ absl::Status Parser::Repeat(const Token& token, const RepeatBounds& bounds, Item
                           StrCat("repeat ", quoted, " exceeds the limit of ", Pattern::kMaxRepeat)),
                   {{fact::kHave, repeats}, {fact::kLimit, Pattern::kMaxRepeat}});
   }
-  if (!Consume('?') && Consume('+')) {
+  const bool lazy = Consume('?');
+  if (!lazy && Consume('+')) {
     Refuse(Reason::kUnsupportedPattern, token.position,
            StrCat("possessive repeat ", Quote(token.position, Position()),
                   " is not supported (a plain repeat matches at least as much)"));
@@ -472,6 +478,7 @@ absl::Status Parser::Repeat(const Token& token, const RepeatBounds& bounds, Item
   node.kind = PatternNode::Kind::kRepeat;
   node.min = bounds.min;
   node.max = bounds.max;
+  node.lazy = keep_groups_ && lazy;
   node.children.push_back(std::move(repeated.node));
   repeated.node = std::move(node);
   last = Item::kRepeat;
@@ -564,6 +571,12 @@ absl::StatusOr<std::optional<Part>> Parser::ParseGroup(int64_t start, Flags& fla
   groups_.push_back(Group{});
   SHARDMESH_ASSIGN_OR_RETURN(Part body, ParseGroupBody(start, inner, depth));
   groups_[number] = {true, body.width};
+  if (keep_groups_) {
+    PatternNode group;
+    group.group = static_cast<int64_t>(number);
+    group.children.push_back(std::move(body.node));
+    body.node = std::move(group);
+  }
   return body;
 }
 
@@ -928,16 +941,31 @@ absl::StatusOr<PatternNode> Parser::ParseSet(int64_t start, const Flags& flags) 
   }
 }
 
-}  // namespace
-
-absl::StatusOr<PatternNode> ParsePattern(std::string_view text) {
+absl::Status CheckPatternLength(std::string_view text) {
   if (static_cast<int64_t>(text.size()) > Pattern::kMaxLength) {
     return WithReason(
         absl::InvalidArgumentError(StrCat("a pattern of ", text.size(), " bytes; the limit is ",
                                           Pattern::kMaxLength, ", split it into several rules")),
         Reason::kLimitExceeded, {{fact::kHave, text.size()}, {fact::kLimit, Pattern::kMaxLength}});
   }
-  return Parser(text).Parse();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<PatternNode> ParsePattern(std::string_view text) {
+  SHARDMESH_RETURN_IF_ERROR(CheckPatternLength(text));
+  return Parser(text, /*keep_groups=*/false).Parse();
+}
+
+absl::StatusOr<PatternWithGroups> ParsePatternWithGroups(std::string_view text) {
+  SHARDMESH_RETURN_IF_ERROR(CheckPatternLength(text));
+  Parser parser(text, /*keep_groups=*/true);
+  PatternWithGroups pattern;
+  SHARDMESH_ASSIGN_OR_RETURN(pattern.root, parser.Parse());
+  pattern.group_count = parser.group_count();
+  pattern.group_names = parser.group_names();
+  return pattern;
 }
 
 std::string QuotePattern(std::string_view text) {

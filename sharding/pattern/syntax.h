@@ -8,13 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "sharding/pattern/character_set.h"
 
 namespace shardmesh {
 
-// A node of the tree. The tree does not represent groups and laziness: these decide which text a
-// pattern matches, not whether it matches.
+// A node of the tree. The tree of ParsePattern does not represent groups and laziness: these decide
+// which text a pattern matches, not whether it matches.
 struct PatternNode {
   enum class Kind {
     kSet,          // one character of `set`
@@ -38,11 +39,25 @@ struct PatternNode {
   std::vector<PatternNode> children;
   int64_t min = 0;
   std::optional<int64_t> max;  // nullopt: no bound
+  // Only in trees of ParsePatternWithGroups. A node of kSequence with one child is group number
+  // `group` if that is not 0. A lazy repeat matches as little as it can.
+  int64_t group = 0;
+  bool lazy = false;
 };
 
 // Parses a pattern. Errors as Pattern::Create, except LIMIT_EXCEEDED for the size of the program,
 // which is not known yet. Takes O(text).
 absl::StatusOr<PatternNode> ParsePattern(std::string_view text);
+
+// A pattern's tree with its groups and lazy repeats.
+struct PatternWithGroups {
+  PatternNode root;
+  int64_t group_count = 0;  // group 0, the whole match, does not count
+  // The numbers of named groups.
+  absl::flat_hash_map<std::string, int64_t> group_names;
+};
+// Like ParsePattern.
+absl::StatusOr<PatternWithGroups> ParsePatternWithGroups(std::string_view text);
 
 // Returns a pattern in quotes, for messages. Escapes control and other unprintable characters as
 // PythonRepr does, and leaves everything else unchanged: '\d+\.weight' stays '\d+\.weight'.

@@ -30,11 +30,19 @@ Cut CutOf(const Tiling& tiling, int64_t dim) {
   for (int64_t part = 0; part < cut.parts; ++part) {
     equal = equal && tiling.PartRange(dim, part).size() == first;
   }
-  if (!equal) {
-    for (int64_t part = 0; part < cut.parts; ++part) {
-      cut.points.push_back(tiling.PartRange(dim, part).start);
-    }
-    cut.points.push_back(cut.extent);
+  if (equal) {
+    return cut;
+  }
+  for (int64_t part = 0; part < cut.parts; ++part) {
+    cut.points.push_back(tiling.PartRange(dim, part).start);
+  }
+  cut.points.push_back(cut.extent);
+  std::vector<int64_t> filled = {0};
+  for (int64_t part = 0; part < cut.parts; ++part) {
+    filled.push_back(filled.back() + (cut.Range(part).size() > 0 ? 1 : 0));
+  }
+  if (filled.back() < cut.parts) {
+    cut.filled = std::move(filled);
   }
   return cut;
 }

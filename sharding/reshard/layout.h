@@ -43,11 +43,14 @@ int64_t ValueOf(const std::vector<Digit>& digits, int64_t position);
 // Inverse of ValueOf: returns the position whose digits form `value` and whose other digits are 0.
 int64_t PositionAt(const std::vector<Digit>& digits, int64_t value);
 
-// The cut of a dimension into nonempty parts.
+// The cut of a dimension into parts.
 struct Cut {
   int64_t extent = 1;
   int64_t parts = 1;
-  CutPoints points;  // empty: equal parts
+  CutPoints points;  // empty: equal parts, none of which is empty
+  // If some parts are empty: the number of nonempty parts before each part, and, as the last
+  // element, the number of all nonempty parts.
+  std::vector<int64_t> filled = {};
 
   IndexRange Range(int64_t part) const {
     if (!points.empty()) {
@@ -62,13 +65,26 @@ struct Cut {
     }
     return index / (extent / parts);
   }
-  // Returns the first and the last part that overlap a range. Requires a nonempty range within the
-  // dimension.
+  // Returns the first and the last part that overlap a range; parts between them may be empty.
+  // Requires a nonempty range within the dimension.
   std::pair<int64_t, int64_t> Meeting(const IndexRange& range) const {
     return {Holding(range.start), Holding(range.stop - 1)};
   }
+  // Returns the number of nonempty parts p with first <= p < end.
+  int64_t FilledParts(int64_t first, int64_t end) const {
+    return filled.empty() ? end - first : filled[Index(end)] - filled[Index(first)];
+  }
+  int64_t FilledParts() const { return FilledParts(0, parts); }
+  // Returns the first nonempty part after `part`. Requires that there is one.
+  int64_t FilledPartAfter(int64_t part) const {
+    do {
+      ++part;
+    } while (!filled.empty() && FilledParts(part, part + 1) == 0);
+    return part;
+  }
 
   bool uneven() const { return !points.empty(); }
+  bool has_empty_parts() const { return !filled.empty(); }
 
   friend bool operator==(const Cut&, const Cut&) = default;
 };

@@ -46,8 +46,13 @@ ReshardPlan::State::View ReshardPlan::State::ViewOf(DeviceId destination) const 
     const IndexRange range = dst.dimensions[dim].cut.Range(part);
     view.dst_part.push_back(part);
     view.size *= range.size();
-    view.cells.push_back(src.dimensions[dim].cut.Meeting(range));
-    view.cell_count *= view.cells.back().second - view.cells.back().first + 1;
+    if (range.size() == 0) {
+      view.cells.emplace_back(0, -1);
+      view.cell_count = 0;
+    } else {
+      const auto [first, last] = view.cells.emplace_back(src.dimensions[dim].cut.Meeting(range));
+      view.cell_count *= src.dimensions[dim].cut.FilledParts(first, last + 1);
+    }
     if (source.has_value()) {
       view.src_part.push_back(src.PartOf(dim, *source));
       kept *= Overlap(range, src.dimensions[dim].cut.Range(view.src_part.back()));
@@ -66,7 +71,8 @@ DeviceId ReshardPlan::State::HolderFor(DeviceId destination, absl::Span<const in
     if (turn_count > 1) {
       const auto [first, last] =
           dst.dimensions[dim].cut.Meeting(src.dimensions[dim].cut.Range(cell[dim]));
-      turn = turn * (last - first + 1) + dst_part[dim] - first;
+      const reshard_internal::Cut& wanted = dst.dimensions[dim].cut;
+      turn = turn * wanted.FilledParts(first, last + 1) + wanted.FilledParts(first, dst_part[dim]);
     }
   }
   for (const Digit& digit : own) {
@@ -102,6 +108,15 @@ bool ReshardPlan::State::HasSameCuts() const {
   return true;
 }
 
+bool ReshardPlan::State::NothingMoves() const {
+  for (DeviceId device = 0; device < dst.mesh.size(); ++device) {
+    if (const View view = ViewOf(device); view.kept != view.size) {
+      return false;
+    }
+  }
+  return true;
+}
+
 std::string ReshardPlan::State::SourceAxisAt(int64_t stride) const {
   for (int64_t axis = 0; axis < src.mesh.axis_count(); ++axis) {
     const MeshAxis& candidate = src.mesh.axes()[Index(axis)];
@@ -117,25 +132,28 @@ void ReshardPlan::State::Classify() {
     pattern = ReshardPattern::kNoop;
     return;
   }
-  if (!boundaries.empty() && ClassifyByDigits()) {
+  const auto has_any = [this](bool (*property)(const Dimension&)) {
+    return std::any_of(src.dimensions.begin(), src.dimensions.end(), property) ||
+           std::any_of(dst.dimensions.begin(), dst.dimensions.end(), property);
+  };
+  const bool uneven = has_any([](const Dimension& dimension) { return dimension.cut.uneven(); });
+  const bool has_empty_parts =
+      has_any([](const Dimension& dimension) { return dimension.cut.has_empty_parts(); });
+  const bool same_cuts = HasSameCuts();
+  const bool can_visit = dst.mesh.size() <= kMaxLinkWalk;
+  // Digits tell which axes move. With empty tiles, axes may move and no element with them.
+  const bool visits_first = has_empty_parts || boundaries.empty();
+  bool nothing_moves = visits_first && can_visit && NothingMoves();
+  if (!nothing_moves && !boundaries.empty() && ClassifyByDigits()) {
     return;
   }
   steps.clear();
-  const bool same_cuts = HasSameCuts();
-  const auto is_uneven = [](const Side& side) {
-    return std::any_of(side.dimensions.begin(), side.dimensions.end(),
-                       [](const Dimension& dimension) { return dimension.cut.uneven(); });
-  };
-  if ((boundaries.empty() || is_uneven(src) || is_uneven(dst)) && dst.mesh.size() <= kMaxLinkWalk) {
-    bool all_kept = true;
-    for (DeviceId device = 0; all_kept && device < dst.mesh.size(); ++device) {
-      const View view = ViewOf(device);
-      all_kept = view.kept == view.size;
-    }
-    if (all_kept) {
-      pattern = same_cuts ? ReshardPattern::kNoop : ReshardPattern::kSlice;
-      return;
-    }
+  if (!visits_first) {
+    nothing_moves = uneven && can_visit && NothingMoves();
+  }
+  if (nothing_moves) {
+    pattern = same_cuts ? ReshardPattern::kNoop : ReshardPattern::kSlice;
+    return;
   }
   if (same_cuts) {
     pattern = dst.replica_count > src.replica_count ? ReshardPattern::kBroadcast
@@ -379,8 +397,12 @@ absl::StatusOr<std::vector<ReshardLink>> ReshardPlan::LinksOutOf(DeviceId source
   int64_t count = state_->place_count;
   for (size_t dim = 0; dim < state_->dims(); ++dim) {
     cell.push_back(src.PartOf(dim, source));
-    wanted.push_back(dst.dimensions[dim].cut.Meeting(src.dimensions[dim].cut.Range(cell.back())));
-    count *= wanted.back().second - wanted.back().first + 1;
+    const IndexRange held = src.dimensions[dim].cut.Range(cell.back());
+    if (held.size() == 0) {
+      return links;
+    }
+    const auto [first, last] = wanted.emplace_back(dst.dimensions[dim].cut.Meeting(held));
+    count *= dst.dimensions[dim].cut.FilledParts(first, last + 1);
   }
   if (count > kMaxWalk) {
     return OverLimit(
@@ -434,7 +456,7 @@ absl::StatusOr<std::vector<ReshardLink>> ReshardPlan::LinksOutOf(DeviceId source
     if (dim == 0) {
       break;
     }
-    ++part[dim - 1];
+    part[dim - 1] = dst.dimensions[dim - 1].cut.FilledPartAfter(part[dim - 1]);
   }
   std::sort(links.begin(), links.end(), [](const ReshardLink& a, const ReshardLink& b) {
     return a.destination < b.destination;

@@ -63,11 +63,11 @@ struct ReshardPlan::State {
   struct View {
     absl::InlinedVector<int64_t, 8> dst_part;
     absl::InlinedVector<int64_t, 8> src_part;  // empty if the source mesh lacks the device
-    // The first and the last source part that overlap dst_part.
+    // The first and the last source part that overlap dst_part. Unspecified if `size` is 0.
     absl::InlinedVector<std::pair<int64_t, int64_t>, 8> cells;
-    int64_t size = 1;
+    int64_t size = 1;  // 0 if the device's new tile is empty
     int64_t kept = 0;
-    int64_t cell_count = 1;
+    int64_t cell_count = 1;  // number of nonempty source tiles that overlap the new tile
   };
   View ViewOf(DeviceId destination) const;
 
@@ -93,6 +93,8 @@ struct ReshardPlan::State {
   void Classify();
   bool ClassifyByDigits();
   bool HasSameCuts() const;
+  // Returns whether no device needs an element that it does not hold. Visits all devices.
+  bool NothingMoves() const;
   // Returns the name of the source mesh's axis that has a digit of this stride.
   std::string SourceAxisAt(int64_t stride) const;
 
@@ -105,6 +107,9 @@ struct ReshardPlan::State {
 template <typename Visit>
 void ReshardPlan::State::VisitRegions(DeviceId destination, const View& view,
                                       const Visit& visit) const {
+  if (view.size == 0) {
+    return;
+  }
   absl::InlinedVector<int64_t, 8> cell;
   absl::InlinedVector<IndexRange, 8> ranges(dims());
   for (const auto& [first, last] : view.cells) {
@@ -132,7 +137,7 @@ void ReshardPlan::State::VisitRegions(DeviceId destination, const View& view,
     if (dim == 0) {
       return;
     }
-    ++cell[dim - 1];
+    cell[dim - 1] = src.dimensions[dim - 1].cut.FilledPartAfter(cell[dim - 1]);
   }
 }
 

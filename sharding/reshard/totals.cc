@@ -38,7 +38,7 @@ constexpr int64_t kStepsPerQuestion = int64_t{1} << 10;
 
 // The overlap of one destination part of a dimension with the source parts.
 struct PartFacts {
-  int64_t size = 0;
+  int64_t size = 0;      // 0 for an empty part, whose other facts are 0 as well
   int64_t cells = 0;     // number of source parts that the destination part overlaps
   int64_t best = 0;      // the largest overlap with a source part
   int64_t best_src = 0;  // index of the source part with the largest overlap
@@ -50,13 +50,19 @@ std::vector<PartFacts> FactsOf(const Cut& src, const Cut& dst) {
   std::vector<PartFacts> facts(Index(dst.parts));
   for (int64_t part = 0; part < dst.parts; ++part) {
     const IndexRange range = dst.Range(part);
+    if (range.size() == 0) {
+      continue;
+    }
     const auto [first, last] = src.Meeting(range);
     PartFacts& fact = facts[Index(part)];
     fact.size = range.size();
-    fact.cells = last - first + 1;
     fact.least = range.size();
     for (int64_t cell = first; cell <= last; ++cell) {
       const int64_t common = Overlap(range, src.Range(cell));
+      if (common == 0) {
+        continue;
+      }
+      ++fact.cells;
       fact.least = std::min(fact.least, common);
       if (common > fact.best) {
         fact.second = fact.best;
@@ -135,8 +141,9 @@ class ParetoFrontier {
 // The contribution of some dimensions to the totals: sums over all combinations of the digits of
 // these dimensions ("coordinates").
 struct Sums {
-  absl::int128 kept = 0;      // kept elements
-  absl::int128 full = 0;      // number of coordinates whose device keeps all of its new part
+  absl::int128 kept = 0;  // kept elements
+  // Number of coordinates whose device has a nonempty new part and keeps all of it.
+  absl::int128 full = 0;
   absl::int128 touching = 0;  // number of coordinates whose device keeps some of its new part
   ParetoFrontier need;        // pairs (size of the new part, elements of it that are kept)
   ParetoFrontier sent;        // pairs (size of a source part, elements of it that holders keep)
@@ -300,7 +307,7 @@ class ComponentWalk {
       const Step step = Look();
       sums.kept += step.kept;
       kept_of_source += step.kept;
-      sums.full += step.kept == step.size ? 1 : 0;
+      sums.full += step.size > 0 && step.kept == step.size ? 1 : 0;
       sums.touching += step.kept > 0 ? 1 : 0;
       sums.need.Add(step.size, step.kept);
       sums.best = std::max(sums.best, step.best);
@@ -376,7 +383,7 @@ class ComponentWalk {
       step.best *= fact.best;
       best_is_own = best_is_own && fact.best_src == src_part_[at];
     }
-    if (!best_is_own) {
+    if (!best_is_own || step.best == 0) {
       step.best_other = step.best;
       return step;
     }
@@ -412,7 +419,7 @@ Sums SweepAlone(const Problem& problem, bool holders_agree) {
   sums.kept = problem.dst.extent;
   for (const PartFacts& fact : problem.facts) {
     sums.touching += fact.cells;
-    sums.full += fact.best == fact.size ? 1 : 0;
+    sums.full += fact.size > 0 && fact.best == fact.size ? 1 : 0;
     sums.need.Add(fact.size, fact.cells < problem.src.parts ? 0 : fact.least);
     sums.best = std::max(sums.best, fact.best);
   }
@@ -605,7 +612,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
     SHARDMESH_RETURN_IF_ERROR(sent.MultiplyBy(part.sent));
   }
   absl::int128 max_link = best;
-  if (own_is_certain) {
+  if (own_is_certain && best > 0) {  // 0: the new tiles of all shared devices are empty
     max_link = 0;
     for (const Sums& part : parts) {
       max_link = std::max(max_link, best / part.best * part.best_other);
@@ -618,9 +625,11 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   const absl::int128 others = dst.mesh.size() - shared;
   absl::int128 held = dst.replica_count;
   absl::int128 cells = dst.replica_count;
+  absl::int128 holders_of_any = dst.replica_count;  // devices whose new tile is not empty
   for (size_t dim = 0; dim < dims(); ++dim) {
     const Problem& problem = problems[dim];
     held *= dst.dimensions[dim].cut.extent;
+    holders_of_any *= dst.dimensions[dim].cut.FilledParts();
     absl::int128 met = 0;
     if (problem.constant) {
       met = absl::int128(problem.fact.cells) * problem.dst.parts;
@@ -665,7 +674,7 @@ absl::StatusOr<ReshardTotals> ReshardPlan::State::TotalsByDigits(
   SHARDMESH_ASSIGN_OR_RETURN(totals.kept, ToInt64(kept));
   SHARDMESH_ASSIGN_OR_RETURN(totals.need, ToInt64(held - kept));
   SHARDMESH_ASSIGN_OR_RETURN(totals.max_need, ToInt64(max_need));
-  SHARDMESH_ASSIGN_OR_RETURN(totals.receivers, ToInt64(dst.mesh.size() - full));
+  SHARDMESH_ASSIGN_OR_RETURN(totals.receivers, ToInt64(holders_of_any - full));
   SHARDMESH_ASSIGN_OR_RETURN(totals.links, ToInt64(cells - touching));
   totals.noop = totals.need == 0;
   SHARDMESH_ASSIGN_OR_RETURN(totals.max_link, ToInt64(totals.noop ? 0 : max_link));

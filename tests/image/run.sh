@@ -110,7 +110,7 @@ trap 'in_store rm "$container" >/dev/null' EXIT
 image_root=$(in_store mount "$container")
 say "The image: $(du -sm "$image_root" | cut -f1) MB unpacked; running the quickstart in it"
 apart() { unshare --mount --net --propagation private --pid --mount-proc --fork --kill-child "$0" "$@"; }
-apart --inside "$image_root" "$bin"
+apart --inside "$image_root" "$bin" >"$kept/quickstart.log" 2>&1 || { tail -60 "$kept/quickstart.log" >&2; exit 1; }
 status=0
 tests/kubernetes/render.sh || status=$?
 case $status in

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -76,6 +77,27 @@ TEST_F(ArrayOptionsTest, APutByAxesLiesAsResolveTreeSays) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor back,
                                  client().arrays().Gather(client::ArraySelector::ByName("a")));
   EXPECT_EQ(FloatsOf(back.view().bytes()), values_);
+}
+
+TEST_F(ArrayOptionsTest, ShardDoesWhatAPutByAxesDoes) {
+  const std::vector<AxisValue> axes = {AxisValue::Name("__BATCH__"), AxisValue::Name("__EMBED__")};
+  client::PutTensor tensor = Tensor("a");
+  tensor.axes = axes;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::PutResult put,
+      client().arrays().PutTensors({&tensor, 1}, {.mode = RuntimeMode::kPrefill}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::PutArray sharded,
+                                 client().arrays().Shard(View(), axes, RuntimeMode::kPrefill));
+  EXPECT_EQ(sharded.descriptor.spec, put.arrays[0].descriptor.spec);
+  EXPECT_EQ(sharded.corrections.size(), put.arrays[0].corrections.size());
+  const std::string& id = sharded.descriptor.array_id;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor back,
+                                 client().arrays().Gather(client::ArraySelector::ById(id)));
+  EXPECT_EQ(FloatsOf(back.view().bytes()), values_);
+  EXPECT_THAT(client().arrays().ReleaseArrays({id}), IsOkAndHolds(1));
+  EXPECT_THAT(
+      client().arrays().Shard(View(), axes, RuntimeMode::kTrain, {.mode = RuntimeMode::kPrefill}),
+      StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 }
 
 TEST_F(ArrayOptionsTest, AValidatedPutLeavesNothing) {
@@ -221,6 +243,69 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
   result = cluster_->Run({"put", Path("x.npy"), "--as", "", "--spec", "-,-"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("the name is empty"));
+}
+
+TEST_F(ClusterCommandTest, RefusesMistypedOptionsOfArraysWithAdvice) {
+  ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules}).exit_code, 0);
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,12", "--out", Path("x.npy")}).exit_code, 0);
+  const std::string before = Contents();
+  struct Case {
+    std::vector<std::string> arguments;
+    int exit_code;
+    std::string error;
+  };
+  const std::vector<Case> cases = {
+      {{"load", checkpoint_, "--spec=fsdp:tp"}, 2, "has no axis \"fsdp:tp\"; a comma"},
+      {{"load", checkpoint_, "--spec=fsdp,tpp", "-q"}, 2, "\"tpp\"; did you mean \"tp\"?"},
+      {{"load", checkpoint_, "--spec=fsdpp", "--uneven=ceil"}, 2, "did you mean \"fsdp\"?"},
+      {{"load", checkpoint_, "--spec=-", "--dtype=BF16", "--source=workers"}, 2, "(--dtype, or"},
+      {{"load", checkpoint_, "--spec=-", "--dtype=fp16"}, 2, "did you mean F16?"},
+      {{"put", Path("x.npy"), "--as=q.npy", "--spec=-"}, 2, "name the array q"},
+      {{"get", "--tree=encoder", "--out", Path("enc.npy")}, 2, "enc.safetensors or "},
+      {{"get", "--tree=encoder", "--out", Path("enc.npz")}, 2, "enc.safetensors or "},
+      {{"get", "encoder", "--out", Path("enc.safetensors")}, 1, "arrays begin so: --tree encoder"},
+      {{"reshard", "encoder", "--to=-"}, 1, "arrays begin so: --tree encoder"},
+      {{"get", "nothing", "--out", Path("enc.npy")}, 1, "no array is named \"nothing\""},
+      {{"get", "encoder", "-o", "enc.npy"}, 2, "--out FILE writes to a file"},
+      {{"rm"}, 2, "give the names of arrays, or --tree PREFIX"},
+      {{"rm", "--tree=nothing"}, 1, "begins with \"nothing\""},
+  };
+  for (const Case& c : cases) {
+    const CommandResult result = cluster_->Run(c.arguments);
+    EXPECT_EQ(result.exit_code, c.exit_code) << c.error;
+    EXPECT_THAT(result.err, HasSubstr(c.error));
+  }
+  EXPECT_EQ(Contents(), before);
+  EXPECT_FALSE(std::filesystem::exists(Path("enc.npy")));
+}
+
+TEST_F(ClusterCommandTest, ValidatesALoadAndRemovesATree) {
+  const std::vector<std::string> load = {"load", checkpoint_, "--rules", kRules};
+  const auto run = [&](std::vector<std::string> command, const std::vector<std::string>& more) {
+    command.insert(command.end(), more.begin(), more.end());
+    return cluster_->Run(command);
+  };
+  CommandResult result = run(load, {"--validate-only", "-q"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Would load 104 tensors"));
+  result = run(load, {"--validate-only", "-ojson"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto checked = nlohmann::json::parse(result.out);
+  EXPECT_EQ(checked["validate_only"], true);
+  EXPECT_FALSE(checked.contains("tile_bytes"));
+  EXPECT_EQ(cluster_->Run({"ls", "-o", "name"}).out, "");
+  result = run(load, {"-ojson", "--source=auto", "--dtype=BF16"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(nlohmann::json::parse(result.out)["workers_refused"],
+              HasSubstr("only the client converts tensors"));
+
+  result = cluster_->Run({"rm", "--tree=encoder", "--validate-only"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Would remove 96 names, encoder."));
+  result = cluster_->Run({"rm", "--tree=encoder"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(cluster_->Run({"ls", "encoder", "-o", "name"}).out, "");
+  EXPECT_NE(cluster_->Run({"ls", "-o", "name"}).out, "");
 }
 
 TEST_F(ClusterCommandTest, ListsArraysWithoutANameByIdsThatCommandsTake) {

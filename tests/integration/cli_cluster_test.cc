@@ -5,8 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -110,6 +113,21 @@ TEST_F(CommandLineTest, StartsWorkersThatUseTheTransportThatIsAskedFor) {
     EXPECT_EQ(link["transport"], transport);
     ASSERT_EQ(Run({"down"}).exit_code, 0);
   }
+}
+
+TEST_F(CommandLineTest, GivesReadRootsToItsWorkersAsAbsolutePaths) {
+  std::filesystem::create_directories(folder_ + "/a");
+  std::filesystem::create_directories(folder_ + "/b");
+  const CommandResult up = Run({"up", "--mesh", "fsdp=1", "--read-root", folder_ + "/a/../a",
+                                "--read-root", folder_ + "/b", "--detach", "--output", "json"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  const int64_t pid = json::parse(up.out)["processes"].at(1)["pid"].get<int64_t>();
+  std::ifstream file(StrCat("/proc/", pid, "/cmdline"), std::ios::binary);
+  std::string command(std::istreambuf_iterator<char>(file), {});
+  std::replace(command.begin(), command.end(), '\0', ' ');
+  EXPECT_THAT(command, AllOf(HasSubstr(StrCat(" --read-root=", folder_, "/a ")),
+                             HasSubstr(StrCat(" --read-root=", folder_, "/b "))));
+  ASSERT_EQ(Run({"down"}).exit_code, 0);
 }
 
 TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
@@ -380,7 +398,8 @@ TEST_F(ClusterCommandTest, ProbesTellAliveFromReady) {
   EXPECT_THAT(json::parse(result.err)["error"]["message"].get<std::string>(),
               HasSubstr("is not ready"));
   EXPECT_EQ(probe({"live"}, worker).exit_code, 0);
-  EXPECT_EQ(probe({"ready", "--wait", "--deadline=500ms"}, worker).exit_code, 1);
+  result = probe({"ready", "--wait", "--deadline=2s"}, worker);
+  EXPECT_EQ(result.exit_code, 1) << result.err;
 }
 
 TEST_F(ClusterCommandTest, ASecondWorkerOfAnIdentityWaitsAndSaysSo) {
@@ -435,10 +454,10 @@ TEST_F(ClusterCommandTest, ListsOpenSessionsWithoutTheirIds) {
 }
 
 TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
-  EXPECT_EQ(cluster_->Run({"admin", "operations"}).out, "There is no operation\n");
+  EXPECT_EQ(cluster_->Run({"ops", "ls"}).out, "No operations\n");
   ASSERT_EQ(cluster_->Run({"load", checkpoint_, "--rules", kRules}).exit_code, 0);
 
-  CommandResult result = cluster_->Run({"admin", "operations", "--output", "json"});
+  CommandResult result = cluster_->Run({"ops", "ls", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json operations = json::parse(result.out)["operations"];
   ASSERT_EQ(operations.size(), 1u) << result.out;
@@ -447,17 +466,67 @@ TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
   EXPECT_EQ(operations[0]["done"], operations[0]["total"]);
   EXPECT_GT(operations[0]["done_bytes"], 0);
   EXPECT_EQ(operations[0]["session_number"], 1);
+  EXPECT_EQ(operations[0]["kind"], "load");
+  EXPECT_GT(operations[0]["bytes_per_second"], 0);
+  EXPECT_EQ(operations[0]["time_left_s"], nullptr);
   EXPECT_LE(operations[0]["start_time"].get<std::string>(),
             operations[0]["end_time"].get<std::string>());
 
-  result = cluster_->Run({"admin", "operations", "--state", "done,failed"});
+  result = cluster_->Run({"ops", "ls", "--state", "done,failed"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("100 %"), HasSubstr("put of ")));
-  EXPECT_EQ(cluster_->Run({"admin", "operations", "--state", "running"}).out,
-            "There is no such operation\n");
-  result = cluster_->Run({"admin", "operations", "--state", "gone"});
+  EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("100 %"), HasSubstr("load of /")));
+  EXPECT_THAT(cluster_->Run({"ops", "ls", "--kind", "load"}).out, HasSubstr("100 %"));
+  for (const std::vector<std::string>& none :
+       {std::vector<std::string>{"--state", "running"}, {"--kind", "save"}, {"--kind", "put"}}) {
+    std::vector<std::string> command = {"ops", "ls"};
+    command.insert(command.end(), none.begin(), none.end());
+    EXPECT_EQ(cluster_->Run(command).out, "No operations\n");
+  }
+  result = cluster_->Run({"ops", "ls", "--state", "gone"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("running"));
+  result = cluster_->Run({"ops", "ls", "--kind", "putt"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("did you mean \"put\"?"));
+
+  // By number, by id and by the beginning of the id.
+  const std::string id = operations[0]["operation_id"];
+  EXPECT_EQ(cluster_->Run({"ops", "ls", "--output", "name"}).out, id + "\n");
+  for (const std::string& text : {std::string("1"), id, id.substr(0, 6)}) {
+    result = cluster_->Run({"ops", "show", text, "--output", "json"});
+    ASSERT_EQ(result.exit_code, 0) << text << ": " << result.err;
+    EXPECT_EQ(json::parse(result.out)["operation_id"], id) << text;
+  }
+  EXPECT_THAT(cluster_->Run({"ops", "show", "1"}).out,
+              AllOf(HasSubstr("begun by    session 1"), HasSubstr("100 %")));
+  std::string mistyped = id;
+  mistyped[3] = mistyped[3] == 'a' ? 'b' : 'a';
+  result = cluster_->Run({"ops", "show", mistyped});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("did you mean \"" + id + "\"?"));
+  EXPECT_THAT(cluster_->Run({"ops", "watch", "17"}).err, HasSubstr("none runs now"));
+
+  // An ended operation is watched to its end, and cancelling it changes nothing.
+  EXPECT_THAT(cluster_->Run({"ops", "watch", "1"}).out, HasSubstr("Operation 1 (load) is done"));
+  EXPECT_THAT(cluster_->Run({"ops", "cancel", "1"}).out, HasSubstr("it had ended before"));
+  EXPECT_THAT(cluster_->Run({"ops", "cancel", "1", "--force"}).out,
+              HasSubstr("it had ended before"));
+  EXPECT_EQ(json::parse(cluster_->Run({"status", "--output", "json"}).out)["running_operations"],
+            0);
+}
+
+TEST_F(ClusterCommandTest, WatchesAnIdleClusterWithoutSayingSoAgain) {
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "ops", "watch",
+                     "--address=" + cluster_->address()};
+  options.log_path = Path("idle.log");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess watch, client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually([&] { return !client::ReadLog(Path("idle.log")).empty(); }));
+  absl::SleepFor(absl::Milliseconds(2'500));  // two more answers, on a host that is not too busy
+  EXPECT_EQ(client::ReadLog(Path("idle.log")), "No operations\n");
+  ASSERT_THAT(client::SendSignal(watch.id(), SIGINT), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(watch.id(), absl::Now() + absl::Seconds(30)));
+  EXPECT_EQ(watch.Ended(), "exited with code 0");
 }
 
 bool HasText(const std::string& text, const std::string& part) {

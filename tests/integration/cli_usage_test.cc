@@ -42,12 +42,12 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
        "unknown command \"gte\"; did you mean \"get\"? (see `shardmesh catalog --help`)"},
       {{"catalog", "get", "mehs"}, "(see `shardmesh catalog get --help`)"},
       {{"admin"},
-       "a command is missing: snapshot, check, sessions, operations, watch, quarantine, worker "
+       "a command is missing: snapshot, check, sessions, watch, quarantine, worker, cache "
        "(see `shardmesh admin --help`)"},
       {{"admin", "quarantine"},
        "a command is missing: list, restore, drop (see `shardmesh admin quarantine --help`)"},
       {{"admin", "--address=x:1"},
-       "a command is missing: snapshot, check, sessions, operations, watch, quarantine, worker "
+       "a command is missing: snapshot, check, sessions, watch, quarantine, worker, cache "
        "(see `shardmesh admin --help`)"},
       {{"--adress", "x:1", "status"}, "unknown option --adress; did you mean \"--address\"?"},
       {{"--spec", "tp", "resolve", "--shape", "8"},
@@ -104,6 +104,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"make-checkpoint", "--out", "x", "--size", "8000TiB"},
        "--size: 8796093022208000 bytes are over the limit of 1099511627776; give 1TiB or less"},
       {{"up", "--transport", "tcp"}, "--transport: tcp not in {auto,stream,shm}"},
+      {{"up", "--read-root", "/none"}, "--read-root /none: there is no such folder"},
       {{"up", "--collective-algorithms", "scatter=ring"}, "scatter has no algorithm \"ring\""},
       {{"up", "--cluster", "a/b"}, "\"a/b\" cannot name a cluster"},
       {{"resolve", "--spec", "fsdp,tp"}, "give --shape too"},
@@ -116,8 +117,9 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"plan", "t.json", "--html"},
        "shardmesh: --html needs a value (see `shardmesh plan --help`)"},
       {{"ls", "--output"}, "--output needs a value"},
-      {{"get", "wq", "--out", "w.safetensors"},
-       "--out: get writes .npy files; name it w.npy, or - for standard output"},
+      {{"get", "wq", "--out", "w.txt"}, "name it w.npy or w.safetensors, or - for standard output"},
+      {{"reshard", "--tree", "m", "--preset", "ATTN_KEY_VALUE", "--to", "tp"},
+       "give one of --to, --rules, --axes and --preset"},
       {{"make-tensor", "--shape", "8", "--out", "a.b/x.txt"},
        "--out: make-tensor writes .npy files; name it a.b/x.npy (see `"},
       {{"matmul", "a", "b", "--out", "y.npz"}, "--out: matmul writes .npy files; name it y.npy"},
@@ -132,7 +134,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
        "shardmesh: the argument B is missing: the other spec; write `shardmesh compare A B` (see "
        "`shardmesh compare --help`)"},
       {{"matmul"}, "the argument A is missing: name of an array, NAME@VERSION, @ID, or a .npy "},
-      {{"rm"}, "the argument TENSOR is missing: names of arrays; write `shardmesh rm TENSOR...`"},
+      {{"rm"}, "give the names of arrays, or --tree PREFIX for all names with a prefix"},
       {{"catalog", "put", "mesh", "m"}, "write `shardmesh catalog put KIND ENTRY FILE`"},
       {{"rules", "diff", "r"}, "the argument B is missing: rules after: YAML file, or name in"},
       {{"compare", "a,b", "a", "--rank", "1"}, "--rank 1 is below the 2 dimensions"},

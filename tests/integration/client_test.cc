@@ -266,6 +266,20 @@ class CollectiveClientTest : public ClientTest, public ::testing::WithParamInter
     return FloatsOf(gathered.view().bytes());
   }
 
+  // Returns the products of each row of one matrix with each row of another one, of 4 columns each.
+  static std::vector<float> RowProducts(const std::vector<float>& lhs,
+                                        const std::vector<float>& rhs) {
+    std::vector<float> products;
+    for (size_t row = 0; row < lhs.size(); row += 4) {
+      for (size_t other = 0; other < rhs.size(); other += 4) {
+        products.push_back(std::inner_product(lhs.begin() + static_cast<ptrdiff_t>(row),
+                                              lhs.begin() + static_cast<ptrdiff_t>(row + 4),
+                                              rhs.begin() + static_cast<ptrdiff_t>(other), 0.0F));
+      }
+    }
+    return products;
+  }
+
   // What the workers have sent to each other went the way that they were told to use.
   void ExpectSentThatWay() {
     const bool is_stream = GetParam() == std::string_view("stream");
@@ -398,8 +412,16 @@ TEST_P(CollectiveClientTest, PartsHaveAsManyRowsAsTheirCountsSay) {
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
   EXPECT_THAT(client().compute().Matmul({.lhs = by_name, .rhs = by_name}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
-  EXPECT_THAT(client().compute().Matmul({.lhs = by_name, .rhs = by_name, .transpose_rhs = true}),
-              StatusIs(absl::StatusCode::kUnimplemented, Reason::kNotAvailable));
+  // Both operands have unequal rows. One comes to the other, which gives the result its columns.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult product,
+      client().compute().Matmul({.lhs = by_name, .rhs = by_name, .transpose_rhs = true}));
+  EXPECT_EQ(product.outputs[0].array.descriptor.cut_points,
+            (std::vector<CutPoints>{{}, {0, 1, 3, 7, 8}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                 client().arrays().Gather(client::ArraySelector::ById(
+                                     product.outputs[0].array.descriptor.array_id)));
+  EXPECT_EQ(FloatsOf(gathered.view().bytes()), RowProducts(numbers_, numbers_));
 }
 
 TEST_P(CollectiveClientTest, ADonatedOperandGoesAndANamedOneStays) {
@@ -520,6 +542,82 @@ TEST_P(CollectiveClientTest, AStepSendsTheBytesThatItsPlanForecastsByLink) {
       const client::StepResult result,
       client().compute().Execute({.work = compiled.plan_hash, .operands = operands}));
   EXPECT_EQ(result.timings.sent_bytes, compiled.links->sent_bytes);
+}
+
+TEST_P(CollectiveClientTest, ReshardsSendTheBytesOfTheirPlans) {
+  // 64 x 64, rows over all four ranks.
+  std::vector<float> numbers(64 * 64);
+  std::iota(numbers.begin(), numbers.end(), 0.0F);
+  const SpecEntry all = SpecEntry::Axes({"fsdp", "tp"});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      std::string id, PutFloats(client(), "rows", {64, 64}, numbers, PartitionSpec({all})));
+  constexpr int64_t kAll = 64 * 64 * 4;
+  struct Case {
+    ReshardOp to;
+    int64_t sent_bytes;
+  };
+  // Each reshards the result of the one before it.
+  const std::vector<Case> cases = {
+      // Each rank keeps a quarter of its new columns.
+      {{.spec = PartitionSpec({SpecEntry::None(), all})}, kAll * 3 / 4},
+      // Back, to uneven rows. Of 1, 2, 3 and 58 rows each rank has a quarter.
+      {{.spec = PartitionSpec({all}), .part_starts = {{1, 3, 6}}}, kAll * 3 / 4},
+      // From there to even rows: 15 of the first 16 rows, and all but the last 16 of the next.
+      {{.spec = PartitionSpec({all})}, (15 + 16 + 16) * 64 * 4},
+      // Each rank has a quarter of its slice of a column pair, but for nobody's rows.
+      {{.spec = PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")})}, 4 * (64 - 16) * 32 * 4},
+      {{.spec = PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")})}, 0},
+  };
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SCOPED_TRACE(i);
+    ReshardOp op = cases[i].to;
+    op.input = 0;
+    const Program program{.operand_count = 1, .ops = {op}, .outputs = {1}};
+    const std::vector<client::Operand> operands = {client::ArraySelector::ById(id)};
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::CompiledProgram compiled,
+                                   client().compute().Compile(program, operands));
+    ASSERT_TRUE(compiled.links.has_value());
+    EXPECT_EQ(compiled.links->sent_bytes, cases[i].sent_bytes);
+    EXPECT_EQ(compiled.instructions[0].axes.empty(), cases[i].sent_bytes == 0);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const client::StepResult result,
+        client().compute().Execute({.work = compiled.plan_hash,
+                                    .operands = operands,
+                                    .output = {.names = {StrCat("step-", i)}}}));
+    EXPECT_EQ(result.timings.sent_bytes, cases[i].sent_bytes);
+    const ArrayDescriptor& array = result.outputs[0].array.descriptor;
+    EXPECT_EQ(array.cut_points.empty(), op.part_starts.empty());
+    id = array.array_id;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                   client().arrays().Gather(client::ArraySelector::ById(id)));
+    EXPECT_EQ(FloatsOf(gathered.view().bytes()), numbers);
+  }
+  ExpectSentThatWay();
+}
+
+TEST_P(CollectiveClientTest, UnevenArraysAreMultipliedWhereTheyLie) {
+  // m (8 x 4) in rows of 3 and 5, times a weight of 4 inputs and 6 outputs.
+  std::vector<float> weight(6 * 4);
+  std::iota(weight.begin(), weight.end(), 1.0F);
+  ASSERT_THAT(PutFloats(client(), "weight", {6, 4}, weight, PartitionSpec()), IsOk());
+  const Program program{
+      .operand_count = 2,
+      .ops = {ReshardOp{
+                  .input = 0, .spec = PartitionSpec({SpecEntry::Axis("tp")}), .part_starts = {{3}}},
+              LinearOp{.input = 2, .weight = 1}},
+      .outputs = {3}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult result,
+      client().compute().Execute({.work = program,
+                                  .operands = {client::ArraySelector::ByName("m"),
+                                               client::ArraySelector::ByName("weight")},
+                                  .output = {.names = {"product"}}}));
+  const ArrayDescriptor& array = result.outputs[0].array.descriptor;
+  EXPECT_EQ(array.cut_points, (std::vector<CutPoints>{{0, 3, 8}, {}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::GatheredTensor gathered,
+      client().arrays().Gather(client::ArraySelector::ByName("product")));
+  EXPECT_EQ(FloatsOf(gathered.view().bytes()), RowProducts(numbers_, weight));
 }
 
 TEST_P(CollectiveClientTest, RefusesWhatCannotBeBeforeAnyByteMoves) {

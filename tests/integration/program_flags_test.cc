@@ -36,8 +36,10 @@ const Flags& CoordinatorFlags() {
   return *flags;
 }
 const Flags& WorkerFlags() {
-  static const auto* const flags =
-      new Flags{{"--quarantine-age", "24h"}, {"--quarantine-memory", "1MiB"}};
+  static const auto* const flags = new Flags{
+      {"--cache-bytes", "8MiB"}, {"--quarantine-age", "24h"}, {"--quarantine-memory", "1MiB"},
+      {"--read-root", "/"},      {"--scrub-interval", "1s"},  {"--scrub-rate", "1MiB"},
+      {"--write-root", "/tmp"}};
   return *flags;
 }
 

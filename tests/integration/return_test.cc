@@ -83,8 +83,8 @@ class ReturnTest : public ::testing::Test {
     steps.join();
   }
 
-  // `shardmesh load` of 128 MiB while worker-1 takes nothing in; returns when it is under way, with
-  // some seconds left until worker-1 is taken for lost.
+  // `shardmesh load` of 128 MiB, which the client sends while worker-1 takes nothing in. Returns
+  // when it is under way, with some seconds left until worker-1 is taken for lost.
   client::ChildProcess StartLoad(const std::vector<std::string>& flags = {}) {
     const std::string checkpoint = folder_ + "/big.safetensors";
     EXPECT_EQ(cluster_->Run({"make-checkpoint", "--out", checkpoint, "--size=128MiB"}).exit_code,
@@ -96,8 +96,8 @@ class ReturnTest : public ::testing::Test {
                         .c_str()),
         0);
     options.command = {
-        SHARDMESH_BINARY_DIR "/shardmesh",         "load",   checkpoint, "--rules", rules,
-        StrCat("--address=", cluster_->address()), "--quiet"};
+        SHARDMESH_BINARY_DIR "/shardmesh",         "load",    checkpoint,       "--rules", rules,
+        StrCat("--address=", cluster_->address()), "--quiet", "--source=client"};
     options.command.insert(options.command.end(), flags.begin(), flags.end());
     options.log_path = folder_ + "/load.log";
     for (int attempt = 0;; ++attempt) {

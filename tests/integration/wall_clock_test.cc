@@ -68,10 +68,11 @@ class WallClock {
     setenv("FAKETIME_TIMESTAMP_FILE", path_.c_str(), 1);
     setenv("FAKETIME_CACHE_DURATION", kCacheSeconds, 1);
     setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1", 1);
+    setenv("NO_FAKE_STAT", "1", 1);  // a step of the clock leaves the times of files as they are
   }
   static void TakeOff() {
     for (const char* name : {"LD_PRELOAD", "FAKETIME_TIMESTAMP_FILE", "FAKETIME_CACHE_DURATION",
-                             "FAKETIME_DONT_FAKE_MONOTONIC"}) {
+                             "FAKETIME_DONT_FAKE_MONOTONIC", "NO_FAKE_STAT"}) {
       unsetenv(name);
     }
   }

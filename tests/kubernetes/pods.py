@@ -424,7 +424,8 @@ def scenario(world):
     world.expect("make-tensor", "--shape=128,128", "--seed=1", "--out=/data/x.npy")
     world.expect("make-checkpoint", "--out=/data/m.safetensors")
     (data / "rules.yaml").write_text("rules:\n- {pattern: '.*', spec: [fsdp, tp]}\n", encoding="utf-8")
-    load = ("load", "/data/m.safetensors", "--rules=/data/rules.yaml", "--quiet")
+    # Each load sends all of its tiles, whatever the workers hold of it.
+    load = ("load", "/data/m.safetensors", "--rules=/data/rules.yaml", "--no-reuse", "--quiet")
     world.expect(*load)
     weight = "encoder.layer.0.attention.self.query.weight"
     world.expect("get", weight, "--out=/data/before.npy")

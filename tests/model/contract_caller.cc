@@ -27,6 +27,7 @@
 #include "shardmesh/v1/reshard_service.pb.h"
 #include "shardmesh/v1/resolve_service.pb.h"
 #include "shardmesh/v1/rule_service.pb.h"
+#include "shardmesh/v1/save_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "shardmesh/v1/tile_service.pb.h"
 #include "status/str_cat.h"
@@ -49,6 +50,7 @@ std::vector<const google::protobuf::FileDescriptor*> Files() {
           v1::ResolveTreeRequest::descriptor()->file(),
           v1::LintRulesRequest::descriptor()->file(),
           v1::DescribeMeshRequest::descriptor()->file(),
+          v1::BeginSaveRequest::descriptor()->file(),
           v1::PlanReshardRequest::descriptor()->file(),
           compat::v1::ComputeHashRequest::descriptor()->file(),
           v1::OpenSessionRequest::descriptor()->file(),

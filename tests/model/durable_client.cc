@@ -2,9 +2,11 @@
 #include "tests/model/durable_client.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "rpc/codec/array_codec.h"
@@ -15,37 +17,13 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tests/model/expectations.h"
 
 namespace shardmesh::model {
 namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(10);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
-
-absl::Status Violation(std::string_view what) { return absl::InternalError(ToAbsl(what)); }
-
-// Returns whether no server answered, or the answer does not tell the outcome.
-bool HasNoAnswer(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-         absl::IsCancelled(status);
-}
-
-// Returns whether a fault explains the error: broken work, or missing participants or room.
-bool IsExplained(const absl::Status& status) {
-  switch (status.code()) {
-    case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kDeadlineExceeded:
-    case absl::StatusCode::kCancelled:
-    case absl::StatusCode::kFailedPrecondition:  // a rank or a tile is missing
-    case absl::StatusCode::kNotFound:            // sessions and transfers end with a coordinator
-    case absl::StatusCode::kAborted:             // a changed term or epoch, or a name being moved
-    case absl::StatusCode::kDataLoss:            // the disk
-    case absl::StatusCode::kResourceExhausted:
-      return true;
-    default:
-      return false;
-  }
-}
 
 void AddIfNew(std::vector<std::optional<std::string>>* values, std::optional<std::string> value) {
   if (std::find(values->begin(), values->end(), value) == values->end()) {
@@ -111,7 +89,7 @@ absl::Status DurableClient::OpenSession() {
 }
 
 absl::Status DurableClient::Step(Dice& dice) {
-  switch (dice.Below(8)) {
+  switch (dice.Below(12)) {
     case 0:
       return Move(dice);
     case 1:
@@ -121,6 +99,14 @@ absl::Status DurableClient::Step(Dice& dice) {
     case 3:
     case 4:
       return Define(dice);
+    case 5:
+    case 6:
+      return Reshard(dice);
+    case 7:
+      return Save(dice);
+    case 8:
+    case 9:
+      return Put(dice, 1 + dice.Below(3), dice.OneIn(10), Reader::kWorkers);
     default:
       return Put(dice, 1 + dice.Below(3), dice.OneIn(10));
   }
@@ -134,7 +120,9 @@ absl::Status DurableClient::Script() {
     SHARDMESH_RETURN_IF_ERROR(Multiply(dice));
     SHARDMESH_RETURN_IF_ERROR(Define(dice));
     SHARDMESH_RETURN_IF_ERROR(Delete(dice));
-    SHARDMESH_RETURN_IF_ERROR(Put(dice, 2, false));
+    SHARDMESH_RETURN_IF_ERROR(Put(dice, 2, false, Reader::kWorkers));
+    SHARDMESH_RETURN_IF_ERROR(Reshard(dice));
+    SHARDMESH_RETURN_IF_ERROR(Save(dice));
   }
   // A put that is taken back.
   SHARDMESH_RETURN_IF_ERROR(OpenSession().code() == absl::StatusCode::kInternal
@@ -147,7 +135,7 @@ absl::Status DurableClient::Script() {
   return absl::OkStatus();
 }
 
-absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large) {
+absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large, Reader reader) {
   if (!OpenSession().ok()) return absl::OkStatus();
   v1::BeginPutRequest first;
   v1::BeginPutRequest second;
@@ -166,9 +154,24 @@ absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large) {
     tensor.set_name(name);
     tensor.set_dtype(v1::DTYPE_F32);
     for (const int64_t size : shape) tensor.add_shape(size);
-    tensor.mutable_spec();
-    if (dice.OneIn(2)) tensor.mutable_spec()->add_dimensions()->set_name("tp");
+    if (dice.OneIn(2)) {
+      tensor.mutable_axes()->add_axes()->set_name("__BATCH__");
+      tensor.mutable_axes()->add_axes()->set_name("__HEAD__");
+    } else {
+      tensor.mutable_spec();
+      if (dice.OneIn(2)) tensor.mutable_spec()->add_dimensions()->set_name("tp");
+    }
   }
+  // A file of its own, since the workers may still read the last one.
+  const std::string source_path = StrCat(files_, "/source-d", number_, "-", requests_, ".bin");
+  if (reader == Reader::kWorkers) {
+    SHARDMESH_ASSIGN_OR_RETURN(const SourceOnDisk source, WriteSource(source_path, contents));
+    SetSource(source, first.mutable_header(), second.mutable_tensors());
+  }
+  const absl::Cleanup remove = [&source_path] {
+    std::error_code ignored;
+    std::filesystem::remove(source_path, ignored);
+  };
   std::vector<std::string> answers;
   Caller::Limits limits;
   limits.timeout = kCallTimeout;
@@ -185,8 +188,9 @@ absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large) {
     part.ParseFromString(answer);
     begun.MergeFrom(part);
   }
-  if (const absl::Status sent = SendTiles(begun, contents, kCallTimeout);
-      !sent.ok() || dice.OneIn(12)) {
+  const absl::Status sent =
+      reader == Reader::kWorkers ? absl::OkStatus() : SendTiles(begun, contents, kCallTimeout);
+  if (!sent.ok() || dice.OneIn(12)) {
     v1::AbortTransferRequest abort;
     v1::AbortTransferResponse aborted;
     abort.set_transfer_id(begun.transfer_id());
@@ -421,6 +425,7 @@ absl::Status DurableClient::Verify(absl::Time deadline) {
       return Violation(StrCat("the name ", name, " points to array ", id,
                               ", which is none of those that it may be, or has other bytes"));
     }
+    SHARDMESH_RETURN_IF_ERROR(VerifySlice(name, (*found)->content));
     Named named = **found;
     named.array_id = id;
     named.on_disk = response.array().durability() == v1::DURABILITY_DISK;
@@ -433,6 +438,7 @@ absl::Status DurableClient::Verify(absl::Time deadline) {
       Persist("ArrayService.ReleaseArrays", release, &released).IgnoreError();
     }
   }
+  SHARDMESH_RETURN_IF_ERROR(VerifySaves());
   for (auto& [name, values] : entries_) {
     v1::GetEntryRequest request;
     v1::GetEntryResponse response;

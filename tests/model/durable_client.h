@@ -22,15 +22,18 @@ namespace shardmesh::model {
 // Not thread-safe.
 class DurableClient {
  public:
-  DurableClient(int number, const std::string& address) : number_(number), coordinator_(address) {}
+  // `files`: the folder of files that the workers read and write (Cluster::files).
+  DurableClient(int number, const std::string& address, const std::string& files)
+      : number_(number), files_(files), coordinator_(address) {}
 
-  // One put, move, delete, product or definition. Not OK: an answer that no fault explains.
+  // One put, load, reshard, save, move, delete, product or definition. Not OK: an answer that no
+  // fault explains.
   absl::Status Step(Dice& dice);
   // The same steps in a fixed order, each at least once.
   absl::Status Script();
 
-  // Checks that all acknowledged data exists, with its bytes, and no other data. Waits until
-  // `deadline` for arrays whose workers are still returning.
+  // Checks that all acknowledged data exists, with its bytes, and no other data: arrays, slices of
+  // them, checkpoints. Waits until `deadline` for arrays whose workers are still returning.
   absl::Status Verify(absl::Time deadline);
 
   int64_t acknowledged() const { return acknowledged_; }
@@ -48,7 +51,17 @@ class DurableClient {
   // Possible targets of a name; nullopt: it may be missing.
   using Possible = std::vector<std::optional<Named>>;
 
-  absl::Status Put(Dice& dice, int64_t count, bool large);
+  // The client sends the tensors, or the workers read them.
+  enum class Reader { kClient, kWorkers };
+
+  absl::Status Put(Dice& dice, int64_t count, bool large, Reader reader = Reader::kClient);
+  // Moves one array, or all, to another layout or mesh.
+  absl::Status Reshard(Dice& dice);
+  // Saves all arrays as the next step.
+  absl::Status Save(Dice& dice);
+  absl::Status VerifySaves();
+  // Reads a part of an array, of which the whole has been compared.
+  absl::Status VerifySlice(const std::string& name, const Content& content);
   absl::Status Move(Dice& dice);
   absl::Status Delete(Dice& dice);
   absl::Status Multiply(Dice& dice);
@@ -62,8 +75,12 @@ class DurableClient {
   // A name that is certain to be there; empty: none is.
   std::string AnyCertainName(Dice& dice) const;
   void SetName(const std::string& name, std::optional<Named> named, bool is_certain);
+  // The name may point to arrays of the same contents under any id.
+  static void AllowOtherIds(Possible* possible);
+  std::string SaveFolder() const;
 
   const int number_;
+  const std::string files_;
   const Caller coordinator_;
   absl::Duration patience_ = absl::Seconds(30);
   std::string session_;
@@ -71,6 +88,10 @@ class DurableClient {
   int64_t acknowledged_ = 0;
   int64_t without_answer_ = 0;
   std::map<std::string, Possible> names_;
+  // The checkpoints that a step may have; nullopt: none. Steps that are removed are not in it.
+  std::map<int64_t, std::vector<std::optional<SavedTensors>>> saves_;
+  int64_t next_step_ = 0;
+  bool has_checkpoint_ = false;  // some checkpoint must be there
   // Texts of the values that a definition may have.
   std::map<std::string, std::vector<std::optional<std::string>>> entries_;
 };

@@ -104,7 +104,7 @@ std::vector<Case> Cases(const RunOptions& options, size_t* distinct) {
 class FailpointRun {
  public:
   FailpointRun(std::unique_ptr<Cluster> cluster)
-      : cluster_(std::move(cluster)), client_(0, cluster_->address()) {
+      : cluster_(std::move(cluster)), client_(0, cluster_->address(), cluster_->files()) {
     client_.set_patience(kPatience);
   }
 
@@ -213,6 +213,7 @@ int RunFailpoints(const RunOptions& options) {
   Cluster::Options cluster_options;
   cluster_options.binary_folder = options.binary_folder;
   cluster_options.durable = true;
+  cluster_options.files = true;
   const absl::Time end = absl::Now() + options.time;
   std::unique_ptr<FailpointRun> run;
   size_t tried = 0;

@@ -39,13 +39,15 @@ int RunFaults(const RunOptions& options) {
   Cluster::Options cluster_options;
   cluster_options.binary_folder = options.binary_folder;
   cluster_options.durable = true;
+  cluster_options.files = true;
   auto cluster = Cluster::Start(cluster_options);
   if (!cluster.ok()) {
     std::printf("FAILED: %s\n", cluster.status().ToString().c_str());
     return 1;
   }
-  Load load((*cluster)->address(), 2, options.seed);
-  Guests guests((*cluster)->address(), 2, options.is_long ? 10 : 25, options.seed);
+  Load load((*cluster)->address(), (*cluster)->files(), 2, options.seed);
+  Guests guests((*cluster)->address(), (*cluster)->files(), 2, options.is_long ? 10 : 25,
+                options.seed);
   Dice dice(options.seed);
   std::vector<absl::Duration> coordinator_times;
   std::vector<absl::Duration> worker_times;

@@ -24,8 +24,12 @@ bool IsBroken(const absl::Status& status) {
 
 }  // namespace
 
-Guests::Guests(std::string address, int count, int calls, uint64_t seed)
-    : address_(std::move(address)), count_(count), calls_(calls), dice_(seed * 104'729 + 1) {
+Guests::Guests(std::string address, std::string files, int count, int calls, uint64_t seed)
+    : address_(std::move(address)),
+      files_(std::move(files)),
+      count_(count),
+      calls_(calls),
+      dice_(seed * 104'729 + 1) {
   for (const auto& [name, method] : AllMethods()) {
     for (int i = 0; i < RandomClient::WeightOf(name); ++i) methods_.push_back(name);
   }
@@ -38,7 +42,7 @@ void Guests::Resume() {
   for (int i = 0; i < count_; ++i) {
     threads_.emplace_back([this, number = next_number_++, seed = dice_.Next()] {
       Dice dice(seed);
-      RandomClient client(number, address_, &shared_);
+      RandomClient client(number, address_, files_, &shared_);
       while (!is_over_) {
         const Op op{number, dice.Of(methods_), dice.Next()};
         const absl::Status status = client.Run(op);
@@ -102,7 +106,7 @@ absl::Status Guests::Check() {
   SHARDMESH_RETURN_IF_ERROR(CleanUp());
   for (int i = 0; i < count_; ++i) {
     const int number = next_number_++;
-    RandomClient client(number, address_, &shared_);
+    RandomClient client(number, address_, files_, &shared_);
     for (int call = 0; call < calls_; ++call) {
       const Op op{number, dice_.Of(methods_), dice_.Next()};
       const absl::Status status = client.Run(op);

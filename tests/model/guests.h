@@ -23,8 +23,8 @@ namespace shardmesh::model {
 // left a method that does not work. Not thread-safe.
 class Guests {
  public:
-  // Each of `count` guests makes `calls` calls in a Check.
-  Guests(std::string address, int count, int calls, uint64_t seed);
+  // Each of `count` guests makes `calls` calls in a Check. `files`: see RandomClient.
+  Guests(std::string address, std::string files, int count, int calls, uint64_t seed);
   ~Guests();
 
   void Resume();
@@ -38,6 +38,7 @@ class Guests {
   absl::Status CleanUp();
 
   const std::string address_;
+  const std::string files_;
   const int count_;
   const int calls_;
   Dice dice_;

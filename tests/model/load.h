@@ -21,9 +21,9 @@ namespace shardmesh::model {
 // Clients that work until they are paused.
 class Load {
  public:
-  Load(const std::string& address, int clients, uint64_t seed) {
+  Load(const std::string& address, const std::string& files, int clients, uint64_t seed) {
     for (int i = 0; i < clients; ++i) {
-      clients_.push_back(std::make_unique<DurableClient>(i, address));
+      clients_.push_back(std::make_unique<DurableClient>(i, address, files));
       seeds_.emplace_back(seed * 7919 + static_cast<uint64_t>(i));
     }
   }

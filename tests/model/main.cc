@@ -21,7 +21,7 @@ int Main(int argc, char** argv) {
   std::string run = "random";
   rpc::FlagSet flags("model",
                      "Issues calls against a real cluster and checks each answer with a model.");
-  flags.AddText("run", "random|faults|network|failpoints|sweep", "what to do", &run);
+  flags.AddText("run", "random|faults|network|failpoints|sweep|verbs", "what to do", &run);
   flags.AddInt("seed", "of all that is drawn; 0 takes the clock's", 0,
                std::numeric_limits<int64_t>::max(), &seed);
   flags.AddInt("seconds", "how long random calls go on", 1, 1'000'000, &seconds);
@@ -30,8 +30,13 @@ int Main(int argc, char** argv) {
   flags.AddInt("minimise-seconds", "how long to look for a shorter sequence; 0 for not at all", 0,
                100'000, &minimise);
   flags.AddInt("kills", "of faults: how many", 1, 1'000'000, &options.kills);
-  flags.AddText("only", "TEXT", "of failpoints and sizes: those whose name has this text",
+  flags.AddText("only", "TEXT", "of failpoints, sizes and verbs: those whose name has this text",
                 &options.only);
+  flags.AddText("verb", "NAME", "of --run=verb, which --run=verbs starts: what to do",
+                &options.verb);
+  flags.AddText("address", "HOST:PORT", "of --run=verb: the coordinator", &options.address);
+  flags.AddText("files", "FOLDER", "of --run=verb: where the workers read and write",
+                &options.files);
   flags.AddText("binaries", "FOLDER", "where the programs lie", &options.binary_folder);
   flags.AddSwitch("long", "everything: all actions of all failpoints, 1,000 kills of each kind",
                   &options.is_long);
@@ -45,9 +50,11 @@ int Main(int argc, char** argv) {
   if (run == "network") return RunNetwork(options);
   if (run == "failpoints") return RunFailpoints(options);
   if (run == "sweep") return RunSweep(options);
-  std::fprintf(stderr,
-               "model: --run is \"%s\"; it is random, faults, network, failpoints or sweep\n",
-               run.c_str());
+  if (run == "verbs") return RunVerbs(options);
+  if (run == "verb") return RunVerb(options);
+  std::fprintf(
+      stderr, "model: --run is \"%s\"; it is random, faults, network, failpoints, sweep or verbs\n",
+      run.c_str());
   return 2;
 }
 

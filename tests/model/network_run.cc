@@ -34,6 +34,7 @@ class NetworkRun {
     Cluster::Options cluster_options;
     cluster_options.binary_folder = options_.binary_folder;
     cluster_options.durable = true;
+    cluster_options.files = true;
     // Workers reach the coordinator through one proxy, clients through another.
     cluster_options.worker_coordinator = [this](const std::string& address) {
       if (workers_ == nullptr) workers_ = *Proxy::Start(address);
@@ -43,8 +44,9 @@ class NetworkRun {
     if (!cluster.ok()) return Failed("the start", cluster.status());
     cluster_ = *std::move(cluster);
     clients_ = *Proxy::Start(cluster_->address());
-    Load load(clients_->address(), 2, options_.seed);
-    Guests guests(clients_->address(), 2, options_.is_long ? 10 : 25, options_.seed);
+    Load load(clients_->address(), cluster_->files(), 2, options_.seed);
+    Guests guests(clients_->address(), cluster_->files(), 2, options_.is_long ? 10 : 25,
+                  options_.seed);
     const absl::Time end = absl::Now() + options_.time;
     int64_t troubles = 0;
     int64_t late = 0;

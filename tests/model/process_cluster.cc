@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -37,6 +38,7 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const Options& options) 
     return absl::InternalError(StrCat("cannot make a folder like ", folder));
   }
   cluster->folder_ = folder;
+  std::filesystem::create_directory(cluster->files());
   cluster->members_.resize(static_cast<size_t>(cluster->size()));
   for (int i = 0; i < cluster->size(); ++i) {
     Member& member = cluster->members_[static_cast<size_t>(i)];
@@ -60,7 +62,21 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const Options& options) 
     SHARDMESH_RETURN_IF_ERROR(cluster->Launch(i, {}));
   }
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilReady(kStartTimeout).status());
+  if (options.files) SHARDMESH_RETURN_IF_ERROR(cluster->DefineTurnedMesh());
   return cluster;
+}
+
+absl::Status Cluster::DefineTurnedMesh() const {
+  v1::CreateEntryRequest request;
+  v1::CreateEntryResponse response;
+  request.set_request_id("turned-mesh");
+  request.set_name(kTurnedMesh);
+  v1::MeshDefinition& mesh = *request.mutable_value()->mutable_mesh();
+  v1::MeshAxis& axis = *mesh.mutable_mesh()->add_axes();
+  axis.set_name("tp");
+  axis.set_size(options_.workers);
+  for (int i = options_.workers; i > 0; --i) mesh.add_workers(NameOf(i));
+  return Caller(address_).Call("CatalogService.CreateEntry", request, &response);
 }
 
 Cluster::~Cluster() {
@@ -91,10 +107,13 @@ absl::Status Cluster::Launch(int index, const std::vector<std::string>& flags) {
                "--http-listen=",
                "--memory=" + options_.memory,
                "--identity=" + NameOf(index)};
+    if (options_.files) {
+      command.insert(command.end(), {"--read-root=" + files(), "--write-root=" + files()});
+    }
     command.insert(command.end(), options_.worker_flags.begin(), options_.worker_flags.end());
   }
   if (options_.durable || (index == 0 && options_.durable_coordinator)) {
-    command.push_back(StrCat("--data-dir=", folder_, "/", NameOf(index)));
+    command.push_back("--data-dir=" + DataFolder(index));
   }
   command.insert(command.end(), flags.begin(), flags.end());
   process.log_path = member.log_path;

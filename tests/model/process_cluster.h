@@ -16,6 +16,9 @@
 
 namespace shardmesh::model {
 
+// A mesh with the axis tp, like "default", but whose ranks are the workers in the reverse order.
+inline constexpr char kTurnedMesh[] = "turned";
+
 // A coordinator (index 0) and its workers (1 and on) on loopback, with the mesh "default", fsdp=1,
 // tp=WORKERS. All calls come from the thread that made it, which outlives it; the processes end
 // with that thread.
@@ -32,6 +35,8 @@ class Cluster {
     std::vector<std::string> worker_flags;
     // Memory of each worker.
     std::string memory = "256MiB";
+    // Workers read and write below files(), and there is a second mesh, kTurnedMesh.
+    bool files = false;
     // Returns the address that workers dial, from the coordinator's; null: the coordinator's.
     std::function<std::string(const std::string& address)> worker_coordinator;
   };
@@ -42,6 +47,10 @@ class Cluster {
   ~Cluster();
 
   const std::string& address() const { return address_; }
+  // The folder of files that workers and clients share.
+  std::string files() const { return folder_ + "/files"; }
+  // The folder in which a process keeps its data, if it does.
+  std::string DataFolder(int index) const { return folder_ + "/" + NameOf(index); }
   int size() const { return options_.workers + 1; }
   // "coordinator", "worker-0", ...
   std::string NameOf(int index) const;
@@ -73,6 +82,7 @@ class Cluster {
 
   explicit Cluster(Options options) : options_(std::move(options)) {}
   absl::Status Launch(int index, const std::vector<std::string>& flags);
+  absl::Status DefineTurnedMesh() const;
 
   const Options options_;
   std::string folder_;

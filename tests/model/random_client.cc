@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <utility>
 
@@ -25,81 +26,18 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tests/model/expectations.h"
+#include "tests/model/process_cluster.h"
 #include "tests/model/questions.h"
 
 namespace shardmesh::model {
 namespace {
 
-using absl::StatusCode;
 using google::protobuf::TextFormat;
 
 constexpr int kKeptVersions = 32;
 constexpr size_t kMostTransfers = 6;
 constexpr int64_t kSharedNames = 3;
-
-// The model is violated.
-absl::Status Violation(std::string_view what) { return absl::InternalError(ToAbsl(what)); }
-
-absl::Status Unexpected(std::string_view what, const Message& request, const absl::Status& got,
-                        std::string_view wanted) {
-  return Violation(StrCat(what, " {", request.ShortDebugString().substr(0, 600), "} answered ",
-                          got.ToString(), ", reason ", ReasonName(ReasonOf(got)), "; wanted ",
-                          wanted));
-}
-
-// Encodes an expected version: 0 for any, -1 for none.
-void Expect(int64_t version, v1::Precondition* to) {
-  if (version < 0) {
-    to->set_must_not_exist(true);
-  } else if (version > 0) {
-    to->set_version(version);
-  }
-}
-
-// Returns whether a refusal says that the request is wrong, not that something broke.
-bool IsRefusal(const absl::Status& status) {
-  switch (status.code()) {
-    case StatusCode::kInvalidArgument:
-    case StatusCode::kNotFound:
-    case StatusCode::kFailedPrecondition:
-    case StatusCode::kOutOfRange:
-    case StatusCode::kResourceExhausted:
-    case StatusCode::kUnimplemented:
-    case StatusCode::kAborted:
-    case StatusCode::kAlreadyExists:
-    case StatusCode::kUnauthenticated:
-    case StatusCode::kPermissionDenied:
-      return true;
-    default:
-      return false;
-  }
-}
-
-absl::Status Want(bool holds, std::string_view what, const Message& request,
-                  const absl::Status& got, std::string_view wanted) {
-  return holds ? absl::OkStatus() : Unexpected(what, request, got, wanted);
-}
-
-v1::PartitionSpec SpecOf(const std::vector<std::string>& axes) {
-  v1::PartitionSpec spec;
-  for (const std::string& axis : axes) {
-    if (axis.empty()) {
-      spec.add_dimensions()->set_constant(v1::AXIS_CONSTANT_NONE);
-    } else {
-      spec.add_dimensions()->set_name(axis);
-    }
-  }
-  return spec;
-}
-
-v1::PartitionSpec RandomSpec(Dice& dice, size_t rank) {
-  std::vector<std::string> axes;
-  if (rank > 0 && dice.OneIn(2)) {
-    axes.resize(static_cast<size_t>(dice.Below(static_cast<int64_t>(rank))) + 1);
-    axes.back() = "tp";
-  }
-  return SpecOf(axes);
-}
 
 Shape RandomShape(Dice& dice) {
   static const auto* const sizes = new std::vector<int64_t>{1, 2, 2, 3, 4, 4, 4, 6, 8, 0};
@@ -204,8 +142,9 @@ bool SharedNames::IsValue(float value) const {
   return value >= 1 && value <= static_cast<float>(values_) && std::floor(value) == value;
 }
 
-RandomClient::RandomClient(int number, const std::string& address, SharedNames* shared)
-    : number_(number), address_(address), shared_(shared), coordinator_(address) {}
+RandomClient::RandomClient(int number, const std::string& address, const std::string& files,
+                           SharedNames* shared)
+    : number_(number), address_(address), files_(files), shared_(shared), coordinator_(address) {}
 
 RandomClient::~RandomClient() = default;
 
@@ -232,6 +171,9 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"ArrayService.MoveName", &C::MoveName},
       {"ArrayService.DeleteName", &C::DeleteName},
       {"ArrayService.ReleaseArrays", &C::ReleaseArrays},
+      {"ArrayService.Reshard", &C::Reshard},
+      {"SaveService.BeginSave", &C::BeginSave},
+      {"SaveService.WaitSave", &C::WaitSave},
       {"TileService.PutTiles", &C::PutTiles},
       {"TileService.GetTiles", &C::GetTiles},
       {"TileService.Identify", &C::Identify},
@@ -251,6 +193,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"ClusterService.ListLinks", &C::ListLinks},
       {"ClusterService.WatchCluster", &C::WatchCluster},
       {"AdminService.Snapshot", &C::Snapshot},
+      {"AdminService.ForceCancelOperation", &C::ForceCancelOperation},
       {"AttachService.Attach", &C::Attach},
       {"ExchangeService.Exchange", &C::Exchange},
   };
@@ -299,7 +242,11 @@ absl::Status RandomClient::Finish() {
     SetIfThere(&request, "session_id", transfer.session);
     v1::AbortTransferResponse response;
     coordinator_.Call("ArrayService.AbortTransfer", request, &response).IgnoreError();
+    if (!transfer.source_path.empty()) std::filesystem::remove(transfer.source_path);
   }
+  SHARDMESH_RETURN_IF_ERROR(CheckSaved(dice));
+  saved_.clear();
+  std::filesystem::remove_all(SaveFolder());
   while (!names_.empty()) {
     v1::DeleteNameRequest request;
     request.set_request_id(NewRequestId(dice));
@@ -919,6 +866,16 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
   transfer.session = session;
   std::set<std::string> used;
   bool mismatch = false;
+  const bool has_rules = dice.OneIn(3);
+  if (has_rules) {
+    v1::RuleSet& rules = *header.mutable_rule_set()->mutable_value();
+    rules.add_rules()->set_pattern(".*");
+    if (dice.OneIn(2))
+      *rules.mutable_rules(0)->mutable_spec() = SpecOf({"tp"});
+    else
+      rules.mutable_rules(0)->mutable_spec();
+  }
+  if (dice.OneIn(3)) header.mutable_mesh()->set_name(dice.OneIn(2) ? "default" : kTurnedMesh);
   const int64_t count = 1 + dice.Below(3);
   for (int64_t i = 0; i < count; ++i) {
     PutItem item;
@@ -944,12 +901,17 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
     tensor.set_name(item.name);
     tensor.set_dtype(rpc::Encode(item.content.dtype));
     for (const int64_t size : item.content.shape) tensor.add_shape(size);
-    *tensor.mutable_spec() = RandomSpec(dice, item.content.shape.size());
+    DrawLayout(dice, item.content.shape.size(), has_rules && !item.name.empty(), &tensor);
     Expect(item.expected_version, tensor.mutable_precondition());
     transfer.items.push_back(std::move(item));
   }
   bool is_bad = false;
-  if (dice.OneIn(4)) {
+  if (dice.OneIn(3)) {
+    is_bad = dice.OneIn(4);
+    SHARDMESH_RETURN_IF_ERROR(
+        DrawSource(dice, is_bad, &transfer, &header, second.mutable_tensors()));
+  }
+  if (!is_bad && dice.OneIn(4)) {
     is_bad = true;
     switch (dice.Below(9)) {
       case 0:
@@ -1009,7 +971,11 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
     const v1::ArrayDescriptor& array = transfer.begun.assignments(i).array_descriptor();
     PutItem& item = transfer.items[static_cast<size_t>(i)];
     item.array_id = array.array_id();
+    item.mesh_id = array.mesh_id();
     item.spec = array.spec();
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckLayout(second.tensors().tensors(i),
+                    header.has_mesh() ? header.mesh().name() : std::string("default"), array));
     fits = Shape(array.shape().begin(), array.shape().end()) == item.content.shape;
   }
   SHARDMESH_RETURN_IF_ERROR(
@@ -1031,6 +997,8 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
     SHARDMESH_RETURN_IF_ERROR(
         Want(ended.ok() || transfers_.front().state != TransferState::kRunning, "AbortTransfer",
              abort, ended, "OK"));
+    const std::string& source_path = transfers_.front().source_path;
+    if (!source_path.empty()) std::filesystem::remove(source_path);
     transfers_.erase(transfers_.begin());
   }
   transfers_.push_back(std::move(transfer));
@@ -1175,6 +1143,10 @@ absl::Status RandomClient::CommitTransfer(Dice& dice) {
     transfer->state = TransferState::kEnded;
     return Want(absl::IsAborted(status), "CommitTransfer", request, status, "ABORTED");
   }
+  if (!transfer->source_path.empty() && ReasonOf(status) == Reason::kMemoryLimit) {
+    transfer->state = TransferState::kEnded;  // several puts were begun that have no room together
+    return absl::OkStatus();
+  }
   SHARDMESH_RETURN_IF_ERROR(
       Want(status.ok() && response.array_ids_size() == static_cast<int>(transfer->items.size()),
            "CommitTransfer", request, status, "OK"));
@@ -1186,6 +1158,7 @@ absl::Status RandomClient::CommitTransfer(Dice& dice) {
     Held& held = arrays_[item.array_id];
     held.content = item.content;
     held.spec = item.spec;
+    held.mesh_id = item.mesh_id;
     if (item.name.empty()) {
       held.pins.insert(transfer->slot);
     } else {
@@ -1278,14 +1251,19 @@ absl::Status RandomClient::BeginGet(Dice& dice) {
     return Want(absl::IsNotFound(status), "BeginGet", request, status, "NOT_FOUND");
   }
   if (dice.OneIn(3)) return ReadAndCompare(AnyArrayId(dice), slot, dice);
+  if (dice.OneIn(3)) return ReadSlice(dice);
   SHARDMESH_ASSIGN_OR_RETURN(const std::string session, Session(slot, dice));
   request.set_session_id(session);
   if (dice.OneIn(4)) {
     // A shared name: its content must be one complete tensor.
     request.mutable_array()->set_name(StrCat("shared/s", dice.Below(kSharedNames)));
     const absl::Status status = coordinator_.Call("ArrayService.BeginGet", request, &response);
-    if (absl::IsNotFound(status)) return absl::OkStatus();
+    // Others replace the array of the name at any time, and nobody takes the name away.
+    if (absl::IsNotFound(status) && !seen_.contains(request.array().name())) {
+      return absl::OkStatus();
+    }
     SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), "BeginGet", request, status, "OK"));
+    seen_.insert(request.array().name());
     const absl::StatusOr<std::string> bytes = FetchTiles(response, absl::Seconds(60));
     if (!bytes.ok()) return Violation(StrCat("GetTiles: ", bytes.status().ToString()));
     const std::vector<float> values = FloatsOf({Dtype::kF32, {4, 4}, *bytes});
@@ -1357,7 +1335,10 @@ absl::Status RandomClient::DescribeArray(Dice& dice) {
   const Shape shape(array.array_descriptor().shape().begin(),
                     array.array_descriptor().shape().end());
   return Want(status.ok() && array.array_descriptor().array_id() == wanted &&
-                  array.state() == v1::ARRAY_STATE_AVAILABLE && shape == held.content.shape,
+                  array.state() == v1::ARRAY_STATE_AVAILABLE && shape == held.content.shape &&
+                  array.array_descriptor().mesh_id() == held.mesh_id &&
+                  google::protobuf::util::MessageDifferencer::Equals(
+                      array.array_descriptor().spec(), held.spec),
               "DescribeArray", request, status,
               StrCat("available ", wanted, ", not ", array.ShortDebugString()));
 }
@@ -1731,6 +1712,20 @@ absl::Status RandomClient::CancelOperation(Dice& dice) {
   return Want(status.ok(), "CancelOperation", request, status, "OK");
 }
 
+absl::Status RandomClient::ForceCancelOperation(Dice& dice) {
+  v1::ForceCancelOperationRequest request;
+  v1::ForceCancelOperationResponse response;
+  request.set_operation_id(AnyTransferId(dice));
+  Transfer* const transfer = FindTransfer(request.operation_id());
+  const absl::Status status =
+      coordinator_.Call("AdminService.ForceCancelOperation", request, &response);
+  if (transfer == nullptr) {
+    return Want(absl::IsNotFound(status), "ForceCancelOperation", request, status, "NOT_FOUND");
+  }
+  if (transfer->state == TransferState::kRunning) transfer->state = TransferState::kEnded;
+  return Want(status.ok(), "ForceCancelOperation", request, status, "OK");
+}
+
 // --- Steps --------------------------------------------------------------------------------------
 
 absl::StatusOr<v1::Operand> RandomClient::AnyMatrix(Dice& dice, Content* content) {
@@ -1740,6 +1735,7 @@ absl::StatusOr<v1::Operand> RandomClient::AnyMatrix(Dice& dice, Content* content
     const Shape& shape = held.content.shape;
     if (held.content.dtype == Dtype::kF32 && shape.size() == 2 && shape[0] > 0 && shape[1] > 0 &&
         shape[0] * shape[1] < 1000 && held.bytes_known && held.spec.unreduced_axes().empty() &&
+        held.mesh_id == "default" &&  // the operands of a step lie on one mesh
         IsSmall(held.content)) {
       ids.push_back(id);
     }

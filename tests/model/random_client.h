@@ -6,15 +6,18 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/compute_service.pb.h"
+#include "shardmesh/v1/save_service.pb.h"
 #include "tests/model/contract_caller.h"
 #include "tests/model/dice.h"
 #include "tests/model/tensors.h"
@@ -45,7 +48,9 @@ class SharedNames {
 // about them exactly. It knows less about shared ones. Not thread-safe.
 class RandomClient {
  public:
-  RandomClient(int number, const std::string& address, SharedNames* shared);
+  // `files`: the folder of files that the workers read and write (Cluster::files).
+  RandomClient(int number, const std::string& address, const std::string& files,
+               SharedNames* shared);
   ~RandomClient();
 
   // Methods that have no caller here: a test of completeness expects none.
@@ -55,13 +60,14 @@ class RandomClient {
 
   // Makes the call and checks the answer. Returns an error if the answer is wrong.
   absl::Status Run(const Op& op);
-  // Deletes names and definitions, and closes sessions.
+  // Deletes names, definitions and files, and closes sessions.
   absl::Status Finish();
 
  private:
   struct Held {
     Content content;
     v1::PartitionSpec spec;
+    std::string mesh_id = "default";
     std::set<int> pins;  // slots of sessions
     std::set<std::string> names;
     std::set<std::pair<std::string, int64_t>> versions;
@@ -78,6 +84,7 @@ class RandomClient {
     std::string name;
     int64_t expected_version = 0;
     std::string array_id;
+    std::string mesh_id;
     Content content;
     v1::PartitionSpec spec;
   };
@@ -87,7 +94,9 @@ class RandomClient {
     int slot = 0;
     std::string session;
     TransferState state = TransferState::kRunning;
+    // Its tiles were sent, or the workers read them.
     bool is_sent = false;
+    std::string source_path;  // of the file that the workers read; empty: the client sends
     std::vector<PutItem> items;
     v1::BeginPutResponse begun;
     v1::CommitTransferRequest commit;
@@ -97,6 +106,12 @@ class RandomClient {
     int64_t version = 0;
     int64_t revision = 0;
     v1::EntryValue value;
+  };
+  // A save that succeeded.
+  struct Save {
+    std::string operation_id;
+    v1::WaitSaveResponse result;
+    absl::Time ended;
   };
   using Handler = absl::Status (RandomClient::*)(Dice&);
   static const std::map<std::string, Handler>& Handlers();
@@ -124,6 +139,9 @@ class RandomClient {
   absl::Status MoveName(Dice& dice);
   absl::Status DeleteName(Dice& dice);
   absl::Status ReleaseArrays(Dice& dice);
+  absl::Status Reshard(Dice& dice);
+  absl::Status BeginSave(Dice& dice);
+  absl::Status WaitSave(Dice& dice);
   absl::Status PutTiles(Dice& dice);
   absl::Status GetTiles(Dice& dice);
   absl::Status Identify(Dice& dice);
@@ -132,6 +150,7 @@ class RandomClient {
   absl::Status WatchCluster(Dice& dice);
   absl::Status WatchOperation(Dice& dice);
   absl::Status CancelOperation(Dice& dice);
+  absl::Status ForceCancelOperation(Dice& dice);
   absl::Status Compile(Dice& dice);
   absl::Status Execute(Dice& dice);
   absl::Status Linear(Dice& dice);
@@ -168,6 +187,32 @@ class RandomClient {
   void DropName(const std::string& name);
   void ReleaseIfUnheld(const std::string& array_id);
   absl::Status ReadAndCompare(const std::string& array_id, int slot, Dice& dice);
+  // Reads a random slice, or is refused one that is none.
+  absl::Status ReadSlice(Dice& dice);
+
+  // Draws how the tensor lies: by a spec, by semantic axes, by a preset or by the header's rules.
+  void DrawLayout(Dice& dice, size_t rank, bool has_rules, v1::PutTensor* tensor) const;
+  // Makes the workers read the put's tensors; with `is_bad` from a file that they must refuse.
+  absl::Status DrawSource(Dice& dice, bool is_bad, Transfer* transfer, v1::BeginPutHeader* header,
+                          v1::PutTensors* tensors);
+  // Checks that an array lies as the resolver answers for the same axes or preset.
+  absl::Status CheckLayout(const v1::PutTensor& tensor, const std::string& mesh,
+                           const v1::ArrayDescriptor& array) const;
+
+  absl::Status CallReshard(const v1::ReshardRequest& request, v1::ReshardResponse* whole) const;
+  // Refuses a reshard that must not work.
+  absl::Status ReshardBadly(v1::ReshardRequest request, Dice& dice);
+  // Changes the model as the moved arrays say. `names`: the names before the call.
+  absl::Status TakeResharded(const v1::ReshardRequest& request, const v1::ReshardResponse& whole,
+                             int slot);
+  absl::Status TakeMoved(const v1::ReshardRequest& request, const v1::ReshardedArray& moved,
+                         int slot);
+
+  // The folder of this client's checkpoints.
+  std::string SaveFolder() const;
+  std::optional<absl::Status> SaveBadly(v1::BeginSaveRequest request, Dice& dice);
+  // Checks the steps that are complete, and one of them bit for bit.
+  absl::Status CheckSaved(Dice& dice) const;
 
   absl::StatusOr<v1::Operand> AnyMatrix(Dice& dice, Content* content);
   template <typename Request, typename Response>
@@ -178,6 +223,7 @@ class RandomClient {
 
   const int number_;
   const std::string address_;
+  const std::string files_;
   SharedNames* const shared_;
   const Caller coordinator_;
   std::vector<std::string> worker_identities_;
@@ -196,6 +242,9 @@ class RandomClient {
   std::pair<int, std::string> last_entry_;
   int64_t last_entry_revision_ = 0;
   std::map<std::string, std::pair<absl::Status, std::vector<std::string>>> answers_;
+  std::set<std::string> seen_;             // shared names that exist
+  std::map<int64_t, SavedTensors> saved_;  // complete checkpoints, by step
+  std::optional<Save> last_save_;
 };
 
 }  // namespace shardmesh::model

@@ -18,6 +18,7 @@
 #include "status/str_cat.h"
 #include "tests/model/process_cluster.h"
 #include "tests/model/random_client.h"
+#include "tests/model/remains.h"
 #include "tests/model/runs.h"
 
 namespace shardmesh::model {
@@ -27,7 +28,6 @@ namespace {
 constexpr int64_t kMostMemoryBytes = int64_t{1} << 30;
 // A longer sequence is only in its file.
 constexpr size_t kMostPrinted = 200;
-constexpr absl::Duration kBytesBack = absl::Seconds(20);
 
 // The calls in the order in which they began.
 class Sequence {
@@ -45,14 +45,6 @@ class Sequence {
   mutable absl::Mutex mutex_;
   std::vector<Op> ops_ ABSL_GUARDED_BY(mutex_);
 };
-
-// Whether a worker may still use this much when no array is left: a stream between the two workers
-// reserves its credit for as long as it lives (docs/limits.md), halved while memory is short.
-bool IsCreditOfStream(int64_t bytes) {
-  constexpr int64_t kLeast = int64_t{64} << 10;
-  constexpr int64_t kMost = int64_t{16} << 20;
-  return bytes == 0 || (bytes >= kLeast && bytes <= kMost && (bytes & (bytes - 1)) == 0);
-}
 
 std::optional<std::string> EndedProcess(Cluster& cluster) {
   for (int i = 0; i < cluster.size(); ++i) {
@@ -90,25 +82,8 @@ std::optional<std::string> CheckEnd(Cluster& cluster,
       return status.ToString();
     }
   }
-  const absl::Time deadline = absl::Now() + kBytesBack;
-  for (;;) {
-    v1::GetStatusResponse status;
-    const absl::Status called =
-        caller.Call("ClusterService.GetStatus", v1::GetStatusRequest(), &status);
-    if (!called.ok()) return called.ToString();
-    const bool is_given_back =
-        status.arrays() == 0 &&
-        std::all_of(status.workers().begin(), status.workers().end(),
-                    [](const auto& worker) { return IsCreditOfStream(worker.used_bytes()); });
-    if (is_given_back) break;
-    if (absl::Now() > deadline) {
-      std::string text = StrCat("after the last session there are ", status.arrays(), " arrays");
-      for (const v1::WorkerStatus& worker : status.workers()) {
-        StrAppend(&text, ", ", worker.used_bytes(), " bytes on ", worker.identity());
-      }
-      return text;
-    }
-    absl::SleepFor(absl::Milliseconds(100));
+  if (const std::string left = AwaitNothingLeft(caller); !left.empty()) {
+    return StrCat("after the last session ", left);
   }
   for (int i = 0; i < cluster.size(); ++i) {
     if (cluster.MemoryBytes(i) > kMostMemoryBytes) {
@@ -122,6 +97,7 @@ Cluster::Options ClusterOptions(const RunOptions& options) {
   Cluster::Options cluster;
   cluster.binary_folder = options.binary_folder;
   cluster.durable_coordinator = true;  // snapshots are of a state on disk
+  cluster.files = true;
   return cluster;
 }
 
@@ -135,7 +111,8 @@ std::optional<std::string> Replay(const RunOptions& options, const std::vector<O
   for (const Op& op : ops) count = std::max(count, op.client + 1);
   std::vector<std::unique_ptr<RandomClient>> clients;
   for (int i = 0; i < count; ++i) {
-    clients.push_back(std::make_unique<RandomClient>(i, (*cluster)->address(), &shared));
+    clients.push_back(
+        std::make_unique<RandomClient>(i, (*cluster)->address(), (*cluster)->files(), &shared));
   }
   absl::Mutex mutex;
   std::optional<std::string> failure;
@@ -301,7 +278,8 @@ int RunRandom(const RunOptions& options) {
   std::atomic<bool> is_over = false;
   std::vector<std::unique_ptr<RandomClient>> clients;
   for (int i = 0; i < options.clients; ++i) {
-    clients.push_back(std::make_unique<RandomClient>(i, (*cluster)->address(), &shared));
+    clients.push_back(
+        std::make_unique<RandomClient>(i, (*cluster)->address(), (*cluster)->files(), &shared));
   }
   std::map<std::string, int64_t> calls;
   std::vector<std::thread> threads;

@@ -24,6 +24,11 @@ struct RunOptions {
   // For failpoints: the part of all that runs, as "0/4"; empty: all.
   std::string only;
   bool is_long = false;
+  // For one verb, which another run kills: the verb's name, the coordinator's address, and the
+  // folder of files (Cluster::files).
+  std::string verb;
+  std::string address;
+  std::string files;
 };
 
 // Each returns the exit code: 0, or 1 after it has printed the failure and how to reproduce it.
@@ -32,6 +37,8 @@ int RunFaults(const RunOptions& options);
 int RunNetwork(const RunOptions& options);
 int RunFailpoints(const RunOptions& options);
 int RunSweep(const RunOptions& options);
+int RunVerbs(const RunOptions& options);
+int RunVerb(const RunOptions& options);
 
 }  // namespace shardmesh::model
 

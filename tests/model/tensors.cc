@@ -4,14 +4,21 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "absl/time/clock.h"
 #include "client/remote/transfer.h"
 #include "client/types/cancellation.h"
+#include "process/file.h"
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/source_codec.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/array_descriptor.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/safetensors.h"
 #include "tensor/view.h"
 #include "tests/model/dice.h"
 
@@ -97,18 +104,105 @@ absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Cont
 }
 
 absl::StatusOr<std::string> FetchTiles(const v1::BeginGetResponse& begun, absl::Duration timeout) {
+  const auto& shape = begun.array().array_descriptor().shape();
+  return FetchPart(begun, Tile::Whole(Shape(shape.begin(), shape.end())), timeout);
+}
+
+absl::StatusOr<std::string> FetchPart(const v1::BeginGetResponse& begun, const Tile& part,
+                                      absl::Duration timeout) {
   SHARDMESH_ASSIGN_OR_RETURN(const ArrayDescriptor array,
                              rpc::Decode(begun.array().array_descriptor()));
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(array.shape));
-  std::string bytes(static_cast<size_t>(elements * BitsPerElement(array.dtype) / 8), '\x5a');
+  std::string bytes(static_cast<size_t>(part.element_count() * BitsPerElement(array.dtype) / 8),
+                    '\x5a');
   SHARDMESH_ASSIGN_OR_RETURN(
       const MutableTensorView view,
-      MutableTensorView::Create(array.dtype, array.shape, absl::MakeSpan(bytes)));
+      MutableTensorView::Create(array.dtype, part.shape(), absl::MakeSpan(bytes)));
   client::TransferOptions options;
   options.deadline = SteadyDeadline::After(timeout);
-  SHARDMESH_RETURN_IF_ERROR(client::Download(array, Tile::Whole(array.shape), begun.token(),
-                                             DevicesOf(begun.devices()), view, nullptr, options));
+  SHARDMESH_RETURN_IF_ERROR(client::Download(array, part, begun.token(), DevicesOf(begun.devices()),
+                                             view, nullptr, options));
   return bytes;
+}
+
+Content PartOf(const Content& content, const Tile& part) {
+  Content cut{content.dtype, part.shape(), {}};
+  const auto element_bytes = static_cast<size_t>(BitsPerElement(content.dtype) / 8);
+  // The row-major offset of each element of the part, by plain indexing.
+  std::vector<int64_t> index;
+  for (const IndexRange& range : part.ranges) index.push_back(range.start);
+  for (int64_t left = part.element_count(); left > 0; --left) {
+    int64_t offset = 0;
+    for (size_t d = 0; d < index.size(); ++d) offset = offset * content.shape[d] + index[d];
+    cut.bytes.append(content.bytes, static_cast<size_t>(offset) * element_bytes, element_bytes);
+    for (size_t d = index.size(); d-- > 0;) {
+      if (++index[d] < part.ranges[d].stop) break;
+      index[d] = part.ranges[d].start;
+    }
+  }
+  return cut;
+}
+
+absl::StatusOr<SourceOnDisk> WriteSource(const std::string& path,
+                                         const std::vector<Content>& contents) {
+  const std::string head = "head of tensors";
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  SourceOnDisk source;
+  {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    file << head;
+    auto offset_bytes = static_cast<int64_t>(head.size());
+    for (const Content& content : contents) {
+      source.offsets_bytes.push_back(offset_bytes);
+      file << content.bytes;
+      offset_bytes += static_cast<int64_t>(content.bytes.size());
+    }
+    if (!file.flush()) return absl::InternalError(StrCat("cannot write ", path));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  SHARDMESH_ASSIGN_OR_RETURN(source.file, IdentifyFile(file, path, head));
+  return source;
+}
+
+void SetSource(const SourceOnDisk& source, v1::BeginPutHeader* header, v1::PutTensors* tensors) {
+  rpc::Encode(source.file, header->add_files());
+  for (int i = 0; i < tensors->tensors_size(); ++i) {
+    rpc::Encode(FileRange{.file = 0, .offset_bytes = source.offsets_bytes[static_cast<size_t>(i)]},
+                tensors->mutable_tensors(i)->mutable_source());
+  }
+}
+
+absl::StatusOr<SavedTensors> ReadCheckpoint(const std::string& folder,
+                                            std::optional<int64_t> step) {
+  const absl::StatusOr<std::string> found = FindCheckpointFolder(folder, step);
+  if (!found.ok()) return absl::NotFoundError(found.status().message());
+  const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(folder, step);
+  if (!checkpoint.ok()) {
+    return absl::InternalError(StrCat("the checkpoint in ", folder,
+                                      " looks complete, but: ", checkpoint.status().ToString()));
+  }
+  SavedTensors tensors;
+  for (const Checkpoint::Entry& entry : checkpoint->tensors()) {
+    const absl::Span<const char> bytes = checkpoint->View(entry).bytes();
+    tensors[entry.tensor->name] =
+        Content{entry.tensor->dtype, entry.tensor->shape, std::string(bytes.data(), bytes.size())};
+  }
+  return tensors;
+}
+
+std::string Difference(const SavedTensors& have, const SavedTensors& want) {
+  for (const auto& [name, content] : want) {
+    const auto found = have.find(name);
+    if (found == have.end()) return StrCat("it lacks ", name);
+    if (!content.has_value()) continue;
+    if (found->second->dtype != content->dtype || found->second->shape != content->shape) {
+      return StrCat(name, " has another type or shape");
+    }
+    if (!HasBytes(*content, found->second->bytes)) return StrCat(name, " has other bytes");
+  }
+  for (const auto& [name, content] : have) {
+    if (!want.contains(name)) return StrCat("it has ", name, " too");
+  }
+  return "";
 }
 
 }  // namespace shardmesh::model

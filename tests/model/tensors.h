@@ -3,6 +3,9 @@
 #define SHARDMESH_TESTS_MODEL_TENSORS_H_
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,8 +13,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "sharding/shape.h"
+#include "sharding/tile.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "tensor/dtype.h"
+#include "tensor/source_file.h"
 
 namespace shardmesh::model {
 
@@ -39,6 +44,32 @@ absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Cont
                        absl::Duration timeout);
 // Brings the whole array back.
 absl::StatusOr<std::string> FetchTiles(const v1::BeginGetResponse& begun, absl::Duration timeout);
+// Brings a part of the array back: the slice of the request that `begun` answers.
+absl::StatusOr<std::string> FetchPart(const v1::BeginGetResponse& begun, const Tile& part,
+                                      absl::Duration timeout);
+
+// Returns the part of a tensor.
+Content PartOf(const Content& content, const Tile& part);
+
+// Tensors in one file.
+struct SourceOnDisk {
+  SourceFile file;
+  std::vector<int64_t> offsets_bytes;  // of each tensor
+};
+// Writes the tensors one after the other into a new file.
+absl::StatusOr<SourceOnDisk> WriteSource(const std::string& path,
+                                         const std::vector<Content>& contents);
+// Makes a put read its tensors from the file.
+void SetSource(const SourceOnDisk& source, v1::BeginPutHeader* header, v1::PutTensors* tensors);
+
+// The tensors of a checkpoint by name; nullopt: any bytes.
+using SavedTensors = std::map<std::string, std::optional<Content>>;
+// Reads the complete checkpoint in a folder, or in that of the step. NOT_FOUND: there is none.
+// INTERNAL: it cannot be read.
+absl::StatusOr<SavedTensors> ReadCheckpoint(const std::string& folder,
+                                            std::optional<int64_t> step = std::nullopt);
+// Returns how a checkpoint differs from what it must have; empty if it does not.
+std::string Difference(const SavedTensors& have, const SavedTensors& want);
 
 }  // namespace shardmesh::model
 

@@ -249,7 +249,7 @@ class User:
 
     def ask(self, programs):
         """Calls that read, and one that removes."""
-        for command in (["status"], ["version"], ["links"], ["describe", "weight"], ["admin", "sessions"], ["admin", "operations"],
+        for command in (["status"], ["version"], ["links"], ["describe", "weight"], ["admin", "sessions"],
                         ["resolve", "--spec", "fsdp,tp", "--shape", "64x128"], ["reshard", "--from", "fsdp,-", "--to", "-,tp",
                                                                                  "--shape", "64x128"],
                         ["tiles", "--spec", "fsdp,tp", "--shape", "64x128"], ["catalog", "get", "rules", self.rules[0]],

@@ -9,6 +9,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -63,6 +64,17 @@ class SmallDisk {
     EXPECT_EQ(errno, ENOSPC);
     close(fd);
     EXPECT_LT(free_bytes(), std::ssize(page));
+  }
+  // Frees this much of the space that Fill has filled.
+  void FreeBytes(int64_t bytes) {
+    const std::string path = folder_ + "/others";
+    const auto size_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
+    std::filesystem::resize_file(path,
+                                 static_cast<uintmax_t>(std::max<int64_t>(0, size_bytes - bytes)));
+  }
+  // Lets nobody write onto the disk any more, not even root.
+  void MakeReadOnly() {
+    EXPECT_EQ(mount(nullptr, folder_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr), 0);
   }
   // Frees the space that Fill has filled.
   void MakeRoom() { std::filesystem::remove(folder_ + "/others"); }

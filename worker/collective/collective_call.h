@@ -49,6 +49,11 @@ struct CollectiveCall {
   // Returns memory of `size_bytes` >= 1 bytes, for partial results that this rank sends to a peer;
   // or RESOURCE_EXHAUSTED. If not set, such memory comes from the heap.
   std::function<absl::StatusOr<OwnedMutableBytes>(int64_t size_bytes)> scratch = nullptr;
+  // If set: called again and again while this rank waits without a receive. A status that is not
+  // OK, such as that of an abort, ends the collective.
+  std::function<absl::Status()> check = nullptr;
+  // If set: called when this rank waits, without a receive, until `peer` has read messages.
+  std::function<void(DeviceId peer)> waits_for = nullptr;
   // If set: the collectives add the bytes that they copy. A caller whose PlaceFn copies bytes adds
   // those bytes itself.
   CopiedBytes* copied = nullptr;

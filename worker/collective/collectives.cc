@@ -117,11 +117,14 @@ std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& grou
 
 std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view in,
                         std::string_view out) {
+  return CutSignature(StrCat(CollectiveKindName(op.kind), DetailsOf(op), " of ", in, " to ", out,
+                             " over ", StrJoin(op.axes, "+"), ", ", ranks, " ranks, by ",
+                             CollectiveAlgorithmName(op.algorithm),
+                             op.order == CollectiveOrder::kFastest ? " in any order" : ""));
+}
+
+std::string CutSignature(std::string text) {
   constexpr size_t kMaxBytes = 512;
-  std::string text = StrCat(CollectiveKindName(op.kind), DetailsOf(op), " of ", in, " to ", out,
-                            " over ", StrJoin(op.axes, "+"), ", ", ranks, " ranks, by ",
-                            CollectiveAlgorithmName(op.algorithm),
-                            op.order == CollectiveOrder::kFastest ? " in any order" : "");
   if (text.size() > kMaxBytes) {
     const uint32_t checksum = Crc32c(text);
     text.resize(kMaxBytes - 16);

@@ -43,6 +43,10 @@ std::vector<int64_t> PlacesHeard(const CollectiveOp& op, const DeviceGroup& grou
 std::string SignatureOf(const CollectiveOp& op, int64_t ranks, std::string_view in,
                         std::string_view out);
 
+// Returns the text, if it is a signature of at most 512 bytes. Otherwise cuts it and appends a
+// checksum.
+std::string CutSignature(std::string text);
+
 // Like PairwiseAllReduce (pairwise.h), by the algorithm in `choice`.
 absl::Status AllReduce(const CollectiveCall& call, const CollectiveChoice& choice,
                        const Combiner& combiner, const OwnedBytes& operand,

@@ -106,6 +106,10 @@ class Link {
   // - If the step was aborted: the status of the abort.
   virtual absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                              absl::Time deadline) = 0;
+
+  // Releases the owners of messages that the peers have read by now. Without this call, the link
+  // may release them only later. Does not block.
+  virtual void Reclaim() {}
 };
 
 }  // namespace shardmesh::worker

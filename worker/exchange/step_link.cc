@@ -162,6 +162,11 @@ absl::StatusOr<OwnedBytes> StepLinkImpl::Receive(DeviceId peer, const Tag& tag,
   return mailbox_.Receive(peer, tag, message_bytes, deadline);
 }
 
+void StepLinkImpl::Reclaim() {
+  Reap(ways_);
+  parts_.poller->PollOnce();  // completes writes of frames, which hold messages
+}
+
 absl::Status StepLinkImpl::Check() const {
   SHARDMESH_RETURN_IF_ERROR(CheckFailure());
   for (size_t rank = 0; rank < ways_.size(); ++rank) {

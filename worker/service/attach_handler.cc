@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,6 +21,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "worker/service/attach_fill_codec.h"
 #include "worker/service/attach_inventory.h"
 #include "worker/service/attach_message_codec.h"
 
@@ -53,14 +55,29 @@ absl::Status AttachHandler::Take(internal::v1::AttachResponse message,
     case Message::kDropArrays:
       Drop(message.drop_arrays().array_ids());
       return absl::OkStatus();
+    case Message::kMemoryAnswer:
+      if (options_.memory != nullptr) {
+        options_.memory->Answered(message.memory_answer().order_id(),
+                                  message.memory_answer().freed_bytes());
+      }
+      return absl::OkStatus();
     case Message::kQuarantineOrder:
       TakeQuarantineOrder(std::move(*message.mutable_quarantine_order()), stream);
+      return absl::OkStatus();
+    case Message::kSave:
+      TakeSaveOrder(std::move(*message.mutable_save()), stream);
       return absl::OkStatus();
     case Message::kDetach:
       return TakeDetach(message.detach());
     case Message::kClock:
       SHARDMESH_RETURN_IF_ERROR(options_.terms->Keep());
       return TakeCoordinatorTime(message.clock().time());
+    case Message::kFillTiles:
+      TakeFillTiles(std::move(*message.mutable_fill_tiles()), stream);
+      return absl::OkStatus();
+    case Message::kCheckFiles:
+      TakeCheckFiles(message.check_files(), stream);
+      return absl::OkStatus();
     case Message::MESSAGE_NOT_SET:
       break;  // ignore a message type of a newer coordinator
   }
@@ -92,6 +109,7 @@ absl::Status AttachHandler::TakeWelcome(const internal::v1::Welcome& welcome,
   book_ = {};
   attachment_ = {.term = welcome.term(), .token_key = welcome.token_key()};
   options_.reports->Attached(stream, interval);
+  if (options_.memory != nullptr) options_.memory->Attached(stream);
   LogInfo("attached", {{"coordinator", options_.coordinator}, {"term", welcome.term()}});
   SendInventory(*options_.store, *stream);
   return absl::OkStatus();
@@ -179,6 +197,7 @@ absl::Status AttachHandler::TakeEndStep(const internal::v1::EndStep& end) {
 
 absl::Status AttachHandler::TakeEndTransfer(const internal::v1::EndTransfer& end) {
   SHARDMESH_FAILPOINT("link.end_transfer");
+  options_.filler->EndTransfer(end.transfer_id());
   return WithContext(options_.gate->EndTransfer(end.transfer_id(), end.commit()),
                      StrCat("cannot end transfer ", end.transfer_id()));
 }
@@ -214,6 +233,29 @@ void AttachHandler::Drop(const google::protobuf::RepeatedPtrField<std::string>& 
   });
 }
 
+void AttachHandler::TakeSaveOrder(internal::v1::SaveOrder order, const AttachSinkPtr& stream) {
+  if (options_.saves == nullptr) {
+    internal::v1::AttachRequest request;
+    request.mutable_save_answer()->set_order_id(order.order_id());
+    rpc::Encode(absl::UnimplementedError("this worker takes part in no save"),
+                request.mutable_save_answer()->mutable_error());
+    return stream->Send(std::move(request));
+  }
+  options_.saves->Take(std::move(order), {.answer =
+                                              [stream](internal::v1::SaveAnswer answer) {
+                                                internal::v1::AttachRequest request;
+                                                *request.mutable_save_answer() = std::move(answer);
+                                                stream->Send(std::move(request));
+                                              },
+                                          .progress =
+                                              [stream](internal::v1::SaveProgress progress) {
+                                                internal::v1::AttachRequest request;
+                                                *request.mutable_save_progress() =
+                                                    std::move(progress);
+                                                stream->Send(std::move(request));
+                                              }});
+}
+
 void AttachHandler::TakeQuarantineOrder(internal::v1::QuarantineOrder order,
                                         const AttachSinkPtr& stream) {
   orders_.Push([this, stream, order = std::move(order)] {
@@ -223,6 +265,31 @@ void AttachHandler::TakeQuarantineOrder(internal::v1::QuarantineOrder order,
                  [this](const std::string& id) { options_.reports->ReportRestored(id); });
     stream->Send(std::move(request));
   });
+}
+
+void AttachHandler::TakeFillTiles(internal::v1::FillTiles order, const AttachSinkPtr& stream) {
+  SHARDMESH_PASSES("link.fill_tiles");
+  std::variant<FillOrder, FillFailure> decoded = Decode(std::move(order));
+  if (const auto* const failure = std::get_if<FillFailure>(&decoded); failure != nullptr) {
+    options_.filler->EndTransfer(failure->transfer_id);
+    return stream->Send(Encode(*failure));
+  }
+  options_.filler->Fill(std::get<FillOrder>(std::move(decoded)),
+                        [stream](const FillFailure& failure) { stream->Send(Encode(failure)); });
+}
+
+void AttachHandler::TakeCheckFiles(const internal::v1::CheckFiles& order,
+                                   const AttachSinkPtr& stream) {
+  const auto answer = [stream, order_id = order.order_id()](const absl::Status& status,
+                                                            size_t file) {
+    stream->Send(EncodeFilesChecked(order_id, status, file));
+  };
+  size_t file = 0;
+  auto files = Decode(order.files(), /*needs_time=*/true, &file);
+  if (!files.ok()) {
+    return answer(files.status(), file);
+  }
+  options_.filler->Check(*std::move(files), answer);
 }
 
 }  // namespace shardmesh::worker

@@ -13,10 +13,13 @@
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "worker/exchange/membership_view.h"
 #include "worker/exchange/peer_links.h"
+#include "worker/save/save_orders.h"
+#include "worker/service/attach_memory_requests.h"
 #include "worker/service/attach_reports.h"
 #include "worker/service/attach_sink.h"
 #include "worker/service/membership_book.h"
 #include "worker/service/term_keeper.h"
+#include "worker/service/tile_filler.h"
 #include "worker/service/tile_gate.h"
 #include "worker/step/step_executor.h"
 #include "worker/store/shard_store.h"
@@ -36,11 +39,14 @@ class AttachHandler {
     std::string identity;     // this worker's
     Clock* clock = nullptr;
     ShardStore* store = nullptr;
+    MemoryRequests* memory = nullptr;  // null: the worker asks for no memory
     TileGate* gate = nullptr;
     PeerLinks* links = nullptr;
     StepExecutor* executor = nullptr;
+    SaveOrders* saves = nullptr;  // null: the worker takes part in no save
     TermKeeper* terms = nullptr;
     AttachReports* reports = nullptr;
+    TileFiller* filler = nullptr;
   };
 
   explicit AttachHandler(Options options) : options_(std::move(options)) {}
@@ -68,7 +74,10 @@ class AttachHandler {
   absl::Status TakeEndTransfer(const internal::v1::EndTransfer& end);
   absl::Status TakeDetach(const internal::v1::Detach& detach);
   void Drop(const google::protobuf::RepeatedPtrField<std::string>& array_ids);
+  void TakeSaveOrder(internal::v1::SaveOrder order, const AttachSinkPtr& stream);
   void TakeQuarantineOrder(internal::v1::QuarantineOrder order, const AttachSinkPtr& stream);
+  void TakeFillTiles(internal::v1::FillTiles order, const AttachSinkPtr& stream);
+  void TakeCheckFiles(const internal::v1::CheckFiles& order, const AttachSinkPtr& stream);
 
   const Options options_;
 

@@ -39,6 +39,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->mutable_build()->set_version(std::string(BuildVersion()));
   hello->mutable_protocol()->set_min(rpc::kOldestProtocol);
   hello->mutable_protocol()->set_max(rpc::kNewestProtocol);
+  hello->add_features(std::string(rpc::kFillFeature));
   for (const std::string& endpoint : from.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }
@@ -47,6 +48,8 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->mutable_capacity()->set_memory_bytes(from.memory_bytes);
   hello->mutable_capacity()->set_threads(from.threads);
   hello->mutable_capacity()->set_durable(from.durable);
+  hello->mutable_capacity()->set_cache_bytes(from.cache_bytes);
+  hello->mutable_capacity()->set_f32_flops_per_second(from.f32_flops_per_second);
   hello->set_pid(from.pid);
   hello->set_boot_id(from.self.boot_id);
   hello->set_term(from.term);

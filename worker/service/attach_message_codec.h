@@ -28,7 +28,9 @@ struct WorkerHello {
   std::string nonce = {};
   int64_t memory_bytes = 0;
   int threads = 0;
+  double f32_flops_per_second = 0;  // 0: not measured
   bool durable = false;
+  int64_t cache_bytes = 0;  // memory that tiles of released arrays may take
   int64_t pid = 0;
   int64_t term = 0;  // the newest term that the worker knows
 };

@@ -29,6 +29,7 @@ AttachReports::AttachReports(Options options)
 void AttachReports::Attached(AttachSinkPtr stream, absl::Duration heartbeat_interval) {
   absl::MutexLock lock(&mutex_);
   stream_ = std::move(stream);
+  damaged_.clear();  // the inventory of this attach lacks these tiles
   // The coordinator may have restarted, so send all records and measurements again.
   next_record_ = 0;
   told_links_ = 0;
@@ -41,6 +42,7 @@ void AttachReports::Judged() {
     absl::MutexLock lock(&mutex_);
     judged_ = true;
     SendRestored();
+    SendDamaged();
     // The inventory is complete now. A heartbeat at once makes the coordinator's metrics show the
     // tiles.
     pace_.MakeDue(options_.clock->Now());
@@ -102,6 +104,13 @@ void AttachReports::ReportRestored(const std::string& array_id) {
   SendRestored();
 }
 
+void AttachReports::ReportDamaged(const std::string& array_id, const std::string& reason) {
+  absl::MutexLock lock(&mutex_);
+  if (stream_ == nullptr) return;  // the inventory of the next attach will lack the tile
+  damaged_.emplace_back(array_id, reason);
+  SendDamaged();
+}
+
 void AttachReports::StepBegins() {
   absl::MutexLock lock(&mutex_);
   alarm_.SetNoLaterThan(options_.clock->Now() + HeartbeatPace::kSlowAfter);
@@ -110,6 +119,8 @@ void AttachReports::StepBegins() {
 void AttachReports::Beat() {
   const std::vector<StepProgress> progress = options_.progress();
   const int64_t used_bytes = options_.store->used_bytes();
+  const std::map<std::string, int64_t> arriving =
+      options_.arriving ? options_.arriving() : std::map<std::string, int64_t>();
   absl::MutexLock lock(&mutex_);
   if (stream_ == nullptr) {
     return;  // Attached sets the alarm again
@@ -121,6 +132,7 @@ void AttachReports::Beat() {
   SendDropped();
   // Only after the verdict does the worker know which arrays live and must be kept.
   if (judged_) options_.store->ExpireQuarantine(now);
+  SendArriving(arriving);
   SendHeartbeat(progress, used_bytes, now);
   alarm_.SetNoLaterThan(pace_.Sent(progress, now));
 }
@@ -149,6 +161,18 @@ void AttachReports::SendHeartbeat(const std::vector<StepProgress>& progress, int
     told_links_ = measured.revision;
   }
   stream_->Send(std::move(request));
+}
+
+void AttachReports::SendArriving(const std::map<std::string, int64_t>& arriving) {
+  for (const auto& [transfer_id, bytes] : arriving) {
+    const auto told = told_arriving_.find(transfer_id);
+    if (told != told_arriving_.end() && told->second == bytes) continue;
+    internal::v1::AttachRequest request;
+    request.mutable_tiles_arriving()->set_transfer_id(transfer_id);
+    request.mutable_tiles_arriving()->set_arrived_bytes(bytes);
+    stream_->Send(std::move(request));
+  }
+  told_arriving_ = arriving;
 }
 
 void AttachReports::SendDropped() {
@@ -180,6 +204,16 @@ void AttachReports::SendRestored() {
           Encode(ShardStore::HeldTile{tile, TileState::kCommitted});
     }
     request.mutable_inventory()->set_last(true);
+    stream_->Send(std::move(request));
+  }
+}
+
+void AttachReports::SendDamaged() {
+  if (!judged_ || stream_ == nullptr) return;
+  for (auto& [array_id, reason] : std::exchange(damaged_, {})) {
+    internal::v1::AttachRequest request;
+    request.mutable_tile_damaged()->set_array_id(std::move(array_id));
+    request.mutable_tile_damaged()->set_reason(std::move(reason));
     stream_->Send(std::move(request));
   }
 }

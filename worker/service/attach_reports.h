@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,9 @@ class AttachReports {
     // of links, and is called with the mutex of AttachReports held.
     std::function<std::vector<StepProgress>()> progress;
     std::function<MeasuredLinks()> measured_links;
+    // Returns the bytes that have arrived of the tiles that are not staged, by transfer. May be
+    // null.
+    std::function<std::map<std::string, int64_t>()> arriving = nullptr;
     // Called whenever `ready` changes: whether the worker is a member and reaches all its peers.
     // Called with the mutex of AttachReports held, so it must not call this object.
     std::function<void(bool ready)> ready_changed;
@@ -84,6 +88,9 @@ class AttachReports {
   // Reports that an array came back from the quarantine. Sends the report only after the verdict of
   // this attach, because the inventory of this attach may have lacked the array.
   void ReportRestored(const std::string& array_id);
+  // Reports that a tile of the array is damaged and in quarantine. Sends the report only after the
+  // verdict of this attach, because the inventory of this attach may have had the tile.
+  void ReportDamaged(const std::string& array_id, const std::string& reason);
   // Records that a step begins. While steps run, this object checks regularly for slow
   // instructions.
   void StepBegins();
@@ -92,8 +99,11 @@ class AttachReports {
   void Beat() ABSL_LOCKS_EXCLUDED(mutex_);
   void SendHeartbeat(const std::vector<StepProgress>& progress, int64_t used_bytes, absl::Time now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendArriving(const std::map<std::string, int64_t>& arriving)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendDropped() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendRestored() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SendDamaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendPeers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -109,6 +119,10 @@ class AttachReports {
   std::vector<std::string> unreached_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dropped_ ABSL_GUARDED_BY(mutex_);   // ids whose drop is not confirmed
   std::vector<std::string> restored_ ABSL_GUARDED_BY(mutex_);  // ids that are not yet reported
+  // The numbers that the coordinator was last sent, by transfer.
+  std::map<std::string, int64_t> told_arriving_ ABSL_GUARDED_BY(mutex_);
+  // Arrays with damaged tiles that are not yet reported, and the reasons.
+  std::vector<std::pair<std::string, std::string>> damaged_ ABSL_GUARDED_BY(mutex_);
   HeartbeatPace pace_ ABSL_GUARDED_BY(mutex_);
   // The first instruction record that no heartbeat of this attach has carried.
   int64_t next_record_ ABSL_GUARDED_BY(mutex_) = 0;

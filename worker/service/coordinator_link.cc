@@ -68,16 +68,20 @@ class AttachLoop final : public CoordinatorLink {
             .recorder = options_.recorder,
             .progress = [executor = options_.executor] { return executor->progress(); },
             .measured_links = [links = options_.links] { return links->measured_links(); },
+            .arriving = [gate = options_.gate] { return gate->Arriving(); },
             .ready_changed = options_.ready_changed}),
         handler_(AttachHandler::Options{.coordinator = options_.coordinator,
                                         .identity = options_.self.identity,
                                         .clock = options_.clock,
                                         .store = options_.store,
+                                        .memory = options_.memory,
                                         .gate = options_.gate,
                                         .links = options_.links,
                                         .executor = options_.executor,
+                                        .saves = options_.saves,
                                         .terms = terms_.get(),
-                                        .reports = &reports_}) {}
+                                        .reports = &reports_,
+                                        .filler = options_.filler}) {}
 
   ~AttachLoop() override {
     const std::shared_ptr<AttachStream> stream = Stop();
@@ -94,6 +98,9 @@ class AttachLoop final : public CoordinatorLink {
   }
 
   void ReportTile(const TileReport& report) override { reports_.ReportTile(report); }
+  void ReportDamaged(const std::string& array_id, const std::string& reason) override {
+    reports_.ReportDamaged(array_id, reason);
+  }
 
   void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) override {
     reports_.ReportPeers(epoch, unreached);
@@ -263,11 +270,14 @@ absl::Status AttachLoop::AttachOnce(rpc::Backoff& backoff) {
 
 bool AttachLoop::Detached() {
   const bool was_attached = reports_.Detached();
+  if (options_.memory != nullptr) options_.memory->Detached();
   if (was_attached) {
+    options_.filler->Suspend();
     options_.gate->Suspend();
     // Staged outputs stay, because the coordinator may have committed them in a message that was
     // lost. The verdict at the next attach decides about the staged outputs.
     options_.executor->AbortUnfinished(CoordinatorGone());
+    if (options_.saves != nullptr) options_.saves->EndAll();
   }
   absl::MutexLock lock(&mutex_);
   stream_ = nullptr;
@@ -299,7 +309,9 @@ WorkerHello AttachLoop::MakeHello() const {
           .nonce = options_.nonce,
           .memory_bytes = options_.store->limit_bytes(),
           .threads = options_.threads,
+          .f32_flops_per_second = options_.f32_flops_per_second,
           .durable = options_.store->has_data_dir(),
+          .cache_bytes = options_.cache_bytes,
           .pid = getpid(),
           .term = terms_->known().number};
 }

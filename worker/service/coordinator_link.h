@@ -18,6 +18,9 @@
 #include "rpc/tls/credentials.h"
 #include "worker/exchange/membership_view.h"
 #include "worker/exchange/peer_links.h"
+#include "worker/save/save_orders.h"
+#include "worker/service/attach_memory_requests.h"
+#include "worker/service/tile_filler.h"
 #include "worker/service/tile_gate.h"
 #include "worker/step/flight_recorder.h"
 #include "worker/step/step_executor.h"
@@ -59,14 +62,19 @@ class CoordinatorLink {
     // The port at which peers reach this worker, on the hosts of `endpoints`. nullopt: peers use
     // the ports in `endpoints`.
     std::optional<int> exchange_port = std::nullopt;
-    int threads = 1;  // for kernels
+    int threads = 1;                  // for kernels
+    double f32_flops_per_second = 0;  // speed of the kernels; 0: not measured
     // The folder in which the newest known term is kept. Empty: the term is kept only in memory.
     std::string data_dir;
     Clock* clock = nullptr;
     ShardStore* store = nullptr;
+    int64_t cache_bytes = 0;           // memory that tiles of released arrays may take
+    MemoryRequests* memory = nullptr;  // null: the worker asks for no memory
     TileGate* gate = nullptr;
     PeerLinks* links = nullptr;
     StepExecutor* executor = nullptr;
+    SaveOrders* saves = nullptr;  // null: the worker takes part in no save
+    TileFiller* filler = nullptr;
     // The instruction records for heartbeats. Null: heartbeats carry no instruction records.
     const FlightRecorder* recorder = nullptr;
     // Called whenever `ready` changes: whether the worker is a member and reaches all its peers.
@@ -96,6 +104,7 @@ class CoordinatorLink {
   // attach lists the tile.
   virtual void ReportTile(const TileReport& report) = 0;
   virtual void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) = 0;
+  virtual void ReportDamaged(const std::string& array_id, const std::string& reason) = 0;
 
   // Tells the coordinator that the worker drains, and why. Waits, at most until `deadline`, for the
   // coordinator to end the stream. The coordinator does so when nothing needs this worker. After

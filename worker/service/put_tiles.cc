@@ -1,5 +1,8 @@
-// PutTiles: receives tiles as raw bytes. Only the messages that open a tile are parsed as protos.
+// PutTiles: receives tiles as raw bytes, or takes them as sealed memory. Only the messages that
+// open a tile are parsed as protos.
 #include "worker/service/put_tiles.h"
+
+#include <fcntl.h>
 
 #include <memory>
 #include <optional>
@@ -32,6 +35,7 @@ absl::Status BadStream(std::string_view message) {
 // clang-format off
 //   while (message = read()) {
 //     if (message is a header) tile = gate.Open(header)
+//     if (the header names sealed memory) tile.FinishSealed()
 //     else tile.Append(piece); after the tile's last piece: tile.Finish()
 //   }
 //   finish(number of tiles)
@@ -39,7 +43,8 @@ absl::Status BadStream(std::string_view message) {
 //
 // If the gate does not know the mesh of a tile, the reactor waits for the membership update of this
 // mesh, up to a limit, and calls gate.Open again. The work queue opens a large tile, because the
-// host takes time to provide its memory.
+// host takes time to provide its memory, and a tile that came as sealed memory, because all its
+// bytes are read to check them.
 //
 // The work queue finishes a durable tile while the reactor reads the next tile.
 class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
@@ -88,7 +93,10 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     if (!opening.has_header()) {
       return BadStream("a message is neither a tile's header nor a piece");
     }
-    if (opening.header().size_bytes() >= kLargeTileBytes) {
+    if (opening.header().has_sealed_memory()) {
+      SHARDMESH_RETURN_IF_ERROR(TakeSealed(opening.header().sealed_memory()));
+    }
+    if (sealed_.valid() || opening.header().size_bytes() >= kLargeTileBytes) {
       return OpenLarge(std::move(*opening.mutable_header()));
     }
     std::optional<UnknownMesh> unknown;
@@ -96,65 +104,102 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
     if (unknown.has_value()) {
       return OpenAfterNews(std::move(*opening.mutable_header()), *std::move(unknown));
     }
+    // The room that was found for the put may be about to become free.
+    if (ReasonOf(opened) == Reason::kMemoryLimit && options_.free_memory) {
+      return OpenLarge(std::move(*opening.mutable_header()));
+    }
     SHARDMESH_RETURN_IF_ERROR(opened);
     StartRead(&read_);
     return absl::OkStatus();
   }
 
+  // Takes the memory that the client has handed over for the tile that the header opens.
+  absl::Status TakeSealed(const v1::SealedMemory& named) {
+    if (options_.inbox != nullptr) sealed_ = options_.inbox->Take(named.id());
+    if (sealed_.valid()) return absl::OkStatus();
+    return BadStream(
+        options_.inbox == nullptr
+            ? "a header names sealed memory, but this worker takes none; send the tile in pieces"
+            : "a header names sealed memory that nobody has handed over, or that another header "
+              "has named; hand it over first, and name it once");
+  }
+
   absl::Status Open(const v1::TileHeader& header, std::optional<UnknownMesh>* unknown) {
     auto tile = rpc::Decode(header.tile());
     SHARDMESH_RETURN_IF_ERROR(rpc::WithField(tile.status(), "header.tile"));
-    SHARDMESH_ASSIGN_OR_RETURN(tile_, options_.gate->Open({.token = header.token(),
-                                                           .array_id = header.array_id(),
-                                                           .tile = *std::move(tile),
-                                                           .size_bytes = header.size_bytes(),
-                                                           .rank = header.rank()},
-                                                          unknown));
+    SHARDMESH_ASSIGN_OR_RETURN(tile_,
+                               options_.gate->Open({.token = header.token(),
+                                                    .array_id = header.array_id(),
+                                                    .tile = *std::move(tile),
+                                                    .size_bytes = header.size_bytes(),
+                                                    .rank = header.rank(),
+                                                    .sealed = sealed_.valid() ? &sealed_ : nullptr},
+                                                   unknown));
     received_bytes_ = 0;
     return absl::OkStatus();
   }
 
-  // Opens a large tile on the work queue, because the host may take a while to provide the tile's
-  // memory. No read is pending until the tile is open.
+  // Goes on after a tile was opened on a thread pool. Finishes a tile whose bytes are in sealed
+  // memory, and starts the next read.
+  absl::Status GoOn(const v1::TileHeader& header, absl::Status opened) {
+    if (opened.ok() && header.has_sealed_memory()) {
+      std::unique_ptr<IncomingTile> tile = std::move(tile_);
+      const absl::Status finished = tile->FinishSealed(header.sealed_memory().crc32c());
+      if (finished.ok()) options_.inbox->CountStaged(tile->size_bytes());
+      opened = Finished(std::move(tile), finished);
+    }
+    if (opened.ok()) {
+      idle_.NoteProgress();
+      StartRead(&read_);
+    }
+    return opened;
+  }
+
+  // Opens a tile on the work queue: a large one, because the host may take a while to provide its
+  // memory, or one for which memory has to become free first. No read is pending until the tile is
+  // open.
   absl::Status OpenLarge(v1::TileHeader header) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     options_.work->Push([this, header = std::move(header)]() mutable {
       if (end_.has_ended()) {
         return end_.EndWork(absl::OkStatus());
       }
+      // A refused tile takes its sealed memory along.
+      FileDescriptor spare(sealed_.valid() ? fcntl(sealed_.get(), F_DUPFD_CLOEXEC, 0) : -1);
       std::optional<UnknownMesh> unknown;
       absl::Status opened = Open(header, &unknown);
       if (unknown.has_value()) {
         return end_.EndWork(OpenAfterNews(std::move(header), *std::move(unknown)));
       }
-      if (opened.ok()) {
-        idle_.NoteProgress();
-        StartRead(&read_);
+      if (ReasonOf(opened) == Reason::kMemoryLimit && options_.free_memory &&
+          spare.valid() == header.has_sealed_memory() &&
+          options_.free_memory(header.size_bytes())) {
+        sealed_ = std::move(spare);
+        opened = Open(header, nullptr);
       }
-      end_.EndWork(std::move(opened));
+      end_.EndWork(GoOn(header, std::move(opened)));
     });
     return absl::OkStatus();
   }
 
-  // Waits for the membership update that defines the tile's mesh, then opens the tile. No read is
-  // pending until the tile is open.
+  // Waits for the membership update that defines the tile's mesh, then opens the tile on the work
+  // queue: other puts wait for the thread that waits for updates. No read is pending until the tile
+  // is open.
   absl::Status OpenAfterNews(v1::TileHeader header, UnknownMesh unknown) {
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
     const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
     options_.membership_waits->Push(
-        [this, deadline, header = std::move(header), unknown = std::move(unknown)] {
+        [this, deadline, header = std::move(header), unknown = std::move(unknown)]() mutable {
           if (!end_.has_ended()) {
             options_.gate->AwaitMesh(unknown, deadline);
           }
-          if (end_.has_ended()) {
-            return end_.EndWork(absl::OkStatus());
-          }
-          absl::Status opened = Open(header, nullptr);
-          if (opened.ok()) {
-            idle_.NoteProgress();
-            StartRead(&read_);
-          }
-          end_.EndWork(std::move(opened));
+          options_.work->Push([this, header = std::move(header)] {
+            if (end_.has_ended()) {
+              return end_.EndWork(absl::OkStatus());
+            }
+            absl::Status opened = Open(header, nullptr);
+            end_.EndWork(GoOn(header, std::move(opened)));
+          });
         });
     return absl::OkStatus();
   }
@@ -223,7 +268,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   // members. That task starts the next read at its end.
   grpc::ByteBuffer read_;
   std::unique_ptr<IncomingTile> tile_;  // the tile that is being received; null between tiles
-  int64_t received_bytes_ = 0;          // bytes of tile_ received so far
+  FileDescriptor sealed_;  // the memory of the tile that is being opened; invalid: it has none yet
+  int64_t received_bytes_ = 0;  // bytes of tile_ received so far
 
   rpc::FinishOnce end_{[this](const absl::Status& status) { FinishWith(status); }};
   absl::Mutex mutex_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "process/failpoint.h"
+#include "process/sealed/sealed_memory.h"
 #include "rpc/codec/status.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -71,19 +72,51 @@ IncomingTile::~IncomingTile() { Leave(); }
 void IncomingTile::Leave() {
   if (!std::exchange(left_, true)) {
     gate_->Left(staged_->description().array_id);
+    gate_->Advance(staged_->description().transfer_id, -arrived_bytes_);
   }
 }
 
 absl::Status IncomingTile::Append(int64_t offset_bytes,
                                   absl::Span<const absl::Span<const char>> parts, uint32_t crc32c) {
   SHARDMESH_PASSES("put.append");
-  return Explain(staged_->AppendParts(offset_bytes, parts, crc32c));
+  absl::Status appended = staged_->AppendParts(offset_bytes, parts, crc32c);
+  if (!appended.ok()) return Explain(std::move(appended));
+  int64_t bytes = 0;
+  for (const absl::Span<const char> part : parts) bytes += static_cast<int64_t>(part.size());
+  Advance(bytes);
+  return absl::OkStatus();
+}
+
+void IncomingTile::Advance(int64_t bytes) {
+  // A holder that failed within a region sends it again.
+  bytes = std::min(bytes, size_bytes() - arrived_bytes_);
+  if (bytes <= 0 || left_) return;
+  arrived_bytes_ += bytes;
+  gate_->Advance(staged_->description().transfer_id, bytes);
 }
 
 absl::Status IncomingTile::Finish(uint32_t tile_crc32c) {
   SHARDMESH_PASSES("put.finish");
   const absl::Duration transfer_time = gate_->options_.clock->Now() - start_time_;
-  const absl::StatusOr<StoredTilePtr> stored = staged_->Finish(tile_crc32c);
+  return Report(staged_->Finish(tile_crc32c), transfer_time);
+}
+
+absl::Status IncomingTile::FinishSealed(uint32_t tile_crc32c) {
+  SHARDMESH_PASSES("put.finish");
+  const absl::Duration transfer_time = gate_->options_.clock->Now() - start_time_;
+  Advance(size_bytes());
+  return Report(staged_->FinishFilled(tile_crc32c), transfer_time);
+}
+
+absl::Status IncomingTile::FinishInPlace(std::optional<uint32_t> tile_crc32c) {
+  const absl::Duration transfer_time = gate_->options_.clock->Now() - start_time_;
+  return Report(tile_crc32c.has_value() ? staged_->FinishInPlace(*tile_crc32c)
+                                        : staged_->Finish(std::nullopt),
+                transfer_time);
+}
+
+absl::Status IncomingTile::Report(const absl::StatusOr<StoredTilePtr>& stored,
+                                  absl::Duration transfer_time) {
   if (!stored.ok()) {
     return Explain(stored.status());
   }
@@ -167,34 +200,71 @@ void TileGate::AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const 
   mutex_.AwaitWithDeadline(absl::Condition(&is_over), deadline);
 }
 
+absl::StatusOr<TileGate::Standing> TileGate::GetStanding() const {
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_ASSIGN_OR_RETURN(Attachment attachment, PutAttachment());
+  return Standing{
+      .attachment = std::move(attachment), .view = view_, .coordinator_now = CoordinatorNow()};
+}
+
 absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& offer,
                                                              std::optional<UnknownMesh>* unknown) {
   SHARDMESH_PASSES("put.open");
-  const absl::Time now = options_.clock->Now();
-  absl::Time coordinator_now;
-  Attachment attachment;
-  std::shared_ptr<const MembershipView> view;
-  {
-    absl::MutexLock lock(&mutex_);
-    SHARDMESH_ASSIGN_OR_RETURN(attachment, PutAttachment());
-    view = view_;
-    coordinator_now = CoordinatorNow();
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Standing standing, GetStanding());
   SHARDMESH_ASSIGN_OR_RETURN(
-      rpc::VerifiedToken verified,
-      VerifyArrayToken(offer.token, offer.array_id, rpc::TransferDirection::kPut, attachment,
-                       coordinator_now));
-  rpc::TransferClaims& claims = verified.claims;
-  const ArrayDescriptor& array = verified.array;
-  if (claims.term < attachment.term) {
+      const rpc::VerifiedToken verified,
+      VerifyArrayToken(offer.token, offer.array_id, rpc::TransferDirection::kPut,
+                       standing.attachment, standing.coordinator_now));
+  const rpc::TransferClaims& claims = verified.claims;
+  const int64_t term = standing.attachment.term;
+  if (claims.term < term) {
     return WithReason(absl::AbortedError(StrCat("the transfer token is of term ", claims.term,
-                                                ", the coordinator is in ", attachment.term,
+                                                ", the coordinator is in ", term,
                                                 ": its transfer has ended; put again")),
-                      Reason::kStaleTerm,
-                      {{fact::kHave, claims.term}, {fact::kNeed, attachment.term}});
+                      Reason::kStaleTerm, {{fact::kHave, claims.term}, {fact::kNeed, term}});
   }
-  if (absl::Status fits = CheckOffer(offer, array, *view); !fits.ok()) {
-    const MeshMembers* mesh = view->Find(array.mesh_id);
+  return Admit({.transfer_id = claims.transfer_id,
+                .term = claims.term,
+                .array_descriptor = claims.array_descriptor,
+                .rank = offer.rank},
+               offer, verified.array, standing, unknown);
+}
+
+absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::OpenOrdered(
+    const TileOrder& order, const ArrayDescriptor& array, std::optional<UnknownMesh>* unknown) {
+  SHARDMESH_PASSES("put.open");
+  SHARDMESH_ASSIGN_OR_RETURN(const Standing standing, GetStanding());
+  const int64_t term = standing.attachment.term;
+  if (order.term != term) {
+    return WithReason(absl::AbortedError(StrCat("the order to fill a tile is of term ", order.term,
+                                                ", the coordinator is in ", term,
+                                                ": its transfer has ended; put again")),
+                      Reason::kStaleTerm, {{fact::kHave, order.term}, {fact::kNeed, term}});
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+  if (order.rank < 0 || order.rank >= array.mesh.size()) {
+    return BadTile(array.array_id, StrCat("rank ", order.rank, " is not a rank of mesh \"",
+                                          array.mesh_id, "\", which has ", array.mesh.size()));
+  }
+  const Tile tile = tiling.TileOf(order.rank);
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.TileSizeBytes(tile));
+  return Admit(order,
+               {.token = {},
+                .array_id = array.array_id,
+                .tile = tile,
+                .size_bytes = size_bytes,
+                .rank = order.rank},
+               array, standing, unknown);
+}
+
+absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Admit(const TileOrder& order,
+                                                              const TileOffer& offer,
+                                                              const ArrayDescriptor& array,
+                                                              const Standing& standing,
+                                                              std::optional<UnknownMesh>* unknown) {
+  const absl::Time now = options_.clock->Now();
+  if (absl::Status fits = CheckOffer(offer, array, *standing.view); !fits.ok()) {
+    const MeshMembers* mesh = standing.view->Find(array.mesh_id);
     if (unknown != nullptr && (mesh == nullptr || mesh->revision < array.mesh_revision)) {
       *unknown = {.mesh_id = array.mesh_id, .revision = array.mesh_revision};
     }
@@ -202,36 +272,46 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Open(const TileOffer& of
   }
 
   const std::string& array_id = array.array_id;
+  if (offer.sealed != nullptr) {
+    const absl::Status sealed = CheckSealed(*offer.sealed, offer.size_bytes);
+    if (!sealed.ok()) {
+      return WithFacts(WithContext(sealed, StrCat("array ", array_id)), {{fact::kArray, array_id}});
+    }
+  }
+  const std::string transfer_id(order.transfer_id);
   {
     absl::MutexLock lock(&mutex_);
-    if (ended_.contains(claims.transfer_id)) {
+    if (ended_.contains(transfer_id)) {
       return WithReason(
           absl::AbortedError(StrCat("the put of array ", array_id, " has ended; begin a new one")),
-          Reason::kStaleTerm, {{fact::kHave, claims.term}});
+          Reason::kStaleTerm, {{fact::kHave, order.term}});
     }
-    transfers_[claims.transfer_id].insert(array_id);
+    transfers_[transfer_id].insert(array_id);
     receiving_.insert(array_id);
   }
+  TileDescription description = {.array_id = array_id,
+                                 .dtype = array.dtype,
+                                 .array_shape = array.shape,
+                                 .tile = offer.tile,
+                                 .array_descriptor = std::string(order.array_descriptor),
+                                 .transfer_id = transfer_id};
+  const bool durable = options_.store->has_data_dir();
   absl::StatusOr<std::unique_ptr<StagedTile>> staged =
-      options_.store->Stage({.array_id = array_id,
-                             .dtype = array.dtype,
-                             .array_shape = array.shape,
-                             .tile = offer.tile,
-                             .array_descriptor = std::move(claims.array_descriptor),
-                             .transfer_id = claims.transfer_id},
-                            options_.store->has_data_dir());
+      offer.sealed != nullptr
+          ? options_.store->StageSealed(std::move(description), durable, std::move(*offer.sealed))
+          : options_.store->Stage(std::move(description), durable);
   if (!staged.ok()) {
     Left(array_id);
     return staged.status();
   }
   std::unique_ptr<IncomingTile> tile(
-      new IncomingTile(this, *std::move(staged), offer.rank, claims.term, now));
+      new IncomingTile(this, *std::move(staged), offer.rank, order.term, now));
   // If the transfer ended or the gate was suspended after the checks above, EndTransfer or Suspend
   // did not see this tile and did not abort it. Check again.
   bool is_late = false;
   {
     absl::MutexLock lock(&mutex_);
-    is_late = suspended_ || ended_.contains(claims.transfer_id);
+    is_late = suspended_ || ended_.contains(transfer_id);
   }
   if (is_late) {
     return NotServing("lost its coordinator, or its put has ended", options_.identity);
@@ -353,6 +433,19 @@ void TileGate::RememberEnded(const std::string& transfer_id) {
 bool TileGate::serving() const {
   absl::MutexLock lock(&mutex_);
   return !suspended_;
+}
+
+void TileGate::Advance(const std::string& transfer_id, int64_t bytes) {
+  if (bytes == 0) return;
+  absl::MutexLock lock(&mutex_);
+  const auto found = arriving_.try_emplace(transfer_id, 0).first;
+  found->second += bytes;
+  if (found->second <= 0) arriving_.erase(found);
+}
+
+std::map<std::string, int64_t> TileGate::Arriving() const {
+  absl::MutexLock lock(&mutex_);
+  return arriving_;
 }
 
 void TileGate::Left(const std::string& array_id) {

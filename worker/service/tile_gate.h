@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "process/clock.h"
+#include "process/file.h"
 #include "rpc/transfer_token.h"
 #include "sharding/mesh.h"
 #include "sharding/tile.h"
@@ -55,6 +56,17 @@ struct TileOffer {
   Tile tile;
   int64_t size_bytes = 0;
   DeviceId rank = 0;
+  // The sealed memory that has the tile's bytes, which Open takes; null: the bytes come later.
+  FileDescriptor* sealed = nullptr;
+};
+
+// The coordinator's order to fill a tile: the tile of a rank of an array. The texts outlive the
+// call.
+struct TileOrder {
+  std::string_view transfer_id;
+  int64_t term = 0;                   // of the coordinator, when the transfer began
+  std::string_view array_descriptor;  // the bytes to store with the tile
+  DeviceId rank = 0;
 };
 
 // The mesh in a transfer token, if the gate does not know it or knows only an older definition.
@@ -80,6 +92,7 @@ class IncomingTile {
   ~IncomingTile();
 
   int64_t size_bytes() const { return staged_->size_bytes(); }
+  const TileDescription& description() const { return staged_->description(); }
 
   // Appends a piece: see StagedTile::AppendParts. UNAVAILABLE (NOT_SERVING) once the gate was
   // suspended.
@@ -90,11 +103,25 @@ class IncomingTile {
   // gate was suspended.
   absl::Status Finish(uint32_t tile_crc32c);
 
+  // Like Finish, for a tile that was opened with sealed memory. Reads all bytes to compare them
+  // with the checksum.
+  absl::Status FinishSealed(uint32_t tile_crc32c);
+
+  // Returns all bytes of the tile, for a producer that writes them in place instead of calling
+  // Append. Such a producer reports its progress with Advance.
+  absl::Span<char> mutable_bytes() { return staged_->mutable_bytes(); }
+  // Like Finish, for a tile whose bytes were all written in place. `tile_crc32c` is the CRC-32C of
+  // these bytes; nullopt: Finish computes it.
+  absl::Status FinishInPlace(std::optional<uint32_t> tile_crc32c);
+  // Records that `bytes` more of the tile are there. For the progress only: see TileGate::Arriving.
+  void Advance(int64_t bytes);
+
  private:
   friend class TileGate;
   IncomingTile(TileGate* gate, std::unique_ptr<StagedTile> staged, DeviceId rank, int64_t term,
                absl::Time start_time);
 
+  absl::Status Report(const absl::StatusOr<StoredTilePtr>& stored, absl::Duration transfer_time);
   // Returns `status`; if it is an error and the gate was suspended, returns UNAVAILABLE
   // (NOT_SERVING) instead.
   absl::Status Explain(absl::Status status) const;
@@ -106,6 +133,7 @@ class IncomingTile {
   const int64_t term_;
   const absl::Time start_time_;
   std::unique_ptr<StagedTile> staged_;
+  int64_t arrived_bytes_ = 0;
   bool left_ = false;
 };
 
@@ -147,6 +175,7 @@ class TileGate {
   // - ABORTED (STALE_TERM): the token is from an older term of the coordinator.
   // - INVALID_ARGUMENT (BAD_TILE): rank, tile and size are not this worker's part of the array, on
   //   the mesh that the worker serves now.
+  // - INVALID_ARGUMENT (BAD_TILE): the tile's sealed memory is not as CheckSealed requires.
   // - ABORTED (STALE_TERM): the token's transfer has ended.
   // - Errors of ShardStore::Stage.
   // - UNAVAILABLE (NOT_SERVING): the transfer has ended or the gate was suspended since these
@@ -157,6 +186,12 @@ class TileGate {
   // `unknown` is null.
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const TileOffer& offer,
                                                      std::optional<UnknownMesh>* unknown = nullptr);
+  // Opens a tile that the coordinator orders this worker to fill. Makes the checks of Open, except
+  // those of a token: the order came on the coordinator's own stream. `array` is the decoded
+  // order.array_descriptor. ALREADY_EXISTS: the tile is here already or on its way.
+  absl::StatusOr<std::unique_ptr<IncomingTile>> OpenOrdered(const TileOrder& order,
+                                                            const ArrayDescriptor& array,
+                                                            std::optional<UnknownMesh>* unknown);
   // Waits until the gate knows the mesh in the definition that `unknown` names, or in a newer
   // definition. Returns earlier if the gate refuses puts, and at `deadline` at the latest.
   void AwaitMesh(const UnknownMesh& unknown, absl::Time deadline) const;
@@ -176,6 +211,9 @@ class TileGate {
   // ShardStore::Abort. Does not wait for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
+  // Returns the bytes that have arrived of the incoming tiles, without staged ones, by transfer.
+  std::map<std::string, int64_t> Arriving() const;
+
  private:
   friend class IncomingTile;
 
@@ -184,6 +222,20 @@ class TileGate {
   static constexpr size_t kEndedTransfers = 4096;
 
   absl::StatusOr<Attachment> PutAttachment() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The state by which the gate judges a tile.
+  struct Standing {
+    Attachment attachment;
+    std::shared_ptr<const MembershipView> view;
+    absl::Time coordinator_now;
+  };
+  absl::StatusOr<Standing> GetStanding() const;
+  // Opens a tile after the checks of Open that follow those of the token. `order` has the transfer
+  // and the array's bytes, `offer` the tile.
+  absl::StatusOr<std::unique_ptr<IncomingTile>> Admit(const TileOrder& order,
+                                                      const TileOffer& offer,
+                                                      const ArrayDescriptor& array,
+                                                      const Standing& standing,
+                                                      std::optional<UnknownMesh>* unknown);
   absl::Status CheckOffer(const TileOffer& offer, const ArrayDescriptor& array,
                           const MembershipView& view) const;
   void RememberEnded(const std::string& transfer_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -193,6 +245,8 @@ class TileGate {
     return options_.clock->Now() + coordinator_ahead_;
   }
   void Left(const std::string& array_id);
+  // Adds to arriving_. `bytes` is negative when a tile leaves.
+  void Advance(const std::string& transfer_id, int64_t bytes);
 
   const Options options_;
 
@@ -206,6 +260,7 @@ class TileGate {
   std::multiset<std::string> receiving_ ABSL_GUARDED_BY(mutex_);  // array ids of the incoming tiles
   // For each transfer in progress: the ids of the arrays of which the transfer has brought tiles.
   std::map<std::string, std::set<std::string>> transfers_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> arriving_ ABSL_GUARDED_BY(mutex_);  // see Arriving
   std::set<std::string> ended_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> ended_order_ ABSL_GUARDED_BY(mutex_);  // ids in ended_, the oldest first
 };

@@ -37,6 +37,7 @@ class TileService final : public TileServiceBase {
     response->set_incarnation(options_.self.incarnation);
     response->set_nonce(options_.nonce);
     response->set_cluster_id(options_.store->cluster_id());
+    if (options_.inbox != nullptr) response->set_handover_socket(options_.inbox->socket());
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;

@@ -4,11 +4,13 @@
 #define SHARDMESH_WORKER_SERVICE_TILE_SERVICE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "process/thread_pool.h"
 #include "worker/exchange/membership_view.h"
+#include "worker/service/handover_inbox.h"
 #include "worker/service/tile_gate.h"
 #include "worker/store/shard_store.h"
 
@@ -28,7 +30,12 @@ struct TileServiceOptions {
   // These objects outlive the service.
   ShardStore* store = nullptr;
   TileGate* gate = nullptr;
-  ThreadPool* work = nullptr;              // for work that waits for disks or memory
+  HandoverInbox* inbox = nullptr;  // null: tiles come as streams only
+  ThreadPool* work = nullptr;      // for work that waits for disks or memory
+  // Called on a thread of `work` if there is no memory for a tile of `size_bytes`. May block.
+  // Returns whether memory may have become free, so that the tile is opened once more. Null: the
+  // put fails at once.
+  std::function<bool(int64_t size_bytes)> free_memory = nullptr;
   ThreadPool* membership_waits = nullptr;  // for puts that wait for a membership update
   Clock* clock = nullptr;
   // The service ends a stream that makes no progress for this long: a put with DEADLINE_EXCEEDED
@@ -39,7 +46,8 @@ struct TileServiceOptions {
   absl::Duration membership_wait_limit = absl::Seconds(2);
 };
 
-// A put copies its bytes once, from gRPC's memory into the staged tile. A get sends its bytes
+// A put copies its bytes once, from gRPC's memory into the staged tile. A client on this host may
+// hand over sealed memory instead, which becomes the tile's. A get sends its bytes
 // directly from the committed tile. If a put's stream breaks or fails, the tile that is being
 // received is dropped. Complete tiles that came earlier on this stream stay staged until their
 // transfer ends.

@@ -52,6 +52,23 @@ char* ShmArena::Allocate(size_t capacity_bytes) {
   return data;
 }
 
+char* ShmArena::Adopt(FileDescriptor& memory, size_t size_bytes) {
+  {
+    absl::MutexLock lock(&mutex_);
+    // Free tells segments of their own from shared ones by the size of the block.
+    if (size_bytes < kOwnSegmentBytes || segments_.size() >= max_segments_) {
+      errno = EMFILE;
+      return nullptr;
+    }
+  }
+  // Without the lock, because the mapping takes a while. Callers that do this at the same time may
+  // exceed the limit by their number.
+  std::unique_ptr<ShmSegment> segment = ShmSegment::Adopt(memory, size_bytes);
+  if (segment == nullptr) return nullptr;
+  absl::MutexLock lock(&mutex_);
+  return Insert(std::move(segment)).memory->bytes().data();
+}
+
 char* ShmArena::TakePrivate(size_t size_bytes) {
   const size_t mapped_bytes = RoundUp(size_bytes, kPageBytes);
   void* const mapped =
@@ -174,12 +191,16 @@ ShmArena::Segment* ShmArena::AddSegment(size_t size_bytes) {
     errno = ENOMEM;
     return nullptr;
   }
-  const char* const begin = (*memory)->bytes().data();
+  return &Insert(*std::move(memory));
+}
+
+ShmArena::Segment& ShmArena::Insert(std::unique_ptr<ShmSegment> memory) {
+  const char* const begin = memory->bytes().data();
   Segment& segment = segments_[begin];
   segment.id = next_id_++;
-  segment.memory = *std::move(memory);
+  segment.memory = std::move(memory);
   by_id_[segment.id] = begin;
-  return &segment;
+  return segment;
 }
 
 }  // namespace shardmesh::worker

@@ -48,6 +48,9 @@ class ShmArena final : public BlockSource {
   // Implement BlockSource.
   char* Allocate(size_t capacity_bytes) override;
   void Free(char* data, size_t capacity_bytes) override;
+  // Makes a segment of the memory, so that peers read the block in place. Refuses memory of less
+  // than kOwnSegmentBytes, and any memory once there are max_segments_ segments.
+  char* Adopt(FileDescriptor& memory, size_t size_bytes) override;
 
   // Where bytes lie, in a form that peers understand: the segment's id and an offset.
   struct Place {
@@ -84,6 +87,7 @@ class ShmArena final : public BlockSource {
   // Adds a segment and returns it. Returns null if there are max_segments_ segments already. Also
   // returns null, with errno set, if the kernel refuses the segment.
   Segment* AddSegment(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Segment& Insert(std::unique_ptr<ShmSegment> memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   char* TakeShared(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Allocates a block that is private to this process. If the host has no memory, returns null with
   // errno set.

@@ -15,6 +15,7 @@
 #include <new>
 #include <utility>
 
+#include "process/sealed/local_socket.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -307,6 +308,16 @@ void ShmChannel::Reap() {
   std::deque<Pinned> done;
   absl::MutexLock lock(&send_mutex_);
   ReapLocked(done);
+  // The oldest message may wait for a step that begins late. Messages after it may be read already,
+  // and their sender may wait for their memory.
+  for (auto pinned = pinned_.begin(); pinned != pinned_.end();) {
+    if (!writer_.IsReleased(pinned->number)) {
+      ++pinned;
+      continue;
+    }
+    done.push_back(std::move(*pinned));
+    pinned = pinned_.erase(pinned);
+  }
 }
 
 void ShmChannel::ReapLocked(std::deque<Pinned>& done) {

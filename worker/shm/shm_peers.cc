@@ -4,12 +4,10 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <list>
 #include <map>
@@ -24,6 +22,7 @@
 #include "absl/time/time.h"
 #include "process/log.h"
 #include "process/random_bytes.h"
+#include "process/sealed/local_socket.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -32,7 +31,6 @@ namespace {
 
 using Kind = ShmGreeting::Kind;
 
-constexpr int kBacklog = 64;
 // The maximum number of connected sockets whose other end has not yet identified itself.
 constexpr size_t kMaxStrangers = 64;
 // How long the other end of a socket may take to identify itself.
@@ -41,27 +39,6 @@ constexpr absl::Duration kDescriptorPause = absl::Milliseconds(50);
 
 absl::Status SocketError(std::string_view what) {
   return absl::UnavailableError(StrCat(what, ": ", std::strerror(errno)));
-}
-
-FileDescriptor NewSocket() {
-  return FileDescriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-}
-
-// Writes the address of the abstract socket `name` to `address` and returns its length. Returns 0
-// if the name is empty or too long.
-socklen_t AddressOf(const std::string& name, sockaddr_un* address) {
-  *address = {};
-  address->sun_family = AF_UNIX;
-  if (name.empty() || name.size() > sizeof(address->sun_path) - 1) return 0;
-  std::memcpy(address->sun_path + 1, name.data(), name.size());
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-}
-
-// Returns whether the process at the other end runs as this process's user.
-bool IsOfThisUser(int socket) {
-  ucred peer = {};
-  socklen_t size = sizeof(peer);
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
 class ShmPeersImpl final : public ShmPeers {
@@ -228,18 +205,16 @@ void ShmPeersImpl::Obey() {
 
 void ShmPeersImpl::Connect(const Order& order) {
   auto socket = std::make_shared<Socket>();
-  socket->fd = std::make_shared<const FileDescriptor>(NewSocket());
   socket->peer = order.peer;
   socket->dials = true;
   sockets_.push_back(socket);
-  sockaddr_un address;
-  const socklen_t size = AddressOf(order.theirs.socket, &address);
-  if (size == 0 || !socket->fd->valid() ||
-      connect(socket->fd->get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      !IsOfThisUser(socket->fd->get())) {
-    End(*socket, SocketError(StrCat("no way to ", order.peer, "'s memory")));
+  absl::StatusOr<FileDescriptor> connected = ConnectLocally(order.theirs.socket);
+  if (!connected.ok()) {
+    End(*socket, absl::UnavailableError(StrCat("no way to ", order.peer,
+                                               "'s memory: ", connected.status().message())));
     return;
   }
+  socket->fd = std::make_shared<const FileDescriptor>(*std::move(connected));
   auto control = NewControl();
   absl::Status status = control.status();
   if (control.ok()) {
@@ -259,7 +234,7 @@ void ShmPeersImpl::Accept() {
   }
   const auto strangers = std::count_if(sockets_.begin(), sockets_.end(),
                                        [](const SocketPtr& s) { return s->peer.empty(); });
-  if (!IsOfThisUser(fd.get()) || static_cast<size_t>(strangers) >= kMaxStrangers) return;
+  if (!IsOfUser(fd.get(), geteuid()) || static_cast<size_t>(strangers) >= kMaxStrangers) return;
   auto socket = std::make_shared<Socket>();
   socket->fd = std::make_shared<const FileDescriptor>(std::move(fd));
   sockets_.push_back(std::move(socket));
@@ -416,29 +391,15 @@ void ShmPeersImpl::End(Socket& socket, const absl::Status& why) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShmPeers>> ShmPeers::Start(Options options) {
-  FileDescriptor listener = NewSocket();
+  SHARDMESH_ASSIGN_OR_RETURN(LocalListener listener, ListenLocally(""));
   FileDescriptor wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!listener.valid() || !wake.valid()) {
-    return SocketError("no socket for peers on this host");
-  }
+  if (!wake.valid()) return SocketError("no wake-up descriptor for peers on this host");
   ShmAddress own;
+  own.socket = std::move(listener.name);
   const std::string random = RandomBytes(own.token.size());
   std::copy(random.begin(), random.end(), own.token.begin());
-  // With an empty name, the kernel picks a free name (autobind): five hexadecimal digits.
-  sockaddr_un address = {};
-  address.sun_family = AF_UNIX;
-  socklen_t size = sizeof(sa_family_t);
-  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      listen(listener.get(), kBacklog) != 0) {
-    return SocketError("no socket for peers on this host");
-  }
-  size = sizeof(address);
-  if (getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) {
-    return SocketError("no name of a socket for peers on this host");
-  }
-  own.socket.assign(address.sun_path + 1, size - offsetof(sockaddr_un, sun_path) - 1);
-  return std::make_unique<ShmPeersImpl>(std::move(options), std::move(own), std::move(listener),
-                                        std::move(wake));
+  return std::make_unique<ShmPeersImpl>(std::move(options), std::move(own),
+                                        std::move(listener.socket), std::move(wake));
 }
 
 }  // namespace shardmesh::worker

@@ -1,13 +1,11 @@
-// Shared memory with memfd_create and seals. Passes descriptors with SCM_RIGHTS.
+// Shared memory with memfd_create and seals.
 #include "worker/shm/shm_segment.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -16,6 +14,7 @@
 
 #include "process/descriptor_limit.h"
 #include "process/failpoint.h"
+#include "process/pages.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::worker {
@@ -25,11 +24,46 @@ namespace {
 constexpr int F_SEAL_FUTURE_WRITE = 0x0010;  // as in linux/fcntl.h; not every libc has it
 #endif
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-constexpr size_t kMaxDescriptors = 16;
-constexpr size_t kMaxTextBytes = 4096;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 std::atomic<int64_t> mapped_views = 0;
 std::atomic<int64_t> max_mapped_views = -1;  // if negative, half of the host's limit applies
+
+// Maps shared memory, large memory at a multiple of a huge page, and asks for huge pages. The host
+// gives them where `shmem_enabled` of its transparent huge pages is `advise` or more. Returns
+// MAP_FAILED, with errno set, if the kernel refuses.
+void* MapSegment(int fd, size_t size_bytes, bool prefault) {
+  const int populate = prefault ? MAP_POPULATE : 0;
+  if (size_bytes < kHugePageBytes) {
+    return mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | populate, fd, 0);
+  }
+  const size_t reserved_bytes = size_bytes + kHugePageBytes;
+  void* const reserved =
+      mmap(nullptr, reserved_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return MAP_FAILED;
+  char* const begin = static_cast<char*>(reserved);
+  const size_t over = reinterpret_cast<uintptr_t>(begin) % kHugePageBytes;
+  char* const data = over == 0 ? begin : begin + (kHugePageBytes - over);
+  if (mmap(data, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    const int error = errno;
+    munmap(reserved, reserved_bytes);
+    errno = error;
+    return MAP_FAILED;
+  }
+  if (data != begin) munmap(begin, static_cast<size_t>(data - begin));
+  char* const end = data + size_bytes;
+  if (end != begin + reserved_bytes) {
+    munmap(end, static_cast<size_t>(begin + reserved_bytes - end));
+  }
+  // The last part of a huge page stays in small pages: it would take memory beyond the segment.
+  madvise(data, size_bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE);  // best effort
+  if (prefault && !PopulatePages(data, size_bytes)) {
+    munmap(data, size_bytes);
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return data;
+}
 
 // Returns errno as an error with the given code. `what` says what failed.
 absl::Status KernelError(absl::StatusCode code, std::string_view what) {
@@ -57,8 +91,7 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string
   }
   void* const memory = SHARDMESH_FAILS("shm.map")
                            ? MAP_FAILED
-                           : mmap(nullptr, static_cast<size_t>(size_bytes), PROT_READ | PROT_WRITE,
-                                  MAP_SHARED | (prefault ? MAP_POPULATE : 0), fd.get(), 0);
+                           : MapSegment(fd.get(), static_cast<size_t>(size_bytes), prefault);
   if (memory == MAP_FAILED) {
     return KernelError(absl::StatusCode::kResourceExhausted,
                        StrCat(size_bytes, " bytes of shared memory cannot be mapped"));
@@ -70,6 +103,14 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string
                        "this kernel cannot seal shared memory against writing");
   }
   return segment;
+}
+
+std::unique_ptr<ShmSegment> ShmSegment::Adopt(FileDescriptor& memory, size_t size_bytes) {
+  char* const data =
+      SHARDMESH_FAILS("shm.adopt") ? nullptr : MapForReading(memory.get(), size_bytes);
+  if (data == nullptr) return nullptr;
+  return std::unique_ptr<ShmSegment>(
+      new ShmSegment(std::move(memory), absl::Span<char>(data, size_bytes)));
 }
 
 ShmSegment::~ShmSegment() { munmap(bytes_.data(), bytes_.size()); }
@@ -128,82 +169,6 @@ absl::Status ShmView::Read(int64_t offset_bytes, absl::Span<char> to) const {
     offset_bytes += got;
   }
   return absl::OkStatus();
-}
-
-absl::Status SendDescriptors(int socket, std::string_view text, absl::Span<const int> fds) {
-  if (text.empty() || text.size() > kMaxTextBytes || fds.size() > kMaxDescriptors) {
-    return absl::InvalidArgumentError(StrCat("a message of ", text.size(), " bytes with ",
-                                             fds.size(), " descriptors; it has 1 to ",
-                                             kMaxTextBytes, ", with at most ", kMaxDescriptors));
-  }
-  iovec data = {.iov_base = const_cast<char*>(text.data()), .iov_len = text.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control = {};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  if (!fds.empty()) {
-    message.msg_control = control.data();
-    message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
-    std::memcpy(CMSG_DATA(header), fds.data(), fds.size() * sizeof(int));
-  }
-  ssize_t sent = 0;
-  do {
-    sent = sendmsg(socket, &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent == static_cast<ssize_t>(text.size())
-             ? absl::OkStatus()
-             : KernelError(absl::StatusCode::kUnavailable, "a peer on this host is not there");
-}
-
-absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket) {
-  ReceivedDescriptors received;
-  received.text.resize(kMaxTextBytes);
-  iovec data = {.iov_base = received.text.data(), .iov_len = received.text.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxDescriptors * sizeof(int))> control = {};
-  msghdr message = {};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t size = 0;
-  do {
-    size = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (size < 0 && errno == EINTR);
-  for (cmsghdr* header = size < 0 ? nullptr : CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
-      continue;
-    }
-    std::vector<int> fds((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-    std::memcpy(fds.data(), CMSG_DATA(header), fds.size() * sizeof(int));
-    for (const int fd : fds) {
-      received.fds.emplace_back(fd);
-    }
-  }
-  if (size <= 0) {
-    return size == 0 ? absl::UnavailableError("a peer on this host has hung up")
-                     : KernelError(absl::StatusCode::kUnavailable,
-                                   "cannot receive from a peer on this host");
-  }
-  // If the message has more descriptors than this process has free, the kernel drops descriptors of
-  // the message. The kernel reports this only by the flag MSG_CTRUNC.
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == MSG_CTRUNC &&
-      received.fds.size() < kMaxDescriptors) {
-    return absl::ResourceExhaustedError(
-        "a peer on this host shares memory, and this process is out of file descriptors for it; "
-        "raise its limit (ulimit -n)");
-  }
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return absl::InvalidArgumentError(StrCat("a peer on this host sent more than ", kMaxTextBytes,
-                                             " bytes or ", kMaxDescriptors,
-                                             " descriptors at once"));
-  }
-  received.text.resize(static_cast<size_t>(size));
-  return received;
 }
 
 }  // namespace shardmesh::worker

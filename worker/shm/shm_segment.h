@@ -18,12 +18,11 @@
 #ifndef SHARDMESH_WORKER_SHM_SHM_SEGMENT_H_
 #define SHARDMESH_WORKER_SHM_SHM_SEGMENT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -42,6 +41,11 @@ class ShmSegment {
   // kernel is older than Linux 5.1, which cannot seal memory in this way.
   static absl::StatusOr<std::unique_ptr<ShmSegment>> Create(const std::string& name,
                                                             int64_t size_bytes, bool prefault);
+  // Returns a segment that is sealed memory of another process: see CheckSealed
+  // (process/sealed/sealed_memory.h), of size_bytes > 0. This process only reads its bytes, and so
+  // do peers, which accept its seals. Faults in its pages. Takes the descriptor. Returns null, with
+  // errno set and the descriptor unchanged, if the kernel refuses the mapping.
+  static std::unique_ptr<ShmSegment> Adopt(FileDescriptor& memory, size_t size_bytes);
   ShmSegment(const ShmSegment&) = delete;
   ShmSegment& operator=(const ShmSegment&) = delete;
   ~ShmSegment();
@@ -90,19 +94,6 @@ class ShmView {
   const absl::Span<const char> bytes_;
   const int64_t size_bytes_;
 };
-
-// Sends a message with at most 16 descriptors and 4 KiB of text over a connected unix socket
-// (SOCK_SEQPACKET). UNAVAILABLE if the other side is gone.
-absl::Status SendDescriptors(int socket, std::string_view text, absl::Span<const int> fds);
-
-struct ReceivedDescriptors {
-  std::string text;
-  std::vector<FileDescriptor> fds;
-};
-// Waits for a message. UNAVAILABLE if the other side is gone. INVALID_ARGUMENT if the message has
-// more than 4 KiB of text or more than 16 descriptors; its descriptors are then closed.
-// RESOURCE_EXHAUSTED if the message has more descriptors than this process has free.
-absl::StatusOr<ReceivedDescriptors> ReceiveDescriptors(int socket);
 
 }  // namespace shardmesh::worker
 

@@ -12,12 +12,16 @@
 
 #include "process/clock.h"
 #include "process/failpoint.h"
+#include "program/move_plan.h"
+#include "program/value_layout.h"
 #include "sharding/device_group.h"
+#include "sharding/reshard/plan.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/view.h"
 #include "worker/collective/collectives.h"
+#include "worker/collective/region_move.h"
 #include "worker/kernel/epilogue.h"
 #include "worker/step/combiners.h"
 
@@ -76,6 +80,13 @@ class WatchedLink final : public Link {
     return peer == kNone ? std::nullopt : std::optional(peer);
   }
 
+  // Records that the instruction waits for a peer without a receive.
+  void WaitsFor(DeviceId peer) {
+    if (peer_.exchange(peer, std::memory_order_relaxed) != peer) {
+      recorder_->WaitsFor(ticket_, peer);
+    }
+  }
+
   DeviceId rank() const override { return link_->rank(); }
   absl::Status Begin(int64_t op, std::string signature) override {
     return link_->Begin(op, std::move(signature));
@@ -85,11 +96,10 @@ class WatchedLink final : public Link {
   }
   absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
                                      absl::Time deadline) override {
-    if (peer_.exchange(peer, std::memory_order_relaxed) != peer) {
-      recorder_->WaitsFor(ticket_, peer);
-    }
+    WaitsFor(peer);
     return link_->Receive(peer, tag, message_bytes, deadline);
   }
+  void Reclaim() override { link_->Reclaim(); }
 
  private:
   static constexpr DeviceId kNone = -1;
@@ -137,6 +147,14 @@ class RankStep {
       for (const int64_t place : PlacesHeard(*collective, *group_)) {
         peers.push_back(group_->device_at(place));
       }
+    }
+    if (const auto* move = std::get_if<MoveRegions>(&instruction.kind)) {
+      Axes axes;
+      for (const MeshAxis& axis : plan_.mesh.axes()) axes.push_back(axis.name);
+      SHARDMESH_ASSIGN_OR_RETURN(group_, DeviceGroup::Create(plan_.mesh, axes, rank_));
+      SHARDMESH_ASSIGN_OR_RETURN(
+          move_, MovePlan(plan_.mesh, plan_.values[move->input], plan_.values[instruction.output]));
+      SHARDMESH_ASSIGN_OR_RETURN(peers, MoveSources(*move_, rank_));
     }
     ticket_ = options_.recorder->Begin({.step = order_.sequence,
                                         .mesh_id = plan_.mesh_id,
@@ -269,7 +287,7 @@ class RankStep {
     const Shape& whole_shape = plan_.values[static_cast<size_t>(&value - values_.data())].shape;
     if (const auto* array_id = std::get_if<std::string>(&operand.value)) {
       SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored,
-                                 options_.store->Find(*array_id, value.tile));
+                                 options_.store->FindStaged(*array_id, value.tile));
       if (stored->description().dtype != value.dtype ||
           stored->description().array_shape != whole_shape) {
         return Misfit(stored->description().dtype, stored->description().array_shape, value.dtype,
@@ -323,15 +341,25 @@ class RankStep {
   absl::Status Stage(size_t output) {
     const StepOutput& wanted = order_.outputs[output];
     const LocalValue& value = values_[plan_.outputs[output]];
-    SHARDMESH_ASSIGN_OR_RETURN(
-        staged_[output], options_.store->Stage({.array_id = wanted.array.array_id,
-                                                .dtype = value.dtype,
-                                                .array_shape = wanted.array.shape,
-                                                .tile = value.tile,
-                                                .array_descriptor = wanted.encoded,
-                                                .transfer_id = StrCat("step-", order_.sequence)},
-                                               /*durable=*/false, value.donated));
+    const auto stage = [&] {
+      return options_.store->Stage({.array_id = wanted.array.array_id,
+                                    .dtype = value.dtype,
+                                    .array_shape = wanted.array.shape,
+                                    .tile = value.tile,
+                                    .array_descriptor = wanted.encoded,
+                                    .transfer_id = StrCat("step-", order_.sequence)},
+                                   /*durable=*/false, value.donated);
+    };
+    absl::StatusOr<std::unique_ptr<StagedTile>> staged = stage();
+    if (WasRoomMade(staged.status(), value.size_bytes)) staged = stage();
+    SHARDMESH_ASSIGN_OR_RETURN(staged_[output], std::move(staged));
     return absl::OkStatus();
+  }
+
+  // Returns whether `status` says that memory is short, and some was freed since.
+  bool WasRoomMade(const absl::Status& status, int64_t size_bytes) const {
+    return ReasonOf(status) == Reason::kMemoryLimit && options_.free_memory &&
+           options_.free_memory(size_bytes);
   }
 
   absl::Status CheckAbort() const {
@@ -420,6 +448,42 @@ class RankStep {
 
   absl::Status Execute(size_t op, const Instruction& instruction,
                        const GroupCollective& collective) {
+    const LocalValue& in = values_[collective.input];
+    const LocalValue& out = values_[instruction.output];
+    return Exchanged(
+        op, SignatureOf(collective, group_->size(), Describe(in), Describe(out)),
+        [&](const CollectiveCall& call) { return Exchange(call, collective, in, out); },
+        [&](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
+          if (!options_.observer.collective) return;
+          options_.observer.collective(collective.kind, collective.algorithm, bytes, elapsed);
+        });
+  }
+
+  absl::Status Execute(size_t op, const Instruction& instruction, const MoveRegions& move) {
+    const LocalValue& in = values_[move.input];
+    const LocalValue& out = values_[instruction.output];
+    const int64_t ranks = plan_.mesh.size();
+    const std::string value =
+        StrCat(DtypeName(in.dtype), "[", StrJoin(in.tiling.shape(), ","), "]");
+    return Exchanged(
+        op, MoveSignature(*move_, value),
+        [&](const CollectiveCall& call) {
+          return RunRegionMove(call, {.plan = &*move_,
+                                      .dtype = in.dtype,
+                                      .from = in.content,
+                                      .to = Mutable(out),
+                                      .piece_bytes = MovePieceBytes(ranks),
+                                      .window_bytes = MoveWindowBytes(ranks)});
+        },
+        [&](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
+          if (options_.observer.move) options_.observer.move(bytes, elapsed);
+        });
+  }
+
+  // Begins an op with other ranks, and calls run(call). Counts time and bytes of the op, and passes
+  // them to report(bytes, elapsed).
+  template <typename Run, typename Report>
+  absl::Status Exchanged(size_t op, std::string signature, Run run, Report report) {
     const absl::Time started = options_.clock->Now();
     const int64_t sent_before = context_.link->sent_bytes();
     const CollectiveCall call{
@@ -432,27 +496,22 @@ class RankStep {
             [&](DeviceId peer) {
               options_.recorder->DataCame(ticket_, peer, options_.clock->Now());
             },
-        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "partial results"); },
+        .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "data to be sent"); },
+        .check = [this] { return CheckAbort(); },
+        .waits_for = [this](DeviceId peer) { link_.WaitsFor(peer); },
         .copied = &copied_};
     copied_ = {};
-    const LocalValue& in = values_[collective.input];
-    const LocalValue& out = values_[instruction.output];
-    absl::Status done =
-        link_.Begin(static_cast<int64_t>(op),
-                    SignatureOf(collective, group_->size(), Describe(in), Describe(out)));
+    absl::Status done = link_.Begin(static_cast<int64_t>(op), std::move(signature));
     if (done.ok()) {
-      done = Exchange(call, collective, in, out);
+      done = run(call);
     }
-    const absl::Time ended = options_.clock->Now();
-    result_.collective_time += ended - started;
+    const absl::Duration elapsed = options_.clock->Now() - started;
+    result_.collective_time += elapsed;
     result_.sent_bytes = context_.link->sent_bytes();
-    if (options_.observer.collective) {
-      options_.observer.collective(collective.kind, collective.algorithm,
-                                   {.sent = result_.sent_bytes - sent_before,
-                                    .copied_to_send = copied_.to_send,
-                                    .copied_received = copied_.received},
-                                   ended - started);
-    }
+    report(StepObserver::CollectiveBytes{.sent = result_.sent_bytes - sent_before,
+                                         .copied_to_send = copied_.to_send,
+                                         .copied_received = copied_.received},
+           elapsed);
     return done;
   }
 
@@ -588,7 +647,11 @@ class RankStep {
 
   // Allocates memory from the pool and returns it with its owner.
   absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
-    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, options_.pool->Allocate(size_bytes, what));
+    absl::StatusOr<Buffer> allocated = options_.pool->Allocate(size_bytes, what);
+    if (WasRoomMade(allocated.status(), size_bytes)) {
+      allocated = options_.pool->Allocate(size_bytes, what);
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, std::move(allocated));
     auto shared = std::make_shared<Buffer>(std::move(buffer));
     return OwnedMutableBytes{shared->mutable_bytes(), shared};
   }
@@ -647,9 +710,11 @@ class RankStep {
   WatchedLink link_;
   StepResult& result_;
   CopiedBytes copied_;  // bytes that the running collective has copied so far
-  // The recorder's ticket of the running instruction. group_ is set while a collective runs.
+  // The recorder's ticket of the running instruction. group_ is set while a collective or a move
+  // runs, move_ while a move runs.
   FlightRecorder::Ticket ticket_ = 0;
   std::optional<DeviceGroup> group_;
+  std::optional<ReshardPlan> move_;
   std::vector<LocalValue> values_;
   std::vector<std::unique_ptr<StagedTile>> staged_;  // by index of the output; null until staged
 };

@@ -354,6 +354,17 @@ absl::StatusOr<StoredTilePtr> StagedTile::Finish(std::optional<uint32_t> crc32c)
   return stored;
 }
 
+absl::StatusOr<StoredTilePtr> StagedTile::FinishInPlace(uint32_t crc32c) {
+  in_place_ = true;
+  in_place_crc32c_ = crc32c;
+  return Finish(crc32c);
+}
+
+absl::StatusOr<StoredTilePtr> StagedTile::FinishFilled(uint32_t crc32c) {
+  in_place_ = true;
+  return Finish(crc32c);
+}
+
 absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc32c) {
   SHARDMESH_FAILPOINT("tiles.finish");
   if (!in_place_ && received_bytes_ != size_bytes_) {
@@ -365,7 +376,9 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
          {fact::kHave, received_bytes_},
          {fact::kNeed, size_bytes_}});
   }
-  const uint32_t found = in_place_ ? Crc32c(buffer_->bytes()) : received_crc32c_;
+  const uint32_t found = in_place_crc32c_.has_value() ? *in_place_crc32c_
+                         : in_place_                  ? Crc32c(buffer_->bytes())
+                                                      : received_crc32c_;
   if (crc32c.has_value() && found != *crc32c) {
     return ChecksumMismatch(TileName(description_), found, *crc32c);
   }
@@ -375,6 +388,9 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   // Dropping quarantined files helps only if the disk is full. Other shortages, such as a shortage
   // of descriptors, have other causes.
   if (ReasonOf(status) == Reason::kStoreFull && store_->DropQuarantinedFiles(size_bytes_)) {
+    status = store_->WriteStagedFile(*stored);
+  }
+  if (ReasonOf(status) == Reason::kStoreFull && store_->FreeDisk(size_bytes_)) {
     status = store_->WriteStagedFile(*stored);
   }
   if (status.ok()) {
@@ -405,7 +421,8 @@ ShardStore::ShardStore(Options options, FileDescriptor lock)
     : pool_(std::move(options.pool)),
       data_dir_(std::move(options.data_dir)),
       lock_(std::move(lock)),
-      quarantine_limits_(options.quarantine) {}
+      quarantine_limits_(options.quarantine),
+      free_disk_(std::move(options.free_disk)) {}
 
 absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   FileDescriptor lock;
@@ -705,9 +722,7 @@ absl::Status ShardStore::SetIdentity(std::string_view identity) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription description,
-                                                              bool durable,
-                                                              std::shared_ptr<Buffer> memory) {
+absl::Status ShardStore::BeginReceiving(const TileDescription& description, bool durable) {
   SHARDMESH_FAILPOINT("tiles.stage");
   SHARDMESH_RETURN_IF_ERROR(CheckTileDescription(description));
   if (durable && !has_data_dir()) {
@@ -715,39 +730,43 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
         StrCat(TileName(description),
                " is to be durable, but this worker keeps no files; start it with --data-dir"));
   }
-  {
-    absl::MutexLock lock(&mutex_);
-    if (durable && cluster_id_.empty()) {
-      return absl::FailedPreconditionError(
-          StrCat(TileName(description), " cannot be stored before the worker joins a cluster"));
-    }
-    const auto array = arrays_.find(description.array_id);
-    if (busy_.contains(description.array_id)) {
-      return absl::AbortedError(
-          StrCat("array ", description.array_id, " is being committed or dropped at this moment"));
-    }
-    if (array != arrays_.end()) {
-      for (const auto& [tile, entry] : array->second.tiles) {
-        if (entry.state == TileState::kAborted) {
-          return absl::AbortedError(
-              StrCat("array ", description.array_id, " was aborted; its tiles are being dropped"));
-        }
-        if (entry.state == TileState::kCommitted) {
-          return WithReason(absl::AlreadyExistsError(StrCat("array ", description.array_id,
-                                                            " is committed and cannot change")),
-                            Reason::kAlreadyExists,
-                            {{fact::kKind, "array"}, {fact::kName, description.array_id}});
-        }
-      }
-      if (array->second.tiles.contains(description.tile)) {
-        return WithReason(absl::AlreadyExistsError(
-                              StrCat(TileName(description), " is here already or on its way")),
-                          Reason::kAlreadyExists,
-                          {{fact::kKind, "tile"}, {fact::kName, TileName(description)}});
-      }
-    }
-    arrays_[description.array_id].tiles[description.tile] = {TileState::kReceiving, nullptr};
+  absl::MutexLock lock(&mutex_);
+  if (durable && cluster_id_.empty()) {
+    return absl::FailedPreconditionError(
+        StrCat(TileName(description), " cannot be stored before the worker joins a cluster"));
   }
+  const auto array = arrays_.find(description.array_id);
+  if (busy_.contains(description.array_id)) {
+    return absl::AbortedError(
+        StrCat("array ", description.array_id, " is being committed or dropped at this moment"));
+  }
+  if (array != arrays_.end()) {
+    for (const auto& [tile, entry] : array->second.tiles) {
+      if (entry.state == TileState::kAborted) {
+        return absl::AbortedError(
+            StrCat("array ", description.array_id, " was aborted; its tiles are being dropped"));
+      }
+      if (entry.state == TileState::kCommitted) {
+        return WithReason(absl::AlreadyExistsError(StrCat("array ", description.array_id,
+                                                          " is committed and cannot change")),
+                          Reason::kAlreadyExists,
+                          {{fact::kKind, "array"}, {fact::kName, description.array_id}});
+      }
+    }
+    if (array->second.tiles.contains(description.tile)) {
+      return WithReason(
+          absl::AlreadyExistsError(StrCat(TileName(description), " is here already or on its way")),
+          Reason::kAlreadyExists, {{fact::kKind, "tile"}, {fact::kName, TileName(description)}});
+    }
+  }
+  arrays_[description.array_id].tiles[description.tile] = {TileState::kReceiving, nullptr};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription description,
+                                                              bool durable,
+                                                              std::shared_ptr<Buffer> memory) {
+  SHARDMESH_RETURN_IF_ERROR(BeginReceiving(description, durable));
   if (memory == nullptr) {
     absl::StatusOr<Buffer> buffer =
         pool_->Allocate(TileSizeBytes(description), TileName(description));
@@ -759,6 +778,20 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
   }
   return std::unique_ptr<StagedTile>(
       new StagedTile(this, std::move(description), std::move(memory), durable));
+}
+
+absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::StageSealed(TileDescription description,
+                                                                    bool durable,
+                                                                    FileDescriptor memory) {
+  SHARDMESH_RETURN_IF_ERROR(BeginReceiving(description, durable));
+  absl::StatusOr<Buffer> buffer =
+      pool_->Adopt(std::move(memory), TileSizeBytes(description), TileName(description));
+  if (!buffer.ok()) {
+    Forget(description);
+    return std::move(buffer).status();
+  }
+  return std::unique_ptr<StagedTile>(new StagedTile(
+      this, std::move(description), std::make_shared<Buffer>(*std::move(buffer)), durable));
 }
 
 std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const Tile& tile) {
@@ -774,7 +807,8 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
   // entry, which the lock guards.
   if (found == tiles.end() || found->second.state != TileState::kCommitted ||
       found->second.stored->durable() || found->second.stored.use_count() != 1 ||
-      found->second.stored->buffer_.use_count() != 1) {
+      found->second.stored->buffer_.use_count() != 1 ||
+      found->second.stored->buffer_->is_read_only()) {
     return nullptr;
   }
   stored = std::move(found->second.stored);
@@ -1016,10 +1050,14 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   entry.tiles.push_back({.description = stored->description(),
                          .crc32c = stored->crc32c(),
                          .size_bytes = static_cast<int64_t>(stored->bytes().size()),
-                         .stored = entry.on_disk ? nullptr : stored});
-  entry.tiles_bytes += entry.tiles.back().size_bytes;
-  if (!entry.on_disk) {
-    entry.memory_bytes += PoolBytes(entry.tiles.back().size_bytes);
+                         .stored = nullptr});
+  QuarantinedTile& tile = entry.tiles.back();
+  if (entry.on_disk) {
+    entry.tiles_bytes += tile.size_bytes;
+  } else if (!unknown.is_damaged) {
+    tile.stored = stored;
+    entry.tiles_bytes += tile.size_bytes;
+    entry.memory_bytes += PoolBytes(tile.size_bytes);
   }
   CountIn(entry);
   if (stored->durable()) {
@@ -1188,6 +1226,12 @@ bool ShardStore::GiveUpMemory(int64_t need_bytes) {
   return was_dropped || was_idle;
 }
 
+bool ShardStore::FreeDisk(int64_t need_bytes) {
+  if (!free_disk_ || !free_disk_(need_bytes)) return false;
+  AwaitRemovals();
+  return true;
+}
+
 bool ShardStore::DropQuarantinedFiles(int64_t need_bytes) {
   {
     std::vector<QuarantinedArray> dropped;
@@ -1304,8 +1348,20 @@ absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& arr
   std::vector<StoredTilePtr> stored;
   for (const QuarantinedTile& tile : array.tiles) {
     if (tile.stored != nullptr) {
+      // Its memory may be the reason why it is in quarantine.
+      if (const uint32_t found = Crc32c(tile.stored->bytes()); found != tile.stored->crc32c()) {
+        return ChecksumMismatch(TileName(tile.description), found, tile.stored->crc32c());
+      }
       stored.push_back(tile.stored);
       continue;
+    }
+    if (!array.on_disk) {
+      return WithReason(
+          absl::DataLossError(StrCat(TileName(tile.description),
+                                     " cannot be restored: its bytes were damaged in memory, and "
+                                     "it has no file; load the array again, or wait for its "
+                                     "repair")),
+          Reason::kChecksumMismatch, {{fact::kNeed, absl::StrFormat("%08x", tile.crc32c)}});
     }
     const std::string path = Path(from, TileFileName(tile.description.tile));
     absl::StatusOr<TileFileContents> contents = ReadTileFile(path, *pool_);
@@ -1614,6 +1670,61 @@ ShardStore::InventoryPage ShardStore::ListInventory(std::string_view first_array
     }
   }
   return page;
+}
+
+absl::Status ShardStore::CheckFile(const TileDescription& description, uint32_t crc32c,
+                                   int64_t piece_bytes,
+                                   const std::function<absl::Status(int64_t bytes)>& read) {
+  const std::string path = Path(Path(Path(data_dir_, kArraysFolder), description.array_id),
+                                TileFileName(description.tile));
+  const TileFileHeader expected{description, cluster_id(), crc32c};
+  absl::Status checked = CheckTileFile(path, expected, piece_bytes, read);
+  if (absl::IsNotFound(checked)) {
+    // The store's thread may not have moved the file there yet.
+    AwaitFiles();
+    checked = CheckTileFile(path, expected, piece_bytes, read);
+  }
+  return checked;
+}
+
+absl::Status ShardStore::RewriteFile(const StoredTilePtr& tile) {
+  const TileDescription& description = tile->description();
+  absl::Status written;
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto array = arrays_.find(description.array_id);
+    const bool is_held = array != arrays_.end() && [&, &tiles = array->second.tiles] {
+      const auto found = tiles.find(description.tile);
+      return found != tiles.end() && found->second.stored == tile &&
+             found->second.state == TileState::kCommitted;
+    }();
+    if (!is_held) {
+      return WithReason(
+          absl::NotFoundError(StrCat(TileName(description), " was dropped or put aside")),
+          Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, description.array_id}});
+    }
+    // A drop or a quarantine of the tile that comes after this job also finds the new file.
+    PushFiles({.array_ids = {description.array_id},
+               .work =
+                   [&](FileEffects*) {
+                     written = WriteCommittedFile(*tile);
+                     return absl::OkStatus();
+                   },
+               .done = [&](const absl::Status&) { done.Notify(); }});
+  }
+  done.WaitForNotification();
+  return written;
+}
+
+absl::Status ShardStore::WriteCommittedFile(const StoredTile& tile) {
+  const TileDescription& description = tile.description();
+  const std::string arrays = Path(data_dir_, kArraysFolder);
+  const std::string folder = Path(arrays, description.array_id);
+  SHARDMESH_RETURN_IF_ERROR(MakeFolder(folder));
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(arrays));
+  return WriteTileFile(Path(folder, TileFileName(description.tile)),
+                       {description, cluster_id(), tile.crc32c()}, tile.bytes());
 }
 
 int64_t ShardStore::used_bytes() const {

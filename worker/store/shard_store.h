@@ -4,6 +4,7 @@
 #define SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -119,6 +120,12 @@ class StagedTile {
   // if the array was aborted. The file system's error if the file cannot be written. After any
   // error the tile is aborted.
   absl::StatusOr<StoredTilePtr> Finish(std::optional<uint32_t> crc32c);
+  // Like Finish, for a producer that has written all bytes in place and has computed their CRC-32C
+  // `crc32c` itself. Does not read the bytes again.
+  absl::StatusOr<StoredTilePtr> FinishInPlace(uint32_t crc32c);
+  // Like Finish, for memory that had all bytes when the tile was begun. Reads the bytes and
+  // compares them with `crc32c`.
+  absl::StatusOr<StoredTilePtr> FinishFilled(uint32_t crc32c);
 
  private:
   friend class ShardStore;
@@ -138,6 +145,7 @@ class StagedTile {
   int64_t received_bytes_ = 0;
   uint32_t received_crc32c_ = 0;
   bool in_place_ = false;
+  std::optional<uint32_t> in_place_crc32c_;  // set by FinishInPlace
   bool finished_ = false;
 };
 
@@ -158,7 +166,8 @@ struct QuarantinedTile {
   TileDescription description;
   uint32_t crc32c = 0;
   int64_t size_bytes = 0;
-  StoredTilePtr stored;  // null if the tile is on disk
+  // Null if the tile is on disk, or if its bytes were damaged in memory and are freed.
+  StoredTilePtr stored;
 };
 
 // The tiles of one array that are in quarantine.
@@ -172,7 +181,7 @@ struct QuarantinedArray {
   // registry has it. In this case QuarantineLimits do not apply to the array's tiles.
   bool array_lives = false;
   std::vector<QuarantinedTile> tiles;
-  int64_t tiles_bytes = 0;   // of all tiles together
+  int64_t tiles_bytes = 0;   // of all tiles together, without those whose bytes are freed
   int64_t memory_bytes = 0;  // bytes of the pool that the tiles take; 0 if on disk
 
   int64_t size_bytes() const { return tiles_bytes; }
@@ -239,6 +248,10 @@ class ShardStore {
     // The data folder, created if missing. If empty, the store keeps tiles only in memory.
     std::string data_dir;
     QuarantineLimits quarantine = {};
+    // Called if the disk is full although no quarantined file is left to drop, on the thread that
+    // finishes a tile. May block. Returns whether arrays that take about `need_bytes` on disk were
+    // dropped (Drop) for it. May be null.
+    std::function<bool(int64_t need_bytes)> free_disk = nullptr;
   };
 
   // Opens the store and reads the data folder. Moves damaged files into the folder `corrupt` and
@@ -282,6 +295,11 @@ class ShardStore {
   // FAILED_PRECONDITION if `durable` is true and there is no data folder or no cluster id.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
                                                     std::shared_ptr<Buffer> memory = nullptr);
+  // Like Stage, for a tile whose bytes are all in `memory`: sealed memory of another process that
+  // CheckSealed accepts for the tile's size. The memory becomes the tile's, or is copied: see
+  // BufferPool::Adopt. StagedTile::FinishFilled makes the tile Staged.
+  absl::StatusOr<std::unique_ptr<StagedTile>> StageSealed(TileDescription description, bool durable,
+                                                          FileDescriptor memory);
 
   // Makes all tiles of these arrays Committed. Readers see all of them at the same time. Ignores
   // arrays that are already committed, so the call can be repeated. NOT_FOUND if an array has no
@@ -317,6 +335,9 @@ class ShardStore {
     Tile tile;
     std::string reason;        // the cause, for people
     bool array_lives = false;  // as QuarantinedArray::array_lives
+    // The tile's bytes in memory are wrong. If the tile has no file, nothing can bring it back:
+    // only its description stays in quarantine, and its memory is free for a repair.
+    bool is_damaged = false;
   };
   // Moves complete tiles to quarantine; returns how many of these tiles existed. Files of tiles go
   // to the folder `quarantine`; each call needs a bounded number of syncs. A committed tile that is
@@ -360,8 +381,8 @@ class ShardStore {
   void AwaitRemovals();
 
   // Takes a committed tile that is only in memory out of the store, so that the caller can reuse
-  // its memory. Returns null and changes nothing in three cases: the tile is missing, it is on
-  // disk, or anyone but the store holds the tile or its bytes.
+  // its memory. Returns null and changes nothing in four cases: the tile is missing, it is on disk,
+  // anyone but the store holds the tile or its bytes, or its memory may only be read.
   std::shared_ptr<Buffer> TakeMemory(std::string_view array_id, const Tile& tile);
 
   // Returns the committed tile. NOT_FOUND if the store does not have it or has not committed it.
@@ -372,7 +393,7 @@ class ShardStore {
   // Like FindAll, but also returns staged tiles. For callers to which the coordinator has said that
   // the array is committed.
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllStaged(std::string_view array_id) const;
-  // Like Find, but also returns a staged tile. For the step that made the tile.
+  // Like Find, but also returns a staged tile. For the callers of FindAllStaged, and for steps.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
   struct HeldTile {
@@ -387,6 +408,16 @@ class ShardStore {
   // Returns the complete tiles of the arrays from `first_array_id` on (if empty, from the first
   // array). Adds whole arrays until the page has at least max_tiles >= 1 tiles.
   InventoryPage ListInventory(std::string_view first_array_id, int64_t max_tiles) const;
+
+  // Compares the file of a durable committed tile with the tile: see CheckTileFile. NOT_FOUND: the
+  // file is missing although the store has the tile. Waits for file jobs if the file is not there.
+  absl::Status CheckFile(const TileDescription& description, uint32_t crc32c, int64_t piece_bytes,
+                         const std::function<absl::Status(int64_t bytes)>& read);
+  // Writes the file of a durable committed tile again from memory, in turn with the other changes
+  // of files. Waits for the disk. Requires that the tile's bytes have its checksum. NOT_FOUND: the
+  // store no longer has this tile; it writes nothing. Else the file system's error if the file
+  // cannot be written.
+  absl::Status RewriteFile(const StoredTilePtr& tile);
 
   // used_bytes() returns the bytes in use in the pool, by tiles and by other allocations.
   // limit_bytes() returns the limit of the pool's budget.
@@ -424,6 +455,9 @@ class ShardStore {
 
   ShardStore(Options options, FileDescriptor lock);
 
+  // Makes the checks of Stage, and enters the tile as Receiving.
+  absl::Status BeginReceiving(const TileDescription& description, bool durable);
+
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;
   absl::StatusOr<std::vector<StoredTilePtr>> FindAllIn(std::string_view array_id,
@@ -436,6 +470,8 @@ class ShardStore {
   void Forget(const TileDescription& description);
   absl::Status WriteStagedFile(const StoredTile& tile);
   void RemoveStagedFile(const TileDescription& description);
+  // Writes the file of a committed tile, on the thread of files_.
+  absl::Status WriteCommittedFile(const StoredTile& tile);
 
   // Called by Open to read the data folder.
   absl::Status Recover();
@@ -504,6 +540,10 @@ class ShardStore {
   // `need_bytes`, or until no droppable file is left. Waits until the dropped files are removed.
   // Returns whether it dropped any file.
   bool DropQuarantinedFiles(int64_t need_bytes);
+  // Called when the disk is full and DropQuarantinedFiles has dropped nothing, or not enough. Calls
+  // Options::free_disk, and waits until the files of dropped arrays are removed. Returns the result
+  // of that call.
+  bool FreeDisk(int64_t need_bytes);
   // Returns ALREADY_EXISTS if the store also has one of these tiles outside the quarantine, or has
   // a tile of the array that is not Committed.
   absl::Status CheckRestorable(const QuarantinedArray& array) const
@@ -548,6 +588,7 @@ class ShardStore {
   const std::string data_dir_;
   const FileDescriptor lock_;
   const QuarantineLimits quarantine_limits_;
+  const std::function<bool(int64_t need_bytes)> free_disk_;
   RecoveryReport recovery_report_;
   // Number in the name of the next folder in the trash. Used only by the thread of files_.
   int64_t next_discard_ = 0;

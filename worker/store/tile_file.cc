@@ -1,6 +1,9 @@
 // Writes a tile's description as metadata of a safetensors file, and parses this metadata.
 #include "worker/store/tile_file.h"
 
+#include <fcntl.h>
+
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -98,6 +101,17 @@ class MetadataReader {
   const std::string_view path_;
   const SafetensorsMetadata& metadata_;
 };
+
+absl::Status WrongChecksum(std::string_view path, uint32_t have, uint32_t need) {
+  return WithReason(
+      absl::DataLossError(absl::StrFormat("tile file %s is damaged: its bytes have CRC-32C %08x, "
+                                          "its metadata says %08x",
+                                          path, have, need)),
+      Reason::kChecksumMismatch,
+      {{fact::kHave, absl::StrFormat("%08x", have)},
+       {fact::kNeed, absl::StrFormat("%08x", need)},
+       {fact::kFile, path}});
+}
 
 absl::StatusOr<TileFileHeader> DecodeHeader(std::string_view path, const SafetensorsHeader& file) {
   const MetadataReader reader(path, file.metadata());
@@ -234,17 +248,40 @@ absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPoo
   SHARDMESH_RETURN_IF_ERROR(
       ReadExactly(file, path, safetensors->data_offset_bytes(), contents.bytes.mutable_bytes()));
   const uint32_t found = Crc32c(contents.bytes.bytes());
-  if (found != contents.header.crc32c) {
-    return WithReason(
-        absl::DataLossError(absl::StrFormat("tile file %s is damaged: its bytes have CRC-32C %08x, "
-                                            "its metadata says %08x",
-                                            path, found, contents.header.crc32c)),
-        Reason::kChecksumMismatch,
-        {{fact::kHave, absl::StrFormat("%08x", found)},
-         {fact::kNeed, absl::StrFormat("%08x", contents.header.crc32c)},
-         {fact::kFile, path}});
-  }
+  if (found != contents.header.crc32c) return WrongChecksum(path, found, contents.header.crc32c);
   return contents;
+}
+
+absl::Status CheckTileFile(const std::string& path, const TileFileHeader& expected,
+                           int64_t piece_bytes,
+                           const std::function<absl::Status(int64_t bytes)>& read) {
+  SHARDMESH_FAILPOINT("tile_file.check");
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  // Best effort: pages that another process has mapped stay in the cache.
+  posix_fadvise(file.descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
+  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
+  if (absl::IsInvalidArgument(safetensors.status())) {
+    return Damaged(path, ToStd(safetensors.status().message()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
+  SHARDMESH_ASSIGN_OR_RETURN(const TileFileHeader header, DecodeHeader(path, *safetensors));
+  if (!(header.description == expected.description) || header.cluster_id != expected.cluster_id ||
+      header.crc32c != expected.crc32c) {
+    return Damaged(path, "its metadata are those of another tile");
+  }
+  const int64_t size_bytes = TileSizeBytes(header.description);
+  std::vector<char> piece(static_cast<size_t>(std::min(piece_bytes, size_bytes)));
+  uint32_t crc32c = 0;
+  for (int64_t at = 0; at < size_bytes;) {
+    const int64_t bytes = std::min(piece_bytes, size_bytes - at);
+    const absl::Span<char> into = absl::MakeSpan(piece).first(static_cast<size_t>(bytes));
+    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, safetensors->data_offset_bytes() + at, into));
+    crc32c = ExtendCrc32c(crc32c, into);
+    at += bytes;
+    SHARDMESH_RETURN_IF_ERROR(read(bytes));
+  }
+  posix_fadvise(file.descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
+  return crc32c == header.crc32c ? absl::OkStatus() : WrongChecksum(path, crc32c, header.crc32c);
 }
 
 }  // namespace shardmesh::worker

@@ -3,6 +3,7 @@
 #define SHARDMESH_WORKER_STORE_TILE_FILE_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -68,6 +69,14 @@ absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path);
 // file is not exactly what WriteTileFile wrote. RESOURCE_EXHAUSTED if the pool has no room for the
 // bytes.
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool);
+
+// Compares a tile file with the tile that it is to hold, and keeps one piece of at most
+// `piece_bytes` in memory. Asks the kernel to read from the disk, and not from its cache. Calls
+// `read` after each piece with its size; an error of `read` ends the comparison. DATA_LOSS
+// (CHECKSUM_MISMATCH or BAD_FILE) if the file does not hold this tile. Other errors as FileError.
+absl::Status CheckTileFile(const std::string& path, const TileFileHeader& expected,
+                           int64_t piece_bytes,
+                           const std::function<absl::Status(int64_t bytes)>& read);
 
 }  // namespace shardmesh::worker
 

@@ -1,5 +1,5 @@
-// The commands admin snapshot, check, sessions, operations and watch, and admin quarantine list,
-// restore and drop.
+// The commands admin snapshot, check, sessions and watch, and admin quarantine list, restore and
+// drop.
 #include <unistd.h>
 
 #include <algorithm>
@@ -298,82 +298,6 @@ absl::Status RunSessions(const Invocation& invocation) {
   table.Print();
   return absl::OkStatus();
 }
-Json OperationJson(const Operation& operation) {
-  return {{"number", operation.number},
-          {"operation_id", operation.operation_id},
-          {"state", OperationStateName(operation.state)},
-          {"description", operation.description},
-          {"session_number", operation.session_number},
-          {"done", operation.done},
-          {"total", operation.total},
-          {"done_bytes", operation.done_bytes},
-          {"total_bytes", operation.total_bytes},
-          {"start_time", Timestamp(operation.start_time)},
-          {"end_time",
-           operation.end_time.has_value() ? Json(Timestamp(*operation.end_time)) : Json(nullptr)},
-          {"error", operation.error.ok()
-                        ? Json(nullptr)
-                        : ErrorJson(operation.error, ToStd(operation.error.message()))}};
-}
-
-absl::StatusOr<std::vector<OperationState>> StatesOf(const std::vector<std::string>& names) {
-  constexpr OperationState kStates[] = {OperationState::kRunning, OperationState::kDone,
-                                        OperationState::kFailed, OperationState::kCancelled};
-  std::vector<OperationState> states;
-  for (const std::string& name : names) {
-    const auto* const found =
-        std::find_if(std::begin(kStates), std::end(kStates),
-                     [&name](OperationState state) { return OperationStateName(state) == name; });
-    if (found == std::end(kStates)) {
-      return WrongUse(StrCat("--state: \"", name,
-                             "\" is no state; there are running, done, failed and cancelled"));
-    }
-    states.push_back(*found);
-  }
-  return states;
-}
-
-absl::Status RunOperations(const Invocation& invocation, const std::vector<std::string>& names) {
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OperationState> states, StatesOf(names));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Operation> operations,
-                             client->cluster().ListOperations(states));
-  if (invocation.json) {
-    Json json = Json::array();
-    for (const Operation& operation : operations) json.push_back(OperationJson(operation));
-    invocation.Print({{"operations", std::move(json)}});
-    return absl::OkStatus();
-  }
-  if (operations.empty()) {
-    std::cout << (states.empty() ? "There is no operation\n" : "There is no such operation\n");
-    return absl::OkStatus();
-  }
-  Table table({{"number", Table::Align::kRight},
-               {"id"},
-               {"state"},
-               {"session", Table::Align::kRight},
-               {"began", Table::Align::kRight},
-               {"took", Table::Align::kRight},
-               {"bytes", Table::Align::kRight},
-               {"", Table::Align::kRight},
-               {"operation"}});
-  for (const Operation& operation : operations) {
-    const absl::Duration time =
-        operation.end_time.value_or(std::max(absl::Now(), operation.start_time)) -
-        operation.start_time;
-    const int64_t percent = operation.total == 0 ? 100 : operation.done * 100 / operation.total;
-    table.AddRow({StrCat(operation.number), operation.operation_id,
-                  std::string(OperationStateName(operation.state)),
-                  StrCat(operation.session_number), Ago(operation.start_time), FormatTime(time),
-                  FormatBytes(operation.total_bytes), StrCat(percent, " %"),
-                  operation.error.ok()
-                      ? operation.description
-                      : StrCat(operation.description, ": ", ToStd(operation.error.message()))});
-  }
-  table.Print();
-  return absl::OkStatus();
-}
-
 Json EventJson(const WatchStarted& started) {
   return {{"event", "started"},
           {"term", started.term},
@@ -563,16 +487,6 @@ void AddAdminCommands(CommandLine* line) {
   line->CanBeWatched(line->AddCommand(
       "sessions", "List the open sessions: who holds arrays, and until when",
       [](const Invocation& i) { return RunSessions(i); }, admin));
-
-  auto states = std::make_shared<std::vector<std::string>>();
-  CLI::App* const operations = line->AddCommand(
-      "operations", "List the operations (puts) that run or ended lately: how far they are",
-      [=](const Invocation& i) { return RunOperations(i, *states); }, admin);
-  operations
-      ->add_option("--state", *states,
-                   "only these, separated by commas: running, done, failed, cancelled")
-      ->delimiter(',');
-  line->CanBeWatched(operations);
 
   auto subjects = std::make_shared<std::vector<std::string>>();
   line->AddCommand(

@@ -1,21 +1,26 @@
-// Commands make-checkpoint, make-tensor: files of random values, for trials and benchmarks.
+// Commands save, make-checkpoint, make-tensor: checkpoints of arrays, and files of random values.
+#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
+#include "client/cli/inputs/made_checkpoint.h"
 #include "client/cli/interruption.h"
-#include "client/cli/made_checkpoint.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/shared_options.h"
+#include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "rpc/flags.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
 #include "tensor/npy.h"
 #include "tensor/random.h"
 #include "tensor/view.h"
@@ -77,6 +82,123 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
   return absl::OkStatus();
 }
 
+struct SaveFlags {
+  std::string prefix;
+  std::string folder;
+  std::optional<int64_t> step;
+  std::optional<int64_t> keep;
+  std::optional<int64_t> max_shard_size;
+  bool single_file = false;
+  bool overwrite = false;
+  bool strip_prefix = false;
+  bool validate_only = false;
+};
+
+// The workers resolve the path, perhaps on other hosts: a relative path is taken from this
+// program's folder.
+absl::StatusOr<std::string> AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (path.empty() || error) return WrongUse(StrCat("\"", path, "\" is not the path of a folder"));
+  std::string text = absolute.lexically_normal().string();
+  while (text.size() > 1 && text.back() == '/') text.pop_back();
+  return text;
+}
+
+// Says that the folder, if this program sees it, also has the checkpoints of steps.
+void PrintOtherSteps(const std::string& folder) {
+  const absl::StatusOr<std::vector<int64_t>> steps = CompleteSteps(folder);
+  if (!steps.ok() || steps->empty()) return;
+  std::cout << "The folder also has " << FormatCount(steps->size(), "complete step") << ": `load "
+            << folder << "` takes the checkpoint in the folder itself, --step " << steps->back()
+            << " the latest step\n";
+}
+
+void PrintSaved(const SavedCheckpoint& saved, absl::Duration time) {
+  std::cout << "Saved " << FormatCount(saved.tensors, "tensor") << ", "
+            << FormatBytes(saved.size_bytes) << " in " << FormatCount(saved.files, "file") << " to "
+            << saved.path << ", in " << FormatTime(time) << "; revision " << saved.revision << "\n";
+  if (saved.linked_files > 0) {
+    std::cout << FormatCount(saved.linked_files, "file")
+              << " of unchanged tensors: linked to the previous checkpoint, not written\n";
+  }
+  if (saved.found_bytes > 0) {
+    std::cout << "Continued an earlier save that did not end: found "
+              << FormatBytes(saved.found_bytes) << " intact, wrote "
+              << FormatBytes(saved.written_bytes) << "\n";
+  } else if (saved.took_over) {
+    std::cout << "Removed files of an earlier save that did not end\n";
+  }
+  if (!saved.removed_steps.empty()) {
+    std::cout << "Removed the checkpoints of steps " << StrJoin(saved.removed_steps, ", ") << "\n";
+  }
+}
+
+absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
+  if (flags.keep.has_value() && !flags.step.has_value()) {
+    return WrongUse("--keep needs a --step: only checkpoints of steps are removed");
+  }
+  if (flags.keep.has_value() && (*flags.keep < 1 || *flags.keep > 1'000'000)) {
+    return WrongUse(StrCat("--keep ", *flags.keep, ": give 1 to 1000000"));
+  }
+  if (flags.max_shard_size.has_value() && flags.single_file) {
+    return WrongUse("--max-shard-size and --single-file exclude each other");
+  }
+  constexpr int64_t kLeastShardSize = int64_t{1} << 20;
+  if (const int64_t size = flags.max_shard_size.value_or(0); size != 0 && size < kLeastShardSize) {
+    return WrongUse(StrCat("--max-shard-size: ", size,
+                           " bytes are less than the least, 1MiB; leave it out for the default"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string folder, AbsolutePath(flags.folder));
+  SaveOptions options;
+  options.step = flags.step;
+  options.keep = static_cast<int>(flags.keep.value_or(0));
+  options.max_file_bytes = flags.max_shard_size.value_or(0);
+  options.single_file = flags.single_file;
+  options.overwrite = flags.overwrite;
+  options.strip_prefix = flags.strip_prefix;
+  options.validate_only = flags.validate_only;
+  // Declared before the interruption, whose destructor may still use the client.
+  std::shared_ptr<MeshClient> client;
+  Interruption interruption("nothing was saved", invocation.output);
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  options.on_begun = [&](const std::string& operation_id) {
+    interruption.Begun(client.get(), operation_id);
+  };
+  const Stopwatch stopwatch;
+  absl::StatusOr<SavedCheckpoint> saved;
+  {
+    ProgressBar bar("saving", invocation.quiet);
+    options.progress = ShowOn(&bar);
+    saved = client->arrays().SaveCheckpoint(flags.prefix, folder, options);
+  }
+  SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(saved.status()));
+  if (invocation.json) {
+    Json json = {{"tensors", saved->tensors},
+                 {"files", saved->files},
+                 {"size_bytes", saved->size_bytes},
+                 {"revision", saved->revision}};
+    if (!flags.validate_only) {
+      json["path"] = saved->path;
+      json["written_bytes"] = saved->written_bytes;
+      json["found_bytes"] = saved->found_bytes;
+      json["linked_files"] = saved->linked_files;
+      json["took_over"] = saved->took_over;
+      json["removed_steps"] = saved->removed_steps;
+      json["time_s"] = Seconds(stopwatch.time());
+    }
+    invocation.Print(MarkIfValidated(std::move(json), flags.validate_only));
+  } else if (flags.validate_only) {
+    std::cout << "Would save " << FormatCount(saved->tensors, "tensor") << ", "
+              << FormatBytes(saved->size_bytes) << " in " << FormatCount(saved->files, "file")
+              << " to " << folder << "; revision " << saved->revision << "\n";
+  } else {
+    PrintSaved(*saved, stopwatch.time());
+    if (!flags.step.has_value()) PrintOtherSteps(folder);
+  }
+  return absl::OkStatus();
+}
+
 struct TensorFlags {
   std::string path;
   Shape shape;
@@ -109,6 +231,34 @@ absl::Status RunMakeTensor(const Invocation& invocation, const TensorFlags& flag
 }  // namespace
 
 void AddCheckpointCommands(CommandLine* line) {
+  auto saved = std::make_shared<SaveFlags>();
+  CLI::App* const save =
+      line->AddCommand("save", "Save arrays as a checkpoint, which the workers write together",
+                       [saved](const Invocation& i) { return RunSave(i, *saved); });
+  save->add_option("prefix", saved->prefix,
+                   "save the arrays whose names begin with this; '' for all named arrays")
+      ->required();
+  save->add_option("folder", saved->folder,
+                   "folder that all workers see, below the --write-root of each")
+      ->required();
+  save->add_option("--step", saved->step, "save into the folder step-N below the folder")
+      ->check(CLI::Range(int64_t{0}, kMaxCheckpointStep));
+  save->add_option("--keep", saved->keep,
+                   "with --step: keep so many complete checkpoints, remove those of lower steps");
+  AddParsedOption(save, "--max-shard-size", &saved->max_shard_size, ParseSize,
+                  "largest size of a file, 1MiB or more, such as 2GiB (default, and 0: 5GB)");
+  save->add_flag("--single-file", saved->single_file, "write one model.safetensors of any size");
+  save->add_flag("--overwrite", saved->overwrite, "replace a checkpoint that was saved before");
+  save->add_flag("--strip-prefix", saved->strip_prefix,
+                 "remove the prefix from the names in the checkpoint");
+  save->add_flag("--validate-only", saved->validate_only,
+                 "plan the checkpoint, and save nothing; the folder is not looked at");
+  save->footer(
+      "The folder lies on the workers' hosts. A save takes all names at one revision: puts and "
+      "steps\nmay go on. Ctrl-C cancels it and leaves nothing behind.\n\nExamples:\n"
+      "  shardmesh save model/ /ckpt/run-1 --step 1000 --keep 3\n"
+      "  shardmesh save '' /ckpt/export --single-file");
+
   auto made = std::make_shared<CheckpointFlags>();
   CLI::App* const checkpoint =
       line->AddCommand("make-checkpoint", "Write a safetensors checkpoint of random values",

@@ -52,6 +52,8 @@ struct UpFlags {
   std::optional<int64_t> min_sharding_size;
   std::string transport = "auto";
   std::string algorithms;
+  std::vector<std::string> read_roots;
+  std::vector<std::string> write_roots;
 };
 
 // The file where `up` records the mesh of a data folder's cluster.
@@ -147,6 +149,20 @@ void ReportEarlier(const LocalCluster& cluster) {
 
 void SayWaiting(const std::string& what) { std::cerr << "waiting: " << what << "\n"; }
 
+// Adds `flag` to the flags of the workers, once for each folder.
+absl::Status PassRoots(std::string_view flag, const std::vector<std::string>& roots,
+                       std::vector<std::string>* worker_flags) {
+  for (const std::string& root : roots) {
+    const std::filesystem::path folder = std::filesystem::absolute(root).lexically_normal();
+    std::error_code error;
+    if (!std::filesystem::is_directory(folder, error)) {
+      return WrongUse(StrCat(flag, " ", root, ": there is no such folder; create it first"));
+    }
+    worker_flags->push_back(StrCat(flag, "=", folder.string()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   if (const absl::Status status = CheckClusterName(invocation.cluster_name); !status.ok()) {
     return WrongUse(ToStd(status.message()));
@@ -184,6 +200,8 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
     options.coordinator_flags.push_back(StrCat("--collective-algorithms=", flags.algorithms));
   }
   options.worker_flags.push_back(StrCat("--transport=", flags.transport));
+  SHARDMESH_RETURN_IF_ERROR(PassRoots("--read-root", flags.read_roots, &options.worker_flags));
+  SHARDMESH_RETURN_IF_ERROR(PassRoots("--write-root", flags.write_roots, &options.worker_flags));
   options.ends_with_parent = !flags.detach;
   options.on_wait = SayWaiting;
 
@@ -312,6 +330,7 @@ Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
       {"used_bytes", worker.used_bytes},
       {"quarantined_arrays", worker.quarantined_arrays},
       {"quarantined_bytes", worker.quarantined_bytes},
+      {"cached_bytes", worker.cached_bytes},
       {"heartbeat_age_s", Seconds(worker.heartbeat_age)},
       {"lost_reason", worker.lost_reason},
       {"lost_age_s", Seconds(worker.lost_age)},
@@ -320,6 +339,18 @@ Json WorkerJson(const WorkerStatus& worker, const std::string& metrics) {
       {"attach_error", worker.attach_error},
       {"attach_error_age_s", Seconds(worker.attach_error_age)},
       {"version", worker.build.version}};
+}
+
+Json RepairsJson(const std::optional<RepairStatus>& repairs) {
+  if (!repairs.has_value()) return nullptr;
+  return {{"operations", repairs->operations},
+          {"done_bytes", repairs->done_bytes},
+          {"total_bytes", repairs->total_bytes},
+          {"bytes_per_second", repairs->bytes_per_second},
+          {"time_left_s",
+           repairs->time_left.has_value() ? Json(Seconds(*repairs->time_left)) : Json(nullptr)},
+          {"tiles", repairs->tiles},
+          {"failed_tiles", repairs->failed_tiles}};
 }
 
 Json StatusJson(const std::string& address, const ClusterStatus& status,
@@ -347,6 +378,12 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"revision", status.revision},
           {"arrays", status.arrays},
           {"degraded_arrays", status.degraded_arrays},
+          {"cached_arrays", status.cached_arrays},
+          {"cached_bytes", status.cached_bytes},
+          {"repairs", RepairsJson(status.repairs)},
+          {"replicas", status.replicas.has_value() ? Json({{"waiting", status.replicas->waiting},
+                                                           {"failed", status.replicas->failed}})
+                                                   : Json(nullptr)},
           {"unnamed_arrays", status.unnamed_arrays},
           {"unnamed_held_for_s", status.unnamed_held_for == absl::InfiniteDuration()
                                      ? Json(nullptr)
@@ -356,6 +393,38 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"unreadable_keys", status.unreadable_keys},
           {"meshes", std::move(meshes)},
           {"workers", std::move(workers)}};
+}
+
+void PrintReplicas(const ReplicaStatus& replicas) {
+  if (replicas.waiting > 0) {
+    std::cout << "Replicas: " << FormatCount(replicas.waiting, "array")
+              << " with replicas 1 of 2, being copied\n";
+  }
+  if (replicas.failed > 0) {
+    std::cout << "Replicas: " << FormatCount(replicas.failed, "array")
+              << " with replicas 1 of 2 could not be copied; `shardmesh array ls` shows why\n";
+  }
+}
+
+void PrintRepairs(const RepairStatus& repairs) {
+  if (repairs.tiles > 0 || repairs.operations > 0) {
+    std::cout << "Repair: " << FormatCount(repairs.tiles, "lost tile") << " to read again";
+    if (repairs.total_bytes > 0) {
+      std::cout << ", " << FormatBytes(repairs.done_bytes) << " of "
+                << FormatBytes(repairs.total_bytes) << " done";
+    }
+    if (repairs.bytes_per_second > 0) {
+      std::cout << ", " << FormatBytes(repairs.bytes_per_second) << "/s";
+    }
+    if (repairs.time_left.has_value()) {
+      std::cout << ", " << FormatTime(*repairs.time_left) << " left";
+    }
+    std::cout << " (`shardmesh ops ls`)\n";
+  }
+  if (repairs.failed_tiles > 0) {
+    std::cout << "Repair: " << FormatCount(repairs.failed_tiles, "lost tile")
+              << " could not be read again; `shardmesh ls` says why\n";
+  }
 }
 
 // Returns the ranks of a worker, such as `default:0,small:1`. If the cluster has only one mesh, the
@@ -400,6 +469,13 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
             << (status.degraded_arrays > 0 ? StrCat(" (", status.degraded_arrays, " degraded)")
                                            : "")
             << ", " << FormatCount(status.sessions, "session") << "\n";
+  if (status.cached_arrays > 0) {
+    std::cout << "Cache: " << FormatCount(status.cached_arrays, "released array") << " of "
+              << FormatBytes(status.cached_bytes)
+              << ", freed when the memory is needed (`shardmesh admin cache drop`)\n";
+  }
+  if (status.repairs.has_value()) PrintRepairs(*status.repairs);
+  if (status.replicas.has_value()) PrintReplicas(*status.replicas);
   if (const std::string served = metrics.Of(status.pid); !served.empty()) {
     std::cout << "Metrics at " << metrics.scheme() << "://" << served << "/metrics\n";
   }
@@ -484,14 +560,22 @@ absl::Status RunStatus(const Invocation& invocation) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   SHARDMESH_ASSIGN_OR_RETURN(const ClusterStatus status, client->cluster().GetStatus());
   const MetricsAddresses metrics(invocation);
+  // The status is worth showing even if the operations cannot be listed.
+  const auto operations = client->cluster().ListOperations({OperationState::kRunning});
   if (invocation.json) {
-    invocation.Print(StatusJson(invocation.address, status, metrics));
+    Json json = StatusJson(invocation.address, status, metrics);
+    json["running_operations"] = operations.ok() ? Json(operations->size()) : Json(nullptr);
+    invocation.Print(json);
   } else if (invocation.names()) {
     std::vector<std::string> names;
     for (const WorkerStatus& worker : status.workers) names.push_back(worker.identity);
     PrintNames(names);
   } else {
     PrintStatus(invocation.address, status, metrics);
+    if (operations.ok() && !operations->empty()) {
+      std::cout << "\nRunning: " << FormatCount(std::ssize(*operations), "operation")
+                << "; `shardmesh ops watch` shows how far\n";
+    }
   }
   return absl::OkStatus();
 }
@@ -591,6 +675,14 @@ void AddClusterCommands(CommandLine* line) {
                  "how data goes between workers: through shared memory (shm), over streams "
                  "(stream), or as each pair can (auto, the default)")
       ->check(CLI::IsMember({"auto", "stream", "shm"}));
+  up->add_option("--read-root", flags->read_roots,
+                 "a folder below which the workers may read the files of puts; may be repeated")
+      ->type_name("DIR")
+      ->take_all();
+  up->add_option("--write-root", flags->write_roots,
+                 "a folder below which the workers may save checkpoints; may be repeated")
+      ->type_name("DIR")
+      ->take_all();
 
   line->AddCommand("down", "Stop the cluster that `up` started",
                    [](const Invocation& i) { return RunDown(i); });

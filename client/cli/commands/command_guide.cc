@@ -10,11 +10,11 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSect
   static const auto* const sections =
       new std::vector<std::pair<std::string, std::vector<std::string>>>{
           {"Layout questions",
-           {"plan", "resolve", "explain", "match", "compare", "tiles", "reshard", "rules",
-            "profile", "mesh", "shardings"}},
-          {"Arrays", {"load", "put", "ls", "describe", "get", "rm"}},
+           {"plan", "resolve", "explain", "match", "compare", "tiles", "rules", "profile", "mesh",
+            "shardings"}},
+          {"Arrays", {"load", "put", "save", "reshard", "ls", "describe", "get", "rm", "array"}},
           {"Compute", {"linear", "matmul", "collective"}},
-          {"Cluster", {"status", "links", "doctor", "health", "admin", "version"}},
+          {"Cluster", {"status", "links", "doctor", "health", "ops", "admin", "version"}},
           {"Catalog", {"catalog"}},
           {"Local cluster", {"up", "down"}},
           {"Command line", {"config", "completion", "man", "explain-error"}},
@@ -51,11 +51,25 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh shardings encoder --specs"},
       {"shardmesh load model.safetensors --rules bert.yaml"},
       {"shardmesh put x.npy --as x --axes __BATCH__,__EMBED__"},
+      {"shardmesh put model.safetensors:encoder.layer.0.output.dense.weight --as w --spec tp,- "
+       "--uneven ceil"},
+      {"shardmesh save encoder /srv/checkpoints/bert --validate-only"},
+      {"shardmesh reshard encoder.layer.0.output.dense.weight --to tp,-"},
+      {"shardmesh reshard --tree encoder --rules bert.yaml --plan-only"},
       {"shardmesh ls encoder.layer.0"},
       {"shardmesh ls -o name --no-headers"},
       {"shardmesh describe encoder.layer.0.output.dense.weight"},
-      {"shardmesh get encoder.layer.0.output.dense.weight@1 --out w.npy"},
+      {"shardmesh get encoder.layer.0.output.dense.weight --out w.npy"},
+      {"shardmesh get encoder.layer.0.output.dense.weight --slice 0:16,: --out w.safetensors"},
+      {"shardmesh get --tree encoder --out encoder"},
       {"shardmesh rm encoder.layer.0.output.dense.weight"},
+      {"shardmesh rm --tree encoder --validate-only"},
+      {"shardmesh array load model.safetensors --tree axes.json --mode prefill"},
+      {"shardmesh array put x.npy --as x --spec fsdp,tp --cuts 0:100,300"},
+      {"shardmesh array ls encoder.layer.0 -o wide"},
+      {"shardmesh array describe x"},
+      {"shardmesh array get x --out y.npy"},
+      {"shardmesh array rm x"},
       {"shardmesh linear --input x.npy --weight w --activation gelu --as hidden"},
       {"shardmesh matmul x.npy w --transpose-b --out y.npy"},
       {"shardmesh collective all-reduce partial --axes tp --as sum"},
@@ -67,7 +81,11 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh admin snapshot state.snapshot"},
       {"shardmesh admin check /var/lib/shardmesh"},
       {"shardmesh admin sessions"},
-      {"shardmesh admin operations --state running"},
+      {"shardmesh ops ls --state running"},
+      {"shardmesh ops show 17"},
+      {"shardmesh ops watch 17"},
+      {"shardmesh ops cancel 17 --force"},
+      {"shardmesh mesh resize default dp=3"},
       {"shardmesh admin watch --of workers"},
       {"shardmesh admin worker drain worker-3"},
       {"shardmesh admin worker forget worker-3"},
@@ -75,6 +93,7 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh admin quarantine list"},
       {"shardmesh admin quarantine restore 0190a1b2-0000-0000-0000-000000000001 --as w"},
       {"shardmesh admin quarantine drop 0190a1b2-0000-0000-0000-000000000001"},
+      {"shardmesh admin cache drop"},
       {"shardmesh version", kAlone},
       {"shardmesh catalog ls rules"},
       {"shardmesh catalog get rules bert@2"},
@@ -115,6 +134,7 @@ const std::vector<CommandExample>& CommandExamples() {
 void AddAllCommands(CommandLine* line) {
   AddAdminCommands(line);
   AddWorkerCommands(line);
+  AddOperationCommands(line);
   AddClusterCommands(line);
   AddDoctorCommands(line);
   AddErrorsCommands(line);
@@ -128,6 +148,7 @@ void AddAllCommands(CommandLine* line) {
   AddLayerCommands(line);
   AddPlanCommands(line);
   AddArrayCommands(line);
+  AddReshardCommands(line);
   AddComputeCommands(line);
   AddCatalogCommands(line);
   AddRulesCommands(line);

@@ -20,14 +20,16 @@ void AddSpecCommands(CommandLine* line);        // explain, constrain, compare, 
 void AddProfileCommands(CommandLine* line);     // profile show, hash
 void AddMeshCommands(CommandLine* line);        // mesh show, mesh query, spec axes
 void AddLayerCommands(CommandLine* line);       // layer output, check, describe, promote
-void AddPlanCommands(CommandLine* line);        // plan, reshard, shardings
-void AddArrayCommands(CommandLine* line);       // load, put, ls, get, describe, rm
+void AddPlanCommands(CommandLine* line);        // plan, shardings
+void AddOperationCommands(CommandLine* line);   // ops ls, show, watch, cancel
+void AddArrayCommands(CommandLine* line);       // load, put, ls, get, describe, rm; array ...
+void AddReshardCommands(CommandLine* line);     // reshard
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, history, put, rm
 void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewrite, from-text
 void AddLogicalCommands(CommandLine* line);     // logical resolve, compose
 void AddCertsCommands(CommandLine* line);       // certs
-void AddCheckpointCommands(CommandLine* line);  // make-checkpoint, make-tensor
+void AddCheckpointCommands(CommandLine* line);  // save, make-checkpoint, make-tensor
 void AddConfigCommands(CommandLine* line);      // config set-context, use-context, ...
 void AddManualCommands(CommandLine* line);      // completion, man
 

@@ -33,9 +33,14 @@ absl::StatusOr<bool> Ask(const Invocation& invocation, const HealthOptions& opti
   SHARDMESH_ASSIGN_OR_RETURN(const rpc::Credentials credentials, invocation.Credentials());
   const auto deadline =
       SteadyDeadline::After(invocation.DeadlineOr(options.wait ? kWaitDeadline : kDeadline));
+  bool has_answered = false;
   while (true) {
     const absl::StatusOr<bool> is_serving =
         IsServing(invocation.address, options.service, credentials, deadline.wall());
+    // The deadline of --wait may cut the last question short. The process has told before that it
+    // does not serve, which says more than that it did not answer in the time that was left.
+    if (has_answered && !is_serving.ok() && deadline.left() <= absl::ZeroDuration()) return false;
+    has_answered = is_serving.ok();
     const bool may_change = is_serving.ok() ? !*is_serving : rpc::IsRetryable(is_serving.status());
     if (!options.wait || !may_change || kWaitInterval >= deadline.left()) {
       return is_serving;

@@ -1,5 +1,6 @@
-// Commands mesh show, mesh query, spec axes: meshes, some of their axes, and the axes that specs
-// name.
+// Commands mesh show, mesh query, mesh resize, spec axes: meshes, some of their axes, and the axes
+// that specs name.
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <memory>
@@ -12,8 +13,12 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/cut_options.h"
 #include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
+#include "client/cli/progress_bar.h"
 #include "client/cli/shared_options.h"
+#include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -229,6 +234,127 @@ absl::Status RunSpecAxes(const Invocation& invocation, const std::vector<std::st
   return absl::OkStatus();
 }
 
+struct ResizeFlags {
+  std::string mesh;
+  std::string shape;
+  CutOptions cuts;
+  bool validate_only = false;
+};
+
+Json ResizeJson(const ResizeResult& result) {
+  Json ranks = Json::array();
+  for (const ResizeRank& rank : result.ranks) {
+    ranks.push_back({{"rank", rank.rank},
+                     {"worker", rank.identity},
+                     {"moved_bytes", rank.moved_bytes},
+                     {"have_bytes", rank.have_bytes},
+                     {"need_bytes", rank.need_bytes}});
+  }
+  Json refusals = Json::array();
+  for (const ResizeRefusal& refusal : result.refusals) {
+    refusals.push_back({{"name", refusal.name},
+                        {"array_id", refusal.array_id},
+                        {"error", ToStd(refusal.error.message())}});
+  }
+  return {{"arrays", result.array_count},
+          {"moved_bytes", result.moved_bytes},
+          {"ranks", std::move(ranks)},
+          {"refusals", std::move(refusals)},
+          {"refusal_count", result.refusal_count}};
+}
+
+void PrintResizePlan(const ResizeResult& result) {
+  Table table({{"rank", Table::Align::kRight},
+               {"worker"},
+               {"receives", Table::Align::kRight},
+               {"needs", Table::Align::kRight},
+               {"has left", Table::Align::kRight},
+               {""}});
+  for (const ResizeRank& rank : result.ranks) {
+    table.AddRow({StrCat(rank.rank), rank.identity, FormatBytes(rank.moved_bytes),
+                  FormatBytes(rank.need_bytes), FormatBytes(rank.have_bytes),
+                  rank.need_bytes > rank.have_bytes ? "too little memory" : ""});
+  }
+  table.Print();
+  for (const ResizeRefusal& refusal : result.refusals) {
+    std::cout << "refused: "
+              << (refusal.name.empty() ? StrCat("@", refusal.array_id)
+                                       : EscapeForTerminal(refusal.name))
+              << ": " << EscapeForTerminal(ToStd(refusal.error.message())) << "\n";
+  }
+  const int64_t more = result.refusal_count - std::ssize(result.refusals);
+  if (more > 0) std::cout << "and " << more << " more\n";
+}
+
+absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
+  SHARDMESH_RETURN_IF_ERROR(CheckCutOptions(flags.cuts));
+  ResizeOptions options{.uneven = flags.cuts.rule(),
+                        .weights = flags.cuts.weights.value_or(std::vector<int64_t>()),
+                        .validate_only = flags.validate_only};
+  // Declared before the interruption, whose destructor may still use the client.
+  std::shared_ptr<MeshClient> client;
+  Interruption interruption("the mesh is as it was", invocation.output);
+  interruption.MayEndMidway();  // a resize whose arrays cannot go back
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  options.on_begun = [&](const std::string& operation_id) {
+    interruption.Begun(client.get(), operation_id);
+  };
+  const Stopwatch stopwatch;
+  absl::StatusOr<ResizeResult> result;
+  {
+    ProgressBar bar("resizing", invocation.quiet);
+    options.progress = ShowOn(&bar);
+    result = client->arrays().ResizeMesh(flags.mesh, flags.shape, options);
+  }
+  SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(result.status()));
+  if (invocation.json) {
+    Json json = ResizeJson(*result);
+    if (!flags.validate_only) {
+      json["operation_id"] = result->operation_id;
+      json["time_s"] = Seconds(stopwatch.time());
+    }
+    invocation.Print(MarkIfValidated(std::move(json), flags.validate_only));
+    return absl::OkStatus();
+  }
+  if (flags.validate_only) {
+    PrintResizePlan(*result);
+    const bool fits =
+        std::all_of(result->ranks.begin(), result->ranks.end(),
+                    [](const ResizeRank& rank) { return rank.need_bytes <= rank.have_bytes; });
+    std::cout << (result->refusal_count == 0 && fits ? "Would move "
+                                                     : "Would be refused; it moves ")
+              << FormatCount(result->array_count, "array") << ", "
+              << FormatBytes(result->moved_bytes) << " between workers\n";
+  } else if (result->operation_id.empty()) {
+    std::cout << "Mesh " << flags.mesh << " is " << flags.shape << " already\n";
+  } else {
+    std::cout << "Resized mesh " << flags.mesh << " to " << flags.shape << ": moved "
+              << FormatCount(result->array_count, "array") << ", "
+              << FormatBytes(result->moved_bytes) << " between workers, in "
+              << FormatTime(stopwatch.time()) << "\n";
+  }
+  return absl::OkStatus();
+}
+
+void AddResize(CommandLine* line, CLI::App* group) {
+  auto flags = std::make_shared<ResizeFlags>();
+  CLI::App* const resize = line->AddCommand(
+      "resize", "Give a mesh another shape, and move all arrays that lie on it",
+      [flags](const Invocation& i) { return RunResize(i, *flags); }, group);
+  resize->add_option("mesh", flags->mesh, "name of the mesh in the catalog")->required();
+  resize->add_option("shape", flags->shape, "the new axes, such as dp=3 or dp=2,tp=4")->required();
+  AddUnevenOptions(resize, &flags->cuts,
+                   "equal (refuse arrays that the shape does not divide), ceil, memory or speed");
+  resize->add_flag("--validate-only", flags->validate_only,
+                   "show what would move and what would be refused, and change nothing");
+  resize->footer(
+      "The ranks that remain keep their workers; a larger mesh gets further attached workers.\n"
+      "Arrays can be read all the time. Ctrl-C goes back to the old shape. If a resize stops\n"
+      "midway, repeat it to go on.\n\nExamples:\n"
+      "  shardmesh mesh resize default dp=3 --validate-only\n"
+      "  shardmesh mesh resize default dp=3 --uneven ceil");
+}
+
 void AddShow(CommandLine* line, CLI::App* group) {
   auto flags = std::make_shared<ShowFlags>();
   CLI::App* const show = line->AddCommand(
@@ -261,9 +387,10 @@ void AddQuery(CommandLine* line, CLI::App* group) {
 }  // namespace
 
 void AddMeshCommands(CommandLine* line) {
-  CLI::App* const mesh = line->AddGroup("mesh", "Show meshes, and ask about their axes");
+  CLI::App* const mesh = line->AddGroup("mesh", "Show and resize meshes, and ask about their axes");
   AddShow(line, mesh);
   AddQuery(line, mesh);
+  AddResize(line, mesh);
 
   CLI::App* const spec = line->AddGroup("spec", "Ask about specs");
   auto texts = std::make_shared<std::vector<std::string>>();

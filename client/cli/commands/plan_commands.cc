@@ -1,5 +1,4 @@
-// Commands plan, reshard, shardings: costs of layouts, data moved between them, and the tiles of
-// arrays.
+// Commands plan, shardings: costs of layouts, and the tiles of arrays.
 #include <algorithm>
 #include <array>
 #include <iostream>
@@ -14,13 +13,14 @@
 #include "absl/strings/str_split.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
-#include "client/cli/commands/plan_report.h"
 #include "client/cli/grammar.h"
+#include "client/cli/inputs/checkpoint_source.h"
+#include "client/cli/inputs/tree_source.h"
 #include "client/cli/interruption.h"
 #include "client/cli/placement.h"
+#include "client/cli/report/plan_report.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
-#include "client/cli/tree_source.h"
 #include "process/file.h"
 #include "rpc/flags.h"
 #include "sharding/layout/mesh_search.h"
@@ -75,6 +75,7 @@ struct PlanFlags {
   std::string html;
   bool summary = false;
   bool strict = false;
+  MapFlags map;
   ExactOption exact;
   // Options of the search for meshes.
   std::optional<int64_t> search;
@@ -145,6 +146,9 @@ absl::Status CheckFlags(PlanFlags* flags) {
   if (flags->file.empty()) {
     flags->file = flags->tree;
   }
+  if (flags->map.is_given() && (flags->file.empty() || flags->file == "-")) {
+    return WrongUse("--map and --dtype are for the tensors of a checkpoint; name one with FILE");
+  }
   // Show each device once, even if the user names it twice.
   std::vector<int64_t> devices;
   for (const int64_t device : flags->devices) {
@@ -184,13 +188,23 @@ absl::Status CheckHasRules(const PlanFlags& flags, const std::vector<TreeTensor>
   return absl::OkStatus();
 }
 
-// Returns the tensors of the file; empty if the question names a stored tree.
-absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags) {
+// Returns the tensors of the file; empty if the question names a stored tree. With --map or
+// --dtype, the file is a checkpoint, and `mapped` gets it.
+absl::StatusOr<std::vector<TreeTensor>> ReadTreeOf(const PlanFlags& flags,
+                                                   std::optional<MappedCheckpoint>* mapped) {
   if (!flags.stored_tree.empty()) {
     return std::vector<TreeTensor>();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTree(flags.file));
-  SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, tensors));
+  absl::StatusOr<std::vector<TreeTensor>> tensors;
+  if (flags.map.is_given()) {
+    SHARDMESH_ASSIGN_OR_RETURN(MappedCheckpoint opened, OpenMapped(flags.file, flags.map));
+    mapped->emplace(std::move(opened));
+    tensors = TensorsOf(**mapped);
+  } else {
+    tensors = ReadTree(flags.file);
+  }
+  SHARDMESH_RETURN_IF_ERROR(tensors.status());
+  SHARDMESH_RETURN_IF_ERROR(CheckHasRules(flags, *tensors));
   return tensors;
 }
 
@@ -310,7 +324,8 @@ absl::Status RunSearch(const Invocation& invocation, const PlanFlags& flags) {
     question.device_memory_bytes = flags.memory->bytes;
   }
   SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, Compatibility::kDefault));
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tensors, ReadTreeOf(flags));
+  std::optional<MappedCheckpoint> mapped;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreeTensor> tensors, ReadTreeOf(flags, &mapped));
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
@@ -371,7 +386,8 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
   question.compatibility = flags.exact.compatibility();
   SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, question.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, question.compatibility));
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTreeOf(flags));
+  std::optional<MappedCheckpoint> mapped;
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TreeTensor> tensors, ReadTreeOf(flags, &mapped));
   SHARDMESH_ASSIGN_OR_RETURN(question.rules, SelectRules(flags.rules, question.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
@@ -401,174 +417,15 @@ absl::Status RunPlan(const Invocation& invocation, PlanFlags flags) {
     if (!flags.devices.empty()) {
       SHARDMESH_ASSIGN_OR_RETURN(json["devices"], DevicesJson(placement, mesh, flags.devices));
     }
+    if (mapped.has_value()) json["mapping"] = MappingJson(*mapped);
     invocation.Print(json);
     return absl::OkStatus();
   }
   PrintPlacement(placement, /*with_tensors=*/!flags.summary);
+  if (mapped.has_value()) PrintMapping(*mapped);
   PrintReport(placement);
   for (const int64_t device : flags.devices) {
     SHARDMESH_RETURN_IF_ERROR(PrintDevice(placement, mesh, device));
-  }
-  return absl::OkStatus();
-}
-
-struct ReshardFlags {
-  std::string from;
-  std::string to;
-  std::vector<std::string> partial;       // unreduced axes of the source layout
-  std::vector<std::string> keep_partial;  // unreduced axes of the destination layout
-  std::optional<Shape> shape;
-  std::optional<Dtype> dtype;
-  std::vector<int64_t> devices;
-  std::vector<int64_t> sources;
-};
-
-// The parts of the text `MESH:SPEC`, or of a text that is only a spec. The last colon of the text
-// ends the mesh: a mesh may have colons, but a spec has none.
-struct LayoutText {
-  std::optional<std::string> mesh;
-  std::string spec;
-};
-LayoutText SplitLayout(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos) {
-    return {std::nullopt, text};
-  }
-  return {text.substr(0, colon), text.substr(colon + 1)};
-}
-
-absl::StatusOr<PartitionSpec> ParseLayoutSpec(const std::string& text,
-                                              const std::vector<std::string>& unreduced) {
-  SHARDMESH_ASSIGN_OR_RETURN(const PartitionSpec spec, ParseSpec(text));
-  return PartitionSpec({spec.entries().begin(), spec.entries().end()}, unreduced);
-}
-
-void PrintTransfers(const std::vector<ReshardTransfer>& transfers) {
-  Table table({{"from", Table::Align::kRight},
-               {"to", Table::Align::kRight},
-               {"bytes", Table::Align::kRight},
-               {"region"}});
-  for (const ReshardTransfer& transfer : transfers) {
-    table.AddRow({StrCat(transfer.source), StrCat(transfer.destination),
-                  FormatBytes(transfer.bytes), transfer.tile.ToString()});
-  }
-  table.Print();
-}
-
-std::string StepText(const ReshardStep& step) {
-  std::string text = StrCat(ReshardPatternName(step.pattern), " along ", StrJoin(step.axes, ", "),
-                            " in groups of ", step.group_size);
-  if (step.from_dim.has_value() && step.to_dim.has_value()) {
-    StrAppend(&text, ", dimension ", *step.from_dim, " to ", *step.to_dim);
-  } else if (step.from_dim.has_value()) {
-    StrAppend(&text, ", dimension ", *step.from_dim);
-  } else if (step.to_dim.has_value()) {
-    StrAppend(&text, ", into dimension ", *step.to_dim);
-  }
-  return text;
-}
-
-void PrintReshard(const ReshardAnswer& answer) {
-  const ReshardTotals& totals = answer.totals;
-  std::cout << "pattern      " << ReshardPatternName(answer.pattern) << "\n";
-  for (const ReshardStep& step : answer.steps) {
-    std::cout << "step         " << StepText(step) << "\n";
-  }
-  std::cout << "moves        " << FormatBytes(answer.total_needed_bytes)
-            << ", the least possible; devices keep " << totals.kept << " elements and need "
-            << totals.need << "\n"
-            << "per device   " << FormatBytes(answer.max_needed_bytes) << " at most, received by "
-            << FormatCount(totals.receivers, "device") << "; sent "
-            << (answer.max_sent_bytes.has_value()
-                    ? StrCat(FormatBytes(*answer.max_sent_bytes), " at most, ")
-                    : std::string())
-            << FormatBytes(static_cast<int64_t>(answer.mean_sent_bytes)) << " on average\n"
-            << "per link     " << FormatBytes(answer.max_link_bytes) << " at most, on "
-            << FormatCount(totals.links, "link") << "\n";
-  for (const ReshardDevice& device : answer.devices) {
-    std::cout << "\nDevice " << device.device << " turns "
-              << (device.part.src.has_value() ? device.part.src->ToString() : "nothing") << " into "
-              << device.part.dst.ToString() << ": keeps " << device.part.kept
-              << " elements, receives " << FormatBytes(device.needed_bytes) << "\n";
-    if (!device.regions.empty()) {
-      PrintTransfers(device.regions);
-    }
-  }
-  if (!answer.sent.empty()) {
-    std::cout << "\nSent\n";
-    PrintTransfers(answer.sent);
-  }
-}
-
-Json TransfersJson(const std::vector<ReshardTransfer>& transfers) {
-  Json list = Json::array();
-  for (const ReshardTransfer& transfer : transfers) {
-    list.push_back({{"source", transfer.source},
-                    {"destination", transfer.destination},
-                    {"bytes", transfer.bytes},
-                    {"tile", TileJson(transfer.tile)}});
-  }
-  return list;
-}
-
-Json ReshardJson(const ReshardAnswer& answer) {
-  Json steps = Json::array();
-  const auto dimension = [](const std::optional<int64_t>& dim) {
-    return dim.has_value() ? Json(*dim) : Json(nullptr);
-  };
-  for (const ReshardStep& step : answer.steps) {
-    steps.push_back({{"pattern", std::string(ReshardPatternName(step.pattern))},
-                     {"axes", step.axes},
-                     {"from_dimension", dimension(step.from_dim)},
-                     {"to_dimension", dimension(step.to_dim)}});
-  }
-  Json devices = Json::array();
-  for (const ReshardDevice& device : answer.devices) {
-    devices.push_back(
-        {{"device", device.device},
-         {"source_tile", device.part.src.has_value() ? TileJson(*device.part.src) : Json(nullptr)},
-         {"destination_tile", TileJson(device.part.dst)},
-         {"kept_elements", device.part.kept},
-         {"needed_elements", device.part.need},
-         {"needed_bytes", device.needed_bytes},
-         {"regions", TransfersJson(device.regions)}});
-  }
-  return {{"pattern", std::string(ReshardPatternName(answer.pattern))},
-          {"steps", std::move(steps)},
-          {"noop", answer.totals.noop},
-          {"elements", answer.elements},
-          {"total_kept_elements", answer.totals.kept},
-          {"total_needed_elements", answer.totals.need},
-          {"total_needed_bytes", answer.total_needed_bytes},
-          {"max_needed_bytes", answer.max_needed_bytes},
-          {"receivers", answer.totals.receivers},
-          {"links", answer.totals.links},
-          {"max_link_bytes", answer.max_link_bytes},
-          {"mean_sent_bytes", answer.mean_sent_bytes},
-          {"max_sent_bytes", dimension(answer.max_sent_bytes)},
-          {"devices", std::move(devices)},
-          {"sent", TransfersJson(answer.sent)},
-          {"revision", answer.revision}};
-}
-
-absl::Status RunReshard(const Invocation& invocation, const ReshardFlags& flags) {
-  ReshardQuestion question = {.shape = *flags.shape,
-                              .dtype = flags.dtype.value_or(Dtype::kBF16),
-                              .devices = flags.devices,
-                              .sources = flags.sources};
-  const LayoutText from = SplitLayout(flags.from);
-  const LayoutText to = SplitLayout(flags.to);
-  SHARDMESH_ASSIGN_OR_RETURN(question.from, ParseLayoutSpec(from.spec, flags.partial));
-  SHARDMESH_ASSIGN_OR_RETURN(question.to, ParseLayoutSpec(to.spec, flags.keep_partial));
-  SHARDMESH_ASSIGN_OR_RETURN(question.from_mesh, SelectMesh(from.mesh.value_or("")));
-  SHARDMESH_ASSIGN_OR_RETURN(question.to_mesh,
-                             SelectMesh(to.mesh.value_or(from.mesh.value_or(""))));
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
-  SHARDMESH_ASSIGN_OR_RETURN(const ReshardAnswer answer, client->layouts().PlanReshard(question));
-  if (invocation.json) {
-    invocation.Print(ReshardJson(answer));
-  } else {
-    PrintReshard(answer);
   }
   return absl::OkStatus();
 }
@@ -648,6 +505,7 @@ void AddPlan(CommandLine* line) {
   AddModeOption(plan, &flags->mode, "for tensors that bring axes: ");
   AddMeshOptions(plan, &flags->mesh);
   plan->add_flag("--strict", flags->strict, "make the first correction an error");
+  AddMapOptions(plan, &flags->map);
   plan->add_flag("--summary", flags->summary, "leave out the table of tensors");
   AddExactOption(plan, &flags->exact);
   plan->add_option("--device", flags->devices,
@@ -665,32 +523,6 @@ void AddPlan(CommandLine* line) {
   AddParsedOption(plan, "--rank-by", &flags->ranking, ParseRanking,
                   "with --search, the criteria that rank meshes; the first that differs decides "
                   "(default: fit,device_bytes,wasted_bytes,corrections)");
-}
-
-void AddReshard(CommandLine* line) {
-  auto flags = std::make_shared<ReshardFlags>();
-  CLI::App* const reshard =
-      line->AddCommand("reshard", "Show what moves when an array goes from one layout to another",
-                       [flags](const Invocation& i) { return RunReshard(i, *flags); });
-  reshard
-      ->add_option("--from", flags->from,
-                   "mesh and spec, such as fsdp=4,tp=8:fsdp,tp; without a mesh: the default one")
-      ->required();
-  reshard->add_option("--to", flags->to, "the same; without a mesh: that of --from")->required();
-  AddParsedOption(reshard, "--shape", &flags->shape, ParseShape, "the array's extents, 4096,4096")
-      ->required();
-  AddParsedOption(reshard, "--dtype", &flags->dtype, ParseElementType,
-                  "its element type (default: BF16)");
-  reshard
-      ->add_option("--partial", flags->partial,
-                   "axes along which the array is a partial sum before")
-      ->delimiter(',');
-  reshard->add_option("--keep-partial", flags->keep_partial, "those along which it still is after")
-      ->delimiter(',');
-  reshard->add_option("--device", flags->devices,
-                      "a device of the destination: show what it receives; may be given again");
-  reshard->add_option("--source", flags->sources,
-                      "a device of the source: show what it sends; may be given again");
 }
 
 void AddShardings(CommandLine* line) {
@@ -713,7 +545,6 @@ void AddShardings(CommandLine* line) {
 
 void AddPlanCommands(CommandLine* line) {
   AddPlan(line);
-  AddReshard(line);
   AddShardings(line);
 }
 

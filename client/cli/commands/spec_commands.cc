@@ -10,11 +10,13 @@
 
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/cut_options.h"
 #include "client/cli/grammar.h"
+#include "client/cli/inputs/tree_source.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
-#include "client/cli/tree_source.h"
+#include "client/types/reshard.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -47,6 +49,9 @@ struct SpecFlags {
   std::optional<Tile> range;
   bool auto_correct = false;
   bool strict = false;
+  std::optional<ArraySelector> array;
+  bool apply = false;
+  CutOptions cuts;
   ExactOption exact;
 
   Compatibility compatibility() const { return exact.compatibility(); }
@@ -181,11 +186,28 @@ absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
   return absl::OkStatus();
 }
 
+// Moves the array to its constraint. Returns the result; nullopt if nothing constrains the array.
+absl::StatusOr<std::optional<ReshardResult>> Apply(MeshClient* client, const SpecFlags& flags,
+                                                   const ConstraintAnswer& answer) {
+  if (!flags.apply || !answer.constraint.has_value()) return std::nullopt;
+  ReshardOptions options{.spec = answer.constraint, .strict = flags.strict};
+  SHARDMESH_ASSIGN_OR_RETURN(ReshardResult result, client->arrays().Reshard(*flags.array, options));
+  return result;
+}
+
 absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) {
   const int given = (flags.axes.has_value() ? 1 : 0) + (flags.preset.empty() ? 0 : 1) +
                     (flags.spec.has_value() ? 1 : 0);
   if (given != 1) {
     return WrongUse("give one of --axes, --preset and --spec");
+  }
+  if (flags.apply && !flags.array.has_value()) {
+    return WrongUse("--apply moves an array of the cluster; name the array");
+  }
+  if (flags.array.has_value() && (flags.shape.has_value() || !flags.mesh.empty())) {
+    return WrongUse(
+        "an array of the cluster has its own shape and mesh; leave out --shape and "
+        "--mesh (`reshard` moves it to another mesh)");
   }
   ConstrainQuestion question;
   if (flags.spec.has_value()) {
@@ -201,12 +223,22 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   }
   SHARDMESH_ASSIGN_OR_RETURN(question.mode, SelectMode(flags.mode, flags.compatibility()));
   SHARDMESH_ASSIGN_OR_RETURN(question.profile, SelectProfile(flags.profile));
-  SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
-  SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
+  if (!flags.array.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(question.shape, Needed(flags.shape));
+    SHARDMESH_ASSIGN_OR_RETURN(question.mesh, SelectMesh(flags.mesh, flags.compatibility()));
+  }
   question.auto_correct = flags.auto_correct;
   question.strict = flags.strict;
   question.compatibility = flags.compatibility();
-  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
+  std::shared_ptr<MeshClient> client;
+  if (flags.array.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+    SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(*flags.array));
+    question.shape = array.descriptor.shape;
+    question.mesh = array.descriptor.mesh;
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(client, invocation.ConnectToAsk());
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const ConstraintAnswer answer,
                              client->layouts().ConstrainArray(question));
   // Fixes: changed requests that need no correction.
@@ -222,13 +254,20 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
   }
   const std::optional<Mesh> mesh =
       MeshOfCorrections(client.get(), question.mesh, answer.corrections);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ReshardResult> applied,
+                             Apply(client.get(), flags, answer));
   if (invocation.json) {
-    invocation.Print({{"requested", SpecJson(answer.requested)},
-                      {"constraint", answer.constraint.has_value() ? SpecJson(*answer.constraint)
-                                                                   : Json(nullptr)},
-                      {"corrections", CorrectionsJson(answer.corrections, mesh)},
-                      {"fixes", FixesJson(fixes)},
-                      {"revision", answer.revision}});
+    Json json = {{"requested", SpecJson(answer.requested)},
+                 {"constraint",
+                  answer.constraint.has_value() ? SpecJson(*answer.constraint) : Json(nullptr)},
+                 {"corrections", CorrectionsJson(answer.corrections, mesh)},
+                 {"fixes", FixesJson(fixes)},
+                 {"revision", answer.revision}};
+    if (flags.apply) {
+      json["moved"] = applied.has_value() && !applied->arrays.front().is_skipped;
+      json["moved_bytes"] = applied.has_value() ? applied->moved_bytes() : 0;
+    }
+    invocation.Print(json);
     return absl::OkStatus();
   }
   std::cout << "requested  " << FormatSpec(answer.requested) << "\n"
@@ -237,6 +276,13 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
                                               : "none: the array stays as it is")
             << "\n";
   PrintCorrections(answer.corrections, fixes, mesh);
+  if (applied.has_value()) {
+    const ReshardedArray& array = applied->arrays.front();
+    std::cout << (array.is_skipped ? std::string("The array lies so already.")
+                                   : StrCat("Moved the array: ", FormatBytes(array.moved_bytes),
+                                            " between workers, version ", array.name_version, "."))
+              << "\n";
+  }
   return absl::OkStatus();
 }
 
@@ -282,6 +328,10 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
   question.replica_groups_of = flags.groups_of;
   question.range = flags.range;
   question.compatibility = flags.compatibility();
+  SHARDMESH_RETURN_IF_ERROR(CheckCutOptions(flags.cuts));
+  question.uneven = flags.cuts.rule();
+  question.weights = flags.cuts.weights.value_or(std::vector<int64_t>());
+  SHARDMESH_ASSIGN_OR_RETURN(question.cut_points, CutPointsFor(flags.cuts, question.shape));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.ConnectToAsk());
   SHARDMESH_ASSIGN_OR_RETURN(const TilingAnswer answer, client->layouts().DescribeTiling(question));
   if (invocation.json) {
@@ -295,6 +345,7 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
       owners.push_back({{"tile", TileJson(owned.tile)}, {"devices", owned.devices}});
     }
     invocation.Print({{"shard_shape", ShapeJson(answer.shard_shape)},
+                      {"cut_points", CutPointsJson(answer.cut_points)},
                       {"distinct_tiles", answer.distinct_tiles},
                       {"fully_replicated", answer.fully_replicated},
                       {"tiles", std::move(tiles)},
@@ -306,6 +357,9 @@ absl::Status RunTiles(const Invocation& invocation, const SpecFlags& flags) {
   std::cout << "tile            " << FormatShape(answer.shard_shape) << "\n"
             << "distinct tiles  " << answer.distinct_tiles
             << (answer.fully_replicated ? ", every device holds everything" : "") << "\n";
+  if (!answer.cut_points.empty()) {
+    std::cout << "cuts            " << FormatCutPoints(answer.cut_points) << "\n";
+  }
   if (!answer.tiles.empty()) {
     Table table({{"device", Table::Align::kRight}, {"tile"}, {"replica", Table::Align::kRight}});
     for (const DeviceTile& tile : answer.tiles) {
@@ -395,10 +449,13 @@ void AddSpecCommands(CommandLine* line) {
     CLI::App* const command =
         line->AddCommand("constrain", "Show which layout an existing array is constrained to",
                          [flags](const Invocation& i) { return RunConstrain(i, *flags); });
+    AddParsedOption(command, "array", &flags->array, ParseArrayName,
+                    "an array of the cluster, whose shape and mesh count");
     AddLogicalOptions(command, flags.get());
     command->add_option("--preset", flags->preset, "name of a preset, which brings axes and mode");
     AddParsedOption(command, "--spec", &flags->spec, ParseSpec, kSpecHelp);
     AddShapeAndMesh(command, flags.get());
+    command->add_flag("--apply", flags->apply, "move the array to what it is constrained to");
     command->add_flag("--auto-correct", flags->auto_correct,
                       "correct before constraining: what is left as () constrains nothing");
     command->add_flag("--strict", flags->strict, "make the first correction an error");
@@ -430,6 +487,8 @@ void AddSpecCommands(CommandLine* line) {
                         "show all devices that hold the tile of this device; may be repeated");
     AddParsedOption(command, "--range", &flags->range, ParseTile,
                     "show the devices that hold this range of the tensor, such as 0:16,0:384");
+    AddCutsOption(command, &flags->cuts);
+    AddUnevenOptions(command, &flags->cuts, "ceil (parts of ceil(extent/parts))");
     AddExactOption(command, &flags->exact);
   }
   {

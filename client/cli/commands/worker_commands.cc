@@ -101,12 +101,29 @@ absl::Status RunReplaceWorker(const Invocation& invocation, const std::string& i
   return absl::OkStatus();
 }
 
+absl::Status RunDropCache(const Invocation& invocation) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(const DroppedCache dropped, client->cluster().DropCache());
+  if (invocation.json) {
+    invocation.Print({{"arrays", dropped.arrays}, {"bytes", dropped.bytes}});
+  } else {
+    std::cout << "Released " << FormatCount(dropped.arrays, "cached array") << " of "
+              << FormatBytes(dropped.bytes) << "\n";
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddWorkerCommands(CommandLine* line) {
   CLI::App* const admin = line->AddGroup("admin", "Look after the state of a cluster");
   CLI::App* const worker =
       line->AddGroup("worker", "Take workers out of use, and replace lost ones", admin);
+
+  CLI::App* const cache =
+      line->AddGroup("cache", "Free the memory of released arrays that workers keep", admin);
+  line->AddCommand("drop", "Release all arrays that the workers keep only as a cache", RunDropCache,
+                   cache);
 
   auto drained = std::make_shared<std::string>();
   auto resume = std::make_shared<bool>(false);
@@ -132,7 +149,8 @@ void AddWorkerCommands(CommandLine* line) {
   auto replacement = std::make_shared<std::string>();
   auto validates_replace = std::make_shared<bool>(false);
   CLI::App* const replace = line->AddCommand(
-      "replace", "Give the ranks of a lost worker to an attached one; no tile moves",
+      "replace",
+      "Give the ranks of a lost worker to an attached one, which reads the lost tiles again",
       [=](const Invocation& i) {
         return RunReplaceWorker(i, *replaced, *replacement, *validates_replace);
       },

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,11 +16,15 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "rpc/codec/status.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/retry.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint/tensor_map.h"
 #include "tensor/npy.h"
+#include "tensor/tensor_elements.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/client/small_cluster.h"
 
@@ -115,6 +121,224 @@ TEST_F(MeshClientTest, LoadsACheckpointAndGathersItsTensors) {
   ASSERT_THAT(client_->arrays().GatherToNpy(ArraySelector::ByName("i"), npy), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile file, NpyFile::Open(npy));
   EXPECT_EQ(file.View().dtype(), Dtype::kI64);
+}
+
+// A checkpoint of one tensor of 48 bytes.
+Checkpoint OneTensor(const std::string& name) {
+  const std::string path = StrCat(::testing::TempDir(), "/", name, ".safetensors");
+  auto writer = SafetensorsWriter::Create(path, {{"w", Dtype::kF32, {2, 6}}}, {});
+  EXPECT_THAT(writer, IsOk());
+  EXPECT_THAT(writer->Append(std::string(48, 'q')), IsOk());
+  EXPECT_THAT(writer->Finish(), IsOk());
+  return *Checkpoint::Open(path);
+}
+
+TEST_F(MeshClientTest, SaysOfALoadWhichCheckpointItIsAndOfAPutNothing) {
+  const Checkpoint checkpoint = OneTensor("named");
+  const PutOptions by_client{.reader = PutReader::kClient};
+  ASSERT_THAT(client_->arrays().LoadCheckpoint(checkpoint, by_client), IsOk());
+  EXPECT_THAT(coordinator_->put_checkpoints(),
+              ElementsAre(std::filesystem::path(checkpoint.path()).lexically_normal().string()));
+  const PutTensor tensor{.name = "w", .view = checkpoint.View(checkpoint.tensors().front())};
+  ASSERT_THAT(client_->arrays().PutTensors({&tensor, 1}, by_client), IsOk());
+  EXPECT_EQ(coordinator_->put_checkpoints().back(), "");
+  // The end of a path that is too long for the contract, and no text that is no UTF-8.
+  const std::string folders(1'024, 'd');
+  for (const auto& [path, name] :
+       std::vector<std::pair<std::string, std::string>>{{"/models/run/", "/models/run"},
+                                                        {"/" + folders + "/run", "run"},
+                                                        {"/" + folders + "d", "a checkpoint"},
+                                                        {"/models/\xff", "a checkpoint"},
+                                                        {"/models/../run", "/run"}}) {
+    PutOptions options = by_client;
+    options.checkpoint = path;
+    ASSERT_THAT(client_->arrays().LoadCheckpoint(checkpoint, options), IsOk());
+    EXPECT_EQ(coordinator_->put_checkpoints().back(), name);
+  }
+}
+
+TEST_F(MeshClientTest, SendsTheTensorsIfWorkersCannotReadThem) {
+  const Checkpoint checkpoint = OneTensor("refused");
+  for (const Reason reason : {Reason::kNoReadRoot, Reason::kBadFile, Reason::kNotAvailable}) {
+    const absl::Status refusal =
+        WithReason(absl::FailedPreconditionError("worker \"w0\" cannot read it"), reason);
+    coordinator_->FailNextPuts({refusal});
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult put,
+                                   client_->arrays().LoadCheckpoint(checkpoint));
+    EXPECT_EQ(put.reader, PutReader::kClient);
+    EXPECT_EQ(put.sent_bytes, 96);
+    EXPECT_EQ(put.tile_bytes, 96);
+    EXPECT_THAT(put.workers_refused, StatusIs(absl::StatusCode::kFailedPrecondition, reason));
+
+    coordinator_->FailNextPuts({refusal});
+    EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kWorkers}),
+                StatusIs(absl::StatusCode::kFailedPrecondition, reason));
+  }
+}
+
+TEST_F(MeshClientTest, SendsTheTensorsIfTheWorkersAreTooSlowOrTheFilesTooMany) {
+  const Checkpoint checkpoint = OneTensor("slow");
+  const std::vector<absl::Status> refusals = {
+      WithReason(absl::DeadlineExceededError("worker \"w0\" did not say in time"),
+                 Reason::kDeadline, {{fact::kLimit, 25}}),
+      rpc::WithField(InvalidArgument(Reason::kLimitExceeded, "lists 10001 files",
+                                     {{fact::kHave, 10'001}, {fact::kLimit, 10'000}}),
+                     "header.files"),
+      rpc::WithField(InvalidArgument(Reason::kLimitExceeded, "has 4097 bytes",
+                                     {{fact::kHave, 4'097}, {fact::kLimit, 4'096}}),
+                     "header.files[1].path")};
+  for (const absl::Status& refusal : refusals) {
+    coordinator_->FailNextPuts({refusal});
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult put,
+                                   client_->arrays().LoadCheckpoint(checkpoint));
+    EXPECT_EQ(put.reader, PutReader::kClient);
+    EXPECT_THAT(put.workers_refused, StatusIs(refusal.code(), ReasonOf(refusal)));
+    coordinator_->FailNextPuts({refusal});
+    EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kWorkers}),
+                StatusIs(refusal.code(), ReasonOf(refusal)));
+  }
+  // Other limits are those of the tensors, whoever sends them.
+  coordinator_->FailNextPuts(
+      {rpc::WithField(InvalidArgument(Reason::kLimitExceeded, "has 17 dimensions",
+                                      {{fact::kHave, 17}, {fact::kLimit, 16}}),
+                      "tensors[0].shape")});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
+TEST_F(MeshClientTest, SendsTheTensorsIfTheNamesOfTheFilesFillAMessage) {
+  const Checkpoint checkpoint = OneTensor("long_names");
+  const TensorView view = checkpoint.View(checkpoint.tensors()[0]);
+  std::vector<PutTensor> tensors;
+  for (int i = 0; i < 1'100; ++i) {  // more than 4 MiB
+    auto file = std::make_shared<SourceFile>(checkpoint.tensors()[0].file->state());
+    file->path = StrCat("/", std::string(4'000, 'x'), i);
+    tensors.push_back({.name = StrCat("w", i),
+                       .view = view,
+                       .spec = PartitionSpec(),
+                       .source = FileSource{.file = file, .offset_bytes = 0}});
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult put, client_->arrays().PutTensors(tensors));
+  EXPECT_EQ(put.reader, PutReader::kClient);
+  EXPECT_THAT(put.workers_refused,
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_THAT(client_->arrays().PutTensors(tensors, {.reader = PutReader::kWorkers}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
+TEST_F(MeshClientTest, SendsNothingOfAFileThatChanged) {
+  coordinator_->FailNextPuts(
+      {WithReason(absl::FailedPreconditionError("the file has changed"), Reason::kFileChanged)});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(OneTensor("changed")),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
+}
+
+// The small coordinator ignores sources, and gives tokens to send the tiles.
+TEST_F(MeshClientTest, SendsTheTensorsToACoordinatorOfAnOlderBuild) {
+  const Checkpoint checkpoint = OneTensor("older");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult put, client_->arrays().LoadCheckpoint(checkpoint));
+  EXPECT_EQ(put.reader, PutReader::kClient);
+  EXPECT_THAT(put.workers_refused,
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PutResult sent,
+      client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kClient}));
+  EXPECT_THAT(sent.workers_refused, IsOk());
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kWorkers}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+}
+
+TEST_F(MeshClientTest, WorkersReadOnlyTensorsThatHaveASource) {
+  const PutTensor tensor = Large("w");
+  EXPECT_THAT(client_->arrays().PutTensors({tensor}, {.reader = PutReader::kWorkers}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
+}
+
+// Makes the elements of a matrix of U8: the sum of row and column. Counts what is asked of it.
+class SumProducer final : public TileProducer {
+ public:
+  explicit SumProducer(int64_t failing_offset = -1) : failing_offset_(failing_offset) {}
+
+  Dtype dtype() const override { return Dtype::kU8; }
+  const Shape& shape() const override { return shape_; }
+  absl::Status Fill(const Tile& tile, int64_t offset_bytes, absl::Span<char> out) const override {
+    if (offset_bytes == failing_offset_) return absl::DataLossError("the disk is gone");
+    for (size_t i = 0; i < out.size(); ++i) {
+      const int64_t place = offset_bytes + static_cast<int64_t>(i);
+      const int64_t columns = tile.ranges[1].size();
+      out[i] = static_cast<char>(tile.ranges[0].start + place / columns + tile.ranges[1].start +
+                                 place % columns);
+    }
+    made_bytes += static_cast<int64_t>(out.size());
+    int64_t before = largest_piece;
+    while (before < static_cast<int64_t>(out.size()) &&
+           !largest_piece.compare_exchange_weak(before, static_cast<int64_t>(out.size()))) {
+    }
+    return absl::OkStatus();
+  }
+
+  mutable std::atomic<int64_t> made_bytes = 0;
+  mutable std::atomic<int64_t> largest_piece = 0;
+
+ private:
+  const int64_t failing_offset_;
+  const Shape shape_ = {1500, 4096};
+};
+
+TEST_F(MeshClientTest, PutsWhatAProducerMakesInPiecesOfAMebibyte) {
+  const auto producer = std::make_shared<SumProducer>();
+  const PutTensor tensor{.name = "made",
+                         .view = std::shared_ptr<const TileProducer>(producer),
+                         .spec = PartitionSpec({SpecEntry::None(), SpecEntry::Axis("tp")})};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult put, client_->arrays().PutTensors({tensor}));
+  EXPECT_EQ(put.sent_bytes, 1500 * 4096);
+  EXPECT_EQ(producer->made_bytes, put.sent_bytes);
+  EXPECT_EQ(producer->largest_piece, int64_t{1} << 20);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor gathered,
+                                 client_->arrays().Gather(ArraySelector::ByName("made")));
+  std::string expected(1500 * 4096, '\0');
+  ASSERT_THAT(producer->Fill(Tile::Whole({1500, 4096}), 0, absl::MakeSpan(expected)), IsOk());
+  EXPECT_TRUE(expected ==
+              std::string(gathered.view().bytes().data(), gathered.view().bytes().size()));
+}
+
+TEST_F(MeshClientTest, AnErrorOfAProducerEndsThePut) {
+  const PutTensor tensor{.name = "made",
+                         .view = std::shared_ptr<const TileProducer>(
+                             std::make_shared<SumProducer>(/*failing_offset=*/1 << 20)),
+                         .spec = PartitionSpec({SpecEntry::Axis("tp"), SpecEntry::None()})};
+  const absl::Status status = client_->arrays().PutTensors({tensor}).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(status.message(), HasSubstr("the disk is gone"));
+  EXPECT_FALSE(client_->arrays().Gather(ArraySelector::ByName("made")).ok());
+}
+
+TEST_F(MeshClientTest, LoadsAMappedCheckpoint) {
+  const std::string path = ::testing::TempDir() + "/mapped.safetensors";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        SafetensorsWriter writer,
+        SafetensorsWriter::Create(path, {{"w", Dtype::kF32, {2, 3}}}, {}));
+    const float values[] = {1, 2, 3, 4, 5, 6};
+    ASSERT_THAT(writer.Append({reinterpret_cast<const char*>(values), sizeof(values)}), IsOk());
+    ASSERT_THAT(writer.Finish(), IsOk());
+  }
+  TensorMap map;
+  map.rules.push_back({*PatternReplacement::Create("w", "kernel")});
+  map.rules.back().reverse = true;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(TensorSource source, TensorSource::Open(path));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const MappedCheckpoint mapped,
+      MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source)),
+                               {.map = &map, .float_dtype = Dtype::kBF16}));
+  ASSERT_THAT(client_->arrays().LoadCheckpoint(mapped), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor gathered,
+                                 client_->arrays().Gather(ArraySelector::ByName("kernel")));
+  EXPECT_EQ(gathered.array().descriptor.shape, (Shape{3, 2}));
+  EXPECT_EQ(gathered.array().descriptor.dtype, Dtype::kBF16);
+  EXPECT_EQ(std::string(gathered.view().bytes().data(), gathered.view().bytes().size()),
+            std::string("\x80\x3F\x80\x40\x00\x40\xA0\x40\x40\x40\xC0\x40", 12));
 }
 
 TEST_F(MeshClientTest, KeepsTheServersErrorsWhole) {
@@ -401,6 +625,13 @@ TEST_F(MeshClientTest, ForgetsAWorkerOnceThoughTheAnswerWasLost) {
   EXPECT_THAT(client_->cluster().ForgetWorker("lost"), IsOk());
   EXPECT_THAT(client_->cluster().ForgetWorker("lost"),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(MeshClientTest, DropsTheCacheOfReleasedArrays) {
+  const auto dropped = client_->cluster().DropCache();
+  ASSERT_THAT(dropped, IsOk());
+  EXPECT_EQ(dropped->arrays, 3);
+  EXPECT_EQ(dropped->bytes, 96);
 }
 
 TEST_F(MeshClientTest, AMalformedResultOfABatchIsAnErrorOfItsQuestion) {

@@ -52,9 +52,45 @@ absl::Status BadToken() {
   return WithReason(absl::PermissionDeniedError("not the token of this array"), Reason::kBadToken);
 }
 
-absl::Status NoArray(const std::string& name) {
-  return WithReason(absl::NotFoundError(StrCat("no array is named '", name, "'")),
-                    Reason::kNotFound);
+absl::Status NoArray(const v1::ArraySelector& wanted) {
+  return WithReason(
+      absl::NotFoundError(wanted.has_array_id()
+                              ? StrCat("no array has the id '", wanted.array_id(), "'")
+                              : StrCat("no array is named '", wanted.name(), "'")),
+      Reason::kNotFound);
+}
+
+bool IsWithin(const Tile& inner, const Tile& outer) {
+  if (inner.ranges.size() != outer.ranges.size()) return false;
+  for (size_t i = 0; i < inner.ranges.size(); ++i) {
+    if (inner.ranges[i].start < outer.ranges[i].start) return false;
+    if (inner.ranges[i].stop > outer.ranges[i].stop) return false;
+  }
+  return true;
+}
+
+// Cuts the part `wanted` out of the bytes of the tile `held`, whatever its element type: as a
+// tensor of bytes, whose last dimension is as much longer as an element is longer than a byte.
+absl::StatusOr<std::string> CutBytes(const std::string& bytes, const Tile& held,
+                                     const Tile& wanted) {
+  if (held == wanted) return bytes;
+  Shape shape = held.shape();
+  Tile part = wanted;
+  int64_t elements = 1;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    elements *= shape[i];
+    part.ranges[i].start -= held.ranges[i].start;
+    part.ranges[i].stop -= held.ranges[i].start;
+  }
+  const int64_t bits = static_cast<int64_t>(bytes.size()) * 8 / elements;
+  shape.back() = shape.back() * bits / 8;
+  part.ranges.back().start = part.ranges.back().start * bits / 8;
+  part.ranges.back().stop = part.ranges.back().stop * bits / 8;
+  SHARDMESH_ASSIGN_OR_RETURN(const TensorView view, TensorView::Create(Dtype::kU8, shape, bytes));
+  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region, TileRegion::Create(Dtype::kU8, shape, part));
+  std::string cut(static_cast<size_t>(region.size_bytes()), '\0');
+  SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, absl::MakeSpan(cut)));
+  return cut;
 }
 
 }  // namespace
@@ -190,6 +226,16 @@ grpc::Status SmallWorker::PutTiles(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+absl::StatusOr<std::string> SmallWorker::Cut(const v1::TileSelector& selector) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const Tile wanted, rpc::Decode(selector.tile()));
+  for (const Stored& stored : tiles_) {
+    if (stored.header.array_id() != selector.array_id()) continue;
+    SHARDMESH_ASSIGN_OR_RETURN(const Tile held, rpc::Decode(stored.header.tile()));
+    if (IsWithin(wanted, held)) return CutBytes(stored.bytes, held, wanted);
+  }
+  return absl::NotFoundError("no such tile");
+}
+
 grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTilesRequest* request,
                                    grpc::ServerWriter<v1::GetTilesResponse>* writer) {
   absl::MutexLock lock(&mutex_);
@@ -199,25 +245,20 @@ grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTi
     if (selector.token() != GetToken(selector.array_id())) {
       return rpc::ToGrpc(BadToken());
     }
-    const auto found = std::find_if(tiles_.begin(), tiles_.end(), [&](const Stored& tile) {
-      return tile.header.array_id() == selector.array_id() &&
-             tile.header.tile().SerializeAsString() == selector.tile().SerializeAsString();
-    });
-    if (found == tiles_.end()) {
-      return grpc::Status(grpc::StatusCode::NOT_FOUND, "no such tile");
-    }
+    const absl::StatusOr<std::string> bytes = Cut(selector);
+    if (!bytes.ok()) return rpc::ToGrpc(bytes.status());
     v1::GetTilesResponse response;
     response.mutable_opening()->set_array_id(selector.array_id());
     *response.mutable_opening()->mutable_tile() = selector.tile();
-    response.mutable_opening()->set_size_bytes(found->header.size_bytes());
+    response.mutable_opening()->set_size_bytes(static_cast<int64_t>(bytes->size()));
     writer->Write(response);
-    for (size_t offset = 0; offset < found->bytes.size(); offset += kPieceBytes) {
+    for (size_t offset = 0; offset < bytes->size(); offset += kPieceBytes) {
       v1::TilePiece& piece = *response.mutable_piece();
       piece.set_offset_bytes(static_cast<int64_t>(offset));
-      piece.set_data(found->bytes.substr(offset, kPieceBytes));
+      piece.set_data(bytes->substr(offset, kPieceBytes));
       piece.set_crc32c(Crc32c(piece.data()));
-      if (offset + kPieceBytes >= found->bytes.size()) {
-        piece.set_tile_crc32c(Crc32c(found->bytes));
+      if (offset + kPieceBytes >= bytes->size()) {
+        piece.set_tile_crc32c(Crc32c(*bytes));
       }
       if (corrupts_gets_) {
         piece.mutable_data()->front() ^= 1;
@@ -286,6 +327,12 @@ class SmallCoordinator::Cluster final : public v1::ClusterService::Service {
     }
     response->mutable_build()->set_version("0.1.0");
     response->set_cluster_id("small");
+    return grpc::Status::OK;
+  }
+  grpc::Status DropCache(grpc::ServerContext* context, const v1::DropCacheRequest* request,
+                         v1::DropCacheResponse* response) override {
+    response->set_arrays(3);
+    response->set_bytes(96);
     return grpc::Status::OK;
   }
   grpc::Status ForgetWorker(grpc::ServerContext* context, const v1::ForgetWorkerRequest* request,
@@ -578,6 +625,11 @@ int64_t SmallCoordinator::aborted_transfers() const {
   return aborts_;
 }
 
+std::vector<std::string> SmallCoordinator::put_checkpoints() const {
+  absl::MutexLock lock(&mutex_);
+  return put_checkpoints_;
+}
+
 std::vector<std::string> SmallCoordinator::put_request_ids() const {
   absl::MutexLock lock(&mutex_);
   return put_request_ids_;
@@ -610,6 +662,7 @@ grpc::Status SmallCoordinator::BeginPut(
   {
     absl::MutexLock lock(&mutex_);
     put_request_ids_.push_back(request.header().request_id());
+    put_checkpoints_.push_back(request.header().checkpoint());
     if (!put_errors_.empty()) {
       const absl::Status error = std::move(put_errors_.front());
       put_errors_.pop_front();
@@ -630,7 +683,7 @@ grpc::Status SmallCoordinator::BeginPut(
     for (const v1::PutTensor& tensor : request.tensors().tensors()) {
       v1::PutAssignment& assignment = *response.add_assignments();
       v1::ArrayDescriptor& array = *assignment.mutable_array_descriptor();
-      array.set_array_id(StrCat("array-", arrays_.size() + staged_.size()));
+      array.set_array_id(StrCat("array-", next_array_++));
       array.set_dtype(tensor.dtype());
       *array.mutable_shape() = tensor.shape();
       *array.mutable_spec() = tensor.spec();
@@ -700,13 +753,20 @@ grpc::Status SmallCoordinator::ReleaseArrays(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+std::map<std::string, v1::Array>::iterator SmallCoordinator::Find(const v1::ArraySelector& wanted) {
+  if (!wanted.has_array_id()) return arrays_.find(wanted.name());
+  return std::find_if(arrays_.begin(), arrays_.end(), [&wanted](const auto& each) {
+    return each.second.array_descriptor().array_id() == wanted.array_id();
+  });
+}
+
 grpc::Status SmallCoordinator::DescribeArray(grpc::ServerContext* context,
                                              const v1::DescribeArrayRequest* request,
                                              v1::DescribeArrayResponse* response) {
   Trace(*context);
   absl::MutexLock lock(&mutex_);
-  const auto found = arrays_.find(request->array().name());
-  if (found == arrays_.end()) return rpc::ToGrpc(NoArray(request->array().name()));
+  const auto found = Find(request->array());
+  if (found == arrays_.end()) return rpc::ToGrpc(NoArray(request->array()));
   *response->mutable_array() = found->second;
   return grpc::Status::OK;
 }
@@ -726,8 +786,8 @@ grpc::Status SmallCoordinator::BeginGet(grpc::ServerContext* context,
   }
   if (before) before();
   absl::MutexLock lock(&mutex_);
-  const auto found = arrays_.find(request->array().name());
-  if (found == arrays_.end()) return rpc::ToGrpc(NoArray(request->array().name()));
+  const auto found = Find(request->array());
+  if (found == arrays_.end()) return rpc::ToGrpc(NoArray(request->array()));
   if (request->has_slice()) {
     const absl::StatusOr<ArrayDescriptor> array = rpc::Decode(found->second.array_descriptor());
     const absl::StatusOr<Tile> slice = rpc::Decode(request->slice());

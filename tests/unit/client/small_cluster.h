@@ -20,6 +20,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "client/remote/transfer.h"
@@ -84,6 +85,9 @@ class SmallWorker final : public v1::TileService::Service {
   };
 
   absl::Status Take(const v1::PutTilesRequest& request, Stored* open) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The bytes of a tile, or of a part of one.
+  absl::StatusOr<std::string> Cut(const v1::TileSelector& selector) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::vector<Stored> tiles_ ABSL_GUARDED_BY(mutex_);
@@ -156,6 +160,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::set<std::string> traces() const;
   // Of all calls of BeginPut, in order.
   std::vector<std::string> put_request_ids() const;
+  // BeginPutHeader.checkpoint of each put, in their order.
+  std::vector<std::string> put_checkpoints() const;
   // Waits until sessions were renewed so often; false after a generous time.
   bool AwaitRenewals(int64_t count);
 
@@ -191,6 +197,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void AwaitEnd(const grpc::ServerContext& context) ABSL_LOCKS_EXCLUDED(mutex_);
 
   grpc::Status CheckSession(const std::string& session_id) const;
+  std::map<std::string, v1::Array>::iterator Find(const v1::ArraySelector& wanted)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Mesh mesh_;
   const std::vector<SmallWorker*> workers_;
@@ -207,6 +215,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int version_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<absl::Status> put_errors_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_request_ids_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> put_checkpoints_ ABSL_GUARDED_BY(mutex_);
   std::set<HeldCall> held_ ABSL_GUARDED_BY(mutex_);
   std::multiset<HeldCall> waiting_ ABSL_GUARDED_BY(mutex_);  // calls that are held
   std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);
@@ -218,6 +227,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::set<std::string> pinned_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> traces_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t next_array_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<v1::Array> staged_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, v1::Array> arrays_ ABSL_GUARDED_BY(mutex_);  // by name
   std::vector<std::unique_ptr<grpc::Service>> others_;

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -18,6 +19,7 @@
 namespace shardmesh {
 namespace {
 
+using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 
 TEST(AtomicFileWriterTest, RefusesAnEmptyPathAndLeavesNothing) {
@@ -59,6 +61,36 @@ TEST(AtomicFileWriterTest, SaysWhatToDoAboutAPathThatIsNoFile) {
     EXPECT_TRUE(status.message().find(StrCat(c.path, ": ", c.error)) != std::string::npos)
         << status.message();
   }
+  std::filesystem::remove_all(folder);
+}
+
+// In containers, processes of different hosts often have the same number.
+TEST(AtomicFileWriterTest, NeverWritesIntoATemporaryFileOfAnother) {
+  const std::string folder = ::testing::TempDir() + "temporary_files";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  const std::string path = folder + "/file";
+  uint64_t next = 0;
+  {
+    const auto writer = AtomicFileWriter::Create(path);
+    ASSERT_THAT(writer, IsOk());
+    const std::string name =
+        std::filesystem::directory_iterator(folder)->path().filename().string();
+    next = std::stoull(name.substr(StrCat("file.", getpid(), ".").size())) + 1;
+  }
+  std::vector<std::string> others;
+  for (uint64_t i = 0; i < 3; ++i) {
+    others.push_back(StrCat(path, ".", getpid(), ".", next + i, kTemporarySuffix));
+    std::ofstream(others.back()) << "half";
+  }
+  absl::StatusOr<AtomicFileWriter> writer = AtomicFileWriter::Create(path);
+  ASSERT_THAT(writer, IsOk());
+  EXPECT_THAT(writer->Append(std::string_view("whole")), IsOk());
+  EXPECT_THAT(writer->Finish(), IsOk());
+  for (const std::string& other : others) {
+    EXPECT_EQ(std::filesystem::file_size(other), 4u) << other;
+  }
+  EXPECT_EQ(std::filesystem::file_size(path), 5u);
   std::filesystem::remove_all(folder);
 }
 

@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <numeric>
+#include <random>
 #include <string>
 #include <utility>
 #include <variant>
@@ -14,7 +16,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "program/collective_choice.h"
+#include "program/move_plan.h"
 #include "program/plan_check.h"
+#include "program/plan_forecast.h"
 #include "sharding/device_group.h"
 #include "sharding/tile.h"
 #include "status/reason.h"
@@ -120,7 +124,7 @@ class Simulation {
   explicit Simulation(const Plan& plan) : plan_(plan) {
     tiles_.resize(plan.values.size());
     for (const ValueDescriptor& value : plan.values) {
-      tilings_.push_back(*Tiling::Create(plan.mesh, value.spec, value.shape));
+      tilings_.push_back(*TilingOf(plan, value));
     }
   }
 
@@ -186,35 +190,57 @@ class Simulation {
     return Cut(TileAt(slice.input, device), tilings_[output].TileOf(device),
                tilings_[slice.input].TileOf(device));
   }
-  Dense Make(const GroupCollective& collective, ValueIndex, DeviceId device) const {
+  // Copies the part of `from` that lies within `into`. Both tiles are relative to one tensor.
+  static void Paste(const Dense& from, const Tile& from_tile, const Tile& part, const Tile& tile,
+                    Dense* into) {
+    const Dense cut = Cut(from, part, from_tile);
+    size_t next = 0;
+    ForEachIndex(cut.shape, [&](const Shape& index) {
+      Shape at = index;
+      for (size_t dim = 0; dim < at.size(); ++dim) {
+        at[dim] += part.ranges[dim].start - tile.ranges[dim].start;
+      }
+      into->elements[Offset(into->shape, at)] = cut.elements[next++];
+    });
+  }
+  Dense Empty(ValueIndex output, DeviceId device) const {
+    Dense empty{.shape = tilings_[output].TileOf(device).shape(), .elements = {}};
+    empty.elements.assign(static_cast<size_t>(Count(empty.shape)), -1e9);
+    return empty;
+  }
+  Dense Make(const MoveRegions& move, ValueIndex output, DeviceId device) const {
+    const ReshardPlan plan = *MovePlan(plan_.mesh, plan_.values[move.input], plan_.values[output]);
+    const Tile tile = tilings_[output].TileOf(device);
+    const auto held_by = [&](DeviceId each) { return tilings_[move.input].TileOf(each); };
+    Dense result = Empty(output, device);
+    if (const auto kept = Intersect(held_by(device), tile); kept.has_value()) {
+      Paste(TileAt(move.input, device), held_by(device), *kept, tile, &result);
+    }
+    const std::vector<FetchRegion> regions = *plan.RegionsOf(device);
+    for (const FetchRegion& region : regions) {
+      Paste(TileAt(move.input, region.source), held_by(region.source), region.tile, tile, &result);
+    }
+    return result;
+  }
+  Dense Make(const GroupCollective& collective, ValueIndex output, DeviceId device) const {
     const DeviceGroup group = *DeviceGroup::Create(plan_.mesh, collective.axes, device);
-    const auto dim = static_cast<size_t>(collective.dimension);
-    Dense result = TileAt(collective.input, device);
+    const Tiling& in = tilings_[collective.input];
     if (collective.kind == CollectiveKind::kAllGather) {
-      const int64_t extent = result.shape[dim];
-      result.shape[dim] *= group.size();
-      result.elements.assign(static_cast<size_t>(Count(result.shape)), 0);
-      ForEachIndex(result.shape, [&](const Shape& index) {
-        const Dense& from = TileAt(collective.input, group.device_at(index[dim] / extent));
-        Shape at = index;
-        at[dim] %= extent;
-        result.elements[Offset(result.shape, index)] = from.elements[Offset(from.shape, at)];
-      });
+      Dense result = Empty(output, device);
+      for (const DeviceId member : group.devices()) {
+        Paste(TileAt(collective.input, member), in.TileOf(member), in.TileOf(member),
+              tilings_[output].TileOf(device), &result);
+      }
       return result;
     }
+    Dense result = TileAt(collective.input, device);
     for (size_t i = 0; i < result.elements.size(); ++i) {
       result.elements[i] = 0;
       for (const DeviceId member : group.devices()) {
         result.elements[i] += TileAt(collective.input, member).elements[i];
       }
     }
-    if (collective.kind == CollectiveKind::kReduceScatter) {
-      Tile part = Tile::Whole(result.shape);
-      const int64_t extent = result.shape[dim] / group.size();
-      part.ranges[dim] = {group.place() * extent, (group.place() + 1) * extent};
-      result = Cut(result, part, Tile::Whole(result.shape));
-    }
-    return result;
+    return Cut(result, tilings_[output].TileOf(device), in.TileOf(device));
   }
 
   const Plan& plan_;
@@ -357,6 +383,250 @@ TEST(PlanBuilderTest, LaysOutAnyMatrixAsAnyOther) {
       simulation.ExpectOutput(plan->outputs[0], tensor);
     }
   }
+}
+
+// Reshards a value, and checks the elements and the costs. Returns the plan.
+Plan LaidOut(const std::string& mesh, const ValueDescriptor& from, const ReshardOp& op) {
+  SCOPED_TRACE(StrCat(mesh, ", ", from.spec.ToString(), " -> ", op.spec.ToString()));
+  const Dense tensor = Numbered(from.shape, 1);
+  const auto plan =
+      PlanProgram(Program{.operand_count = 1, .ops = {op}, .outputs = {1}}, {from}, Target(mesh));
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  if (!plan.ok()) return {};
+  EXPECT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+  Simulation simulation(*plan);
+  simulation.SetOperand(0, tensor);
+  simulation.Run();
+  simulation.ExpectOutput(plan->outputs[0], tensor);
+  return *plan;
+}
+
+int64_t BytesSent(const Plan& plan) { return ForecastOf(plan, {}).link_traffic->sent_bytes; }
+
+std::vector<std::string> LabelsOf(const Plan& plan) {
+  std::vector<std::string> labels;
+  for (const Instruction& instruction : plan.instructions) {
+    labels.push_back(instruction.label.substr(instruction.label.find(':') + 2));
+  }
+  return labels;
+}
+
+TEST(PlanBuilderTest, AReshardMovesDataInTheCheapestWay) {
+  using ::testing::ElementsAre;
+  struct Case {
+    ValueDescriptor from;
+    ReshardOp to;
+    std::vector<std::string> labels;
+    int64_t sent_elements;  // of all devices
+  };
+  const Shape shape = {8, 8};
+  const Case cases[] = {
+      {Value(shape, Spec({{"a"}, {}})), {.spec = Spec({{"a"}, {}})}, {"copy"}, 0},
+      {Value(shape, Spec({{"a"}, {}})),
+       {.spec = Spec({{"a"}, {"b"}})},
+       {"slice to P('a', 'b')"},
+       0},
+      {Value(shape, Spec({{"a", "b"}, {}})),
+       {.spec = Spec({{"a"}, {}})},
+       {"all-gather of dimension 0 over b"},
+       64},
+      {Value(shape, Spec({{"a"}, {}})),
+       {.spec = Spec({{}, {"a"}})},
+       {"move regions (all-to-all) to P(None, 'a')"},
+       64},
+      // Two dimensions at once need no value between them.
+      {Value(shape, Spec({{"a"}, {"b"}})),
+       {.spec = PartitionSpec()},
+       {"move regions (all-gather) to P(None, None)"},
+       192},
+      // Each device gets only what its slice lacks.
+      {Value(shape, Spec({{"a"}, {}})),
+       {.spec = Spec({{}, {"b"}})},
+       {"move regions (all-gather) to P(None, 'b')"},
+       64},
+      {Value(shape, Spec({{"a"}, {}})),
+       {.spec = Spec({{"a"}, {}}), .part_starts = {{3}}},
+       {"move regions (general) to P('a', None)"},
+       16},
+      {CutValue(shape, Spec({{"a"}, {}}), {{0, 3, 8}, {}}),
+       {.spec = PartitionSpec()},
+       {"all-gather of dimension 0 over a"},
+       128},
+      {CutValue(shape, Spec({{"a"}, {}}), {{0, 3, 8}, {}}),
+       {.spec = Spec({{"a", "b"}, {}}), .part_starts = {{1, 3, 7}}},
+       {"slice to P(('a', 'b'), None)"},
+       0},
+      {Value(shape, Spec({{}, {}}, {"a"})),
+       {.spec = Spec({{"a"}, {}})},
+       {"reduce-scatter of dimension 0 over a"},
+       128},
+      {Value(shape, Spec({{}, {}}, {"a"})),
+       {.spec = Spec({{"a"}, {}}), .part_starts = {{3}}},
+       {"reduce-scatter of dimension 0 in parts of 3,5 over a"},
+       128},
+      // What the other devices along b sum up is cut off first.
+      {Value(shape, Spec({{}, {}}, {"a"})),
+       {.spec = Spec({{"a"}, {"b"}})},
+       {"slice to P(None, 'b', unreduced={'a'})", "reduce-scatter of dimension 0 over a"},
+       64},
+      {Value(shape, Spec({{}, {}}, {"a"})),
+       {.spec = Spec({{"b"}, {}})},
+       {"slice to P('b', None, unreduced={'a'})", "all-reduce over a"},
+       128},
+      {Value(shape, Spec({{"b"}, {}}, {"a"})),
+       {.spec = Spec({{"a", "b"}, {}})},
+       {"reduce-scatter of dimension 0 over a", "move regions (permute) to P(('a', 'b'), None)"},
+       64 + 32},
+  };
+  for (const Case& c : cases) {
+    const Plan plan = LaidOut("a=2,b=2", c.from, c.to);
+    EXPECT_EQ(LabelsOf(plan), c.labels);
+    EXPECT_EQ(BytesSent(plan), c.sent_elements * 4) << c.labels.back();
+  }
+}
+
+TEST(PlanBuilderTest, AReshardGathersMuchDataWithoutMemoryForAllOfIt) {
+  const auto algorithm_of = [](int64_t rows) {
+    const auto plan = PlanProgram(Program{.operand_count = 1,
+                                          .ops = {ReshardOp{.input = 0, .spec = PartitionSpec()}},
+                                          .outputs = {1}},
+                                  {Value({rows, 1024}, Spec({{"tp"}, {}}))}, Target("tp=32"));
+    return std::get<GroupCollective>(plan->instructions[0].kind).algorithm;
+  };
+  EXPECT_EQ(algorithm_of(1 << 10), CollectiveAlgorithm::kDoubling);
+  EXPECT_EQ(algorithm_of(1 << 15), CollectiveAlgorithm::kRing);
+}
+
+// Lays a value of a random shape over the axes, with cut points where the parts are unequal.
+ValueDescriptor RandomValue(const Mesh& mesh, Shape shape, std::mt19937& random) {
+  std::vector<std::vector<std::string>> dims(shape.size());
+  std::vector<int64_t> parts(shape.size(), 1);
+  std::vector<MeshAxis> axes(mesh.axes().begin(), mesh.axes().end());
+  std::shuffle(axes.begin(), axes.end(), random);
+  for (const MeshAxis& axis : axes) {
+    const size_t dim = random() % (shape.size() + 1);
+    if (dim == shape.size() || shape[dim] < parts[dim] * axis.size) continue;
+    dims[dim].push_back(axis.name);
+    parts[dim] *= axis.size;
+  }
+  std::vector<CutPoints> points(shape.size());
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    if (shape[dim] % parts[dim] == 0 && random() % 2 == 0) continue;
+    std::vector<int64_t> inner(static_cast<size_t>(shape[dim] - 1));
+    std::iota(inner.begin(), inner.end(), 1);
+    std::shuffle(inner.begin(), inner.end(), random);
+    inner.resize(static_cast<size_t>(parts[dim] - 1));
+    std::sort(inner.begin(), inner.end());
+    points[dim].push_back(0);
+    points[dim].insert(points[dim].end(), inner.begin(), inner.end());
+    points[dim].push_back(shape[dim]);
+  }
+  return CutValue(std::move(shape), Spec(std::move(dims)), WithoutEqualParts(std::move(points)));
+}
+
+std::vector<std::vector<int64_t>> StartsOf(const ValueDescriptor& value) {
+  std::vector<std::vector<int64_t>> starts;
+  for (const CutPoints& points : value.cut_points) {
+    starts.emplace_back();
+    if (!points.empty()) starts.back().assign(points.begin() + 1, points.end() - 1);
+  }
+  return starts;
+}
+
+TEST(PlanBuilderTest, ReshardsBetweenUnevenLayoutsSendTheBytesOfTheirPlans) {
+  std::mt19937 random(3);
+  for (const std::string mesh : {"a=2,b=2", "a=3,b=2", "a=2,b=2,c=2", "a=5"}) {
+    for (int i = 0; i < 150; ++i) {
+      const Shape shape = {1 + static_cast<int64_t>(random() % 9),
+                           1 + static_cast<int64_t>(random() % 9)};
+      const ValueDescriptor from = RandomValue(*Mesh::Parse(mesh), shape, random);
+      const ValueDescriptor to = RandomValue(*Mesh::Parse(mesh), shape, random);
+      const Plan plan = LaidOut(mesh, from, {.spec = to.spec, .part_starts = StartsOf(to)});
+      ASSERT_FALSE(plan.outputs.empty());
+      EXPECT_EQ(plan.values[plan.outputs[0]].cut_points, to.cut_points);
+      EXPECT_EQ(BytesSent(plan), MovePlan(plan.mesh, from, to)->Totals()->need * 4);
+      EXPECT_EQ(plan.instructions.size(), 1U);
+    }
+  }
+}
+
+TEST(PlanBuilderTest, UnevenOperandsMultiplyAsTheirTensorsDo) {
+  std::mt19937 random(5);
+  int moved = 0;
+  for (const std::string mesh : {"a=2,b=2", "a=3,b=2", "a=2,b=2,c=2"}) {
+    for (int i = 0; i < 100; ++i) {
+      const int64_t m = 1 + static_cast<int64_t>(random() % 8);
+      const int64_t k = 1 + static_cast<int64_t>(random() % 8);
+      const int64_t n = 1 + static_cast<int64_t>(random() % 8);
+      const bool out_in = random() % 2 == 0;
+      const bool has_bias = random() % 2 == 0;
+      const Mesh the_mesh = *Mesh::Parse(mesh);
+      const std::vector<ValueDescriptor> operands = {
+          RandomValue(the_mesh, {m, 2, k}, random),
+          RandomValue(the_mesh, out_in ? Shape{n, k} : Shape{k, n}, random),
+          RandomValue(the_mesh, {n}, random)};
+      LinearOp op = {.input = 0,
+                     .weight = 1,
+                     .weight_layout = out_in ? WeightLayout::kOutIn : WeightLayout::kInOut,
+                     .activation = Activation::kRelu,
+                     .scale = 2};
+      if (has_bias) op.bias = 2;
+      SCOPED_TRACE(StrCat(mesh, ", case ", i, ": ", operands[0].spec.ToString(), " x ",
+                          operands[1].spec.ToString()));
+      const auto plan = PlanProgram(Program{.operand_count = 3, .ops = {op}, .outputs = {3}},
+                                    operands, Target(mesh));
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+      Simulation simulation(*plan);
+      std::vector<Dense> tensors;
+      for (ValueIndex value = 0; value < 3; ++value) {
+        tensors.push_back(Numbered(operands[value].shape, static_cast<int>(value)));
+        simulation.SetOperand(value, tensors.back());
+      }
+      simulation.Run();
+      simulation.ExpectOutput(plan->outputs[0],
+                              Multiply(tensors[0], tensors[1], has_bias ? &tensors[2] : nullptr,
+                                       false, out_in, 2, Activation::kRelu));
+      moved += BytesSent(*plan) > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(moved, 100);
+}
+
+TEST(PlanBuilderTest, OperandsWhoseCutsAgreeMultiplyWhereTheyLie) {
+  // Along the contracted dimension: partial sums, and nothing else to send.
+  const auto inner = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {CutValue({4, 8}, Spec({{}, {"a"}}), {{}, {0, 3, 8}}),
+       CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 3, 8}, {}})},
+      Target("a=2"));
+  ASSERT_TRUE(inner.ok()) << inner.status();
+  EXPECT_THAT(LabelsOf(*inner), testing::ElementsAre("multiply", "all-reduce over a"));
+  // Along a free dimension: the result keeps the cut points.
+  const auto outer = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {CutValue({8, 4}, Spec({{"a"}, {}}), {{0, 3, 8}, {}}), Value({4, 6}, PartitionSpec())},
+      Target("a=2"));
+  ASSERT_TRUE(outer.ok()) << outer.status();
+  EXPECT_THAT(LabelsOf(*outer), testing::ElementsAre("multiply"));
+  EXPECT_EQ(outer->values[2], CutValue({8, 6}, Spec({{"a"}, {}}), {{0, 3, 8}, {}}));
+}
+
+TEST(PlanBuilderTest, RefusesCutPointsThatTheTensorOrItsTypeDoesNotAllow) {
+  const auto refusal = [](const ReshardOp& op, Dtype dtype = Dtype::kF32) {
+    const auto plan = PlanProgram(Program{.operand_count = 1, .ops = {op}, .outputs = {1}},
+                                  {Value({8, 4}, Spec({{"tp"}, {}}), dtype)}, Target("tp=2"));
+    EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(plan.status().message()), HasSubstr("op 0 (reshard)"));
+    return ReasonOf(plan.status());
+  };
+  EXPECT_EQ(refusal({.spec = Spec({{"tp"}}), .part_starts = {{}, {}, {2}}}),
+            Reason::kInvalidCutPoints);
+  EXPECT_EQ(refusal({.spec = Spec({{"tp"}}), .part_starts = {{2, 4}}}), Reason::kInvalidCutPoints);
+  EXPECT_EQ(refusal({.spec = Spec({{"tp"}}), .part_starts = {{9}}}), Reason::kInvalidCutPoints);
+  EXPECT_EQ(refusal({.spec = Spec({{"tp"}}), .part_starts = {{}, {2}}}), Reason::kInvalidCutPoints);
+  EXPECT_EQ(refusal({.spec = Spec({{}, {"tp"}}), .part_starts = {{}, {1}}}, Dtype::kF4),
+            Reason::kUnsupportedDtype);
 }
 
 TEST(PlanBuilderTest, CollectivesChangeShapeAndLayoutAsDocumented) {

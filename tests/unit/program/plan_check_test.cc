@@ -70,6 +70,56 @@ TEST(PlanCheckTest, JudgesCollectivesThatWereTamperedWith) {
   }
 }
 
+TEST(PlanCheckTest, JudgesMovesAndSlicesThatWereTamperedWith) {
+  const auto plan_of = [](const PartitionSpec& to, std::vector<std::vector<int64_t>> starts) {
+    return *PlanProgram(
+        Program{.operand_count = 1,
+                .ops = {ReshardOp{.input = 0, .spec = to, .part_starts = std::move(starts)}},
+                .outputs = {1}},
+        {Value({8, 4}, Spec({{"tp"}, {}}))}, Target("tp=2,dp=2"));
+  };
+  const Plan move = plan_of(Spec({{"tp"}, {}}), {{3}});
+  ASSERT_TRUE(std::holds_alternative<MoveRegions>(move.instructions[0].kind));
+  EXPECT_TRUE(CheckPlan(move).ok()) << CheckPlan(move);
+  const std::function<void(ValueDescriptor*)> tampers[] = {
+      [](ValueDescriptor* output) {
+        output->shape = {8, 8};
+      },
+      [](ValueDescriptor* output) { output->dtype = Dtype::kBF16; },
+      [](ValueDescriptor* output) {
+        output->spec = Spec({{"tp"}, {}}, {"dp"});
+      },
+      [](ValueDescriptor* output) {
+        output->cut_points[0] = {0, 3, 9};
+      },
+  };
+  for (const auto& tamper : tampers) {
+    Plan plan = move;
+    tamper(&plan.values[1]);
+    EXPECT_EQ(CheckPlan(plan).code(), absl::StatusCode::kInvalidArgument);
+  }
+  Plan slice = plan_of(Spec({{"tp"}, {"dp"}}), {});
+  ASSERT_TRUE(std::holds_alternative<LocalSlice>(slice.instructions[0].kind));
+  EXPECT_TRUE(CheckPlan(slice).ok()) << CheckPlan(slice);
+  slice.values[1].cut_points = {{0, 3, 8}, {}};
+  EXPECT_EQ(ReasonOf(CheckPlan(slice)), Reason::kShapeMismatch) << "a device lacks a row";
+}
+
+TEST(PlanCheckTest, JudgesProductsOfUnevenTiles) {
+  const Plan plan = *PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {CutValue({8, 4}, Spec({{"tp"}, {}}), {{0, 3, 8}, {}}), Value({4, 6}, PartitionSpec())},
+      Target("tp=2"));
+  EXPECT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
+  Plan other_rows = plan;
+  other_rows.values[2].cut_points = {{0, 4, 8}, {}};
+  EXPECT_EQ(ReasonOf(CheckPlan(other_rows)), Reason::kShapeMismatch);
+  Plan other_axis = plan;
+  other_axis.values[2].spec = PartitionSpec();
+  other_axis.values[2].cut_points = {};
+  EXPECT_EQ(ReasonOf(CheckPlan(other_axis)), Reason::kShapeMismatch);
+}
+
 TEST(PlanCheckTest, RefusesAGatherBeyond64Bits) {
   auto plan =
       PlanProgram(Program{.operand_count = 1,

@@ -79,6 +79,38 @@ TEST(PlanForecastTest, APlanWithoutCollectivesExchangesNothing) {
   EXPECT_EQ(forecast.link_traffic, LinkTrafficSummary());
 }
 
+TEST(PlanForecastTest, AMoveHasTheTrafficOfItsRegions) {
+  // Rows to columns along tp, in both halves of dp.
+  const Program program = {.operand_count = 1,
+                           .ops = {ReshardOp{.input = 0, .spec = Spec({{}, {"tp"}})}},
+                           .outputs = {1}};
+  const Plan plan = *PlanProgram(program, {Value({8, 8}, Spec({{"tp"}, {}}))}, Target("dp=2,tp=2"));
+  const LinkCost links = {.latency_seconds = 1e-3, .seconds_per_byte = 1e-6};
+  const PlanForecast forecast = ForecastOf(plan, links);
+  ASSERT_EQ(forecast.traffic.size(), 1U);
+  EXPECT_THAT(forecast.traffic[0].axes, ElementsAre("tp"));
+  EXPECT_EQ(forecast.traffic[0].collectives, 1);
+  EXPECT_EQ(forecast.traffic[0].sent_bytes, kTile);
+  EXPECT_EQ(plan.cost.sent_bytes, kTile);
+  EXPECT_EQ(plan.cost.memory_bytes, 2 * kTile + kTile) << "the result, and what is copied to send";
+  EXPECT_EQ(forecast.peak_bytes, 2 * kTile + kTile);
+  EXPECT_DOUBLE_EQ(forecast.exchange_seconds, 1e-3 + kTile * 1e-6);
+  const std::vector<LinkTraffic> expected = {
+      {0, 1, kTile}, {1, 0, kTile}, {2, 3, kTile}, {3, 2, kTile}};
+  EXPECT_EQ(forecast.link_traffic->busiest, expected);
+  EXPECT_EQ(LinkPairsOf(plan), 4 * 2) << "of each device and each old tile";
+}
+
+TEST(PlanForecastTest, CopiesOfLargeMovesStayWithinTheWindow) {
+  const int64_t extent = 1 << 15;
+  const Program program = {.operand_count = 1,
+                           .ops = {ReshardOp{.input = 0, .spec = Spec({{}, {"tp"}})}},
+                           .outputs = {1}};
+  const Plan plan =
+      *PlanProgram(program, {Value({extent, extent}, Spec({{"tp"}, {}}))}, Target("tp=2"));
+  EXPECT_EQ(plan.cost.memory_bytes, extent * extent * 4 / 2 + (int64_t{64} << 20));
+}
+
 // A collective on an operand that every device has whole.
 CollectiveOp Among(std::vector<std::string> axes, CollectiveKind kind,
                    CollectiveAlgorithm algorithm, ValueIndex input = 0) {

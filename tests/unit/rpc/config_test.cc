@@ -278,5 +278,94 @@ TEST(ConfigTest, ReadsLogicalRulesAsFlaxAndMaxTextWriteThem) {
   EXPECT_THAT(std::string(triple.message()), ::testing::HasSubstr("must be a pair"));
 }
 
+std::string MapError(std::string_view text) {
+  const auto map = ParseTensorMap(text, "m.yaml");
+  EXPECT_EQ(map.status().code(), kInvalid) << text;
+  return std::string(map.status().message());
+}
+
+TEST(ConfigTest, ReadsMapsOfNames) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorMap map, ParseTensorMap(R"(
+tensors:
+  - {pattern: 'layer\.(\d+)\.weight$', replace: 'h/\1/kernel', transpose: true, shape: [null, 8]}
+  - {pattern: conv, transpose: [2, 3, 1, 0], dtype: bfloat16}
+  - {pattern: position_ids, skip: true}
+  - pattern: embedding
+    dtype: I8
+    channel: 1
+unmatched: error
+)",
+                                                                     "m.yaml"));
+  EXPECT_TRUE(map.refuse_unmatched);
+  EXPECT_EQ(map.source, "m.yaml");
+  ASSERT_EQ(map.rules.size(), 4u);
+  EXPECT_EQ(**map.rules[0].replacement.Apply("layer.3.weight"), "h/3/kernel");
+  EXPECT_TRUE(map.rules[0].reverse);
+  EXPECT_EQ(map.rules[0].place, "m.yaml:3:5");
+  EXPECT_EQ(*map.rules[0].shape, (std::vector<std::optional<int64_t>>{std::nullopt, 8}));
+  EXPECT_EQ(map.rules[1].permutation, (std::vector<size_t>{2, 3, 1, 0}));
+  EXPECT_EQ(map.rules[1].dtype, Dtype::kBF16);
+  EXPECT_EQ(**map.rules[1].replacement.Apply("a.conv.b"), "a.conv.b");
+  EXPECT_TRUE(map.rules[2].skip);
+  EXPECT_EQ(map.rules[3].dtype, Dtype::kI8);
+  EXPECT_EQ(map.rules[3].channel, 1u);
+  EXPECT_FALSE(ParseTensorMap("tensors: []", "m.yaml")->refuse_unmatched);
+  EXPECT_FALSE(ParseTensorMap("tensors: []\nunmatched: keep", "m.yaml")->refuse_unmatched);
+}
+
+TEST(ConfigTest, ErrorsOfMapsNameThePlaceAndTheKey) {
+  const auto rule = [](std::string_view keys) {
+    return StrCat("tensors:\n  - {pattern: 'a(b)', ", keys, "}");
+  };
+  const struct {
+    std::string text;
+    std::string message;
+  } cases[] = {
+      {"[]", "m.yaml:1:1: a map of names must be a mapping with the keys tensors, unmatched"},
+      {"tensor: []", "did you mean \"tensors\"?"},
+      {"unmatched: keep", "a map of names needs tensors"},
+      {"tensors: {a: b}", "a map of names needs tensors"},
+      {"tensors: []\nunmatched: eror", "m.yaml:2:12: unmatched is keep or error, not \"eror\""},
+      {"tensors: [{replace: a}]", "m.yaml:1:11: a rule of a map without pattern"},
+      {"tensors: [{pattern: '('}]", "m.yaml:1:21: bad pattern '('"},
+      {"tensors: [{pattern: '(?=a)'}]", "look-ahead"},
+      {rule("replace: '\\2'"), "m.yaml:2:32: replacement '\\2': the pattern has no group '2'"},
+      {rule("replace: '$1'"), "replace has $1; the text of a group is written \\1"},
+      {rule("replace: 'a.$12b'"), "replace: '\\12'"},
+      {rule("replace: \"\\2\""), "write patterns and replacements between single quotes"},
+      {rule("replace: [a]"), "m.yaml:2:32: replace must be a text"},
+      {rule("rename: b"), "unknown key \"rename\" in a rule of a map"},
+      {rule("replace: b, replace: c"), "key \"replace\" occurs twice"},
+      {rule("transpose: yes"), "m.yaml:2:34: transpose must be true"},
+      {rule("transpose: {}"), "transpose must be true"},
+      {rule("transpose: [0, 2]"),
+       "transpose must name each of its 2 dimensions once, from 0; 2 is"},
+      {rule("transpose: [1, 1]"), "from 0; 1 occurs twice"},
+      {rule("transpose: [-1, 0]"), "-1 is none"},
+      {rule("transpose: [a]"), "a dimension of transpose must be a whole number"},
+      {rule("transpose: [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,"
+            "27,28,29,30,31,32,33]"),
+       "dimensions of transpose; at most"},
+      {rule("dtype: BF17"), "m.yaml:2:30"},
+      {rule("dtype: I32"), "tensors cannot be converted to I32; dtype is one of F32, F16, BF16"},
+      {rule("dtype: F64"), "tensors cannot be converted to F64"},
+      {rule("dtype: I8"), "m.yaml:2:30: dtype I8 needs channel"},
+      {rule("dtype: F16, channel: 0"), "m.yaml:2:44: channel is for dtype I8 alone"},
+      {rule("channel: 0"), "channel is for dtype I8 alone"},
+      {rule("dtype: I8, channel: -1"), "channel -1 is no dimension"},
+      {rule("dtype: I8, channel: x"), "channel must be a whole number"},
+      {rule("skip: maybe"), "skip must be true or false"},
+      {rule("skip: true, dtype: F16"), "a rule with skip: true has no other key but pattern"},
+      {rule("shape: 3"), "shape must be a sequence"},
+      {rule("shape: [-3]"), "an extent of shape is -3"},
+      {rule("shape: [a]"), "an extent of shape must be a whole number"},
+      {rule("transpose: [1, 0], shape: [3]"), "shape has 1 dimensions, but transpose has 2"},
+  };
+  for (const auto& c : cases) {
+    EXPECT_THAT(MapError(c.text), HasSubstr(c.message)) << c.text;
+  }
+  EXPECT_THAT(LoadTensorMap("/nowhere/m.yaml"), StatusIs(absl::StatusCode::kNotFound));
+}
+
 }  // namespace
 }  // namespace shardmesh::rpc

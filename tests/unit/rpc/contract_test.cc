@@ -20,6 +20,7 @@
 #include "shardmesh/v1/compute_service.pb.h"
 #include "shardmesh/v1/operation_service.pb.h"
 #include "shardmesh/v1/resolve_service.pb.h"
+#include "shardmesh/v1/save_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 
 namespace shardmesh::rpc {
@@ -45,7 +46,8 @@ std::vector<const google::protobuf::FileDescriptor*> Files() {
       v1::SnapshotRequest::descriptor()->file(),    v1::BeginGetRequest::descriptor()->file(),
       v1::WatchRequest::descriptor()->file(),       v1::GetVersionRequest::descriptor()->file(),
       v1::OutputLayout::descriptor()->file(),       v1::ListOperationsRequest::descriptor()->file(),
-      v1::ResolveSpecRequest::descriptor()->file(), v1::ListSessionsRequest::descriptor()->file()};
+      v1::ResolveSpecRequest::descriptor()->file(), v1::ListSessionsRequest::descriptor()->file(),
+      v1::BeginSaveRequest::descriptor()->file()};
 }
 
 TEST(FeaturesTest, EachIsOfElementsOfTheContractAndTheyAreInOrder) {

@@ -26,6 +26,7 @@
 #include "rpc/codec/link_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/server_lifecycle.h"
+#include "server/diagnosis/flight_log.h"
 #include "server/service/attach_service.h"
 #include "server/service/endpoint_probe.h"
 #include "server/state/array_registry.h"
@@ -33,7 +34,6 @@
 #include "server/state/link_table.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
-#include "server/steps/flight_log.h"
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
@@ -422,8 +422,9 @@ TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
   }
   // The request has some 60 kB, its answer ten times as many.
   proxy->CutAfter(200'000);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::BegunPut put,
-                                 client::BeginPut(*client, session_id, tensors, {}, in_time()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::BegunPut put,
+      client::BeginPut(*client, session_id, tensors, {}, /*from_files=*/false, in_time()));
   EXPECT_GE(waits, 1);
   EXPECT_EQ(put.assignments.size(), tensors.size());
   EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 2'000; })) << Status()->arrays();
@@ -607,7 +608,7 @@ class AttachServiceTest : public testing::Test {
             .clock = &leap_clock_,
             .recovery = &recovery_,
             .joined =
-                [this](std::string_view identity) {
+                [this](std::string_view identity, uint64_t) {
                   if (joined_ != nullptr) joined_(identity);
                 },
             .max_inventory_bytes = max_inventory_bytes});

@@ -21,7 +21,7 @@
 #include "program/program.h"
 #include "rpc/call.h"
 #include "rpc/stream/message_bytes.h"
-#include "server/steps/flight_log.h"
+#include "server/diagnosis/flight_log.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "status/detail.h"

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_TESTS_UNIT_SERVER_WORKER_STREAMS_FIXTURE_H_
 #define SHARDMESH_TESTS_UNIT_SERVER_WORKER_STREAMS_FIXTURE_H_
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,12 +16,12 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/attach/worker_streams.h"
+#include "server/diagnosis/flight_log.h"
 #include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/link_table.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
-#include "server/steps/flight_log.h"
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
@@ -90,7 +91,12 @@ class WorkerStreamsFixture : public testing::Test {
     options.link_table = &link_table_;
     options.clock = &clock_;
     options.recovery = &recovery_;
-    options.tile_staged = [this](std::string_view transfer_id, int64_t size_bytes) {
+    options.damaged = [this] { ++damaged_; };
+    options.free_memory = [](std::string_view identity, int64_t need_bytes) {
+      return identity == "a" ? 2 * need_bytes : 0;
+    };
+    options.tile_staged = [this](std::string_view transfer_id, std::string_view,
+                                 int64_t size_bytes) {
       if (tile_staged_) tile_staged_(transfer_id, size_bytes);
     };
     options.inventory_timeout = absl::Seconds(3);
@@ -121,6 +127,7 @@ class WorkerStreamsFixture : public testing::Test {
   Recovery recovery_{&clock_};
   std::vector<Question> questions_;
   std::function<void(std::string_view, int64_t)> tile_staged_;  // set before workers attach
+  std::atomic<int> damaged_ = 0;                                // reports of damaged tiles
   std::unique_ptr<WorkerStreams> streams_;
   std::unique_ptr<Sequencer> sequencer_;
 };

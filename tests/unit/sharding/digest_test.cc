@@ -30,6 +30,18 @@ TEST(DigestTest, GivesThePublishedVectors) {
   EXPECT_FALSE(EqualInConstantTime("ab", "abc"));
 }
 
+TEST(DigestTest, BytesInPiecesHaveTheDigestOfTheWhole) {
+  const std::string bytes(1000, 'x');
+  for (const size_t piece : {size_t{1}, size_t{63}, size_t{64}, size_t{999}, size_t{1000}}) {
+    Sha256Stream stream;
+    for (size_t at = 0; at < bytes.size(); at += piece) {
+      stream.Add(std::string_view(bytes).substr(at, piece));
+    }
+    EXPECT_EQ(stream.Finish(), Sha256(bytes)) << piece;
+  }
+  EXPECT_EQ(Sha256Stream().Finish(), Sha256(""));
+}
+
 TEST(SafeHashIntTest, ReadsTheDigestAsOneNumber) {
   const std::string text = "hello world";
   EXPECT_THAT(SafeHashInt(text),

@@ -5,7 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 #include <random>
+#include <set>
+#include <utility>
 
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
@@ -54,16 +57,42 @@ void ExpectCoversExactlyOnce(const Tiling& tiling) {
       ASSERT_EQ(tiling.ReplicaIdOf(piece.devices[replica]), static_cast<int64_t>(replica));
     }
   }
-  const bool has_elements = Tile::Whole(tiling.shape()).element_count() > 0;
-  ASSERT_EQ(static_cast<int64_t>(owned.size()), has_elements ? tiling.DistinctTileCount() : 0);
+  int64_t filled = 0;
+  for (int64_t tile = 0; tile < tiling.DistinctTileCount(); ++tile) {
+    filled += tiling.ReplicaGroup(tile).tile.empty() ? 0 : 1;
+  }
+  ASSERT_EQ(static_cast<int64_t>(owned.size()), filled);
+  // Random ranges have the owners that each device's tile tells.
+  std::mt19937 random(static_cast<uint32_t>(filled));
+  for (int round = 0; round < 4; ++round) {
+    Tile range;
+    for (const int64_t extent : tiling.shape()) {
+      const auto start = static_cast<int64_t>(random() % static_cast<uint64_t>(extent + 1));
+      range.ranges.push_back(
+          {start,
+           start + static_cast<int64_t>(random() % static_cast<uint64_t>(extent - start + 1))});
+    }
+    std::set<std::pair<std::string, DeviceId>> expected;
+    for (DeviceId device = 0; device < tiling.mesh().size(); ++device) {
+      const std::optional<Tile> common = Intersect(tiling.TileOf(device), range);
+      if (common.has_value() && !common->empty()) expected.emplace(common->ToString(), device);
+    }
+    std::set<std::pair<std::string, DeviceId>> found;
+    for (const OwnedTile& piece : tiling.OwnersOf(range)) {
+      for (const DeviceId device : piece.devices) {
+        ASSERT_TRUE(found.emplace(piece.tile.ToString(), device).second);
+      }
+    }
+    ASSERT_EQ(found, expected) << range.ToString();
+  }
 }
 
 TEST(TilingPropertyTest, TilesCoverTheTensorOncePerReplica) {
   const std::vector<Mesh> meshes = {MeshOf("dp=1"), MeshOf("tp=6"), MeshOf("dp=2,tp=4"),
                                     MeshOf("dp=2,fsdp=3,tp=2"), MeshOf("a=2,b=1,c=3,d=2")};
   std::mt19937 random(7);
-  const auto below = [&random](size_t n) { return random() % n; };
-  for (int round = 0; round < 1500; ++round) {
+  const auto below = [&random](size_t n) { return static_cast<size_t>(random() % n); };
+  for (int round = 0; round < 3000; ++round) {
     const Mesh& mesh = meshes[below(meshes.size())];
     // Deal a random part of the axes, in random order, to the dimensions.
     std::vector<std::vector<AxisName>> axes(1 + below(3));
@@ -82,13 +111,21 @@ TEST(TilingPropertyTest, TilesCoverTheTensorOncePerReplica) {
     std::vector<CutPoints> cut_points(axes.size());
     for (size_t dim = 0; dim < axes.size(); ++dim) {
       entries.push_back(SpecEntry::Axes(axes[dim]));
-      if (below(3) == 0) {  // uneven parts
+      if (const size_t kind = below(4); kind == 0) {  // uneven parts
         CutPoints& points = cut_points[dim];
         points.push_back(0);
         for (int64_t part = 0; part < parts[dim]; ++part) {
           points.push_back(points.back() + 1 + static_cast<int64_t>(below(4)));
         }
         shape.push_back(points.back());
+      } else if (kind == 1) {  // some of which are empty
+        CutPoints& points = cut_points[dim];
+        shape.push_back(1 + static_cast<int64_t>(below(7)));
+        points = {0, shape.back()};
+        for (int64_t part = 1; part < parts[dim]; ++part) {
+          points.push_back(static_cast<int64_t>(below(static_cast<size_t>(shape.back()) + 1)));
+        }
+        std::sort(points.begin(), points.end());
       } else {
         shape.push_back(parts[dim] * static_cast<int64_t>(below(4)));
       }
@@ -178,10 +215,33 @@ TEST(TilingTest, CutsWhereItIsTold) {
   EXPECT_TRUE(equal.has_equal_tiles());
 }
 
+TEST(TilingTest, LeavesTilesEmptyWhereCutPointsStay) {
+  const PartitionSpec spec = Spec({SpecEntry::Axis("tp")});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Tiling tiling, Tiling::Create(MeshOf("tp=5"), spec, {10}, {{0, 0, 6, 6, 10, 10}}));
+  EXPECT_EQ(tiling.TileOf(0), (Tile{{{0, 0}}}));
+  EXPECT_EQ(tiling.TileOf(2), (Tile{{{6, 6}}}));
+  EXPECT_EQ(tiling.TileOf(4), (Tile{{{10, 10}}}));
+  EXPECT_EQ(tiling.ShardShape(), Shape({6}));
+  EXPECT_EQ(tiling.DistinctTileCount(), 5);
+  EXPECT_THAT(tiling.cut_points(0), ElementsAre(0, 0, 6, 6, 10, 10));
+  const std::vector<OwnedTile> owned = tiling.OwnersOf(Tile{{{0, 10}}});
+  ASSERT_EQ(owned.size(), 2u);
+  EXPECT_THAT(owned[0].devices, ElementsAre(1));
+  EXPECT_THAT(owned[1].devices, ElementsAre(3));
+}
+
+TEST(TilingTest, HasOnePartWhereThereIsNothingToCut) {
+  const PartitionSpec spec = Spec({SpecEntry::Axis("tp")});
+  EXPECT_THAT(Tiling::Create(MeshOf("tp=2"), spec, {0}, {{0, 0}}), IsOk());
+  EXPECT_THAT(Tiling::Create(MeshOf("tp=2"), spec, {0}, {{0, 0, 0}}),
+              StatusIs(kInvalid, Reason::kInvalidCutPoints));
+}
+
 TEST(TilingTest, RefusesCutPointsThatDoNotCut) {
   const PartitionSpec spec = Spec({SpecEntry::Axis("tp")});
   for (const CutPoints& points : std::vector<CutPoints>{
-           {0, 10}, {0, 5, 10, 10}, {0, 7, 5, 10}, {1, 5, 7, 10}, {0, 5, 7, 11}}) {
+           {0, 10}, {0, 5, 10}, {0, 7, 5, 10}, {1, 5, 7, 10}, {0, 5, 7, 11}, {0, 11, 10, 10}}) {
     EXPECT_THAT(Tiling::Create(MeshOf("tp=3"), spec, {10}, {points}),
                 StatusIs(kInvalid, Reason::kInvalidCutPoints));
   }

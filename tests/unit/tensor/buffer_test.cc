@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "process/sealed/sealed_memory.h"
+#include "tests/testing/huge_pages.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {
@@ -16,6 +19,15 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+TEST(BufferTest, LargeBuffersAskForHugePages) {
+  MemoryBudget budget(int64_t{16} << 20);
+  const auto pool = BufferPool::Create(&budget, 0);
+  const absl::StatusOr<Buffer> buffer = pool->Allocate(int64_t{4} << 20, "a test");
+  ASSERT_TRUE(buffer.ok());
+  EXPECT_TRUE(test::AsksForHugePages(buffer->data()));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % (size_t{2} << 20), 0u);
+}
 
 TEST(BufferTest, StartsAtAMultipleOfItsAlignmentAtAnySize) {
   MemoryBudget budget(int64_t{64} << 20);
@@ -114,6 +126,53 @@ TEST(BufferTest, ThreadsNeverHoldMoreThanTheLimitTogether) {
   }
   pool->Trim();
   EXPECT_EQ(budget.used_bytes(), 0);
+}
+
+FileDescriptor Sealed(const std::string& bytes) {
+  SealedMemoryWriter writer = *SealedMemoryWriter::Create(static_cast<int64_t>(bytes.size()));
+  EXPECT_THAT(writer.Append(bytes), IsOk());
+  return *std::move(writer).Seal();
+}
+
+TEST(BufferTest, IsTheMemoryOfAnotherProcessWithoutACopyAndNeverReused) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 20);
+  const std::string bytes(100'001, 'x');
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool->Adopt(Sealed(bytes), 100'001, "a test"));
+    EXPECT_TRUE(buffer.is_read_only());
+    EXPECT_TRUE(buffer.bytes() == absl::MakeConstSpan(bytes));
+    EXPECT_EQ(budget.used_bytes(), 102'400);
+    Buffer moved = std::move(buffer);
+    EXPECT_TRUE(moved.is_read_only());
+    EXPECT_FALSE(buffer.is_read_only());  // NOLINT(bugprone-use-after-move): it is empty
+  }
+  EXPECT_EQ(budget.used_bytes(), 0);
+  EXPECT_EQ(pool->idle_bytes(), 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer own, pool->Allocate(100'001, "a test"));
+  own.data()[0] = 'y';
+}
+
+TEST(BufferTest, CopiesMemoryOfAnotherProcessThatItCannotUseAsItIs) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 0);
+  const std::string bytes(100, 'x');  // less than a page
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool->Adopt(Sealed(bytes), 100, "a test"));
+  EXPECT_FALSE(buffer.is_read_only());
+  EXPECT_TRUE(buffer.bytes() == absl::MakeConstSpan(bytes));
+  EXPECT_EQ(budget.used_bytes(), 128);
+}
+
+TEST(BufferTest, MemoryOfAnotherProcessCountsAgainstTheLimit) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 20);
+  { SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer idle, pool->Allocate(1 << 20, "a test")); }
+  const std::string bytes(1 << 19, 'x');
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer one, pool->Adopt(Sealed(bytes), 1 << 19, "a test"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer two, pool->Adopt(Sealed(bytes), 1 << 19, "a test"));
+  EXPECT_THAT(pool->Adopt(Sealed(bytes), 1 << 19, "a test"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(budget.used_bytes(), 1 << 20);
 }
 
 }  // namespace

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <random>
+#include <vector>
 
 namespace shardmesh {
 namespace {
@@ -56,6 +59,107 @@ TEST(FloatConvertTest, TooLargeBecomesInfinityAndNaNStaysNaN) {
   EXPECT_TRUE(std::isnan(F16ToF32(F32ToF16(nan))));
   EXPECT_TRUE(std::isnan(BF16ToF32(F32ToBF16(nan))));
   EXPECT_TRUE(std::signbit(BF16ToF32(F32ToBF16(nan))));
+}
+
+// The nearest number with `bits` bits of mantissa after the point and exponents from `least` on,
+// ties to even, by exact arithmetic on doubles.
+double Nearest(double value, int bits, int least, double overflow) {
+  if (!std::isfinite(value) || value == 0) return value;
+  if (std::fabs(value) >= overflow) return std::copysign(INFINITY, value);
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(value), least) - bits);
+  return std::copysign(std::nearbyint(value / unit) * unit, value);
+}
+double NearestF16(double value) { return Nearest(value, 10, -14, 65520.0); }
+double NearestBF16(double value) { return Nearest(value, 7, -126, 0x1.FFp127); }
+double NearestF32(double value) { return Nearest(value, 23, -126, 0x1.FFFFFFp127); }
+
+bool IsSame(double a, double b) {
+  return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b) ||
+         (std::isnan(a) && std::isnan(b) && std::signbit(a) == std::signbit(b));
+}
+
+TEST(FloatConvertTest, RandomF32RoundAsExactArithmeticSays) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 1'000'000; ++i) {
+    uint32_t bits = random();
+    if (i % 4 == 1) bits &= 0x807FFFFF;  // subnormal
+    if (i % 4 == 2) bits = (bits & 0x80FFFFFF) | (0x38000000 - (random() & 0x03000000));
+    if (i % 4 == 3) bits = (bits & 0xFFFF0000) | 0x8000 | (random() % 3 - 1);  // near a tie of BF16
+    const float value = std::bit_cast<float>(bits);
+    ASSERT_TRUE(IsSame(F16ToF32(F32ToF16(value)), NearestF16(value))) << std::hex << bits;
+    ASSERT_TRUE(IsSame(BF16ToF32(F32ToBF16(value)), NearestBF16(value))) << std::hex << bits;
+  }
+}
+
+TEST(FloatConvertTest, F64RoundsOnce) {
+  std::mt19937_64 random(4);
+  for (int i = 0; i < 1'000'000; ++i) {
+    uint64_t bits = random();
+    // Exponents near those of F16, BF16 and F32, and mantissas near ties.
+    if (i % 2 == 1) bits = (bits & ~(uint64_t{0x7FF} << 52)) | (1023 - 150 + random() % 300) << 52;
+    if (i % 4 == 3) bits = (bits >> 41 << 41) + random() % 3 - 1;
+    const double value = std::bit_cast<double>(bits);
+    ASSERT_TRUE(IsSame(F64ToF32(value), NearestF32(value))) << std::hex << bits;
+    ASSERT_TRUE(IsSame(F16ToF32(F64ToF16(value)), NearestF16(value))) << std::hex << bits;
+    ASSERT_TRUE(IsSame(BF16ToF32(F64ToBF16(value)), NearestBF16(value))) << std::hex << bits;
+  }
+  // Just above the middle between two numbers of BF16; as F32 it is the middle.
+  EXPECT_EQ(F64ToBF16(1 + 0x1p-8 + 0x1p-40), 0x3F81);
+  EXPECT_EQ(F64ToF16(1 + 0x1p-11 + 0x1p-40), 0x3C01);
+  EXPECT_EQ(F64ToBF16(-1e300), 0xFF80);
+  EXPECT_EQ(F64ToF16(1e-300), 0);
+}
+
+TEST(FloatConvertTest, ManyElementsAreConvertedAsEach) {
+  std::mt19937 random(5);
+  for (const size_t size : {0, 1, 3, 7, 8, 31, 64, 1001}) {
+    std::vector<float> floats(size + 1);
+    std::vector<double> doubles(size + 1);
+    std::vector<uint16_t> halves(size + 1);
+    for (size_t i = 0; i <= size; ++i) {
+      floats[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
+      halves[i] = static_cast<uint16_t>(random());
+      doubles[i] = std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 80) - 60);
+    }
+    // From the second element on, which is not aligned for vectors.
+    const auto from_floats = absl::MakeConstSpan(floats).subspan(1);
+    const auto from_doubles = absl::MakeConstSpan(doubles).subspan(1);
+    const auto from_halves = absl::MakeConstSpan(halves).subspan(1);
+    std::vector<uint16_t> to_halves(size);
+    std::vector<float> to_floats(size);
+    const auto expect = [&](const auto& have, const auto& from, const auto& one) {
+      for (size_t i = 0; i < size; ++i) {
+        const auto want = one(from[i]);
+        ASSERT_TRUE(have[i] == want || (want != want && have[i] != have[i])) << i;
+      }
+    };
+    ConvertF32ToF16(from_floats, absl::MakeSpan(to_halves));
+    expect(to_halves, from_floats, F32ToF16);
+    ConvertF32ToBF16(from_floats, absl::MakeSpan(to_halves));
+    expect(to_halves, from_floats, F32ToBF16);
+    ConvertF64ToF16(from_doubles, absl::MakeSpan(to_halves));
+    expect(to_halves, from_doubles, F64ToF16);
+    ConvertF64ToBF16(from_doubles, absl::MakeSpan(to_halves));
+    expect(to_halves, from_doubles, F64ToBF16);
+    ConvertF64ToF32(from_doubles, absl::MakeSpan(to_floats));
+    expect(to_floats, from_doubles, F64ToF32);
+    ConvertF16ToF32(from_halves, absl::MakeSpan(to_floats));
+    expect(to_floats, from_halves, F16ToF32);
+    ConvertBF16ToF32(from_halves, absl::MakeSpan(to_floats));
+    expect(to_floats, from_halves, BF16ToF32);
+  }
+}
+
+TEST(FloatConvertTest, QuantisesToTheNearestWithTiesToEvenAndLimits) {
+  const std::vector<float> values = {0,   0.5f, 1.5f,   2.5f,   -0.5f,    -1.5f,     126.4f, 127.0f,
+                                     300, -300, -0.49f, 126.5f, INFINITY, -INFINITY, NAN};
+  std::vector<int8_t> quantised(values.size());
+  QuantiseF32ToI8(values, {1.0f}, absl::MakeSpan(quantised));
+  EXPECT_EQ(quantised,
+            (std::vector<int8_t>{0, 0, 2, 2, 0, -2, 126, 127, 127, -127, 0, 126, 127, -127, -127}));
+  std::vector<int8_t> by_element(3);
+  QuantiseF32ToI8({4.0f, 4.0f, -4.0f}, {1.0f, 2.0f, 8.0f}, absl::MakeSpan(by_element));
+  EXPECT_EQ(by_element, (std::vector<int8_t>{4, 2, 0}));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "process/failpoint.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {
@@ -232,6 +233,14 @@ TEST(NpyTest, TurnsFortranOrderRound) {
   EXPECT_THAT(file.View().shape(), ElementsAre(2, 3, 4));
   for (int n = 0; n < 24; ++n) {
     EXPECT_EQ(file.View().bytes()[static_cast<size_t>(2 * n)], n);
+  }
+  for (const bool is_mapped : {true, false}) {
+    ASSERT_THAT(ArmFailpoints("npy.reorder=eio"), IsOk());
+    const absl::Status refused =
+        (is_mapped ? NpyFile::Open(path) : NpyFile::Read(path, {data.begin(), data.end()}))
+            .status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+    EXPECT_THAT(refused.message(), HasSubstr("no memory for a reordered copy of 48 bytes"));
   }
   std::ostringstream out;
   ASSERT_THAT(WriteNpy(out, file.View()), IsOk());

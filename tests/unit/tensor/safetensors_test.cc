@@ -291,7 +291,7 @@ TEST_F(CheckpointTest, RefusesABadIndex) {
               StatusIs(absl::StatusCode::kNotFound));
 }
 
-TEST(CheckpointFolderTest, SaysWhatAFolderLacks) {
+TEST(CheckpointOpenTest, SaysWhatAFolderLacks) {
   EXPECT_THAT(Checkpoint::Open(TestFolder()), StatusIs(absl::StatusCode::kNotFound));
 }
 

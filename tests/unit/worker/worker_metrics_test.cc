@@ -57,6 +57,17 @@ TEST(WorkerMetricsTest, CollectivesAreCountedByOpAndAlgorithm) {
   EXPECT_THAT(text, HasSubstr("collectives_total{algorithm=\"pairwise\",op=\"barrier\"} 0\n"));
 }
 
+TEST(WorkerMetricsTest, MovesAreCountedBesideCollectives) {
+  rpc::Metrics metrics("worker");
+  const StepObserver observer = ObserveSteps(&metrics);
+  observer.move({.sent = 100, .copied_to_send = 10, .copied_received = 1}, absl::Milliseconds(250));
+  const std::string text = metrics.Text();
+  const std::string labels = "{algorithm=\"regions\",op=\"move\"} ";
+  EXPECT_THAT(text, HasSubstr(StrCat("shardmesh_worker_collectives_total", labels, "1\n")));
+  EXPECT_THAT(text, HasSubstr(StrCat("collective_sent_bytes_total", labels, "100\n")));
+  EXPECT_THAT(text, HasSubstr(StrCat("collective_seconds_total", labels, "0.25\n")));
+}
+
 TEST(WorkerMetricsTest, StepsAreCountedAndTimedByOutcome) {
   rpc::Metrics metrics("worker");
   const StepObserver observer = ObserveSteps(&metrics);

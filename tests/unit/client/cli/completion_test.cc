@@ -77,6 +77,33 @@ TEST(CompletionTest, BashCompletesCommandsOptionsAndValues) {
   }
 }
 
+TEST(CompletionTest, BashAsksTheProgramForOperations) {
+  const std::string script = Script(BashCompletion, "operations.bash");
+  // A program that lists two operations, and shows what it was asked.
+  const std::string program = ::testing::TempDir() + "listing";
+  std::ofstream(program) << "#!/bin/sh\necho \"$*\" > " << program
+                         << ".asked\necho 0a1b\necho 0c2d\n";
+  ASSERT_EQ(std::system(StrCat("chmod +x ", program).c_str()), 0);
+  const struct Case {
+    std::string words;
+    std::string completed;
+    std::string asked;
+  } kCases[] = {
+      {"ops show \"\"", "0a1b 0c2d", "ops ls --output=name --deadline=2s"},
+      {"ops watch 0a", "0a1b", "ops ls --output=name --deadline=2s --state=running"},
+      {"ops cancel 0a1b 0c", "0c2d", "ops ls --output=name --deadline=2s --state=running"},
+  };
+  for (const Case& c : kCases) {
+    EXPECT_EQ(
+        OutputOf(StrCat("bash --norc -uc '. ", script, "; t() { COMP_WORDS=(", program,
+                        " \"$@\"); COMP_CWORD=$#; _shardmesh; echo \"${COMPREPLY[*]}\"; }; t ",
+                        c.words, "'")),
+        c.completed + "\n")
+        << c.words;
+    EXPECT_EQ(OutputOf(StrCat("cat ", program, ".asked")), c.asked + "\n") << c.words;
+  }
+}
+
 TEST(CompletionTest, BashKnowsTheFunctionOfTheProgram) {
   const std::string script = Script(BashCompletion, "registered.bash");
   EXPECT_THAT(OutputOf(StrCat("bash --norc -c '. ", script, "; complete -p shardmesh'")),

@@ -44,7 +44,9 @@ TEST(GrammarTest, ReadsPathsOfNpyFiles) {
   EXPECT_EQ(ParseNpyPath("-", "matmul").status().message(),
             "this is not written to standard output; name a file, such as ./-");
   EXPECT_EQ(ParseNpyPath("a/w.safetensors", "get", /*or_output=*/true).status().message(),
-            "get writes .npy files; name it a/w.npy, or - for standard output");
+            "get writes .npy and .safetensors files; name it a/w.npy or a/w.safetensors, or - for "
+            "standard "
+            "output");
   EXPECT_EQ(ParseNpyPath("w.txt", "matmul").status().message(),
             "matmul writes .npy files; name it w.npy");
 }

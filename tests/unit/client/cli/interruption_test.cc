@@ -30,6 +30,24 @@ TEST(InterruptionTest, OnlyAPutThatIsKnownToBeUndoneIsSaidToBe) {
   EXPECT_FALSE(IsNothingDone(WithReason(absl::NotFoundError("gone since"), Reason::kNotFound)));
 }
 
+TEST(InterruptionTest, OnlyACancelledOperationIsSaidToHaveTheOutcome) {
+  const auto outcome = [](const absl::Status& status) {
+    return OutcomeOfOperation("it is as it was", status);
+  };
+  EXPECT_EQ(outcome(WithReason(absl::CancelledError("cancelled"), Reason::kCancelled)),
+            "it is as it was (cancelled)");
+  EXPECT_EQ(outcome(WithReason(absl::FailedPreconditionError("it stopped"), Reason::kMeshInUse)),
+            "the operation failed: it stopped");
+  // The end of the call, and not of the operation.
+  for (const absl::Status& status :
+       {absl::UnavailableError("away"), absl::DeadlineExceededError("late")}) {
+    EXPECT_EQ(outcome(status).find("it is as it was"), std::string::npos);
+    EXPECT_NE(outcome(status).find(std::string(status.message())), std::string::npos);
+  }
+  EXPECT_EQ(outcome(absl::CancelledError("the call ended")).find("it is as it was"),
+            std::string::npos);
+}
+
 TEST(InterruptionDeathTest, ASignalRemovesTemporaryFilesAndIsReportedInTheForm) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const std::string path = ::testing::TempDir() + "interrupted.npy";

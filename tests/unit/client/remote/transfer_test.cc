@@ -26,6 +26,7 @@ using test::PutToken;
 using test::SmallCoordinator;
 using test::SmallWorker;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // A tensor with bytes of its own, and the array that it becomes.
 struct TestTensor {
@@ -141,6 +142,49 @@ TEST_F(TransferTest, BringsBackWhatItHandedOverForEveryLayout) {
                                    DownloadAll(tensor, coordinator_->devices()));
     EXPECT_TRUE(bytes == tensor.bytes) << tensor.array.array_id;
   }
+}
+
+// These workers are of a build that knows no handover.
+TEST_F(TransferTest, StreamsLargeTilesToWorkersThatTakeNoMemoryAndSaysSo) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("large", mesh_, Spec({kFsdp}), Shape{1026, 1031});
+  HandoverOutcome outcome;
+  options_.handover = Handover::kAuto;
+  options_.handover_outcome = &outcome;
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  EXPECT_EQ(outcome.bytes, 0);
+  EXPECT_FALSE(outcome.refusal.ok());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes,
+                                 DownloadAll(tensors[0], coordinator_->devices()));
+  EXPECT_TRUE(bytes == tensors[0].bytes);
+  options_.handover = Handover::kOff;
+  outcome = {};
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  EXPECT_THAT(outcome.refusal, IsOk()) << "nobody asked";
+  options_.handover = Handover::kOn;
+  EXPECT_FALSE(UploadAll(tensors).ok());
+}
+
+// Their memory may be given to a step, which must be able to write into it. No worker is asked.
+TEST_F(TransferTest, StreamsTensorsWithoutANameUnlessMemoryIsAskedFor) {
+  const TestTensor large("large", mesh_, Spec({kFsdp}), Shape{1026, 1031});
+  const TestTensor small("small", mesh_, Spec({kFsdp}), Shape{64, 48});
+  const auto upload = [&](const TestTensor& tensor, bool is_named) {
+    UploadTensor unnamed = tensor.upload();
+    unnamed.is_named = is_named;
+    return Upload(coordinator_->devices(), {unnamed}, &cancellation_, options_);
+  };
+  HandoverOutcome outcome;
+  options_.handover = Handover::kAuto;
+  options_.handover_outcome = &outcome;
+  ASSERT_THAT(upload(large, false), IsOk());
+  EXPECT_THAT(outcome.refusal.ToString(), HasSubstr("without a name"));
+  ASSERT_THAT(upload(small, false), IsOk());
+  EXPECT_THAT(outcome.refusal, IsOk()) << "small tiles are always streamed";
+  ASSERT_THAT(upload(large, true), IsOk());
+  EXPECT_THAT(outcome.refusal.ToString(), Not(HasSubstr("without a name")));
+  options_.handover = Handover::kOn;
+  EXPECT_FALSE(upload(large, false).ok()) << "all tensors count, and these workers take none";
 }
 
 TEST_F(TransferTest, TheFirstFailureEndsAllStreamsAndNamesItsWorker) {

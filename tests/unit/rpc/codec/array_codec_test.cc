@@ -128,7 +128,7 @@ Program SomeProgram() {
       LinearOp{0, 1, 2, WeightLayout::kInOut, Activation::kGelu, 0.5f},
       MatmulOp{3, 1, true, false},
       CollectiveOp{4, CollectiveKind::kReduceScatter, {"tp", "dp"}, 1, Reduction::kMax},
-      ReshardOp{5, PartitionSpec({SpecEntry::Axis("dp")})},
+      ReshardOp{5, PartitionSpec({SpecEntry::Axis("dp")}), {{}, {2, 7}}},
       CollectiveOp{.input = 6,
                    .kind = CollectiveKind::kPermute,
                    .axes = {"tp"},
@@ -180,6 +180,27 @@ TEST(PlanCodecTest, MalformedProgramsNameTheirField) {
   wire = good;
   wire.mutable_ops(5)->mutable_collective()->set_order(static_cast<v1::CollectiveOrder>(9));
   EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[5].collective.order");
+  const auto with_cuts = [&good](const std::vector<std::pair<int, std::vector<int>>>& cuts) {
+    v1::Program program = good;
+    v1::ReshardOp* const reshard = program.mutable_ops(3)->mutable_reshard();
+    reshard->clear_cut_points();
+    for (const auto& [dimension, starts] : cuts) {
+      v1::CutPoints* const added = reshard->add_cut_points();
+      added->set_dimension(dimension);
+      added->mutable_starts()->Add(starts.begin(), starts.end());
+    }
+    return program;
+  };
+  EXPECT_THAT(Decode(with_cuts({{3, {1, 2}}, {0, {5}}})), IsOk());
+  EXPECT_THAT(Decode(with_cuts({{3, {0, 2, 2}}, {0, {0, 0}}})), IsOk()) << "some parts are empty";
+  for (const auto& wrong :
+       {with_cuts({{-1, {1}}}), with_cuts({{kMaxRank, {1}}}), with_cuts({{0, {}}}),
+        with_cuts({{0, {-1}}}), with_cuts({{0, {2, 1}}})}) {
+    EXPECT_EQ(FieldOf(Decode(wrong).status()), "ops[3].reshard.cut_points[0]");
+    EXPECT_THAT(Decode(wrong).status(), StatusIs(kInvalid, Reason::kInvalidCutPoints));
+  }
+  EXPECT_EQ(FieldOf(Decode(with_cuts({{0, {1}}, {0, {2}}})).status()),
+            "ops[3].reshard.cut_points[1]");
   wire = good;
   wire.mutable_ops(0)->clear_op();
   EXPECT_EQ(FieldOf(Decode(wire).status()), "ops[0].op");

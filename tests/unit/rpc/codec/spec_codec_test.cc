@@ -324,11 +324,44 @@ TEST(SpecCodecTest, CutPointsCrossTheWireWithoutTheirEnds) {
   ASSERT_EQ(wire.size(), 1);
   EXPECT_EQ(wire[0].starts_size(), 2);
   EXPECT_THAT(DecodeCutPoints(wire, shape), IsOkAndHolds(cuts));
-  wire[0].set_starts(1, 48);
-  EXPECT_THAT(DecodeCutPoints(wire, shape).status(), StatusIs(kInvalid, Reason::kInvalidCutPoints));
+  for (const int64_t start : {19, 49}) {
+    wire[0].set_starts(1, start);
+    EXPECT_THAT(DecodeCutPoints(wire, shape).status(),
+                StatusIs(kInvalid, Reason::kInvalidCutPoints));
+  }
   wire[0].set_starts(1, 40);
   *wire.Add() = wire[0];
   EXPECT_EQ(FieldOf(DecodeCutPoints(wire, shape).status()), "cut_points[1]");
+}
+
+TEST(SpecCodecTest, CutPointsOfEmptyPartsCrossTheWire) {
+  const std::vector<CutPoints> cuts = {{0, 0, 8, 8}, {0, 48, 48, 48}};
+  const Shape shape = {8, 48};
+  google::protobuf::RepeatedPtrField<v1::CutPoints> wire;
+  Encode(cuts, &wire);
+  EXPECT_THAT(DecodeCutPoints(wire, shape), IsOkAndHolds(cuts));
+  wire[0].set_starts(0, 9);
+  EXPECT_EQ(FieldOf(DecodeCutPoints(wire, shape).status()), "cut_points[0]");
+  wire[0].set_starts(0, -1);
+  EXPECT_THAT(DecodeCutPoints(wire, shape).status(), StatusIs(kInvalid, Reason::kInvalidCutPoints));
+}
+
+TEST(SpecCodecTest, RulesForUnevenCutsCrossTheWire) {
+  for (const UnevenCuts rule :
+       {UnevenCuts::kEqualOnly, UnevenCuts::kCeilChunks, UnevenCuts::kByWeights,
+        UnevenCuts::kByMemory, UnevenCuts::kBySpeed}) {
+    EXPECT_THAT(DecodeUnevenCuts(Encode(rule), /*has_weights=*/false), IsOkAndHolds(rule));
+    const auto weighted = DecodeUnevenCuts(Encode(rule), /*has_weights=*/true);
+    EXPECT_EQ(weighted.ok(), rule == UnevenCuts::kByWeights);
+    if (!weighted.ok()) {
+      EXPECT_EQ(FieldOf(weighted.status()), "weights");
+    }
+  }
+  EXPECT_THAT(DecodeUnevenCuts(v1::UNEVEN_CUTS_UNSPECIFIED, /*has_weights=*/false),
+              IsOkAndHolds(UnevenCuts::kEqualOnly));
+  const auto unknown = DecodeUnevenCuts(static_cast<v1::UnevenCuts>(77), /*has_weights=*/false);
+  EXPECT_THAT(unknown.status(), StatusIs(kInvalid, Reason::kBadField));
+  EXPECT_EQ(FieldOf(unknown.status()), "uneven");
 }
 
 TEST(FieldCheckTest, JudgesNamesAndIds) {

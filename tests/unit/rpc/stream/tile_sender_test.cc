@@ -217,5 +217,44 @@ TEST(TileSenderTest, ASliceWithoutAnOwnerIsTheBytesThemselves) {
   EXPECT_EQ(slice.size(), bytes.size());
 }
 
+TEST(TileSenderTest, BytesThatAreMadeComeInPiecesOfAtMostTheLimit) {
+  const int64_t size = 2 * kMaxTilePieceBytes + 4;
+  const std::string whole = Bytes(static_cast<size_t>(size));
+  std::vector<int64_t> asked;
+  TileSender sender(size, [&](int64_t offset, absl::Span<char> out) {
+    asked.push_back(offset);
+    EXPECT_LE(static_cast<int64_t>(out.size()), kMaxTilePieceBytes);
+    whole.copy(out.data(), out.size(), static_cast<size_t>(offset));
+    return absl::OkStatus();
+  });
+  OwnedPieces lender(nullptr);
+  std::string sent;
+  while (auto piece = sender.Next(lender)) {
+    const auto read = ReadTilePiece(&piece->message);
+    ASSERT_TRUE(read.ok() && read->has_value());
+    for (const auto part : (*read)->data) sent.append(part.data(), part.size());
+  }
+  EXPECT_TRUE(sender.status().ok());
+  EXPECT_TRUE(sent == whole);
+  EXPECT_THAT(asked, ElementsAre(0, kMaxTilePieceBytes, 2 * kMaxTilePieceBytes));
+
+  TileSender empty(0, [](int64_t, absl::Span<char>) { return absl::InternalError("asked"); });
+  EXPECT_TRUE(empty.Next(lender).has_value());
+  EXPECT_FALSE(empty.Next(lender).has_value());
+  EXPECT_TRUE(empty.status().ok());
+}
+
+TEST(TileSenderTest, AnErrorOfWhatMakesTheBytesEndsTheTile) {
+  TileSender sender(2 * kMaxTilePieceBytes, [&](int64_t offset, absl::Span<char> out) {
+    std::fill(out.begin(), out.end(), 'x');
+    return offset == 0 ? absl::OkStatus() : absl::DataLossError("the source is gone");
+  });
+  OwnedPieces lender(nullptr);
+  EXPECT_TRUE(sender.Next(lender).has_value());
+  EXPECT_FALSE(sender.Next(lender).has_value());
+  EXPECT_EQ(sender.status().message(), "the source is gone");
+  EXPECT_FALSE(sender.Next(lender).has_value());
+}
+
 }  // namespace
 }  // namespace shardmesh::rpc

@@ -23,6 +23,7 @@ using ::testing::ElementsAre;
 class CountingStream final : public WorkerStream {
  public:
   const std::string& identity() const override { return identity_; }
+  bool HasFeature(std::string_view) const override { return false; }
   uint64_t attachment() const override { return 0; }
   void Send(WorkerMessage) override {}
   void Close(absl::Status) override {}

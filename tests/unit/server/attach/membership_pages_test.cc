@@ -11,11 +11,11 @@
 #include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "process/cpu_time.h"
 #include "server/store/local_store.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/str_cat.h"
-#include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -261,7 +261,7 @@ TEST_F(MembershipPagesTest, OneChangeOfManyWorkersIsCheap) {
   Define("default", identities);
   Update();
   Lose(identities[17]);
-  const double started = test::ThreadCpuSeconds();
+  const double started = ThreadCpuSeconds();
   ASSERT_TRUE(Update());
   int64_t bytes = 0;
   std::set<const std::string*> encoded;
@@ -271,7 +271,7 @@ TEST_F(MembershipPagesTest, OneChangeOfManyWorkersIsCheap) {
       encoded.insert(page.get());
     }
   }
-  const double seconds = test::ThreadCpuSeconds() - started;
+  const double seconds = ThreadCpuSeconds() - started;
   EXPECT_THAT(encoded, SizeIs(1)) << "encoded once, and shared by all streams";
   EXPECT_LT(bytes, 10'000'000);
   EXPECT_LT(seconds, 0.05);

@@ -1,6 +1,7 @@
 // Hellos that are refused, and why.
 #include "server/attach/worker_hello.h"
 
+#include <cmath>
 #include <functional>
 
 #include "gtest/gtest.h"
@@ -56,6 +57,12 @@ TEST(WorkerHelloTest, RefusesWhatDoesNotFit) {
       {"a short nonce", [](auto* h) { h->nonce = "n"; }, absl::StatusCode::kInvalidArgument,
        Reason::kBadField},
       {"a negative capacity", [](auto* h) { h->memory_bytes = -1; },
+       absl::StatusCode::kInvalidArgument, Reason::kBadField},
+      {"a negative cache", [](auto* h) { h->cache_bytes = -1; }, absl::StatusCode::kInvalidArgument,
+       Reason::kBadField},
+      {"a negative speed", [](auto* h) { h->f32_flops_per_second = -1; },
+       absl::StatusCode::kInvalidArgument, Reason::kBadField},
+      {"a speed that is no number", [](auto* h) { h->f32_flops_per_second = std::nan(""); },
        absl::StatusCode::kInvalidArgument, Reason::kBadField},
       {"65 features", [](auto* h) { h->features.assign(65, "f"); },
        absl::StatusCode::kInvalidArgument, Reason::kBadField},

@@ -395,5 +395,101 @@ TEST_F(WorkerSessionTest, AWorkerThatDoesNotReadIsCut) {
   EXPECT_TRUE(worker.is_broken());
 }
 
+TEST_F(WorkerSessionTest, AFailureToFillEndsTheTransferAndBlamesTheWorker) {
+  FakeWorker a(streams_.get(), sequencer_.get());
+  BecomeMember(&a, "a");
+  absl::Status ended;
+  ASSERT_THAT(sequencer_->BeginTransfer({.transfer_id = "t",
+                                         .op = "put",
+                                         .mesh_id = "m",
+                                         .participants = {{0, "a", 2}},
+                                         .timeout = absl::Minutes(1),
+                                         .commit = nullptr},
+                                        [&](const WorkOutcome& o) { ended = o.status; }),
+              IsOk());
+  internal::v1::AttachRequest request;
+  internal::v1::FillFailed& failed = *request.mutable_fill_failed();
+  failed.set_transfer_id("t");
+  failed.set_term(7);
+  failed.set_array_id("array");
+  failed.mutable_error()->set_code(static_cast<int>(absl::StatusCode::kDataLoss));
+  failed.mutable_error()->set_message("the disk is bad");
+  a.Say(request);
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("the disk is bad"));
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("rank 0"));
+  EXPECT_THAT(std::string(ended.message()), HasSubstr("a"));
+  EXPECT_EQ(a.sent().kinds().back(), Down::kEndTransfer);
+  // A late failure makes the worker drop its tiles once more.
+  const size_t sent = a.sent().kinds().size();
+  a.Say(request);
+  EXPECT_THAT(a.sent().kinds(), SizeIs(sent + 1));
+  EXPECT_EQ(a.sent().kinds().back(), Down::kEndTransfer);
+}
+
+TEST_F(WorkerSessionTest, AFailureToFillWithoutAnErrorEndsTheTransferToo) {
+  FakeWorker a(streams_.get(), sequencer_.get());
+  BecomeMember(&a, "a");
+  absl::Status ended;
+  ASSERT_THAT(sequencer_->BeginTransfer({.transfer_id = "t",
+                                         .op = "put",
+                                         .mesh_id = "m",
+                                         .participants = {{0, "a", 2}},
+                                         .timeout = absl::Minutes(1),
+                                         .commit = nullptr},
+                                        [&](const WorkOutcome& o) { ended = o.status; }),
+              IsOk());
+  internal::v1::AttachRequest request;
+  request.mutable_fill_failed()->set_transfer_id("t");
+  request.mutable_fill_failed()->set_term(6);
+  a.Say(request);  // of an earlier term
+  EXPECT_THAT(ended, IsOk());
+  request.mutable_fill_failed()->set_term(7);
+  a.Say(request);
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kInternal));
+}
+
+TEST_F(WorkerSessionTest, PassesOnTheAnswerToAQuestionAboutFiles) {
+  FakeWorker a(streams_.get(), sequencer_.get());
+  internal::v1::AttachRequest hello = FakeWorker::HelloOf("a", 1);
+  hello.mutable_hello()->add_features("fill");
+  a.Say(hello);
+  AnswerAs("a");
+  a.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
+  FileVerdict verdict;
+  const int64_t number =
+      streams_->CheckFiles("a", "", [&](const FileVerdict& answer) { verdict = answer; });
+  EXPECT_NE(number, 0);
+  EXPECT_EQ(a.sent().kinds().back(), Down::kCheckFiles);
+  internal::v1::AttachRequest request;
+  request.mutable_files_checked()->set_order_id(number);
+  request.mutable_files_checked()->set_file(3);
+  request.mutable_files_checked()->mutable_error()->set_code(
+      static_cast<int>(absl::StatusCode::kNotFound));
+  request.mutable_files_checked()->mutable_error()->set_message("no such file");
+  a.Say(request);
+  EXPECT_THAT(verdict.status, StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(verdict.file, 3);
+}
+
+TEST_F(WorkerSessionTest, AnswersARequestForMemory) {
+  FakeWorker a(streams_.get(), sequencer_.get());
+  a.SayHello("a");
+  AnswerAs("a");
+  a.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
+  internal::v1::AttachRequest request;
+  request.mutable_memory_request()->set_order_id(5);
+  request.mutable_memory_request()->set_need_bytes(100);
+  a.Say(request);
+  ASSERT_TRUE(Eventually([&] { return a.sent().kinds().back() == Down::kMemoryAnswer; }));
+  for (const Down& answer : a.sent().all()) {
+    if (!answer.has_memory_answer()) continue;
+    EXPECT_EQ(answer.memory_answer().order_id(), 5);
+    EXPECT_EQ(answer.memory_answer().freed_bytes(), 200);
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh::server

@@ -5,6 +5,8 @@
 
 #include "absl/synchronization/notification.h"
 #include "rpc/codec/spec_codec.h"
+#include "rpc/contract.h"
+#include "server/steps/fill_codec.h"
 #include "sharding/mesh_definition.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/detail.h"
@@ -40,6 +42,9 @@ class FakeStream final : public WorkerStream {
       : identity_(std::move(identity)), attachment_(attachment) {}
 
   const std::string& identity() const override { return identity_; }
+  bool HasFeature(std::string_view feature) const override {
+    return feature == rpc::kFillFeature && can_fill;
+  }
   uint64_t attachment() const override { return attachment_; }
   void Send(WorkerMessage message) override {
     sent_.Add(message);
@@ -68,6 +73,9 @@ class FakeStream final : public WorkerStream {
     return end_;
   }
   const SentMessages& sent() const { return sent_; }
+
+  bool can_fill = true;
+
   // The last message but memberships.
   WorkerMessage last() const {
     absl::MutexLock lock(&mutex_);
@@ -419,6 +427,158 @@ TEST_F(WorkerStreamsTest, AWorkerWhoseRanksMoveAttachesAgainAlsoWhileItsInventor
   EXPECT_THAT(*arriving->end(), StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
   EXPECT_FALSE(other->end().has_value());
   EXPECT_FALSE(early->end().has_value()) << "its inventory will be judged by the ranks of now";
+}
+
+SourceFile FileAt(std::string path) {
+  return {.path = std::move(path),
+          .size_bytes = 64,
+          .modify_time = absl::FromUnixSeconds(5),
+          .head_sha256 = std::string(32, 'h'),
+          .head_bytes = 8};
+}
+
+TEST_F(WorkerStreamsTest, AQuestionAboutFilesIsAnsweredOnce) {
+  std::vector<FileVerdict> verdicts;
+  const auto checked = [&](const FileVerdict& verdict) { verdicts.push_back(verdict); };
+  const std::string files = EncodeFiles({FileAt("/a"), FileAt("/b")});
+  FakeStream* const a = Join("a");
+  FakeStream* const b = Join("b");
+  const int64_t first = streams_->CheckFiles("a", files, checked);
+  const int64_t second = streams_->CheckFiles("b", files, checked);
+  EXPECT_NE(first, second);
+  ASSERT_THAT(a->sent().kinds(), ElementsAre(Down::kCheckFiles));
+  const internal::v1::CheckFiles order = Parsed(a->last()).check_files();
+  EXPECT_EQ(order.order_id(), first);
+  ASSERT_EQ(order.files_size(), 2);
+  EXPECT_EQ(order.files(1).path(), "/b");
+  EXPECT_EQ(order.files(1).size_bytes(), 64);
+  EXPECT_EQ(order.files(1).modify_time().seconds(), 5);
+
+  streams_->file_checks().Answer(b, first, {});  // not its question
+  streams_->file_checks().Answer(a, 99, {});     // nobody's question
+  EXPECT_THAT(verdicts, IsEmpty());
+  streams_->file_checks().Answer(a, first, {.status = absl::NotFoundError("gone"), .file = 1});
+  ASSERT_THAT(verdicts, SizeIs(1));
+  EXPECT_EQ(verdicts[0].status.message(), "gone");
+  EXPECT_EQ(verdicts[0].file, 1);
+  streams_->file_checks().Answer(a, first, {});  // again
+  EXPECT_THAT(verdicts, SizeIs(1));
+
+  streams_->ForgetFileCheck(second);
+  streams_->file_checks().Answer(b, second, {});
+  EXPECT_THAT(verdicts, SizeIs(1));
+}
+
+TEST_F(WorkerStreamsTest, ALostWorkerAnswersAQuestionAboutFilesWithItsLoss) {
+  std::vector<FileVerdict> verdicts;
+  const auto checked = [&](const FileVerdict& verdict) { verdicts.push_back(verdict); };
+  EXPECT_EQ(streams_->CheckFiles("a", "", checked), 0);  // it is not attached
+  FakeStream* const first = Join("a");
+  streams_->CheckFiles("a", "", checked);
+  FakeStream* const second = Join("a");  // over another stream
+  streams_->CheckFiles("a", "", checked);
+  EXPECT_THAT(verdicts, SizeIs(2));
+  streams_->Leave(second);
+  ASSERT_THAT(verdicts, SizeIs(3));
+  for (const FileVerdict& verdict : verdicts) {
+    EXPECT_THAT(verdict.status, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+    EXPECT_TRUE(RetryDelayOf(verdict.status).has_value());
+  }
+  streams_->file_checks().Answer(first, 1, {});
+  EXPECT_THAT(verdicts, SizeIs(3));
+}
+
+TEST_F(WorkerStreamsTest, AWorkerOfAnOlderBuildIsAskedNothingAboutFiles) {
+  FakeStream* const old = Join("old");
+  old->can_fill = false;
+  std::vector<FileVerdict> verdicts;
+  EXPECT_EQ(streams_->CheckFiles("old", "", [&](const FileVerdict& v) { verdicts.push_back(v); }),
+            0);
+  ASSERT_THAT(verdicts, SizeIs(1));
+  EXPECT_THAT(verdicts[0].status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(old->sent().kinds(), IsEmpty());
+  const absl::Status refused = streams_->CheckCanFill("old");
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(refused, test::CarriesFacts(Reason::kNotAvailable, {{fact::kField, "source"}}));
+  EXPECT_THAT(streams_->CheckCanFill("nobody"),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  Join("new");
+  EXPECT_THAT(streams_->CheckCanFill("new"), IsOk());
+}
+
+TEST_F(WorkerStreamsTest, QuestionsAboutFilesAreBounded) {
+  FakeStream* const a = Join("a");
+  std::vector<FileVerdict> verdicts;
+  const auto checked = [&](const FileVerdict& verdict) { verdicts.push_back(verdict); };
+  for (size_t i = 0; i < FileChecks::kMaxChecks; ++i) streams_->CheckFiles("a", "", checked);
+  EXPECT_THAT(verdicts, IsEmpty());
+  EXPECT_EQ(streams_->CheckFiles("a", "", checked), 0);
+  ASSERT_THAT(verdicts, SizeIs(1));
+  EXPECT_THAT(verdicts[0].status,
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_TRUE(RetryDelayOf(verdicts[0].status).has_value());
+  streams_->Leave(a);
+  EXPECT_THAT(verdicts, SizeIs(FileChecks::kMaxChecks + 1)) << "all are answered";
+}
+
+TEST_F(WorkerStreamsTest, AnOrderToFillGoesToOneWorkerInPagesWithTheFilesThatTheyUse) {
+  FakeStream* const a = Join("a");
+  FakeStream* const b = Join("b");
+  const std::vector<SourceFile> files = {
+      FileAt("/unused"), FileAt(StrCat("/", std::string(99, 'x'))), FileAt("/second")};
+  FillEncoder encoder("transfer", 7, nullptr,
+                      [&](std::string_view message) { streams_->SendFill("a", message); });
+  const std::string descriptor(100'000, 'd');
+  for (int64_t i = 0; i < 25; ++i) {
+    encoder.AddFromFile(StrCat(i, descriptor), 3, &files[i < 24 ? 1 : 2], i * 10);
+  }
+  encoder.Flush();
+  encoder.Flush();  // there is nothing left
+  streams_->SendFill("nobody", "");
+  EXPECT_THAT(b->sent().kinds(), IsEmpty());
+  int64_t tiles = 0;
+  int64_t messages = 0;
+  for (const Down& each : a->sent().all()) {
+    if (!each.has_fill_tiles()) continue;
+    ++messages;
+    const internal::v1::FillTiles& fill = each.fill_tiles();
+    EXPECT_LE(fill.ByteSizeLong(), size_t{1} << 20);
+    EXPECT_EQ(fill.transfer_id(), "transfer");
+    EXPECT_EQ(fill.term(), 7);
+    EXPECT_FALSE(fill.has_devices());
+    for (const internal::v1::FillTile& tile : fill.tiles()) {
+      EXPECT_EQ(tile.array_descriptor(), StrCat(tiles, descriptor));
+      EXPECT_EQ(tile.rank(), 3);
+      EXPECT_EQ(tile.file().offset_bytes(), tiles * 10);
+      ASSERT_LT(static_cast<int>(tile.file().file()), fill.files_size());
+      EXPECT_EQ(fill.files(static_cast<int>(tile.file().file())).path(),
+                files[tiles < 24 ? 1 : 2].path);
+      ++tiles;
+    }
+  }
+  EXPECT_EQ(tiles, 25);
+  EXPECT_EQ(messages, 3);
+}
+
+TEST_F(WorkerStreamsTest, AnOrderToFillFromAnArrayNamesTheDevicesOfBothMeshes) {
+  FakeStream* const a = Join("a");
+  const internal::v1::FillDevices devices = EncodeFillDevices(
+      {{.rank = 1, .identity = "b", .incarnation = 4, .endpoints = {"10.0.0.2:1"}}}, {"a", "b"},
+      {"b", "c", "a"});
+  FillEncoder encoder("transfer", 7, &devices,
+                      [&](std::string_view message) { streams_->SendFill("a", message); });
+  encoder.AddFromArray("to", 2, "from", "token");
+  encoder.Flush();
+  const internal::v1::FillTiles fill = Parsed(a->last()).fill_tiles();
+  ASSERT_EQ(fill.tiles_size(), 1);
+  EXPECT_EQ(fill.tiles(0).array().array_descriptor(), "from");
+  EXPECT_EQ(fill.tiles(0).array().token(), "token");
+  EXPECT_EQ(fill.files_size(), 0);
+  EXPECT_THAT(fill.devices().source_ids(), ElementsAre(0, 1));
+  EXPECT_THAT(fill.devices().destination_ids(), ElementsAre(1, 2, 0));
+  ASSERT_EQ(fill.devices().sources_size(), 1);
+  EXPECT_EQ(fill.devices().sources(0).endpoints(0).address(), "10.0.0.2:1");
 }
 
 TEST_F(WorkerStreamsTest, AnOrderAboutAQuarantineIsAnsweredOnce) {

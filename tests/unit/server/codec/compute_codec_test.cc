@@ -383,6 +383,25 @@ TEST(EncodePlanTest, TellsTheInstructionsInOrderAndTheExchangeOfCollectives) {
   EXPECT_THAT(response.instructions(1).axes(), ElementsAre("tp", "dp"));
 }
 
+TEST(EncodePlanTest, TellsTheAxesAlongWhichRegionsMove) {
+  PreparedPlan prepared;
+  prepared.plan.mesh = *Mesh::Parse("dp=2,tp=2");
+  const auto along = [](std::vector<AxisName> rows, std::vector<AxisName> columns) {
+    return ValueDescriptor{.shape = {4, 4},
+                           .spec = PartitionSpec({SpecEntry::Axes(std::move(rows)),
+                                                  SpecEntry::Axes(std::move(columns))})};
+  };
+  prepared.plan.values = {along({"tp"}, {}), along({}, {"tp"})};
+  prepared.plan.operand_count = 1;
+  prepared.plan.instructions.push_back(
+      {.output = 1, .kind = MoveRegions{.input = 0}, .label = "op 0 (reshard): move"});
+  v1::CompileResponse response;
+  Encode(prepared, &response);
+  ASSERT_EQ(response.instructions_size(), 1);
+  EXPECT_EQ(response.instructions(0).collective(), v1::COLLECTIVE_KIND_UNSPECIFIED);
+  EXPECT_THAT(response.instructions(0).axes(), ElementsAre("tp"));
+}
+
 TEST(EncodePlanTest, TellsTimesOnlyOfMeasuredLinks) {
   const PlanForecast forecast{
       .traffic = {{.axes = {"tp"}, .collectives = 2, .sent_bytes = 100, .seconds = 0.25},

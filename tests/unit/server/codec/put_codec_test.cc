@@ -4,10 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "rpc/codec/source_codec.h"
+#include "rpc/codec/status.h"
 #include "rpc/transfer_token.h"
+#include "status/reason.h"
 #include "tests/testing/row_array.h"
 #include "tests/testing/status_matchers.h"
 
@@ -47,12 +52,177 @@ TEST(PutAnswerTest, ATokenCarriesTheBytesOfItsAssignmentsDescriptor) {
   EXPECT_EQ(token.claims.term, 7);
 }
 
+TEST(PutHeaderTest, TakesTheNameOfACheckpointUpToItsLimit) {
+  v1::BeginPutHeader header;
+  header.set_request_id(std::string(32, 'a'));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutHeader plain, Decode(header));
+  EXPECT_THAT(plain.checkpoint, IsEmpty());
+  header.set_checkpoint(std::string(1'024, 'c'));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutHeader load, Decode(header));
+  EXPECT_EQ(load.checkpoint, header.checkpoint());
+  header.set_checkpoint(std::string(1'025, 'c'));
+  const absl::Status refused = Decode(header).status();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  ASSERT_EQ(rpc::FieldViolationsOf(refused).size(), 1u);
+  EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "header.checkpoint");
+}
+
 TEST(PutAnswerTest, APutThatIsOnlyValidatedGetsNoToken) {
   PutAnswer answer(7, kKey, PutOfOne(""));
   const v1::BeginPutResponse message = answer.Next();
   ASSERT_EQ(message.assignments_size(), 1);
   EXPECT_EQ(message.assignments(0).array_descriptor().array_id(), "a");
   EXPECT_THAT(message.assignments(0).token(), IsEmpty());
+}
+
+TEST(PutAnswerTest, ATensorThatTheWorkersReadGetsNoToken) {
+  auto put = std::make_shared<BegunPut>(*PutOfOne("t"));
+  put->items[0].definition.source.file = std::make_shared<const SourceFile>();
+  const v1::BeginPutResponse message = PutAnswer(7, kKey, put).Next();
+  ASSERT_EQ(message.assignments_size(), 1);
+  EXPECT_EQ(message.transfer_id(), "t");
+  EXPECT_THAT(message.assignments(0).token(), IsEmpty());
+}
+
+v1::BeginPutHeader HeaderWithFile() {
+  v1::BeginPutHeader header;
+  header.set_request_id("r");
+  v1::SourceFile& file = *header.add_files();
+  file.set_path("/srv/model.safetensors");
+  file.set_size_bytes(1'000);
+  file.mutable_modify_time()->set_seconds(1'700'000'000);
+  file.mutable_modify_time()->set_nanos(123'456'789);
+  file.set_head_sha256(std::string(32, 'h'));
+  file.set_head_bytes(80);
+  return header;
+}
+
+TEST(PutHeaderTest, TakesTheFilesOfThePut) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutHeader header, Decode(HeaderWithFile()));
+  ASSERT_EQ(header.files.size(), 1u);
+  const SourceFile expected = {
+      .path = "/srv/model.safetensors",
+      .size_bytes = 1'000,
+      .modify_time = absl::FromUnixSeconds(1'700'000'000) + absl::Nanoseconds(123'456'789),
+      .head_sha256 = std::string(32, 'h'),
+      .head_bytes = 80};
+  EXPECT_EQ(*header.files[0], expected);
+  v1::SourceFile encoded;
+  rpc::Encode(*header.files[0], &encoded);
+  EXPECT_EQ(encoded.SerializeAsString(), HeaderWithFile().files(0).SerializeAsString());
+}
+
+TEST(PutHeaderTest, RefusesMalformedFilesAndNamesTheField) {
+  using Change = std::function<void(v1::SourceFile*)>;
+  struct Case {
+    std::string field;
+    Reason reason;
+    Change change;
+  };
+  const std::vector<Case> cases = {
+      {"path", Reason::kBadField, [](v1::SourceFile* f) { f->clear_path(); }},
+      {"path", Reason::kBadField, [](v1::SourceFile* f) { f->set_path("model.safetensors"); }},
+      {"path", Reason::kBadField, [](v1::SourceFile* f) { f->set_path("../etc/passwd"); }},
+      {"path", Reason::kBadField, [](v1::SourceFile* f) { f->set_path(std::string("/a\0b", 4)); }},
+      {"path", Reason::kLimitExceeded,
+       [](v1::SourceFile* f) { f->set_path("/" + std::string(4'096, 'x')); }},
+      {"size_bytes", Reason::kBadField, [](v1::SourceFile* f) { f->set_size_bytes(-1); }},
+      {"modify_time", Reason::kBadField, [](v1::SourceFile* f) { f->clear_modify_time(); }},
+      {"modify_time.nanos", Reason::kBadField,
+       [](v1::SourceFile* f) { f->mutable_modify_time()->set_nanos(-1); }},
+      {"head_sha256", Reason::kBadField, [](v1::SourceFile* f) { f->clear_head_sha256(); }},
+      {"head_sha256", Reason::kBadField,
+       [](v1::SourceFile* f) { f->set_head_sha256(std::string(33, 'h')); }},
+      {"head_bytes", Reason::kBadField, [](v1::SourceFile* f) { f->set_head_bytes(-1); }},
+      {"head_bytes", Reason::kBadField, [](v1::SourceFile* f) { f->set_head_bytes(1'001); }},
+      {"head_bytes", Reason::kLimitExceeded,
+       [](v1::SourceFile* f) {
+         f->set_size_bytes(int64_t{1} << 40);
+         f->set_head_bytes(104'857'601);
+       }},
+  };
+  for (const Case& each : cases) {
+    v1::BeginPutHeader header = HeaderWithFile();
+    *header.add_files() = header.files(0);
+    each.change(header.mutable_files(1));
+    const absl::Status refused = Decode(header).status();
+    EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, each.reason));
+    const auto violations = rpc::FieldViolationsOf(refused);
+    ASSERT_EQ(violations.size(), 1u) << refused;
+    EXPECT_EQ(violations[0].field, "header.files[1]." + each.field) << refused;
+  }
+  // The bounds themselves are allowed.
+  v1::BeginPutHeader header = HeaderWithFile();
+  header.mutable_files(0)->set_path("/" + std::string(4'095, 'x'));
+  header.mutable_files(0)->set_size_bytes(int64_t{1} << 40);
+  header.mutable_files(0)->set_head_bytes(104'857'600);
+  EXPECT_THAT(Decode(header), test::IsOk());
+}
+
+TEST(PutHeaderTest, RefusesMoreThanTenThousandFiles) {
+  v1::BeginPutHeader header = HeaderWithFile();
+  while (header.files_size() < 10'000) *header.add_files() = header.files(0);
+  EXPECT_THAT(Decode(header), test::IsOk());
+  *header.add_files() = header.files(0);
+  const absl::Status refused = Decode(header).status();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "header.files");
+}
+
+TEST(PutTensorTest, TakesTheSourceAndRefusesANegativeOffset) {
+  v1::PutTensor tensor;
+  tensor.set_dtype(v1::DTYPE_F32);
+  EXPECT_FALSE(Decode(tensor)->source.has_value());
+  tensor.mutable_source()->set_file(0xffffffff);
+  tensor.mutable_source()->set_offset_bytes(8);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutTensor decoded, Decode(tensor));
+  EXPECT_EQ(decoded.source, (FileRange{.file = 0xffffffff, .offset_bytes = 8}));
+  tensor.mutable_source()->set_offset_bytes(-1);
+  const absl::Status refused = Decode(tensor).status();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "source.offset_bytes");
+}
+
+TEST(PutTensorTest, TakesTheOriginAndRefusesOneOutOfItsBounds) {
+  v1::PutTensor tensor;
+  tensor.set_dtype(v1::DTYPE_F32);
+  EXPECT_FALSE(Decode(tensor)->origin.has_value());
+  v1::TensorOrigin& origin = *tensor.mutable_origin();
+  origin.set_file(3);
+  origin.set_offset_bytes(8);
+  origin.set_conversion(std::string(1'024, 'c'));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutTensor decoded, Decode(tensor));
+  EXPECT_EQ(decoded.origin, (FileRange{.file = 3, .offset_bytes = 8}));
+  EXPECT_EQ(decoded.conversion, origin.conversion());
+  EXPECT_FALSE(decoded.source.has_value());
+  origin.set_offset_bytes(-1);
+  absl::Status refused = Decode(tensor).status();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "origin.offset_bytes");
+  origin.set_offset_bytes(8);
+  origin.set_conversion(std::string(1'025, 'c'));
+  refused = Decode(tensor).status();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "origin.conversion");
+}
+
+TEST(PutHeaderTest, TakesTheChangeTimeOfAFileIfItIsThere) {
+  v1::BeginPutHeader header = HeaderWithFile();
+  EXPECT_EQ(Decode(header)->files[0]->change_time, absl::InfinitePast());
+  EXPECT_FALSE(Decode(header)->reuse);
+  header.mutable_files(0)->mutable_change_time()->set_seconds(17);
+  header.mutable_files(0)->set_inode(18);
+  header.set_reuse(true);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutHeader decoded, Decode(header));
+  EXPECT_TRUE(decoded.reuse);
+  EXPECT_EQ(decoded.files[0]->change_time, absl::FromUnixSeconds(17));
+  EXPECT_EQ(decoded.files[0]->inode, 18u);
+  v1::SourceFile again;
+  rpc::Encode(*decoded.files[0], &again);
+  EXPECT_EQ(again.SerializeAsString(), header.files(0).SerializeAsString());
+  header.mutable_files(0)->mutable_change_time()->set_nanos(-1);
+  EXPECT_EQ(rpc::FieldViolationsOf(Decode(header).status()).front().field,
+            "header.files[0].change_time.nanos");
 }
 
 }  // namespace

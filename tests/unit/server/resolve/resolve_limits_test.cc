@@ -418,6 +418,22 @@ TEST_F(ResolveLimitsTest, OfDescribeTiling) {
                [](Request* r) { r->add_replica_groups_of(-1); }},
               {"devices", Reason::kLimitExceeded,
                [](Request* r) { r->mutable_devices()->Resize(65'537, 0); }},
+              {"cut_points[0]", Reason::kInvalidCutPoints,
+               [](Request* r) { r->add_cut_points()->add_starts(9); }},
+              {"cut_points[0]", Reason::kInvalidCutPoints,
+               [](Request* r) { r->add_cut_points()->set_dimension(1); }},
+              {"cut_points", Reason::kBadField,
+               [](Request* r) {
+                 r->add_cut_points()->add_starts(1);
+                 r->set_uneven(v1::UNEVEN_CUTS_CEIL_CHUNKS);
+               }},
+              {"uneven", Reason::kBadField,
+               [](Request* r) { r->set_uneven(v1::UNEVEN_CUTS_BY_MEMORY); }},
+              {"uneven", Reason::kBadField,
+               [](Request* r) { r->set_uneven(v1::UNEVEN_CUTS_BY_SPEED); }},
+              {"weights", Reason::kBadField, [](Request* r) { r->add_weights(1); }},
+              {"weights", Reason::kInvalidCutPoints,
+               [](Request* r) { r->set_uneven(v1::UNEVEN_CUTS_BY_WEIGHTS); }},
               {"range", Reason::kBadField, [](Request* r) { r->mutable_range(); }},
               {"range", Reason::kBadField, [=](Request* r) { add_range(r, 0, 9); }},
               {"range.ranges[0]", Reason::kBadTile, [=](Request* r) { add_range(r, 3, 2); }},

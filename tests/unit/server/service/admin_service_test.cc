@@ -44,7 +44,9 @@ class AdminServiceTest : public testing::Test {
 
   void Serve(std::unique_ptr<Store> store) {
     store_ = std::move(store);
-    service_ = MakeAdminService(&clock_, store_.get(), folder_);
+    CoordinatorParts parts;  // without transfers: no call of this test is about operations
+    parts.clock = &clock_;
+    service_ = MakeAdminService(parts, store_.get(), folder_);
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);

@@ -1,19 +1,32 @@
-// BeginPut calls whose client does not go on.
+// BeginPut calls whose client does not go on, and those whose workers read files themselves.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "rpc/call.h"
+#include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/metrics/metrics.h"
 #include "server/service/array_service.h"
+#include "server/service/put_stream.h"
+#include "server/state/operation_table.h"
+#include "server/steps/file_check.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/server/steps/keeping_fill.h"
+#include "tests/unit/server/steps/ready_cluster.h"
 
 namespace shardmesh::server {
 namespace {
@@ -27,7 +40,7 @@ class PutStreamTest : public ::testing::Test {
     CoordinatorParts context;
     context.clock = &clock_;
     context.max_put_streams_per_caller = 2;
-    service_ = MakeArrayService(context);
+    service_ = MakeArrayService(context, {.metrics = &metrics_}).service;
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.get());
     server_ = builder.BuildAndStart();
@@ -49,6 +62,7 @@ class PutStreamTest : public ::testing::Test {
   }
 
   test::FakeClock clock_;
+  rpc::Metrics metrics_{"coordinator"};
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::ArrayService::Stub> stub_;
@@ -68,6 +82,316 @@ TEST_F(PutStreamTest, EndsHalfAMinuteAfterTheLastMessage) {
   later->WritesDone();
   EXPECT_THAT(rpc::FromGrpc(later->Finish()),
               test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+// BeginPut over a coordinator's state without workers: KeepingFill stands for them.
+class SourcedPutTest : public ReadyCluster {
+ protected:
+  // The service, with streams of the test's own parts.
+  class Service final
+      : public v1::ArrayService::WithRawCallbackMethod_BeginPut<v1::ArrayService::Service> {
+   public:
+    explicit Service(PutStreams* streams) : streams_(streams) {}
+    grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BeginPut(
+        grpc::CallbackServerContext* context) override {
+      return streams_->Open(context);
+    }
+
+   private:
+    PutStreams* const streams_;
+  };
+
+  SourcedPutTest() {
+    streams_ = std::make_unique<PutStreams>(
+        PutStreamParts{.plan = {.clock = &clock_,
+                                .definition_store = definition_store_.get(),
+                                .membership = &members_,
+                                .registry = registry_.get(),
+                                .endpoints = &endpoints_,
+                                .sessions = &sessions_,
+                                .transfers = &transfers_,
+                                .fill = &fill_,
+                                .term = 7},
+                       .clock = &clock_,
+                       .transfers = &transfers_,
+                       .max_streams_per_caller = 32,
+                       .token_key = std::string(32, 'k'),
+                       .term = 7});
+    service_ = std::make_unique<Service>(streams_.get());
+    grpc::ServerBuilder builder;
+    builder.RegisterService(service_.get());
+    server_ = builder.BuildAndStart();
+    stub_ = v1::ArrayService::NewStub(server_->InProcessChannel({}));
+  }
+  ~SourcedPutTest() override {
+    server_->Shutdown(absl::ToChronoTime(absl::Now() + absl::Seconds(10)));
+    streams_.reset();
+    sequencer_.reset();
+  }
+
+  // A call of BeginPut for one tensor of 32 bytes that the workers read.
+  struct Call {
+    explicit Call(v1::ArrayService::Stub* stub) {
+      rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
+      stream = stub->BeginPut(&context);
+    }
+    // Returns the call's status.
+    absl::Status Finish() {
+      v1::BeginPutResponse response;
+      while (stream->Read(&response)) answers.push_back(response);
+      return rpc::FromGrpc(stream->Finish());
+    }
+
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::BeginPutRequest, v1::BeginPutResponse>> stream;
+    std::vector<v1::BeginPutResponse> answers;
+  };
+  std::unique_ptr<Call> Begin(bool hold = false, bool validate_only = false) {
+    auto call = std::make_unique<Call>(stub_.get());
+    v1::BeginPutRequest request;
+    v1::BeginPutHeader& header = *request.mutable_header();
+    header.set_request_id("r");
+    header.set_session_id(session_);
+    header.mutable_mesh()->set_name("m");
+    header.set_hold(hold);
+    header.set_validate_only(validate_only);
+    v1::SourceFile& file = *header.add_files();
+    file.set_path("/srv/a");
+    file.set_size_bytes(100);
+    file.mutable_modify_time()->set_seconds(5);
+    file.set_head_sha256(std::string(32, 'h'));
+    call->stream->Write(request);
+    v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
+    tensor.set_name("one");
+    tensor.set_dtype(v1::DTYPE_F32);
+    tensor.add_shape(8);
+    rpc::Encode(PartitionSpec({SpecEntry::Axis("x")}), tensor.mutable_spec());
+    tensor.mutable_source()->set_offset_bytes(20);
+    call->stream->Write(request);
+    call->stream->WritesDone();
+    return call;
+  }
+  // Begins a put whose tensor the client sends.
+  std::unique_ptr<Call> BeginSent(const std::string& name) {
+    auto call = std::make_unique<Call>(stub_.get());
+    v1::BeginPutRequest request;
+    request.mutable_header()->set_request_id(name);
+    request.mutable_header()->set_session_id(session_);
+    request.mutable_header()->mutable_mesh()->set_name("m");
+    call->stream->Write(request);
+    v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
+    tensor.set_name(name);
+    tensor.set_dtype(v1::DTYPE_F32);
+    tensor.add_shape(8);
+    rpc::Encode(PartitionSpec({SpecEntry::Axis("x")}), tensor.mutable_spec());
+    call->stream->Write(request);
+    call->stream->WritesDone();
+    return call;
+  }
+  bool IsAsked(size_t workers = 2) {
+    return test::Eventually([&] { return fill_.waiting() == workers; });
+  }
+  void AnswerAll() {
+    EXPECT_TRUE(fill_.Answer("w0", {}));
+    EXPECT_TRUE(fill_.Answer("w1", {}));
+  }
+  bool NothingIsLeft() {
+    return test::Eventually([&] {
+      return registry_->CountArrays().staging == 0 && sequencer_->CountTransfers().running == 0;
+    });
+  }
+  static absl::Status NoRoot() {
+    return WithReason(absl::FailedPreconditionError("/srv/a is below no read root"),
+                      Reason::kNoReadRoot, {{fact::kFile, "/srv/a"}});
+  }
+
+  KeepingFill fill_;
+  OperationTable operations_{&clock_, &sessions_};
+  Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get(), &operations_};
+  std::unique_ptr<PutStreams> streams_;
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::ArrayService::Stub> stub_;
+};
+
+TEST_F(SourcedPutTest, BeginsWhenAllWorkersCanReadTheFilesAndOrdersTheFillOnce) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  EXPECT_THAT(fill_.paths_asked(), testing::ElementsAre("/srv/a"));
+  EXPECT_EQ(registry_->CountArrays().staging, 0);  // nothing has begun
+  AnswerAll();
+  ASSERT_THAT(call->Finish(), test::IsOk());
+  ASSERT_EQ(call->answers.size(), 1u);
+  EXPECT_EQ(call->answers[0].assignments(0).token(), "");
+  const std::string transfer_id = call->answers[0].transfer_id();
+  ASSERT_EQ(fill_.sent("w0").size(), 1u);
+  EXPECT_EQ(fill_.sent("w0")[0].transfer_id(), transfer_id);
+  EXPECT_EQ(fill_.sent("w0")[0].tiles(0).array_descriptor(),
+            call->answers[0].assignments(0).array_descriptor().SerializeAsString());
+  EXPECT_EQ(fill_.sent("w1")[0].rank(), 1);
+
+  // A repeated request gets the same transfer, without a question and without an order.
+  const auto again = Begin();
+  ASSERT_THAT(again->Finish(), test::IsOk());
+  EXPECT_EQ(again->answers[0].transfer_id(), transfer_id);
+  EXPECT_EQ(fill_.waiting(), 0u);
+  EXPECT_EQ(fill_.sent("w0").size(), 1u);
+}
+
+TEST_F(SourcedPutTest, PutsThatAreSlowToBeginKeepNoThreadOfGrpc) {
+  constexpr int kPuts = 20;  // gRPC has at most 16 threads
+  absl::Notification go;
+  std::atomic<int> at_work = 0;
+  endpoints_.on_endpoints = [&] {
+    ++at_work;
+    go.WaitForNotification();
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  for (int i = 0; i < kPuts; ++i) calls.push_back(BeginSent(StrCat("put", i)));
+  EXPECT_TRUE(test::Eventually([&] { return at_work >= 2; }));
+  for (int i = 0; i < kPuts; ++i) {
+    Call other(stub_.get());
+    other.stream->WritesDone();
+    EXPECT_THAT(other.Finish(),
+                test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  }
+  go.Notify();
+  for (const auto& call : calls) EXPECT_THAT(call->Finish(), test::IsOk());
+}
+
+TEST_F(SourcedPutTest, ARepeatedRequestDuringTheCheckIsToBeRetried) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  const auto again = Begin();
+  EXPECT_THAT(again->Finish(), test::StatusIs(absl::StatusCode::kAborted));
+  EXPECT_EQ(fill_.waiting(), 2u);
+  AnswerAll();
+  EXPECT_THAT(call->Finish(), test::IsOk());
+}
+
+TEST_F(SourcedPutTest, IsRefusedBeforeAnythingMovesIfAWorkerCannotReadAFile) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  fill_.Answer("w0", {});
+  fill_.Answer("w1", {.status = NoRoot()});
+  const absl::Status refused = call->Finish();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoReadRoot));
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("worker \"w1\" cannot read /srv/a"), HasSubstr("--source client")));
+  EXPECT_EQ(FactOf(refused, fact::kIdentity), "w1");
+  EXPECT_TRUE(fill_.sent("w0").empty());
+  EXPECT_TRUE(NothingIsLeft());
+  // The request is free again: a root was added meanwhile.
+  const auto again = Begin();
+  ASSERT_TRUE(IsAsked());
+  AnswerAll();
+  EXPECT_THAT(again->Finish(), test::IsOk());
+}
+
+TEST_F(SourcedPutTest, AWorkerThatIsLostDuringTheCheckIsNamed) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  fill_.Answer("w0", {.status = WithReason(absl::UnavailableError("it is not attached"),
+                                           Reason::kWorkerLost, {{fact::kIdentity, "w0"}})});
+  fill_.Answer("w1", {});
+  const absl::Status refused = call->Finish();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("w0"));
+  EXPECT_TRUE(NothingIsLeft());
+}
+
+TEST_F(SourcedPutTest, WorkersThatDoNotAnswerEndTheCallInTime) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  fill_.Answer("w1", {});
+  clock_.Advance(FileCheck::kTimeout);
+  const absl::Status refused = call->Finish();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_EQ(FactOf(refused, fact::kIdentity), "w0");
+  EXPECT_EQ(fill_.waiting(), 0u);
+}
+
+TEST_F(SourcedPutTest, AClientThatLeavesDuringTheCheckLeavesNothing) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  call->context.TryCancel();
+  EXPECT_THAT(call->Finish(), test::StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(IsAsked(0));  // its questions are forgotten
+  EXPECT_TRUE(NothingIsLeft());
+  const auto again = Begin();  // the request is free again
+  ASSERT_TRUE(IsAsked());
+  AnswerAll();
+  EXPECT_THAT(again->Finish(), test::IsOk());
+}
+
+TEST_F(SourcedPutTest, ValidatingAsksTheWorkersAndBeginsNothing) {
+  const auto call = Begin(/*hold=*/false, /*validate_only=*/true);
+  ASSERT_TRUE(IsAsked());
+  fill_.Answer("w0", {.status = NoRoot()});
+  fill_.Answer("w1", {.status = NoRoot()});
+  EXPECT_THAT(call->Finish(),
+              test::StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoReadRoot));
+  const auto good = Begin(/*hold=*/false, /*validate_only=*/true);
+  ASSERT_TRUE(IsAsked());
+  AnswerAll();
+  EXPECT_THAT(good->Finish(), test::IsOk());
+  EXPECT_EQ(good->answers[0].transfer_id(), "");
+  EXPECT_TRUE(fill_.sent("w0").empty());
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+}
+
+TEST_F(SourcedPutTest, AHoldingClientThatLeavesDuringTheFillAbortsThePut) {
+  const auto call = Begin(/*hold=*/true);
+  ASSERT_TRUE(IsAsked());
+  AnswerAll();
+  v1::BeginPutResponse response;
+  ASSERT_TRUE(call->stream->Read(&response));
+  EXPECT_EQ(registry_->CountArrays().staging, 1);
+  call->context.TryCancel();
+  call->Finish().IgnoreError();
+  EXPECT_TRUE(NothingIsLeft());
+}
+
+TEST_F(SourcedPutTest, AFailureToFillOneRankEndsThePutThatWaitsForItsCommit) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  AnswerAll();
+  ASSERT_THAT(call->Finish(), test::IsOk());
+  const v1::BeginPutResponse& answer = call->answers[0];
+  absl::Notification done;
+  absl::Status ended;
+  transfers_.Commit(answer.transfer_id(), "", clock_.Now() + absl::Minutes(1),
+                    [&](const absl::StatusOr<TransferResult>& result) {
+                      ended = result.status();
+                      done.Notify();
+                    });
+  EXPECT_FALSE(done.HasBeenNotified());  // nothing is filled yet
+  const std::string array_id = answer.assignments(0).array_descriptor().array_id();
+  EXPECT_THAT(sequencer_->ReportTransfer(
+                  answer.transfer_id(), 7,
+                  {.identity = "w0", .rank = 0, .tiles = {{.array_id = array_id, .crc32c = 7}}}),
+              test::IsOk());
+  EXPECT_THAT(sequencer_->ReportTransfer(
+                  answer.transfer_id(), 7,
+                  {.identity = "w1",
+                   .rank = 1,
+                   .status = WithReason(absl::FailedPreconditionError("/srv/a has changed"),
+                                        Reason::kFileChanged, {{fact::kFile, "/srv/a"}})}),
+              test::IsOk());
+  done.WaitForNotification();
+  EXPECT_THAT(ended, test::StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_THAT(std::string(ended.message()),
+              AllOf(HasSubstr("rank 1"), HasSubstr("w1"), HasSubstr("/srv/a has changed")));
+  EXPECT_TRUE(NothingIsLeft());
+}
+
+TEST_F(SourcedPutTest, AWorkerThatIsLostDuringTheFillEndsThePut) {
+  const auto call = Begin();
+  ASSERT_TRUE(IsAsked());
+  AnswerAll();
+  ASSERT_THAT(call->Finish(), test::IsOk());
+  sequencer_->WorkerLost("w1", 3, "its stream broke");
+  EXPECT_TRUE(NothingIsLeft());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/notification.h"
+#include "process/cpu_time.h"
 #include "process/random_bytes.h"
 #include "server/state/array_record.h"
 #include "server/state/cluster_changes.h"
@@ -20,7 +22,6 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
-#include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -35,6 +36,13 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
+std::shared_ptr<const SourceFile> FileAt(std::string path) {
+  SourceFile file;
+  file.path = std::move(path);
+  file.size_bytes = 4'096;
+  return std::make_shared<const SourceFile>(std::move(file));
+}
+
 class ArrayRegistryTest : public ::testing::Test {
  protected:
   ArrayRegistryTest() { Reopen(); }
@@ -46,7 +54,11 @@ class ArrayRegistryTest : public ::testing::Test {
     for (const ArrayPtr& array : registry_->ListArrays("", 1'000'000)) {
       ++counts[array->state];
     }
-    const ArrayCounts counted = registry_->CountArrays();
+    ArrayCounts counted = registry_->CountArrays();
+    const ArrayCounts companions = registry_->CountCompanions();
+    counted.staging += companions.staging;
+    counted.available += companions.available;
+    counted.degraded += companions.degraded;
     EXPECT_EQ(counted.staging, counts[ArrayState::kStaging]);
     EXPECT_EQ(counted.available, counts[ArrayState::kAvailable]);
     EXPECT_EQ(counted.degraded, counts[ArrayState::kDegraded]);
@@ -115,10 +127,45 @@ class ArrayRegistryTest : public ::testing::Test {
   std::string Stage() {
     ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
     definition.requested_spec = PartitionSpec({SpecEntry::Axis("dp"), SpecEntry::Axis("tp")});
-    definition.source = {"/models/m.safetensors", "w"};
+    definition.source = {.file = FileAt("/models/m.safetensors"), .offset_bytes = 64};
     std::string id = definition.descriptor.array_id;
     EXPECT_THAT(registry_->Stage(std::move(definition)), IsOk());
     return id;
+  }
+
+  // Stages an array whose origin is known.
+  std::string StageLoaded(int64_t offset_bytes = 64) {
+    auto file = std::make_shared<SourceFile>(*FileAt("/models/m.safetensors"));
+    file->change_time = absl::FromUnixSeconds(5);
+    ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+    definition.source = {.file = std::move(file), .offset_bytes = offset_bytes};
+    std::string id = definition.descriptor.array_id;
+    EXPECT_THAT(registry_->Stage(std::move(definition)), IsOk());
+    return id;
+  }
+  absl::StatusOr<CommitResult> DeleteName(const std::string& name) {
+    const auto deleted = Commit({{}, {{name, "", std::nullopt}}, "", ""});
+    Settle();
+    return deleted;
+  }
+  // Loads an array under a name, and deletes the name.
+  std::string Cached(const std::string& name, int64_t offset_bytes = 64) {
+    const std::string id = StageLoaded(offset_bytes);
+    EXPECT_THAT(Put(name, id), IsOk());
+    EXPECT_THAT(DeleteName(name), IsOk());
+    return id;
+  }
+  std::vector<std::string> CachedIds() const {
+    std::vector<std::string> ids;
+    for (const CachedArray& array : registry_->ListCached()) ids.push_back(array.array_id);
+    return ids;
+  }
+  std::string KeyOf(const std::string& id) {
+    const std::vector<ArrayPtr> all = registry_->ListArrays("", 1'000);
+    for (const ArrayPtr& array : all) {
+      if (array->definition.descriptor.array_id == id) return array->definition.origin_key();
+    }
+    return "";
   }
 
   static ArrayCommit Staged(const std::string& id) {
@@ -248,7 +295,9 @@ TEST_F(ArrayRegistryTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr after, registry_->FindArray(id));
   EXPECT_EQ(after->definition.descriptor, before->definition.descriptor);
   EXPECT_EQ(after->definition.requested_spec, before->definition.requested_spec);
-  EXPECT_EQ(after->definition.source.path, "/models/m.safetensors");
+  ASSERT_NE(after->definition.source.file, nullptr);
+  EXPECT_EQ(*after->definition.source.file, *before->definition.source.file);
+  EXPECT_EQ(after->definition.source.offset_bytes, 64);
   EXPECT_EQ(after->durability, Durability::kDisk);
   EXPECT_EQ(after->created, before->created);
   EXPECT_EQ(after->state, ArrayState::kDegraded);
@@ -796,14 +845,14 @@ TEST_F(ArrayRegistryTest, AnInventoryCostsWhatLiesOnTheWorkersMeshes) {
   }
   const std::string id = Stage();
   ASSERT_THAT(Put("w", id), IsOk());
-  const double started = test::ThreadCpuSeconds();
+  const double started = ThreadCpuSeconds();
   for (int i = 0; i < 500; ++i) {
     ASSERT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
     Lose(0);
     ASSERT_EQ(StateOf(id), ArrayState::kDegraded);
   }
   // With a look at all arrays it took seconds.
-  EXPECT_LT(test::ThreadCpuSeconds() - started, 0.5);
+  EXPECT_LT(ThreadCpuSeconds() - started, 0.5);
 }
 
 // Thousands may go at once, with the hosts of a rack.
@@ -823,10 +872,10 @@ TEST_F(ArrayRegistryTest, TheLossOfARankCostsLittleHoweverManyThereAre) {
         Commit({{{.array_id = last, .tile_crc32c = std::vector<uint32_t>(kRanks)}}, {}, "", ""}),
         IsOk());
   }
-  const double started = test::ThreadCpuSeconds();
+  const double started = ThreadCpuSeconds();
   for (int64_t rank = 0; rank < kRanks; ++rank) registry_->TilesLost("large", rank, 1);
   // With a copy of each array for each rank it took seconds.
-  EXPECT_LT(test::ThreadCpuSeconds() - started, 0.5);
+  EXPECT_LT(ThreadCpuSeconds() - started, 0.5);
   EXPECT_EQ(registry_->CountArrays().degraded, kArrays);
   EXPECT_THAT((*registry_->FindArray(last))->missing_ranks, SizeIs(kRanks));
 }
@@ -1213,7 +1262,7 @@ TEST_F(ArrayRegistryTest, ALargeAnswerLeavesRoomForItselfInTheTransaction) {
   CommitRequest load;
   for (int i = 0; i < 45; ++i) {
     ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
-    definition.source = {std::string(20'000, 'p'), "w"};
+    definition.source.file = FileAt(std::string(20'000, 'p'));
     load.arrays.push_back(Staged(definition.descriptor.array_id));
     load.moves.push_back({StrCat("w", i), definition.descriptor.array_id, std::nullopt});
     ASSERT_THAT(registry_->Stage(std::move(definition)), IsOk());
@@ -1413,6 +1462,364 @@ TEST_F(ArrayRegistryTest, AFailedRequestCanBeTriedAgain) {
   EXPECT_FALSE(Commit({{}, {{"w", "no such array", std::nullopt}}, "r", "never"}).ok());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto again, registry_->requests().Begin("r", "f"));
   EXPECT_FALSE(again.has_value());
+}
+
+// A staged companion of the array, on a mesh of its own.
+std::string StageCompanion(ArrayRegistry* registry, ArrayDescriptor descriptor,
+                           const std::string& replica_of) {
+  descriptor.array_id = RandomId();
+  descriptor.mesh_id = "m.replicas-0123456789ab";
+  ArrayDefinition definition{.descriptor = descriptor};
+  definition.replica_of = replica_of;
+  EXPECT_THAT(registry->Stage(std::move(definition)), IsOk());
+  return descriptor.array_id;
+}
+
+TEST_F(ArrayRegistryTest, ACompanionIsHeldByItsArrayAndReleasedWithIt) {
+  ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+  definition.replicas = 2;
+  const std::string id = definition.descriptor.array_id;
+  ASSERT_THAT(registry_->Stage(definition), IsOk());
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty()) << "it is only staged";
+  int told = 0;
+  registry_->SetReplicaListener([&told] { ++told; });
+  ASSERT_THAT(Put("w", id), IsOk());
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(registry_->ReplicasOf("w"), 2);
+  EXPECT_EQ(registry_->ReplicasOf("v"), 1);
+  ASSERT_THAT(registry_->ListUnreplicated("", 10), SizeIs(1));
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
+
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty());
+  ASSERT_NE(registry_->FindTwin(id), nullptr);
+  EXPECT_EQ(registry_->FindTwin(id)->definition.descriptor.array_id, companion);
+  EXPECT_EQ(registry_->FindTwin(companion)->definition.descriptor.array_id, id);
+  EXPECT_THAT(registry_->ListNameless("", 10).arrays, IsEmpty());
+  EXPECT_EQ(registry_->CountArrays().available, 1);
+  EXPECT_EQ(registry_->CountCompanions().available, 1);
+
+  const std::string second = StageCompanion(registry_.get(), Descriptor(id), id);
+  EXPECT_THAT(Commit({{Staged(second)}, {}, "", ""}), StatusIs(absl::StatusCode::kAborted));
+  registry_->Discard({second});
+
+  // A second name is no second array, and the pin of a reader holds both.
+  ASSERT_THAT(Commit({{}, {{"v", id, std::nullopt}}, "", ""}), IsOk());
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(Commit({{}, {{"v", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, IsEmpty());
+  registry_->Unpin({id});
+  Settle();
+  EXPECT_THAT(released_, testing::UnorderedElementsAre(id, companion));
+  EXPECT_EQ(StoredReleases(), 2) << "one record for each mesh";
+  EXPECT_THAT(store_->List("array/")->items, IsEmpty());
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
+}
+
+TEST_F(ArrayRegistryTest, ARestartFindsACompanionByItsRecord) {
+  // One array is a record of its own, the others stand in a manifest.
+  std::vector<std::string> ids;
+  CommitRequest load;
+  for (int i = 0; i < 200; ++i) {
+    ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+    definition.replicas = 2;
+    ids.push_back(definition.descriptor.array_id);
+    ASSERT_THAT(registry_->Stage(std::move(definition)), IsOk());
+    load.arrays.push_back(Staged(ids.back()));
+    load.moves.push_back({StrCat("w", i), ids.back(), std::nullopt});
+  }
+  ASSERT_THAT(Commit(std::move(load)), IsOk());
+  std::vector<std::string> companions;
+  for (int i = 0; i < 2; ++i) {
+    companions.push_back(
+        StageCompanion(registry_.get(), Descriptor(ids[0]), ids[static_cast<size_t>(i)]));
+    ASSERT_THAT(Commit({{Staged(companions.back())}, {}, "", ""}), IsOk());
+  }
+  Reopen();
+  EXPECT_THAT(registry_->ListUnreplicated("", 1'000), SizeIs(198));
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_NE(registry_->FindTwin(ids[i]), nullptr);
+    EXPECT_EQ(registry_->FindTwin(ids[i])->definition.descriptor.array_id, companions[i]);
+  }
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
+  Settle();
+  EXPECT_THAT(released_, IsEmpty()) << "the end of the grace period is not about companions";
+  ASSERT_THAT(Commit({{}, {{"w0", "", std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_THAT(released_, testing::UnorderedElementsAre(ids[0], companions[0]));
+
+  Reopen();
+  EXPECT_EQ(registry_->FindTwin(companions[0]), nullptr);
+  EXPECT_NE(registry_->FindTwin(companions[1]), nullptr);
+  EXPECT_EQ(registry_->CountUnconfirmed(), 2);
+}
+
+TEST_F(ArrayRegistryTest, ACompanionWhoseArrayIsGoneIsKeptForTheGracePeriodOnly) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
+  // The end of the process between the two records of the release.
+  ASSERT_THAT(CommitAndWait(*store_, {.deletes = {StrCat("array/", id), "name/w"}}), IsOk());
+  Reopen();
+  EXPECT_EQ(registry_->FindTwin(companion), nullptr);
+  EXPECT_THAT(registry_->FindArray(companion), IsOk());
+  clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
+  Settle();
+  EXPECT_THAT(released_, ElementsAre(companion));
+}
+
+TEST_F(ArrayRegistryTest, ACompanionOfAnArrayThatWasReleasedMeanwhileIsRefused) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
+  EXPECT_THAT(Commit({{Staged(companion)}, {}, "", ""}), StatusIs(absl::StatusCode::kAborted));
+  registry_->Discard({companion});
+  EXPECT_THAT(registry_->ListArrays("", 10), IsEmpty());
+}
+
+TEST_F(ArrayRegistryTest, ADamagedTileIsMissingUntilItsWorkerHasItAgain) {
+  const std::string id = Stage();
+  registry_->TileDamaged(id, 0);
+  EXPECT_EQ(StateOf(id), ArrayState::kStaging) << "its put decides about it";
+  ASSERT_THAT(Put("w", id), IsOk());
+  registry_->TileDamaged("unknown", 0);
+  registry_->TileDamaged(id, 7);  // the mesh has no such rank
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  registry_->TileDamaged(id, 1);
+  registry_->TileDamaged(id, 1);
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+  EXPECT_THAT((*registry_->FindArray(id))->missing_ranks, ::testing::ElementsAre(1));
+  // It comes back from the quarantine.
+  Inventory restored = InventoryOf(1, {Held(id, 1, 11)});
+  registry_->TakeRestored(restored);
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+}
+
+TEST_F(ArrayRegistryTest, AReleasedArrayStaysInTheCacheWhereOnlyItsOriginFindsIt) {
+  registry_->SetCaching(true);
+  int64_t told = 0;
+  registry_->SetCacheListener([&told] { ++told; });
+  const std::string id = StageLoaded();
+  const std::string key = KeyOf(id);
+  ASSERT_THAT(Put("w", id), IsOk());
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  EXPECT_THAT(CachedIds(), ElementsAre(id));
+  EXPECT_EQ(told, 1);
+  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_EQ(registry_->CountUnconfirmed(), 0);
+
+  EXPECT_EQ(StateOf(id), ArrayState::kReleased);
+  EXPECT_THAT(registry_->Pin(id), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_FALSE(registry_->Give(id, 0));
+  EXPECT_THAT(Commit({{}, {{"v", id, std::nullopt}}, "", ""}),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(registry_->ListArrays("", 10), IsEmpty());
+  EXPECT_THAT(registry_->ListNameless("", 10).arrays, IsEmpty());
+  EXPECT_EQ(registry_->CountArrays().total(), 0);
+  EXPECT_EQ(registry_->CountTiles("m", 0), 0);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(registry_->MeshOf(id), "m");
+  EXPECT_THAT(registry_->CachedBytes().at("m"), ElementsAre(32, 32));
+  EXPECT_EQ(registry_->cache_totals().bytes, 64);
+
+  const std::vector<ArrayPtr> found = registry_->FindByOrigin(key, 8);
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0]->definition.descriptor.array_id, id);
+  EXPECT_EQ(found[0]->state, ArrayState::kAvailable);
+  ASSERT_THAT(registry_->PinFound(id), IsOk());
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  EXPECT_THAT(registry_->CachedBytes(), IsEmpty());
+  ExpectCountsOfWhatIsThere();
+  ASSERT_THAT(Commit({{}, {{"again", id, std::nullopt}}, "", ""}), IsOk());
+  registry_->Unpin(id);
+  EXPECT_EQ(registry_->FindName("again")->array_id, id);
+  Reopen();
+  EXPECT_EQ(registry_->FindName("again")->array_id, id);
+  EXPECT_THAT(CachedIds(), IsEmpty()) << "it has a name, and its record says so";
+}
+
+TEST_F(ArrayRegistryTest, OnlyAvailableArraysOfKnownOriginsAreCached) {
+  const std::string off = StageLoaded();
+  ASSERT_THAT(Put("off", off), IsOk());
+  ASSERT_THAT(DeleteName("off"), IsOk());
+  EXPECT_THAT(released_, ElementsAre(off)) << "the cache is off at first";
+  registry_->SetCaching(true);
+  const std::string unknown = Stage();
+  ASSERT_THAT(Put("unknown", unknown), IsOk());
+  ASSERT_THAT(DeleteName("unknown"), IsOk());
+  const std::string degraded = StageLoaded();
+  ASSERT_THAT(Put("degraded", degraded), IsOk());
+  registry_->TileDamaged(degraded, 1);
+  ASSERT_THAT(DeleteName("degraded"), IsOk());
+  EXPECT_THAT(released_, ElementsAre(off, unknown, degraded));
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  // A replaced array is released too.
+  const std::string replaced = StageLoaded();
+  ASSERT_THAT(Put("w", replaced), IsOk());
+  ASSERT_THAT(Put("w", StageLoaded(128)), IsOk());
+  EXPECT_THAT(CachedIds(), ElementsAre(replaced));
+  EXPECT_EQ(registry_->cache_totals().misses, 0);
+  registry_->FindByOrigin("no such key", 1);
+  registry_->FindByOrigin("", 1);
+  EXPECT_EQ(registry_->cache_totals().misses, 1);
+}
+
+TEST_F(ArrayRegistryTest, WhatAMoveLeavesBehindIsNotCached) {
+  registry_->SetCaching(true);
+  const std::string old = StageLoaded();
+  ASSERT_THAT(Put("w", old), IsOk());
+  ASSERT_THAT(registry_->Pin(old), IsOk());
+  const std::string moved = StageLoaded();
+  ASSERT_EQ(KeyOf(old), KeyOf(moved));
+  ASSERT_THAT(Put("w", moved), IsOk());
+  registry_->Unpin(old);
+  EXPECT_THAT(released_, ElementsAre(old)) << "its elements are there in another layout";
+  // To another name, in one commit.
+  const std::string renamed = StageLoaded();
+  ASSERT_THAT(
+      Commit({{Staged(renamed)}, {{"w", "", std::nullopt}, {"v", renamed, std::nullopt}}, "", ""}),
+      IsOk());
+  EXPECT_THAT(released_, ElementsAre(old, moved));
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  // The next release has nothing to do with a move.
+  ASSERT_THAT(DeleteName("v"), IsOk());
+  EXPECT_THAT(CachedIds(), ElementsAre(renamed));
+}
+
+TEST_F(ArrayRegistryTest, CachedArraysAreListedByTheirLastUseAndEvicted) {
+  registry_->SetCaching(true);
+  const std::string a = Cached("a", 64);
+  const std::string b = Cached("b", 128);
+  const std::string c = Cached("c", 192);
+  ASSERT_THAT(registry_->PinFound(a), IsOk());
+  EXPECT_THAT(registry_->Evict({a}), IsEmpty()) << "a put uses it";
+  registry_->Unpin(a);
+  EXPECT_THAT(CachedIds(), ElementsAre(b, c, a));
+  EXPECT_THAT(registry_->Evict({b, a, "unknown"}), ElementsAre(b, a));
+  EXPECT_THAT(CachedIds(), ElementsAre(c));
+  EXPECT_THAT(released_, ElementsAre(b, a));
+  EXPECT_THAT(registry_->PinFound(a), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(registry_->CachedBytes().at("m"), ElementsAre(32, 32));
+  const CacheTotals totals = registry_->cache_totals();
+  EXPECT_EQ(totals.hits, 1);
+  EXPECT_EQ(totals.evictions, 2);
+  EXPECT_EQ(totals.arrays, 1);
+  Reopen();
+  EXPECT_THAT(CachedIds(), ElementsAre(c)) << "evicted ones are gone from the store";
+  EXPECT_EQ(registry_->CountUnconfirmed(), 2);
+}
+
+TEST_F(ArrayRegistryTest, ACachedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded();
+  const std::string key = KeyOf(id);
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  Reopen();  // its caching is off until a worker attaches
+  EXPECT_THAT(CachedIds(), ElementsAre(id));
+  EXPECT_EQ(registry_->CountArrays().total(), 0);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  ASSERT_THAT(registry_->FindByOrigin(key, 8), SizeIs(1));
+  EXPECT_EQ(registry_->FindByOrigin(key, 8)[0]->state, ArrayState::kDegraded);
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+  EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).commit, ElementsAre(id));
+  EXPECT_EQ(registry_->FindByOrigin(key, 8)[0]->state, ArrayState::kAvailable);
+  // A worker that was away and has its tiles again changes nothing.
+  Lose(1);
+  EXPECT_EQ(registry_->FindByOrigin(key, 8)[0]->state, ArrayState::kDegraded);
+  EXPECT_THAT(CachedIds(), ElementsAre(id));
+  Attach(1, {Held(id, 1, 11)});
+  EXPECT_EQ(registry_->FindByOrigin(key, 8)[0]->state, ArrayState::kAvailable);
+  clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
+  EXPECT_THAT(CachedIds(), ElementsAre(id)) << "it needs no grace";
+}
+
+TEST_F(ArrayRegistryTest, ManyCachedArraysOfAManifestOutliveARestart) {
+  registry_->SetCaching(true);
+  constexpr int64_t kArrays = 250;
+  CommitRequest load;
+  for (int64_t i = 0; i < kArrays; ++i) {
+    const std::string id = StageLoaded(64 * i);
+    load.arrays.push_back(Staged(id));
+    load.moves.push_back({StrCat("w", i), id, std::nullopt});
+  }
+  ASSERT_THAT(Commit(std::move(load)), IsOk());
+  // Others take all the names at once.
+  ASSERT_THAT(Commit(LoadOf(kArrays)), IsOk());
+  EXPECT_THAT(CachedIds(), SizeIs(kArrays));
+  Settle();
+  Reopen();
+  EXPECT_THAT(CachedIds(), SizeIs(kArrays));
+  EXPECT_EQ(registry_->CountNames(), kArrays);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  registry_->Evict(CachedIds());
+  Settle();
+  Reopen();
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  EXPECT_THAT(store_->List("array/")->items, IsEmpty());
+}
+
+TEST_F(ArrayRegistryTest, ACachedArrayThatLostATileIsEvicted) {
+  registry_->SetCaching(true);
+  const std::string damaged = Cached("a", 64);
+  const std::string missing = Cached("b", 128);
+  const std::string sound = Cached("c", 192);
+  registry_->TileDamaged(damaged, 7);  // the mesh has no such rank
+  EXPECT_THAT(CachedIds(), SizeIs(3));
+  registry_->TileDamaged(damaged, 1);
+  EXPECT_THAT(CachedIds(), ElementsAre(missing, sound));
+  EXPECT_THAT(released_, ElementsAre(damaged));
+  Attach(0, {Held(sound, 0, 10)});
+  EXPECT_THAT(CachedIds(), ElementsAre(sound));
+  EXPECT_THAT(released_, ElementsAre(damaged, missing));
+  // A worker that still has a tile of an evicted array is to drop it.
+  EXPECT_THAT(Attach(1, {Held(missing, 1, 11), Held(sound, 1, 11)}).drop, ElementsAre(missing));
+  EXPECT_THAT(CachedIds(), ElementsAre(sound));
+}
+
+TEST_F(ArrayRegistryTest, AMeshWithOnlyCachedArraysMayChange) {
+  registry_->SetCaching(true);
+  const std::string id = Cached("a");
+  const std::string held = StageLoaded();
+  ASSERT_THAT(Put("w", held), IsOk());
+  EXPECT_THAT(registry_->BeginMeshChange("m"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshInUse));
+  EXPECT_THAT(CachedIds(), ElementsAre(id));
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  EXPECT_THAT(registry_->CheckMeshChange("m"), IsOk());
+  EXPECT_THAT(CachedIds(), SizeIs(2)) << "a check changes nothing";
+  EXPECT_THAT(registry_->BeginMeshChange("m"), IsOk());
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  EXPECT_THAT(released_, SizeIs(2));
+  registry_->EndMeshChange("m", std::nullopt);
+}
+
+TEST_F(ArrayRegistryTest, WatchersSeeACachedArrayAsDeleted) {
+  registry_->SetCaching(true);
+  registry_->SetChanges(&changes_);
+  const std::string id = StageLoaded();
+  ASSERT_THAT(Put("w", id), IsOk());
+  std::vector<std::string> told;
+  const auto watch = changes_.Begin([&told](const ClusterChangePtr& change) {
+    if (const auto* array = std::get_if<ArrayChange>(&change->value)) {
+      told.push_back(StrCat(array->is_deleted ? "-" : "+", array->array_id));
+    }
+  });
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  EXPECT_THAT(told, ElementsAre("-" + id));
+  ASSERT_THAT(registry_->PinFound(id), IsOk());
+  EXPECT_THAT(told, ElementsAre("-" + id, "+" + id));
+  registry_->Unpin(id);
+  ASSERT_THAT(registry_->Evict({id}), ElementsAre(id));
+  EXPECT_EQ(std::count(told.begin(), told.end(), "-" + id), 2) << "the eviction tells nothing new";
 }
 
 }  // namespace

@@ -447,6 +447,25 @@ TEST_F(DefinitionsTest, AssigningRanksMakesNoVersion) {
   EXPECT_TRUE(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")).empty());
 }
 
+TEST_F(DefinitionsTest, AMeshIsCreatedWithAssignedWorkers) {
+  const std::string folder = NewFolder();
+  Reopen(folder);
+  const std::vector<std::string> workers = {"w0", "w1"};
+  const Answer created = Wait([&](DefinitionStore::Callback done) {
+    definition_store_->Create({.request_id = "", .name = "m", .assign = workers}, MeshValue(2),
+                              std::move(done));
+  });
+  ASSERT_TRUE(created.ok());
+  EXPECT_EQ(WorkersOf(**created), workers);
+  EXPECT_TRUE((*definition_store_->state().FindMesh("m@1"))->workers.empty());
+  Reopen(folder);
+  EXPECT_EQ(WorkersOf(**definition_store_->state().Find(DefinitionKind::kMesh, "m")), workers);
+  const std::vector<std::string> replaced = {"w7", "w1"};
+  const Answer moved = Reassign("m", "w0", "w7");
+  ASSERT_TRUE(moved.ok()) << "the definition names no workers";
+  EXPECT_EQ(WorkersOf(**moved), replaced);
+}
+
 TEST_F(DefinitionsTest, ARankGoesFromOneWorkerToAnotherWithoutAVersion) {
   const std::string folder = NewFolder();
   Reopen(folder);

@@ -4,17 +4,23 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "server/resolve/tree_resolver.h"
 #include "sharding/presets.h"
 #include "sharding/rules/rule_set.h"
 #include "status/detail.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tests/unit/server/steps/keeping_fill.h"
 #include "tests/unit/server/steps/ready_cluster.h"
 
 namespace shardmesh::server {
@@ -41,9 +47,12 @@ class PutPlanTest : public ReadyCluster {
     return PutPlan({.clock = &clock_,
                     .definition_store = definition_store_.get(),
                     .membership = &members_,
+                    .registry = registry_.get(),
                     .endpoints = &endpoints_,
                     .sessions = &sessions_,
-                    .transfers = &transfers_});
+                    .transfers = &transfers_,
+                    .fill = &fill_,
+                    .term = 7});
   }
   PutHeader Header() const { return {.request_id = "r", .session_id = session_, .mesh_id = "m"}; }
   absl::Status TakeHeader(PutPlan* plan, PutHeader header) {
@@ -65,7 +74,9 @@ class PutPlanTest : public ReadyCluster {
     return plan->TakeTensor(std::move(tensor));
   }
 
-  Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get()};
+  KeepingFill fill_;
+  OperationTable operations_{&clock_, &sessions_};
+  Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get(), &operations_};
   absl::StatusOr<std::optional<RuleSetDefinition>> rules_{std::nullopt};
   absl::StatusOr<PartitionAxis> profile_{PartitionAxis()};
 };
@@ -92,6 +103,24 @@ TEST_F(PutPlanTest, BeginsATransferOfAllTensors) {
                                  transfers_.Progress(put->transfer_id));
   EXPECT_EQ(progress.total_tiles, 4);
   EXPECT_EQ(registry_->CountArrays().staging, 2);
+}
+
+TEST_F(PutPlanTest, APutOfACheckpointIsALoadForThoseWhoSeeIt) {
+  for (const std::string& checkpoint : {std::string(), std::string("/models/m.safetensors")}) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    header.checkpoint = checkpoint;
+    ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+    ASSERT_THAT(plan.TakeTensor(Tensor("a")), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const TransferProgress progress,
+                                   transfers_.Progress(put->transfer_id));
+    const OperationProgress operation = AsOperation(progress);
+    EXPECT_EQ(operation.kind, checkpoint.empty() ? OperationKind::kPut : OperationKind::kLoad);
+    EXPECT_EQ(operation.description, checkpoint.empty()
+                                         ? "put of 1 tensor on mesh \"m\""
+                                         : "load of /models/m.safetensors: 1 tensor on mesh \"m\"");
+  }
 }
 
 TEST_F(PutPlanTest, RefusesAMeshThatIsNotThere) {
@@ -303,6 +332,219 @@ TEST_F(PutPlanTest, CutPointsFitAsTheyAreOrNotAtAll) {
   EXPECT_THAT(TakeOne(&other, tensor), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
+TEST_F(PutPlanTest, RulesChooseTheSpecOfATensorWithCutPoints) {
+  auto rules = RuleSet::Create({{.pattern = "kernel", .spec = OverX()}});
+  ASSERT_THAT(rules, IsOk());
+  rules_ = RuleSetDefinition{.rules = *std::move(rules)};
+  PutPlan plan = NewPlan();
+  PutTensor tensor = Tensor("kernel/a");
+  tensor.spec = std::nullopt;
+  tensor.shape = {7, 4};
+  tensor.cut_points = {{0, 7, 7}, {}};
+  ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
+  tensor.name = "kernel/b";
+  tensor.cut_points = {};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  const ArrayDescriptor& cut = put->items[0].definition.descriptor;
+  EXPECT_EQ(cut.spec, RowsOverX());
+  EXPECT_THAT(cut.cut_points, ElementsAre(ElementsAre(0, 7, 7), IsEmpty()));
+  EXPECT_EQ(put->items[1].definition.descriptor.spec, PartitionSpec());
+  EXPECT_THAT(put->corrections, ElementsAre(IsEmpty(), SizeIs(1)));
+}
+
+TEST_F(PutPlanTest, ARuleCutsWhatCorrectionWouldReplicate) {
+  struct Row {
+    PutHeader header;
+    Shape shape;
+    std::vector<int64_t> points;  // of dimension 0; empty: equal parts
+  };
+  const auto with = [this](UnevenCuts uneven, std::vector<int64_t> weights = {}) {
+    PutHeader header = Header();
+    header.uneven = uneven;
+    header.weights = std::move(weights);
+    return header;
+  };
+  const std::vector<Row> rows = {
+      {with(UnevenCuts::kCeilChunks), {7, 4}, {0, 4, 7}},
+      {with(UnevenCuts::kCeilChunks), {1, 4}, {0, 1, 1}},
+      {with(UnevenCuts::kCeilChunks), {8, 4}, {}},
+      {with(UnevenCuts::kCeilChunks), {0, 4}, {}},
+      {with(UnevenCuts::kByWeights, {1, 3}), {8, 4}, {0, 2, 8}},
+      {with(UnevenCuts::kByWeights, {0, 5}), {8, 4}, {0, 0, 8}},
+      {with(UnevenCuts::kByWeights, {2, 2}), {8, 4}, {}},
+      {with(UnevenCuts::kByWeights, {2, 2}), {7, 4}, {0, 4, 7}},
+      {with(UnevenCuts::kByMemory), {7, 4}, {0, 4, 7}},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(StrCat(static_cast<int>(row.header.uneven), " ", ShapeToString(row.shape)));
+    for (const bool strict : {false, true}) {
+      PutHeader header = row.header;
+      header.strict = strict;
+      header.validate_only = true;
+      PutPlan plan = NewPlan();
+      ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+      PutTensor tensor = Tensor("odd");
+      tensor.shape = row.shape;
+      ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+      const ArrayDescriptor& array = put->items[0].definition.descriptor;
+      EXPECT_EQ(array.spec, RowsOverX());
+      EXPECT_THAT(put->corrections, ElementsAre(IsEmpty()));
+      EXPECT_EQ(array.cut_points, row.points.empty() ? std::vector<CutPoints>()
+                                                     : (std::vector<CutPoints>{row.points, {}}));
+    }
+  }
+}
+
+TEST_F(PutPlanTest, ARuleLeavesAllOtherCorrections) {
+  PutHeader header = Header();
+  header.uneven = UnevenCuts::kCeilChunks;
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("odd");
+  tensor.shape = {7, 5};
+  tensor.spec = PartitionSpec({SpecEntry::Axis("x"), SpecEntry::Axis("nope")});
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  ASSERT_THAT(put->corrections, ElementsAre(SizeIs(1)));
+  EXPECT_EQ(put->corrections[0][0].reason, Reason::kAxisNotInMesh);
+  EXPECT_THAT(put->items[0].definition.descriptor.cut_points,
+              ElementsAre(ElementsAre(0, 4, 7), IsEmpty()));
+}
+
+TEST_F(PutPlanTest, CutsByTheMemoryAndTheSpeedOfTheWorkers) {
+  for (const char* identity : {"large", "slow"}) {
+    const bool is_large = identity == std::string_view("large");
+    EXPECT_THAT(members_.Attach({.identity = identity,
+                                 .incarnation = 1,
+                                 .build_version = "1",
+                                 .endpoints = {"127.0.0.1:1"},
+                                 .host = "host",
+                                 .capacity_bytes = is_large ? 3 << 20 : 1 << 20,
+                                 .f32_flops_per_second = is_large ? 4e9 : 1e9}),
+                IsOk());
+  }
+  endpoints_.endpoints[0].identity = "large";
+  endpoints_.endpoints[1].identity = "slow";
+  const auto points_by = [this](UnevenCuts rule) {
+    PutHeader header = Header();
+    header.uneven = rule;
+    header.validate_only = true;
+    PutPlan plan = NewPlan();
+    EXPECT_THAT(TakeHeader(&plan, header), IsOk());
+    EXPECT_THAT(plan.TakeTensor(Tensor("a")), IsOk());
+    return (*plan.Begin())->items[0].definition.descriptor.cut_points.at(0);
+  };
+  EXPECT_THAT(points_by(UnevenCuts::kByMemory), ElementsAre(0, 6, 8));
+  EXPECT_THAT(points_by(UnevenCuts::kBySpeed), ElementsAre(0, 6, 8));  // 6.4 and 1.6
+}
+
+TEST_F(PutPlanTest, RefusesWeightsThatDoNotFitTheMeshAndSpeedsThatNobodyMeasured) {
+  PutHeader header = Header();
+  header.uneven = UnevenCuts::kByWeights;
+  header.weights = {1, 2, 3};
+  PutPlan plan = NewPlan();
+  absl::Status refused = TakeHeader(&plan, header);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidCutPoints));
+  EXPECT_EQ(FieldOf(refused), "header.weights");
+  EXPECT_FALSE(plan.has_header());
+  header.uneven = UnevenCuts::kBySpeed;
+  header.weights = {};
+  refused = TakeHeader(&plan, header);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("rank 0 (worker \"w0\") has not measured"));
+}
+
+TEST_F(PutPlanTest, SecondReplicasAreCheckedAndCounted) {
+  PutHeader header = Header();
+  header.replicas = 2;
+  const auto plan_of = [&](const PutTensor& tensor) -> absl::StatusOr<BegunPutPtr> {
+    PutPlan plan = NewPlan();
+    SHARDMESH_RETURN_IF_ERROR(TakeHeader(&plan, header));
+    SHARDMESH_RETURN_IF_ERROR(plan.TakeTensor(tensor));
+    return plan.Begin();
+  };
+  const absl::Status nameless = plan_of(Tensor("")).status();
+  EXPECT_THAT(nameless, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(nameless), "name");
+  header.validate_only = true;
+  // Half a mebibyte on each worker, for each copy.
+  PutTensor large = Tensor("a");
+  large.shape = {1 << 19, 1};
+  large.dtype = Dtype::kBF16;
+  EXPECT_THAT(plan_of(large), IsOk());
+  Beat((1 << 19) + 1);
+  const absl::Status refused = plan_of(large).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("the put needs 1048576 there, 524288 of them for second replicas"));
+  // The spec puts each tile on both workers: there is no copy to count.
+  PutTensor everywhere = Tensor("a");
+  everywhere.shape = {1 << 16, 1};
+  everywhere.spec = PartitionSpec({SpecEntry(), SpecEntry()});
+  EXPECT_THAT(plan_of(everywhere), IsOk());
+  header.replicas = 1;
+  Beat(1 << 19);
+  EXPECT_THAT(plan_of(large), IsOk());
+
+  DefineMesh(definition_store_.get(), "one", *Mesh::Parse("x=1"));
+  header.replicas = 2;
+  header.mesh_id = "one";
+  const absl::Status alone = plan_of(Tensor("a")).status();
+  EXPECT_THAT(alone, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(alone), "header.replicas");
+  EXPECT_THAT(std::string(alone.message()), HasSubstr("has one worker"));
+  DefineMesh(definition_store_.get(), "m.replicas-0123456789ab", mesh_);
+  header.mesh_id = "m.replicas-0123456789ab";
+  const absl::Status auxiliary = plan_of(Tensor("a")).status();
+  EXPECT_EQ(FieldOf(auxiliary), "header.mesh");
+}
+
+TEST_F(PutPlanTest, ANewArrayWantsTheReplicasThatItsNameHad) {
+  ArrayDefinition definition{.descriptor = Descriptor()};
+  definition.replicas = 2;
+  const std::string id = definition.descriptor.array_id;
+  ASSERT_THAT(registry_->Stage(std::move(definition)), IsOk());
+  CommitRequest commit;
+  commit.arrays.push_back({.array_id = id, .tile_crc32c = {1, 2}});
+  commit.moves.push_back({.name = "a", .array_id = id, .expected_version = {}});
+  absl::Notification done;
+  registry_->Commit(std::move(commit), [&done](const auto&) { done.Notify(); });
+  done.WaitForNotification();
+  for (const auto& [wanted, expected] : std::vector<std::pair<int64_t, int64_t>>{{0, 2}, {1, 1}}) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    header.replicas = wanted;
+    ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+    ASSERT_THAT(plan.TakeTensor(Tensor("a")), IsOk());
+    ASSERT_THAT(plan.TakeTensor(Tensor("b")), IsOk());
+    const PutPlan::Planned planned = plan.TakePlanned();
+    EXPECT_EQ(planned.items[0].definition.replicas, expected);
+    EXPECT_EQ(planned.items[1].definition.replicas, 1);
+  }
+}
+
+TEST_F(PutPlanTest, CountsTheMemoryThatEachRankNeeds) {
+  PutHeader header = Header();
+  header.uneven = UnevenCuts::kByWeights;
+  header.weights = {1, 0};
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("large");
+  tensor.shape = {256, 1024};  // a mebibyte, all of it on rank 0, which has just that
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  EXPECT_THAT(plan.Begin(), IsOk());
+  PutPlan other = NewPlan();
+  header.weights = {0, 1};
+  ASSERT_THAT(TakeHeader(&other, header), IsOk());
+  tensor.shape = {257, 1024};
+  ASSERT_THAT(other.TakeTensor(tensor), IsOk());
+  const absl::Status refused = other.Begin().status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("rank 1"));
+}
+
 TEST_F(PutPlanTest, RefusesANameThatComesTwiceOrIsTaken) {
   AddArray(Descriptor(), "taken");
   PutPlan plan = NewPlan();
@@ -362,6 +604,156 @@ TEST_F(PutPlanTest, APutOnAMeshThatLostAWorkerMeanwhileIsToBeTriedAgain) {
   const absl::Status refused = plan.Begin().status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
   EXPECT_TRUE(RetryDelayOf(refused).has_value());
+}
+
+// The tensors of Tensor() have 128 bytes.
+std::shared_ptr<const SourceFile> FileOf(std::string path, int64_t size_bytes) {
+  return std::make_shared<const SourceFile>(SourceFile{.path = std::move(path),
+                                                       .size_bytes = size_bytes,
+                                                       .modify_time = absl::FromUnixSeconds(5),
+                                                       .head_sha256 = std::string(32, 'h'),
+                                                       .head_bytes = 8});
+}
+
+TEST_F(PutPlanTest, OrdersEachWorkerToFillItsTilesFromFiles) {
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.files = {FileOf("/a", 264), FileOf("/unused", 1), FileOf("/b", 128)};
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("one");
+  tensor.source = FileRange{.file = 0, .offset_bytes = 136};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  tensor.name = "two";
+  tensor.source = FileRange{.file = 2, .offset_bytes = 0};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  EXPECT_TRUE(plan.reads_files());
+  endpoints_.endpoints[1].identity = "w0";  // one worker for both ranks
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const FileReaders readers, plan.Readers());
+  EXPECT_THAT(readers.identities, ElementsAre("w0"));
+  ASSERT_THAT(readers.files, SizeIs(2));
+  EXPECT_EQ(readers.files[1].path, "/b");
+  endpoints_.endpoints[1].identity = "w1";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto sent = fill_.sent(StrCat("w", rank));
+    ASSERT_THAT(sent, SizeIs(1));
+    EXPECT_EQ(sent[0].transfer_id(), put->transfer_id);
+    EXPECT_EQ(sent[0].term(), 7);
+    ASSERT_EQ(sent[0].files_size(), 2);
+    EXPECT_EQ(sent[0].files(1).path(), "/b");
+    ASSERT_EQ(sent[0].tiles_size(), 2);
+    EXPECT_EQ(sent[0].rank(), rank);
+    EXPECT_EQ(sent[0].tiles(0).file().file(), 0u);
+    EXPECT_EQ(sent[0].tiles(0).file().offset_bytes(), 136);
+    EXPECT_EQ(sent[0].tiles(1).file().file(), 1u);
+    EXPECT_EQ(sent[0].tiles(1).array_descriptor(),
+              rpc::ArrayDescriptorBytes(put->items[1].definition.descriptor));
+  }
+  EXPECT_EQ(fill_.tails(), 1u) << "the workers share an encoding";
+  EXPECT_EQ(put->items[0].definition.source.file->path, "/a");
+  EXPECT_TRUE(transfers_.Progress(put->transfer_id)->is_filled);
+}
+
+TEST_F(PutPlanTest, RefusesSourcesBeyondTheirFiles) {
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  struct Case {
+    FileRange source;
+    std::string field;
+  };
+  for (const Case& each : {Case{{.file = 1, .offset_bytes = 0}, "source.file"},
+                           Case{{.file = 0xffffffff, .offset_bytes = 0}, "source.file"},
+                           Case{{.file = 0, .offset_bytes = 1}, "source.offset_bytes"},
+                           Case{{.file = 0, .offset_bytes = 128}, "source.offset_bytes"},
+                           Case{{.file = 0, .offset_bytes = 129}, "source.offset_bytes"},
+                           Case{{.file = 0, .offset_bytes = kMax}, "source.offset_bytes"}}) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    header.files = {FileOf("/a", 128)};
+    ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+    PutTensor tensor = Tensor("one");
+    tensor.source = each.source;
+    EXPECT_EQ(FieldOf(plan.TakeTensor(tensor)), each.field) << each.source.offset_bytes;
+  }
+}
+
+TEST_F(PutPlanTest, TakesAnEmptyTensorAtTheEndOfItsFile) {
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.files = {FileOf("/a", 128)};
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("empty");
+  tensor.shape = {0, 4};
+  tensor.source = FileRange{.file = 0, .offset_bytes = 128};
+  EXPECT_THAT(plan.TakeTensor(tensor), IsOk());
+}
+
+TEST_F(PutPlanTest, RefusesSourcesForSomeOfTheTensors) {
+  for (const bool first_has_source : {true, false}) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    header.files = {FileOf("/a", 128)};
+    ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+    PutTensor one = Tensor("one");
+    PutTensor two = Tensor("two");
+    (first_has_source ? one : two).source = FileRange{};
+    ASSERT_THAT(plan.TakeTensor(one), IsOk());
+    EXPECT_EQ(FieldOf(plan.TakeTensor(two)), "source");
+  }
+}
+
+TEST_F(PutPlanTest, OrdersNoFillIfThePutDoesNotBegin) {
+  for (const bool validate_only : {true, false}) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    header.files = {FileOf("/a", int64_t{1} << 30)};
+    header.validate_only = validate_only;
+    ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+    PutTensor tensor = Tensor("large");
+    if (!validate_only) tensor.shape = {1 << 10, 1 << 10};  // two mebibytes a rank
+    tensor.source = FileRange{};
+    ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+    EXPECT_EQ(plan.Begin().ok(), validate_only);
+    EXPECT_THAT(fill_.sent("w0"), IsEmpty());
+    EXPECT_EQ(registry_->CountArrays().staging, 0);
+  }
+}
+
+TEST_F(PutPlanTest, TheSourceOfAnArrayIsKeptAndOutlivesARestart) {
+  // An array that a client sent has no source.
+  const std::string sent = AddArray(Descriptor(), "sent");
+  EXPECT_EQ((*registry_->FindArray(sent))->definition.source.file, nullptr);
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.files = {FileOf("/a", 300)};
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("one");
+  tensor.source = FileRange{.file = 0, .offset_bytes = 100};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  absl::Notification done;
+  transfers_.Commit(put->transfer_id, "", clock_.Now() + absl::Minutes(1),
+                    [&](const absl::StatusOr<TransferResult>& result) {
+                      EXPECT_THAT(result, IsOk());
+                      done.Notify();
+                    });
+  const std::string array_id = put->items[0].definition.descriptor.array_id;
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(sequencer_->ReportTransfer(put->transfer_id, 7,
+                                           {.identity = StrCat("w", rank),
+                                            .rank = rank,
+                                            .tiles = {{.array_id = array_id, .crc32c = 7}}}),
+                IsOk());
+  }
+  done.WaitForNotification();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto reopened,
+      ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {}));
+  for (const ArrayRegistry* const registry : {registry_.get(), reopened.get()}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr array, registry->FindArray(array_id));
+    ASSERT_NE(array->definition.source.file, nullptr);
+    EXPECT_EQ(*array->definition.source.file, *header.files[0]);
+    EXPECT_EQ(array->definition.source.offset_bytes, 100);
+  }
 }
 
 }  // namespace

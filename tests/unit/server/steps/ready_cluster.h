@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,6 +36,7 @@ namespace shardmesh::server {
 class KeepingTransport final : public StepTransport {
  public:
   void Start(const WorkRef& work, const EncodedStepPtr& message) override {
+    if (on_start) on_start();
     absl::MutexLock lock(&mutex_);
     ++started_;
     work_ = work;
@@ -42,6 +44,8 @@ class KeepingTransport final : public StepTransport {
   }
   void Commit(const WorkRef&) override {}
   void Abort(const WorkRef&, const absl::Status&) override {}
+
+  std::function<void()> on_start;  // called before each start
 
   int started() {
     absl::MutexLock lock(&mutex_);
@@ -66,11 +70,19 @@ class KeepingTransport final : public StepTransport {
 // Answers as the test says.
 class FixedEndpoints final : public MeshEndpoints {
  public:
-  absl::Status CheckReady(std::string_view) const override { return ready; }
+  absl::Status CheckReady(std::string_view) const override {
+    if (on_check) std::exchange(on_check, nullptr)();
+    if (on_each_check) on_each_check();
+    return ready;
+  }
   absl::StatusOr<std::vector<RankEndpoint>> Endpoints(std::string_view) const override {
+    if (on_endpoints) on_endpoints();
     return endpoints;
   }
 
+  mutable std::function<void()> on_check;  // called once, by the next CheckReady
+  std::function<void()> on_each_check;     // called by each CheckReady
+  std::function<void()> on_endpoints;      // called by each Endpoints
   absl::Status ready;
   std::vector<RankEndpoint> endpoints = {
       {.rank = 0, .identity = "w0", .incarnation = 1, .endpoints = {}},
@@ -115,10 +127,12 @@ class ReadyCluster : public ::testing::Test {
             .cut_points = {}};
   }
   // Commits the array under a name, or if that is empty pinned by the session.
-  std::string AddArray(const ArrayDescriptor& descriptor, const std::string& name) {
+  std::string AddArray(const ArrayDescriptor& descriptor, const std::string& name,
+                       Durability durability = Durability::kMemory) {
     EXPECT_THAT(registry_->Stage({.descriptor = descriptor}), test::IsOk());
     CommitRequest commit;
-    commit.arrays.push_back({.array_id = descriptor.array_id, .tile_crc32c = {1, 2}});
+    commit.arrays.push_back(
+        {.array_id = descriptor.array_id, .durability = durability, .tile_crc32c = {1, 2}});
     if (name.empty()) {
       EXPECT_THAT(PinForSession(*registry_, sessions_, session_, descriptor.array_id),
                   test::IsOk());
@@ -134,6 +148,14 @@ class ReadyCluster : public ::testing::Test {
     done.WaitForNotification();
     return descriptor.array_id;
   }
+  // Two seconds later, each worker sends a heartbeat with these bytes in use.
+  void Beat(int64_t used_bytes) {
+    clock_.Advance(absl::Seconds(2));
+    const auto view = members_.view();
+    for (const auto& [identity, worker] : view->workers) {
+      EXPECT_THAT(members_.Heartbeat(worker->attachment, used_bytes), test::IsOk());
+    }
+  }
   int64_t PinnedBySession() const { return sessions_.Get(session_)->pinned_arrays; }
 
   const rpc::Caller caller_{.name = "host:10.0.0.1"};
@@ -144,9 +166,12 @@ class ReadyCluster : public ::testing::Test {
   const std::unique_ptr<RequestMemory> requests_ = *RequestMemory::Open(store_.get(), &clock_);
   const std::unique_ptr<DefinitionStore> definition_store_ =
       *DefinitionStore::Open(store_.get(), &clock_, requests_.get());
+  std::function<void()> on_release_;  // called when workers are to drop arrays
   const std::unique_ptr<ArrayRegistry> registry_ =
-      *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
-  Membership members_{&clock_, {.lost_after = absl::Hours(1)}};  // nobody sends heartbeats here
+      *ArrayRegistry::Open(store_.get(), &clock_, [this](const auto&, const auto&) {
+        if (on_release_) on_release_();
+      });
+  Membership members_{&clock_, {.lost_after = absl::Hours(1)}};  // heartbeats come only from Beat
   Recovery recovery_{&clock_};
   LinkTable links_;
   SessionTable sessions_{&clock_, [](const EndedSession&) {}};

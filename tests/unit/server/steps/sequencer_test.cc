@@ -7,10 +7,10 @@
 #include <thread>
 #include <vector>
 
+#include "process/cpu_time.h"
 #include "rpc/codec/status.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
-#include "tests/testing/cpu_time.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 
@@ -155,13 +155,13 @@ TEST_F(SequencerTest, ManyWaitingStepsAreAdmittedInOrderAndInTime) {
   }
   ASSERT_THAT(Submit(Step("last", {}, {"x"})), IsOk());
   EXPECT_THAT(transport_.heard(), ElementsAre("start first"));
-  const double started = test::ThreadCpuSeconds();
+  const double started = ThreadCpuSeconds();
   BothDone(101);
   EXPECT_EQ(sequencer_.last_sequence(), 101 + kSteps) << "all readers run at once";
   for (int i = 0; i < kSteps; ++i) BothDone(102 + i);
   EXPECT_EQ(transport_.heard().back(), "start last");
   // With a walk over all that is live at each report this took a hundred times as long.
-  EXPECT_LT(test::ThreadCpuSeconds() - started, 3);
+  EXPECT_LT(ThreadCpuSeconds() - started, 3);
 }
 
 TEST_F(SequencerTest, StagedTilesOfALargePutAreTakenInInTime) {
@@ -176,7 +176,7 @@ TEST_F(SequencerTest, StagedTilesOfALargePutAreTakenInInTime) {
                   [this](const WorkOutcome& outcome) { outcomes_.push_back(outcome); }),
               IsOk());
   ASSERT_THAT(sequencer_.CommitTransfer("t"), IsOk());
-  const double started = test::ThreadCpuSeconds();
+  const double started = ThreadCpuSeconds();
   for (int i = 0; i < kTensors; ++i) {
     RankReport report{.identity = "a", .rank = 0};
     report.tiles.push_back({.array_id = StrCat("array-", i), .size_bytes = 1});
@@ -186,7 +186,7 @@ TEST_F(SequencerTest, StagedTilesOfALargePutAreTakenInInTime) {
   EXPECT_THAT(outcomes_[0].status, IsOk());
   EXPECT_EQ(outcomes_[0].ranks[0].tiles.size(), static_cast<size_t>(kTensors));
   // Without an index each report searches all tiles: 800 million comparisons of ids.
-  EXPECT_LT(test::ThreadCpuSeconds() - started, 2);
+  EXPECT_LT(ThreadCpuSeconds() - started, 2);
 }
 
 TEST_F(SequencerTest, AStepBehindACancelledOneIsAdmitted) {

@@ -19,7 +19,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/server/steps/ready_cluster.h"
+#include "tests/unit/server/steps/step_cluster.h"
 
 namespace shardmesh::server {
 namespace {
@@ -55,10 +55,8 @@ struct Ended {
   StepAnswer answer = absl::UnknownError("it runs");
 };
 
-class StepRunnerTest : public ReadyCluster {
+class StepRunnerTest : public StepCluster {
  protected:
-  ~StepRunnerTest() override { sequencer_.reset(); }
-
   StepCall Call(std::vector<StepOperand> operands,
                 CollectiveKind kind = CollectiveKind::kAllGather) const {
     const auto count = static_cast<uint32_t>(operands.size());
@@ -73,7 +71,7 @@ class StepRunnerTest : public ReadyCluster {
   }
   std::unique_ptr<Ended> Start(StepCall call) {
     auto ended = std::make_unique<Ended>();
-    ticket_ = runner_.Run(std::move(call), [to = ended.get()](StepAnswer answer) {
+    ticket_ = steps_.Run(std::move(call), [to = ended.get()](StepAnswer answer) {
       to->answer = std::move(answer);
       to->done.Notify();
     });
@@ -92,28 +90,6 @@ class StepRunnerTest : public ReadyCluster {
     return ended->answer.status();
   }
 
-  // What the workers were told of the last step.
-  internal::v1::RunStep Told() {
-    internal::v1::RunStep message;
-    const EncodedStepPtr told = transport_.message();
-    EXPECT_TRUE(told != nullptr && message.ParseFromString(told->rest));
-    return message;
-  }
-  absl::Status Report(int64_t rank, const std::string& bytes = "",
-                      absl::Status status = absl::OkStatus()) {
-    const WorkRef work = transport_.work();
-    RankReport report{
-        .identity = StrCat("w", rank), .rank = rank, .status = std::move(status), .done = true};
-    report.detail.sent_bytes = 10;
-    const internal::v1::RunStep told = Told();
-    for (const std::string& output : told.outputs()) {
-      const std::string array_id = rpc::ParseArrayDescriptorBytes(output)->array_id;
-      report.tiles.push_back({.array_id = array_id, .crc32c = 9});
-      report.detail.tile_bytes.emplace(array_id, bytes);
-    }
-    if (!report.status.ok()) report.tiles.clear();
-    return sequencer_->ReportStep(work.sequence, work.epoch, work.term, std::move(report));
-  }
   StepAnswer Finish(const Ended& ended) {
     EXPECT_THAT(Report(0), IsOk());
     EXPECT_THAT(Report(1), IsOk());
@@ -137,21 +113,19 @@ class StepRunnerTest : public ReadyCluster {
     EXPECT_THAT(registry_->FindArray(operand), StatusIs(absl::StatusCode::kNotFound));
   }
 
-  rpc::Metrics metrics_{"coordinator"};
-  Planner planner_;
-  StepRunner runner_{{.clock = &clock_,
-                      .definition_store = definition_store_.get(),
-                      .membership = &members_,
-                      .endpoints = &endpoints_,
-                      .registry = registry_.get(),
-                      .sessions = &sessions_,
-                      .links = &links_,
-                      .recovery = &recovery_,
-                      .planner = &planner_,
-                      .sequencer = sequencer_.get(),
-                      .metrics = &metrics_}};
   std::optional<Sequencer::StepTicket> ticket_;
 };
+
+TEST_F(StepRunnerTest, TakesTheNewArrayOfANameThatIsReplacedBeforeItIsPinned) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  std::string new_id;
+  endpoints_.on_check = [&] { new_id = AddArray(Descriptor(), "w"); };
+  const std::unique_ptr<Ended> ended = Start(Call({Named("w")}));
+  ASSERT_TRUE(ticket_.has_value()) << ended->answer.status();
+  EXPECT_THAT(registry_->FindArray(old_id), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(Told().operands(0).array_id(), new_id);
+  EXPECT_THAT(Finish(*ended), IsOk());
+}
 
 TEST_F(StepRunnerTest, CommitsTheResultUnderItsName) {
   AddArray(Descriptor(), "w");
@@ -352,7 +326,7 @@ TEST_F(StepRunnerTest, ACancelledStepLeavesNothing) {
   const std::string operand = AddArray(Descriptor(), "");
   const std::unique_ptr<Ended> ended = Start(Call({Donated(operand)}));
   ASSERT_TRUE(ticket_.has_value());
-  runner_.Cancel(*ticket_);
+  steps_.Cancel(*ticket_);
   EXPECT_THAT(Wait(*ended), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   EXPECT_EQ(CountOf("cancelled"), 1);
   ExpectNothingLeft(operand);
@@ -454,7 +428,7 @@ TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
   AddArray(whole, "v");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const StepRunner::CompiledPlan plan,
-      runner_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}}));
+      steps_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}}));
   StepCall call = Call({Named("v")});
   call.work = PlanHash{plan.prepared->hash};
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "process/failpoint.h"
 #include "process/random_bytes.h"
 #include "server/state/array_registry.h"
+#include "server/state/operation_table.h"
 #include "server/state/session.h"
 #include "server/steps/sequencer.h"
 #include "server/store/local_store.h"
@@ -50,6 +52,7 @@ class TransfersTest : public ::testing::Test {
   void Reopen() {
     sequencer_.reset();
     transfers_.reset();
+    operations_.reset();
     sessions_.reset();
     registry_.reset();
     auto opened = ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
@@ -59,13 +62,14 @@ class TransfersTest : public ::testing::Test {
     sequencer_ = std::make_unique<Sequencer>(&clock_, &transport_,
                                              Sequencer::Options{.term = registry_->term()});
     sequencer_->WorkerAttached("w0", 1);
-    transfers_ =
-        std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(), sequencer_.get());
+    operations_ = std::make_unique<OperationTable>(&clock_, sessions_.get());
+    transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(),
+                                             sequencer_.get(), operations_.get());
     session_ = sessions_->Open({.name = "host:10.0.0.1"}, "", absl::Hours(1))->id;
   }
 
   // Begins a put of one array; with a name, or pinned by the session.
-  std::string Begin(const std::string& name) {
+  std::string Begin(const std::string& name, const std::string& operation_id = "") {
     auto items = std::make_shared<std::vector<PutItem>>(1);
     PutItem& item = items->front();
     item.name = name;
@@ -80,7 +84,7 @@ class TransfersTest : public ::testing::Test {
                                   .cut_points = {}};
     items_ = items;
     const absl::StatusOr<std::string> begun =
-        transfers_->Begin(session_, "m", {"w0"}, std::move(items));
+        transfers_->Begin(session_, "m", {"w0"}, std::move(items), operation_id);
     EXPECT_THAT(begun, IsOk());
     return begun.value_or("");
   }
@@ -118,6 +122,7 @@ class TransfersTest : public ::testing::Test {
   DeafTransport transport_;
   std::unique_ptr<ArrayRegistry> registry_;
   std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<OperationTable> operations_;
   std::unique_ptr<Transfers> transfers_;
   std::unique_ptr<Sequencer> sequencer_;
   std::string session_;
@@ -141,6 +146,36 @@ TEST_F(TransfersTest, APutThatEndedLongAgoIsNotListed) {
   EXPECT_EQ(listed(), 0u);
   EXPECT_THAT(transfers_->Progress(transfer),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(TransfersTest, ShowsWhatHasArrivedOfATile) {
+  const std::string id = Begin("w");
+  transfers_->TilesArriving(id, "w0", 100);
+  EXPECT_EQ(transfers_->Progress(id)->staged_bytes, 100);
+  transfers_->TilesArriving(id, "w0", 90);  // what was shown does not fall
+  EXPECT_EQ(transfers_->Progress(id)->staged_bytes, 100);
+  EXPECT_EQ(transfers_->Progress(id)->staged_tiles, 0);
+  transfers_->TilesArriving(id, "w0", int64_t{1} << 40);
+  EXPECT_EQ(transfers_->Progress(id)->staged_bytes, 128);
+  transfers_->TileStaged(id, "w0", 128);
+  EXPECT_EQ(transfers_->Progress(id)->staged_bytes, 128);
+  EXPECT_EQ(transfers_->Progress(id)->staged_tiles, 1);
+  transfers_->TilesArriving("nosuchtransfer", "w0", 5);
+}
+
+TEST_F(TransfersTest, APartOfAnOperationShowsThereAndNotAsAPut) {
+  const Session session = *sessions_->Get(session_);
+  const std::string operation =
+      *operations_->Begin(OperationKind::kReshard, "a reshard", session_, session.number, nullptr);
+  operations_->SetTotal(operation, 1, 128);
+  const std::string id = Begin("w", operation);
+  transfers_->TilesArriving(id, "w0", 100);
+  EXPECT_EQ(operations_->Progress(operation)->done_bytes, 100);
+  transfers_->TileStaged(id, "w0", 128);
+  EXPECT_EQ(operations_->Progress(operation)->done_bytes, 128);
+  EXPECT_THAT(transfers_->List(0, 10, [](const TransferProgress&) { return true; }).puts,
+              ::testing::IsEmpty());
+  EXPECT_THAT(transfers_->Progress(id), IsOk());
 }
 
 TEST_F(TransfersTest, OnlyTheSessionThatBeganATransferOwnsIt) {
@@ -246,6 +281,42 @@ TEST_F(TransfersTest, WhatHasEndedGivesItsMemoryBackAtOnce) {
   clock_.Advance(Transfers::kRememberFor + absl::Seconds(1));
   ASSERT_THAT(transfers_->Abort(Begin("v"), absl::CancelledError("enough")), IsOk());
   EXPECT_THAT(transfers_->Progress(aborted).status(), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(TransfersTest, NothingIsKeptOfTheDeadlinesOfATransferThatHasEnded) {
+  const std::string transfer = Begin("w");
+  Stage(transfer);
+  ASSERT_THAT(CommitNow(transfer, "r"), IsOk());
+  // A deadline that is still kept would abort the transfer again.
+  ASSERT_THAT(ArmFailpoints("transfer.abort=delay"), IsOk());
+  clock_.Advance(absl::Minutes(2));
+  EXPECT_TRUE(IsArmed("transfer.abort"));
+  EXPECT_THAT(transfers_->Abort(transfer, absl::CancelledError("enough")), IsOk());
+  EXPECT_FALSE(IsArmed("transfer.abort"));
+}
+
+TEST_F(TransfersTest, AnEndlessCommitIsNotOverdue) {
+  const std::string transfer = Begin("w");
+  absl::Notification ended;
+  transfers_->Commit(transfer, "", absl::InfiniteFuture(),
+                     [&ended](const absl::StatusOr<TransferResult>& result) {
+                       EXPECT_THAT(result, IsOk());
+                       ended.Notify();
+                     });
+  clock_.Advance(Transfers::kTimeout / 2);
+  EXPECT_FALSE(ended.HasBeenNotified());
+  Stage(transfer);
+  EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(10)));
+}
+
+TEST_F(TransfersTest, TheErrorOfADeadlineSuitsPutsAndReshards) {
+  const std::string transfer = Begin("w");
+  const auto commit = BeginCommit(transfer, "r");
+  clock_.Advance(absl::Minutes(2));
+  ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_THAT(commit->result, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(commit->result.status().message()),
+              testing::HasSubstr("repeat the put or the reshard"));
 }
 
 TEST_F(TransfersTest, ARepeatedCommitWaitsWithTheFirstOrGetsItsAnswer) {

@@ -216,7 +216,8 @@ void CheckByHand(const ReshardPlan& plan) {
 
 class RandomLayouts {
  public:
-  explicit RandomLayouts(uint32_t seed) : random_(seed) {}
+  explicit RandomLayouts(uint32_t seed, bool makes_empty_parts = false)
+      : random_(seed), makes_empty_parts_(makes_empty_parts) {}
 
   int64_t Below(int64_t limit) {
     return std::uniform_int_distribution<int64_t>(0, limit - 1)(random_);
@@ -269,9 +270,13 @@ class RandomLayouts {
         parts *= mesh.axes()[static_cast<size_t>(*mesh.FindAxis(*name))].size;
       }
       if (shape[dim] % parts != 0 || (parts > 1 && Below(3) == 0)) {
-        if (parts > shape[dim]) return std::nullopt;
-        std::vector<int64_t> inner = Shuffled(shape[dim] - 1, 1);
-        cuts[dim].assign(inner.begin(), inner.begin() + static_cast<std::ptrdiff_t>(parts - 1));
+        if (makes_empty_parts_) {
+          for (int64_t part = 1; part < parts; ++part) cuts[dim].push_back(Below(shape[dim] + 1));
+        } else {
+          if (parts > shape[dim]) return std::nullopt;
+          std::vector<int64_t> inner = Shuffled(shape[dim] - 1, 1);
+          cuts[dim].assign(inner.begin(), inner.begin() + static_cast<std::ptrdiff_t>(parts - 1));
+        }
         cuts[dim].push_back(0);
         cuts[dim].push_back(shape[dim]);
         std::sort(cuts[dim].begin(), cuts[dim].end());
@@ -299,6 +304,7 @@ class RandomLayouts {
 
  private:
   std::mt19937 random_;
+  const bool makes_empty_parts_;
 };
 
 std::string Describe(const ReshardPlan& plan) {
@@ -316,10 +322,9 @@ std::string Describe(const ReshardPlan& plan) {
   return text;
 }
 
-TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceOnOneMesh) {
-  RandomLayouts random(20240817);
+void CheckOnOneMesh(RandomLayouts random, int64_t count) {
   int64_t checked = 0;
-  while (checked < 600) {
+  while (checked < count) {
     const Mesh mesh = *Mesh::Create(random.Axes(0));
     const Shape shape = random.AnyShape();
     const std::optional<Tiling> from = random.Layout(mesh, shape, {});
@@ -329,14 +334,21 @@ TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceOnOneMesh) {
     SCOPED_TRACE(Describe(plan));
     CheckByHand(plan);
     ++checked;
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
-TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceBetweenMeshes) {
-  RandomLayouts random(7);
+TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceOnOneMesh) {
+  CheckOnOneMesh(RandomLayouts(20240817), 600);
+}
+
+TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceAmongEmptyTiles) {
+  CheckOnOneMesh(RandomLayouts(20240818, /*makes_empty_parts=*/true), 900);
+}
+
+void CheckBetweenMeshes(RandomLayouts random, int64_t count) {
   int64_t checked = 0;
-  while (checked < 800) {
+  while (checked < count) {
     // Of one size and of two, numbered by position, by one list and by two that share a part.
     std::vector<MeshAxis> axes = random.Axes(0);
     const int64_t size = Mesh::Create(axes)->size();
@@ -363,14 +375,21 @@ TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceBetweenMeshes) {
     SCOPED_TRACE(Describe(plan));
     CheckByHand(plan);
     ++checked;
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
-TEST(ReshardPlanPropertyTest, CollectsEveryPartialSumOnce) {
-  RandomLayouts random(99);
+TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceBetweenMeshes) {
+  CheckBetweenMeshes(RandomLayouts(7), 800);
+}
+
+TEST(ReshardPlanPropertyTest, MovesEachMissingElementOnceBetweenMeshesWithEmptyTiles) {
+  CheckBetweenMeshes(RandomLayouts(8, /*makes_empty_parts=*/true), 1200);
+}
+
+void CheckPartialSums(RandomLayouts random, int64_t count) {
   int64_t checked = 0;
-  while (checked < 300) {
+  while (checked < count) {
     const Mesh mesh = *Mesh::Create(random.Axes(0));
     const Shape shape = random.AnyShape();
     std::vector<std::string> before;
@@ -388,8 +407,36 @@ TEST(ReshardPlanPropertyTest, CollectsEveryPartialSumOnce) {
     SCOPED_TRACE(Describe(plan));
     CheckByHand(plan);
     ++checked;
-    if (HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
+}
+
+TEST(ReshardPlanPropertyTest, CollectsEveryPartialSumOnce) {
+  CheckPartialSums(RandomLayouts(99), 300);
+}
+
+TEST(ReshardPlanPropertyTest, CollectsEveryPartialSumOnceOfTilesSomeOfWhichAreEmpty) {
+  CheckPartialSums(RandomLayouts(100, /*makes_empty_parts=*/true), 400);
+}
+
+TEST(ReshardPlanTest, MovesNothingWhereTheOnlyHolderStaysTheOnlyHolder) {
+  const Mesh mesh = MeshOf("a=2");
+  const ReshardPlan plan = PlanOf(TilingOf(mesh, SpecOf("a,-"), {6, 4}, {{0, 6, 6}, {}}),
+                                  TilingOf(mesh, SpecOf("-,a"), {6, 4}, {{}, {0, 4, 4}}));
+  EXPECT_EQ(plan.pattern(), ReshardPattern::kSlice);
+  EXPECT_THAT(plan.steps(), IsEmpty());
+  CheckByHand(plan);
+}
+
+TEST(ReshardPlanTest, TellsTheCollectiveOfLayoutsWithEmptyTiles) {
+  const Mesh mesh = MeshOf("a=4");
+  const std::vector<CutPoints> cuts = {{0, 2, 4, 4, 4}, {}};
+  const Tiling rows = TilingOf(mesh, SpecOf("a,-"), {4, 4}, cuts);
+  EXPECT_EQ(PlanOf(rows, TilingOf(mesh, SpecOf("-,-"), {4, 4})).pattern(),
+            ReshardPattern::kAllGather);
+  EXPECT_EQ(PlanOf(rows, TilingOf(mesh, SpecOf("-,a"), {4, 4})).pattern(),
+            ReshardPattern::kAllToAll);
+  EXPECT_EQ(PlanOf(rows, rows).pattern(), ReshardPattern::kNoop);
 }
 
 TEST(ReshardPlanTest, TellsTheCollectiveByItsAxes) {

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "absl/strings/match.h"
+#include "process/cpu_time.h"
 #include "process/crc32c.h"
 #include "rpc/call.h"
 #include "rpc/server_lifecycle.h"
@@ -19,7 +20,6 @@
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/testing/certificates.h"
-#include "tests/testing/cpu_time.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/exchange/linked_workers.h"
@@ -605,9 +605,9 @@ double SecondsOfOneChangeAmong(int count) {
   second.epoch = 2;
   second.meshes.back().revision = 7;
   workers.links(0).SetMembership(std::move(first));
-  const double started = test::ThreadCpuSeconds();
+  const double started = ThreadCpuSeconds();
   workers.links(0).SetMembership(second);
-  const double seconds = test::ThreadCpuSeconds() - started;
+  const double seconds = ThreadCpuSeconds() - started;
   const auto open = [&](const std::string& mesh_id, int64_t sequence) {
     return workers.links(0).OpenLink(mesh_id, sequence, 1, Soon()).status();
   };

@@ -20,6 +20,7 @@
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "worker/exchange/peer_links.h"
 #include "worker/service/attach_sink.h"
+#include "worker/service/tile_filler.h"
 #include "worker/step/step_executor.h"
 #include "worker/store/shard_store.h"
 
@@ -107,6 +108,53 @@ class KeptOrders final : public StepExecutor {
   std::vector<absl::Status> aborted;
   int kept_staged = 0;
   std::vector<std::string> forgotten;
+};
+
+// Keeps the orders, and fills nothing. Thread-safe.
+class KeptFills final : public TileFiller {
+ public:
+  void Fill(FillOrder order, Failed failed) override {
+    absl::MutexLock lock(&mutex_);
+    orders_.emplace_back(std::move(order), std::move(failed));
+  }
+  void Check(std::vector<SourceFile> files, Checked checked) override {
+    absl::MutexLock lock(&mutex_);
+    checks_.emplace_back(std::move(files), std::move(checked));
+  }
+  void EndTransfer(const std::string& transfer_id) override {
+    absl::MutexLock lock(&mutex_);
+    ended_.push_back(transfer_id);
+  }
+  void Suspend() override {
+    absl::MutexLock lock(&mutex_);
+    ++suspensions_;
+  }
+  void Stop() override {}
+  Counters counters() const override { return {}; }
+
+  std::vector<std::pair<FillOrder, Failed>> orders() const {
+    absl::MutexLock lock(&mutex_);
+    return orders_;
+  }
+  std::vector<std::pair<std::vector<SourceFile>, Checked>> checks() const {
+    absl::MutexLock lock(&mutex_);
+    return checks_;
+  }
+  std::vector<std::string> ended() const {
+    absl::MutexLock lock(&mutex_);
+    return ended_;
+  }
+  int suspensions() const {
+    absl::MutexLock lock(&mutex_);
+    return suspensions_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::vector<std::pair<FillOrder, Failed>> orders_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<std::vector<SourceFile>, Checked>> checks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> ended_ ABSL_GUARDED_BY(mutex_);
+  int suspensions_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // An array of four elements on the mesh of one rank that MembershipOf tells of for one worker.

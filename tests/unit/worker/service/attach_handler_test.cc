@@ -4,21 +4,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <future>
 #include <memory>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "rpc/contract.h"
-#include "rpc/transfer_token.h"
 #include "status/detail.h"
 #include "tensor/buffer.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/worker/service/attach_fakes.h"
+#include "tests/unit/worker/service/attach_fixture.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -34,62 +37,12 @@ using ::testing::SizeIs;
 
 using Message = internal::v1::AttachResponse;
 
-// The handler of a worker "w1", which has rank 1 of a mesh x=2.
-class AttachHandlerTest : public testing::Test {
+class AttachHandlerTest : public AttachFixture<test::FakeClock> {
  protected:
-  AttachHandlerTest() {
-    store_ = *ShardStore::Open({.pool = pool_, .data_dir = ""});
-    gate_ = std::make_unique<TileGate>(TileGate::Options{
-        .identity = "w1", .store = store_.get(), .clock = &clock_, .staged = [](const auto&) {}});
-    terms_ = *TermKeeper::Open("");
-    reports_ = std::make_unique<AttachReports>(
-        AttachReports::Options{.clock = &clock_,
-                               .store = store_.get(),
-                               .progress = [] { return std::vector<StepProgress>(); },
-                               .measured_links = [] { return MeasuredLinks(); },
-                               .ready_changed = [](bool) {}});
-    handler_ =
-        std::make_unique<AttachHandler>(AttachHandler::Options{.coordinator = "coordinator:1",
-                                                               .identity = "w1",
-                                                               .clock = &clock_,
-                                                               .store = store_.get(),
-                                                               .gate = gate_.get(),
-                                                               .links = &links_,
-                                                               .executor = &executor_,
-                                                               .terms = terms_.get(),
-                                                               .reports = reports_.get()});
-  }
+  AttachHandlerTest() { MakeHandler(&filler_); }
+  ~AttachHandlerTest() override { handler_.reset(); }
 
-  absl::Status Take(const Message& message) { return handler_->Take(message, stream_); }
-  static Message Welcome(int64_t term = 3) {
-    Message message;
-    internal::v1::Welcome* welcome = message.mutable_welcome();
-    welcome->set_cluster_id("cluster");
-    welcome->set_term(term);
-    welcome->set_protocol(rpc::kNewestProtocol);
-    welcome->set_token_key(std::string(rpc::kTokenKeyBytes, 'k'));
-    rpc::Encode(absl::Seconds(10), welcome->mutable_heartbeat_interval());
-    return message;
-  }
-  static Message Membership(int64_t epoch) { return MembershipOf(epoch, {"w0", "w1"}); }
-  // Takes the worker in, and forgets the messages of the attach.
-  void Attach() {
-    ASSERT_THAT(Take(Welcome()), IsOk());
-    ASSERT_THAT(Take(Membership(4)), IsOk());
-    stream_->Take();
-  }
-
-  test::FakeClock clock_;
-  MemoryBudget budget_{int64_t{16} << 20};
-  std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
-  std::unique_ptr<ShardStore> store_;
-  std::unique_ptr<TileGate> gate_;
-  NoPeers links_;
-  KeptOrders executor_;
-  std::shared_ptr<KeptMessages> stream_ = std::make_shared<KeptMessages>();
-  std::unique_ptr<TermKeeper> terms_;
-  std::unique_ptr<AttachReports> reports_;
-  std::unique_ptr<AttachHandler> handler_;
+  KeptFills filler_;
 };
 
 TEST_F(AttachHandlerTest, AWelcomeComesFirst) {
@@ -226,6 +179,193 @@ TEST_F(AttachHandlerTest, StepsEndAsTheCoordinatorSays) {
   EXPECT_THAT(std::string(broken.message()), HasSubstr("cannot commit step 5"));
 }
 
+// An order to fill a tile of this worker from a file.
+Message FillOrderFor(const std::string& transfer_id) {
+  Message message;
+  internal::v1::FillTiles* fill = message.mutable_fill_tiles();
+  fill->set_transfer_id(transfer_id);
+  fill->set_term(3);
+  v1::SourceFile* file = fill->add_files();
+  file->set_path("/data/m.safetensors");
+  file->set_size_bytes(1000);
+  rpc::Encode(absl::FromUnixNanos(1'700'000'000'123'456'789), file->mutable_modify_time());
+  file->set_head_sha256(std::string(32, 's'));
+  file->set_head_bytes(80);
+  internal::v1::FillTile* tile = fill->add_tiles();
+  tile->set_array_descriptor(rpc::ArrayDescriptorBytes(FourOnMesh("a")));
+  tile->set_rank(1);
+  tile->mutable_file()->set_file(0);
+  tile->mutable_file()->set_offset_bytes(80);
+  return message;
+}
+
+TEST_F(AttachHandlerTest, OrdersToFillTilesReachTheFillerAndItsFailureTheCoordinator) {
+  Attach();
+  Message message = FillOrderFor("t");
+  internal::v1::FillTile* tile = message.mutable_fill_tiles()->add_tiles();
+  tile->set_array_descriptor("another array");
+  tile->mutable_array()->set_array_descriptor("its source");
+  tile->mutable_array()->set_token("token");
+  internal::v1::FillDevices* devices = message.mutable_fill_tiles()->mutable_devices();
+  v1::DeviceEndpoint* source = devices->add_sources();
+  source->set_rank(1);
+  source->set_identity("w0");
+  source->add_endpoints()->set_address("w0:7000");
+  devices->add_source_ids(5);
+  devices->add_source_ids(6);
+  devices->add_destination_ids(6);
+  EXPECT_THAT(Take(message), IsOk());
+  const auto orders = filler_.orders();
+  ASSERT_THAT(orders, SizeIs(1));
+  const FillOrder& order = orders[0].first;
+  EXPECT_EQ(order.transfer_id, "t");
+  EXPECT_EQ(order.term, 3);
+  ASSERT_THAT(order.files, SizeIs(1));
+  EXPECT_EQ(order.files[0].path, "/data/m.safetensors");
+  EXPECT_EQ(order.files[0].modify_time, absl::FromUnixNanos(1'700'000'000'123'456'789));
+  ASSERT_THAT(order.tiles, SizeIs(2));
+  EXPECT_EQ(order.tiles[0].rank, 1);
+  EXPECT_EQ(std::get<FileRange>(order.tiles[0].source).offset_bytes, 80);
+  EXPECT_EQ(order.tiles[1].array_descriptor, "another array");
+  EXPECT_EQ(std::get<FillFromArray>(order.tiles[1].source).array_descriptor, "its source");
+  EXPECT_EQ(std::get<FillFromArray>(order.tiles[1].source).token, "token");
+  ASSERT_TRUE(order.devices.has_value());
+  EXPECT_THAT(order.devices->source_ids, ElementsAre(5, 6));
+  EXPECT_THAT(order.devices->destination_ids, ElementsAre(6));
+  ASSERT_THAT(order.devices->sources, SizeIs(1));
+  EXPECT_EQ(order.devices->sources[0].identity, "w0");
+  EXPECT_THAT(order.devices->sources[0].endpoints, ElementsAre("w0:7000"));
+
+  orders[0].second({.transfer_id = "t",
+                    .term = 3,
+                    .array_id = "a",
+                    .rank = 1,
+                    .status = WithReason(absl::FailedPreconditionError("it changed"),
+                                         Reason::kFileChanged, {{fact::kFile, "/data/m"}})});
+  const std::vector<internal::v1::AttachRequest> messages = stream_->Take();
+  ASSERT_THAT(messages, SizeIs(1));
+  const internal::v1::FillFailed& failed = messages[0].fill_failed();
+  EXPECT_EQ(failed.transfer_id(), "t");
+  EXPECT_EQ(failed.term(), 3);
+  EXPECT_EQ(failed.array_id(), "a");
+  EXPECT_EQ(failed.rank(), 1);
+  EXPECT_THAT(rpc::Decode(failed.error()),
+              CarriesFacts(Reason::kFileChanged, {{fact::kFile, "/data/m"}}));
+
+  Message end;
+  end.mutable_end_transfer()->set_transfer_id("t");
+  EXPECT_THAT(Take(end), IsOk());
+  EXPECT_THAT(filler_.ended(), ElementsAre("t"));
+}
+
+TEST_F(AttachHandlerTest, AnOrderToAllWorkersOfAMeshHasOneRankForAllTiles) {
+  Attach();
+  Message message = FillOrderFor("t");
+  internal::v1::FillTiles& fill = *message.mutable_fill_tiles();
+  *fill.add_tiles() = fill.tiles(0);
+  fill.set_rank(0);
+  EXPECT_THAT(Take(message), IsOk());
+  fill.set_rank(2);
+  EXPECT_THAT(Take(message), IsOk());
+  const auto orders = filler_.orders();
+  ASSERT_THAT(orders, SizeIs(2));
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_THAT(orders[i].first.tiles, SizeIs(2));
+    for (const FillTile& tile : orders[i].first.tiles) EXPECT_EQ(tile.rank, i == 0 ? 0 : 2);
+  }
+  // A failure names it too.
+  fill.mutable_tiles(1)->clear_source();
+  EXPECT_THAT(Take(message), IsOk());
+  const std::vector<internal::v1::AttachRequest> messages = stream_->Take();
+  ASSERT_THAT(messages, SizeIs(1));
+  EXPECT_EQ(messages[0].fill_failed().rank(), 2);
+}
+
+TEST_F(AttachHandlerTest, AFileOfAnOrderToFillTilesNeedsNoModifyTime) {
+  Attach();
+  Message message = FillOrderFor("t");
+  message.mutable_fill_tiles()->mutable_files(0)->clear_modify_time();
+  EXPECT_THAT(Take(message), IsOk());
+  const auto orders = filler_.orders();
+  ASSERT_THAT(orders, SizeIs(1));
+  ASSERT_THAT(orders[0].first.files, SizeIs(1));
+  EXPECT_EQ(orders[0].first.files[0].modify_time, absl::InfinitePast());
+
+  // A question about files needs it: the asker has seen the file.
+  Message question;
+  question.mutable_check_files()->set_order_id(9);
+  *question.mutable_check_files()->add_files() = message.fill_tiles().files(0);
+  EXPECT_THAT(Take(question), IsOk());
+  EXPECT_THAT(filler_.checks(), IsEmpty());
+  const std::vector<internal::v1::AttachRequest> messages = stream_->Take();
+  ASSERT_THAT(messages, SizeIs(1));
+  EXPECT_THAT(rpc::Decode(messages[0].files_checked().error()),
+              CarriesFacts(Reason::kBadField, {{fact::kField, "files[0].modify_time"}}));
+}
+
+TEST_F(AttachHandlerTest, AMalformedOrderToFillTilesIsAnsweredAndEndsItsTransfer) {
+  Attach();
+  const auto spoilt = [](const std::function<void(internal::v1::FillTiles&)>& spoil) {
+    Message message = FillOrderFor("t");
+    spoil(*message.mutable_fill_tiles());
+    return message;
+  };
+  const std::vector<std::pair<Message, std::string>> cases = {
+      {spoilt([](auto& fill) { fill.mutable_tiles(0)->mutable_file()->set_file(1); }),
+       "tiles[0].file.file"},
+      {spoilt([](auto& fill) { fill.mutable_tiles(0)->mutable_file()->set_offset_bytes(-1); }),
+       "tiles[0].file.offset_bytes"},
+      {spoilt([](auto& fill) { fill.mutable_tiles(0)->clear_source(); }), "tiles[0].source"},
+      {spoilt([](auto& fill) { fill.mutable_tiles(0)->mutable_array()->set_token("t"); }),
+       "tiles[0].devices"},
+      {spoilt([](auto& fill) { fill.mutable_files(0)->set_path("m"); }), "files[0].path"},
+      {spoilt([](auto& fill) { fill.mutable_files(0)->mutable_modify_time()->set_nanos(-1); }),
+       "files[0].modify_time.nanos"},
+  };
+  for (const auto& [message, field] : cases) {
+    EXPECT_THAT(Take(message), IsOk()) << "the stream goes on";
+    const std::vector<internal::v1::AttachRequest> messages = stream_->Take();
+    ASSERT_THAT(messages, SizeIs(1)) << field;
+    const internal::v1::FillFailed& failed = messages[0].fill_failed();
+    EXPECT_EQ(failed.transfer_id(), "t");
+    EXPECT_EQ(failed.array_id(), "a");
+    EXPECT_EQ(failed.rank(), 1);
+    EXPECT_THAT(rpc::Decode(failed.error()),
+                CarriesFacts(Reason::kBadField, {{fact::kField, field}}));
+  }
+  EXPECT_THAT(filler_.orders(), IsEmpty());
+  EXPECT_THAT(filler_.ended(), SizeIs(cases.size()));
+}
+
+TEST_F(AttachHandlerTest, FilesAreCheckedAndTheAnswerNamesTheFirstUnusableOne) {
+  Attach();
+  Message message;
+  internal::v1::CheckFiles* check = message.mutable_check_files();
+  check->set_order_id(9);
+  *check->add_files() = FillOrderFor("t").fill_tiles().files(0);
+  *check->add_files() = check->files(0);
+  EXPECT_THAT(Take(message), IsOk());
+  const auto checks = filler_.checks();
+  ASSERT_THAT(checks, SizeIs(1));
+  EXPECT_THAT(checks[0].first, SizeIs(2));
+  checks[0].second(absl::NotFoundError("no such file"), 1);
+  checks[0].second(absl::OkStatus(), 0);
+  check->mutable_files(1)->set_size_bytes(-1);
+  EXPECT_THAT(Take(message), IsOk());
+  const std::vector<internal::v1::AttachRequest> messages = stream_->Take();
+  ASSERT_THAT(messages, SizeIs(3));
+  for (const internal::v1::AttachRequest& answer : messages) {
+    EXPECT_EQ(answer.files_checked().order_id(), 9);
+  }
+  EXPECT_THAT(rpc::Decode(messages[0].files_checked().error()),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(messages[0].files_checked().file(), 1u);
+  EXPECT_FALSE(messages[1].files_checked().has_error());
+  EXPECT_THAT(rpc::Decode(messages[2].files_checked().error()),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(messages[2].files_checked().file(), 1u);
+}
+
 TEST_F(AttachHandlerTest, ADetachSaysWhetherToComeBack) {
   Attach();
   Message detach;
@@ -268,6 +408,22 @@ TEST_F(AttachHandlerTest, TheEndWaitsForOrdersUnderWay) {
   for (int i = 0; i < 20; ++i) EXPECT_THAT(Take(order), IsOk());
   handler_.reset();
   EXPECT_THAT(stream_->Take(), SizeIs(20));
+}
+
+TEST_F(AttachHandlerTest, AnAnswerToARequestForMemoryComesAfterTheOrdersToDrop) {
+  Attach();
+  std::future<bool> freed = std::async(std::launch::async, [this] { return memory_.Free(8); });
+  ASSERT_TRUE(Eventually([&] { return stream_->count() == 1; }));
+  const internal::v1::AttachRequest request = stream_->Take().front();
+  EXPECT_EQ(request.memory_request().need_bytes(), 8);
+  Message drop;
+  drop.mutable_drop_arrays()->add_array_ids("cached");
+  EXPECT_THAT(Take(drop), IsOk());
+  Message answer;
+  answer.mutable_memory_answer()->set_order_id(request.memory_request().order_id());
+  answer.mutable_memory_answer()->set_freed_bytes(16);
+  EXPECT_THAT(Take(answer), IsOk());
+  EXPECT_TRUE(freed.get());
 }
 
 TEST_F(AttachHandlerTest, IgnoresTheMessageOfANewerCoordinator) {

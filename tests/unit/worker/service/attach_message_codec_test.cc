@@ -33,7 +33,9 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
                          .nonce = "nonce",
                          .memory_bytes = 4096,
                          .threads = 2,
+                         .f32_flops_per_second = 5e9,
                          .durable = true,
+                         .cache_bytes = 1024,
                          .pid = 12,
                          .term = 3})
           .hello();
@@ -51,7 +53,9 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
   EXPECT_EQ(hello.nonce(), "nonce");
   EXPECT_EQ(hello.capacity().memory_bytes(), 4096);
   EXPECT_EQ(hello.capacity().threads(), 2);
+  EXPECT_EQ(hello.capacity().f32_flops_per_second(), 5e9);
   EXPECT_TRUE(hello.capacity().durable());
+  EXPECT_EQ(hello.capacity().cache_bytes(), 1024);
   EXPECT_EQ(hello.pid(), 12);
   EXPECT_EQ(hello.term(), 3);
   EXPECT_EQ(Encode(WorkerHello{.exchange_port = 9}).hello().exchange_port(), 9);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ class AttachReportsTest : public testing::Test {
                                .recorder = &recorder_,
                                .progress = [this] { return progress_; },
                                .measured_links = [this] { return links_; },
+                               .arriving = [this] { return arriving_; },
                                .ready_changed = [this](bool ready) { ready_ = ready; }});
   }
 
@@ -65,6 +67,7 @@ class AttachReportsTest : public testing::Test {
   FlightRecorder recorder_;
   std::vector<StepProgress> progress_;
   MeasuredLinks links_;
+  std::map<std::string, int64_t> arriving_;
   bool ready_ = false;
   std::shared_ptr<KeptMessages> stream_ = std::make_shared<KeptMessages>();
   std::unique_ptr<AttachReports> reports_;
@@ -105,6 +108,25 @@ TEST_F(AttachReportsTest, ASlowInstructionGoesUpAtOnce) {
   EXPECT_THAT(stream_->Take(), IsEmpty()) << "it goes up once";
   clock_.Advance(absl::Seconds(1));
   EXPECT_THAT(Only().heartbeat().progress(), SizeIs(1));
+}
+
+TEST_F(AttachReportsTest, WhatArrivesOfATransferGoesUpWithTheHeartbeatIfItChanged) {
+  Attach();
+  arriving_ = {{"t", 5}, {"u", 7}};
+  clock_.Advance(absl::Seconds(10));
+  std::vector<internal::v1::AttachRequest> sent = stream_->Take();
+  ASSERT_THAT(sent, SizeIs(3));
+  EXPECT_EQ(sent[0].tiles_arriving().transfer_id(), "t");
+  EXPECT_EQ(sent[0].tiles_arriving().arrived_bytes(), 5);
+  EXPECT_EQ(sent[1].tiles_arriving().transfer_id(), "u");
+  EXPECT_TRUE(sent[2].has_heartbeat());
+  arriving_ = {{"t", 5}, {"u", 9}};
+  clock_.Advance(absl::Seconds(10));
+  sent = stream_->Take();
+  ASSERT_THAT(sent, SizeIs(2));
+  EXPECT_EQ(sent[0].tiles_arriving().arrived_bytes(), 9);
+  arriving_ = {};
+  NextHeartbeat();
 }
 
 TEST_F(AttachReportsTest, StagedTilesGoUpOnlyWhileAttached) {
@@ -170,6 +192,25 @@ TEST_F(AttachReportsTest, ManyDroppedArraysAreConfirmedAtOnceInParts) {
   EXPECT_THAT(messages[0].tiles_dropped().array_ids(), SizeIs(4096));
   EXPECT_THAT(messages[1].tiles_dropped().array_ids(), SizeIs(904));
   clock_.Advance(absl::Seconds(10));
+  EXPECT_TRUE(Only().has_heartbeat());
+}
+
+TEST_F(AttachReportsTest, DamagedTilesWaitForTheVerdict) {
+  reports_->ReportDamaged("before", "the inventory lacks it");
+  Attach();
+  reports_->ReportDamaged("a", "a bit flipped");
+  EXPECT_THAT(stream_->Take(), IsEmpty());
+  reports_->Judged();
+  const std::vector<internal::v1::AttachRequest> messages = stream_->Take();
+  ASSERT_THAT(messages, SizeIs(2));
+  EXPECT_EQ(messages[0].tile_damaged().array_id(), "a");
+  EXPECT_EQ(messages[0].tile_damaged().reason(), "a bit flipped");
+  reports_->ReportDamaged("b", "another");
+  EXPECT_EQ(Only().tile_damaged().array_id(), "b");
+  reports_->Detached();
+  reports_->ReportDamaged("c", "while it is away");
+  Attach();
+  reports_->Judged();
   EXPECT_TRUE(Only().has_heartbeat());
 }
 

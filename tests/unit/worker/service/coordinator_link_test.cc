@@ -289,6 +289,7 @@ class CoordinatorLinkTest : public ::testing::Test {
                                  .gate = gate_.get(),
                                  .links = &links_,
                                  .executor = &executor_,
+                                 .filler = &filler_,
                                  .recorder = &recorder_,
                                  .ready_changed =
                                      [this](bool ready) {
@@ -386,6 +387,7 @@ class CoordinatorLinkTest : public ::testing::Test {
   std::unique_ptr<TileGate> gate_;
   RecordingLinks links_;
   HeldExecutor executor_;
+  KeptFills filler_;
   FlightRecorder recorder_;
   Coordinator coordinator_;
   std::unique_ptr<rpc::ServerLifecycle> server_;
@@ -752,8 +754,10 @@ TEST_F(CoordinatorLinkTest, AttachesAnewAfterABreakAndLeavesStagedStepsToTheVerd
   EXPECT_TRUE(Eventually(
       [&] { return executor_.With([](const auto& e) { return e.unfinished_aborts_; }) == 1; }));
   EXPECT_FALSE(ready());
+  EXPECT_EQ(filler_.suspensions(), 1);
   const internal::v1::Hello hello = coordinator_.Read().hello();
   EXPECT_EQ(hello.term(), 3);
+  EXPECT_THAT(hello.features(), ElementsAre("fill"));
   EXPECT_EQ(hello.cluster_id(), "cluster");
   coordinator_.Write(Welcome());
   EXPECT_TRUE(coordinator_.Read().inventory().last());

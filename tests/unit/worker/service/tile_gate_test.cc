@@ -27,7 +27,9 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
 
 // The gate of a worker "w1", which has rank 1 of a mesh "m", x=2, at revision 3. Arrays are F32 of
@@ -144,6 +146,24 @@ TEST_F(TileGateTest, ReportsAWholeTileWithTheTimeItTook) {
   EXPECT_FALSE(reports_[0].durable);
   EXPECT_EQ(reports_[0].transfer_time, absl::Seconds(3));
   EXPECT_EQ(reports_[0].term, kTermNow);
+}
+
+TEST_F(TileGateTest, CountsWhatHasArrivedOfTilesOnTheirWay) {
+  Serve();
+  EXPECT_THAT(gate_->Arriving(), IsEmpty());
+  auto dropped = Open("a");
+  ASSERT_THAT(dropped, IsOk());
+  ASSERT_THAT(Fill(**dropped, /*finish=*/false), IsOk());
+  auto in_place = Open("b");
+  ASSERT_THAT(in_place, IsOk());
+  (void)(*in_place)->mutable_bytes();
+  (*in_place)->Advance(8);
+  (*in_place)->Advance(kOwnBytes);  // bytes that come twice count once
+  EXPECT_THAT(gate_->Arriving(), ElementsAre(Pair("t-a", kOwnBytes), Pair("t-b", kOwnBytes)));
+  dropped->reset();
+  EXPECT_THAT(gate_->Arriving(), ElementsAre(Pair("t-b", kOwnBytes)));
+  ASSERT_THAT((*in_place)->FinishInPlace(std::nullopt), IsOk());
+  EXPECT_THAT(gate_->Arriving(), IsEmpty());
 }
 
 TEST_F(TileGateTest, TokensExpireByTheClockOfTheCoordinator) {

@@ -4,15 +4,20 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
 #include <unistd.h>
-#include <algorithm>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,11 +26,15 @@
 #include "absl/synchronization/mutex.h"
 #include "process/clock.h"
 #include "process/crc32c.h"
+#include "process/random_bytes.h"
+#include "process/sealed/local_socket.h"
+#include "process/sealed/sealed_memory.h"
 #include "rpc/call.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/server_lifecycle.h"
+#include "rpc/stream/handover.h"
 #include "rpc/transfer_token.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
 #include "status/detail.h"
@@ -35,6 +44,8 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/proxy.h"
 #include "tests/testing/status_matchers.h"
+#include "worker/service/handover_inbox.h"
+#include "worker/shm/shm_arena.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -71,6 +82,7 @@ class TileServiceTest : public ::testing::Test {
         .identity = "w1", .store = store_.get(), .clock = &clock_, .staged = [this](const auto& r) {
           absl::MutexLock lock(&mutex_);
           reports_.push_back(r);
+          reporter_ = std::this_thread::get_id();
         }});
     work_ = std::make_unique<ThreadPool>(2);
     membership_waits_ = std::make_unique<ThreadPool>(1);
@@ -78,6 +90,7 @@ class TileServiceTest : public ::testing::Test {
                                 .nonce = "0123456789abcdef",
                                 .store = store_.get(),
                                 .gate = gate_.get(),
+                                .inbox = inbox_.get(),
                                 .work = work_.get(),
                                 .membership_waits = membership_waits_.get(),
                                 .clock = &clock_,
@@ -114,8 +127,8 @@ class TileServiceTest : public ::testing::Test {
     if (server_ != nullptr) {
       server_->Drain(absl::Now() + kTimeout);
     }
+    membership_waits_.reset();  // first: its tasks push others to work_
     work_.reset();
-    membership_waits_.reset();
   }
 
   static ArrayDescriptor Array(const std::string& id, int64_t rows = 8) {
@@ -188,6 +201,42 @@ class TileServiceTest : public ::testing::Test {
     return Put(Messages(Array(id, rows), OwnTile(rows), Pattern(OwnBytes(rows))));
   }
 
+  // Starts with an inbox, to which this test is connected.
+  void StartWithInbox(const std::string& data_dir = "") {
+    auto inbox = HandoverInbox::Start();
+    ASSERT_THAT(inbox, IsOk());
+    inbox_ = *std::move(inbox);
+    ASSERT_NO_FATAL_FAILURE(Start(data_dir));
+    auto connected = ConnectLocally(inbox_->socket());
+    ASSERT_THAT(connected, IsOk());
+    giver_ = *std::move(connected);
+    Serve();
+  }
+  static FileDescriptor Seal(const std::string& bytes) {
+    SealedMemoryWriter writer = *SealedMemoryWriter::Create(static_cast<int64_t>(bytes.size()));
+    EXPECT_THAT(writer.Append(bytes), IsOk());
+    auto sealed = std::move(writer).Seal();
+    EXPECT_THAT(sealed, IsOk());
+    return *std::move(sealed);
+  }
+  // Hands the memory over, and returns the header that names it.
+  v1::PutTilesRequest HandOver(const ArrayDescriptor& array, const Tile& tile,
+                               const std::string& bytes, const FileDescriptor& memory) {
+    v1::PutTilesRequest message = Messages(array, tile, bytes)[0];
+    const std::string id = RandomBytes(rpc::kHandoverIdBytes);
+    EXPECT_THAT(SendDescriptors(giver_.get(), id, {memory.get()}), IsOk());
+    pollfd readable = {giver_.get(), POLLIN, 0};
+    EXPECT_EQ(poll(&readable, 1, 60'000), 1);
+    const auto answer = ReceiveDescriptors(giver_.get());
+    EXPECT_THAT(answer, IsOk());
+    if (answer.ok()) {
+      EXPECT_EQ(answer->text, rpc::kHandoverKept);
+    }
+    message.mutable_header()->mutable_sealed_memory()->set_id(id);
+    message.mutable_header()->mutable_sealed_memory()->set_crc32c(Crc32c(bytes));
+    return message;
+  }
+
   struct Got {
     std::vector<v1::TileOpening> openings;
     std::string bytes;
@@ -253,6 +302,8 @@ class TileServiceTest : public ::testing::Test {
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
+  std::unique_ptr<HandoverInbox> inbox_;  // null unless the test hands memory over
+  FileDescriptor giver_;
   std::unique_ptr<ThreadPool> work_;
   std::unique_ptr<ThreadPool> membership_waits_;
   std::unique_ptr<grpc::Service> service_;
@@ -260,6 +311,7 @@ class TileServiceTest : public ::testing::Test {
   std::unique_ptr<v1::TileService::Stub> stub_;
   absl::Mutex mutex_;
   std::vector<TileReport> reports_ ABSL_GUARDED_BY(mutex_);
+  std::thread::id reporter_ ABSL_GUARDED_BY(mutex_);  // the thread of the last report
 };
 
 TEST_F(TileServiceTest, TokensExpireByTheCoordinatorsClockHoweverFarItIsApart) {
@@ -696,6 +748,195 @@ TEST_F(TileServiceTest, AReportedTileOutlivesTheLossOfTheCoordinator) {
   stream->WritesDone();
   EXPECT_TRUE(stream->Finish().ok());
   EXPECT_TRUE(store_->FindStaged("a", OwnTile()).ok());
+}
+
+constexpr int64_t kSealedRows = 4'096;  // 2 MiB for each rank
+
+TEST_F(TileServiceTest, TakesTilesAsSealedMemoryBesideTilesInPieces) {
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox());
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  std::vector<v1::PutTilesRequest> messages = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()));
+  messages.push_back(HandOver(Array("b", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes)));
+  for (auto& message : Messages(Array("c"), OwnTile(), Pattern(OwnBytes()))) {
+    messages.push_back(message);
+  }
+  messages.push_back(HandOver(Array("d", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes)));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const v1::PutTilesResponse response, Put(messages));
+  EXPECT_EQ(response.tiles(), 4);
+  EXPECT_EQ(response.size_bytes(), 2 * OwnBytes() + 2 * OwnBytes(kSealedRows));
+  EXPECT_EQ(store_->used_bytes(), response.size_bytes())
+      << "sealed memory counts like other memory";
+  EXPECT_EQ(inbox_->counters().staged_bytes, 2 * OwnBytes(kSealedRows));
+  EXPECT_EQ(inbox_->counters().kept, 0);
+  ASSERT_THAT(reports(), SizeIs(4));
+  EXPECT_EQ(reports()[1].crc32c, Crc32c(bytes));
+  EXPECT_EQ(reports()[1].size_bytes, OwnBytes(kSealedRows));
+  giver_.Close();  // the client has ended; the tiles stay
+  for (const char* id : {"b", "d"}) {
+    ASSERT_THAT(gate_->EndTransfer(StrCat("t-", id), true), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got got, Get(Array(id, kSealedRows), std::nullopt));
+    EXPECT_TRUE(got.bytes == bytes);
+    EXPECT_EQ(store_->TakeMemory(id, OwnTile(kSealedRows)), nullptr) << "nobody writes to it";
+  }
+  ASSERT_THAT(gate_->EndTransfer("t-a", false), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-c", false), IsOk());
+  ASSERT_THAT(store_->Release({"b", "d"}), IsOk());
+  EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+// Peers on the host read its tiles in place, those that clients handed over too.
+TEST_F(TileServiceTest, SealedMemoryBecomesASegmentThatPeersRead) {
+  const auto arena = std::make_shared<ShmArena>("test");
+  pool_ = BufferPool::Create(&budget_, 0, arena);
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox());
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  ASSERT_THAT(Put({HandOver(Array("a", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes))}),
+              IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr stored,
+                                   store_->Find("a", OwnTile(kSealedRows)));
+    EXPECT_TRUE(arena->Locate(stored->bytes().data(), stored->bytes().size()).has_value());
+  }
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+TEST_F(TileServiceTest, WritesSealedMemoryToDiskAsItDoesOtherTiles) {
+  std::string folder = ::testing::TempDir() + "/sealed.XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const absl::Cleanup remove = [&] { std::filesystem::remove_all(folder); };
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox(folder));
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const v1::PutTilesResponse response,
+      Put({HandOver(Array("a", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes))}));
+  EXPECT_EQ(response.durability(), v1::DURABILITY_DISK);
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr stored,
+                                 store_->Find("a", OwnTile(kSealedRows)));
+  store_->AwaitFiles();
+  EXPECT_THAT(store_->CheckFile(stored->description(), stored->crc32c(), int64_t{1} << 20,
+                                [](int64_t) { return absl::OkStatus(); }),
+              IsOk());
+}
+
+TEST_F(TileServiceTest, RefusesSealedMemoryThatIsNotTheTile) {
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox());
+  const ArrayDescriptor array = Array("a", kSealedRows);
+  const Tile own = OwnTile(kSealedRows);
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  const auto bad_tile = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile);
+  const auto put = [&](const FileDescriptor& memory,
+                       const std::function<void(v1::TileHeader*)>& spoil = nullptr) {
+    v1::PutTilesRequest message = HandOver(array, own, bytes, memory);
+    if (spoil != nullptr) spoil(message.mutable_header());
+    return Put({message}).status();
+  };
+
+  FileDescriptor unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(unsealed.get(), OwnBytes(kSealedRows)), 0);
+  absl::Status refused = put(unsealed);
+  EXPECT_THAT(refused, bad_tile);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("lacks the seals"));
+  EXPECT_EQ(FactOf(refused, fact::kArray), "a");
+
+  refused = put(Seal(bytes.substr(1)));
+  EXPECT_THAT(refused, bad_tile);
+  EXPECT_EQ(FactOf(refused, fact::kHave), StrCat(bytes.size() - 1));
+  EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat(bytes.size()));
+
+  std::string other = bytes;
+  other[4'711] ^= 1;
+  EXPECT_THAT(put(Seal(other)), StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+
+  EXPECT_THAT(put(Seal(bytes), [](v1::TileHeader* header) { header->set_token("forged"); }),
+              StatusIs(absl::StatusCode::kUnauthenticated, Reason::kBadToken));
+  EXPECT_THAT(put(Seal(bytes), [](v1::TileHeader* header) { header->set_rank(0); }), bad_tile);
+  EXPECT_THAT(put(Seal(bytes), [](v1::TileHeader* header) { header->set_size_bytes(7); }),
+              bad_tile);
+  refused = put(Seal(bytes), [](v1::TileHeader* header) {
+    header->mutable_sealed_memory()->set_id(std::string(rpc::kHandoverIdBytes, 'x'));
+  });
+  EXPECT_THAT(refused, bad_tile);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("nobody has handed over"));
+
+  EXPECT_TRUE(UsedBytesFallTo(0));
+  EXPECT_THAT(reports(), SizeIs(0));
+  EXPECT_THAT(put(Seal(bytes)), IsOk()) << "none of it is in the way of the right one";
+}
+
+TEST_F(TileServiceTest, ATileInSealedMemoryIsCompleteAndItsIdIsOfOneTile) {
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox());
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  const auto bad_tile = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile);
+  std::vector<v1::PutTilesRequest> messages =
+      Messages(Array("a", kSealedRows), OwnTile(kSealedRows), bytes);
+  messages[0] = HandOver(Array("a", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes));
+  EXPECT_THAT(Put(messages), bad_tile) << "pieces of a complete tile";
+  v1::PutTilesRequest again = messages[0];
+  again.mutable_header()->set_array_id("b");
+  again.mutable_header()->set_token(Token(Array("b", kSealedRows), rpc::TransferDirection::kPut));
+  EXPECT_THAT(Put({again}), bad_tile) << "the id of another tile";
+}
+
+TEST_F(TileServiceTest, SealedMemoryCountsAgainstTheLimitBeforeItIsTaken) {
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Buffer used, pool_->Allocate(kMemoryBytes - OwnBytes(kSealedRows) + 4096, "a test"));
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  const absl::Status refused =
+      Put({HandOver(Array("a", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes))}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat(bytes.size()));
+}
+
+TEST_F(TileServiceTest, AWorkerWithoutAnInboxNamesNoSocketAndTakesNoMemory) {
+  Start();
+  Serve();
+  v1::PutTilesRequest message = Messages(Array("a"), OwnTile(), Pattern(OwnBytes()))[0];
+  message.mutable_header()->mutable_sealed_memory()->set_id(
+      std::string(rpc::kHandoverIdBytes, 'x'));
+  const absl::Status refused = Put({message}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("send the tile in pieces"));
+  grpc::ClientContext context;
+  rpc::Apply(rpc::CallOptions::Within(kTimeout), &context);
+  v1::IdentifyResponse response;
+  ASSERT_TRUE(stub_->Identify(&context, {}, &response).ok());
+  EXPECT_EQ(response.handover_socket(), "");
+}
+
+// The client is gone between its memory and its header: nothing of either is left.
+TEST_F(TileServiceTest, NothingIsLeftOfAClientThatDiesBetweenMemoryAndHeader) {
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox());
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  const v1::PutTilesRequest message =
+      HandOver(Array("a", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes));
+  giver_.Close();
+  ASSERT_TRUE(test::Eventually([&] { return inbox_->counters().kept == 0; }));
+  EXPECT_THAT(Put({message}), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_EQ(store_->used_bytes(), 0);
+}
+
+// The token of a put may come before the worker knows the mesh: the memory waits with it.
+TEST_F(TileServiceTest, SealedMemoryWaitsForTheMeshOfItsTile) {
+  news_limit_ = kTimeout;
+  ASSERT_NO_FATAL_FAILURE(StartWithInbox());
+  Serve("other");
+  const std::string bytes = Pattern(OwnBytes(kSealedRows));
+  const v1::PutTilesRequest message =
+      HandOver(Array("a", kSealedRows), OwnTile(kSealedRows), bytes, Seal(bytes));
+  auto put = std::async(std::launch::async, [&] { return Put({message}); });
+  EXPECT_TRUE(test::Eventually([&] { return inbox_->counters().kept == 0; }));
+  Serve();
+  EXPECT_THAT(put.get(), IsOk());
+  // Other puts wait for the thread that waits for meshes: it reads no tile.
+  std::promise<std::thread::id> waiter;
+  membership_waits_->Push([&] { waiter.set_value(std::this_thread::get_id()); });
+  const std::thread::id waits_for_meshes = waiter.get_future().get();
+  absl::MutexLock lock(&mutex_);
+  EXPECT_NE(reporter_, waits_for_meshes);
 }
 
 TEST_F(TileServiceTest, ServesOnlyWhileAttached) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "process/sealed/local_socket.h"
 #include "tensor/buffer.h"
 #include "worker/collective/link.h"
 #include "worker/shm/shm_arena.h"

@@ -7,7 +7,11 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <string>
 #include <vector>
+
+#include "process/sealed/sealed_memory.h"
+#include "tests/testing/huge_pages.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -21,6 +25,24 @@ std::unique_ptr<ShmView> ViewOf(const ShmArena& arena, uint64_t segment_id) {
     view = *std::move(opened);
   }));
   return view;
+}
+
+TEST(ShmArenaTest, LargeBlocksAskForHugePagesAndPeersSeeTheSameBytes) {
+  ShmArena arena("test");
+  constexpr size_t kHuge = size_t{2} << 20;
+  for (const size_t size_bytes : {kHuge, 3 * kHuge + 4096, ShmArena::kOwnSegmentBytes}) {
+    char* const data = arena.Allocate(size_bytes);
+    ASSERT_NE(data, nullptr);
+    EXPECT_EQ(test::AsksForHugePages(data), size_bytes >= kHuge) << size_bytes;
+    if (size_bytes >= kHuge) {
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kHuge, 0u);
+    }
+    data[size_bytes - 1] = 'x';
+    const auto place = arena.Locate(data, size_bytes);
+    ASSERT_TRUE(place.has_value());
+    EXPECT_EQ(ViewOf(arena, place->segment_id)->bytes()[size_bytes - 1], 'x');
+    arena.Free(data, size_bytes);
+  }
 }
 
 TEST(ShmArenaTest, BlocksOfAnySizeAreReadWhereTheyAreLocatedAndNeverOverlap) {
@@ -141,6 +163,38 @@ TEST(ShmArenaTest, APoolHandsOutItsBlocksAndCountsThemAgainstTheBudget) {
   auto small = pool->Allocate(3, "a test");
   ASSERT_TRUE(small.ok());
   EXPECT_TRUE(arena->Locate(small->data(), small->size()).has_value());
+}
+
+TEST(ShmArenaTest, TakesSealedMemoryOfAnotherProcessAsASegmentThatPeersRead) {
+  ShmArena arena("test");
+  const std::string bytes(ShmArena::kOwnSegmentBytes + 100, 'x');  // no multiple of a page
+  auto writer = SealedMemoryWriter::Create(static_cast<int64_t>(bytes.size()));
+  ASSERT_TRUE(writer.ok() && writer->Append(bytes).ok());
+  auto sealed = std::move(*writer).Seal();
+  ASSERT_TRUE(sealed.ok());
+  char* const data = arena.Adopt(*sealed, bytes.size());
+  ASSERT_NE(data, nullptr);
+  EXPECT_FALSE(sealed->valid());
+  EXPECT_EQ(std::memcmp(data, bytes.data(), bytes.size()), 0);
+  const auto place = arena.Locate(data, bytes.size());
+  ASSERT_TRUE(place.has_value());
+  EXPECT_EQ(ViewOf(arena, place->segment_id)->bytes()[bytes.size() - 1], 'x');
+  uint64_t freed = 0;
+  arena.OnFreed([&](uint64_t segment_id) { freed = segment_id; });
+  arena.Free(data, bytes.size() + 4096 - bytes.size() % 4096);
+  EXPECT_EQ(freed, place->segment_id);
+  EXPECT_FALSE(arena.Locate(data, bytes.size()).has_value());
+}
+
+TEST(ShmArenaTest, LeavesMemoryThatItCannotTakeToItsCaller) {
+  ShmArena arena("test");
+  const std::string bytes(4096, 'x');  // of the size of blocks that share a segment
+  auto writer = SealedMemoryWriter::Create(4096);
+  ASSERT_TRUE(writer.ok() && writer->Append(bytes).ok());
+  auto sealed = std::move(*writer).Seal();
+  ASSERT_TRUE(sealed.ok());
+  EXPECT_EQ(arena.Adopt(*sealed, bytes.size()), nullptr);
+  EXPECT_TRUE(sealed->valid());
 }
 
 }  // namespace

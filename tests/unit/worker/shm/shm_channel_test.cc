@@ -76,6 +76,24 @@ TEST_F(ShmChannelTest, TheSignatureComesAlongWhereItIsNotTheExpectedOne) {
   EXPECT_EQ(arrived_.signature, "all-reduce of F32[8]");
 }
 
+TEST_F(ShmChannelTest, MemoryOfALaterMessageIsReleasedThoughAnEarlierOneIsNotRead) {
+  OwnedBytes messages[3];
+  std::weak_ptr<const void> owners[3];
+  for (int i = 0; i < 3; ++i) {
+    messages[i] = one_.Own(std::string(5000, 'm'));
+    owners[i] = messages[i].owner;
+    ASSERT_TRUE(Send(std::exchange(messages[i], {}), i));
+  }
+  EXPECT_EQ(Next().size(), 5000u);
+  const ShmChannel::Arrived first = arrived_;
+  EXPECT_EQ(Next().size(), 5000u);
+  arrived_ = {};
+  one_.channel->Reap();
+  EXPECT_FALSE(owners[0].expired());
+  EXPECT_TRUE(owners[1].expired());
+  EXPECT_FALSE(owners[2].expired());
+}
+
 TEST_F(ShmChannelTest, MemoryIsKeptUntilTheOtherEndHasReadIt) {
   OwnedBytes message = one_.Own(std::string(5000, 'm'));
   const std::weak_ptr<const void> owner = message.owner;

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <string>
 
+#include "process/sealed/local_socket.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {

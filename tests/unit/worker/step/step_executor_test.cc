@@ -66,22 +66,30 @@ struct Rank {
        Clock* clock)
       : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
     store = *ShardStore::Open({.pool = pool, .data_dir = ""});
-    executor =
-        StepExecutor::Start({.identity = identity,
-                             .links = links,
-                             .store = store.get(),
-                             .pool = pool,
-                             .kernel = &kernel,
-                             .weight_budget = &budget,
-                             .recorder = &recorder,
-                             .clock = clock,
-                             .observer = {.step = nullptr,
-                                          .kernel = nullptr,
-                                          .collective = [this](CollectiveKind, CollectiveAlgorithm,
-                                                               const auto& bytes, absl::Duration) {
-                                            absl::MutexLock lock(&mutex);
-                                            last_bytes = bytes;
-                                          }}});
+    executor = StepExecutor::Start(
+        {.identity = identity,
+         .links = links,
+         .store = store.get(),
+         .pool = pool,
+         .free_memory =
+             [this](int64_t size_bytes) { return free_memory && free_memory(size_bytes); },
+         .kernel = &kernel,
+         .weight_budget = &budget,
+         .recorder = &recorder,
+         .clock = clock,
+         .observer = {
+             .step = nullptr,
+             .kernel = nullptr,
+             .collective =
+                 [this](CollectiveKind, CollectiveAlgorithm, const auto& bytes, absl::Duration) {
+                   absl::MutexLock lock(&mutex);
+                   last_bytes = bytes;
+                 },
+             .move =
+                 [this](const auto& bytes, absl::Duration) {
+                   absl::MutexLock lock(&mutex);
+                   last_bytes = bytes;
+                 }}});
   }
 
   MemoryBudget budget;
@@ -89,7 +97,8 @@ struct Rank {
   MatmulKernel kernel;
   FlightRecorder recorder;
   absl::Mutex mutex;
-  StepObserver::CollectiveBytes last_bytes;  // of the only step that runs
+  StepObserver::CollectiveBytes last_bytes;             // of the only step that runs
+  std::function<bool(int64_t size_bytes)> free_memory;  // constant while a step runs
   std::unique_ptr<ShardStore> store;
   std::unique_ptr<StepExecutor> executor;
 };
@@ -127,8 +136,10 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
   }
 
   // Puts an array on all ranks.
-  void Put(const std::string& id, const Tensor& tensor, const PartitionSpec& spec) {
-    const Tiling tiling = *Tiling::Create(mesh(), spec, tensor.shape);
+  // `late`: a device that the coordinator has not yet told that the array is committed.
+  void Put(const std::string& id, const Tensor& tensor, const PartitionSpec& spec,
+           const std::vector<CutPoints>& cut_points = {}, DeviceId late = -1) {
+    const Tiling tiling = *Tiling::Create(mesh(), spec, tensor.shape, cut_points);
     const TensorView whole = *TensorView::Create(Dtype::kF32, tensor.shape, tensor.bytes());
     for (DeviceId device = 0; device < mesh().size(); ++device) {
       const Tile tile = tiling.TileOf(device);
@@ -141,9 +152,11 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
                                                false);
       ASSERT_TRUE(CopyTileBytes(whole, tile, 0, staged->mutable_bytes()).ok());
       ASSERT_TRUE(staged->Finish(std::nullopt).ok());
+      if (device == late) continue;
       ASSERT_TRUE(rank(device).store->Commit({id}).ok());
     }
-    operands_.push_back({.dtype = Dtype::kF32, .shape = tensor.shape, .spec = spec});
+    operands_.push_back(
+        {.dtype = Dtype::kF32, .shape = tensor.shape, .spec = spec, .cut_points = cut_points});
     order_.operands.push_back({.value = id});
   }
 
@@ -264,6 +277,29 @@ TEST_P(StepExecutorTest, StepsHaveTheirTimeThoughTheWallClockWasSteppedForward) 
   }
 }
 
+TEST_P(StepExecutorTest, AStepWithoutRoomTriesAgainOnceMemoryWasFreed) {
+  StartMesh("x=2");
+  Put("in", Tensor::Random({100, 1000}, 5), SpecOf({"", ""}));
+  Order(1, {.operand_count = 1,
+            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+            .outputs = {1}});
+  order_.return_literals = false;
+  // Takes most of the memory on rank 0.
+  BufferPool& pool = *rank(0).pool;
+  const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  auto cached = std::make_unique<Buffer>(*pool.Allocate(left_bytes - 300'000, "a cached tile"));
+  int64_t asked_bytes = 0;
+  rank(0).free_memory = [&](int64_t size_bytes) {
+    asked_bytes = size_bytes;
+    cached.reset();
+    return true;
+  };
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+  EXPECT_EQ(Await(1).outcome, StepOutcome::kDone) << Await(1).status;
+  EXPECT_EQ(asked_bytes, 400'000);
+}
+
 TEST_P(StepExecutorTest, StepsEndInTimeThoughTheWallClockWasSteppedBack) {
   ahead_ = absl::Hours(1);
   StartMesh("x=2");
@@ -343,6 +379,161 @@ std::vector<double> Multiply(const std::vector<double>& input, const Tensor& wei
     }
   }
   return out;
+}
+
+TEST_P(StepExecutorTest, AnyLayoutBecomesAnyOtherForTheBytesOfTheForecast) {
+  struct Layout {
+    PartitionSpec spec;
+    std::vector<CutPoints> cut_points;
+  };
+  const std::vector<Layout> layouts = {
+      {SpecOf({"x", ""}), {}},
+      {SpecOf({"", "y"}), {}},
+      {SpecOf({"y", "x"}), {}},
+      {SpecOf({"", ""}), {}},
+      {SpecOf({"x", "y"}), {{0, 1, 20}, {0, 11, 12}}},
+      {SpecOf({"", "x"}), {{}, {0, 5, 12}}},
+      {PartitionSpec({SpecEntry::Axes({"y", "x"}), SpecEntry::None()}), {{0, 1, 2, 9, 20}, {}}},
+  };
+  StartMesh("x=2,y=2");
+  const Tensor tensor = Tensor::Random({20, 12}, 3);
+  int64_t sequence = 0;
+  for (const Layout& from : layouts) {
+    for (const Layout& to : layouts) {
+      SCOPED_TRACE(
+          StrCat("case ", sequence, ": ", from.spec.ToString(), " to ", to.spec.ToString()));
+      operands_.clear();
+      order_.operands.clear();
+      results_.clear();
+      ++sequence;
+      Put(StrCat("in-", sequence), tensor, from.spec, from.cut_points);
+      ReshardOp op = {.input = 0, .spec = to.spec};
+      for (const CutPoints& points : to.cut_points) {
+        op.part_starts.emplace_back();
+        if (!points.empty()) op.part_starts.back().assign(points.begin() + 1, points.end() - 1);
+      }
+      Order(sequence, {.operand_count = 1, .ops = {op}, .outputs = {1}});
+      RunOnAll();
+      EXPECT_EQ(Assemble().elements, tensor.elements);
+      for (DeviceId device = 0; device < mesh().size(); ++device) {
+        EXPECT_EQ(Await(device).sent_bytes, ForecastBytes(device)) << "rank " << device;
+      }
+    }
+  }
+}
+
+TEST_P(StepExecutorTest, AMoveCopiesOnlyWhatLiesApart) {
+  StartMesh("x=2");
+  const Shape shape = {1000, 1048};
+  const int64_t half = 1000 * 1048 * 4 / 2;
+  const Tensor tensor = Tensor::Random(shape, 5);
+  // Rows to columns: half of each tile goes, in 500 runs.
+  Put("rows", tensor, SpecOf({"x", ""}));
+  Order(1, {.operand_count = 1,
+            .ops = {ReshardOp{.input = 0, .spec = SpecOf({"", "x"})}},
+            .outputs = {1}});
+  order_.return_literals = false;
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+    ASSERT_TRUE(rank(device).executor->Commit(1).ok());
+  }
+  EXPECT_EQ(rank(0).last_bytes.sent, half / 2);
+  EXPECT_EQ(rank(0).last_bytes.copied_to_send, half / 2);
+  EXPECT_EQ(rank(0).last_bytes.copied_received, half / 2);
+  // Rows to other rows: 100 rows go from rank 1 to rank 0, as one run.
+  operands_.clear();
+  order_.operands.clear();
+  Put("again", tensor, SpecOf({"x", ""}));
+  Order(2, {.operand_count = 1,
+            .ops = {ReshardOp{.input = 0, .spec = SpecOf({"x", ""}), .part_starts = {{600}}}},
+            .outputs = {1}});
+  order_.return_literals = false;
+  RunOnAll();
+  for (DeviceId device = 0; device < 2; ++device) {
+    const StepResult result = Await(device, 2);
+    ASSERT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+  }
+  EXPECT_EQ(rank(1).last_bytes.sent, 100 * 1048 * 4);
+  EXPECT_EQ(rank(1).last_bytes.copied_to_send, 0);
+  EXPECT_EQ(rank(0).last_bytes.sent, 0);
+  EXPECT_EQ(rank(0).last_bytes.copied_received, 100 * 1048 * 4);
+}
+
+TEST_P(StepExecutorTest, AMoveWaitsForARankThatBeginsLateAndBlamesOneThatNeverDoes) {
+  StartMesh("x=2");
+  const Tensor tensor = Tensor::Random({3000, 3000}, 5);
+  Put("rows", tensor, SpecOf({"x", ""}));
+  const Program program = {.operand_count = 1,
+                           .ops = {ReshardOp{.input = 0, .spec = SpecOf({"", "x"})}},
+                           .outputs = {1}};
+  Order(1, program);
+  order_.return_literals = false;
+  Run(0, order_);
+  absl::SleepFor(absl::Milliseconds(100));
+  Run(1, order_);
+  for (DeviceId device = 0; device < 2; ++device) {
+    ASSERT_EQ(Await(device).outcome, StepOutcome::kDone) << Await(device).status;
+  }
+  for (DeviceId device = 0; device < 2; ++device) {
+    EXPECT_TRUE(rank(device).executor->Commit(1).ok());
+  }
+  Order(2, program);
+  order_.return_literals = false;
+  order_.timeout = absl::Milliseconds(200);
+  Run(0, order_);
+  const StepResult stuck = Await(0, 2);
+  EXPECT_THAT(stuck.status, test::StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(stuck.blamed_identity, "worker-1");
+  EXPECT_THAT(std::string(stuck.status.message()), HasSubstr("move regions"));
+  rank(1).executor->Abort(2, absl::CancelledError("rank 0 gave up"));
+}
+
+TEST_P(StepExecutorTest, UnevenOperandsMultiplyAndKeepTheirCuts) {
+  StartMesh("x=2,y=2");
+  const Tensor input = Tensor::Random({9, 10}, 1);
+  const Tensor weight = Tensor::Random({7, 10}, 2);
+  Tensor bias = Tensor::Random({7}, 4);
+  std::vector<double> expected =
+      Multiply({input.elements.begin(), input.elements.end()}, weight, 9);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    expected[i] = std::max(expected[i] + static_cast<double>(bias.elements[i % 7]), 0.0);
+  }
+  // Partial sums over uneven parts, and then operands whose cuts do not agree.
+  struct Case {
+    PartitionSpec weight;
+    std::vector<CutPoints> weight_cuts;
+    std::vector<CutPoints> result_cuts;
+  };
+  const std::vector<Case> cases = {
+      {SpecOf({"", "y"}), {{}, {0, 3, 10}}, {{0, 4, 9}, {}}},
+      {SpecOf({"y", ""}), {{0, 2, 7}, {}}, {{0, 4, 9}, {0, 2, 7}}},
+      {SpecOf({"", "x"}), {{}, {0, 9, 10}}, {{0, 4, 9}, {}}},
+  };
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat("case ", sequence));
+    operands_.clear();
+    order_.operands.clear();
+    results_.clear();
+    ++sequence;
+    Put(StrCat("input-", sequence), input, SpecOf({"x", "y"}), {{0, 4, 9}, {0, 3, 10}});
+    Put(StrCat("weight-", sequence), weight, c.weight, c.weight_cuts);
+    Put(StrCat("bias-", sequence), bias, SpecOf({"x"}), {{0, 1, 7}});
+    Order(sequence,
+          {.operand_count = 3,
+           .ops = {LinearOp{.input = 0, .weight = 1, .bias = 2, .activation = Activation::kRelu}},
+           .outputs = {3}});
+    RunOnAll();
+    const Tensor out = Assemble();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_NEAR(static_cast<double>(out.elements[i]), expected[i], 1e-4) << "element " << i;
+    }
+    EXPECT_EQ(order_.outputs[0].array.cut_points, c.result_cuts);
+    for (DeviceId device = 0; device < mesh().size(); ++device) {
+      EXPECT_EQ(Await(device).sent_bytes, ForecastBytes(device)) << "rank " << device;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, StepExecutorTest,
@@ -877,6 +1068,18 @@ class AllReduceStepTest : public StepExecutorTest {
 
 INSTANTIATE_TEST_SUITE_P(All, AllReduceStepTest,
                          testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(AllReduceStepTest, AnOperandMayBeStagedWhereTheCommitHasNotComeYet) {
+  StartMesh("x=3");
+  Put("in", Tensor::Random({6, 5}, 1), SpecOf({"", ""}), {}, /*late=*/1);
+  Order(4, {.operand_count = 1,
+            .ops = {CollectiveOp{.kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+            .outputs = {1}});
+  RunOnAll();
+  for (DeviceId device = 0; device < 3; ++device) {
+    EXPECT_EQ(Await(device).outcome, StepOutcome::kDone);
+  }
+}
 
 TEST_P(AllReduceStepTest, FailureOfOneRankEndsTheStepOnAllAndIsNamed) {
   Prepare(4);

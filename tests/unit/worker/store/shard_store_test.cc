@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
+#include "process/sealed/sealed_memory.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
@@ -63,7 +64,8 @@ class ShardStoreTest : public testing::Test {
     return store;
   }
   std::unique_ptr<ShardStore> Open(const std::string& data_dir) {
-    auto store = ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir, quarantine_});
+    auto store =
+        ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir, quarantine_, free_disk_});
     EXPECT_THAT(store, IsOk());
     return *std::move(store);
   }
@@ -101,6 +103,7 @@ class ShardStoreTest : public testing::Test {
 
   MemoryBudget budget_{1 << 16};
   QuarantineLimits quarantine_;
+  std::function<bool(int64_t need_bytes)> free_disk_;
   std::string data_dir_;
 };
 
@@ -201,6 +204,40 @@ TEST_F(ShardStoreTest, MemoryOfATileIsTakenWhereNobodyElseHasIt) {
   EXPECT_EQ(store->used_bytes(), used_bytes);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr made, store->Find("b", tile));
   EXPECT_EQ(made->bytes().data(), bytes);
+}
+
+// Another process has made it, and nobody may write to it.
+TEST_F(ShardStoreTest, SealedMemoryIsATileLikeOthersButIsNotTaken) {
+  const auto store = OpenMemory();
+  const TileDescription large = {.array_id = "a",
+                                 .dtype = Dtype::kF32,
+                                 .array_shape = {2, 4'096},
+                                 .tile = {{{0, 1}, {0, 4'096}}},
+                                 .array_descriptor = "",
+                                 .transfer_id = "t"};
+  const std::string bytes(4 * 4'096, 's');
+  SealedMemoryWriter writer = *SealedMemoryWriter::Create(static_cast<int64_t>(bytes.size()));
+  ASSERT_THAT(writer.Append(bytes), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(FileDescriptor memory, std::move(writer).Seal());
+  const auto seal = [&] { return FileDescriptor(dup(memory.get())); };
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(auto staged, store->StageSealed(large, false, seal()));
+    EXPECT_THAT(staged->FinishFilled(Crc32c(bytes) + 1),
+                StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  }
+  EXPECT_EQ(store->used_bytes(), 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto staged, store->StageSealed(large, false, seal()));
+  EXPECT_THAT(store->StageSealed(large, false, seal()), StatusIs(absl::StatusCode::kAlreadyExists));
+  ASSERT_THAT(staged->FinishFilled(Crc32c(bytes)), IsOk());
+  staged.reset();
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  EXPECT_EQ(store->TakeMemory("a", large.tile), nullptr);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr stored, store->Find("a", large.tile));
+    EXPECT_TRUE(stored->bytes() == absl::MakeConstSpan(bytes));
+  }
+  ASSERT_THAT(store->Release({"a"}), IsOk());
+  EXPECT_EQ(store->used_bytes(), 0);
 }
 
 TEST_F(ShardStoreTest, MemoryThatIsStillSentFromIsNotTaken) {
@@ -976,6 +1013,28 @@ TEST_F(ShardStoreTest, AFullDiskTakesTilesOutOfTheQuarantineForNewOnes) {
   ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
   EXPECT_THAT(StageRow(*store, "new", 0), IsOk());
   EXPECT_EQ(store->quarantine_totals().arrays, 1) << "one that lives goes for nothing";
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(StageRow(*store, "newer", 0), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(ShardStoreTest, AFullDiskAsksForRoomThatCachedArraysTake) {
+  int64_t asked_bytes = 0;
+  ShardStore* opened = nullptr;
+  free_disk_ = [&](int64_t need_bytes) {
+    asked_bytes = need_bytes;
+    if (opened->FindAll("cached").ok()) {
+      opened->Drop({"cached"}, [](const absl::Status&) {});
+      return true;
+    }
+    return false;
+  };
+  const auto store = OpenDisk();
+  opened = store.get();
+  ASSERT_THAT(StageRow(*store, "cached", 0), IsOk());
+  ASSERT_THAT(store->Commit({"cached"}), IsOk());
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(StageRow(*store, "new", 0), IsOk());
+  EXPECT_EQ(asked_bytes, kRowBytes);
   ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
   EXPECT_THAT(StageRow(*store, "newer", 0), StatusIs(absl::StatusCode::kResourceExhausted));
 }

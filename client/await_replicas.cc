@@ -1,0 +1,122 @@
+// ArrayClient: waits for second replicas.
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/arrays.h"
+#include "client/client_core.h"
+#include "client/remote/coordinator_connection.h"
+#include "process/steady_deadline.h"
+#include "status/fact_keys.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
+constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
+
+std::string CommonPrefix(absl::Span<const std::string> names) {
+  const auto [first, last] = std::minmax_element(names.begin(), names.end());
+  const auto end = std::mismatch(first->begin(), first->end(), last->begin(), last->end()).first;
+  return {first->begin(), end};
+}
+
+absl::Status CheckOf(const std::string& name, const Array& array) {
+  if (!array.replicas.has_value()) {
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("the array ", PythonRepr(name),
+                   " wants one replica only: another call has put it since, or the coordinator is "
+                   "of a build without replicas")),
+        Reason::kNotAvailable);
+  }
+  if (array.replicas->failure.empty()) return absl::OkStatus();
+  return WithReason(absl::FailedPreconditionError(StrCat(
+                        "the array ", PythonRepr(name), " has replicas ", array.replicas->complete,
+                        " of ", array.replicas->wanted, ": ", array.replicas->failure,
+                        "; the array itself is complete, and the coordinator tries again later")),
+                    Reason::kArrayDegraded, {{fact::kName, name}});
+}
+
+struct Bytes {
+  int64_t done = 0;
+  int64_t total = 0;
+};
+
+// Returns the progress of the operation that copies one of the arrays; zeros if none does, or if
+// the coordinator does not answer.
+Bytes ProgressOf(const CoordinatorConnection& connection, absl::Span<const Array> arrays,
+                 const CallLimit& limit) {
+  const auto copied = std::find_if(arrays.begin(), arrays.end(), [](const Array& array) {
+    return array.replicas.has_value() && !array.replicas->operation_id.empty();
+  });
+  if (copied == arrays.end()) return {};
+  v1::GetOperationRequest request;
+  request.set_operation_id(copied->replicas->operation_id);
+  v1::GetOperationResponse response;
+  const absl::Status asked = connection.Call(
+      connection.operations, &v1::OperationService::Stub::GetOperation, request, limit, &response);
+  if (!asked.ok()) return {};
+  return {.done = response.operation().done_bytes(), .total = response.operation().total_bytes()};
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Array>> ArrayClient::AwaitReplicas(absl::Span<const std::string> names,
+                                                              const ProgressCallback& progress,
+                                                              const CallOptions& options) {
+  if (names.empty()) return std::vector<Array>();
+  const SteadyDeadline deadline = core_->TransferDeadline(options);
+  const std::string prefix = CommonPrefix(names);
+  absl::Duration pause = kFirstPause;
+  for (;;) {
+    CallOptions call = options;
+    call.timeout = std::max(deadline.left(), absl::Milliseconds(1));
+    // One list instead of a call for each name.
+    std::map<std::string, Array, std::less<>> found;
+    if (names.size() > 1) {
+      SHARDMESH_ASSIGN_OR_RETURN(std::vector<Array> listed, ListArrays(prefix, false, call));
+      for (Array& array : listed) {
+        std::string name = array.name;
+        found.insert_or_assign(std::move(name), std::move(array));
+      }
+    }
+    std::vector<Array> arrays;
+    int64_t done_bytes = 0;
+    int64_t total_bytes = 0;
+    bool are_complete = true;
+    for (const std::string& name : names) {
+      const auto there = found.find(name);
+      if (there == found.end()) {
+        SHARDMESH_ASSIGN_OR_RETURN(arrays.emplace_back(),
+                                   DescribeArray(ArraySelector::ByName(name), call));
+      } else {
+        arrays.push_back(there->second);
+      }
+      const Array& array = arrays.back();
+      SHARDMESH_RETURN_IF_ERROR(CheckOf(name, array));
+      const bool is_complete = array.replicas->complete >= array.replicas->wanted;
+      total_bytes += array.size_bytes;
+      if (is_complete) done_bytes += array.size_bytes;
+      are_complete = are_complete && is_complete;
+    }
+    if (progress) {
+      const Bytes bytes = ProgressOf(core_->connection(), arrays,
+                                     ClientCore::LimitAt(core_->Deadline(options), options));
+      bytes.total > 0 ? progress(bytes.done, bytes.total) : progress(done_bytes, total_bytes);
+    }
+    if (are_complete) return arrays;
+    absl::SleepFor(std::min(pause, std::max(deadline.left(), absl::ZeroDuration())));
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,94 @@
+// Waits for second replicas, and prints them.
+#include "client/cli/replica_wait.h"
+
+#include <algorithm>
+#include <iostream>
+#include <iterator>
+#include <optional>
+#include <string_view>
+
+#include "client/cli/progress_bar.h"
+#include "client/cli/stopwatch.h"
+#include "client/cli/table.h"
+#include "status/detail.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr int64_t kMostReplicas = 2;
+
+std::string_view PlaceOf(const ArrayReplicas& replicas) {
+  if (replicas.shares_host) return "on two workers, some of them on one host";
+  return "on two hosts";
+}
+
+}  // namespace
+
+void AddReplicasOption(CLI::App* app, int64_t* replicas) {
+  app->add_option("--replicas", *replicas,
+                  "how many workers keep each tile, 1 or 2; with 2, waits for the second copies "
+                  "(default: as the name had it, else 1)")
+      ->check(CLI::Range(int64_t{1}, kMostReplicas));
+}
+
+std::string FormatReplicaCount(const ArrayReplicas& replicas) {
+  return StrCat("replicas ", replicas.complete, " of ", replicas.wanted);
+}
+
+std::string FormatReplicas(const ArrayReplicas& replicas) {
+  std::string text = StrCat(replicas.complete, " of ", replicas.wanted);
+  if (replicas.complete == replicas.wanted) StrAppend(&text, ", each tile ", PlaceOf(replicas));
+  if (replicas.by_spec) StrAppend(&text, " by the spec alone, without a second copy");
+  if (!replicas.operation_id.empty()) {
+    StrAppend(&text, ", copied by operation ", replicas.operation_id);
+  }
+  if (!replicas.failure.empty()) {
+    StrAppend(&text, "; the copy failed, and is tried again later: ", replicas.failure);
+  }
+  return text;
+}
+
+Json ReplicasJson(const std::optional<ArrayReplicas>& replicas) {
+  if (!replicas.has_value()) return nullptr;
+  return {{"wanted", replicas->wanted},
+          {"complete", replicas->complete},
+          {"by_spec", replicas->by_spec},
+          {"shares_host", replicas->shares_host},
+          {"operation_id", replicas->operation_id},
+          {"failure", replicas->failure}};
+}
+
+absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64_t replicas,
+                                                       absl::Span<const std::string> names,
+                                                       bool quiet) {
+  if (replicas < 2) return std::vector<Array>();
+  ProgressBar bar("copying second replicas", quiet);
+  absl::StatusOr<std::vector<Array>> arrays = client->arrays().AwaitReplicas(names, ShowOn(&bar));
+  if (arrays.ok()) return arrays;
+  return WithContext(arrays.status(), "the arrays are there, but the second replicas are not yet");
+}
+
+void PrintSecondReplicas(absl::Span<const Array> arrays) {
+  if (arrays.empty()) return;
+  const auto with = [&](const auto& is_so) {
+    return std::count_if(arrays.begin(), arrays.end(), [&](const Array& array) {
+      return array.replicas.has_value() && is_so(*array.replicas);
+    });
+  };
+  const auto by_spec = with([](const ArrayReplicas& each) { return each.by_spec; });
+  const auto shared = with([](const ArrayReplicas& each) { return each.shares_host; });
+  std::cout << "Second replicas: " << FormatCount(std::ssize(arrays) - by_spec, "array")
+            << " copied";
+  if (by_spec > 0) {
+    std::cout << ", " << by_spec << " not, since the spec alone puts each tile on two "
+              << (shared > 0 ? "workers" : "hosts");
+  }
+  if (shared > 0) {
+    std::cout << "; " << (shared == std::ssize(arrays) ? std::string("all") : StrCat(shared))
+              << " of them with both replicas of some tile on one host";
+  }
+  std::cout << "\n";
+}
+
+}  // namespace shardmesh::client

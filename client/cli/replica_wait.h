@@ -1,0 +1,38 @@
+// Second replicas of arrays: the option, the wait for the copies, and how they are shown.
+#ifndef SHARDMESH_CLIENT_CLI_REPLICA_WAIT_H_
+#define SHARDMESH_CLIENT_CLI_REPLICA_WAIT_H_
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "client/cli/output_form.h"
+#include "client/mesh_client.h"
+#include "client/types/array.h"
+
+namespace shardmesh::client {
+
+// Adds --replicas, for PutOptions::replicas.
+void AddReplicasOption(CLI::App* app, int64_t* replicas);
+
+// Returns the state of the replicas for a table, such as `replicas 1 of 2`.
+std::string FormatReplicaCount(const ArrayReplicas& replicas);
+// The same with where the copies are, and what is done about a missing one.
+std::string FormatReplicas(const ArrayReplicas& replicas);
+Json ReplicasJson(const std::optional<ArrayReplicas>& replicas);
+
+// Waits for the second replicas of the arrays with a progress bar, if `replicas` is 2. Returns the
+// arrays; none if there is nothing to wait for. An error says that the arrays themselves are there.
+absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64_t replicas,
+                                                       absl::Span<const std::string> names,
+                                                       bool quiet);
+// Prints one line about the replicas of these arrays; nothing for none.
+void PrintSecondReplicas(absl::Span<const Array> arrays);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_REPLICA_WAIT_H_

@@ -1,0 +1,52 @@
+// Saving arrays as a checkpoint: options and results.
+#ifndef SHARDMESH_CLIENT_TYPES_SAVE_H_
+#define SHARDMESH_CLIENT_TYPES_SAVE_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/types/array.h"
+
+namespace shardmesh::client {
+
+struct SaveOptions {
+  // Number of the step, 0 to 99,999,999: the checkpoint is in `step-NNNNNNNN` below the folder.
+  // Nullopt: in the folder itself.
+  std::optional<int64_t> step = std::nullopt;
+  // Only with `step`: removes complete checkpoints of lower steps, so that this many remain; 0
+  // keeps all.
+  int keep = 0;
+  int64_t max_file_bytes = 0;  // largest size of a file, at least 1 MiB; 0: 5,000,000,000
+  bool single_file = false;    // one file model.safetensors of any size
+  bool overwrite = false;      // replaces a complete checkpoint that a save wrote
+  bool strip_prefix = false;   // removes the prefix from the names in the checkpoint
+  bool validate_only = false;  // plans the save, asks the workers, and writes nothing
+  // Called with the written bytes and all bytes to write, at most ten times a second.
+  ProgressCallback progress = nullptr;
+  // Called when the save has begun. ClusterClient::CancelOperation accepts this id.
+  std::function<void(const std::string& operation_id)> on_begun = nullptr;
+};
+
+struct SavedCheckpoint {
+  std::string path;  // of the checkpoint's folder; empty with `validate_only`
+  int64_t tensors = 0;
+  int64_t files = 0;
+  int64_t size_bytes = 0;
+  // Bytes that the workers wrote. Less than size_bytes if files are linked to unchanged files of an
+  // earlier checkpoint.
+  int64_t written_bytes = 0;
+  // Bytes that a save that ended early had written into the folder, and that were not written
+  // again.
+  int64_t found_bytes = 0;
+  int64_t linked_files = 0;
+  bool took_over = false;  // the folder had files of a save that did not end
+  std::vector<int64_t> removed_steps;
+  int64_t revision = 0;  // the highest version of the saved names
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_TYPES_SAVE_H_

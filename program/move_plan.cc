@@ -1,0 +1,153 @@
+// Checks and costs of moves, from the totals of reshard plans.
+#include "program/move_plan.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "sharding/shape.h"
+#include "sharding/tile.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+
+namespace shardmesh {
+namespace {
+
+// Returns `region`, whose ranges are relative to the whole tensor, relative to `tile`.
+Tile Within(const Tile& region, const Tile& tile) {
+  Tile relative = region;
+  for (size_t dim = 0; dim < relative.ranges.size(); ++dim) {
+    relative.ranges[dim].start -= tile.ranges[dim].start;
+    relative.ranges[dim].stop -= tile.ranges[dim].start;
+  }
+  return relative;
+}
+
+// Checks that the region begins and ends at a whole byte of the tile, in every run.
+absl::Status CheckRuns(Dtype dtype, const Tile& region, const Tile& tile) {
+  const absl::Status status =
+      TileRegion::Create(dtype, tile.shape(), Within(region, tile)).status();
+  if (status.ok()) return status;
+  return InvalidArgument(Reason::kUnsupportedDtype,
+                         StrCat(DtypeName(dtype), " elements share bytes, and the part ",
+                                region.ToString(), " of the tile ", tile.ToString(),
+                                " would begin or end within a byte; move its cut points"),
+                         {{fact::kDtype, DtypeName(dtype)}});
+}
+
+// Checks all regions that the plan moves or keeps, for types whose elements share bytes.
+absl::Status CheckRegionsOf(const ReshardPlan& plan, Dtype dtype) {
+  if (BitsPerElement(dtype) % 8 == 0) return absl::OkStatus();
+  int64_t examined = 0;
+  for (DeviceId device = 0; device < plan.to().mesh().size(); ++device) {
+    const Tile held = plan.from().TileOf(device);
+    const Tile wanted = plan.to().TileOf(device);
+    if (const auto kept = Intersect(held, wanted); kept.has_value()) {
+      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, *kept, held));
+      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, *kept, wanted));
+    }
+    ++examined;
+    const auto regions = plan.RegionsOf(device, kMaxSubByteRegions);
+    if (regions.ok()) examined += std::ssize(*regions);
+    if (!regions.ok() || examined > kMaxSubByteRegions) {
+      return InvalidArgument(
+          Reason::kUnsupportedDtype,
+          StrCat(DtypeName(dtype), " elements share bytes, and more than ", kMaxSubByteRegions,
+                 " regions of tiles would have to be examined for it"),
+          {{fact::kDtype, DtypeName(dtype)}});
+    }
+    for (const FetchRegion& region : *regions) {
+      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, region.tile, plan.from().TileOf(region.source)));
+      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, region.tile, wanted));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ReshardPlan> MovePlan(const Mesh& mesh, const ValueDescriptor& from,
+                                     const ValueDescriptor& to) {
+  Axes before = LayoutOf(mesh, from).unreduced;
+  Axes after = LayoutOf(mesh, to).unreduced;
+  std::sort(before.begin(), before.end());
+  std::sort(after.begin(), after.end());
+  if (from.shape != to.shape || from.dtype != to.dtype || before != after) {
+    return InvalidArgument(
+        Reason::kShapeMismatch, "input and output are not the same tensor",
+        {{fact::kHave, ShapeToString(from.shape)}, {fact::kNeed, ShapeToString(to.shape)}});
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling source,
+                             Tiling::Create(mesh, from.spec, from.shape, from.cut_points));
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling target,
+                             Tiling::Create(mesh, to.spec, to.shape, to.cut_points));
+  auto plan = ReshardPlan::Create(source, target);
+  if (!plan.ok()) {
+    return WithFactsOf(InvalidArgument(ReasonOf(plan.status()), ToStd(plan.status().message())),
+                       plan.status());
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckRegionsOf(*plan, from.dtype));
+  return plan;
+}
+
+bool MovesNothing(const ReshardPlan& plan) {
+  return plan.pattern() == ReshardPattern::kNoop || plan.pattern() == ReshardPattern::kSlice;
+}
+
+Axes MoveAxes(const ReshardPlan& plan) {
+  Axes moved;
+  for (const ReshardStep& step : plan.steps()) {
+    if (step.pattern == ReshardPattern::kSlice) continue;
+    moved.insert(moved.end(), step.axes.begin(), step.axes.end());
+  }
+  Axes axes;
+  for (const MeshAxis& axis : plan.from().mesh().axes()) {
+    if (axis.size > 1 && (moved.empty() || Contains(moved, axis.name))) axes.push_back(axis.name);
+  }
+  return axes;
+}
+
+CollectiveCost CostOfMove(const ReshardPlan& plan, Dtype dtype) {
+  const absl::StatusOr<ReshardTotals> totals = plan.Totals();
+  CollectiveCost cost = {.rounds = 1};
+  if (totals.ok()) {
+    const int64_t received_bytes = BytesOf(totals->max_need, dtype);
+    cost.sent_bytes = BytesOf(totals->max_sent.value_or(totals->max_need), dtype);
+    cost.way_bytes = std::max(received_bytes, cost.sent_bytes);
+    cost.messages = totals->receivers == 0 ? 0 : 1 + (totals->links - 1) / totals->receivers;
+  } else {
+    // The sums are beyond 64 bits, or too many to add up: assume that each device receives all of a
+    // new tile.
+    int64_t elements = 1;
+    for (const int64_t extent : plan.to().ShardShape()) elements = ProductOf(elements, extent);
+    cost.sent_bytes = BytesOf(elements, dtype);
+    cost.way_bytes = cost.sent_bytes;
+    cost.messages = plan.from().DistinctTileCount();
+  }
+  cost.crowd = cost.messages;
+  cost.shared_way_bytes = cost.way_bytes;
+  return cost;
+}
+
+int64_t MovePieceBytes(int64_t devices) {
+  constexpr int64_t kMinPieceBytes = int64_t{16} << 10;
+  constexpr int64_t kMaxPieceBytes = int64_t{1} << 20;
+  constexpr int64_t kWindowBytes = int64_t{64} << 20;
+  return std::clamp(kWindowBytes / 2 / devices, kMinPieceBytes, kMaxPieceBytes);
+}
+
+int64_t MoveWindowBytes(int64_t devices) {
+  constexpr int64_t kWindowBytes = int64_t{64} << 20;
+  return std::max(kWindowBytes, ProductOf(devices, 2 * MovePieceBytes(devices)));
+}
+
+int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost) {
+  return std::min(cost.sent_bytes, MoveWindowBytes(plan.from().mesh().size()));
+}
+
+}  // namespace shardmesh

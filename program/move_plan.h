@@ -1,0 +1,55 @@
+// The move of a value from one layout to another on one mesh, by the regions of a reshard plan: its
+// check, its costs, and the sizes of its messages.
+#ifndef SHARDMESH_PROGRAM_MOVE_PLAN_H_
+#define SHARDMESH_PROGRAM_MOVE_PLAN_H_
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "program/collective_choice.h"
+#include "program/step_plan.h"
+#include "program/value_layout.h"
+#include "sharding/mesh.h"
+#include "sharding/reshard/plan.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh {
+
+// Returns the plan by which `from` becomes `to`. Both values lie on `mesh`, and have layouts that
+// Tiling::Create accepts there.
+//
+// Errors are INVALID_ARGUMENT: SHAPE_MISMATCH if the two differ in shape, in element type or in
+// their unreduced axes; UNSUPPORTED_DTYPE if elements share bytes, and a region or a tile would
+// begin or end within a byte, or there are more than kMaxSubByteRegions regions to examine;
+// LIMIT_EXCEEDED if ReshardPlan::Create refuses layouts with so many elements.
+absl::StatusOr<ReshardPlan> MovePlan(const Mesh& mesh, const ValueDescriptor& from,
+                                     const ValueDescriptor& to);
+
+// The most regions, of all devices together, that MovePlan examines for element types of less than
+// a byte.
+inline constexpr int64_t kMaxSubByteRegions = int64_t{1} << 20;
+
+// Returns whether every device already holds all of its new tile.
+bool MovesNothing(const ReshardPlan& plan);
+
+// Returns the mesh axes along which the plan moves data, in the mesh's order: those of the plan's
+// steps, or all axes of more than one device if no steps describe the plan.
+Axes MoveAxes(const ReshardPlan& plan);
+
+// Returns the cost of the move for the device with the most work. Numbers beyond 64 bits are
+// capped.
+CollectiveCost CostOfMove(const ReshardPlan& plan, Dtype dtype);
+
+// A region travels in messages of MovePieceBytes each; the last one may be shorter. A region that
+// is not one run of the sender's tile is copied piece by piece. A device has copies of at most
+// MoveWindowBytes that wait until the receivers have read them: 64 MiB on meshes of up to 2,048
+// devices, and two pieces for each device of a larger mesh.
+int64_t MovePieceBytes(int64_t devices);
+int64_t MoveWindowBytes(int64_t devices);
+
+// Returns an upper bound on the copies that one device makes at the same time to send them.
+int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_PROGRAM_MOVE_PLAN_H_

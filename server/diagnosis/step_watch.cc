@@ -1,0 +1,246 @@
+// StepWatch: combines the membership's and the heartbeats' facts about each rank.
+#include "server/diagnosis/step_watch.h"
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "status/reason.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Maximum number of records of a step that are read for a rank. The last records suffice: a rank
+// that waits for this rank is in an instruction that this rank runs or ended recently.
+constexpr size_t kRecordsOfStep = 16;
+// Maximum number of running steps that are examined, oldest first. A worker starts its steps in the
+// order of their numbers, so the oldest steps are the stuck ones.
+constexpr int64_t kMaxStepsJudged = 64;
+
+std::string Name(const Participant& participant) {
+  return StrCat("rank ", participant.rank, " (", participant.identity, ")");
+}
+
+// Returns the participants to blame. If two participants do not reach each other, either may be at
+// fault, so the reporter of the failure is added. The reporter is not added if a blamed worker was
+// lost, or attached again after the failure. The reporter is also not added if the heartbeats of a
+// blamed worker have ceased while those of the reporter go on.
+std::vector<Participant> BlamedFor(const FailedStep& step, const MembershipView& view,
+                                   absl::Duration heartbeat_interval) {
+  std::vector<Participant> blamed = step.work.blamed;
+  if (ReasonOf(step.status) != Reason::kWorkerLost || !step.work.blamed_by.has_value()) {
+    return blamed;
+  }
+  const WorkerStatus* const reporter = view.FindWorker(step.work.blamed_by->identity);
+  const bool is_gone = std::any_of(blamed.begin(), blamed.end(), [&](const Participant& each) {
+    const WorkerStatus* worker = view.FindWorker(each.identity);
+    return worker == nullptr || worker->state == WorkerState::kLost ||
+           worker->attached > step.failed ||
+           (reporter != nullptr &&
+            reporter->last_heartbeat() - worker->last_heartbeat() > 1.5 * heartbeat_interval);
+  });
+  if (!is_gone) blamed.push_back(*step.work.blamed_by);
+  return blamed;
+}
+
+Finding FindingOf(const FailedStep& step, const MembershipView& view,
+                  const DiagnosisOptions& options) {
+  const absl::Time now = options.now;
+  Finding finding{.kind = FindingKind::kFailed,
+                  .explanation = std::string(step.status.message()),
+                  .sequence = step.work.sequence,
+                  .op = step.work.op,
+                  .mesh_id = step.work.mesh_id,
+                  .since = step.failed};
+  std::vector<std::string> names;
+  for (const Participant& blamed : BlamedFor(step, view, options.heartbeat_interval)) {
+    finding.culprits.push_back({.rank = blamed.rank,
+                                .identity = blamed.identity,
+                                .reason = StrCat("made step ", step.work.sequence, " fail")});
+    names.push_back(Name(blamed));
+  }
+  finding.summary =
+      StrCat("a step failed ", FormatRounded(now - step.failed), " ago",
+             names.empty() ? std::string() : StrCat(" because of ", StrJoin(names, ", ")), ": ",
+             finding.explanation);
+  return finding;
+}
+
+// Returns a finding on the tiles in the quarantines of attached workers, as of their last
+// heartbeats.
+std::optional<Finding> FindQuarantined(const MembershipView& view, absl::Time now) {
+  constexpr size_t kNamed = 8;
+  int64_t arrays = 0;
+  std::vector<std::string> names;
+  for (const auto& [identity, worker] : view.workers) {
+    if (worker->quarantine().arrays == 0 || !view.IsAlive(identity)) continue;
+    arrays += worker->quarantine().arrays;
+    names.push_back(identity);
+  }
+  if (names.empty()) return std::nullopt;
+  const size_t more = names.size() - std::min(names.size(), kNamed);
+  names.resize(names.size() - more);
+  Finding finding{.kind = FindingKind::kQuarantined, .since = now};
+  finding.explanation = StrCat("parts of ", arrays, arrays == 1 ? " array are" : " arrays are",
+                               " in quarantine, on ", StrJoin(names, ", "),
+                               more > 0 ? StrCat(" and ", more, " workers more") : std::string(),
+                               "; `shardmesh admin quarantine list` says why");
+  finding.summary = finding.explanation;
+  return finding;
+}
+
+}  // namespace
+
+DiagnosisOptions StepWatch::OptionsNow() const {
+  return {.now = clock_->Now(), .heartbeat_interval = membership_->options().heartbeat_interval};
+}
+
+ObservedRank StepWatch::Observe(const MembershipView& view, int64_t rank,
+                                const std::string& identity, int64_t sequence) const {
+  ObservedRank observed{.rank = rank, .identity = identity};
+  const WorkerStatus* worker = view.FindWorker(identity);
+  if (worker == nullptr) {
+    observed.lost_because = "it has not attached since the coordinator started";
+    return observed;
+  }
+  if (worker->state == WorkerState::kLost) {
+    observed.lost_because = worker->lost_because;
+    observed.lost = worker->lost;
+  }
+  observed.last_heartbeat = worker->last_heartbeat();
+  if (std::optional<WorkerFlight> flight =
+          log_->Find(identity, sequence, sequence == 0 ? 0 : kRecordsOfStep);
+      flight.has_value() && flight->incarnation == worker->info.incarnation) {
+    observed.unreached = std::move(flight->unreached);
+    observed.progress = std::move(flight->progress);
+    observed.ended = std::move(flight->records);
+  }
+  return observed;
+}
+
+ObservedStep StepWatch::Observe(const WorkRef& work,
+                                const std::vector<Participant>& waiting_for) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  ObservedStep step{
+      .sequence = work.sequence, .op = work.op, .mesh_id = work.mesh_id, .started = work.started};
+  std::set<int64_t> waiting;
+  for (const Participant& participant : waiting_for) waiting.insert(participant.rank);
+  for (const Participant& participant : work.participants) {
+    step.ranks.push_back(Observe(*view, participant.rank, participant.identity, work.sequence));
+    step.ranks.back().is_done = waiting.count(participant.rank) == 0;
+  }
+  return step;
+}
+
+StepExplanation StepWatch::Explain(const WorkRef& work,
+                                   const std::vector<Participant>& waiting_for) const {
+  const std::optional<Finding> finding = DiagnoseStep(Observe(work, waiting_for), OptionsNow());
+  if (!finding.has_value()) return {};
+  StepExplanation explanation{.text = finding->explanation};
+  if (!finding->waiting.empty()) {
+    explanation.waiting = StrCat(DescribeRanks(finding->waiting), " waited in ",
+                                 DescribeInstruction(*finding->instruction, finding->label));
+  }
+  for (const Culprit& culprit : finding->culprits) {
+    explanation.blamed.push_back({.rank = culprit.rank, .identity = culprit.identity});
+  }
+  return explanation;
+}
+
+namespace {
+
+std::string Describe(const UnreadableRecords& unreadable) {
+  // Maximum number of keys that the sentence names.
+  constexpr size_t kNamed = 3;
+  std::string keys;
+  for (size_t i = 0; i < std::min(kNamed, unreadable.keys.size()); ++i) {
+    StrAppend(&keys, i == 0 ? ", such as \"" : ", \"", unreadable.keys[i], "\"");
+  }
+  return StrCat(unreadable.count, unreadable.count == 1 ? " record" : " records",
+                " of the coordinator's state cannot be read", keys,
+                "; stop it, look at its folder with `shardmesh admin check FOLDER`, and give them "
+                "up with --set-aside or restore a snapshot");
+}
+
+}  // namespace
+
+StepWatch::Verdict StepWatch::Diagnose(int64_t sequence,
+                                       const std::vector<Sequencer::LiveWork>& live,
+                                       int64_t degraded_arrays,
+                                       const UnreadableRecords& unreadable) const {
+  const DiagnosisOptions options = OptionsNow();
+  Verdict verdict;
+  int64_t running = 0;
+  for (const Sequencer::LiveWork& each : live) {
+    const bool is_step = each.work.transfer_id.empty() && each.work.sequence != 0;
+    if (!is_step || (sequence != 0 && each.work.sequence != sequence)) continue;
+    if (++running > kMaxStepsJudged) continue;
+    std::optional<Finding> finding = DiagnoseStep(Observe(each.work, each.waiting_for), options);
+    if (finding.has_value() && finding->is_blocked && options.now - finding->since >= kStuckAfter) {
+      verdict.findings.push_back(*std::move(finding));
+    }
+  }
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  for (const FailedStep& step : log_->Failed()) {
+    if (sequence != 0 ? step.work.sequence == sequence
+                      : options.now - step.failed <= kFailedWithin) {
+      verdict.findings.push_back(FindingOf(step, *view, options));
+    }
+  }
+  if (sequence == 0) {
+    std::set<std::string> told;  // a worker that serves several meshes is named once
+    for (const auto& [mesh_id, mesh] : view->meshes) {
+      std::vector<ObservedRank> ranks;
+      for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
+        ranks.push_back(Observe(*view, static_cast<int64_t>(rank), mesh->identities[rank], 0));
+      }
+      for (Finding& finding : DiagnoseWorkers(ranks, mesh_id, options)) {
+        if (told.insert(finding.culprits.front().identity).second) {
+          verdict.findings.push_back(std::move(finding));
+        }
+      }
+    }
+    if (degraded_arrays > 0) {
+      Finding finding{.kind = FindingKind::kDegraded, .since = options.now};
+      finding.explanation =
+          StrCat(degraded_arrays, degraded_arrays == 1 ? " array lacks" : " arrays lack",
+                 " tiles; `shardmesh ls` names the ranks that are missing");
+      finding.summary = finding.explanation;
+      verdict.findings.push_back(std::move(finding));
+    }
+    if (std::optional<Finding> aside = FindQuarantined(*view, options.now); aside.has_value()) {
+      verdict.findings.push_back(*std::move(aside));
+    }
+    if (unreadable.count > 0) {
+      Finding finding{.kind = FindingKind::kUnreadable, .since = options.now};
+      finding.explanation = Describe(unreadable);
+      finding.summary = finding.explanation;
+      verdict.findings.push_back(std::move(finding));
+    }
+  }
+
+  if (!verdict.findings.empty()) {
+    const size_t more = verdict.findings.size() - 1;
+    verdict.sentence = verdict.findings.front().summary;
+    if (more > 0) {
+      verdict.sentence += StrCat("; and ", more, more == 1 ? " finding more" : " findings more");
+    }
+  } else if (sequence != 0) {
+    verdict.sentence =
+        StrCat("step ", sequence,
+               running > 0 ? " runs, and nothing is stuck"
+                           : " does not run, and is not among those that failed last");
+  } else {
+    verdict.sentence =
+        StrCat("nothing is stuck and nothing failed in the last ",
+               absl::ToInt64Minutes(kFailedWithin), " minutes; ",
+               running == 0 ? std::string("no step runs now")
+                            : StrCat(running, running == 1 ? " step runs now" : " steps run now"));
+  }
+  return verdict;
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,37 @@
+// Encodes and sends the orders, one for each worker.
+#include "server/reshard/array_fill.h"
+
+#include "rpc/codec/array_codec.h"
+#include "rpc/transfer_token.h"
+#include "server/steps/fill_codec.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+
+absl::Status CheckCanFill(const FillTransport& transport, absl::Span<const std::string> workers) {
+  for (const std::string& worker : workers) {
+    SHARDMESH_RETURN_IF_ERROR(transport.CheckCanFill(worker));
+  }
+  return absl::OkStatus();
+}
+
+void SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
+  const std::string source = rpc::ArrayDescriptorBytes(*fill.source);
+  const std::string target = rpc::ArrayDescriptorBytes(*fill.target);
+  const std::string token = rpc::SignToken({.direction = rpc::TransferDirection::kGet,
+                                            .transfer_id = "",
+                                            .session_id = fill.session_id,
+                                            .array_descriptor = source,
+                                            .term = fill.term,
+                                            .expire_time = fill.expire_time},
+                                           fill.token_key);
+  const internal::v1::FillDevices devices =
+      EncodeFillDevices(fill.sources, fill.source_workers, fill.target_workers);
+  SharedFill orders(fill.transfer_id, fill.term, &devices);
+  orders.AddFromArray(target, source, token);
+  for (size_t rank = 0; rank < fill.target_workers.size(); ++rank) {
+    orders.SendTo(fill.target_workers[rank], static_cast<int64_t>(rank), transport);
+  }
+}
+
+}  // namespace shardmesh::server

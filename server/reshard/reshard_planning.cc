@@ -1,0 +1,532 @@
+// Selects the arrays of a reshard, resolves their new layouts, and adds up bytes and memory.
+#include "server/reshard/reshard_planning.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "process/random_bytes.h"
+#include "rpc/codec/status.h"
+#include "server/reshard/worker_loads.h"
+#include "server/steps/committed_bytes.h"
+#include "server/steps/replica_mesh.h"
+#include "sharding/mesh.h"
+#include "sharding/reshard/plan.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Number of arrays between two looks at `is_cancelled`.
+constexpr size_t kLookEvery = 16;
+
+// Names the array in messages.
+std::string TitleOf(const SelectedArray& array) {
+  return array.name.name.empty() ? StrCat("array ", array.array->definition.descriptor.array_id)
+                                 : StrCat("array ", PythonRepr(array.name.name));
+}
+
+// Adds the array to the error, unless the error names it already.
+absl::Status About(const SelectedArray& array, const absl::Status& status) {
+  const std::string title = TitleOf(array);
+  return ToStd(status.message()).find(title) == std::string::npos ? WithContext(status, title)
+                                                                  : status;
+}
+
+absl::Status NothingMoved() {
+  return absl::CancelledError("the call was cancelled before anything moved");
+}
+
+absl::Status TooManyArrays(int64_t have) {
+  return WithReason(
+      absl::ResourceExhaustedError(
+          StrCat("a reshard moves at most ", kMaxReshardedArrays, " arrays; give a longer prefix")),
+      Reason::kLimitExceeded, {{fact::kHave, have}, {fact::kLimit, kMaxReshardedArrays}});
+}
+
+// Returns the named arrays of the mesh, by their first names.
+std::vector<SelectedArray> SelectOnMesh(const ArrayRegistry& registry, const std::string& mesh_id) {
+  constexpr int64_t kPage = 1'000;
+  std::vector<SelectedArray> selected;
+  std::set<std::string, std::less<>> seen;
+  std::string after;
+  for (bool is_last = false; !is_last;) {
+    std::vector<ArrayRegistry::NamedArray> page = registry.ListNames("", after, kPage);
+    is_last = std::ssize(page) < kPage;
+    for (ArrayRegistry::NamedArray& named : page) {
+      after = named.name.name;
+      if (named.array->definition.descriptor.mesh_id != mesh_id) continue;
+      if (!seen.insert(named.name.array_id).second) continue;
+      selected.push_back({.array = std::move(named.array), .name = std::move(named.name)});
+      if (std::ssize(selected) == kMaxReshardedArrays) return selected;
+    }
+  }
+  return selected;
+}
+
+// Adds the further names of the items' arrays.
+void AddAliases(const ArrayRegistry& registry, std::vector<ReshardItem>* items) {
+  constexpr int64_t kPage = 1'000;
+  std::map<std::string_view, ReshardItem*> by_id;
+  for (ReshardItem& item : *items) by_id.emplace(item.source.name.array_id, &item);
+  std::string after;
+  for (bool is_last = false; !is_last;) {
+    std::vector<ArrayRegistry::NamedArray> page = registry.ListNames("", after, kPage);
+    is_last = std::ssize(page) < kPage;
+    for (ArrayRegistry::NamedArray& named : page) {
+      after = named.name.name;
+      const auto found = by_id.find(named.name.array_id);
+      if (found == by_id.end() || found->second->source.name.name == named.name.name) continue;
+      found->second->aliases.push_back(std::move(named.name));
+    }
+  }
+}
+
+// Returns the arrays to move, by name.
+absl::StatusOr<std::vector<SelectedArray>> SelectArrays(const ReshardPlanParts& parts,
+                                                        const ReshardCall& call) {
+  std::vector<SelectedArray> selected;
+  if (!call.from_mesh.empty()) return SelectOnMesh(*parts.registry, call.from_mesh);
+  if (call.array.has_value()) {
+    auto found = Select(*parts.registry, *call.array);
+    if (!found.ok()) return rpc::WithField(found.status(), "array");
+    selected.push_back(*std::move(found));
+    return selected;
+  }
+  constexpr int64_t kPage = 1'000;
+  std::string after;
+  for (bool is_last = false; !is_last;) {
+    std::vector<ArrayRegistry::NamedArray> page =
+        parts.registry->ListNames(call.prefix, after, kPage);
+    is_last = std::ssize(page) < kPage;
+    for (ArrayRegistry::NamedArray& named : page) {
+      after = named.name.name;
+      selected.push_back({.array = std::move(named.array), .name = std::move(named.name)});
+    }
+    if (std::ssize(selected) > kMaxReshardedArrays) return TooManyArrays(std::ssize(selected));
+  }
+  if (selected.empty()) {
+    return rpc::WithField(
+        WithReason(absl::NotFoundError(StrCat("no array has a name that begins with ",
+                                              PythonRepr(call.prefix),
+                                              "; `shardmesh ls` lists the names")),
+                   Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, call.prefix}}),
+        "prefix");
+  }
+  return selected;
+}
+
+absl::Status CheckSource(const ReshardPlanParts& parts, const ReshardCall& call,
+                         const SelectedArray& selected) {
+  const Array& array = *selected.array;
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  if (array.state == ArrayState::kDegraded) {
+    const std::shared_ptr<const MembershipView> view = parts.put.membership->view();
+    if (!descriptor.spec.unreduced().empty()) {
+      return Degraded(selected, array.missing_ranks, *view, *parts.recovery);
+    }
+    // Workers read from other replicas what a rank lacks.
+    SHARDMESH_RETURN_IF_ERROR(
+        FindHolders(selected, Tile::Whole(descriptor.shape), *view, *parts.recovery).status());
+  }
+  const bool leaves = !call.mesh_id.empty() && call.mesh_id != descriptor.mesh_id;
+  if (leaves && !descriptor.spec.unreduced().empty()) {
+    return rpc::WithField(
+        InvalidArgument(
+            Reason::kInvalidSpec,
+            StrCat(TitleOf(selected), " holds partial sums along ",
+                   StrJoin(descriptor.spec.unreduced(), ", "),
+                   ", which can be added up only on its own mesh \"", descriptor.mesh_id,
+                   "\"; reshard it there first, without a mesh, and then onto \"", call.mesh_id,
+                   "\""),
+            {{fact::kValue, descriptor.spec.ToString()}}),
+        "mesh");
+  }
+  return absl::OkStatus();
+}
+
+// Whether the call names no layout: each new array gets that of the old array.
+bool KeepsLayout(const ReshardCall& call) {
+  return !call.spec.has_value() && !call.has_rules && !call.axes.has_value() && call.preset.empty();
+}
+
+// Whether the new array gets the cut points of the old one. They belong to the effective spec: the
+// requested one may have axes that a correction has dropped.
+bool KeepsCutPoints(const ReshardCall& call, const ArrayDefinition& source) {
+  return KeepsLayout(call) && call.cut_points == nullptr && !source.descriptor.cut_points.empty();
+}
+
+// Returns the tensor of a put that would make the new array.
+absl::StatusOr<PutTensor> TensorOf(const ReshardCall& call, const SelectedArray& selected) {
+  const ArrayDefinition& definition = selected.array->definition;
+  PutTensor tensor{.name = selected.name.name,
+                   .dtype = definition.descriptor.dtype,
+                   .shape = definition.descriptor.shape,
+                   .axes = call.axes,
+                   .preset = call.preset};
+  if (call.layout_of != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(PlacedLayout layout, call.layout_of(definition));
+    tensor.spec = std::move(layout.spec);
+    tensor.cut_points = std::move(layout.cut_points);
+    return tensor;
+  }
+  if (call.cut_points != nullptr) {
+    auto cut_points = call.cut_points(tensor.shape);
+    if (!cut_points.ok()) return rpc::WithField(cut_points.status(), "cut_points");
+    tensor.cut_points = *std::move(cut_points);
+  }
+  if (call.spec.has_value()) {
+    tensor.spec = call.spec;
+  } else if (KeepsCutPoints(call, definition)) {
+    tensor.spec = definition.descriptor.spec;
+    tensor.cut_points = definition.descriptor.cut_points;
+  } else if (KeepsLayout(call)) {
+    tensor.spec = definition.requested_spec.value_or(definition.descriptor.spec);
+  }
+  return tensor;
+}
+
+absl::Status SetName(const ReshardCall& call, ReshardItem* item) {
+  const NameEntry& own = item->source.name;
+  item->name = call.name.empty() ? own.name : call.name;
+  if (item->name.empty()) {
+    return call.expected_version.has_value()
+               ? rpc::BadField("precondition", "is set, and the result has no name; set `name`")
+               : absl::OkStatus();
+  }
+  item->expected_version = call.expected_version;
+  if (item->name != own.name) return absl::OkStatus();
+  // If another call moves the name meanwhile, this move would undo that call's.
+  if (call.array.has_value() && call.array->version != 0) {
+    return rpc::BadField("name",
+                         StrCat("is not set, and version ", call.array->version, " of ",
+                                PythonRepr(own.name), " is not its current one; name the result"));
+  }
+  if (!item->expected_version.has_value()) item->expected_version = own.version;
+  return absl::OkStatus();
+}
+
+// Gives the new array the origin of the old one, of which it has the elements.
+void KeepOrigin(ReshardItem* item) {
+  const ArrayDefinition& from = item->source.array->definition;
+  if (!from.descriptor.spec.unreduced().empty()) return;  // the reshard adds up partial sums
+  item->target.source = from.source;
+  item->target.sent_from = from.sent_from;
+}
+
+std::vector<std::string> WorkersOf(const MembershipView& view, const std::string& mesh_id) {
+  const MeshRanks* const ranks = view.FindMesh(mesh_id);
+  return ranks == nullptr ? std::vector<std::string>() : ranks->identities;
+}
+
+// Compares the two layouts: sets the bytes of the move, and whether there is nothing to move.
+absl::Status CompareLayouts(const MembershipView& view, const std::function<bool()>& is_cancelled,
+                            ReshardItem* item) {
+  const ArrayDescriptor& from = item->source.array->definition.descriptor;
+  const ArrayDescriptor& to = item->target.descriptor;
+  SHARDMESH_ASSIGN_OR_RETURN(Tiling source, from.Tiling());
+  SHARDMESH_ASSIGN_OR_RETURN(Tiling destination, to.Tiling());
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, to.SizeBytes());
+  if (__builtin_mul_overflow(size_bytes, destination.replica_count(), &item->total_bytes)) {
+    item->total_bytes = std::numeric_limits<int64_t>::max();
+  }
+  if (!item->stays_on_mesh()) {
+    const WorkerNumbers numbers =
+        NumberWorkers(WorkersOf(view, from.mesh_id), WorkersOf(view, to.mesh_id));
+    if (std::ssize(numbers.sources) == source.mesh().size() &&
+        std::ssize(numbers.destinations) == destination.mesh().size()) {
+      SHARDMESH_ASSIGN_OR_RETURN(source, OnWorkers(from, numbers.sources));
+      SHARDMESH_ASSIGN_OR_RETURN(destination, OnWorkers(to, numbers.destinations));
+    }
+  }
+  auto plan = ReshardPlan::Create(source, destination);
+  if (!plan.ok()) return rpc::WithField(plan.status(), "spec");
+  item->is_skipped =
+      item->stays_on_mesh() && from.mesh == to.mesh && plan->pattern() == ReshardPattern::kNoop;
+  if (item->is_skipped) {
+    item->total_bytes = 0;
+    return absl::OkStatus();
+  }
+  if (!to.spec.unreduced().empty()) {
+    return rpc::BadField("spec",
+                         StrCat("keeps partial sums along ", StrJoin(to.spec.unreduced(), ", "),
+                                ", and a reshard adds them up; leave these axes out"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan->Totals(is_cancelled));
+  SHARDMESH_ASSIGN_OR_RETURN(item->moved_bytes, PackedSizeBytes(to.dtype, totals.need));
+  return absl::OkStatus();
+}
+
+// Makes the items of the arrays that go to one mesh.
+class MeshPlans {
+ public:
+  MeshPlans(const ReshardPlanParts& parts, const ReshardCall& call,
+            const std::function<bool()>& is_cancelled)
+      : parts_(parts), call_(call), is_cancelled_(is_cancelled) {}
+
+  absl::StatusOr<ReshardItem> Plan(SelectedArray selected) {
+    const std::string& mesh_id =
+        call_.mesh_id.empty() ? selected.array->definition.descriptor.mesh_id : call_.mesh_id;
+    SHARDMESH_ASSIGN_OR_RETURN(PutPlan * plan, PlanOf(mesh_id));
+    SHARDMESH_ASSIGN_OR_RETURN(PutTensor tensor, TensorOf(call_, selected));
+    SHARDMESH_RETURN_IF_ERROR(plan->TakeTensor(std::move(tensor)));
+    PutPlan::Planned planned = plan->TakePlanned();
+    ReshardItem item{.source = std::move(selected),
+                     .target = std::move(planned.items.front().definition),
+                     .corrections = std::move(planned.corrections.front())};
+    const ArrayDefinition& from = item.source.array->definition;
+    if (call_.layout_of != nullptr) {
+      SHARDMESH_ASSIGN_OR_RETURN(PlacedLayout layout, call_.layout_of(from));
+      item.target.requested_spec = std::move(layout.requested_spec);
+    } else if (KeepsCutPoints(call_, from)) {
+      item.target.requested_spec = from.requested_spec;
+    }
+    KeepOrigin(&item);
+    item.target.replicas = from.replicas;
+    if (from.replicas > 1) {
+      item.source_companion = parts_.registry->FindTwin(from.descriptor.array_id);
+    }
+    SHARDMESH_RETURN_IF_ERROR(SetName(call_, &item));
+    return item;
+  }
+
+ private:
+  absl::StatusOr<PutPlan*> PlanOf(const std::string& mesh_id) {
+    std::unique_ptr<PutPlan>& plan = plans_[mesh_id];
+    if (plan == nullptr) {
+      auto begun = std::make_unique<PutPlan>(parts_.put);
+      SHARDMESH_RETURN_IF_ERROR(begun->TakeHeader(
+          {.session_id = call_.session_id,
+           .mesh_id = mesh_id,
+           .strict = call_.strict,
+           .mode = call_.mode,
+           .compatibility = call_.compatibility,
+           .path = ""},
+          call_.caller,
+          [this](const Definitions& state) { return call_.rule_source(state, is_cancelled_); },
+          call_.profile_source));
+      plan = std::move(begun);
+    }
+    return plan.get();
+  }
+
+  const ReshardPlanParts& parts_;
+  const ReshardCall& call_;
+  const std::function<bool()>& is_cancelled_;
+  std::map<std::string, std::unique_ptr<PutPlan>> plans_;
+};
+
+// Marks the items after which nothing holds the old array: the last one of each array, if the items
+// take all names from the array, and no pin stays. Exception: the pin of the session goes if the
+// call selects the array by its id.
+void MarkFreed(const ReshardPlanParts& parts, const ReshardCall& call,
+               std::vector<ReshardItem>* items) {
+  struct Taken {
+    int64_t names = 0;
+    int64_t pins = 0;
+    ReshardItem* last = nullptr;
+  };
+  std::map<std::string_view, Taken> by_array;
+  for (ReshardItem& item : *items) {
+    if (item.is_skipped) continue;
+    const std::string& array_id = item.source.array->definition.descriptor.array_id;
+    Taken& taken = by_array[array_id];
+    taken.last = &item;
+    if (!item.source.name.name.empty()) {
+      taken.names += 1 + std::ssize(item.aliases);
+    } else if (parts.put.sessions->PinsArray(call.session_id, array_id).value_or(false)) {
+      taken.pins = 1;
+    }
+  }
+  for (const auto& [array_id, taken] : by_array) {
+    const ArrayRegistry::Holds holds = parts.registry->HoldsOf(array_id);
+    taken.last->frees_source = holds.names <= taken.names && holds.pins <= taken.pins;
+  }
+}
+
+// Adds the load of the second replica that the new array gets, if it wants one.
+absl::Status TakeReplica(const MembershipView& view, const ArrayDefinition& target,
+                         WorkerLoads* loads) {
+  const std::vector<std::string> workers = WorkersOf(view, target.descriptor.mesh_id);
+  if (target.replicas < 2 || workers.size() < 2) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, target.descriptor.Tiling());
+  const std::vector<std::string> hosts = HostsOf(view, workers);
+  if (std::ssize(workers) != tiling.mesh().size() || IsReplicatedBySpec(tiling, hosts)) {
+    return absl::OkStatus();
+  }
+  return loads->Take(target.descriptor, ReplicaWorkers(workers, hosts));
+}
+
+// Returns the loads of the items, which move in their order. Second replicas count, except in a
+// move that is a part of a resize: PlanResize has counted these.
+absl::StatusOr<WorkerLoads> LoadsOf(const MembershipView& view, const ReshardCall& call,
+                                    const std::vector<ReshardItem>& items, bool release_source) {
+  WorkerLoads loads;
+  for (const ReshardItem& item : items) {
+    if (item.is_skipped) continue;
+    const ArrayDescriptor& to = item.target.descriptor;
+    SHARDMESH_RETURN_IF_ERROR(loads.Take(to, WorkersOf(view, to.mesh_id)));
+    if (call.from_mesh.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(TakeReplica(view, item.target, &loads));
+    }
+    if (!release_source || !item.frees_source) continue;
+    if (item.source_companion != nullptr) {
+      const ArrayDescriptor& copy = item.source_companion->definition.descriptor;
+      SHARDMESH_RETURN_IF_ERROR(
+          loads.Drop(copy, WorkersOf(view, copy.mesh_id), item.source_companion->missing_ranks));
+    }
+    const Array& source = *item.source.array;
+    const ArrayDescriptor& from = source.definition.descriptor;
+    SHARDMESH_RETURN_IF_ERROR(
+        loads.Drop(from, WorkersOf(view, from.mesh_id), source.missing_ranks));
+  }
+  return loads;
+}
+
+absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view,
+                       const ReshardCall& call, const std::function<bool()>& is_cancelled,
+                       PlannedReshard* plan) {
+  CommittedBytes committed(view, *parts.registry);
+  if (const absl::Status added = committed.AddAll(*parts.registry, is_cancelled); !added.ok()) {
+    return absl::IsCancelled(added) ? NothingMoved() : added;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads loads,
+                             LoadsOf(view, call, plan->items, call.release_source));
+  std::map<std::string, const MeshRanks*> meshes;
+  for (const ReshardItem& item : plan->items) {
+    const std::string& mesh_id = item.target.descriptor.mesh_id;
+    if (!item.is_skipped) meshes.try_emplace(mesh_id, view.FindMesh(mesh_id));
+  }
+  for (const auto& [mesh_id, ranks] : meshes) {
+    if (ranks == nullptr) continue;
+    for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
+      const std::string& identity = ranks->identities[rank];
+      const WorkerStatus* const worker = view.FindWorker(identity);
+      if (worker == nullptr) continue;
+      plan->outline.memory.push_back(
+          {.mesh_id = mesh_id,
+           .rank = static_cast<int64_t>(rank),
+           .identity = identity,
+           .have_bytes = worker->info.capacity_bytes - committed.UsedOn(identity, *worker),
+           .capacity_bytes = worker->info.capacity_bytes,
+           .need_bytes = loads.PeakOf(identity)});
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+WorkerNumbers NumberWorkers(const std::vector<std::string>& sources,
+                            const std::vector<std::string>& destinations) {
+  std::map<std::string_view, int64_t> numbers;
+  const auto number = [&numbers](const std::vector<std::string>& workers) {
+    std::vector<int64_t> ids;
+    ids.reserve(workers.size());
+    for (const std::string& worker : workers) {
+      ids.push_back(numbers.try_emplace(worker, std::ssize(numbers)).first->second);
+    }
+    return ids;
+  };
+  WorkerNumbers result;
+  result.sources = number(sources);
+  result.destinations = number(destinations);
+  return result;
+}
+
+absl::StatusOr<Tiling> OnWorkers(const ArrayDescriptor& descriptor,
+                                 const std::vector<int64_t>& numbers) {
+  const auto axes = descriptor.mesh.axes();
+  SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh,
+                             Mesh::Create({axes.begin(), axes.end()},
+                                          MeshOptions{.device_count = {}, .global_ids = numbers}));
+  return Tiling::Create(mesh, descriptor.spec, descriptor.shape, descriptor.cut_points);
+}
+
+absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const ReshardCall& call,
+                                            const std::function<bool()>& is_cancelled) {
+  if (!call.array.has_value() && (!call.name.empty() || call.expected_version.has_value())) {
+    return rpc::BadField(call.name.empty() ? "precondition" : "name",
+                         "goes with one array; with a prefix each array keeps its own name");
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<SelectedArray> arrays, SelectArrays(parts, call));
+  PlannedReshard plan;
+  plan.outline.array_count = std::ssize(arrays);
+  MeshPlans plans(parts, call, is_cancelled);
+  const std::shared_ptr<const MembershipView> view = parts.put.membership->view();
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    if (i % kLookEvery == 0 && is_cancelled()) {
+      return NothingMoved();
+    }
+    const SelectedArray array = arrays[i];
+    SHARDMESH_RETURN_IF_ERROR(CheckSource(parts, call, array));
+    absl::StatusOr<ReshardItem> item = plans.Plan(std::move(arrays[i]));
+    if (!item.ok()) return About(array, item.status());
+    if (const absl::Status compared = CompareLayouts(*view, is_cancelled, &*item); !compared.ok()) {
+      return About(array, compared);
+    }
+    if (!item->name.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(
+          parts.registry->CheckNameMove({.name = item->name,
+                                         .array_id = array.array->definition.descriptor.array_id,
+                                         .expected_version = item->expected_version}));
+    }
+    plan.outline.total_bytes = AddCapped(plan.outline.total_bytes, item->total_bytes);
+    plan.items.push_back(*std::move(item));
+  }
+  if (!call.from_mesh.empty()) AddAliases(*parts.registry, &plan.items);
+  MarkFreed(parts, call, &plan.items);
+  SHARDMESH_RETURN_IF_ERROR(AddMemory(parts, *view, call, is_cancelled, &plan));
+  return plan;
+}
+
+absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& call,
+                                const Membership& membership) {
+  const std::vector<ReshardMemoryNeed>& memory = plan.outline.memory;
+  const auto fits = [](const ReshardMemoryNeed& need) {
+    return need.need_bytes <= need.have_bytes;
+  };
+  const auto short_of = std::find_if_not(memory.begin(), memory.end(), fits);
+  if (short_of == memory.end()) return absl::OkStatus();
+  const std::shared_ptr<const MembershipView> view = membership.view();
+  SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads released,
+                             LoadsOf(*view, call, plan.items, /*release_source=*/true));
+  const auto all_fit = [&memory](const auto& need_of) {
+    return std::all_of(memory.begin(), memory.end(), [&](const ReshardMemoryNeed& each) {
+      return need_of(each.identity) <= each.have_bytes;
+    });
+  };
+  std::string advice = "release arrays, or start workers with more --memory";
+  if (!call.release_source &&
+      all_fit([&](const std::string& worker) { return released.PeakOf(worker); })) {
+    advice = StrCat("with release_source (--release-source) the reshard needs at most ",
+                    released.PeakOf(short_of->identity), " bytes there, and fits");
+  } else if (plan.items.size() > 1 &&
+             all_fit([&](const std::string& worker) { return released.LargestOf(worker); })) {
+    advice = StrCat(
+        "each array by itself fits: reshard them one after the other, and release the "
+        "old ones between; or ",
+        advice);
+  }
+  return WithReason(absl::ResourceExhaustedError(StrCat(
+                        "rank ", short_of->rank, " of the mesh \"", short_of->mesh_id,
+                        "\" (worker \"", short_of->identity, "\") has ", short_of->have_bytes,
+                        " of ", short_of->capacity_bytes, " bytes left, and the reshard needs ",
+                        short_of->need_bytes, " there; nothing was moved; ", advice)),
+                    Reason::kMemoryLimit,
+                    {{fact::kHave, short_of->have_bytes},
+                     {fact::kNeed, short_of->need_bytes},
+                     {fact::kRank, short_of->rank},
+                     {fact::kIdentity, short_of->identity}});
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,725 @@
+// Runs reshards: one Run object for each call, which starts the moves and collects their ends.
+#include "server/reshard/reshard_runner.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "process/random_bytes.h"
+#include "rpc/codec/field_check.h"
+#include "server/reshard/array_fill.h"
+#include "server/state/request_memory.h"
+#include "server/state/session_pins.h"
+#include "server/steps/pinned_array.h"
+#include "server/steps/transfers.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr RequestMessages kReshardMessages = {
+    .reused = "request_id \"$0\" was used for another reshard; draw a new one",
+    .running = "the first request with request_id \"$0\" is still running; retry",
+    .python_type = "ValueError"};
+constexpr int64_t kMaxAnswers = 10'000;
+
+size_t ByteCount(const SpecEntry& entry) {
+  size_t bytes = sizeof(entry);
+  for (const AxisName& axis : entry.axes()) bytes += sizeof(axis) + axis.value_or("").size();
+  return bytes;
+}
+
+// Returns about the bytes that an answer takes in memory.
+int64_t BytesOf(const ReshardOutline& outline, const std::vector<ReshardedArray>& arrays) {
+  size_t bytes = sizeof(ReshardOutline) + outline.operation_id.size();
+  for (const ReshardMemoryNeed& each : outline.memory) {
+    bytes += sizeof(each) + each.mesh_id.size() + each.identity.size();
+  }
+  for (const ReshardedArray& each : arrays) {
+    const ArrayDescriptor& array = each.descriptor;
+    bytes += sizeof(each) + each.name.size() + each.source_array_id.size();
+    bytes += array.array_id.size() + array.mesh_id.size() + array.shape.size() * sizeof(int64_t);
+    for (const SpecEntry& entry : array.spec.entries()) bytes += ByteCount(entry);
+    for (const CutPoints& points : array.cut_points) {
+      bytes += sizeof(points) + points.size() * sizeof(int64_t);
+    }
+    for (const Correction& correction : each.corrections) {
+      bytes += sizeof(correction) + ByteCount(correction.requested);
+      for (const std::string& axis : correction.absent_axes) bytes += sizeof(axis) + axis.size();
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+const std::string& SourceIdOf(const ReshardItem& item) {
+  return item.source.array->definition.descriptor.array_id;
+}
+
+// Returns the cut points of the array as ReshardOp has them: without the ends of the dimensions.
+std::vector<std::vector<int64_t>> PartStartsOf(const ArrayDescriptor& array) {
+  std::vector<std::vector<int64_t>> starts;
+  for (const CutPoints& points : WithoutEqualParts(array.cut_points)) {
+    std::vector<int64_t>& inner = starts.emplace_back();
+    if (points.size() > 2) inner.assign(points.begin() + 1, points.end() - 1);
+  }
+  return starts;
+}
+
+const std::string& NameOrIdOf(const ReshardItem& item) {
+  const std::string& name = item.source.name.name;
+  return name.empty() ? SourceIdOf(item) : name;
+}
+
+// Names the array in messages.
+std::string SourceTitleOf(const ReshardItem& item) {
+  const std::string& name = item.source.name.name;
+  return name.empty() ? StrCat("array ", SourceIdOf(item)) : PythonRepr(name);
+}
+
+// Returns the answer to a call about one named array, as the store keeps it: one line each for the
+// figures, and the name at the end, which has no line breaks.
+std::string EncodeAnswer(const ReshardOutline& outline, const ReshardedArray& array) {
+  return StrCat(outline.operation_id, "\n", outline.total_bytes, "\n", array.source_array_id, "\n",
+                array.descriptor.array_id, "\n", array.moved_bytes, "\n", array.is_skipped ? 1 : 0,
+                "\n", array.name_version, "\n", array.name);
+}
+
+// Sets the outline and the array, whose descriptor has only the id. Returns false for other bytes.
+bool DecodeAnswer(std::string_view bytes, ReshardOutline* outline, ReshardedArray* array) {
+  const std::vector<std::string> lines = absl::StrSplit(ToAbsl(bytes), absl::MaxSplits('\n', 7));
+  int64_t skipped = 0;
+  if (lines.size() != 8 || !absl::SimpleAtoi(lines[1], &outline->total_bytes) ||
+      !absl::SimpleAtoi(lines[4], &array->moved_bytes) || !absl::SimpleAtoi(lines[5], &skipped) ||
+      !absl::SimpleAtoi(lines[6], &array->name_version)) {
+    return false;
+  }
+  outline->operation_id = lines[0];
+  outline->array_count = 1;
+  array->source_array_id = lines[2];
+  array->descriptor.array_id = lines[3];
+  array->is_skipped = skipped != 0;
+  array->name = lines[7];
+  return true;
+}
+
+}  // namespace
+
+// One call. Moves at most `limit_` arrays at the same time.
+class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Run> {
+ public:
+  Run(ReshardRunner* runner, ReshardCall call, std::string key, ReshardEvents events)
+      : runner_(runner),
+        parts_(runner->parts_),
+        key_(std::move(key)),
+        limit_(call.release_source ? 1 : kReshardsAtOnce),
+        call_(std::move(call)),
+        events_(std::move(events)) {}
+
+  // Plans the call and starts to move its arrays.
+  void Begin() {
+    stop_.Begin();
+    absl::StatusOr<PlannedReshard> planned = Plan();
+    if (planned.ok() && !call_.validate_only) {
+      const absl::Status fits = CheckReshardMemory(*planned, call_, *parts_.plan.put.membership);
+      if (fits.ok()) {
+        MakeRoom(planned->outline.memory);
+      } else {
+        planned = fits;
+      }
+    }
+    if (!planned.ok()) {
+      Fail(IsLate() ? Late() : stop_.Explain(planned.status()));
+      return End();
+    }
+    plan_ = *std::move(planned);
+    if (const absl::Status begun = BeginOperation(); !begun.ok()) {
+      Fail(begun);
+      return End();
+    }
+    if (events_.planned) events_.planned(plan_.outline);
+    call_.validate_only ? ShowPlan() : Pump();
+  }
+
+  // Evicts cached arrays in whose memory the reshard is to run.
+  void MakeRoom(const std::vector<ReshardMemoryNeed>& memory) const {
+    if (parts_.plan.put.cache == nullptr) return;
+    // Bytes that puts are still sending are not in use yet.
+    const int64_t coming_bytes = parts_.plan.put.transfers->LivePuts().bytes_per_rank;
+    ArrayCache::Limits limits;
+    for (const ReshardMemoryNeed& each : memory) {
+      limits[each.identity] = each.have_bytes - each.need_bytes - coming_bytes;
+    }
+    parts_.plan.put.cache->Limit(limits);
+  }
+
+  void Fail(const absl::Status& why) {
+    absl::MutexLock lock(&mutex_);
+    status_.Update(why);
+  }
+
+  void Cancel(const absl::Status& reason) {
+    std::vector<Sequencer::StepTicket> running;
+    std::vector<std::string> transfers;
+    {
+      absl::MutexLock lock(&mutex_);
+      status_.Update(reason);
+      is_cancelled_ = true;
+      for (const auto& [index, ticket] : steps_) running.push_back(ticket);
+      for (const auto& [index, transfer] : transfers_) transfers.push_back(transfer);
+    }
+    for (const std::string& transfer : transfers) Abort(transfer, reason);
+    for (const Sequencer::StepTicket ticket : running) parts_.steps->Cancel(ticket);
+  }
+
+  void End() {
+    ReleasePin();
+    absl::Status status;
+    auto answer = std::make_shared<Answer>();
+    {
+      absl::MutexLock lock(&mutex_);
+      status = status_;
+      // A cancellation or a deadline that came during the last commit has stopped nothing.
+      if (!plan_.items.empty() && moved_.size() == plan_.items.size()) status = absl::OkStatus();
+      if (!status.ok() && !moved_.empty()) {
+        status = WithContext(status, StrCat(moved_.size(), " of ", plan_.items.size(),
+                                            " arrays lie as requested now, repeat the reshard for "
+                                            "the others"));
+      }
+      answer->outline = plan_.outline;
+      answer->arrays = std::move(moved_);
+      answer->revision = revision_;
+    }
+    const Revision revision = answer->revision;
+    if (!plan_.outline.operation_id.empty() && call_.operation_id.empty()) {
+      parts_.operations->End(plan_.outline.operation_id, status);
+    }
+    const auto finish = [self = shared_from_this(), status, revision, answer] {
+      self->runner_->Remember(self->key_, status, answer);
+      std::move(self->events_.ended)(status.ok() ? absl::StatusOr<Revision>(revision) : status);
+    };
+    const bool is_kept = status.ok() && !call_.request_id.empty() && !key_.empty() &&
+                         call_.array.has_value() && answer->arrays.size() == 1 &&
+                         !answer->arrays.front().name.empty();
+    if (!is_kept || !parts_.registry->requests().Begin(key_, call_.fingerprint).ok()) {
+      return finish();
+    }
+    // The array has moved. An error only means that a repetition after a restart moves it again.
+    CommitRequest keep;
+    keep.request_id = key_;
+    keep.answer = EncodeAnswer(answer->outline, answer->arrays.front());
+    parts_.registry->Commit(std::move(keep),
+                            [finish](const absl::StatusOr<CommitResult>&) { finish(); });
+  }
+
+ private:
+  absl::Status status() const {
+    absl::MutexLock lock(&mutex_);
+    return status_;
+  }
+
+  // Plans the call. A named array by itself is pinned until its move ends: another call may replace
+  // the name, and thereby release the array, while it is planned or waits. If that happens before
+  // the pin, plans again with the new array.
+  absl::StatusOr<PlannedReshard> Plan() {
+    const bool is_named = call_.array.has_value() && !call_.array->name.empty();
+    for (int attempt = 1;; ++attempt) {
+      absl::StatusOr<PlannedReshard> planned = PlanReshards(
+          parts_.plan, call_, [this] { return !status().ok() || IsLate() || stop_.is_due(); });
+      if (!is_named || call_.validate_only) return planned;
+      if (!planned.ok()) {
+        const bool is_replaced = ReasonOf(planned.status()) == Reason::kVersionMismatch &&
+                                 !call_.expected_version.has_value();
+        if (!is_replaced || attempt == kMaxSelections) return planned;
+        continue;
+      }
+      const ReshardItem& item = planned->items.front();
+      std::shared_ptr<const PinnedArray> pin =
+          PinnedArray::PinLive(parts_.registry, item.source.array);
+      if (pin == nullptr && attempt == kMaxSelections) return Replaced(item);
+      if (pin == nullptr) continue;
+      absl::MutexLock lock(&mutex_);
+      pin_ = std::move(pin);
+      return planned;
+    }
+  }
+  // Releases the pin of Plan.
+  void ReleasePin() {
+    std::shared_ptr<const PinnedArray> released;  // without the lock
+    absl::MutexLock lock(&mutex_);
+    released = std::move(pin_);
+  }
+  // Error for an array that was released since it was planned.
+  static absl::Status Replaced(const ReshardItem& item) {
+    return WithRetryDelay(
+        WithReason(absl::AbortedError(StrCat(SourceTitleOf(item),
+                                             " was replaced or released since the reshard was "
+                                             "planned; repeat the reshard")),
+                   Reason::kVersionMismatch,
+                   {{fact::kKind, "array"}, {fact::kName, NameOrIdOf(item)}}),
+        absl::Milliseconds(100));
+  }
+  bool IsLate() const { return parts_.clock->Now() >= call_.deadline; }
+  static absl::Status Late() {
+    return WithReason(
+        absl::DeadlineExceededError("the time limit of the reshard has passed; repeat "
+                                    "it, and it goes on where it stopped"),
+        Reason::kDeadline);
+  }
+
+  absl::Status BeginOperation() {
+    if (call_.validate_only) return absl::OkStatus();
+    if (!call_.operation_id.empty()) {
+      plan_.outline.operation_id = call_.operation_id;
+      return absl::OkStatus();
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session, parts_.sessions->Get(call_.session_id));
+    const std::string what = call_.array.has_value() ? SourceTitleOf(plan_.items.front())
+                                                     : StrCat(plan_.items.size(), " arrays below ",
+                                                              PythonRepr(call_.prefix));
+    const std::string where =
+        call_.mesh_id.empty() ? std::string() : StrCat(" onto mesh \"", call_.mesh_id, "\"");
+    SHARDMESH_ASSIGN_OR_RETURN(
+        plan_.outline.operation_id,
+        parts_.operations->Begin(OperationKind::kReshard, StrCat("reshard of ", what, where),
+                                 call_.session_id, session.number,
+                                 [self = shared_from_this()](const absl::Status& reason) {
+                                   self->Cancel(reason);
+                                   return absl::OkStatus();
+                                 }));
+    parts_.operations->SetTotal(plan_.outline.operation_id, plan_.outline.array_count,
+                                plan_.outline.total_bytes);
+    return absl::OkStatus();
+  }
+
+  void Abort(const std::string& transfer_id, const absl::Status& reason) const {
+    // An error means that the transfer is being committed, or has ended.
+    parts_.plan.put.transfers->Abort(transfer_id, reason).IgnoreError();
+  }
+
+  ReshardedArray ResultOf(const ReshardItem& item) const {
+    return {.name = item.name,
+            .source_array_id = SourceIdOf(item),
+            .descriptor =
+                item.is_skipped ? item.source.array->definition.descriptor : item.target.descriptor,
+            .corrections = item.corrections,
+            .moved_bytes = item.moved_bytes,
+            .is_skipped = item.is_skipped};
+  }
+
+  void ShowPlan() {
+    for (const ReshardItem& item : plan_.items) {
+      if (events_.moved) events_.moved(ResultOf(item), 0);
+    }
+    End();
+  }
+
+  // Starts moves until enough are running, or until all are done. Ends the call after the last one.
+  void Pump() {
+    for (;;) {
+      size_t index = 0;
+      {
+        absl::MutexLock lock(&mutex_);
+        const bool may_begin = status_.ok() && next_ < plan_.items.size();
+        if (may_begin && running_ >= limit_) return;
+        if (!may_begin) {
+          if (running_ > 0 || std::exchange(has_ended_, true)) return;
+          break;
+        }
+        index = next_++;
+        ++running_;
+      }
+      const ReshardItem& item = plan_.items[index];
+      // An array that stays as it is needs no callback, and a tree may have very many of them.
+      if (item.is_skipped && item.name == item.source.name.name) {
+        absl::MutexLock lock(&mutex_);
+        --running_;
+        Record(item, ResultOf(item), 0, "");
+        continue;
+      }
+      if (IsLate()) {
+        Moved(index, Late());
+      } else if (item.is_skipped) {
+        Rename(index);
+      } else {
+        item.moves_as_step() ? Step(index) : Transfer(index);
+      }
+    }
+    End();
+  }
+
+  // Records a finished array, and reports it.
+  // `part`: the part of the operation's progress that the array was; empty: none.
+  void Record(const ReshardItem& item, ReshardedArray result, Revision revision,
+              const std::string& part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (item.is_skipped) result.name_version = item.source.name.version;
+    if (revision != 0) result.name_version = item.name.empty() ? 0 : revision;
+    revision_ = std::max(revision_, revision);
+    done_bytes_ += item.total_bytes;
+    parts_.operations->Add(plan_.outline.operation_id, 1, item.total_bytes, part);
+    if (events_.moved) events_.moved(result, done_bytes_);
+    moved_.push_back(std::move(result));
+  }
+
+  // Ends the move of one array. `revision`: that of its commit. Begins nothing on this thread,
+  // which may be that on which the store commits.
+  void Moved(size_t index, const absl::Status& status, ReshardedArray result = {},
+             Revision revision = 0) {
+    ReleasePin();
+    {
+      absl::MutexLock lock(&mutex_);
+      --running_;
+      steps_.erase(index);
+      std::string transfer;
+      if (const auto found = transfers_.find(index); found != transfers_.end()) {
+        transfer = std::move(found->second);
+        transfers_.erase(found);
+      }
+      status_.Update(status);
+      if (status.ok()) {
+        Record(plan_.items[index], std::move(result), revision, transfer);
+      } else {
+        parts_.operations->Add(plan_.outline.operation_id, 0, 0, transfer);
+      }
+    }
+    runner_->moves_.Run(call_.caller.name, [self = shared_from_this()] { self->Pump(); });
+  }
+
+  // Gives the array, which already lies as requested, the requested name.
+  void Rename(size_t index) {
+    const ReshardItem& item = plan_.items[index];
+    CommitRequest commit;
+    if (!item.name.empty()) {
+      commit.moves.push_back({.name = item.name,
+                              .array_id = SourceIdOf(item),
+                              .expected_version = item.expected_version});
+    }
+    AddRelease(item, &commit.moves);
+    parts_.registry->Commit(std::move(commit), [self = shared_from_this(), index](
+                                                   const absl::StatusOr<CommitResult>& committed) {
+      self->Moved(index, committed.status(), self->ResultOf(self->plan_.items[index]),
+                  committed.ok() ? committed->revision : 0);
+    });
+  }
+
+  // With release_source, lets the old array lose its name if the new array has another one. Called
+  // at the commit: another call may have moved the name while the array moved.
+  void AddRelease(const ReshardItem& item, std::vector<NameMove>* moves) const {
+    const NameEntry& own = item.source.name;
+    if (!call_.release_source || own.name.empty() || own.name == item.name) return;
+    if (parts_.registry->VersionOf(own.name) != own.version) return;
+    moves->push_back({.name = own.name, .array_id = "", .expected_version = own.version});
+  }
+
+  // Returns the names that move in the commit of the new array, beside its own.
+  OtherMoves OtherMovesOf(size_t index) {
+    if (!call_.release_source && plan_.items[index].aliases.empty()) return nullptr;
+    return [self = shared_from_this(), index](const std::string& array_id) {
+      const ReshardItem& item = self->plan_.items[index];
+      std::vector<NameMove> moves;
+      self->AddRelease(item, &moves);
+      for (const NameEntry& alias : item.aliases) {
+        // As in AddRelease: another call may have moved the name.
+        if (self->parts_.registry->VersionOf(alias.name) != alias.version) continue;
+        moves.push_back(
+            {.name = alias.name, .array_id = array_id, .expected_version = alias.version});
+      }
+      return moves;
+    };
+  }
+
+  // Moves the array on its own mesh. The new array is in memory only.
+  void Step(size_t index) {
+    const ReshardItem& item = plan_.items[index];
+    const absl::StatusOr<bool> pinned = PinSource(item);
+    if (!pinned.ok()) return Moved(index, pinned.status());
+    StepCall step{.request_id = RandomId(),
+                  .session_id = call_.session_id,
+                  .method = "Reshard",
+                  .caller = call_.caller,
+                  .time_left = call_.deadline - parts_.clock->Now()};
+    step.work = Program{.operand_count = 1,
+                        .ops = {ReshardOp{.input = 0,
+                                          .spec = item.target.descriptor.spec,
+                                          .part_starts = PartStartsOf(item.target.descriptor)}},
+                        .outputs = {1}};
+    step.operands.operands.push_back({.value = ArrayReference{.array_id = SourceIdOf(item)}});
+    step.outputs.names = {item.name};
+    step.outputs.expected_versions = {item.expected_version};
+    step.outputs.definitions = {item.target};
+    step.outputs.other_moves = OtherMovesOf(index);
+    const std::optional<Sequencer::StepTicket> ticket = parts_.steps->Run(
+        std::move(step),
+        [self = shared_from_this(), index, is_pinned = *pinned](const StepAnswer& answer) {
+          if (!answer.ok()) {
+            const absl::Status& failed = answer.status();
+            const ReshardItem& moved = self->plan_.items[index];
+            return self->MoveFailed(index, is_pinned,
+                                    !self->IsHere(moved) && ReasonOf(failed) == Reason::kNotFound
+                                        ? Replaced(moved)
+                                        : failed);
+          }
+          const auto& array = answer->outputs(0).array();
+          self->MoveEnded(index, array.array_descriptor().array_id(), array.name_version());
+        });
+    if (!ticket.has_value()) return;
+    {
+      absl::MutexLock lock(&mutex_);
+      steps_.emplace(index, *ticket);
+      if (!is_cancelled_) return;
+    }
+    parts_.steps->Cancel(*ticket);
+  }
+
+  // Moves the array to any mesh. The new array is on disk if its workers have data folders.
+  void Transfer(size_t index) {
+    const ReshardItem& item = plan_.items[index];
+    const absl::StatusOr<bool> pinned = PinSource(item);
+    if (!pinned.ok()) return Moved(index, pinned.status());
+    // The transfer's own pin keeps the old array until all tiles are fetched.
+    const std::string& source_id = SourceIdOf(item);
+    if (const absl::Status kept = parts_.registry->Pin(source_id); !kept.ok()) {
+      return MoveFailed(index, *pinned,
+                        ReasonOf(kept) == Reason::kNotFound ? Replaced(item) : kept);
+    }
+    const absl::StatusOr<std::string> transfer_id = BeginTransfer(item, OtherMovesOf(index));
+    if (!transfer_id.ok()) {
+      parts_.registry->Unpin(source_id);
+      return MoveFailed(index, *pinned, transfer_id.status());
+    }
+    absl::Status cancelled;
+    {
+      absl::MutexLock lock(&mutex_);
+      transfers_.emplace(index, *transfer_id);
+      if (is_cancelled_) cancelled = status_;
+    }
+    if (!cancelled.ok()) Abort(*transfer_id, cancelled);
+    parts_.plan.put.transfers->Commit(
+        *transfer_id, /*request_key=*/"", call_.deadline,
+        [self = shared_from_this(), index,
+         is_pinned = *pinned](const absl::StatusOr<TransferResult>& result) {
+          self->parts_.registry->Unpin(SourceIdOf(self->plan_.items[index]));
+          if (!result.ok()) return self->MoveFailed(index, is_pinned, result.status());
+          self->MoveEnded(index, result->array_ids.front(), result->revision);
+        });
+  }
+
+  // Begins the transfer and orders the workers to fill its tiles.
+  absl::StatusOr<std::string> BeginTransfer(const ReshardItem& item, OtherMoves other_moves) const {
+    const PutPlanParts& put = parts_.plan.put;
+    const ArrayDescriptor& from = item.source.array->definition.descriptor;
+    const ArrayDescriptor& to = item.target.descriptor;
+    ArrayFill fill{.session_id = call_.session_id,
+                   .term = parts_.term,
+                   .token_key = parts_.token_key,
+                   .expire_time = parts_.clock->Now() + Transfers::kTimeout,
+                   .source = &from,
+                   .target = &to};
+    SHARDMESH_RETURN_IF_ERROR(put.endpoints->CheckReady(to.mesh_id));
+    SHARDMESH_ASSIGN_OR_RETURN(fill.sources, put.endpoints->Endpoints(from.mesh_id));
+    std::erase_if(fill.sources, [&](const RankEndpoint& worker) {
+      const std::vector<int64_t>& missing = item.source.array->missing_ranks;
+      return std::binary_search(missing.begin(), missing.end(), worker.rank);
+    });
+    SHARDMESH_ASSIGN_OR_RETURN(fill.source_workers, RanksOf(from));
+    SHARDMESH_ASSIGN_OR_RETURN(fill.target_workers, RanksOf(to));
+    SHARDMESH_RETURN_IF_ERROR(CheckCanFill(*parts_.fill, fill.target_workers));
+    auto items = std::make_shared<const std::vector<PutItem>>(
+        std::vector<PutItem>{{.definition = item.target,
+                              .name = item.name,
+                              .expected_version = item.expected_version,
+                              .other_moves = std::move(other_moves)}});
+    SHARDMESH_ASSIGN_OR_RETURN(
+        fill.transfer_id, put.transfers->Begin(call_.session_id, to.mesh_id, fill.target_workers,
+                                               std::move(items), plan_.outline.operation_id));
+    SendArrayFill(fill, parts_.fill);
+    return fill.transfer_id;
+  }
+
+  // Returns the workers of the array's mesh, by rank.
+  absl::StatusOr<std::vector<std::string>> RanksOf(const ArrayDescriptor& array) const {
+    const std::shared_ptr<const MembershipView> view = parts_.plan.put.membership->view();
+    const MeshRanks* const ranks = view->FindMesh(array.mesh_id);
+    if (ranks != nullptr && std::ssize(ranks->identities) == array.mesh.size()) {
+      return ranks->identities;
+    }
+    return WithReason(
+        absl::FailedPreconditionError(
+            StrCat("the mesh \"", array.mesh_id, "\" changed meanwhile; repeat the reshard")),
+        Reason::kMeshMismatch, {{fact::kArray, array.array_id}});
+  }
+
+  // Makes the session keep the old array when its name leaves it. Returns whether the session did
+  // not keep it before. ABORTED (VERSION_MISMATCH), with a retry delay: the array is gone.
+  absl::StatusOr<bool> PinSource(const ReshardItem& item) const {
+    if (call_.release_source) return false;
+    const absl::StatusOr<bool> pinned =
+        PinForSession(*parts_.registry, *parts_.sessions, call_.session_id, SourceIdOf(item));
+    if (ReasonOf(pinned.status()) == Reason::kNotFound) return Replaced(item);
+    return pinned;
+  }
+
+  bool IsHere(const ReshardItem& item) const {
+    return parts_.registry->FindArray(SourceIdOf(item)).ok();
+  }
+
+  void MoveFailed(size_t index, bool is_pinned, const absl::Status& status) {
+    if (is_pinned) Unpin(SourceIdOf(plan_.items[index]));
+    Moved(index, status);
+  }
+
+  void MoveEnded(size_t index, const std::string& array_id, Revision revision) {
+    const ReshardItem& item = plan_.items[index];
+    ReleasePin();
+    ReshardedArray result = ResultOf(item);
+    if (const auto array = parts_.registry->FindArray(array_id); array.ok()) {
+      result.descriptor = (*array)->definition.descriptor;
+    } else {
+      result.descriptor.array_id = array_id;
+    }
+    // The name holds the new array from now on, and not the pin that a step gave it.
+    if (!item.name.empty()) Unpin(array_id);
+    if (!call_.release_source) {
+      return Moved(index, absl::OkStatus(), std::move(result), revision);
+    }
+    // First lets the registry tell the workers to drop the old array: the next array may need that
+    // memory. The registry makes its calls in order, and the call of an empty commit comes after
+    // that of the release.
+    if (item.source.name.name.empty()) Unpin(SourceIdOf(item));
+    parts_.registry->Commit(CommitRequest(),
+                            [self = shared_from_this(), index, result = std::move(result),
+                             revision](const absl::StatusOr<CommitResult>&) mutable {
+                              self->Moved(index, absl::OkStatus(), std::move(result), revision);
+                            });
+  }
+
+  void Unpin(const std::string& array_id) const {
+    UnpinForSession(*parts_.registry, *parts_.sessions, call_.session_id, {array_id});
+  }
+
+  ReshardRunner* const runner_;
+  const ReshardParts parts_;
+  const std::string key_;
+  const size_t limit_;
+  const ReshardCall call_;
+  ReshardEvents events_;
+  PlannedReshard plan_;  // constant once Begin has planned
+  BackgroundStop stop_;  // of the planning
+
+  mutable absl::Mutex mutex_;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);  // the first failure
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<const PinnedArray> pin_ ABSL_GUARDED_BY(mutex_);  // see Plan; null: none
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // index of the next item to begin
+  size_t running_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<size_t, Sequencer::StepTicket> steps_ ABSL_GUARDED_BY(mutex_);  // by item
+  std::map<size_t, std::string> transfers_ ABSL_GUARDED_BY(mutex_);        // by item
+  std::vector<ReshardedArray> moved_ ABSL_GUARDED_BY(mutex_);
+  int64_t done_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  Revision revision_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+ReshardRunner::ReshardRunner(const ReshardParts& parts)
+    : parts_(parts), answers_(kReshardMessages) {}
+
+absl::StatusOr<ReshardRunner::AnswerPtr> ReshardRunner::Find(const ReshardCall& call,
+                                                             const std::string& key) {
+  absl::MutexLock lock(&mutex_);
+  const absl::Time now = parts_.clock->Now();
+  answers_.ForgetEnded(now, kMaxAnswers, now, [](const AnswerPtr&) { return false; });
+  SHARDMESH_ASSIGN_OR_RETURN(RequestIndex<AnswerPtr>::Request* const first,
+                             answers_.Begin(call.caller.name, key, call.fingerprint));
+  return first == nullptr ? nullptr : first->answer;
+}
+
+void ReshardRunner::Remember(const std::string& key, const absl::Status& status, AnswerPtr answer) {
+  if (key.empty()) return;
+  absl::MutexLock lock(&mutex_);
+  if (!status.ok()) return answers_.Forget(key);
+  const int64_t bytes = BytesOf(answer->outline, answer->arrays);
+  answers_.Finish(key, std::move(answer), parts_.clock->Now() + kRememberFor, bytes);
+  while (answers_.bytes() > parts_.max_remembered_bytes && answers_.answers() > 1) {
+    answers_.ForgetOldest();
+  }
+}
+
+bool ReshardRunner::AnswerFromStore(const ReshardCall& call, ReshardEvents& events) {
+  if (!call.array.has_value() || call.request_id.empty() || call.validate_only) return false;
+  const std::string key = RequestKey(call.session_id, "Reshard", call.request_id);
+  RequestMemory& requests = parts_.registry->requests();
+  if (!requests.Find(key).has_value()) return false;
+  const auto remembered = requests.Begin(key, call.fingerprint);
+  if (!remembered.ok()) {
+    std::move(events.ended)(remembered.status());
+    return true;
+  }
+  if (!remembered->has_value()) {
+    requests.Abandon(key);  // it was forgotten just now
+    return false;
+  }
+  ReshardOutline outline;
+  ReshardedArray array;
+  if (!DecodeAnswer((*remembered)->bytes, &outline, &array)) return false;
+  const auto found = parts_.registry->FindArray(array.descriptor.array_id);
+  if (!found.ok()) {
+    std::move(events.ended)(found.status());
+    return true;
+  }
+  array.descriptor = (*found)->definition.descriptor;
+  if (events.planned) events.planned(outline);
+  if (events.moved) events.moved(array, outline.total_bytes);
+  std::move(events.ended)(array.name_version);
+  return true;
+}
+
+ReshardRunner::RunPtr ReshardRunner::Start(ReshardCall call, ReshardEvents events) {
+  absl::Status checked;
+  // Nobody repeats a reshard that is a part of another operation, so it needs no id.
+  if (call.operation_id.empty()) checked = rpc::CheckRequestId(call.request_id, "request_id");
+  if (checked.ok()) checked = parts_.sessions->Check(call.session_id, call.caller);
+  // Sessions do not survive a restart of the coordinator, but a client may repeat the request that
+  // it sent before.
+  if (absl::IsNotFound(checked) && AnswerFromStore(call, events)) return nullptr;
+  if (!checked.ok()) {
+    std::move(events.ended)(checked);
+    return nullptr;
+  }
+  std::string key;
+  if (!call.validate_only && !call.request_id.empty())
+    key = RequestKey(call.session_id, "Reshard", call.request_id);
+  if (!key.empty()) {
+    const absl::StatusOr<AnswerPtr> remembered = Find(call, key);
+    if (!remembered.ok()) {
+      std::move(events.ended)(remembered.status());
+      return nullptr;
+    }
+    if (const AnswerPtr& answer = *remembered; answer != nullptr) {
+      if (events.planned) events.planned(answer->outline);
+      for (const ReshardedArray& array : answer->arrays) {
+        if (events.moved) events.moved(array, answer->outline.total_bytes);
+      }
+      std::move(events.ended)(answer->revision);
+      return nullptr;
+    }
+  }
+  const std::string caller = call.caller.name;
+  auto run = std::make_shared<Run>(this, std::move(call), std::move(key), std::move(events));
+  if (!background_.Run(caller, [run] { run->Begin(); })) {
+    run->Fail(TooManyWait());
+    run->End();
+    return nullptr;
+  }
+  return run;
+}
+
+void ReshardRunner::Cancel(const RunPtr& run, const absl::Status& reason) { run->Cancel(reason); }
+
+}  // namespace shardmesh::server

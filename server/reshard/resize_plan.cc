@@ -1,0 +1,492 @@
+// Chooses the workers of the new shape, lays out the arrays on it, and adds up bytes and memory.
+#include "server/reshard/resize_plan.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "rpc/codec/field_check.h"
+#include "server/reshard/worker_loads.h"
+#include "server/resolve/resolve_answers.h"
+#include "server/state/array_selection.h"
+#include "server/steps/committed_bytes.h"
+#include "server/steps/replica_mesh.h"
+#include "server/steps/resize_mesh.h"
+#include "sharding/correction.h"
+#include "sharding/mesh_definition.h"
+#include "sharding/reshard/plan.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/python_repr.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::server {
+namespace {
+
+constexpr int64_t kNamesOfPage = 1'000;
+// The maximum number of refused arrays that one error names.
+constexpr size_t kRefusalsNamed = 8;
+
+absl::Status PlanCancelled() {
+  return absl::CancelledError("the call was cancelled before anything moved");
+}
+
+const Mesh& MeshOf(const Definition& definition) {
+  return std::get<MeshDefinition>(definition.value).mesh;
+}
+
+bool HasAxes(const Mesh& mesh, const std::vector<MeshAxis>& axes) {
+  return std::equal(mesh.axes().begin(), mesh.axes().end(), axes.begin(), axes.end());
+}
+
+std::string TitleOfRefused(const ResizeRefusal& refusal) {
+  return refusal.name.empty() ? StrCat("array ", refusal.array_id)
+                              : StrCat("array ", PythonRepr(refusal.name));
+}
+
+// Plans one call.
+class Planning {
+ public:
+  Planning(const ReshardPlanParts& parts, const ResizeCall& call,
+           const std::function<bool()>& is_cancelled)
+      : parts_(parts),
+        call_(call),
+        is_cancelled_(is_cancelled),
+        state_(parts.put.definition_store->shared_state()),
+        view_(parts.put.membership->view()) {}
+
+  absl::StatusOr<PlannedResize> Run() {
+    SHARDMESH_RETURN_IF_ERROR(parts_.put.sessions->Check(call_.session_id, call_.caller));
+    SHARDMESH_RETURN_IF_ERROR(FindMeshes());
+    if (plan_.has_nothing_to_do()) return std::move(plan_);
+    SHARDMESH_RETURN_IF_ERROR(ChooseWorkers());
+    SHARDMESH_RETURN_IF_ERROR(WeighWorkers());
+    plan_.ranks.resize(plan_.workers.size());
+    for (size_t rank = 0; rank < plan_.ranks.size(); ++rank) {
+      plan_.ranks[rank].identity = plan_.workers[rank];
+    }
+    SHARDMESH_RETURN_IF_ERROR(AddNamed());
+    SHARDMESH_RETURN_IF_ERROR(AddNameless());
+    SHARDMESH_RETURN_IF_ERROR(AddMemory());
+    return std::move(plan_);
+  }
+
+ private:
+  absl::Status FindMeshes() {
+    if (NamesVersion(call_.mesh_id)) {
+      return rpc::BadField("mesh", StrCat(PythonRepr(call_.mesh_id),
+                                          " names a version; only a mesh as it is now can change"));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(plan_.definition,
+                               state_->Find(DefinitionKind::kMesh, call_.mesh_id));
+    if (const std::string_view owner = ReplicatedMeshOf(call_.mesh_id); !owner.empty()) {
+      return rpc::BadField("mesh", StrCat(PythonRepr(call_.mesh_id),
+                                          " is the auxiliary mesh for second replicas of "
+                                          "arrays on \"",
+                                          owner, "\", and follows that mesh; resize that one"));
+    }
+    if (const std::string_view owner = ResizedMeshOf(call_.mesh_id); !owner.empty()) {
+      return rpc::BadField(
+          "mesh", StrCat(PythonRepr(call_.mesh_id), " is the auxiliary mesh of a resize of \"",
+                         owner, "\"; resize that mesh"));
+    }
+    if (call_.mesh_id.size() > kMaxResizedName) {
+      return rpc::BadField(
+          "mesh", StrCat("is a name of ", call_.mesh_id.size(),
+                         " bytes; a mesh that can be resized has at most ", kMaxResizedName));
+    }
+    const Mesh& old = MeshOf(*plan_.definition);
+    std::vector<MeshAxis> axes = call_.axes;
+    for (MeshAxis& axis : axes) {
+      const std::optional<int64_t> same = old.FindAxis(axis.name);
+      if (same.has_value()) axis.type = old.axes()[static_cast<size_t>(*same)].type;
+    }
+    auto mesh = Mesh::Create(axes);
+    if (!mesh.ok()) return rpc::WithField(mesh.status(), "shape");
+    plan_.has_shape = HasAxes(old, axes);
+    // The arrays of the auxiliary mesh have this shape too, unless they go back.
+    plan_.layouts = {.mesh = plan_.has_shape ? old : *mesh,
+                     .uneven = call_.uneven,
+                     .is_old_shape = plan_.has_shape};
+    plan_.auxiliary_id = ResizeMeshName(*plan_.definition);
+    const auto auxiliary = state_->Find(DefinitionKind::kMesh, plan_.auxiliary_id);
+    plan_.has_auxiliary = auxiliary.ok();
+    if (!plan_.has_auxiliary) return absl::OkStatus();
+    auxiliary_ = *auxiliary;
+    if (plan_.has_shape || HasAxes(MeshOf(*auxiliary_), axes)) return absl::OkStatus();
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "a resize of the mesh \"", call_.mesh_id, "\" to ", MeshOf(*auxiliary_).ToString(),
+            " stopped midway; repeat that resize, or go back to ", old.ToString(), " first")),
+        Reason::kMeshInUse, {{fact::kMesh, plan_.auxiliary_id}});
+  }
+
+  // The ranks that remain keep their workers.
+  absl::Status ChooseWorkers() {
+    const std::vector<std::string>& present = server::WorkersOf(*plan_.definition);
+    if (plan_.has_shape) {
+      plan_.workers = present;
+      return absl::OkStatus();
+    }
+    if (auxiliary_ != nullptr) {
+      plan_.workers = server::WorkersOf(*auxiliary_);
+      return absl::OkStatus();
+    }
+    SHARDMESH_RETURN_IF_ERROR(CheckAssigned(present));
+    const auto need = static_cast<size_t>(plan_.layouts.mesh.size());
+    plan_.workers.assign(present.begin(),
+                         present.begin() + static_cast<ptrdiff_t>(std::min(need, present.size())));
+    std::vector<std::string> others;
+    for (const auto& [identity, worker] : view_->workers) {
+      if (worker->state != WorkerState::kAttached) continue;
+      if (std::find(present.begin(), present.end(), identity) != present.end()) continue;
+      others.push_back(identity);
+    }
+    for (const std::string& identity : others) {
+      if (plan_.workers.size() < need) plan_.workers.push_back(identity);
+    }
+    if (plan_.workers.size() == need) return absl::OkStatus();
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ", need,
+            " workers, and the pool has ", plan_.workers.size(), ": the mesh has ", present.size(),
+            ", and ", others.size(), others.size() == 1 ? " other is" : " others are",
+            " attached and not drained; start ", need - plan_.workers.size(), " more")),
+        Reason::kMeshIncomplete,
+        {{fact::kMesh, call_.mesh_id}, {fact::kHave, plan_.workers.size()}, {fact::kNeed, need}});
+  }
+
+  absl::Status CheckAssigned(const std::vector<std::string>& present) const {
+    return present.empty() ? view_->CheckComplete(call_.mesh_id) : absl::OkStatus();
+  }
+
+  absl::Status WeighWorkers() {
+    ResizeLayouts& layouts = plan_.layouts;
+    switch (call_.uneven) {
+      case UnevenCuts::kEqualOnly:
+      case UnevenCuts::kCeilChunks:
+        return absl::OkStatus();
+      case UnevenCuts::kByWeights:
+        layouts.weights = call_.weights;
+        return rpc::WithField(CheckWeights(layouts.weights, layouts.mesh.size()), "weights");
+      case UnevenCuts::kByMemory:
+      case UnevenCuts::kBySpeed:
+        break;
+    }
+    for (const std::string& identity : plan_.workers) {
+      const WorkerStatus* const worker = view_->FindWorker(identity);
+      layouts.weights.push_back(worker == nullptr ? 0 : WeightOf(call_.uneven, worker->info));
+    }
+    return rpc::WithField(CheckWeights(layouts.weights, layouts.mesh.size()), "uneven");
+  }
+
+  absl::Status AddNamed() {
+    std::set<std::string, std::less<>> seen;
+    std::string after;
+    for (bool is_last = false; !is_last;) {
+      if (is_cancelled_()) return PlanCancelled();
+      const std::vector<ArrayRegistry::NamedArray> page =
+          parts_.registry->ListNames("", after, kNamesOfPage);
+      is_last = std::ssize(page) < kNamesOfPage;
+      for (const ArrayRegistry::NamedArray& named : page) {
+        after = named.name.name;
+        if (!Concerns(*named.array) || !seen.insert(named.name.array_id).second) continue;
+        const absl::Status added = Add({.array = named.array, .name = named.name});
+        if (absl::IsCancelled(added)) return added;
+        if (!added.ok()) Refuse(*named.array, named.name.name, added);
+      }
+    }
+    if (plan_.array_count <= kMaxReshardedArrays) return absl::OkStatus();
+    return WithReason(absl::ResourceExhaustedError(
+                          StrCat("a resize moves at most ", kMaxReshardedArrays, " arrays, and ",
+                                 plan_.array_count, " lie on the mesh \"", call_.mesh_id, "\"")),
+                      Reason::kLimitExceeded,
+                      {{fact::kHave, plan_.array_count}, {fact::kLimit, kMaxReshardedArrays}});
+  }
+
+  bool Concerns(const Array& array) const {
+    const std::string& mesh_id = array.definition.descriptor.mesh_id;
+    return (!plan_.has_shape && mesh_id == call_.mesh_id) || mesh_id == plan_.auxiliary_id;
+  }
+
+  // An array without a name cannot move: its users know it by its id.
+  absl::Status AddNameless() {
+    std::string after;
+    do {
+      if (is_cancelled_()) return PlanCancelled();
+      const ArrayRegistry::Nameless page = parts_.registry->ListNameless(after, kNamesOfPage);
+      for (const ArrayPtr& array : page.arrays) {
+        if (!Concerns(*array)) continue;
+        const ArrayDescriptor& descriptor = array->definition.descriptor;
+        Refuse(
+            *array, "",
+            WithReason(absl::FailedPreconditionError(StrCat(
+                           "it has no name, and a session holds it (`shardmesh admin sessions` "
+                           "lists them); end that session, or name the array (`shardmesh reshard "
+                           "@",
+                           descriptor.array_id, " --mesh ", descriptor.mesh_id,
+                           " --as NAME`) and release it there")),
+                       Reason::kMeshInUse,
+                       {{fact::kMesh, descriptor.mesh_id}, {fact::kArray, descriptor.array_id}}));
+      }
+      after = page.next_start_after;
+    } while (!after.empty());
+    return absl::OkStatus();
+  }
+
+  void Refuse(const Array& array, const std::string& name, const absl::Status& error) {
+    ++plan_.refusal_count;
+    if (plan_.refusals.size() == kMaxRefusals) return;
+    plan_.refusals.push_back(
+        {.name = name, .array_id = array.definition.descriptor.array_id, .error = error});
+  }
+
+  // Adds an array to the plan. An array on the mesh moves twice, an array that is on the auxiliary
+  // mesh already moves once.
+  absl::Status Add(const SelectedArray& selected) {
+    const Array& array = *selected.array;
+    const ArrayDescriptor& from = array.definition.descriptor;
+    if (array.state == ArrayState::kDegraded) {
+      SHARDMESH_RETURN_IF_ERROR(
+          FindHolders(selected, Tile::Whole(from.shape), *view_, *parts_.recovery).status());
+    }
+    const bool is_placed = from.mesh_id == plan_.auxiliary_id && from.mesh == plan_.layouts.mesh;
+    PlacedLayout layout;
+    if (is_placed) {
+      layout = LayoutOf(array.definition);
+    } else {
+      SHARDMESH_ASSIGN_OR_RETURN(layout, LayoutOn(plan_.layouts, array.definition));
+    }
+    ArrayDescriptor to = from;
+    to.mesh = plan_.layouts.mesh;
+    to.spec = std::move(layout.spec);
+    to.cut_points = std::move(layout.cut_points);
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling source, from.Tiling());
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling target, to.Tiling());
+    const MeshRanks* const ranks = view_->FindMesh(from.mesh_id);
+    const std::vector<std::string> sources =
+        ranks == nullptr ? std::vector<std::string>() : ranks->identities;
+    if (std::ssize(sources) != source.mesh().size()) return absl::OkStatus();  // still assigned
+    const WorkerNumbers numbers = NumberWorkers(sources, plan_.workers);
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling on_sources, OnWorkers(from, numbers.sources));
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling on_targets, OnWorkers(to, numbers.destinations));
+    SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan plan, ReshardPlan::Create(on_sources, on_targets));
+    const bool moves_twice = from.mesh_id != plan_.auxiliary_id;
+    ++plan_.array_count;
+    for (size_t rank = 0; rank < plan_.workers.size(); ++rank) {
+      if (rank % 1'024 == 0 && is_cancelled_()) return PlanCancelled();
+      const auto device = static_cast<DeviceId>(rank);
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t received_bytes,
+                                 PackedSizeBytes(to.dtype, plan.DeviceOf(device).need));
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t tile_bytes, RankTileBytes(to, target, device));
+      plan_.ranks[rank].moved_bytes = AddCapped(plan_.ranks[rank].moved_bytes, received_bytes);
+      plan_.moved_bytes = AddCapped(plan_.moved_bytes, received_bytes);
+      plan_.total_bytes = AddCapped(plan_.total_bytes, tile_bytes);
+      if (moves_twice) plan_.total_bytes = AddCapped(plan_.total_bytes, tile_bytes);
+    }
+    SHARDMESH_RETURN_IF_ERROR(loads_.Take(to, plan_.workers));
+    // A pin keeps the old tiles, at most until all arrays have left the mesh.
+    if (parts_.registry->HoldsOf(from.array_id).pins > 0) {
+      pinned_.push_back({.array = selected.array, .workers = sources});
+    } else {
+      SHARDMESH_RETURN_IF_ERROR(loads_.Drop(from, sources, array.missing_ranks));
+      SHARDMESH_RETURN_IF_ERROR(DropCompanion(from.array_id));
+    }
+    if (array.definition.replicas > 1) twice_.push_back(to);
+    if (moves_twice) back_.push_back(std::move(to));
+    return absl::OkStatus();
+  }
+
+  // The workers drop the array's companion, which goes with the array.
+  absl::Status DropCompanion(const std::string& array_id) {
+    const ArrayPtr companion = parts_.registry->FindTwin(array_id);
+    if (companion == nullptr) return absl::OkStatus();
+    const ArrayDescriptor& descriptor = companion->definition.descriptor;
+    const MeshRanks* const ranks = view_->FindMesh(descriptor.mesh_id);
+    if (ranks == nullptr) return absl::OkStatus();
+    return loads_.Drop(descriptor, ranks->identities, companion->missing_ranks);
+  }
+
+  // The arrays that want second replicas get them when all have moved.
+  absl::Status TakeReplicas() {
+    if (plan_.workers.size() < 2) return absl::OkStatus();
+    const std::vector<std::string> hosts = HostsOf(*view_, plan_.workers);
+    const std::vector<std::string> workers = ReplicaWorkers(plan_.workers, hosts);
+    for (const ArrayDescriptor& array : twice_) {
+      if (is_cancelled_()) return PlanCancelled();
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+      if (IsReplicatedBySpec(tiling, hosts)) continue;
+      SHARDMESH_RETURN_IF_ERROR(loads_.Take(array, workers));
+    }
+    return absl::OkStatus();
+  }
+
+  // Lets the arrays move back, and compares the loads of the workers with what they have.
+  absl::Status AddMemory() {
+    for (const Pinned& pinned : pinned_) {
+      SHARDMESH_RETURN_IF_ERROR(loads_.Drop(pinned.array->definition.descriptor, pinned.workers,
+                                            pinned.array->missing_ranks));
+      SHARDMESH_RETURN_IF_ERROR(DropCompanion(pinned.array->definition.descriptor.array_id));
+    }
+    for (const ArrayDescriptor& array : back_) {
+      if (is_cancelled_()) return PlanCancelled();
+      SHARDMESH_RETURN_IF_ERROR(loads_.Take(array, plan_.workers));
+      SHARDMESH_RETURN_IF_ERROR(loads_.Drop(array, plan_.workers));
+    }
+    SHARDMESH_RETURN_IF_ERROR(TakeReplicas());
+    CommittedBytes committed(*view_, *parts_.registry);
+    SHARDMESH_RETURN_IF_ERROR(committed.AddAll(*parts_.registry, is_cancelled_));
+    for (ResizeRank& rank : plan_.ranks) {
+      const WorkerStatus* const worker = view_->FindWorker(rank.identity);
+      if (worker == nullptr) continue;
+      rank.capacity_bytes = worker->info.capacity_bytes;
+      rank.have_bytes = rank.capacity_bytes - committed.UsedOn(rank.identity, *worker);
+      rank.need_bytes = loads_.PeakOf(rank.identity);
+    }
+    return absl::OkStatus();
+  }
+
+  struct Pinned {
+    ArrayPtr array;
+    std::vector<std::string> workers;  // by rank
+  };
+
+  const ReshardPlanParts& parts_;
+  const ResizeCall& call_;
+  const std::function<bool()>& is_cancelled_;
+  const std::shared_ptr<const Definitions> state_;
+  const std::shared_ptr<const MembershipView> view_;
+  std::shared_ptr<const Definition> auxiliary_;
+  PlannedResize plan_;
+  WorkerLoads loads_;
+  std::vector<Pinned> pinned_;          // arrays that stay for a while when they have moved
+  std::vector<ArrayDescriptor> back_;   // on the auxiliary mesh: the arrays that move twice
+  std::vector<ArrayDescriptor> twice_;  // in the new layouts: the arrays that want two replicas
+};
+
+// Returns the error of an array whose cut points do not fit the new shape.
+absl::Status CutsDoNotFit(const ArrayDescriptor& array, const Mesh& mesh,
+                          const absl::Status& status) {
+  return WithContext(
+      status, StrCat("its cut points are for the shape ", array.mesh.ToString(), " and not for ",
+                     mesh.ToString(), "; choose a rule that cuts it (--uneven)"));
+}
+
+// Returns the layout of the array on the old shape, with the axes that fit there.
+absl::StatusOr<PlacedLayout> LayoutBack(const ResizeLayouts& layouts, const ArrayDefinition& array,
+                                        PartSizes sizes) {
+  const ArrayDescriptor& descriptor = array.descriptor;
+  const PartitionSpec requested = array.requested_spec.value_or(descriptor.spec);
+  PlacedLayout layout{.requested_spec = requested};
+  if (auto corrected = Correct(requested, descriptor.shape, layouts.mesh, sizes); corrected.ok()) {
+    layout.spec = std::move(corrected->effective);
+    if (corrected->corrections.empty()) layout.requested_spec.reset();
+  } else {
+    // The requested spec has an axis twice, of which the new shape dropped one.
+    SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult own,
+                               Correct(descriptor.spec, descriptor.shape, layouts.mesh, sizes));
+    layout.spec = std::move(own.effective);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      layout.cut_points,
+      CutByRule(layouts.uneven, layouts.weights, layouts.mesh, layout.spec, descriptor.shape));
+  return layout;
+}
+
+}  // namespace
+
+PlacedLayout LayoutOf(const ArrayDefinition& array) {
+  return {.spec = array.descriptor.spec,
+          .requested_spec = array.requested_spec,
+          .cut_points = array.descriptor.cut_points};
+}
+
+absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayDefinition& array) {
+  const ArrayDescriptor& descriptor = array.descriptor;
+  if (!descriptor.spec.unreduced().empty()) {
+    return InvalidArgument(
+        Reason::kInvalidSpec,
+        StrCat("it holds partial sums along ", StrJoin(descriptor.spec.unreduced(), ", "),
+               "; reshard it first, which adds them up"),
+        {{fact::kValue, descriptor.spec.ToString()}});
+  }
+  const bool is_equal_only = layouts.uneven == UnevenCuts::kEqualOnly;
+  if (!WithoutEqualParts(descriptor.cut_points).empty()) {
+    const absl::Status fits =
+        Tiling::Create(layouts.mesh, descriptor.spec, descriptor.shape, descriptor.cut_points)
+            .status();
+    if (fits.ok()) return LayoutOf(array);
+    if (is_equal_only && !layouts.is_old_shape) {
+      return CutsDoNotFit(descriptor, layouts.mesh, fits);
+    }
+  }
+  const PartSizes sizes = is_equal_only ? PartSizes::kEqual : PartSizes::kAny;
+  if (layouts.is_old_shape) return LayoutBack(layouts, array, sizes);
+  // The array may lose no axis that its own spec has.
+  SHARDMESH_ASSIGN_OR_RETURN(const CorrectionResult own,
+                             Correct(descriptor.spec, descriptor.shape, layouts.mesh, sizes));
+  if (!own.corrections.empty()) {
+    return FirstCorrection(descriptor.spec, descriptor.shape, layouts.mesh, own);
+  }
+  PlacedLayout layout{.spec = descriptor.spec, .requested_spec = array.requested_spec};
+  if (array.requested_spec.has_value()) {
+    // The requested spec may fit better now.
+    SHARDMESH_ASSIGN_OR_RETURN(
+        CorrectionResult requested,
+        Correct(*array.requested_spec, descriptor.shape, layouts.mesh, sizes));
+    layout.spec = std::move(requested.effective);
+    if (requested.corrections.empty()) layout.requested_spec.reset();
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      layout.cut_points,
+      CutByRule(layouts.uneven, layouts.weights, layouts.mesh, layout.spec, descriptor.shape));
+  return layout;
+}
+
+absl::StatusOr<PlannedResize> PlanResize(const ReshardPlanParts& parts, const ResizeCall& call,
+                                         const std::function<bool()>& is_cancelled) {
+  return Planning(parts, call, is_cancelled).Run();
+}
+
+absl::Status CheckResize(const PlannedResize& plan) {
+  const std::string what = StrCat("the mesh \"", plan.definition->name, "\" cannot become ",
+                                  plan.layouts.mesh.ToString(), ", and nothing was moved");
+  if (!plan.refusals.empty()) {
+    const absl::Status& first = plan.refusals.front().error;
+    std::string message = what;
+    for (size_t i = 0; i < std::min(plan.refusals.size(), kRefusalsNamed); ++i) {
+      const ResizeRefusal& each = plan.refusals[i];
+      StrAppend(&message, i == 0 ? ": " : "; ", TitleOfRefused(each), ": ", each.error.message());
+    }
+    const int64_t more = plan.refusal_count - static_cast<int64_t>(kRefusalsNamed);
+    if (more > 0) StrAppend(&message, "; and ", more, " more (--validate-only lists them)");
+    absl::Status status(first.code(), ToAbsl(message));
+    first.ForEachPayload([&status](absl::string_view type, const absl::Cord& payload) {
+      status.SetPayload(type, payload);
+    });
+    return status;
+  }
+  const auto short_of = std::find_if(plan.ranks.begin(), plan.ranks.end(), [](const auto& rank) {
+    return rank.need_bytes > rank.have_bytes;
+  });
+  if (short_of == plan.ranks.end()) return absl::OkStatus();
+  const int64_t rank = short_of - plan.ranks.begin();
+  return WithReason(
+      absl::ResourceExhaustedError(
+          StrCat(what, ": rank ", rank, " (worker \"", short_of->identity, "\") has ",
+                 short_of->have_bytes, " of ", short_of->capacity_bytes,
+                 " bytes left, and the resize needs ", short_of->need_bytes,
+                 " there; release arrays, start workers with more --memory, or choose more ranks")),
+      Reason::kMemoryLimit,
+      {{fact::kHave, short_of->have_bytes},
+       {fact::kNeed, short_of->need_bytes},
+       {fact::kRank, rank},
+       {fact::kIdentity, short_of->identity}});
+}
+
+}  // namespace shardmesh::server

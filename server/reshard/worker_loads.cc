@@ -1,0 +1,59 @@
+// Adds the tiles of arrays to the workers of their ranks, and takes them away.
+#include "server/reshard/worker_loads.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "server/steps/committed_bytes.h"
+#include "sharding/tile.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+namespace {
+
+// Calls `visit` with the worker and the bytes of each tile.
+template <typename Visit>
+absl::Status ForEachTile(const ArrayDescriptor& array, const std::vector<std::string>& workers,
+                         const std::vector<int64_t>& missing_ranks, const Visit& visit) {
+  if (workers.empty()) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+  const auto size = std::min<int64_t>(tiling.mesh().size(), std::ssize(workers));
+  for (int64_t rank = 0; rank < size; ++rank) {
+    if (std::binary_search(missing_ranks.begin(), missing_ranks.end(), rank)) continue;
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, RankTileBytes(array, tiling, rank));
+    visit(workers[static_cast<size_t>(rank)], bytes);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status WorkerLoads::Take(const ArrayDescriptor& array,
+                               const std::vector<std::string>& workers) {
+  return ForEachTile(array, workers, {}, [this](const std::string& worker, int64_t bytes) {
+    Load& load = loads_[worker];
+    load.now = AddCapped(load.now, bytes);
+    load.peak = std::max(load.peak, load.now);
+    load.largest = std::max(load.largest, bytes);
+  });
+}
+
+absl::Status WorkerLoads::Drop(const ArrayDescriptor& array,
+                               const std::vector<std::string>& workers,
+                               const std::vector<int64_t>& missing_ranks) {
+  return ForEachTile(
+      array, workers, missing_ranks,
+      [this](const std::string& worker, int64_t bytes) { loads_[worker].now -= bytes; });
+}
+
+int64_t WorkerLoads::PeakOf(const std::string& worker) const {
+  const auto found = loads_.find(worker);
+  return found == loads_.end() ? 0 : found->second.peak;
+}
+
+int64_t WorkerLoads::LargestOf(const std::string& worker) const {
+  const auto found = loads_.find(worker);
+  return found == loads_.end() ? 0 : found->second.largest;
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,241 @@
+// Plans the files of a save, and writes their headers, the index and the manifest.
+#include "server/save/save_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "process/crc32c.h"
+#include "sharding/digest.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/dtype.h"
+#include "tensor/safetensors.h"
+
+namespace shardmesh::server {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Pieces of a tile begin at multiples of this, so that their writes stay long.
+constexpr int64_t kPieceAlignment = int64_t{1} << 20;
+constexpr int kManifestFormat = 1;
+
+const ArrayDescriptor& DescriptorOf(const TensorToSave& tensor) {
+  return tensor.array->definition.descriptor;
+}
+
+std::string FileName(size_t file, size_t count) {
+  if (count == 1) return std::string(kSingleCheckpointFile);
+  char name[64];
+  std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", file + 1, count);
+  return name;
+}
+
+// Gives each tensor a file, in order.
+void FillFiles(const SaveLayout& layout, SavePlan* plan) {
+  int64_t filled_bytes = 0;
+  size_t file = 0;
+  for (TensorPlace& place : plan->places) {
+    if (!layout.single_file && filled_bytes > 0 &&
+        place.size_bytes > layout.max_file_bytes - filled_bytes) {
+      ++file;
+      filled_bytes = 0;
+    }
+    place.file = file;
+    filled_bytes += place.size_bytes;
+  }
+  plan->files.resize(file + 1);
+}
+
+absl::Status MakeHeaders(const SaveLayout& layout, SavePlan* plan) {
+  size_t first = 0;
+  for (size_t i = 0; i < plan->files.size(); ++i) {
+    FileInPlan& file = plan->files[i];
+    file.name = FileName(i, plan->files.size());
+    size_t last = first;
+    std::vector<SafetensorsWriter::Tensor> listed;
+    std::string ids;
+    for (; last < plan->tensors.size() && plan->places[last].file == i; ++last) {
+      const ArrayDescriptor& array = DescriptorOf(plan->tensors[last]);
+      listed.push_back(
+          {.name = plan->tensors[last].name, .dtype = array.dtype, .shape = array.shape});
+      StrAppend(&ids, array.array_id, "\n");
+    }
+    // Some readers, such as those of the library transformers, require this key.
+    SHARDMESH_ASSIGN_OR_RETURN(EncodedSafetensorsHeader header,
+                               EncodeSafetensorsHeader(file.name, listed, {{"format", "pt"}}));
+    file.header = std::move(header.bytes);
+    file.size_bytes = static_cast<int64_t>(file.header.size()) + header.data_size_bytes;
+    int64_t offset_bytes = static_cast<int64_t>(file.header.size());
+    for (; first < last; ++first) {
+      plan->places[first].offset_bytes = offset_bytes;
+      offset_bytes += plan->places[first].size_bytes;
+    }
+    file.content_key = absl::BytesToHexString(
+        Sha256(StrCat("shardmesh file 1\n", layout.cluster_id, "\n", ids, file.header)));
+  }
+  return absl::OkStatus();
+}
+
+// Cuts a tile among its holders, or gives it to the holder that has least to write so far.
+void AssignPart(size_t tensor, size_t part, std::map<std::string, int64_t>* load, SavePlan* plan) {
+  const HeldPart& held = plan->tensors[tensor].parts[part];
+  // Create has checked the layout.
+  const int64_t size_bytes =
+      DescriptorOf(plan->tensors[tensor]).TileSizeBytes(held.tile).value_or(0);
+  const auto count = static_cast<int64_t>(held.identities.size());
+  const auto assign = [&](const std::string& identity, int64_t begin, int64_t end) {
+    plan->regions[identity].push_back(
+        {.tensor = tensor, .part = part, .begin_bytes = begin, .end_bytes = end});
+    (*load)[identity] += end - begin;
+  };
+  if (count > 1 && size_bytes >= kMinSplitBytes) {
+    const int64_t share =
+        (size_bytes / count + kPieceAlignment) / kPieceAlignment * kPieceAlignment;
+    int64_t begin = 0;
+    for (const std::string& identity : held.identities) {
+      const int64_t end = std::min(size_bytes, begin + share);
+      if (begin < end) assign(identity, begin, end);
+      begin = end;
+    }
+    return;
+  }
+  const std::string& least = *std::min_element(
+      held.identities.begin(), held.identities.end(),
+      [load](const std::string& a, const std::string& b) { return (*load)[a] < (*load)[b]; });
+  assign(least, 0, size_bytes);
+}
+
+}  // namespace
+
+absl::StatusOr<SavePlan> PlanSave(std::vector<TensorToSave> tensors, const SaveLayout& layout) {
+  SavePlan plan;
+  std::sort(tensors.begin(), tensors.end(),
+            [](const TensorToSave& a, const TensorToSave& b) { return a.name < b.name; });
+  plan.tensors = std::move(tensors);
+  for (const TensorToSave& tensor : plan.tensors) {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, DescriptorOf(tensor).SizeBytes());
+    plan.places.push_back({.size_bytes = size_bytes});
+    plan.size_bytes += size_bytes;
+  }
+  FillFiles(layout, &plan);
+  SHARDMESH_RETURN_IF_ERROR(MakeHeaders(layout, &plan));
+  std::map<std::string, int64_t> load;
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    for (size_t part = 0; part < plan.tensors[tensor].parts.size(); ++part) {
+      AssignPart(tensor, part, &load, &plan);
+    }
+  }
+  return plan;
+}
+
+std::string IndexText(const SavePlan& plan) {
+  if (plan.files.size() == 1) return "";
+  Json weight_map = Json::object();
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    // Appends to the list of pairs: each insertion by key would search all keys.
+    weight_map.get_ref<Json::object_t&>().emplace_back(plan.tensors[i].name,
+                                                       plan.files[plan.places[i].file].name);
+  }
+  return Json{{"metadata", {{"total_size", plan.size_bytes}}}, {"weight_map", weight_map}}.dump(2) +
+         "\n";
+}
+
+std::string ManifestText(const SavePlan& plan, const SaveDescription& description) {
+  Json manifest = {{"format", kManifestFormat},
+                   {"cluster", description.cluster_id},
+                   {"prefix", description.prefix},
+                   {"revision", description.revision}};
+  if (description.step.has_value()) manifest["step"] = *description.step;
+  manifest["size_bytes"] = plan.size_bytes;
+  Json& files = manifest["files"] = Json::array();
+  for (const FileInPlan& file : plan.files) {
+    files.push_back({{"name", file.name},
+                     {"size_bytes", file.size_bytes},
+                     {"content_key", file.content_key},
+                     {"header_bytes", file.header.size()},
+                     {"header_crc32c", Crc32c(file.header)}});
+  }
+  Json& tensors = manifest["tensors"] = Json::array();
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const TensorToSave& tensor = plan.tensors[i];
+    const ArrayDescriptor& array = DescriptorOf(tensor);
+    Json tiles = Json::array();
+    for (const HeldPart& part : tensor.parts) {
+      Json ranges = Json::array();
+      for (const IndexRange& range : part.tile.ranges) ranges.push_back({range.start, range.stop});
+      tiles.push_back({{"ranges", std::move(ranges)}, {"crc32c", part.crc32c}});
+    }
+    tensors.push_back({{"name", tensor.name},
+                       {"file", plan.files[plan.places[i].file].name},
+                       {"offset_bytes", plan.places[i].offset_bytes},
+                       {"size_bytes", plan.places[i].size_bytes},
+                       {"array_id", array.array_id},
+                       {"dtype", std::string(DtypeName(array.dtype))},
+                       {"shape", std::vector<int64_t>(array.shape.begin(), array.shape.end())},
+                       {"spec", array.spec.ToString()},
+                       {"mesh", array.mesh_id},
+                       {"tiles", std::move(tiles)}});
+  }
+  // The prefix may end within a character.
+  return manifest.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+absl::Status CheckWritten(const SavePlan& plan, const PresentBytes& present,
+                          const std::map<std::string, std::vector<uint32_t>>& crc32c) {
+  // The regions of each tile, by their beginning.
+  struct Piece {
+    int64_t begin_bytes;
+    int64_t size_bytes;
+    uint32_t crc32c;
+    std::string_view identity;
+  };
+  std::map<std::pair<size_t, size_t>, std::vector<Piece>> pieces;
+  for (const auto& [identity, regions] : plan.regions) {
+    const auto found = crc32c.find(identity);
+    size_t next = 0;
+    for (const RegionToWrite& region : regions) {
+      if (present.Has(plan, region)) continue;
+      if (found == crc32c.end() || next == found->second.size()) {
+        return absl::InternalError(
+            StrCat("worker \"", identity, "\" reported too few checksums of a save"));
+      }
+      pieces[{region.tensor, region.part}].push_back({.begin_bytes = region.begin_bytes,
+                                                      .size_bytes = region.size_bytes(),
+                                                      .crc32c = found->second[next++],
+                                                      .identity = identity});
+    }
+  }
+  for (auto& [key, of_tile] : pieces) {
+    std::sort(of_tile.begin(), of_tile.end(),
+              [](const Piece& a, const Piece& b) { return a.begin_bytes < b.begin_bytes; });
+    uint32_t whole = 0;
+    std::set<std::string_view> identities;
+    for (const Piece& piece : of_tile) {
+      whole = ConcatCrc32c(whole, piece.crc32c, piece.size_bytes);
+      identities.insert(piece.identity);
+    }
+    const TensorToSave& tensor = plan.tensors[key.first];
+    const HeldPart& part = tensor.parts[key.second];
+    if (whole == part.crc32c) continue;
+    return WithReason(
+        absl::DataLossError(StrCat("tile ", part.tile.ToString(), " of \"", tensor.name,
+                                   "\" has changed in the memory of ", StrJoin(identities, ", "),
+                                   ": its checksum was ", part.crc32c, " and is ", whole,
+                                   "; load the array again, and check that host's memory")),
+        Reason::kChecksumMismatch,
+        {{fact::kHave, whole},
+         {fact::kNeed, part.crc32c},
+         {fact::kArray, DescriptorOf(tensor).array_id}});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,144 @@
+// One save while it runs: the orders to its workers, one phase after the other.
+#ifndef SHARDMESH_SERVER_SAVE_SAVE_RUN_H_
+#define SHARDMESH_SERVER_SAVE_SAVE_RUN_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/attach/save_access.h"
+#include "server/save/save_plan.h"
+
+namespace shardmesh::server {
+
+// Where and how a checkpoint is saved.
+struct SaveDestination {
+  std::string folder;  // absolute path
+  std::optional<int64_t> step = {};
+  int keep = 0;  // complete steps to keep; 0 keeps all
+  bool overwrite = false;
+
+  friend bool operator==(const SaveDestination&, const SaveDestination&) = default;
+};
+
+struct SaveResult {
+  std::string path;
+  int64_t tensors = 0;
+  int64_t files = 0;
+  int64_t size_bytes = 0;
+  int64_t written_bytes = 0;
+  int64_t found_bytes = 0;  // of tiles that an earlier save, which ended early, had written
+  int64_t linked_files = 0;
+  bool took_over = false;
+  std::vector<int64_t> removed_steps = {};
+  int64_t revision = 0;
+};
+
+// Phases: open (leader) -> check (the others) -> manifest (leader) -> make the files (leader) ->
+// headers (leader) -> tiles (all) -> index (leader) -> publish (leader) -> end (all). After an
+// error, a lost worker or a cancellation, the end follows at once. The leader then keeps what is
+// written for the next save, if it is much, or removes it.
+//
+// Run blocks its thread until the save has ended. Cancel is thread-safe.
+class SaveRun {
+ public:
+  static constexpr int64_t kMinKeptBytes = int64_t{64} << 20;
+
+  struct Options {
+    std::string save_id;
+    SavePlan plan;
+    SaveDestination destination;
+    SaveDescription description;
+    bool one_host = false;         // all workers of the plan are on one host
+    SaveAccess* access = nullptr;  // outlives the run
+    // Gets the pieces and bytes to write, when they are known.
+    std::function<void(int64_t pieces, int64_t bytes)> total;
+    // Gets written pieces and bytes, each once.
+    std::function<void(int64_t pieces, int64_t bytes)> progress;
+    // Bytes that are worth keeping for the next save. Less is written again sooner than it is read.
+    int64_t min_kept_bytes = kMinKeptBytes;
+    // Time for a worker to open or check the folder.
+    absl::Duration open_timeout = absl::Seconds(60);
+    // Time for the workers to answer the orders of the end.
+    absl::Duration end_timeout = absl::Seconds(10);
+  };
+
+  explicit SaveRun(Options options);
+
+  const SavePlan& plan() const { return options_.plan; }
+  // Errors: those of WaitSave in save_service.proto.
+  absl::StatusOr<SaveResult> Run();
+  // Asks each worker whether it could write into the folder; nothing is created. Instead of Run.
+  // Errors: those of Run about the folder.
+  absl::Status Validate();
+
+  // Makes Run end with `reason`. FAILED_PRECONDITION: the checkpoint is being published.
+  absl::Status Cancel(const absl::Status& reason);
+
+ private:
+  struct Order;   // an order and the worker that gets it
+  struct Event;   // an answer
+  struct Shared;  // shared with the callbacks, which may come after the run
+  // By worker: makes the next order when it is sent; nullopt: there are no more.
+  using Lanes = std::map<std::string, std::function<std::optional<Order>()>>;
+
+  absl::Status RunPhases(SaveResult* result);
+  // kStop: return the first error at once. kGoOn: send the worker nothing more, and go on. kIgnore:
+  // as kGoOn, and not even a cancellation ends the wait; for the orders of the end.
+  enum class OnError { kStop, kGoOn, kIgnore };
+  // Sends the orders of each worker one after the other, all workers at the same time. Calls
+  // `answered` for each answer and each error.
+  absl::Status RunLanes(Lanes lanes, absl::Duration timeout, OnError on_error,
+                        const std::function<void(const Event&)>& answered);
+  void Send(const std::string& identity, Order order);
+  Order NewOrder() const;
+  // Returns a lane of these orders.
+  static std::function<std::optional<Order>()> LaneOf(std::deque<Order> orders);
+  absl::Status AskLeader(Order order, Event* answer,
+                         absl::Duration timeout = absl::InfiniteDuration());
+  // An answer that ends the save of one worker.
+  struct Refusal;
+  // Makes the error of workers that cannot write into the folder. Requires one at least.
+  absl::Status CannotWrite(std::vector<Refusal> refusals) const;
+  absl::Status AsFolderError(const absl::Status& status) const;
+  struct FolderLane;
+  absl::Status ValidateFolders();
+  std::optional<Order> NextFiles(FolderLane* lane) const;
+  absl::Status OpenFolder(SaveResult* result);
+  absl::Status CheckFolders();
+  absl::Status MakeFiles(SaveResult* result);
+  // Takes the tiles of a file that are present; `is_intact`: as FoundTiles.is_intact.
+  absl::Status TakeFound(size_t file, std::string_view is_intact, SaveResult* result);
+  absl::Status WriteTexts(const std::vector<std::pair<std::string, std::string_view>>& texts);
+  absl::Status WriteTiles(SaveResult* result);
+  // The orders of one worker to write its tiles.
+  struct TileLane;
+  Order NextTiles(TileLane* lane) const;
+  absl::Status Publish(const std::string& manifest, SaveResult* result);
+  void EndAll(bool keep);
+
+  const Options options_;
+  const std::shared_ptr<Shared> shared_;
+  std::string leader_;
+  std::vector<std::string> identities_;  // all workers of the save, the leader first
+  std::vector<std::string> opened_;      // those that got an order
+  PresentBytes present_;
+  std::string probe_;
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SAVE_SAVE_RUN_H_

@@ -1,0 +1,433 @@
+// Takes the snapshot of names of each save, and runs the save on a thread.
+#include "server/save/saves.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "process/log.h"
+#include "process/random_bytes.h"
+#include "rpc/codec/status.h"
+#include "server/state/array_selection.h"
+#include "server/state/request_index.h"
+#include "server/steps/run_room.h"
+#include "sharding/digest.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/source_file.h"
+
+namespace shardmesh::server {
+namespace {
+
+// How often a snapshot is taken anew because an array was released before it was pinned.
+constexpr int kMaxSnapshots = 10;
+constexpr size_t kMaxFolderBytes = 4096;
+
+// Whether a part of the path is a name that saves use for files of their own.
+bool HasReservedPart(std::string_view path) {
+  while (!path.empty()) {
+    const std::string_view part = path.substr(0, path.find('/'));
+    if (part == kSaveStaging || part == kSaveLock) return true;
+    path.remove_prefix(std::min(path.size(), part.size() + 1));
+  }
+  return false;
+}
+
+absl::Status CheckRequest(const SaveRequest& request) {
+  const SaveDestination& to = request.destination;
+  if (request.prefix.size() > ArrayRegistry::kMaxNameBytes) {
+    return rpc::BadField("prefix",
+                         StrCat("has ", request.prefix.size(), " bytes; a name has at most ",
+                                ArrayRegistry::kMaxNameBytes));
+  }
+  if (to.folder.empty() || to.folder.front() != '/' || to.folder.size() > kMaxFolderBytes) {
+    return rpc::BadField(
+        "folder", StrCat("\"", to.folder.substr(0, kMaxFolderBytes),
+                         "\" is not an absolute path of at most ", kMaxFolderBytes, " bytes"));
+  }
+  if (HasReservedPart(to.folder)) {
+    return rpc::BadField(
+        "folder", StrCat("\"", to.folder, "\" has a part named ", kSaveStaging, " or ", kSaveLock,
+                         ", which saves use and remove; name another folder"));
+  }
+  if (to.step.has_value() && (*to.step < 0 || *to.step > kMaxCheckpointStep)) {
+    return rpc::BadField("step", StrCat("is ", *to.step, ", not 0 to ", kMaxCheckpointStep));
+  }
+  if (to.keep < 0 || (to.keep > 0 && !to.step.has_value())) {
+    return rpc::BadField(
+        "keep", to.keep < 0
+                    ? StrCat("is ", to.keep, "; give the number of steps to keep")
+                    : StrCat("needs a step: only the checkpoints of steps are ", "removed"));
+  }
+  if (request.max_file_bytes != 0 && request.max_file_bytes < kMinFileBytes) {
+    return rpc::BadField("max_file_bytes", StrCat("is ", request.max_file_bytes,
+                                                  ", less than the least, ", kMinFileBytes));
+  }
+  if (request.single_file && request.max_file_bytes != 0) {
+    return rpc::BadField("max_file_bytes", "is set together with single_file; leave one out");
+  }
+  return absl::OkStatus();
+}
+
+BegunSave Summary(const SavePlan& plan, const SaveDescription& description) {
+  return {.operation_id = "",
+          .tensors = static_cast<int64_t>(plan.tensors.size()),
+          .files = static_cast<int64_t>(plan.files.size()),
+          .size_bytes = plan.size_bytes,
+          .revision = description.revision};
+}
+
+}  // namespace
+
+Saves::~Saves() {
+  Stop(absl::CancelledError("the coordinator is stopping"));
+  std::map<std::string, std::unique_ptr<Running>> running;
+  {
+    absl::MutexLock lock(&mutex_);
+    running.swap(running_);
+  }
+  for (const auto& [id, each] : running) each->thread.join();
+}
+
+void Saves::Stop(const absl::Status& reason) {
+  absl::MutexLock lock(&mutex_);
+  if (stopped_.ok()) stopped_ = reason;
+  // A checkpoint that is being published is complete soon.
+  for (const auto& [id, each] : running_) each->run->Cancel(reason).IgnoreError();
+  for (SaveRun* const each : validations_) each->Cancel(reason).IgnoreError();
+}
+
+absl::Status Saves::Snapshot(const std::string& prefix, bool pins,
+                             std::vector<ArrayRegistry::NamedArray>* names) const {
+  absl::Status pinned;
+  for (int attempt = 0; attempt < kMaxSnapshots; ++attempt) {
+    // One call reads all names under one lock, so at one revision.
+    *names = parts_.registry->ListNames(prefix, "", kMaxTensors + 1);
+    if (static_cast<int64_t>(names->size()) > kMaxTensors) {
+      return WithReason(absl::ResourceExhaustedError(
+                            StrCat("more than ", kMaxTensors, " names begin with \"", prefix,
+                                   "\"; save them in parts, by longer prefixes")),
+                        Reason::kLimitExceeded, {{fact::kLimit, kMaxTensors}});
+    }
+    if (names->empty()) {
+      return WithReason(
+          absl::NotFoundError(
+              prefix.empty() ? std::string("there is no named array to save")
+                             : StrCat("no array has a name that begins with \"", prefix, "\"")),
+          Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, prefix}});
+    }
+    if (!pins) return absl::OkStatus();
+    std::vector<std::string> done;
+    pinned = absl::OkStatus();
+    for (const ArrayRegistry::NamedArray& each : *names) {
+      pinned = parts_.registry->Pin(each.name.array_id);
+      if (!pinned.ok()) break;
+      done.push_back(each.name.array_id);
+    }
+    if (pinned.ok()) return absl::OkStatus();
+    parts_.registry->Unpin(done);  // an array was replaced meanwhile: take a newer snapshot
+  }
+  return absl::AbortedError(StrCat("the names change too fast: ", ToStd(pinned.message())));
+}
+
+absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription* description,
+                                     std::vector<std::string>* pinned) const {
+  SHARDMESH_RETURN_IF_ERROR(CheckRequest(request));
+  std::vector<ArrayRegistry::NamedArray> names;
+  SHARDMESH_RETURN_IF_ERROR(Snapshot(request.prefix, pinned != nullptr, &names));
+  if (pinned != nullptr) {
+    for (const ArrayRegistry::NamedArray& each : names) pinned->push_back(each.name.array_id);
+  }
+  *description = {.cluster_id = parts_.cluster_id,
+                  .prefix = request.prefix,
+                  .revision = 0,
+                  .step = request.destination.step};
+  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
+  std::vector<TensorToSave> tensors;
+  int64_t tiles = 0;
+  for (const ArrayRegistry::NamedArray& each : names) {
+    description->revision = std::max(description->revision, each.name.version);
+    const ArrayDescriptor& array = each.array->definition.descriptor;
+    const std::string& name = each.name.name;
+    TensorToSave tensor{.name = request.strip_prefix ? name.substr(request.prefix.size()) : name,
+                        .array = each.array,
+                        .parts = {}};
+    if (tensor.name.empty()) {
+      return rpc::BadField(
+          "prefix", StrCat("is the whole name \"", name,
+                           "\", so nothing is left for the name in the checkpoint; do not strip it "
+                           "(strip_prefix, or --strip-prefix)"));
+    }
+    if (!array.spec.unreduced().empty()) {
+      return rpc::BadField("prefix", StrCat("selects \"", name,
+                                            "\", which is a partial sum; reduce it first, or save "
+                                            "by a prefix that leaves it out"));
+    }
+    const SelectedArray selected{.array = each.array, .name = each.name};
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const std::vector<OwnedTile> held,
+        FindHolders(selected, Tile::Whole(array.shape), *view, *parts_.recovery));
+    tiles += std::ssize(held);
+    if (tiles > parts_.max_tiles) {
+      return WithReason(
+          absl::ResourceExhaustedError(
+              StrCat("the arrays whose names begin with \"", request.prefix, "\" have more than ",
+                     parts_.max_tiles, " tiles; save them in parts, by longer prefixes")),
+          Reason::kLimitExceeded, {{fact::kLimit, parts_.max_tiles}});
+    }
+    const MeshRanks* const ranks = view->FindMesh(array.mesh_id);
+    for (const OwnedTile& tile : held) {
+      HeldPart part;
+      part.tile = tile.tile;
+      for (const DeviceId device : tile.devices) {
+        const auto rank = static_cast<size_t>(device);
+        if (ranks == nullptr || rank >= ranks->identities.size()) continue;
+        const std::string& identity = ranks->identities[rank];
+        if (std::find(part.identities.begin(), part.identities.end(), identity) ==
+            part.identities.end()) {
+          part.identities.push_back(identity);
+        }
+        if (rank < each.array->tile_crc32c.size()) part.crc32c = each.array->tile_crc32c[rank];
+      }
+      if (part.identities.empty()) {
+        return Degraded(selected, {tile.devices.begin(), tile.devices.end()}, *view,
+                        *parts_.recovery);
+      }
+      tensor.parts.push_back(std::move(part));
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(
+      SavePlan plan, PlanSave(std::move(tensors), {.max_file_bytes = request.max_file_bytes == 0
+                                                                         ? kDefaultFileBytes
+                                                                         : request.max_file_bytes,
+                                                   .single_file = request.single_file,
+                                                   .cluster_id = parts_.cluster_id}));
+  if (plan.regions.empty()) SHARDMESH_RETURN_IF_ERROR(AddLeader(*view, &plan));
+  return plan;
+}
+
+absl::Status Saves::AddLeader(const MembershipView& view, SavePlan* plan) const {
+  for (const TensorToSave& tensor : plan->tensors) {
+    const MeshRanks* const ranks = view.FindMesh(tensor.array->definition.descriptor.mesh_id);
+    if (ranks == nullptr) continue;
+    for (const std::string& identity : ranks->identities) {
+      if (!view.IsAlive(identity)) continue;
+      plan->regions.try_emplace(identity);
+      return absl::OkStatus();
+    }
+  }
+  const TensorToSave& first = plan->tensors.front();
+  std::vector<int64_t> ranks(static_cast<size_t>(first.array->definition.descriptor.mesh.size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return Degraded(
+      {.array = first.array, .name = {.name = first.name, .array_id = "", .version = 0}}, ranks,
+      view, *parts_.recovery);
+}
+
+bool Saves::IsOneHost(const SavePlan& plan) const {
+  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
+  std::set<std::string> hosts;
+  for (const auto& [identity, regions] : plan.regions) {
+    const WorkerStatus* const worker = view->FindWorker(identity);
+    hosts.insert(worker == nullptr ? "" : worker->info.host);
+  }
+  return hosts.size() == 1 && !hosts.begin()->empty();
+}
+
+absl::StatusOr<BegunSave> Saves::Check(const SaveRequest& request) {
+  SaveDescription description;
+  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, nullptr));
+  const BegunSave checked = Summary(plan, description);
+  const bool is_one_host = IsOneHost(plan);
+  SaveRun run({.save_id = RandomId(),
+               .plan = std::move(plan),
+               .destination = request.destination,
+               .description = std::move(description),
+               .one_host = is_one_host,
+               .access = parts_.access,
+               .total = nullptr,
+               .progress = nullptr});
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(stopped_);
+    validations_.insert(&run);
+  }
+  const absl::Status valid = run.Validate();
+  {
+    absl::MutexLock lock(&mutex_);
+    validations_.erase(&run);
+  }
+  SHARDMESH_RETURN_IF_ERROR(valid);
+  return checked;
+}
+
+absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
+  absl::MutexLock begin_lock(&begin_mutex_);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<BegunSave> known, FindKnown(request));
+  if (known.has_value()) return *known;
+  SHARDMESH_RETURN_IF_ERROR(MakeRoom());
+  SHARDMESH_ASSIGN_OR_RETURN(const Session session, parts_.sessions->Get(request.session_id));
+  auto running = std::make_unique<Running>();
+  absl::Cleanup unpin = [&] { parts_.registry->Unpin(running->pinned); };
+  SaveDescription description;
+  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, &running->pinned));
+  BegunSave begun = Summary(plan, description);
+  for (const TensorToSave& tensor : plan.tensors) running->tiles += std::ssize(tensor.parts);
+  SHARDMESH_RETURN_IF_ERROR(CheckRoomForTiles(running->tiles));
+  // The run reports only after its thread has started, and by then the id is set.
+  const auto id = std::make_shared<std::string>();
+  const bool is_one_host = IsOneHost(plan);
+  running->run = std::make_shared<SaveRun>(SaveRun::Options{
+      .save_id = RandomId(),
+      .plan = std::move(plan),
+      .destination = request.destination,
+      .description = std::move(description),
+      .one_host = is_one_host,
+      .access = parts_.access,
+      .total = [operations = parts_.operations, id](
+                   int64_t pieces, int64_t bytes) { operations->SetTotal(*id, pieces, bytes); },
+      .progress = [operations = parts_.operations, id](
+                      int64_t pieces, int64_t bytes) { operations->Add(*id, pieces, bytes); },
+      .min_kept_bytes = parts_.min_kept_bytes});
+  const SaveDestination& to = request.destination;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      *id, parts_.operations->Begin(
+               OperationKind::kSave,
+               StrCat("save of ", begun.tensors, " tensors to ", to.folder,
+                      to.step.has_value() ? StrCat(", step ", *to.step) : ""),
+               request.session_id, session.number,
+               [run = running->run](const absl::Status& reason) { return run->Cancel(reason); }));
+  begun.operation_id = *id;
+  std::move(unpin).Cancel();
+  absl::MutexLock lock(&mutex_);
+  // A run that was cancelled before it began ends at once.
+  if (!stopped_.ok()) running->run->Cancel(stopped_).IgnoreError();
+  Running* const raw = running.get();
+  running_.emplace(*id, std::move(running));
+  raw->thread = std::thread([this, id = *id, raw] { Execute(id, raw); });
+  if (!request.request_key.empty() &&
+      requests_.insert_or_assign(request.request_key, Remembered{request, begun}).second) {
+    request_order_.push_back(request.request_key);
+    if (request_order_.size() > kMaxResults) {
+      requests_.erase(request_order_.front());
+      request_order_.pop_front();
+    }
+  }
+  return begun;
+}
+
+absl::StatusOr<std::optional<BegunSave>> Saves::FindKnown(const SaveRequest& request) const {
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_RETURN_IF_ERROR(stopped_);
+  const auto known = requests_.find(request.request_key);
+  if (known == requests_.end() ||
+      !parts_.operations->Progress(known->second.begun.operation_id).ok()) {
+    return std::nullopt;
+  }
+  if (known->second.request == request) return known->second.begun;
+  return InvalidArgument(Reason::kRequestIdReused,
+                         "this request_id was used for another save; draw a new one",
+                         {{fact::kValue, RequestIdOf(request.request_key)}});
+}
+
+absl::Status Saves::MakeRoom() {
+  return MakeRoomForRun(
+      &mutex_, &running_, [](const Running& running) { return running.is_over.load(); },
+      kMaxRunning, "saves");
+}
+
+// Tells the registry where the checkpoint has each array. The modify times of the files are not
+// known here: the digest of the header, which names the tensors, takes their place.
+void Saves::RememberPlaces(const SavePlan& plan, const std::string& path) const {
+  std::vector<std::shared_ptr<const SourceFile>> files;
+  files.reserve(plan.files.size());
+  for (const FileInPlan& file : plan.files) {
+    files.push_back(std::make_shared<const SourceFile>(
+        SourceFile{.path = StrCat(path, "/", file.name),
+                   .size_bytes = file.size_bytes,
+                   .modify_time = absl::InfinitePast(),
+                   .head_sha256 = Sha256(file.header),
+                   .head_bytes = static_cast<int64_t>(file.header.size())}));
+  }
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    parts_.registry->SetCheckpoint(
+        plan.tensors[i].array->definition.descriptor.array_id,
+        {.file = files[plan.places[i].file], .offset_bytes = plan.places[i].offset_bytes});
+  }
+}
+
+absl::Status Saves::CheckRoomForTiles(int64_t tiles) const {
+  int64_t others = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [id, each] : running_) {
+      if (!each->is_over) others += each->tiles;
+    }
+  }
+  if (tiles <= parts_.max_tiles - others) return absl::OkStatus();
+  return WithRetryDelay(
+      WithReason(absl::ResourceExhaustedError(
+                     StrCat("the save has ", tiles, " tiles, and the running saves have ", others,
+                            " of at most ", parts_.max_tiles, "; wait until one has ended")),
+                 Reason::kOverloaded,
+                 {{fact::kHave, others + tiles}, {fact::kLimit, parts_.max_tiles}}),
+      absl::Seconds(1));
+}
+
+void Saves::Execute(const std::string& id, Running* running) {
+  const absl::StatusOr<SaveResult> result = running->run->Run();
+  if (result.ok()) RememberPlaces(running->run->plan(), result->path);
+  parts_.registry->Unpin(running->pinned);
+  if (result.ok()) {
+    LogInfo("saved a checkpoint", {{"path", result->path},
+                                   {"tensors", result->tensors},
+                                   {"written_bytes", result->written_bytes},
+                                   {"found_bytes", result->found_bytes},
+                                   {"linked_files", result->linked_files}});
+    absl::MutexLock lock(&mutex_);
+    results_.emplace(id, *result);
+    result_order_.push_back(id);
+    if (result_order_.size() > kMaxResults) {
+      results_.erase(result_order_.front());
+      result_order_.pop_front();
+    }
+  } else {
+    LogWarning("a save failed", {{"error", result.status()}});
+  }
+  running->is_over = true;
+  parts_.operations->End(id, result.status());
+}
+
+int64_t Saves::Wait(const std::string& operation_id, WaitCallback callback) {
+  const absl::StatusOr<OperationProgress> known = parts_.operations->Progress(operation_id);
+  if (!known.ok() || known->kind != OperationKind::kSave) {
+    std::move(callback)(known.ok() ? NoOperation(operation_id) : known.status());
+    return 0;
+  }
+  return parts_.operations->OnEnd(
+      operation_id, [this, operation_id, callback = std::move(callback)]() mutable {
+        absl::StatusOr<SaveResult> result = NoOperation(operation_id);
+        if (const auto ended = parts_.operations->Progress(operation_id);
+            ended.ok() && !ended->status.ok()) {
+          result = ended->status;
+        } else {
+          absl::MutexLock lock(&mutex_);
+          const auto found = results_.find(operation_id);
+          if (found != results_.end()) result = found->second;
+        }
+        std::move(callback)(std::move(result));
+      });
+}
+
+void Saves::StopWaiting(const std::string& operation_id, int64_t number) {
+  parts_.operations->DropOnEnd(operation_id, number);
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,152 @@
+// The saves of the coordinator: which arrays, who runs them, and their results.
+#ifndef SHARDMESH_SERVER_SAVE_SAVES_H_
+#define SHARDMESH_SERVER_SAVE_SAVES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/attach/save_access.h"
+#include "server/save/save_plan.h"
+#include "server/save/save_run.h"
+#include "server/state/array_registry.h"
+#include "server/state/membership.h"
+#include "server/state/operation_table.h"
+#include "server/state/recovery.h"
+#include "server/state/session.h"
+
+namespace shardmesh::server {
+
+// A request for a checkpoint.
+struct SaveRequest {
+  // Identifies a repeated request (RequestKey); empty: each request is a new one.
+  std::string request_key;
+  std::string session_id;
+  std::string prefix;         // of the names of the arrays to save
+  bool strip_prefix = false;  // from the names in the checkpoint
+  SaveDestination destination;
+  int64_t max_file_bytes = 0;  // 0: kDefaultFileBytes
+  bool single_file = false;
+
+  friend bool operator==(const SaveRequest&, const SaveRequest&) = default;
+};
+
+inline constexpr int64_t kDefaultFileBytes = 5'000'000'000;
+inline constexpr int64_t kMinFileBytes = int64_t{1} << 20;
+
+struct BegunSave {
+  std::string operation_id;  // empty if the save was only checked
+  int64_t tensors = 0;
+  int64_t files = 0;
+  int64_t size_bytes = 0;
+  int64_t revision = 0;
+};
+
+// Begins saves and runs each on a thread of its own. A save is an operation: its session's end
+// cancels it.
+//
+// Thread-safe. All parts outlive this object.
+class Saves {
+ public:
+  struct Parts {
+    ArrayRegistry* registry = nullptr;
+    const SessionTable* sessions = nullptr;
+    const Membership* membership = nullptr;
+    const Recovery* recovery = nullptr;
+    OperationTable* operations = nullptr;
+    SaveAccess* access = nullptr;
+    std::string cluster_id;
+    int64_t max_tiles = kMaxTiles;
+    int64_t min_kept_bytes = SaveRun::kMinKeptBytes;
+  };
+  using WaitCallback = absl::AnyInvocable<void(absl::StatusOr<SaveResult>) &&>;
+
+  // Bounds the threads, and the disk traffic that workers compete for.
+  static constexpr size_t kMaxRunning = 8;
+  static constexpr int64_t kMaxTensors = 100'000;
+  // Tiles of all running saves. The plan of a save takes about 250 bytes for each.
+  static constexpr int64_t kMaxTiles = 4'000'000;
+  // Results that are remembered for Wait; the oldest are dropped first.
+  static constexpr size_t kMaxResults = 1'000;
+
+  explicit Saves(Parts parts) : parts_(std::move(parts)) {}
+  // Cancels all saves and waits for their ends.
+  ~Saves();
+  Saves(const Saves&) = delete;
+  Saves& operator=(const Saves&) = delete;
+
+  // Returns the answer that Begin would give now, without an operation. Asks the workers whether
+  // they could write, and waits for them: do not call it on a gRPC thread. Errors: those of Begin,
+  // and those of Wait about the folder.
+  absl::StatusOr<BegunSave> Check(const SaveRequest& request);
+  // Begins a save. Takes all names with the prefix at one revision, and pins their arrays. Takes up
+  // to a second with very many names: do not call it on a gRPC thread. Errors: those of BeginSave
+  // in save_service.proto.
+  absl::StatusOr<BegunSave> Begin(const SaveRequest& request);
+  // Calls `callback` when the save has ended, with its result; at once if it has ended. NOT_FOUND:
+  // no such save, or it is forgotten. Returns a number for StopWaiting; 0 if `callback` was called.
+  int64_t Wait(const std::string& operation_id, WaitCallback callback);
+  // Destroys the callback of a waiting caller, unless the save has just ended and calls it.
+  void StopWaiting(const std::string& operation_id, int64_t number);
+
+  // Cancels all saves with `reason`, and begins no more. For a coordinator that stops.
+  void Stop(const absl::Status& reason);
+
+ private:
+  struct Running {
+    std::shared_ptr<SaveRun> run;
+    int64_t tiles = 0;  // of the plan
+    std::vector<std::string> pinned;
+    std::atomic<bool> is_over = false;
+    std::thread thread;
+  };
+  struct Remembered {
+    SaveRequest request;
+    BegunSave begun;
+  };
+
+  absl::StatusOr<SavePlan> Plan(const SaveRequest& request, SaveDescription* description,
+                                std::vector<std::string>* pinned) const;
+  absl::Status Snapshot(const std::string& prefix, bool pins,
+                        std::vector<ArrayRegistry::NamedArray>* names) const;
+  bool IsOneHost(const SavePlan& plan) const;
+  // Returns the answer to an earlier request with the same key; nullopt if there was none.
+  absl::StatusOr<std::optional<BegunSave>> FindKnown(const SaveRequest& request) const;
+  // Gives a plan without a region, whose tensors have no elements, a worker that makes the files.
+  absl::Status AddLeader(const MembershipView& view, SavePlan* plan) const;
+  // Removes saves that are over. RESOURCE_EXHAUSTED (OVERLOADED): kMaxRunning are not.
+  absl::Status MakeRoom();
+  void RememberPlaces(const SavePlan& plan, const std::string& path) const;
+  // RESOURCE_EXHAUSTED (OVERLOADED): the running saves leave no room for so many tiles.
+  absl::Status CheckRoomForTiles(int64_t tiles) const;
+  void Execute(const std::string& id, Running* running);
+
+  const Parts parts_;
+  absl::Mutex begin_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held by Begin
+  mutable absl::Mutex mutex_;                             // held only for short times
+  absl::Status stopped_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::unique_ptr<Running>> running_ ABSL_GUARDED_BY(mutex_);  // by id
+  std::set<SaveRun*> validations_ ABSL_GUARDED_BY(mutex_);  // of Check, while they ask workers
+  std::map<std::string, SaveResult> results_ ABSL_GUARDED_BY(mutex_);  // by id
+  std::deque<std::string> result_order_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Remembered> requests_ ABSL_GUARDED_BY(mutex_);  // by request key
+  std::deque<std::string> request_order_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_SAVE_SAVES_H_

@@ -1,0 +1,136 @@
+// The methods of SaveService.
+#include "server/service/save_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "rpc/caller.h"
+#include "rpc/codec/field_check.h"
+#include "rpc/codec/status.h"
+#include "server/codec/save_codec.h"
+#include "server/resolve/background.h"
+#include "server/service/background_reactor.h"
+#include "server/state/request_index.h"
+#include "shardmesh/v1/save_service.grpc.pb.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::server {
+namespace {
+
+// WaitSave: the save answers the call, or the client's cancellation does, which also stops the
+// wait. The call ends once; a save that ends at the same time finds it answered.
+class WaitSaveReactor final : public grpc::ServerUnaryReactor {
+ public:
+  explicit WaitSaveReactor(v1::WaitSaveResponse* response)
+      : call_(std::make_shared<Call>(this, response)) {}
+
+  // Cancellations come only after the method has returned the reactor, and Start before it.
+  void Start(Saves* saves, const std::string& operation_id) {
+    saves_ = saves;
+    operation_id_ = operation_id;
+    number_ = saves->Wait(operation_id, [call = call_](const absl::StatusOr<SaveResult>& result) {
+      call->Answer([&result](v1::WaitSaveResponse* response) {
+        if (result.ok()) Encode(*result, response);
+        return rpc::ToGrpc(result.status());
+      });
+    });
+  }
+
+  void OnCancel() override {
+    saves_->StopWaiting(operation_id_, number_);
+    call_->Answer([](v1::WaitSaveResponse*) { return grpc::Status::CANCELLED; });
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  // Outlives the reactor if the save ends after the call.
+  struct Call {
+    Call(WaitSaveReactor* reactor_in, v1::WaitSaveResponse* response_in)
+        : reactor(reactor_in), response(response_in) {}
+
+    template <typename Fill>
+    void Answer(const Fill& fill) {
+      if (!is_answered.exchange(true)) reactor->Finish(fill(response));
+    }
+
+    WaitSaveReactor* const reactor;
+    v1::WaitSaveResponse* const response;
+    std::atomic<bool> is_answered = false;
+  };
+
+  const std::shared_ptr<Call> call_;
+  // These are constant after Start.
+  Saves* saves_ = nullptr;
+  std::string operation_id_;
+  int64_t number_ = 0;
+};
+
+class SaveService final : public v1::SaveService::CallbackService {
+ public:
+  SaveService(Saves* saves, const SessionTable* sessions) : saves_(saves), sessions_(sessions) {}
+
+  grpc::ServerUnaryReactor* BeginSave(grpc::CallbackServerContext* context,
+                                      const v1::BeginSaveRequest* request,
+                                      v1::BeginSaveResponse* response) override {
+    return new BackgroundReactor(
+        *context,
+        [this, caller = rpc::CallerOf(*context), request, response](const std::function<bool()>&) {
+          return Begin(caller, *request, response);
+        },
+        // A worker whose disk hangs delays other validations only.
+        request->validate_only() ? &validations_ : &background_);
+  }
+
+  grpc::ServerUnaryReactor* WaitSave(grpc::CallbackServerContext*,
+                                     const v1::WaitSaveRequest* request,
+                                     v1::WaitSaveResponse* response) override {
+    auto* const reactor = new WaitSaveReactor(response);
+    reactor->Start(saves_, request->operation_id());
+    return reactor;
+  }
+
+  void EndSaves() {
+    saves_->Stop(WithReason(absl::UnavailableError("the coordinator is stopping, and the save was "
+                                                   "cancelled; save again when it serves"),
+                            Reason::kNotServing));
+  }
+
+ private:
+  absl::Status Begin(const rpc::Caller& caller, const v1::BeginSaveRequest& request,
+                     v1::BeginSaveResponse* response) {
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
+    SHARDMESH_RETURN_IF_ERROR(sessions_->Check(request.session_id(), caller));
+    SaveRequest save = Decode(request);
+    if (request.validate_only()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const BegunSave checked, saves_->Check(save));
+      Encode(checked, response);
+      return absl::OkStatus();
+    }
+    save.request_key = RequestKey(request.session_id(), "BeginSave", request.request_id());
+    SHARDMESH_ASSIGN_OR_RETURN(const BegunSave begun, saves_->Begin(save));
+    Encode(begun, response);
+    return absl::OkStatus();
+  }
+
+  Saves* const saves_;
+  const SessionTable* const sessions_;
+  Background background_{1};  // these last: their threads use the members above
+  Background validations_{2};
+};
+
+}  // namespace
+
+StreamingService MakeSaveService(Saves* saves, const SessionTable* sessions) {
+  auto service = std::make_unique<SaveService>(saves, sessions);
+  SaveService* const raw = service.get();
+  return {.service = std::move(service), .end_streams = [raw] { raw->EndSaves(); }};
+}
+
+}  // namespace shardmesh::server

@@ -1,0 +1,88 @@
+// Finds arrays that have the elements of a put's tensors already, and orders the workers to copy
+// them where they lie in another layout.
+#ifndef SHARDMESH_SERVER_STEPS_PUT_REUSE_H_
+#define SHARDMESH_SERVER_STEPS_PUT_REUSE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/state/array_registry.h"
+#include "server/state/membership.h"
+#include "server/steps/fill_transport.h"
+#include "server/steps/mesh_endpoints.h"
+#include "server/steps/transfers.h"
+
+namespace shardmesh::server {
+
+// The objects that the finder uses; they outlive it.
+struct PutReuseParts {
+  ArrayRegistry* registry = nullptr;
+  const Membership* membership = nullptr;
+  const MeshEndpoints* endpoints = nullptr;
+  // Null: the workers cannot copy.
+  FillTransport* fill = nullptr;
+};
+
+// Finds arrays for the tensors of one put. Not thread-safe. Takes some microseconds for a tensor,
+// and more for one in a new layout of its origin: do not use it on a gRPC thread.
+class PutReuse {
+ public:
+  explicit PutReuse(const PutReuseParts& parts);
+
+  // Sets `item.reused` if an available array has the elements of the item's tensor:
+  // - An array that is what the put would make becomes the item's array: layout, requested spec and
+  //   durability are the same, it wants at least as many replicas, and the item has a name.
+  //   Preferred is the array that the name points to.
+  // - From another array the workers copy. Preferred is the one from which they send least.
+  void Find(PutItem& item);
+
+ private:
+  // A layout of an array, in the form of a text.
+  static std::string LayoutOf(const ArrayDescriptor& array);
+
+  bool IsWhatThePutMakes(const Array& array, const PutItem& item);
+  // Whether the workers of the mesh keep arrays on disk.
+  bool IsDurable(const std::string& mesh_id);
+  bool CanFill(const std::string& mesh_id);
+  // Returns the bytes that workers send to make `to` from `from`; nullopt: they cannot.
+  std::optional<int64_t> MovedBytes(const ArrayDescriptor& from, const ArrayDescriptor& to);
+
+  const PutReuseParts parts_;
+  const std::shared_ptr<const MembershipView> view_;
+  std::map<std::string, bool> durable_;   // by mesh
+  std::map<std::string, bool> can_fill_;  // by mesh
+  // By the layouts of two arrays.
+  absl::flat_hash_map<std::string, std::optional<int64_t>> moved_bytes_;
+};
+
+// A put some of whose tensors are copied from other arrays.
+struct ReuseFill {
+  std::string transfer_id = {};
+  std::string session_id = {};
+  int64_t term = 0;
+  // Signs the tokens with which workers fetch from one another; see rpc/transfer_token.h.
+  std::string token_key = {};
+  absl::Time expire_time = {};  // of the tokens
+};
+
+// Returns the live workers of the meshes that the items are copied from, by mesh. Errors of
+// MeshEndpoints::Endpoints.
+using ReuseSources = std::map<std::string, std::vector<RankEndpoint>>;
+absl::StatusOr<ReuseSources> FindReuseSources(absl::Span<const PutItem> items,
+                                              const MeshEndpoints& endpoints);
+
+// Sends each of the workers, one for each rank, the order to copy its tiles of reused items.
+void SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> items,
+                   absl::Span<const RankEndpoint> workers, const ReuseSources& sources,
+                   FillTransport* transport);
+
+}  // namespace shardmesh::server
+
+#endif  // SHARDMESH_SERVER_STEPS_PUT_REUSE_H_

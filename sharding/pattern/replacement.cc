@@ -1,0 +1,136 @@
+// Parses replacements, and puts the groups of a match of RE2 into them.
+#include "sharding/pattern/replacement.h"
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "re2/re2.h"
+#include "sharding/pattern/pattern.h"
+#include "sharding/pattern/printer.h"
+#include "sharding/pattern/syntax.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+
+namespace shardmesh {
+namespace {
+
+absl::Status BadReplacement(std::string_view replacement, size_t position, std::string_view what) {
+  return InvalidArgument(
+      Reason::kBadPattern,
+      StrCat("replacement ", QuotePattern(replacement), ": ", what, " at position ", position),
+      {{fact::kValue, replacement}, {fact::kPosition, position}});
+}
+
+bool IsGroupDigit(char c) { return absl::ascii_isdigit(static_cast<unsigned char>(c)); }
+
+// Returns the number of the group that `name` names: a number or an identifier. nullopt if the
+// pattern has no such group.
+std::optional<int64_t> GroupOf(std::string_view name, const PatternWithGroups& pattern) {
+  int64_t number = 0;
+  if (!name.empty() && std::all_of(name.begin(), name.end(), IsGroupDigit)) {
+    if (!absl::SimpleAtoi(ToAbsl(name), &number) || number > pattern.group_count) {
+      return std::nullopt;
+    }
+    return number;
+  }
+  const auto found = pattern.group_names.find(ToAbsl(name));
+  return found == pattern.group_names.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace
+
+absl::StatusOr<PatternReplacement> PatternReplacement::Create(std::string_view pattern,
+                                                              std::string_view replacement) {
+  SHARDMESH_RETURN_IF_ERROR(Pattern::Create(pattern).status());
+  SHARDMESH_ASSIGN_OR_RETURN(const PatternWithGroups parsed, ParsePatternWithGroups(pattern));
+  const PrintedPattern printed = PrintPattern(parsed.root);
+  PatternReplacement result;
+  result.pattern_ = std::string(pattern);
+  result.group_count_ = parsed.group_count;
+  result.newline_matters_ = printed.newline_matters;
+  result.non_ascii_matters_ = printed.non_ascii_matters;
+  result.emptiness_matters_ = printed.emptiness_matters;
+  RE2::Options options;
+  options.set_log_errors(false);
+  if (printed.text.has_value()) {
+    result.re2_ = std::make_shared<RE2>(*printed.text, options);
+  }
+  if (result.re2_ == nullptr || !result.re2_->ok()) {
+    return InvalidArgument(Reason::kUnsupportedPattern,
+                           StrCat("pattern ", QuotePattern(pattern),
+                                  " cannot be used with a replacement; write its sets of "
+                                  "characters in another way"),
+                           {{fact::kValue, pattern}});
+  }
+  Piece piece;
+  const auto refer = [&](std::string_view group, size_t position) -> absl::Status {
+    piece.group = GroupOf(group, parsed);
+    if (!piece.group.has_value()) {
+      return BadReplacement(
+          replacement, position,
+          StrCat("the pattern has no group ", QuotePattern(group), ", referred to"));
+    }
+    result.pieces_.push_back(std::exchange(piece, Piece()));
+    return absl::OkStatus();
+  };
+  for (size_t i = 0; i < replacement.size();) {
+    if (replacement[i] != '\\') {
+      piece.text.push_back(replacement[i++]);
+      continue;
+    }
+    const size_t start = i++;
+    const char letter = i < replacement.size() ? replacement[i++] : '\0';
+    if (letter == '\\') {
+      piece.text.push_back('\\');
+    } else if (letter >= '1' && letter <= '9') {
+      const size_t digits = i < replacement.size() && IsGroupDigit(replacement[i]) ? 2 : 1;
+      SHARDMESH_RETURN_IF_ERROR(refer(replacement.substr(start + 1, digits), start));
+      i = start + 1 + digits;
+    } else if (letter == 'g' && i < replacement.size() && replacement[i] == '<' &&
+               replacement.find('>', i) != std::string_view::npos) {
+      const size_t end = replacement.find('>', i);
+      SHARDMESH_RETURN_IF_ERROR(refer(replacement.substr(i + 1, end - i - 1), start));
+      i = end + 1;
+    } else {
+      return BadReplacement(replacement, start,
+                            R"(an escape other than \1, \g<1>, \g<name> and \\)");
+    }
+  }
+  if (!piece.text.empty()) result.pieces_.push_back(std::move(piece));
+  return result;
+}
+
+absl::StatusOr<std::optional<std::string>> PatternReplacement::Apply(std::string_view text) const {
+  const bool is_ascii =
+      std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
+  if ((newline_matters_ && text.ends_with('\n')) || (non_ascii_matters_ && !is_ascii) ||
+      (emptiness_matters_ && text.empty())) {
+    return InvalidArgument(
+        Reason::kUnsupportedPattern,
+        StrCat("pattern ", QuotePattern(pattern_), " cannot be applied to ", QuotePattern(text),
+               R"(: \b and \B need a text of ASCII, and $ one that does not end in a newline)"),
+        {{fact::kValue, pattern_}});
+  }
+  std::vector<re2::StringPiece> groups(static_cast<size_t>(group_count_) + 1);
+  const re2::StringPiece subject(text.data(), text.size());
+  if (!re2_->Match(subject, 0, subject.size(), RE2::UNANCHORED, groups.data(),
+                   static_cast<int>(groups.size()))) {
+    return std::nullopt;
+  }
+  const size_t begin = static_cast<size_t>(groups[0].data() - text.data());
+  std::string replaced(text.substr(0, begin));
+  for (const Piece& piece : pieces_) {
+    replaced += piece.text;
+    if (piece.group.has_value()) {
+      const re2::StringPiece& group = groups[static_cast<size_t>(*piece.group)];
+      replaced.append(group.data() == nullptr ? "" : group.data(), group.size());
+    }
+  }
+  replaced += text.substr(begin + groups[0].size());
+  return replaced;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,59 @@
+// Folders of saved checkpoints: the names in them, and which checkpoint a reader takes.
+#ifndef SHARDMESH_TENSOR_CHECKPOINT_FOLDER_H_
+#define SHARDMESH_TENSOR_CHECKPOINT_FOLDER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace shardmesh {
+
+// The files of a saved checkpoint beside its safetensors files. The marker is written last: a
+// folder with a manifest and without a marker has an unfinished checkpoint.
+inline constexpr std::string_view kCheckpointManifest = "shardmesh.manifest.json";
+inline constexpr std::string_view kCheckpointMarker = "shardmesh.complete";
+// Names that every safetensors reader knows.
+inline constexpr std::string_view kCheckpointIndex = "model.safetensors.index.json";
+inline constexpr std::string_view kSingleCheckpointFile = "model.safetensors";
+// The folder in which a running save keeps its files, and the file that it locks.
+inline constexpr std::string_view kSaveStaging = ".shardmesh-save";
+inline constexpr std::string_view kSaveLock = ".shardmesh-save.lock";
+
+// The largest number of a step.
+inline constexpr int64_t kMaxCheckpointStep = 99'999'999;
+// Returns the name of a step's folder: `step-00000007` for step 7. Requires 0 <= step <=
+// kMaxCheckpointStep.
+std::string StepFolderName(int64_t step);
+// Returns the step whose folder has this name; nullopt for any other name.
+std::optional<int64_t> StepOfFolder(std::string_view name);
+
+// Returns the folder that has the checkpoint to read in `folder`: the step's folder if `step` is
+// set; else `folder` itself if it has a complete checkpoint; else the folder of the highest step
+// whose checkpoint is complete. NOT_FOUND names the steps that there are. INVALID_ARGUMENT
+// (BAD_FILE): the only checkpoint there is unfinished: a save ended before it had moved all files.
+// Errors as FileError if a folder cannot be read.
+absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
+                                                 std::optional<int64_t> step = {});
+
+// Returns the steps below the folder that have a complete checkpoint, by rising number. Errors as
+// FileError.
+absl::StatusOr<std::vector<int64_t>> CompleteSteps(const std::string& folder);
+
+// Returns a number that changes when a save exchanges the folder of a step for another one; 0 if
+// there is no folder. A reader that opens several files by the folder's path compares the numbers
+// before and after. If they differ, it begins anew, at most kMaxFolderAttempts times.
+uint64_t FolderNumber(const std::string& folder);
+inline constexpr int kMaxFolderAttempts = 10;
+
+// Returns INVALID_ARGUMENT (BAD_FILE) if the folder has a manifest and no marker, or a marker that
+// does not name the digest of its manifest. OK for a folder that has neither.
+absl::Status CheckCheckpointComplete(const std::string& folder);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_CHECKPOINT_FOLDER_H_

@@ -1,0 +1,340 @@
+// Reads manifests, and files in pieces, each once, for the checksums of all tiles.
+#include "tensor/checkpoint_manifest.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "process/crc32c.h"
+#include "sharding/digest.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/view.h"
+
+namespace shardmesh {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr std::string_view kDigestName = "sha256 ";
+constexpr size_t kDigestDigits = 64;
+
+absl::Status Damaged(std::string_view folder, std::string_view name, std::string_view what) {
+  const std::string file = StrCat(folder, "/", name);
+  return InvalidArgument(Reason::kBadFile,
+                         StrCat(file, " ", what, "; take another checkpoint, or restore the file"),
+                         {{fact::kFile, file}});
+}
+
+absl::Status OtherBytes(std::string_view path, std::string_view what, uint32_t have,
+                        uint32_t need) {
+  return WithReason(absl::DataLossError(StrCat(path, " is damaged: the checksum of ", what, " is ",
+                                               have, ", and its manifest says ", need,
+                                               "; restore the file, or take another checkpoint")),
+                    Reason::kChecksumMismatch,
+                    {{fact::kHave, have}, {fact::kNeed, need}, {fact::kFile, path}});
+}
+
+// A value of an object; null if it has no such member.
+const Json& Member(const Json& object, const char* key) {
+  static const Json* const none = new Json();
+  const auto found = object.is_object() ? object.find(key) : object.end();
+  return !object.is_object() || found == object.end() ? *none : *found;
+}
+
+std::optional<int64_t> Number(const Json& value) {
+  if (!value.is_number_integer()) return std::nullopt;
+  const auto number = value.get<int64_t>();
+  return number < 0 ? std::nullopt : std::optional<int64_t>(number);
+}
+
+std::optional<uint32_t> Checksum(const Json& value) {
+  const std::optional<int64_t> number = Number(value);
+  if (!number.has_value() || *number > int64_t{0xFFFFFFFF}) return std::nullopt;
+  return static_cast<uint32_t>(*number);
+}
+
+std::optional<ManifestTile> TileFrom(const Json& from) {
+  const Json& ranges = Member(from, "ranges");
+  const std::optional<uint32_t> crc32c = Checksum(Member(from, "crc32c"));
+  if (!ranges.is_array() || !crc32c.has_value()) return std::nullopt;
+  ManifestTile tile{.tile = {}, .crc32c = *crc32c};
+  for (const Json& range : ranges) {
+    if (!range.is_array() || range.size() != 2) return std::nullopt;
+    const std::optional<int64_t> start = Number(range[0]);
+    const std::optional<int64_t> stop = Number(range[1]);
+    if (!start.has_value() || !stop.has_value()) return std::nullopt;
+    tile.tile.ranges.push_back({*start, *stop});
+  }
+  return tile;
+}
+
+std::optional<ManifestTensor> TensorFrom(const Json& from) {
+  const Json& name = Member(from, "name");
+  const Json& dtype = Member(from, "dtype");
+  const Json& shape = Member(from, "shape");
+  const Json& tiles = Member(from, "tiles");
+  const std::optional<int64_t> offset = Number(Member(from, "offset_bytes"));
+  const std::optional<int64_t> size = Number(Member(from, "size_bytes"));
+  if (!dtype.is_string() || !shape.is_array() || !tiles.is_array() || !offset.has_value() ||
+      !size.has_value()) {
+    return std::nullopt;
+  }
+  const absl::StatusOr<Dtype> parsed = ParseDtype(dtype.get_ref<const std::string&>());
+  if (!parsed.ok()) return std::nullopt;
+  ManifestTensor tensor{.name = name.is_string() ? name.get<std::string>() : "",
+                        .dtype = *parsed,
+                        .shape = {},
+                        .offset_bytes = *offset,
+                        .size_bytes = *size,
+                        .tiles = {}};
+  for (const Json& extent : shape) {
+    const std::optional<int64_t> number = Number(extent);
+    if (!number.has_value()) return std::nullopt;
+    tensor.shape.push_back(*number);
+  }
+  for (const Json& each : tiles) {
+    std::optional<ManifestTile> tile = TileFrom(each);
+    if (!tile.has_value()) return std::nullopt;
+    tensor.tiles.push_back(*std::move(tile));
+  }
+  return tensor;
+}
+
+// The checksum of a tile, over pieces of its tensor that come in order.
+class TileSum {
+ public:
+  TileSum(const TileRegion& region, const ManifestTile& listed)
+      : region_(region), listed_(&listed) {}
+
+  // Takes the tensor's bytes from `begin` on.
+  void Add(int64_t begin, absl::Span<const char> piece) {
+    const int64_t end = begin + static_cast<int64_t>(piece.size());
+    if (done_bytes_ == region_.size_bytes() || Next() >= end) return;
+    int64_t taken = 0;
+    // The piece has at most so many bytes of the tile.
+    const int64_t limit = std::min(region_.size_bytes(), done_bytes_ + (end - begin));
+    region_.ForEachRun(done_bytes_, limit, [&](int64_t offset, int64_t size) {
+      if (offset >= end) return;
+      const int64_t count = std::min(size, end - offset);
+      crc32c_ = ExtendCrc32c(
+          crc32c_, piece.subspan(static_cast<size_t>(offset - begin), static_cast<size_t>(count)));
+      taken += count;
+    });
+    done_bytes_ += taken;
+  }
+  bool is_intact() const { return crc32c_ == listed_->crc32c; }
+  absl::Status Check(std::string_view path, std::string_view tensor) const {
+    if (is_intact()) return absl::OkStatus();
+    return OtherBytes(path,
+                      StrCat("the tile ", listed_->tile.ToString(), " of tensor \"", tensor, "\""),
+                      crc32c_, listed_->crc32c);
+  }
+
+ private:
+  // The offset of the tile's next byte in the tensor.
+  int64_t Next() const {
+    int64_t next = 0;
+    region_.ForEachRun(done_bytes_, done_bytes_ + 1,
+                       [&next](int64_t offset, int64_t) { next = offset; });
+    return next;
+  }
+
+  TileRegion region_;
+  const ManifestTile* listed_;
+  int64_t done_bytes_ = 0;
+  uint32_t crc32c_ = 0;
+};
+
+absl::Status NotCovered(std::string_view path) {
+  return WithReason(
+      absl::DataLossError(StrCat(path, " has bytes of which its manifest has no checksum")),
+      Reason::kChecksumMismatch, {{fact::kFile, path}});
+}
+
+// Reads the whole file in pieces. Calls `take_header` with the checksum of the header, and
+// `take_tensor` with the checksums of the tiles of each tensor.
+absl::Status ReadSums(const InputFile& file, std::string_view path, const ManifestFile& listed,
+                      const std::function<absl::Status()>& keep_going,
+                      const std::function<absl::Status(uint32_t)>& take_header,
+                      const std::function<absl::Status(const ManifestTensor&,
+                                                       const std::vector<TileSum>&)>& take_tensor) {
+  if (file.size_bytes != listed.size_bytes) {
+    return WithReason(
+        absl::DataLossError(StrCat(path, " has ", file.size_bytes, " bytes, and its manifest says ",
+                                   listed.size_bytes,
+                                   "; restore the file, or take another checkpoint")),
+        Reason::kChecksumMismatch,
+        {{fact::kHave, file.size_bytes}, {fact::kNeed, listed.size_bytes}, {fact::kFile, path}});
+  }
+  std::string buffer;
+  // Calls `take` with the pieces of a range of the file.
+  const auto read = [&](int64_t begin, int64_t size, const auto& take) -> absl::Status {
+    for (int64_t at = 0; at < size; at += kPieceBytes) {
+      buffer.resize(static_cast<size_t>(std::min(kPieceBytes, size - at)));
+      SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, begin + at, absl::MakeSpan(buffer)));
+      take(at, absl::MakeConstSpan(buffer));
+      if (keep_going) SHARDMESH_RETURN_IF_ERROR(keep_going());
+    }
+    return absl::OkStatus();
+  };
+  if (!listed.has_checksums || listed.header_bytes > listed.size_bytes) return NotCovered(path);
+  uint32_t header_crc32c = 0;
+  SHARDMESH_RETURN_IF_ERROR(
+      read(0, listed.header_bytes, [&header_crc32c](int64_t, absl::Span<const char> piece) {
+        header_crc32c = ExtendCrc32c(header_crc32c, piece);
+      }));
+  SHARDMESH_RETURN_IF_ERROR(take_header(header_crc32c));
+  int64_t checked_bytes = listed.header_bytes;
+  for (const ManifestTensor& tensor : listed.tensors) {
+    // Sizes are not negative, so that no difference overflows.
+    if (tensor.offset_bytes != checked_bytes ||
+        tensor.size_bytes > listed.size_bytes - checked_bytes) {
+      return NotCovered(path);
+    }
+    std::vector<TileSum> sums;
+    int64_t tile_bytes = 0;
+    for (const ManifestTile& tile : tensor.tiles) {
+      SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
+                                 TileRegion::Create(tensor.dtype, tensor.shape, tile.tile));
+      if (region.tensor_size_bytes() != tensor.size_bytes ||
+          region.size_bytes() > tensor.size_bytes - tile_bytes) {
+        return NotCovered(path);
+      }
+      tile_bytes += region.size_bytes();
+      sums.emplace_back(region, tile);
+    }
+    if (tile_bytes != tensor.size_bytes) return NotCovered(path);
+    SHARDMESH_RETURN_IF_ERROR(read(tensor.offset_bytes, tensor.size_bytes,
+                                   [&sums](int64_t at, absl::Span<const char> piece) {
+                                     for (TileSum& sum : sums) sum.Add(at, piece);
+                                   }));
+    SHARDMESH_RETURN_IF_ERROR(take_tensor(tensor, sums));
+    checked_bytes += tensor.size_bytes;
+  }
+  return checked_bytes == listed.size_bytes ? absl::OkStatus() : NotCovered(path);
+}
+
+absl::Status NoManifest(std::string_view name) {
+  return InvalidArgument(Reason::kBadFile, StrCat(name, " is no manifest of a checkpoint"),
+                         {{fact::kFile, name}});
+}
+
+}  // namespace
+
+std::string CheckpointMarkerText(std::string_view manifest) {
+  return StrCat(kDigestName, absl::BytesToHexString(Sha256(manifest)), "  ", kCheckpointManifest,
+                "\n");
+}
+
+absl::Status CheckMarker(std::string_view folder, std::string_view manifest,
+                         std::string_view marker) {
+  const std::string need = CheckpointMarkerText(manifest);
+  if (marker == need) return absl::OkStatus();
+  const std::string_view rest = std::string_view(need).substr(kDigestName.size() + kDigestDigits);
+  const bool is_marker =
+      marker.size() == need.size() && marker.substr(0, kDigestName.size()) == kDigestName &&
+      marker.substr(kDigestName.size() + kDigestDigits) == rest &&
+      marker.substr(kDigestName.size(), kDigestDigits).find_first_not_of("0123456789abcdef") ==
+          std::string_view::npos;
+  return is_marker ? Damaged(folder, kCheckpointManifest,
+                             StrCat("was changed: its digest is not the one that ",
+                                    kCheckpointMarker, " names"))
+                   : Damaged(folder, kCheckpointMarker,
+                             "is damaged: it is not the line with the digest of the manifest");
+}
+
+bool IsCheckpointFileName(std::string_view name) {
+  return !name.empty() && name.front() != '.' && name.size() <= 255 &&
+         name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos;
+}
+
+absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
+                                                        std::string_view manifest) {
+  const Json parsed = Json::parse(manifest, nullptr, /*allow_exceptions=*/false);
+  const Json& listed = Member(parsed, "files");
+  if (!listed.is_array()) return NoManifest(name);
+  std::map<std::string, ManifestFile, std::less<>> by_name;
+  for (const Json& from : listed) {
+    const Json& file_name = Member(from, "name");
+    const Json& key = Member(from, "content_key");
+    const std::optional<int64_t> size = Number(Member(from, "size_bytes"));
+    const std::optional<int64_t> header = Number(Member(from, "header_bytes"));
+    const std::optional<uint32_t> crc32c = Checksum(Member(from, "header_crc32c"));
+    if (!file_name.is_string() || !size.has_value() ||
+        !IsCheckpointFileName(file_name.get_ref<const std::string&>())) {
+      return NoManifest(name);
+    }
+    by_name.insert_or_assign(
+        file_name.get<std::string>(),
+        ManifestFile{.name = file_name.get<std::string>(),
+                     .size_bytes = *size,
+                     .content_key = key.is_string() ? key.get<std::string>() : "",
+                     .has_checksums = header.has_value() && crc32c.has_value(),
+                     .header_bytes = header.value_or(0),
+                     .header_crc32c = crc32c.value_or(0),
+                     .tensors = {}});
+  }
+  const Json& tensors = Member(parsed, "tensors");
+  for (const Json& from : tensors.is_array() ? tensors : Json::array()) {
+    const Json& of = Member(from, "file");
+    const auto file =
+        of.is_string() ? by_name.find(of.get_ref<const std::string&>()) : by_name.end();
+    if (file == by_name.end()) continue;
+    std::optional<ManifestTensor> tensor = TensorFrom(from);
+    if (tensor.has_value()) {
+      file->second.tensors.push_back(*std::move(tensor));
+    } else {
+      file->second.has_checksums = false;
+    }
+  }
+  std::vector<ManifestFile> files;
+  for (auto& [key, file] : by_name) {
+    std::stable_sort(file.tensors.begin(), file.tensors.end(),
+                     [](const ManifestTensor& a, const ManifestTensor& b) {
+                       return a.offset_bytes < b.offset_bytes;
+                     });
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+absl::Status CheckChecksums(const InputFile& file, std::string_view path,
+                            const ManifestFile& listed,
+                            const std::function<absl::Status()>& keep_going) {
+  return ReadSums(
+      file, path, listed, keep_going,
+      [&](uint32_t header_crc32c) {
+        return header_crc32c == listed.header_crc32c
+                   ? absl::OkStatus()
+                   : OtherBytes(path, "the header", header_crc32c, listed.header_crc32c);
+      },
+      [&](const ManifestTensor& tensor, const std::vector<TileSum>& sums) -> absl::Status {
+        for (const TileSum& sum : sums) {
+          SHARDMESH_RETURN_IF_ERROR(sum.Check(path, tensor.name));
+        }
+        return absl::OkStatus();
+      });
+}
+
+absl::StatusOr<std::vector<bool>> FindIntactTiles(const InputFile& file, std::string_view path,
+                                                  const ManifestFile& listed,
+                                                  const std::function<absl::Status()>& keep_going) {
+  std::vector<bool> intact;
+  SHARDMESH_RETURN_IF_ERROR(ReadSums(
+      file, path, listed, keep_going, [](uint32_t) { return absl::OkStatus(); },
+      [&intact](const ManifestTensor&, const std::vector<TileSum>& sums) {
+        for (const TileSum& sum : sums) intact.push_back(sum.is_intact());
+        return absl::OkStatus();
+      }));
+  return intact;
+}
+
+}  // namespace shardmesh

@@ -1,0 +1,85 @@
+// The manifest of a saved checkpoint: its files, and the checksums of all their bytes.
+#ifndef SHARDMESH_TENSOR_CHECKPOINT_MANIFEST_H_
+#define SHARDMESH_TENSOR_CHECKPOINT_MANIFEST_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "process/file.h"
+#include "sharding/shape.h"
+#include "sharding/tile.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh {
+
+// The largest manifest that is read.
+inline constexpr int64_t kMaxCheckpointManifestBytes = int64_t{1} << 30;
+
+// Returns the commit marker of a checkpoint with this manifest: it names the manifest's digest.
+std::string CheckpointMarkerText(std::string_view manifest);
+
+// Compares the marker of the checkpoint in `folder` with its manifest. INVALID_ARGUMENT (BAD_FILE)
+// names the file that is damaged.
+absl::Status CheckMarker(std::string_view folder, std::string_view manifest,
+                         std::string_view marker);
+
+// A part of a tensor, with the CRC-32C of its row-major bytes.
+struct ManifestTile {
+  Tile tile;
+  uint32_t crc32c = 0;
+};
+
+// A tensor of a file.
+struct ManifestTensor {
+  std::string name = {};
+  Dtype dtype = Dtype::kF32;
+  Shape shape;
+  int64_t offset_bytes = 0;  // in the file
+  int64_t size_bytes = 0;
+  std::vector<ManifestTile> tiles;
+};
+
+// A file of a checkpoint, with checksums of all its bytes.
+struct ManifestFile {
+  std::string name;
+  int64_t size_bytes = 0;
+  std::string content_key = {};  // files with equal keys have equal bytes; empty: not listed
+  // False if the manifest lists no checksums, or not all: then the members below mean nothing.
+  bool has_checksums = true;
+  int64_t header_bytes = 0;
+  uint32_t header_crc32c = 0;
+  std::vector<ManifestTensor> tensors;  // by rising offset
+};
+
+// Whether a file of a checkpoint may have this name: no path, not hidden, at most 255 bytes.
+bool IsCheckpointFileName(std::string_view name);
+
+// Returns the files that a manifest lists, by name. `name` is for errors: INVALID_ARGUMENT
+// (BAD_FILE) if the text is no manifest, or an entry has no size or no name of a file.
+absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
+                                                        std::string_view manifest);
+
+// Reads the whole file, and compares it with the checksums. Takes a few MiB of memory. `path` is
+// for errors. `keep_going` is called after each piece; its error ends the work. It may be null.
+//   DATA_LOSS  (CHECKSUM_MISMATCH) the file has other bytes, or the checksums do not cover it. For
+//              a tile, the message names the tensor and both checksums.
+//   others     as FileError, and those of TileRegion::Create.
+absl::Status CheckChecksums(const InputFile& file, std::string_view path,
+                            const ManifestFile& listed,
+                            const std::function<absl::Status()>& keep_going);
+
+// Returns for each tile whether the file has the bytes of its checksum. The tiles are in the order
+// of `listed.tensors`, and of the tiles of each. The header is not compared. Errors as
+// CheckChecksums, but for tiles and a header with other bytes.
+absl::StatusOr<std::vector<bool>> FindIntactTiles(const InputFile& file, std::string_view path,
+                                                  const ManifestFile& listed,
+                                                  const std::function<absl::Status()>& keep_going);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_TENSOR_CHECKPOINT_MANIFEST_H_

@@ -1,0 +1,274 @@
+// Arrays with two replicas: each tile is on a second worker, and comes back from there.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "client/mesh_client.h"
+#include "client/types/reshard.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::shardmesh::client::ArraySelector;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class ReplicaTest : public ::testing::Test {
+ protected:
+  ~ReplicaTest() override { std::filesystem::remove_all(files_); }
+
+  void StartCluster(TestCluster::Options options = {}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start(options));
+  }
+  client::MeshClient& client() { return cluster_->client(); }
+  client::ArrayClient& arrays() { return cluster_->client().arrays(); }
+
+  // Makes a file of numbers, puts it by the client, and deletes it.
+  CommandResult Put(const std::string& name, std::vector<std::string> flags = {},
+                    const std::string& shape = "64,64") {
+    const std::string npy = StrCat(files_, "/x.npy");
+    EXPECT_EQ(cluster_->Run({"make-tensor", "--shape=" + shape, "--out", npy}).exit_code, 0);
+    std::vector<std::string> command = {"put", npy, "--as=" + name, "--source=client"};
+    command.insert(command.end(), flags.begin(), flags.end());
+    CommandResult result = cluster_->Run(command);
+    std::filesystem::remove(npy);
+    return result;
+  }
+  std::string BytesOf(const std::string& name) {
+    const auto gathered = arrays().Gather(ArraySelector::ByName(name));
+    if (!gathered.ok()) return std::string(gathered.status().message());
+    return {gathered->view().bytes().begin(), gathered->view().bytes().end()};
+  }
+  int64_t Complete(const std::string& name) {
+    const auto array = arrays().DescribeArray(ArraySelector::ByName(name));
+    return array.ok() && array->replicas.has_value() ? array->replicas->complete : -1;
+  }
+  bool Becomes(const std::string& name, int64_t complete) {
+    return Eventually([&] { return Complete(name) == complete; });
+  }
+  // Of the workers' tiles without those in quarantine. The rest is memory that workers share with
+  // peers, 16 MiB for each.
+  int64_t UsedBytes() {
+    constexpr int64_t kBytesOfPeer = int64_t{16} << 20;
+    const auto status = client().cluster().GetStatus();
+    int64_t used = 0;
+    if (!status.ok()) return -1;
+    for (const client::WorkerStatus& worker : status->workers) {
+      used += worker.used_bytes % kBytesOfPeer - worker.quarantined_bytes;
+    }
+    return used;
+  }
+  std::string Meshes() { return cluster_->Run({"catalog", "ls", "mesh", "-oname"}).out; }
+
+  const std::string files_ = std::filesystem::canonical(MakeTestFolder("replica")).string();
+  std::unique_ptr<TestCluster> cluster_;
+};
+
+TEST_F(ReplicaTest, TilesOfALostWorkerComeBackWithoutTheFile) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  const CommandResult put = Put("w", {"--spec=fsdp,tp", "--replicas=2"});
+  ASSERT_EQ(put.exit_code, 0) << put.err;
+  EXPECT_THAT(put.out, HasSubstr("Second replicas: 1 array copied"));
+  EXPECT_THAT(put.out, HasSubstr("on one host"));
+  EXPECT_EQ(Complete("w"), 2);
+  const std::string bytes = BytesOf("w");
+  for (const char* worker : {"worker-0", "worker-3", "worker-1"}) {
+    SCOPED_TRACE(worker);
+    ASSERT_THAT(cluster_->Kill(worker), IsOk());
+    ASSERT_TRUE(Becomes("w", 0)) << cluster_->Run({"ls"}).out;
+    EXPECT_THAT(cluster_->Run({"ls"}).out, HasSubstr("replicas 0 of 2"));
+    ASSERT_THAT(cluster_->Restart(worker), IsOk());
+    ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+    EXPECT_EQ(BytesOf("w"), bytes);
+  }
+  EXPECT_THAT(cluster_->Run({"array", "describe", "w"}).out, HasSubstr("replicas    2 of 2"));
+}
+
+TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}}));
+  ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
+  const std::string bytes = BytesOf("w");
+  ServerProcess spare("shardmesh-worker",
+                      {"--coordinator=" + cluster_->address(), "--listen=127.0.0.1:0",
+                       "--identity=spare", "--data-dir=" + files_ + "/spare"});
+  ASSERT_TRUE(Eventually([&] {
+    return cluster_->Run({"status"}).out.find("spare") != std::string::npos;
+  })) << spare.Log();
+  ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
+  ASSERT_TRUE(Becomes("w", 0));
+  const CommandResult replaced = cluster_->Run({"admin", "worker", "replace", "worker-2", "spare"});
+  ASSERT_EQ(replaced.exit_code, 0) << replaced.err;
+  ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out << spare.Log();
+  EXPECT_EQ(BytesOf("w"), bytes);
+  // The copies on the new worker are of use in turn.
+  ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
+  ASSERT_GT(std::filesystem::remove_all(cluster_->folder() + "/data/worker-0"), 0u);
+  ASSERT_TRUE(Becomes("w", 0));
+  ASSERT_THAT(cluster_->Restart("worker-0"), IsOk());
+  ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+  EXPECT_EQ(BytesOf("w"), bytes);
+}
+
+TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  const int64_t before = UsedBytes();
+  ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
+  EXPECT_THAT(Meshes(), HasSubstr("default.replicas-"));
+  ASSERT_TRUE(Eventually([&] { return UsedBytes() == before + 2 * 64 * 64 * 4; })) << UsedBytes();
+  const CommandResult listed = cluster_->Run({"ls", "--unnamed"});
+  EXPECT_THAT(listed.out, HasSubstr("1 array, 16.0 KiB, 32.0 KiB with second replicas"));
+  ASSERT_EQ(cluster_->Run({"rm", "w"}).exit_code, 0);
+  EXPECT_TRUE(Eventually([&] { return UsedBytes() == before; })) << UsedBytes();
+  EXPECT_TRUE(Eventually([&] { return Meshes().find("replicas") == std::string::npos; }));
+}
+
+TEST_F(ReplicaTest, APutUnderTheNameKeepsTheWishAndReplacesTheCopy) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
+  ASSERT_EQ(Put("w", {"--spec=tp,fsdp"}, "32,32").exit_code, 0);
+  ASSERT_TRUE(Becomes("w", 2));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
+                                 arrays().DescribeArray(ArraySelector::ByName("w")));
+  ASSERT_THAT(arrays().MoveName("v", array.descriptor.array_id), IsOk());
+  ASSERT_THAT(arrays().DeleteName("w"), IsOk());
+  EXPECT_EQ(Complete("v"), 2);
+  EXPECT_TRUE(Eventually([&] { return UsedBytes() == 2 * 32 * 32 * 4; })) << UsedBytes();
+  ASSERT_EQ(Put("v", {"--spec=tp,fsdp", "--replicas=1"}, "32,32").exit_code, 0);
+  EXPECT_EQ(Complete("v"), -1);
+  EXPECT_TRUE(Eventually([&] { return UsedBytes() == 32 * 32 * 4; })) << UsedBytes();
+}
+
+TEST_F(ReplicaTest, ReshardsAndResizesKeepTheWish) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.mesh = "dp=4", .coordinator_flags = {}, .worker_flags = {}}));
+  ASSERT_EQ(Put("w", {"--spec=dp", "--replicas=2"}, "12,8").exit_code, 0);
+  const std::string bytes = BytesOf("w");
+  const CommandResult moved = cluster_->Run({"reshard", "w", "--to=-,dp", "--release-source"});
+  ASSERT_EQ(moved.exit_code, 0) << moved.err;
+  ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+  ASSERT_EQ(cluster_->Run({"reshard", "w", "--to=dp", "--release-source"}).exit_code, 0);
+  for (const char* shape : {"dp=3", "dp=4", "dp=2"}) {
+    SCOPED_TRACE(shape);
+    const CommandResult resized = cluster_->Run({"mesh", "resize", "default", shape});
+    ASSERT_EQ(resized.exit_code, 0) << resized.err;
+    ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+    EXPECT_EQ(BytesOf("w"), bytes);
+  }
+  // One worker keeps the array and the wish.
+  ASSERT_EQ(cluster_->Run({"mesh", "resize", "default", "dp=1"}).exit_code, 0);
+  EXPECT_TRUE(Eventually([&] {
+    return cluster_->Run({"describe", "w"}).out.find("has one worker") != std::string::npos;
+  })) << cluster_->Run({"describe", "w"}).out;
+  ASSERT_EQ(cluster_->Run({"mesh", "resize", "default", "dp=4"}).exit_code, 0);
+  EXPECT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+  EXPECT_EQ(BytesOf("w"), bytes);
+}
+
+TEST_F(ReplicaTest, ACoordinatorThatDiesDuringTheCopyMakesItAfterItsRestart) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({.durable = true,
+                                        .coordinator_flags = {},
+                                        .worker_flags = {"--failpoints=fill.open=delay:2"}}));
+  std::vector<float> values(64 * 64);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  client::PutOptions options;
+  options.replicas = 2;
+  const std::string shape_bytes(reinterpret_cast<const char*>(values.data()), values.size() * 4);
+  const Shape shape = {64, 64};
+  const std::vector<client::PutTensor> tensors = {
+      {.name = "w",
+       .view = *TensorView::Create(Dtype::kF32, shape, shape_bytes),
+       .spec = PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")})}};
+  ASSERT_THAT(arrays().PutTensors(tensors, options), IsOk());
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+  EXPECT_EQ(BytesOf("w"), shape_bytes);
+  EXPECT_TRUE(Eventually([&] { return UsedBytes() == 2 * 64 * 64 * 4; })) << UsedBytes();
+  // Both copies survive another restart, and so does their bond.
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_TRUE(Becomes("w", 2));
+  ASSERT_EQ(cluster_->Run({"rm", "w"}).exit_code, 0);
+  EXPECT_TRUE(Eventually([&] { return UsedBytes() == 0; })) << UsedBytes();
+}
+
+TEST_F(ReplicaTest, UnevenTilesHaveReplicas) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.mesh = "dp=3", .coordinator_flags = {}, .worker_flags = {}}));
+  const CommandResult put = Put("w", {"--spec=dp", "--cuts=0:1,6", "--replicas=2"}, "7,5");
+  ASSERT_EQ(put.exit_code, 0) << put.err;
+  const std::string bytes = BytesOf("w");
+  for (const char* worker : {"worker-0", "worker-1", "worker-2"}) {
+    ASSERT_THAT(cluster_->Kill(worker), IsOk());
+    ASSERT_TRUE(Becomes("w", 0));
+    ASSERT_THAT(cluster_->Restart(worker), IsOk());
+    ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+    EXPECT_EQ(BytesOf("w"), bytes);
+  }
+}
+
+TEST_F(ReplicaTest, AnArrayThatItsSpecReplicatesGetsNoCopy) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  const CommandResult put = Put("w", {"--spec=fsdp", "--replicas=2"});
+  ASSERT_EQ(put.exit_code, 0) << put.err;
+  EXPECT_THAT(put.out, HasSubstr("the spec alone puts each tile on two workers"));
+  EXPECT_EQ(Complete("w"), 2);
+  EXPECT_THAT(Meshes(), Not(HasSubstr("replicas")));
+  EXPECT_THAT(cluster_->Run({"describe", "w"}).out, HasSubstr("by the spec alone"));
+}
+
+TEST_F(ReplicaTest, WhatCannotBeKeptTwiceIsRefusedBeforeAnythingMoves) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.mesh = "dp=2", .coordinator_flags = {}, .worker_flags = {"--memory=1MiB"}}));
+  // Each worker has room for one copy of its part, and not for two.
+  const CommandResult large = Put("w", {"--spec=dp", "--replicas=2"}, "384,1024");
+  EXPECT_NE(large.exit_code, 0);
+  EXPECT_THAT(large.err, HasSubstr("of them for second replicas"));
+  EXPECT_THAT(large.err, HasSubstr("the put needs 1572864 there, 786432 of them"));
+  EXPECT_EQ(Put("w", {"--spec=dp", "--replicas=1"}, "384,1024").exit_code, 0);
+
+  const CommandResult three_times =
+      cluster_->Run({"put", "-", "--as=x", "--spec=dp", "--replicas=3"});
+  EXPECT_EQ(three_times.exit_code, 2);
+  EXPECT_THAT(three_times.err, HasSubstr("\"3\" is no number from 1 to 2"));
+  client::PutOptions three;
+  three.replicas = 3;
+  const Shape shape = {2};
+  const std::string bytes(8, '\0');
+  std::vector<client::PutTensor> tensors = {{.name = "x",
+                                             .view = *TensorView::Create(Dtype::kF32, shape, bytes),
+                                             .spec = PartitionSpec({SpecEntry::Axis("dp")})}};
+  const absl::Status many = arrays().PutTensors(tensors, three).status();
+  EXPECT_THAT(many, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(std::string(many.message()), HasSubstr("is 3; each tile can be kept on 1 or 2"));
+  three.replicas = 2;
+  tensors[0].name.clear();
+  const absl::Status nameless = arrays().PutTensors(tensors, three).status();
+  EXPECT_THAT(std::string(nameless.message()), HasSubstr("only arrays with names"));
+}
+
+TEST_F(ReplicaTest, AMeshOfOneWorkerRefusesReplicas) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.mesh = "dp=1", .coordinator_flags = {}, .worker_flags = {}}));
+  const CommandResult put = Put("w", {"--spec=dp", "--replicas=2"});
+  EXPECT_NE(put.exit_code, 0);
+  EXPECT_THAT(put.err, HasSubstr("has one worker"));
+}
+
+}  // namespace
+}  // namespace shardmesh::test

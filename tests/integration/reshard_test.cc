@@ -1,0 +1,387 @@
+// Moves of arrays to other layouts and meshes, by workers of their own processes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "client/types/reshard.h"
+#include "sharding/mesh_definition.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "tests/integration/cli_fixture.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::HasSubstr;
+
+const PartitionSpec kRows({SpecEntry::Axis("fsdp"), SpecEntry()});
+const PartitionSpec kColumns({SpecEntry(), SpecEntry::Axis("tp")});
+const PartitionSpec kBoth({SpecEntry::Axis("tp"), SpecEntry::Axis("fsdp")});
+const PartitionSpec kWhole({SpecEntry(), SpecEntry()});
+
+// The spec that a put has for this request: without an axis it is P().
+PartitionSpec EffectiveOf(const PartitionSpec& spec) {
+  return spec == kWhole ? PartitionSpec() : spec;
+}
+
+class ReshardTest : public ::testing::Test {
+ protected:
+  void SetUp() override { StartCluster({}); }
+  void StartCluster(const TestCluster::Options& options) {
+    cluster_.reset();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_, TestCluster::Start(options));
+  }
+  client::MeshClient& client() { return cluster_->client(); }
+  client::ArrayClient& arrays() { return cluster_->client().arrays(); }
+
+  // Puts 8 x 12 numbers; `first` tells the arrays apart.
+  void Put(const std::string& name, const PartitionSpec& spec, float first = 0) {
+    ASSERT_THAT(PutFloats(client(), name, {8, 12}, Numbers(first), spec), IsOk());
+  }
+  static std::vector<float> Numbers(float first = 0) {
+    std::vector<float> numbers(96);
+    std::iota(numbers.begin(), numbers.end(), first);
+    return numbers;
+  }
+  std::vector<float> Read(const std::string& name) {
+    const auto tensor = arrays().Gather(client::ArraySelector::ByName(name));
+    EXPECT_THAT(tensor, IsOk());
+    return tensor.ok() ? FloatsOf(tensor->view().bytes()) : std::vector<float>();
+  }
+  client::Array Describe(const std::string& name) {
+    const auto array = arrays().DescribeArray(client::ArraySelector::ByName(name));
+    EXPECT_THAT(array, IsOk());
+    return array.value_or(client::Array());
+  }
+  absl::StatusOr<client::ReshardResult> Move(const std::string& name,
+                                             const client::ReshardOptions& options) {
+    return arrays().Reshard(client::ArraySelector::ByName(name), options);
+  }
+  void DefineMesh(const std::string& name, const std::string& axes,
+                  const std::vector<std::string>& workers) {
+    ASSERT_THAT(client().catalog().CreateEntry(
+                    name, MeshDefinition{.mesh = *Mesh::Parse(axes), .workers = workers}),
+                IsOk());
+    ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  }
+
+  std::unique_ptr<TestCluster> cluster_;
+};
+
+TEST_F(ReshardTest, AnArrayKeepsItsElementsInEveryLayout) {
+  Put("w", kRows);
+  for (const PartitionSpec& spec : {kColumns, kBoth, kWhole, kRows, kWhole, kColumns}) {
+    const client::Array before = Describe("w");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ReshardResult moved,
+                                   Move("w", {.spec = spec, .release_source = true}));
+    ASSERT_EQ(moved.arrays.size(), 1u);
+    EXPECT_EQ(moved.arrays[0].source_array_id, before.descriptor.array_id);
+    const client::Array now = Describe("w");
+    EXPECT_EQ(now.descriptor.spec, spec);
+    EXPECT_EQ(now.descriptor.array_id, moved.arrays[0].descriptor.array_id);
+    EXPECT_EQ(now.name_version, moved.arrays[0].name_version);
+    EXPECT_EQ(moved.revision, now.name_version);
+    EXPECT_EQ(Read("w"), Numbers());
+    EXPECT_THAT(arrays().DescribeArray(client::ArraySelector::ById(before.descriptor.array_id)),
+                StatusIs(absl::StatusCode::kNotFound));
+  }
+}
+
+TEST_F(ReshardTest, TheSessionKeepsTheOldArrayUntilItIsReleased) {
+  Put("w", kRows);
+  const std::string old_id = Describe("w").descriptor.array_id;
+  ASSERT_THAT(Move("w", {.spec = kColumns}), IsOk());
+  EXPECT_THAT(arrays().Gather(client::ArraySelector::ById(old_id)), IsOk());
+  EXPECT_THAT(arrays().ReleaseArrays({old_id}), IsOkAndHolds(1));
+  EXPECT_THAT(arrays().DescribeArray(client::ArraySelector::ById(old_id)),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ReshardTest, APreconditionOnTheNameHolds) {
+  Put("w", kRows);
+  const client::Array before = Describe("w");
+  EXPECT_THAT(Move("w", {.spec = kColumns, .precondition = before.name_version + 1}),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_THAT(Move("w", {.spec = kColumns, .name = "v", .precondition = client::MustNotExist()}),
+              IsOk());
+  EXPECT_THAT(Move("w", {.spec = kColumns, .name = "v", .precondition = client::MustNotExist()}),
+              StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_EQ(Describe("w").descriptor.array_id, before.descriptor.array_id);
+  EXPECT_EQ(Read("v"), Numbers());
+}
+
+TEST_F(ReshardTest, AnArrayGoesOntoMeshesThatShareWorkersAndBack) {
+  DefineMesh("pair", "x=2", {"worker-3", "worker-1"});
+  DefineMesh("turned", "fsdp=2,tp=2", {"worker-3", "worker-2", "worker-1", "worker-0"});
+  Put("w", kRows);
+  const PartitionSpec over_x({SpecEntry(), SpecEntry::Axis("x")});
+  const struct Case {
+    std::string mesh;
+    PartitionSpec spec;
+  } kCases[] = {{"pair", over_x}, {"turned", kBoth},   {"default", kBoth},
+                {"pair", kWhole}, {"default", kWhole}, {"turned", kRows}};
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.mesh);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const client::ReshardResult moved,
+        Move("w", {.mesh = c.mesh, .spec = c.spec, .release_source = true}));
+    EXPECT_EQ(Describe("w").descriptor.mesh_id, c.mesh);
+    EXPECT_EQ(Describe("w").descriptor.spec, EffectiveOf(c.spec));
+    EXPECT_EQ(Read("w"), Numbers());
+  }
+  // With the mesh alone, the spec stays.
+  ASSERT_THAT(Move("w", {.mesh = "default"}), IsOk());
+  EXPECT_EQ(Describe("w").descriptor.spec, kRows);
+  EXPECT_EQ(Read("w"), Numbers());
+}
+
+TEST_F(ReshardTest, ATreeMovesByRulesAndOnlyOnce) {
+  for (int i = 0; i < 20; ++i) Put(StrCat("t/", 10 + i), kRows, static_cast<float>(i));
+  Put("u", kRows);
+  client::ReshardOptions options{.spec = kColumns};
+  int64_t done = 0;
+  int64_t total = 0;
+  options.progress = [&](int64_t done_bytes, int64_t total_bytes) {
+    EXPECT_GE(done_bytes, done);
+    done = done_bytes;
+    total = total_bytes;
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ReshardResult moved,
+                                 arrays().ReshardTree("t/", options));
+  EXPECT_EQ(moved.arrays.size(), 20u);
+  EXPECT_EQ(total, 20 * 96 * 4 * 2);  // two replicas of each tile
+  EXPECT_EQ(done, total);
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = StrCat("t/", 10 + i);
+    EXPECT_EQ(Describe(name).descriptor.spec, kColumns);
+    EXPECT_EQ(Read(name), Numbers(static_cast<float>(i)));
+  }
+  EXPECT_EQ(Describe("u").descriptor.spec, kRows);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ReshardResult again,
+                                 arrays().ReshardTree("t/", {.spec = kColumns}));
+  EXPECT_EQ(again.moved_bytes(), 0);
+  for (const client::ReshardedArray& array : again.arrays) EXPECT_TRUE(array.is_skipped);
+}
+
+TEST_F(ReshardTest, ACancelledTreeGoesOnWhereItStopped) {
+  for (int i = 0; i < 40; ++i) Put(StrCat("t/", 10 + i), kRows, static_cast<float>(i));
+  client::ReshardOptions options{.spec = kColumns, .release_source = true};
+  options.on_begun = [&](const std::string& operation_id) {
+    EXPECT_THAT(client().cluster().CancelOperation(operation_id), IsOk());
+  };
+  EXPECT_THAT(arrays().ReshardTree("t/", options), StatusIs(absl::StatusCode::kCancelled));
+  int moved = 0;
+  for (int i = 0; i < 40; ++i) {
+    const std::string name = StrCat("t/", 10 + i);
+    const PartitionSpec spec = Describe(name).descriptor.spec;
+    moved += spec == kColumns ? 1 : 0;
+    EXPECT_TRUE(spec == kColumns || spec == kRows);
+    EXPECT_EQ(Read(name), Numbers(static_cast<float>(i)));
+  }
+  EXPECT_LT(moved, 40);
+  options.on_begun = nullptr;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ReshardResult rest,
+                                 arrays().ReshardTree("t/", options));
+  int skipped = 0;
+  for (const client::ReshardedArray& array : rest.arrays) skipped += array.is_skipped ? 1 : 0;
+  EXPECT_EQ(skipped, moved);
+}
+
+TEST_F(ReshardTest, AWorkerKilledMidwayLeavesTheNameWithAWholeArray) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.durable = true, .coordinator_flags = {}, .worker_flags = {}}));
+  Put("w", kRows);
+  std::string last_id = Describe("w").descriptor.array_id;
+  std::atomic<int> moves = 0;
+  absl::Status failed;
+  std::thread mover([&] {
+    for (;;) {
+      const PartitionSpec& spec = moves % 2 == 0 ? kColumns : kRows;
+      // Without a retry while the coordinator expects the worker back.
+      const auto moved =
+          arrays().Reshard(client::ArraySelector::ByName("w"),
+                           {.spec = spec, .release_source = true}, {.timeout = absl::Seconds(3)});
+      if (!moved.ok()) {
+        failed = moved.status();
+        return;
+      }
+      last_id = moved->arrays.front().descriptor.array_id;
+      ++moves;
+    }
+  });
+  while (moves < 3) std::this_thread::yield();
+  EXPECT_THAT(cluster_->Kill("worker-1"), IsOk());
+  mover.join();
+  EXPECT_FALSE(failed.ok());
+  EXPECT_EQ(Describe("w").descriptor.array_id, last_id) << failed;
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_EQ(Read("w"), Numbers());
+  EXPECT_EQ(Describe("w").durability, client::Durability::kDisk);
+  EXPECT_THAT(Move("w", {.spec = kWhole}), IsOk());
+}
+
+TEST_F(ReshardTest, ReplicasTakeThePlaceOfTilesThatWereInMemory) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({.coordinator_flags = {"--no-repair"}, .worker_flags = {}}));
+  DefineMesh("pair", "x=2", {"worker-3", "worker-1"});
+  Put("w", kRows);
+  Put("v", kRows, 5);
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_EQ(Describe("w").missing_ranks.size(), 1u);
+  ASSERT_THAT(Move("w", {.spec = kColumns, .release_source = true}), IsOk());
+  EXPECT_EQ(Read("w"), Numbers());
+  EXPECT_THAT(Describe("w").missing_ranks, ::testing::IsEmpty());
+  ASSERT_THAT(
+      Move("v", {.mesh = "pair", .spec = PartitionSpec({SpecEntry(), SpecEntry::Axis("x")})}),
+      IsOk());
+  EXPECT_EQ(Read("v"), Numbers(5));
+}
+
+TEST_F(ReshardTest, ReleaseSourceNeedsMemoryForOneArrayMore) {
+  // Room for three arrays of 16 MiB, a tile of 8 MiB, and about 8 MiB that a worker keeps back for
+  // what its peer sends.
+  ASSERT_NO_FATAL_FAILURE(StartCluster(
+      {.mesh = "fsdp=2", .coordinator_flags = {}, .worker_flags = {"--memory=68MiB"}}));
+  const std::vector<float> elements(size_t{4} << 20, 1.5F);  // 16 MiB, whole on each worker
+  for (const char* name : {"t/a", "t/b", "t/c"}) {
+    ASSERT_THAT(PutFloats(client(), name, {2048, 2048}, elements, kWhole), IsOk());
+  }
+  const auto refused = arrays().ReshardTree("t/", {.spec = kRows}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat(24 << 20));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--release-source"));
+  ASSERT_THAT(arrays().ReshardTree("t/", {.spec = kRows, .release_source = true}), IsOk());
+  EXPECT_EQ(Read("t/c"), elements);
+}
+
+TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
+  Put("layer/w", kRows);
+  Put("layer/v", kRows, 5);
+  const std::string rules = WriteFile(
+      cluster_->folder() + "/r.yaml",
+      "rules:\n- {pattern: w, spec: [null, tp]}\n- {pattern: '.*', spec: [fsdp, null]}\n");
+  CommandResult result =
+      cluster_->Run({"reshard", "layer/w", "--to=-,tp", "--plan-only", "-ojson"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  json plan = json::parse(result.out);
+  EXPECT_EQ(plan["validate_only"], true);
+  EXPECT_EQ(plan["memory"].size(), 4u);
+  EXPECT_EQ(plan["arrays"][0]["version"], 0);
+  EXPECT_EQ(Describe("layer/w").descriptor.spec, kRows);
+  result = cluster_->Run({"reshard", "layer/w", "--to=-,tp", "--plan-only"});
+  EXPECT_THAT(result.out, HasSubstr("Would move 1 array"));
+  EXPECT_THAT(result.out, HasSubstr("needs"));
+
+  result = cluster_->Run({"reshard", "layer/w", "--to", "-,tp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Moved 1 array, "));
+  EXPECT_EQ(Describe("layer/w").descriptor.spec, kColumns);
+  result = cluster_->Run({"reshard", "layer/w", "--to=fsdp,-", "--cuts=0:3"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Describe("layer/w").descriptor.cut_points,
+            (std::vector<CutPoints>{{0, 3, 8}, CutPoints()}));
+  EXPECT_EQ(Read("layer/w"), Numbers());
+  result = cluster_->Run({"reshard", "layer/w", "--to=fsdp,-", "--cuts=2:3"});
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  result = cluster_->Run({"reshard", "--tree=layer/", "--to=fsdp,-", "--cuts=0:3"});
+  EXPECT_THAT(result.err, HasSubstr("--cuts is about one array"));
+  result = cluster_->Run({"reshard", "layer/w", "--to=-,tp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"reshard", "layer/w", "--to=dp,tp"});
+  EXPECT_THAT(result.out, HasSubstr("corrected: dimension 0: 'dp' dropped"));
+  EXPECT_THAT(result.out, HasSubstr("1 array lies so already\n"));
+  result = cluster_->Run({"reshard", "--tree=layer/", "--to=tp,dp", "--plan-only"});
+  EXPECT_THAT(result.out, HasSubstr("The specs of 2 of 2 arrays were corrected to fit"));
+  result = cluster_->Run({"reshard", "--tree=layer/", StrCat("--rules=", rules), "-ojson"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json tree = json::parse(result.out);
+  EXPECT_EQ(tree["arrays"].size(), 2u);
+  for (const json& array : tree["arrays"]) EXPECT_EQ(array["skipped"], true);
+
+  result = cluster_->Run({"reshard", "layer/w", "--to=tp,fsdp", "--as=copy", "--if-version=1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("VERSION_MISMATCH"));
+  result = cluster_->Run({"reshard", "layer/w", "--axes=-,-", "--mode=train", "--as=copy",
+                          "--release-source", "--strict", "--exact"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Read("copy"), Numbers());
+  EXPECT_EQ(cluster_->Run({"describe", "layer/w"}).exit_code, 1);
+
+  result = cluster_->Run({"reshard", "--from=fsdp=4:fsdp,-", "--to=fsdp=4:-,fsdp", "--shape=8,8"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("all-to-all"));
+  const struct Wrong {
+    std::vector<std::string> arguments;
+    std::string text;
+  } kWrong[] = {
+      {{"reshard", "copy"}, "say where to"},
+      {{"reshard"}, "name an array to move"},
+      {{"reshard", "copy", "--to=-,tp", "--rules=r"}, "give one of --to"},
+      {{"reshard", "copy", "--tree=x", "--to=-,tp"}, "and not both"},
+      {{"reshard", "copy", "--to=-,tp", "--shape=8,8"}, "--plan-only"},
+      {{"reshard", "--from=tp=4:tp", "--to=-", "--shape=8", "--mesh=default"}, "go with the name"},
+      {{"reshard", "copy", "--to=-,tp", "--mesh=tp=2"}, "by its name"},
+      {{"reshard", "copy", "--to=default:-,tp", "--mesh=default"}, "give one"},
+      {{"reshard", "copy", "--to=-,tp", "--mode=train"}, "--mode is about --axes"},
+      {{"reshard", "copy", "--to=-,tp", "--profile=p"}, "--profile is about"},
+      {{"reshard", "--tree=c", "--to=-,tp", "--as=d"}, "about one array"},
+  };
+  for (const Wrong& wrong : kWrong) {
+    result = cluster_->Run(wrong.arguments);
+    EXPECT_EQ(result.exit_code, 2) << StrJoin(wrong.arguments, " ");
+    EXPECT_THAT(result.err, HasSubstr(wrong.text));
+  }
+}
+
+TEST_F(ReshardTest, AColonInASpecIsExplained) {
+  Put("w", kRows);
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {"reshard", "w", "--to=fsdp:tp"},
+           {"reshard", "--tree=w", "--to=fsdp:tp"},
+           {"reshard", "--from=tp,-", "--to=fsdp:tp", "--shape=8,8"}}) {
+    const CommandResult result = cluster_->Run(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("--to fsdp:tp asks for the spec tp on a mesh named fsdp"));
+    EXPECT_THAT(result.err, HasSubstr("such as fsdp,tp"));
+    EXPECT_THAT(result.err, HasSubstr("there is no mesh named \"fsdp\""));
+  }
+  EXPECT_EQ(Describe("w").descriptor.spec, kRows);
+  // The text of another mesh that does not exist is no misspelt spec.
+  const CommandResult other = cluster_->Run({"reshard", "w", "--to=-,tp", "--mesh=none"});
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_THAT(other.err, testing::Not(HasSubstr("asks for the spec")));
+}
+
+TEST_F(ReshardTest, AConstraintIsAppliedToAnArray) {
+  Put("w", kRows);
+  CommandResult result = cluster_->Run({"constrain", "w", "--spec=-,tp"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(Describe("w").descriptor.spec, kRows);
+  result = cluster_->Run({"constrain", "w", "--spec=-,tp", "--apply"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("Moved the array: "));
+  EXPECT_EQ(Describe("w").descriptor.spec, kColumns);
+  EXPECT_EQ(Read("w"), Numbers());
+  result = cluster_->Run({"constrain", "w", "--spec=-,tp", "--apply", "-ojson"});
+  EXPECT_EQ(json::parse(result.out)["moved"], false);
+  EXPECT_EQ(cluster_->Run({"constrain", "--spec=-,tp", "--shape=8,12", "--apply"}).exit_code, 2);
+  EXPECT_EQ(cluster_->Run({"constrain", "w", "--spec=-,tp", "--shape=8,12"}).exit_code, 2);
+}
+
+}  // namespace
+}  // namespace shardmesh::test

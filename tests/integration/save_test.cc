@@ -1,0 +1,487 @@
+// Checkpoints that workers save: round trips, other readers, steps, and processes that die.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "client/mesh_client.h"
+#include "program/program.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/safetensors.h"
+#include "tests/testing/small_disk.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class SaveTest : public testing::Test {
+ protected:
+  // Starts a cluster whose workers may write below root_.
+  absl::StatusOr<std::unique_ptr<TestCluster>> Start(
+      const std::string& mesh, const std::string& worker_failpoints = "",
+      const std::string& coordinator_failpoints = "") const {
+    TestCluster::Options options;
+    options.mesh = mesh;
+    options.worker_flags = {"--write-root=" + root_};
+    if (!worker_failpoints.empty()) {
+      options.worker_flags.push_back("--failpoints=" + worker_failpoints);
+    }
+    if (!coordinator_failpoints.empty()) {
+      options.coordinator_flags.push_back("--failpoints=" + coordinator_failpoints);
+    }
+    return TestCluster::Start(options);
+  }
+  std::string Path(const std::string& name) const { return root_ + "/" + name; }
+  static json JsonOf(const CommandResult& result) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out, nullptr, false);
+  }
+  // Loads a checkpoint of 104 tensors, of which rules cut the matrices by rows and by columns.
+  void Load(TestCluster& cluster) {
+    const std::string rules = Path("rules.yaml");
+    std::ofstream(rules) << "rules:\n- {pattern: 'query|intermediate', spec: [tp]}\n"
+                            "- {pattern: 'output.*weight', spec: [null, tp]}\n"
+                            "- {pattern: '.*', spec: []}\n";
+    ASSERT_EQ(cluster.Run({"make-checkpoint", "--out", Path("made.safetensors")}).exit_code, 0);
+    const CommandResult loaded =
+        cluster.Run({"load", Path("made.safetensors"), "--rules", rules, "--quiet"});
+    ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+  }
+  void ExpectEqualToMade(const std::string& path) const {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint made,
+                                   Checkpoint::Open(Path("made.safetensors")));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint saved, Checkpoint::Open(path));
+    ASSERT_EQ(saved.tensors().size(), made.tensors().size());
+    for (const Checkpoint::Entry& entry : made.tensors()) {
+      const Checkpoint::Entry* const found = saved.Find(entry.tensor->name);
+      ASSERT_NE(found, nullptr) << entry.tensor->name;
+      EXPECT_EQ(found->tensor->dtype, entry.tensor->dtype);
+      EXPECT_EQ(found->tensor->shape, entry.tensor->shape);
+      EXPECT_TRUE(saved.View(*found).bytes() == made.View(entry).bytes()) << entry.tensor->name;
+    }
+  }
+
+  const std::string root_ = MakeTestFolder("save");
+};
+
+TEST_F(SaveTest, ASavedCheckpointIsTheLoadedOneBitForBitAndLoadsOntoAnotherMesh) {
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+    Load(*cluster);
+    const CommandResult checked =
+        cluster->Run({"save", "", Path("run"), "--validate-only", "--max-shard-size=20MiB"});
+    EXPECT_EQ(checked.exit_code, 0) << checked.err;
+    EXPECT_THAT(checked.out, HasSubstr("Would save 104 tensors"));
+    EXPECT_FALSE(std::filesystem::exists(Path("run")));
+    const CommandResult saved = cluster->Run({"save", "", Path("run"), "--max-shard-size=20MiB"});
+    ASSERT_EQ(saved.exit_code, 0) << saved.err;
+    EXPECT_THAT(saved.out, AllOf(HasSubstr("Saved 104 tensors"), HasSubstr(Path("run"))));
+    EXPECT_TRUE(std::filesystem::exists(Path("run/model.safetensors.index.json")));
+    ExpectEqualToMade(Path("run"));
+    const json one = JsonOf(
+        cluster->Run({"save", "", Path("one"), "--single-file", "--output=json", "--quiet"}));
+    EXPECT_EQ(one["files"], 1);
+    EXPECT_EQ(one["written_bytes"], one["size_bytes"]);
+    ExpectEqualToMade(Path("one"));
+    const json ops = JsonOf(cluster->Run({"ops", "ls", "--output=json"}));
+    EXPECT_THAT(ops.dump(), HasSubstr(Path("one")));
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto other, Start("tp=3"));
+  const CommandResult loaded =
+      other->Run({"load", Path("run"), "--rules", Path("rules.yaml"), "--quiet"});
+  ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+  ASSERT_EQ(other->Run({"save", "", Path("again")}).exit_code, 0);
+  ExpectEqualToMade(Path("again"));
+}
+
+TEST_F(SaveTest, ThePackageSafetensorsReadsASavedCheckpoint) {
+  if (std::system("python3 -c 'import numpy, safetensors' 2>/dev/null") != 0) {
+    GTEST_SKIP() << "NO OTHER READER WAS TRIED: python3 cannot import numpy and safetensors; "
+                    "install both with pip";
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  Load(*cluster);
+  ASSERT_EQ(cluster->Run({"save", "", Path("run"), "--max-shard-size=20MiB"}).exit_code, 0);
+  std::ofstream(Path("compare.py"))
+      << "import json, sys\n"
+         "from safetensors.numpy import load_file\n"
+         "made = load_file(sys.argv[1])\n"
+         "index = json.load(open(sys.argv[2] + '/model.safetensors.index.json'))\n"
+         "saved = {}\n"
+         "for name in sorted(set(index['weight_map'].values())):\n"
+         "    saved |= load_file(sys.argv[2] + '/' + name)\n"
+         "assert saved.keys() == made.keys() == index['weight_map'].keys()\n"
+         "assert all((saved[k] == made[k]).all() and saved[k].dtype == made[k].dtype for k in "
+         "made)\n"
+         "assert index['metadata']['total_size'] == sum(v.nbytes for v in made.values())\n";
+  EXPECT_EQ(std::system(StrCat("python3 ", Path("compare.py"), " ", Path("made.safetensors"), " ",
+                               Path("run"))
+                            .c_str()),
+            0);
+}
+
+TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  const auto put = [&](const std::string& name, int seed) {
+    ASSERT_EQ(cluster
+                  ->Run({"make-tensor", "--shape=256,1024", StrCat("--seed=", seed), "--out",
+                         Path("x.npy")})
+                  .exit_code,
+              0);
+    ASSERT_EQ(cluster->Run({"put", Path("x.npy"), "--as", name, "--spec=tp,-"}).exit_code, 0);
+  };
+  put("m/frozen", 1);
+  for (int step = 1; step <= 3; ++step) {
+    put("m/trained", step);
+    const json saved =
+        JsonOf(cluster->Run({"save", "m/", Path("run"), "--strip-prefix", StrCat("--step=", step),
+                             "--keep=2", "--max-shard-size=1MiB", "--output=json"}));
+    EXPECT_EQ(saved["linked_files"], step == 1 ? 0 : 1) << saved;
+    EXPECT_EQ(saved["removed_steps"], step == 3 ? json({1}) : json::array()) << saved;
+  }
+  EXPECT_FALSE(std::filesystem::exists(Path("run/step-00000001")));
+  std::ofstream(Path("w.yaml")) << "rules:\n- {pattern: '.*', spec: [null, tp]}\n";
+  const CommandResult by_step =
+      cluster->Run({"load", Path("run"), "--step=2", "--rules", Path("w.yaml"), "--quiet"});
+  EXPECT_EQ(by_step.exit_code, 0) << by_step.err;
+  const CommandResult missing =
+      cluster->Run({"load", Path("run"), "--step=1", "--rules", Path("w.yaml"), "--quiet"});
+  EXPECT_EQ(missing.exit_code, 1);
+  EXPECT_THAT(missing.err, HasSubstr("complete steps 2, 3"));
+  const CommandResult twice = cluster->Run({"save", "m/", Path("run"), "--step=3"});
+  EXPECT_EQ(twice.exit_code, 1);
+  EXPECT_THAT(twice.err, AllOf(HasSubstr("ALREADY_EXISTS"), HasSubstr("--overwrite")));
+  EXPECT_EQ(cluster->Run({"save", "m/", Path("run"), "--step=3", "--overwrite"}).exit_code, 0);
+}
+
+TEST_F(SaveTest, AFolderWithAPlainCheckpointAndStepsSaysWhichIsTaken) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  Load(*cluster);
+  ASSERT_EQ(cluster->Run({"save", "", Path("both"), "--step=300"}).exit_code, 0);
+  const auto load = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {"load", Path("both"), "--rules", Path("rules.yaml"),
+                                        "--quiet"};
+    command.insert(command.end(), more.begin(), more.end());
+    return cluster->Run(command);
+  };
+  // As a save leaves it that ended before its marker was written.
+  std::filesystem::copy_file(Path("both/step-00000300/shardmesh.manifest.json"),
+                             Path("both/shardmesh.manifest.json"));
+  EXPECT_THAT(load({}).out, AllOf(HasSubstr("step-00000300, the latest complete step"),
+                                  HasSubstr("itself is unfinished"), HasSubstr("Loaded 104")));
+  EXPECT_THAT(
+      cluster
+          ->Run({"load", Path("both"), "--rules", Path("rules.yaml"), "--quiet", "--validate-only"})
+          .out,
+      HasSubstr("Would load"));
+  const json step = JsonOf(load({"--output=json"}));
+  EXPECT_EQ(step["step"], 300);
+  EXPECT_EQ(step["checkpoint"], Path("both/step-00000300"));
+  const CommandResult saved = cluster->Run({"save", "", Path("both")});
+  ASSERT_EQ(saved.exit_code, 0) << saved.err;
+  EXPECT_THAT(saved.out, HasSubstr("The folder also has 1 complete step"));
+  EXPECT_THAT(load({}).out, HasSubstr("itself; --step 300 takes the latest"));
+  EXPECT_EQ(JsonOf(load({"--output=json"}))["step"], nullptr);
+}
+
+TEST_F(SaveTest, WrongUseIsRefusedWithAdvice) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  const struct {
+    std::vector<std::string> arguments;
+    int exit_code;
+    std::string text;
+  } kCases[] = {
+      {{"save", "", Path("run"), "--keep=3"}, 2, "--step"},
+      {{"save", "", Path("run"), "--keep=0", "--step=1"}, 2, "1 to 1000000"},
+      {{"save", "", Path("run"), "--single-file", "--max-shard-size=1GiB"}, 2, "exclude"},
+      {{"save", "", Path("run"), "--step=-1"}, 2, "--step"},
+      {{"save", "", Path("run")}, 1, "no named array"},
+      {{"save", "nothing/", Path("run")}, 1, "nothing/"},
+  };
+  for (const auto& [arguments, exit_code, text] : kCases) {
+    const CommandResult result = cluster->Run(arguments);
+    EXPECT_EQ(result.exit_code, exit_code) << text;
+    EXPECT_THAT(result.err, HasSubstr(text));
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id,
+                                 PutFloats(cluster->client(), "w", {2}, {{1, 2}}, {}));
+  const CommandResult outside = cluster->Run({"save", "", testing::TempDir() + "/elsewhere"});
+  EXPECT_EQ(outside.exit_code, 1);
+  EXPECT_THAT(outside.err, AllOf(HasSubstr("write roots"), HasSubstr(root_)));
+}
+
+TEST_F(SaveTest, ACancelledSaveLeavesNothing) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", "save.tiles=delay"));
+  Load(*cluster);
+  client::Cancellation cancellation;
+  client::SaveOptions options;
+  std::thread canceller;
+  options.on_begun = [&](const std::string&) {
+    canceller = std::thread([&cancellation] {
+      absl::SleepFor(absl::Milliseconds(100));
+      cancellation.Cancel();
+    });
+  };
+  EXPECT_THAT(cluster->client().arrays().SaveCheckpoint("", Path("run"), options,
+                                                        {.cancellation = &cancellation}),
+              StatusIs(absl::StatusCode::kCancelled));
+  canceller.join();
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (std::filesystem::exists(Path("run")) && absl::Now() < end) {
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+  EXPECT_FALSE(std::filesystem::exists(Path("run")));
+}
+
+TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {
+  const struct {
+    std::string worker;
+    std::string coordinator;
+  } kFailpoints[] = {
+      {"save.open=crash", ""},
+      {"save.make=crash", ""},
+      {"save.tiles=crash", ""},
+      {"save.write=crash", ""},
+      {"save.publish=crash", ""},
+      {"save.move=crash:2", ""},
+      {"save.marker=crash", ""},
+      {"", "attach.save_answer=crash"},
+      {"", "attach.save_answer=crash:4"},
+  };
+  for (const auto& [worker, coordinator] : kFailpoints) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", worker, coordinator));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id,
+                                   PutFloats(cluster->client(), "w", {4}, {{1, 2, 3, 4}},
+                                             PartitionSpec({SpecEntry::Axis("tp")})));
+    const absl::Status killed =
+        cluster->client()
+            .arrays()
+            .SaveCheckpoint("", Path("run"), {}, {.timeout = absl::Seconds(10)})
+            .status();
+    EXPECT_FALSE(killed.ok()) << worker << coordinator;
+    if (!worker.empty()) {
+      EXPECT_EQ(ReasonOf(killed), Reason::kWorkerLost) << worker << ": " << killed;
+      EXPECT_THAT(killed.message(), HasSubstr("worker-")) << worker;
+    }
+    EXPECT_FALSE(FindCheckpointFolder(Path("run")).ok()) << worker << coordinator;
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id,
+                                 PutFloats(cluster->client(), "w", {4}, {{1, 2, 3, 4}},
+                                           PartitionSpec({SpecEntry::Axis("tp")})));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::SavedCheckpoint saved,
+                                 cluster->client().arrays().SaveCheckpoint("", Path("run")));
+  EXPECT_EQ(saved.tensors, 1);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Path("run")));
+  EXPECT_EQ(FloatsOf(checkpoint.View(checkpoint.tensors().front()).bytes()),
+            std::vector<float>({1, 2, 3, 4}));
+}
+
+TEST_F(SaveTest, ACheckpointSavedWhilePutsAndStepsGoOnIsOfOneMoment) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  const PartitionSpec rows({SpecEntry::Axis("tp")});
+  const auto put_both = [&](float value) {
+    const std::vector<float> elements(4096, value);
+    const absl::Span<const char> bytes(reinterpret_cast<const char*>(elements.data()),
+                                       elements.size() * sizeof(float));
+    const TensorView view = *TensorView::Create(Dtype::kF32, {4096}, bytes);
+    return cluster->client().arrays().PutTensors(
+        {{{.name = "a", .view = view, .spec = rows}, {.name = "b", .view = view, .spec = rows}}});
+  };
+  // Two results of one step, each a whole copy of "a" on each rank.
+  const auto copy_twice = [&] {
+    const CollectiveOp gather{.input = 0, .kind = CollectiveKind::kAllGather, .axes = {"tp"}};
+    return cluster->client().compute().Execute(
+        {.work = Program{.operand_count = 1, .ops = {gather, gather}, .outputs = {1, 2}},
+         .operands = {client::ArraySelector::ByName("a")},
+         .output = {.names = {"c", "d"}}});
+  };
+  ASSERT_THAT(put_both(0), IsOk());
+  ASSERT_THAT(copy_twice(), IsOk());
+  std::atomic<bool> is_over = false;
+  std::thread putter([&] {
+    for (float value = 1; !is_over; ++value) EXPECT_THAT(put_both(value), IsOk());
+  });
+  std::thread stepper([&] {
+    while (!is_over) EXPECT_THAT(copy_twice(), IsOk());
+  });
+  for (int64_t step = 0; step < 10; ++step) {
+    client::SaveOptions options;
+    options.step = step;
+    EXPECT_THAT(cluster->client().arrays().SaveCheckpoint("", Path("run"), options), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint saved, Checkpoint::Open(Path("run"), step));
+    const auto floats_of = [&saved](const std::string& name) {
+      return FloatsOf(saved.View(*saved.Find(name)).bytes());
+    };
+    const std::vector<float> a = floats_of("a");
+    const std::vector<float> c = floats_of("c");
+    EXPECT_EQ(a, std::vector<float>(4096, a.front()));
+    EXPECT_EQ(a, floats_of("b"));
+    EXPECT_EQ(c, std::vector<float>(4096, c.front()));
+    EXPECT_EQ(c, floats_of("d"));
+    EXPECT_LE(c.front(), a.front()) << "a copy is newer than what it was made of";
+  }
+  is_over = true;
+  putter.join();
+  stepper.join();
+}
+
+TEST_F(SaveTest, OfTwoSavesIntoOneFolderAtOnceOneIsRefusedAndBothCanFollow) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", "save.tiles=delay"));
+  ASSERT_THAT(
+      PutFloats(cluster->client(), "w", {4}, {1, 2, 3, 4}, PartitionSpec({SpecEntry::Axis("tp")})),
+      IsOk());
+  const auto save = [&](int64_t step, std::function<void(const std::string&)> on_begun = nullptr) {
+    client::SaveOptions options;
+    options.step = step;
+    options.on_begun = std::move(on_begun);
+    return cluster->client().arrays().SaveCheckpoint("", Path("run"), options).status();
+  };
+  absl::Status second;
+  const absl::Status first = save(1, [&](const std::string&) { second = save(2); });
+  // Which of the two opens the folder first is not known. On a slow machine, one may come later.
+  EXPECT_TRUE(first.ok() || second.ok()) << first << second;
+  for (const absl::Status& refused : {first, second}) {
+    if (refused.ok()) continue;
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+    EXPECT_EQ(FactOf(refused, fact::kKind), "save");
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("another save writes into"));
+  }
+  if (!first.ok()) {
+    EXPECT_THAT(save(1), IsOk());
+  }
+  if (!second.ok()) {
+    EXPECT_THAT(save(2), IsOk());
+  }
+  for (const int64_t step : {1, 2}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint saved, Checkpoint::Open(Path("run"), step));
+    EXPECT_EQ(FloatsOf(saved.View(*saved.Find("w")).bytes()), std::vector<float>({1, 2, 3, 4}));
+  }
+}
+
+TEST_F(SaveTest, NoLinkLeadsASaveOutOfTheRoot) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  ASSERT_THAT(PutFloats(cluster->client(), "w", {2}, {1, 2}, {}), IsOk());
+  const std::string outside = MakeTestFolder("outside");
+  std::filesystem::create_directories(Path("run"));
+  std::filesystem::create_symlink(outside, Path("link"));
+  std::filesystem::create_symlink(outside, Path("run/step-00000001"));
+  std::filesystem::create_symlink("../" + std::filesystem::path(outside).filename().string(),
+                                  Path("near"));
+  const struct {
+    std::string folder;
+    std::string step;
+    std::string text;
+  } kSaves[] = {{Path("link"), "", "leads out of"},
+                {Path("link/below"), "", "leads out of"},
+                {Path("near/below"), "", "leads out of"},
+                {Path("link"), "--step=1", "leads out of"},
+                {Path("run"), "--step=1", Path("run")},
+                {Path("../elsewhere"), "", "under none of the worker's write roots"}};
+  for (const auto& [folder, step, text] : kSaves) {
+    std::vector<std::string> arguments = {"save", "", folder};
+    if (!step.empty()) arguments.push_back(step);
+    const CommandResult refused = cluster->Run(arguments);
+    EXPECT_EQ(refused.exit_code, 1) << folder << refused.out;
+    EXPECT_THAT(refused.err, AllOf(HasSubstr("worker-"), HasSubstr(text))) << folder;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(outside));
+  EXPECT_FALSE(std::filesystem::exists(root_ + "/../elsewhere"));
+  EXPECT_EQ(cluster->Run({"save", "", Path("run"), "--step=2"}).exit_code, 0);
+}
+
+// A cluster that saves onto a disk of its own.
+absl::StatusOr<std::unique_ptr<TestCluster>> StartOn(const SmallDisk& disk) {
+  TestCluster::Options options;
+  options.mesh = "tp=2";
+  options.worker_flags = {"--write-root=" + disk.folder()};
+  SHARDMESH_ASSIGN_OR_RETURN(auto cluster, TestCluster::Start(options));
+  SHARDMESH_RETURN_IF_ERROR(
+      PutFloats(cluster->client(), "w", {4}, {1, 2, 3, 4}, PartitionSpec({SpecEntry::Axis("tp")}))
+          .status());
+  return cluster;
+}
+
+TEST(SaveDiskTest, ADiskThatIsFullAtAnyMomentLeavesTheOldCheckpointOnly) {
+  SmallDisk disk(8 << 20);
+  SHARDMESH_NEEDS_DISK(disk);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartOn(disk));
+  const std::string folder = disk.folder() + "/run";
+  const auto save = [&](int64_t step) {
+    client::SaveOptions options;
+    options.step = step;
+    return cluster->client().arrays().SaveCheckpoint("", folder, options).status();
+  };
+  ASSERT_THAT(save(1), IsOk());
+  // With one page more each time, the save comes further: to the probe, the tensors, the manifest,
+  // the marker.
+  constexpr int kMostPages = 64;
+  int pages = 0;
+  for (; pages < kMostPages; ++pages) {
+    ASSERT_NO_FATAL_FAILURE(disk.Fill());
+    disk.FreeBytes(pages * int64_t{4096});
+    const absl::Status saved = save(2);
+    if (saved.ok()) break;
+    EXPECT_THAT(saved, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull)) << pages;
+    std::vector<std::string> left;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      left.push_back(entry.path().filename().string());
+    }
+    EXPECT_THAT(left, testing::ElementsAre("step-00000001")) << pages;
+    EXPECT_THAT(Checkpoint::Open(folder).status(), IsOk());
+  }
+  EXPECT_GE(pages, 3) << "the disk was never full midway";
+  ASSERT_LT(pages, kMostPages);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint saved, Checkpoint::Open(folder, 2));
+  EXPECT_EQ(FloatsOf(saved.View(*saved.Find("w")).bytes()), std::vector<float>({1, 2, 3, 4}));
+}
+
+TEST(SaveDiskTest, AReadOnlyWriteRootIsRefusedInWords) {
+  SmallDisk disk(8 << 20);
+  SHARDMESH_NEEDS_DISK(disk);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartOn(disk));
+  std::filesystem::create_directories(disk.folder() + "/there");
+  disk.MakeReadOnly();
+  for (const char* const name : {"/there", "/new"}) {
+    const std::string folder = disk.folder() + name;
+    const absl::Status refused = cluster->client().arrays().SaveCheckpoint("", folder).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    EXPECT_EQ(FactOf(refused, fact::kField), "folder");
+    EXPECT_EQ(FactOf(refused, fact::kValue), folder);
+    EXPECT_THAT(
+        std::string(refused.message()),
+        AllOf(HasSubstr("worker-"), HasSubstr("Read-only file system"), HasSubstr("may write")));
+  }
+}
+
+TEST(UpWriteRootTest, IsPassedToTheWorkersAndMustExist) {
+  const std::string folder = MakeTestFolder("up_write_root");
+  const CommandResult missing =
+      RunShardmesh({"up", "--write-root", folder + "/missing", "--mesh=tp=1"}, folder);
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_THAT(missing.err, HasSubstr("no such folder"));
+}
+
+}  // namespace
+}  // namespace shardmesh::test

@@ -1,0 +1,352 @@
+// Puts by meaning, loads, reshards and saves by one client.
+#include "tests/model/verb.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "absl/time/clock.h"
+#include "process/random_bytes.h"
+#include "shardmesh/v1/array_service.pb.h"
+#include "shardmesh/v1/compute_service.pb.h"
+#include "shardmesh/v1/save_service.pb.h"
+#include "shardmesh/v1/session_service.pb.h"
+#include "status/status_macros.h"
+#include "tensor/checkpoint_folder.h"
+#include "tests/model/expectations.h"
+#include "tests/model/process_cluster.h"
+
+namespace shardmesh::model {
+namespace {
+
+constexpr absl::Duration kVerbCallTimeout = absl::Seconds(30);
+constexpr absl::Duration kReadAgainDelay = absl::Milliseconds(50);
+// The step of the old checkpoint; the new one has the next step, or the same with kOverwrite.
+constexpr int64_t kOldStep = 1;
+
+bool HasColumnsCut(const v1::PartitionSpec& spec) {
+  return spec.dimensions_size() > 1 && !spec.dimensions(1).name().empty();
+}
+
+}  // namespace
+
+const std::vector<std::pair<std::string, Verb>>& AllVerbs() {
+  static const auto* const verbs = new std::vector<std::pair<std::string, Verb>>{
+      {"put", Verb::kPut},
+      {"load", Verb::kLoad},
+      {"reshard-step", Verb::kReshardStep},
+      {"reshard-disk", Verb::kReshardDisk},
+      {"reshard-mesh", Verb::kReshardMesh},
+      {"reshard-tree", Verb::kReshardTree},
+      {"save", Verb::kSave},
+      {"overwrite", Verb::kOverwrite},
+  };
+  return *verbs;
+}
+
+VerbClient::VerbClient(Verb verb, uint64_t seed, const std::string& address,
+                       const std::string& files, absl::Duration ttl)
+    : verb_(verb),
+      seed_(seed),
+      files_(files),
+      ttl_(ttl),
+      coordinator_(address),
+      unique_(RandomId()) {
+  // The first tile has more than one piece.
+  const std::vector<Shape> shapes = {{1024, 516}, {64, 34}};
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    Name& name = names_[StrCat(prefix(), i == 0 ? "large" : "small")];
+    name.old_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + i);
+    name.new_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + 2 + i);
+    const bool changes = verb == Verb::kPut || verb == Verb::kLoad || verb == Verb::kSave ||
+                         verb == Verb::kOverwrite;
+    if (!changes) name.new_content = name.old_content;
+  }
+}
+
+std::string VerbClient::NewRequestId() { return StrCat(unique_.substr(0, 16), "-", ++requests_); }
+
+absl::StatusOr<std::string> VerbClient::Session() {
+  if (!session_.empty()) {
+    v1::RenewSessionRequest request;
+    v1::RenewSessionResponse response;
+    request.set_session_id(session_);
+    if (coordinator_.Call("SessionService.RenewSession", request, &response, kVerbCallTimeout)
+            .ok()) {
+      return session_;
+    }
+    session_.clear();
+  }
+  v1::OpenSessionRequest request;
+  v1::OpenSessionResponse response;
+  request.set_request_id(NewRequestId());
+  request.mutable_ttl()->set_seconds(absl::ToInt64Seconds(ttl_));
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("SessionService.OpenSession", request, &response, kVerbCallTimeout));
+  session_ = response.session_id();
+  return session_;
+}
+
+absl::Status VerbClient::Put(bool is_new, bool by_workers) {
+  v1::BeginPutRequest first;
+  v1::BeginPutRequest second;
+  v1::BeginPutHeader& header = *first.mutable_header();
+  header.set_request_id(NewRequestId());
+  SHARDMESH_ASSIGN_OR_RETURN(*header.mutable_session_id(), Session());
+  // A tensor without axes lies by the rules.
+  header.mutable_rule_set()->mutable_value()->add_rules()->set_pattern("small$");
+  *header.mutable_rule_set()->mutable_value()->mutable_rules(0)->mutable_spec() = SpecOf({"tp"});
+  header.mutable_mode()->set_name("__train__");
+  std::vector<Content> contents;
+  for (const auto& [name, each] : names_) {
+    contents.push_back(is_new ? each.new_content : each.old_content);
+    v1::PutTensor& tensor = *second.mutable_tensors()->add_tensors();
+    tensor.set_name(name);
+    tensor.set_dtype(v1::DTYPE_F32);
+    for (const int64_t size : contents.back().shape) tensor.add_shape(size);
+    if (!name.ends_with("small")) {
+      tensor.mutable_axes()->add_axes()->set_name("__BATCH__");
+      tensor.mutable_axes()->add_axes()->set_name("__HEAD__");
+    }
+  }
+  if (by_workers) {
+    const std::string path = StrCat(files_, "/", unique_, ".bin");
+    SHARDMESH_ASSIGN_OR_RETURN(const SourceOnDisk source, WriteSource(path, contents));
+    SetSource(source, &header, second.mutable_tensors());
+  }
+  std::vector<std::string> answers;
+  Caller::Limits limits;
+  limits.timeout = kVerbCallTimeout;
+  SHARDMESH_RETURN_IF_ERROR(coordinator_.CallBytes(
+      FindMethod("ArrayService.BeginPut"), {first.SerializeAsString(), second.SerializeAsString()},
+      &answers, limits));
+  v1::BeginPutResponse begun;
+  for (const std::string& answer : answers) {
+    v1::BeginPutResponse part;
+    part.ParseFromString(answer);
+    begun.MergeFrom(part);
+  }
+  if (!by_workers) SHARDMESH_RETURN_IF_ERROR(SendTiles(begun, contents, kVerbCallTimeout));
+  v1::CommitTransferRequest commit;
+  v1::CommitTransferResponse committed;
+  commit.set_request_id(NewRequestId());
+  commit.set_transfer_id(begun.transfer_id());
+  commit.set_session_id(session_);
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("ArrayService.CommitTransfer", commit, &committed, kVerbCallTimeout));
+  if (committed.durability() == v1::DURABILITY_DISK) return absl::OkStatus();
+  return Violation("a put onto workers with --data-dir is not on disk");
+}
+
+absl::Status VerbClient::Save(int64_t step, bool overwrite, int32_t keep) {
+  v1::BeginSaveRequest request;
+  v1::BeginSaveResponse begun;
+  request.set_request_id(NewRequestId());
+  SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
+  request.set_prefix(prefix());
+  request.set_folder(folder());
+  request.set_step(step);
+  request.set_overwrite(overwrite);
+  request.set_keep(keep);
+  request.set_max_file_bytes(int64_t{1} << 20);
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("SaveService.BeginSave", request, &begun, kVerbCallTimeout));
+  v1::WaitSaveRequest wait;
+  v1::WaitSaveResponse result;
+  wait.set_operation_id(begun.operation_id());
+  return coordinator_.Call("SaveService.WaitSave", wait, &result, kVerbCallTimeout);
+}
+
+absl::Status VerbClient::Prepare() {
+  SHARDMESH_RETURN_IF_ERROR(Put(/*is_new=*/false, /*by_workers=*/false));
+  if (verb_ != Verb::kSave && verb_ != Verb::kOverwrite) return absl::OkStatus();
+  SHARDMESH_RETURN_IF_ERROR(Save(kOldStep, /*overwrite=*/false, /*keep=*/0));
+  return Put(/*is_new=*/true, /*by_workers=*/false);
+}
+
+absl::Status VerbClient::PrepareInMemory() {
+  if (!is_in_memory()) return absl::OkStatus();
+  // The product of a name's array and the identity is in memory only.
+  const std::string name = StrCat(prefix(), "small");
+  const Content& content = names_[name].old_content;
+  const int64_t columns = content.shape[1];
+  std::vector<float> identity(static_cast<size_t>(columns * columns), 0);
+  for (int64_t i = 0; i < columns; ++i) identity[static_cast<size_t>(i * columns + i)] = 1;
+  v1::MatmulRequest request;
+  v1::MatmulResponse response;
+  request.set_request_id(NewRequestId());
+  SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
+  request.mutable_lhs()->mutable_array()->set_name(name);
+  v1::Literal& literal = *request.mutable_rhs()->mutable_literal();
+  literal.set_dtype(v1::DTYPE_F32);
+  literal.add_shape(columns);
+  literal.add_shape(columns);
+  literal.set_data(FromFloats({columns, columns}, identity).bytes);
+  request.mutable_output()->add_names(name);
+  return coordinator_.Call("ComputeService.Matmul", request, &response, kVerbCallTimeout);
+}
+
+absl::Status VerbClient::Reshard() {
+  v1::ReshardRequest request;
+  request.set_request_id(NewRequestId());
+  SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
+  const std::string name = StrCat(prefix(), verb_ == Verb::kReshardStep ? "small" : "large");
+  request.mutable_array()->set_name(name);
+  request.set_release_source(verb_ != Verb::kReshardMesh);
+  if (verb_ == Verb::kReshardTree) {
+    request.set_prefix(prefix());
+    request.mutable_mesh()->set_name(kTurnedMesh);
+    *request.mutable_spec() = SpecOf({"tp"});
+  } else if (verb_ == Verb::kReshardMesh) {
+    request.mutable_mesh()->set_name(kTurnedMesh);
+  } else {
+    // From rows to columns or back.
+    v1::DescribeArrayRequest describe;
+    v1::DescribeArrayResponse described;
+    describe.mutable_array()->set_name(name);
+    SHARDMESH_RETURN_IF_ERROR(
+        coordinator_.Call("ArrayService.DescribeArray", describe, &described, kVerbCallTimeout));
+    *request.mutable_spec() = HasColumnsCut(described.array().array_descriptor().spec())
+                                  ? SpecOf({"tp"})
+                                  : SpecOf({"", "tp"});
+  }
+  std::vector<std::string> answers;
+  Caller::Limits limits;
+  limits.timeout = kVerbCallTimeout;
+  return coordinator_.CallBytes(FindMethod("ArrayService.Reshard"), {request.SerializeAsString()},
+                                &answers, limits);
+}
+
+absl::Status VerbClient::Do(bool is_again) {
+  switch (verb_) {
+    case Verb::kPut:
+      return Put(/*is_new=*/true, /*by_workers=*/false);
+    case Verb::kLoad:
+      return Put(/*is_new=*/true, /*by_workers=*/true);
+    case Verb::kSave:
+      return Save(kOldStep + 1, /*overwrite=*/is_again, /*keep=*/1);
+    case Verb::kOverwrite:
+      return Save(kOldStep, /*overwrite=*/true, /*keep=*/0);
+    default:
+      return Reshard();
+  }
+}
+
+absl::StatusOr<std::string> VerbClient::ReadName(const std::string& name) {
+  v1::BeginGetRequest request;
+  v1::BeginGetResponse response;
+  SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
+  request.mutable_array()->set_name(name);
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("ArrayService.BeginGet", request, &response, kVerbCallTimeout));
+  absl::StatusOr<std::string> bytes = FetchTiles(response, kVerbCallTimeout);
+  if (response.pinned()) {
+    v1::ReleaseArraysRequest release;
+    v1::ReleaseArraysResponse released;
+    release.set_session_id(request.session_id());
+    release.add_array_ids(response.array().array_descriptor().array_id());
+    coordinator_.Call("ArrayService.ReleaseArrays", release, &released, kVerbCallTimeout)
+        .IgnoreError();
+  }
+  return bytes;
+}
+
+absl::Status VerbClient::Read() {
+  for (const auto& [name, each] : names_) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string bytes, ReadName(name));
+    if (!HasBytes(each.old_content, bytes) && !HasBytes(each.new_content, bytes)) {
+      return Violation(StrCat("a reader of ", name, " has neither the old nor the new bytes"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerbClient::Verify(bool is_done, absl::Time deadline) {
+  const bool is_save = verb_ == Verb::kSave || verb_ == Verb::kOverwrite;
+  size_t old_names = 0;
+  size_t new_names = 0;
+  for (const auto& [name, each] : names_) {
+    absl::StatusOr<std::string> bytes = absl::UnavailableError("not read yet");
+    for (;;) {
+      bytes = ReadName(name);
+      if (bytes.ok() || absl::Now() > deadline) break;
+      absl::SleepFor(kReadAgainDelay);
+    }
+    if (!bytes.ok()) {
+      return Violation(StrCat(name, " cannot be read: ", bytes.status().ToString()));
+    }
+    const bool is_old = HasBytes(each.old_content, *bytes);
+    const bool is_new = HasBytes(each.new_content, *bytes);
+    if (!is_old && !is_new) return Violation(StrCat(name, " has neither old nor new bytes"));
+    if (is_new && !is_old) ++new_names;
+    if (is_old && !is_new) ++old_names;
+    if (!is_new && (is_done || is_save)) {
+      return Violation(StrCat("the put of ", name, " was acknowledged and is lost"));
+    }
+  }
+  if (old_names > 0 && new_names > 0) {
+    return Violation("some names of one put are old and others are new");
+  }
+  return is_save ? VerifySaves(is_done) : absl::OkStatus();
+}
+
+SavedTensors VerbClient::Wanted(bool is_new) const {
+  SavedTensors wanted;
+  for (const auto& [name, each] : names_)
+    wanted[name] = is_new ? each.new_content : each.old_content;
+  return wanted;
+}
+
+absl::Status VerbClient::VerifySaves(bool is_done) const {
+  // With --overwrite, the old checkpoint goes before the new one comes.
+  bool is_any = verb_ == Verb::kOverwrite && !is_done;
+  const int64_t last_step = verb_ == Verb::kSave ? kOldStep + 1 : kOldStep;
+  for (int64_t step = kOldStep; step <= last_step; ++step) {
+    const absl::StatusOr<SavedTensors> have = ReadCheckpoint(folder(), step);
+    if (absl::IsNotFound(have.status())) continue;
+    if (!have.ok()) return Violation(ToStd(have.status().message()));
+    const std::string from_new = Difference(*have, Wanted(true));
+    const std::string from_old = Difference(*have, Wanted(false));
+    const bool may_be_old = step == kOldStep && !(is_done && verb_ == Verb::kOverwrite);
+    const bool may_be_new = step == last_step;
+    if (!(may_be_old && from_old.empty()) && !(may_be_new && from_new.empty())) {
+      return Violation(StrCat("step ", step, " is neither the old nor the new checkpoint: ",
+                              may_be_new ? from_new : from_old));
+    }
+    if (is_done && step == last_step && !from_new.empty()) {
+      return Violation(StrCat("the save was acknowledged, but ", from_new));
+    }
+    is_any = is_any || !is_done || step == last_step;
+  }
+  if (!is_any) return Violation("an acknowledged checkpoint is lost");
+  if (!is_done) return absl::OkStatus();
+  for (const auto& entry : std::filesystem::directory_iterator(folder())) {
+    if (entry.path().filename() != StepFolderName(last_step)) {
+      return Violation(StrCat(entry.path().string(), " is left after the save"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerbClient::CleanUp() {
+  for (const auto& [name, each] : names_) {
+    v1::DeleteNameRequest request;
+    v1::DeleteNameResponse response;
+    request.set_request_id(NewRequestId());
+    request.set_name(name);
+    const absl::Status status =
+        coordinator_.Call("ArrayService.DeleteName", request, &response, kVerbCallTimeout);
+    if (!absl::IsNotFound(status)) SHARDMESH_RETURN_IF_ERROR(status);
+  }
+  std::error_code ignored;
+  std::filesystem::remove_all(folder(), ignored);
+  std::filesystem::remove(StrCat(files_, "/", unique_, ".bin"), ignored);
+  if (session_.empty()) return absl::OkStatus();
+  v1::CloseSessionRequest request;
+  v1::CloseSessionResponse response;
+  request.set_session_id(session_);
+  session_.clear();
+  return coordinator_.Call("SessionService.CloseSession", request, &response, kVerbCallTimeout);
+}
+
+}  // namespace shardmesh::model

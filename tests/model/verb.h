@@ -1,0 +1,94 @@
+// Verbs: puts by meaning, loads, reshards and saves, each done by one client from its beginning to
+// its answer.
+#ifndef SHARDMESH_TESTS_MODEL_VERB_H_
+#define SHARDMESH_TESTS_MODEL_VERB_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "tests/model/contract_caller.h"
+#include "tests/model/tensors.h"
+
+namespace shardmesh::model {
+
+enum class Verb {
+  kPut,          // of two tensors, by semantic axes and by rules, under names that exist
+  kLoad,         // the same, but the workers read the tensors from a file
+  kReshardStep,  // an array in memory, on its own mesh
+  kReshardDisk,  // an array on disk, on its own mesh
+  kReshardMesh,  // an array to another mesh
+  kReshardTree,  // all arrays, to another mesh, each old one released at once
+  kSave,         // the next step, which takes the place of the last one
+  kOverwrite,    // a checkpoint again, with other bytes
+};
+
+// By name, for the command line.
+const std::vector<std::pair<std::string, Verb>>& AllVerbs();
+
+// A verb on names of its own, with contents that depend only on the seed: two processes that have
+// the same seed do the same. Not thread-safe.
+class VerbClient {
+ public:
+  // `ttl`: of the session. `files`: see Cluster::files.
+  VerbClient(Verb verb, uint64_t seed, const std::string& address, const std::string& files,
+             absl::Duration ttl);
+
+  // Puts the old arrays, and saves the old checkpoint. Everything is on disk afterwards.
+  absl::Status Prepare();
+  // For kReshardStep: makes the array in memory, which a restart of a worker loses.
+  absl::Status PrepareInMemory();
+  // Does the verb. `is_again`: an earlier attempt may have succeeded without an answer.
+  absl::Status Do(bool is_again);
+
+  // Checks that each name leads to a whole array of old or new bytes, the names of one put all to
+  // old or all to new ones, and that the checkpoint is the old or the new one. `is_done`: all is
+  // new. Waits until `deadline` for workers that return.
+  absl::Status Verify(bool is_done, absl::Time deadline);
+  // Reads each name once. INTERNAL: the bytes are neither old nor new; other errors: not readable.
+  absl::Status Read();
+  // Returns whether all that the verb works on may be gone with a worker.
+  bool is_in_memory() const { return verb_ == Verb::kReshardStep; }
+
+  // Deletes the names, the files and the session.
+  absl::Status CleanUp();
+
+ private:
+  struct Name {
+    Content old_content;
+    Content new_content;
+  };
+
+  absl::StatusOr<std::string> Session();
+  std::string NewRequestId();
+  // Puts all names. `by_workers`: they read the tensors.
+  absl::Status Put(bool is_new, bool by_workers);
+  absl::Status Reshard();
+  absl::Status Save(int64_t step, bool overwrite, int32_t keep);
+  absl::StatusOr<std::string> ReadName(const std::string& name);
+  SavedTensors Wanted(bool is_new) const;
+  absl::Status VerifySaves(bool is_done) const;
+  std::string prefix() const { return "v" + std::to_string(seed_) + "/"; }
+  std::string folder() const { return files_ + "/saved-v" + std::to_string(seed_); }
+
+  const Verb verb_;
+  const uint64_t seed_;
+  const std::string files_;
+  const absl::Duration ttl_;
+  const Caller coordinator_;
+  std::string session_;
+  const std::string unique_;  // of request ids
+  int64_t requests_ = 0;
+  std::map<std::string, Name> names_;
+};
+
+}  // namespace shardmesh::model
+
+#endif  // SHARDMESH_TESTS_MODEL_VERB_H_

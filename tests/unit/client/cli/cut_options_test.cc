@@ -1,0 +1,92 @@
+// Tests of client/cli/cut_options.h: the notation of cuts, and options that contradict one another.
+#include "client/cli/cut_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "client/cli/command_line.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+TEST(CutOptionsTest, ReadsADimensionAndItsStarts) {
+  EXPECT_THAT(ParseCuts("0:100,300"), IsOkAndHolds(DimensionCuts{0, {100, 300}}));
+  EXPECT_THAT(ParseCuts("12:0,0,7,7"), IsOkAndHolds(DimensionCuts{12, {0, 0, 7, 7}}));
+  for (const std::string_view text :
+       {"", ":", "0", "0:", "0:,", "0:1,", ":1", "-1:2", "0:-2", "x:1", "0:1;2", "0: 1", "0:+1",
+        "0:1:2", "0:5,4", "0:99999999999999999999"}) {
+    EXPECT_EQ(ExitCodeOf(ParseCuts(text).status()), kExitWrongUse) << text;
+  }
+  EXPECT_THAT(std::string(ParseCuts("0:5,4").status().message()),
+              HasSubstr("the start 4 follows 5; starts must not fall"));
+}
+
+TEST(CutOptionsTest, ReadsRulesAndWeights) {
+  EXPECT_THAT(ParseUnevenCuts("ceil"), IsOkAndHolds(UnevenCuts::kCeilChunks));
+  EXPECT_THAT(ParseUnevenCuts("memory"), IsOkAndHolds(UnevenCuts::kByMemory));
+  EXPECT_THAT(ParseUnevenCuts("speed"), IsOkAndHolds(UnevenCuts::kBySpeed));
+  EXPECT_THAT(ParseUnevenCuts("equal"), IsOkAndHolds(UnevenCuts::kEqualOnly));
+  EXPECT_THAT(std::string(ParseUnevenCuts("ciel").status().message()),
+              HasSubstr("\"ciel\" is none of equal, ceil, memory, speed"));
+  EXPECT_THAT(std::string(ParseUnevenCuts("weights").status().message()),
+              HasSubstr("--weights 1,2,1"));
+  EXPECT_THAT(ParseWeights("1,0,7"), IsOkAndHolds(ElementsAre(1, 0, 7)));
+  for (const std::string_view text : {"", ",", "1,", "1;2", "-1", "1.5", "a"}) {
+    EXPECT_EQ(ExitCodeOf(ParseWeights(text).status()), kExitWrongUse) << text;
+  }
+}
+
+TEST(CutOptionsTest, RefusesOptionsThatContradictOneAnother) {
+  EXPECT_THAT(CheckCutOptions({}), IsOk());
+  EXPECT_THAT(
+      CheckCutOptions({.cuts = {{0, {1}}}, .uneven = UnevenCuts::kEqualOnly, .weights = {}}),
+      IsOk());
+  const std::vector<CutOptions> wrong = {
+      {.cuts = {{0, {1}}}, .uneven = UnevenCuts::kCeilChunks, .weights = {}},
+      {.cuts = {{0, {1}}}, .uneven = {}, .weights = {{1, 2}}},
+      {.cuts = {}, .uneven = UnevenCuts::kByMemory, .weights = {{1, 2}}},
+      {.cuts = {}, .uneven = UnevenCuts::kEqualOnly, .weights = {{1, 2}}}};
+  for (const CutOptions& options : wrong) {
+    EXPECT_EQ(ExitCodeOf(CheckCutOptions(options)), kExitWrongUse);
+  }
+  EXPECT_EQ(CutOptions().rule(), UnevenCuts::kEqualOnly);
+  EXPECT_EQ((CutOptions{.cuts = {}, .uneven = {}, .weights = {{1}}}).rule(),
+            UnevenCuts::kByWeights);
+}
+
+TEST(CutOptionsTest, CompletesStartsToCutPoints) {
+  const CutOptions options = {.cuts = {{1, {3, 3, 5}}}, .uneven = {}, .weights = {}};
+  EXPECT_THAT(CutPointsFor(options, {4, 9}),
+              IsOkAndHolds(ElementsAre(IsEmpty(), ElementsAre(0, 3, 3, 5, 9))));
+  EXPECT_THAT(CutPointsFor({}, {4, 9}), IsOkAndHolds(IsEmpty()));
+  EXPECT_THAT(std::string(CutPointsFor(options, {4}).status().message()),
+              HasSubstr("--cuts 1:3,3,5: the tensor 4 has 1 dimension, counted from 0"));
+  EXPECT_THAT(std::string(CutPointsFor(options, {4, 4}).status().message()),
+              HasSubstr("a part cannot start at 5; dimension 1 of the tensor 4x4 ends at 4"));
+  const CutOptions twice = {.cuts = {{0, {1}}, {0, {2}}}, .uneven = {}, .weights = {}};
+  EXPECT_THAT(std::string(CutPointsFor(twice, {4}).status().message()),
+              HasSubstr("--cuts names dimension 0 twice"));
+}
+
+TEST(CutOptionsTest, WritesCutPointsAsItReadsThem) {
+  const std::vector<CutPoints> points = {{0, 3, 3, 9}, {}, {0, 5, 6}};
+  EXPECT_EQ(FormatCutPoints(points), "0:3,3 2:5");
+  EXPECT_EQ(FormatCutPoints({}), "-");
+  EXPECT_EQ(CutPointsJson(points).dump(), "[[0,3,3,9],[],[0,5,6]]");
+  EXPECT_EQ(CutPointsJson({}).dump(), "[]");
+}
+
+}  // namespace
+}  // namespace shardmesh::client

@@ -1,0 +1,196 @@
+// The verdict on what is known of the workers and on what failed.
+#include "server/diagnosis/step_watch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "status/reason.h"
+#include "status/str_cat.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+class StepWatchTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (int64_t rank = 0; rank < 2; ++rank) Attach(rank, 1);
+    ASSERT_THAT(members_.AddMesh("default", 2, {}), IsOk());
+  }
+  void Attach(int64_t rank, uint64_t incarnation) {
+    const std::string identity = StrCat("worker-", rank);
+    auto attachment = members_.Attach({.identity = identity,
+                                       .incarnation = incarnation,
+                                       .build_version = "1",
+                                       .endpoints = {"127.0.0.1:1"},
+                                       .host = "host"});
+    ASSERT_THAT(attachment, IsOk());
+    attachments_[rank] = *attachment;
+    log_.Attached(identity, incarnation);
+  }
+  void Beat(int64_t rank, std::optional<StepProgress> progress) {
+    EXPECT_THAT(members_.Heartbeat(attachments_[rank], 0), IsOk());
+    FlightLog::Heartbeat heartbeat{.sent = clock_.Now()};
+    if (progress.has_value()) heartbeat.progress.push_back(*std::move(progress));
+    log_.Heard(StrCat("worker-", rank), 1, std::move(heartbeat), clock_.Now());
+  }
+  // Waits in instruction 3 for the other rank.
+  StepProgress Waiting(int64_t rank) const {
+    FlightRecord instruction{.step = 7,
+                             .rank = rank,
+                             .op = 3,
+                             .what = "op 0 (linear): all-reduce over tp",
+                             .started = begun_,
+                             .peers = {{.rank = 1 - rank}},
+                             .waits_for = 1 - rank};
+    return {.step = 7, .started = begun_, .instruction = std::move(instruction)};
+  }
+  std::vector<Participant> Both() const {
+    return {{.rank = 0, .identity = "worker-0"}, {.rank = 1, .identity = "worker-1"}};
+  }
+  WorkRef Work() const {
+    return {.sequence = 7,
+            .op = "linear",
+            .mesh_id = "default",
+            .started = begun_,
+            .participants = Both()};
+  }
+  std::vector<Sequencer::LiveWork> Live() const {
+    return {{.work = Work(), .state = "RUNNING", .waiting_for = Both()}};
+  }
+
+  test::FakeClock clock_;
+  Membership members_{&clock_};
+  FlightLog log_;
+  StepWatch watch_{&clock_, &members_, &log_};
+  std::map<int64_t, uint64_t> attachments_;
+  absl::Time begun_ = clock_.Now();
+};
+
+TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {
+  Beat(0, Waiting(0));
+  EXPECT_THAT(watch_.Diagnose(0, Live()).findings, IsEmpty());
+  EXPECT_THAT(watch_.Diagnose(0, Live()).sentence,
+              AllOf(HasSubstr("nothing is stuck"), HasSubstr("1 step runs")));
+  clock_.Advance(absl::Seconds(1));
+  Beat(0, Waiting(0));
+  Beat(1, std::nullopt);
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, Live());
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.sentence,
+            "step 7 (linear) is stuck: rank 0 waits in \"op 0 (linear): all-reduce "
+            "over tp\" for rank 1 (worker-1), which has not begun the step");
+  EXPECT_THAT(watch_.Diagnose(7, Live()).findings, SizeIs(1));
+  EXPECT_THAT(watch_.Diagnose(8, Live()).findings, IsEmpty());
+}
+
+TEST_F(StepWatchTest, TellsOfTilesInQuarantineWhileTheirWorkerIsThere) {
+  ASSERT_TRUE(members_.Heartbeat(attachments_[1], 0, {.arrays = 2, .size_bytes = 8}).ok());
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {});
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.findings[0].kind, FindingKind::kQuarantined);
+  EXPECT_EQ(verdict.sentence,
+            "parts of 2 arrays are in quarantine, on worker-1; `shardmesh admin quarantine list` "
+            "says why");
+  members_.Detach(attachments_[1], "its stream broke");
+  for (const Finding& finding : watch_.Diagnose(0, {}).findings) {
+    EXPECT_NE(finding.kind, FindingKind::kQuarantined);
+  }
+}
+
+TEST_F(StepWatchTest, TellsOfRecordsThatWereLeftOut) {
+  const UnreadableRecords unreadable = {.count = 5, .keys = {"a/1", "b/2", "c/3", "d/4"}};
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {}, 0, unreadable);
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.findings[0].kind, FindingKind::kUnreadable);
+  EXPECT_THAT(verdict.sentence,
+              AllOf(HasSubstr("5 records of the coordinator's state cannot be read, such as "
+                              "\"a/1\", \"b/2\", \"c/3\"; "),
+                    HasSubstr("shardmesh admin check FOLDER")));
+  EXPECT_THAT(watch_.Diagnose(7, {}, 0, unreadable).findings, IsEmpty()) << "it is about a step";
+}
+
+TEST_F(StepWatchTest, ExplainsAStepToTheSequencer) {
+  EXPECT_EQ(watch_.Explain(Work(), Both()).text, "") << "no heartbeat has told of it";
+  Beat(0, Waiting(0));
+  const StepExplanation explanation = watch_.Explain(Work(), Both());
+  EXPECT_THAT(explanation.text, HasSubstr("for rank 1 (worker-1), which has not begun the step"));
+  EXPECT_EQ(explanation.waiting, "rank 0 waited in \"op 0 (linear): all-reduce over tp\"");
+  ASSERT_THAT(explanation.blamed, SizeIs(1));
+  EXPECT_EQ(explanation.blamed[0].identity, "worker-1");
+}
+
+TEST_F(StepWatchTest, PassesOverWhatAnEarlierProcessOfAWorkerTold) {
+  Beat(0, Waiting(0));
+  Beat(1, Waiting(1));
+  members_.Detach(attachments_[1], "its stream broke");
+  const StepExplanation dead = watch_.Explain(Work(), Both());
+  EXPECT_THAT(dead.text, HasSubstr("(its stream broke)"));
+  Attach(1, 2);
+  EXPECT_THAT(watch_.Explain(Work(), Both()).text, HasSubstr("has not begun the step"));
+}
+
+TEST_F(StepWatchTest, TellsOfFailedStepsForFiveMinutesAndOfOneThatIsAskedForLonger) {
+  WorkRef failed = Work();
+  failed.blamed = {Both()[1]};
+  log_.StepFailed({.work = failed,
+                   .failed = clock_.Now(),
+                   .status = absl::UnavailableError("rank 1 (worker-1) was lost")});
+  clock_.Advance(absl::Seconds(1));
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {});
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_EQ(verdict.findings[0].kind, FindingKind::kFailed);
+  EXPECT_EQ(verdict.findings[0].culprits[0].identity, "worker-1");
+  EXPECT_EQ(verdict.sentence,
+            "a step failed 1s ago because of rank 1 (worker-1): rank 1 (worker-1) was lost");
+  for (int i = 0; i < 400; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    Beat(0, std::nullopt);
+    Beat(1, std::nullopt);
+  }
+  EXPECT_THAT(watch_.Diagnose(0, {}).findings, IsEmpty());
+  EXPECT_THAT(watch_.Diagnose(7, {}).findings, SizeIs(1));
+  EXPECT_THAT(watch_.Diagnose(8, {}).sentence, HasSubstr("step 8 does not run"));
+}
+
+TEST_F(StepWatchTest, BlamesBothOfTwoThatLostEachOtherUnlessOneIsGone) {
+  WorkRef failed = Work();
+  failed.blamed = {Both()[1]};
+  failed.blamed_by = Both()[0];
+  log_.StepFailed({.work = failed,
+                   .failed = clock_.Now(),
+                   .status = WithReason(absl::UnavailableError("rank 1 (worker-1) is gone"),
+                                        Reason::kWorkerLost)});
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence,
+              HasSubstr("because of rank 1 (worker-1), rank 0 (worker-0): "));
+  // One is silent and the other, which reported it, is heard of: before it counts as lost.
+  clock_.Advance(absl::Seconds(1));
+  Beat(0, std::nullopt);
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
+  members_.Detach(attachments_[1], "its stream broke");
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
+  Attach(1, 2);
+  EXPECT_THAT(watch_.Diagnose(7, {}).sentence, HasSubstr("because of rank 1 (worker-1): "));
+}
+
+TEST_F(StepWatchTest, TellsOfALostWorkerOfAMesh) {
+  members_.Detach(attachments_[1], "its stream broke");
+  const StepWatch::Verdict verdict = watch_.Diagnose(0, {});
+  ASSERT_THAT(verdict.findings, SizeIs(1));
+  EXPECT_THAT(verdict.sentence, AllOf(HasSubstr("rank 1 (worker-1) of mesh \"default\" is lost"),
+                                      HasSubstr("(its stream broke)")));
+  EXPECT_THAT(watch_.Diagnose(7, {}).findings, IsEmpty()) << "asked about a step alone";
+}
+
+}  // namespace
+}  // namespace shardmesh::server

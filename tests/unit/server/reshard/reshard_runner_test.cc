@@ -1,0 +1,1003 @@
+// ReshardRunner: what it moves, keeps, lets go and refuses, however a move ends.
+#include "server/reshard/reshard_runner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/status.h"
+#include "rpc/metrics/metrics.h"
+#include "sharding/presets.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
+#include "shardmesh/internal/v1/fill.pb.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/server/steps/keeping_fill.h"
+#include "tests/unit/server/steps/step_cluster.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+
+const PartitionSpec kOverX({SpecEntry::Axis("x")});
+const PartitionSpec kWhole({SpecEntry()});
+
+// What the caller of a reshard hears.
+struct Heard {
+  absl::Mutex mutex;
+  std::optional<ReshardOutline> outline ABSL_GUARDED_BY(mutex);
+  std::vector<ReshardedArray> moved ABSL_GUARDED_BY(mutex);
+  int64_t done_bytes ABSL_GUARDED_BY(mutex) = 0;
+  absl::StatusOr<Revision> end ABSL_GUARDED_BY(mutex) = absl::UnknownError("it runs");
+  absl::Notification ended;
+  ReshardRunner::RunPtr run;
+
+  ReshardOutline Outline() {
+    absl::MutexLock lock(&mutex);
+    return outline.value_or(ReshardOutline());
+  }
+  std::vector<ReshardedArray> Moved() {
+    absl::MutexLock lock(&mutex);
+    return moved;
+  }
+  absl::StatusOr<Revision> Wait() {
+    EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(60)));
+    absl::MutexLock lock(&mutex);
+    return end;
+  }
+};
+
+class ReshardRunnerTest : public StepCluster {
+ protected:
+  // The sequencer ends all work before the runner is gone.
+  ~ReshardRunnerTest() override { sequencer_.reset(); }
+
+  ReshardCall Call() const {
+    ReshardCall call{.request_id = "r",
+                     .session_id = session_,
+                     .fingerprint = "f",
+                     .caller = caller_,
+                     .deadline = clock_.Now() + absl::Seconds(100)};
+    call.rule_source = [](const Definitions&, const std::function<bool()>&) {
+      return std::nullopt;
+    };
+    call.profile_source = [](const Definitions&) { return PartitionAxis(); };
+    return call;
+  }
+  ReshardCall CallOf(const std::string& name, const PartitionSpec& spec) const {
+    ReshardCall call = Call();
+    call.array = ArrayReference{.name = name};
+    call.spec = spec;
+    return call;
+  }
+  ReshardCall CallOfTree(const std::string& prefix, const PartitionSpec& spec) const {
+    ReshardCall call = Call();
+    call.prefix = prefix;
+    call.spec = spec;
+    return call;
+  }
+
+  std::unique_ptr<Heard> Start(ReshardCall call) { return Start(std::move(call), &runner_); }
+  std::unique_ptr<Heard> Start(ReshardCall call, ReshardRunner* runner) {
+    auto heard = std::make_unique<Heard>();
+    Heard* const to = heard.get();
+    ReshardEvents events;
+    events.planned = [this, to](const ReshardOutline& outline) {
+      if (on_planned_) on_planned_();
+      absl::MutexLock lock(&to->mutex);
+      to->outline = outline;
+    };
+    events.moved = [to](const ReshardedArray& array, int64_t done_bytes) {
+      absl::MutexLock lock(&to->mutex);
+      to->moved.push_back(array);
+      to->done_bytes = done_bytes;
+    };
+    events.ended = [to](absl::StatusOr<Revision> end) {
+      {
+        absl::MutexLock lock(&to->mutex);
+        to->end = std::move(end);
+      }
+      to->ended.Notify();
+    };
+    heard->run = runner->Start(std::move(call), std::move(events));
+    return heard;
+  }
+  absl::Status Refusal(ReshardCall call) {
+    const std::unique_ptr<Heard> heard = Start(std::move(call));
+    const absl::Status status = heard->Wait().status();
+    EXPECT_EQ(transport_.started(), 0);
+    EXPECT_EQ(registry_->CountArrays().staging, 0);
+    return status;
+  }
+
+  // Waits until the workers were told of `steps` steps in all.
+  bool AwaitSteps(int steps) {
+    return test::Eventually([&] { return transport_.started() >= steps; });
+  }
+  // Both ranks report the last step that the workers were told of.
+  void FinishStep() {
+    for (int64_t rank = 0; rank < 2; ++rank) EXPECT_THAT(Report(rank), IsOk());
+  }
+  // Both workers report that they have filled their tiles.
+  void FinishFill() {
+    ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+    for (const auto& [identity, order] : fill_.last_orders()) {
+      RankReport report{.identity = identity, .rank = order.rank(), .done = true};
+      report.tiles.push_back(
+          {.array_id = rpc::ParseArrayDescriptorBytes(order.tiles(0).array_descriptor())->array_id,
+           .crc32c = 9});
+      EXPECT_THAT(sequencer_->ReportTransfer(order.transfer_id(), order.term(), std::move(report)),
+                  IsOk());
+    }
+  }
+  std::string IdOfName(const std::string& name) {
+    return registry_->FindName(name).value_or(NameEntry{}).array_id;
+  }
+  bool IsHere(const std::string& array_id) { return registry_->FindArray(array_id).ok(); }
+  PartitionSpec SpecOf(const std::string& name) {
+    return (*registry_->FindArray(IdOfName(name)))->definition.descriptor.spec;
+  }
+
+  OperationTable operations_{&clock_, &sessions_};
+  Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get(), &operations_};
+  std::function<void()> on_planned_;  // called when a reshard has been planned
+  KeepingFill fill_;
+  const ReshardParts parts_{.plan = {.put = {.clock = &clock_,
+                                             .definition_store = definition_store_.get(),
+                                             .membership = &members_,
+                                             .registry = registry_.get(),
+                                             .endpoints = &endpoints_,
+                                             .sessions = &sessions_,
+                                             .transfers = &transfers_},
+                                     .registry = registry_.get(),
+                                     .recovery = &recovery_},
+                            .clock = &clock_,
+                            .registry = registry_.get(),
+                            .sessions = &sessions_,
+                            .operations = &operations_,
+                            .steps = &steps_,
+                            .fill = &fill_,
+                            .token_key = std::string(32, 'k'),
+                            .term = 7};
+  ReshardRunner runner_{parts_};
+};
+
+TEST_F(ReshardRunnerTest, ANameMovesToTheNewArray) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  EXPECT_EQ(transport_.work().op, StrCat("reshard of array ", old_id));
+  EXPECT_EQ(IdOfName("w"), old_id);  // readers see the old array until the commit
+  FinishStep();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Revision revision, heard->Wait());
+  ASSERT_THAT(heard->Moved(), SizeIs(1));
+  const ReshardedArray moved = heard->Moved().front();
+  EXPECT_EQ(moved.name, "w");
+  EXPECT_EQ(moved.source_array_id, old_id);
+  EXPECT_EQ(moved.descriptor.array_id, IdOfName("w"));
+  EXPECT_EQ(moved.name_version, revision);
+  EXPECT_EQ(moved.moved_bytes, 32);  // each rank lacks half of 32 bytes
+  EXPECT_FALSE(moved.is_skipped);
+  EXPECT_NE(IdOfName("w"), old_id);
+  EXPECT_EQ(SpecOf("w"), kWhole);
+  // The session keeps the old array, and nothing else.
+  EXPECT_TRUE(IsHere(old_id));
+  EXPECT_EQ(PinnedBySession(), 1);
+  UnpinForSession(*registry_, sessions_, session_, {old_id});
+  EXPECT_FALSE(IsHere(old_id));
+  EXPECT_TRUE(IsHere(moved.descriptor.array_id));
+}
+
+TEST_F(ReshardRunnerTest, TheCallIsAnOperation) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  const ReshardOutline outline = heard->Outline();
+  EXPECT_EQ(outline.array_count, 1);
+  EXPECT_EQ(outline.total_bytes, 64);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(OperationProgress progress,
+                                 operations_.Progress(outline.operation_id));
+  EXPECT_EQ(progress.kind, OperationKind::kReshard);
+  EXPECT_EQ(progress.description, "reshard of 'w'");
+  EXPECT_EQ(progress.total_bytes, 64);
+  EXPECT_FALSE(progress.ended);
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(progress, operations_.Progress(outline.operation_id));
+  EXPECT_TRUE(progress.ended);
+  EXPECT_EQ(progress.done, 1);
+  EXPECT_EQ(progress.done_bytes, 64);
+}
+
+TEST_F(ReshardRunnerTest, ACancelledOperationLeavesTheOldArray) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  ASSERT_THAT(operations_.Cancel(heard->Outline().operation_id, session_), IsOk());
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+  EXPECT_EQ(PinnedBySession(), 0);
+  // The same request may run again.
+  const std::unique_ptr<Heard> again = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(2));
+  FinishStep();
+  EXPECT_THAT(again->Wait(), IsOk());
+}
+
+TEST_F(ReshardRunnerTest, ALostWorkerLeavesTheOldArray) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  sequencer_->WorkerLost("w1", 3, "killed");
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(ReshardRunnerTest, ANameThatAnotherCallMovedMeanwhileStays) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  const std::string newer_id = AddArray(Descriptor(), "w");
+  FinishStep();
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  EXPECT_EQ(IdOfName("w"), newer_id);
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+}
+
+TEST_F(ReshardRunnerTest, AnArrayThatLiesSoIsSkipped) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kOverX));
+  EXPECT_THAT(heard->Wait(), IsOk());
+  ASSERT_THAT(heard->Moved(), SizeIs(1));
+  EXPECT_TRUE(heard->Moved().front().is_skipped);
+  EXPECT_EQ(heard->Moved().front().name_version, registry_->VersionOf("w"));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(transport_.started(), 0);
+}
+
+TEST_F(ReshardRunnerTest, AnArrayThatLiesSoGetsTheRequestedName) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kOverX);
+  call.name = "v";
+  call.release_source = true;
+  EXPECT_THAT(Start(std::move(call))->Wait(), IsOk());
+  EXPECT_EQ(IdOfName("v"), old_id);
+  EXPECT_EQ(registry_->VersionOf("w"), 0);
+}
+
+TEST_F(ReshardRunnerTest, ReleaseSourceLetsTheOldArrayGo) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_FALSE(IsHere(old_id));
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(ReshardRunnerTest, AResultWithAnotherNameLeavesTheOldNameUnlessReleased) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.name = "v";
+  std::unique_ptr<Heard> heard = Start(call);
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(SpecOf("v"), kWhole);
+
+  UnpinForSession(*registry_, sessions_, session_, {old_id});
+  call.name = "u";
+  call.request_id = "s";
+  call.release_source = true;
+  heard = Start(call);
+  ASSERT_TRUE(AwaitSteps(2));
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(registry_->VersionOf("w"), 0);
+  EXPECT_FALSE(IsHere(old_id));
+}
+
+TEST_F(ReshardRunnerTest, TheNewNameAndTheLossOfTheOldOneAreOneCommit) {
+  for (const Durability durability : {Durability::kMemory, Durability::kDisk}) {
+    const bool is_step = durability == Durability::kMemory;
+    const std::string old_id = AddArray(Descriptor(), "w", durability);
+    ReshardCall call = CallOf("w", kWhole);
+    call.request_id = is_step ? "step" : "transfer";
+    call.name = is_step ? "v" : "u";
+    call.release_source = true;
+    const Revision before = store_->revision();
+    const std::unique_ptr<Heard> heard = Start(call);
+    if (is_step) {
+      ASSERT_TRUE(AwaitSteps(1));
+      FinishStep();
+    } else {
+      FinishFill();
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Revision revision, heard->Wait());
+    EXPECT_EQ(registry_->VersionOf(call.name), revision);
+    EXPECT_EQ(registry_->VersionOf("w"), 0);
+    EXPECT_FALSE(IsHere(old_id));
+    absl::Mutex mutex;
+    std::vector<std::set<std::string>> commits;  // the names that each changed
+    const auto watch =
+        store_->Watch({"name/"}, before + 1, [&](const std::vector<WatchEvent>& events) {
+          absl::MutexLock lock(&mutex);
+          std::set<std::string>& keys = commits.emplace_back();
+          for (const WatchEvent& event : events) keys.insert(event.key);
+        });
+    ASSERT_THAT(watch.status(), IsOk());
+    ASSERT_TRUE(test::Eventually([&] {
+      absl::MutexLock lock(&mutex);
+      return !commits.empty();
+    }));
+    absl::MutexLock lock(&mutex);
+    EXPECT_THAT(commits, ElementsAre(UnorderedElementsAre("name/w", StrCat("name/", call.name))));
+  }
+}
+
+TEST_F(ReshardRunnerTest, ANameThatLeftTheOldArrayMeanwhileStaysWhereItIs) {
+  AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.name = "v";
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(call);
+  ASSERT_TRUE(AwaitSteps(1));
+  const std::string newer_id = AddArray(Descriptor(), "w");
+  FinishStep();
+  EXPECT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(SpecOf("v"), kWhole);
+  EXPECT_EQ(IdOfName("w"), newer_id);
+}
+
+TEST_F(ReshardRunnerTest, ANameThatIsReplacedDuringThePlanningIsLookedUpAgain) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  std::string newer_id;
+  call.rule_source =
+      [&](const Definitions&,
+          const std::function<bool()>&) -> absl::StatusOr<std::optional<RuleSetDefinition>> {
+    if (newer_id.empty()) newer_id = AddArray(Descriptor(), "w");
+    return std::nullopt;
+  };
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_FALSE(IsHere(old_id));
+  EXPECT_EQ(heard->Moved().front().source_array_id, newer_id);
+  EXPECT_EQ(SpecOf("w"), kWhole);
+}
+
+TEST_F(ReshardRunnerTest, ANameThatIsReplacedAfterThePlanningStaysWithTheNewArray) {
+  struct Case {
+    bool is_tree;
+    bool release_source;
+  };
+  int steps = 0;
+  for (const Case& each : {Case{false, false}, {false, true}, {true, false}, {true, true}}) {
+    const std::string old_id = AddArray(Descriptor(), "w");
+    std::string newer_id;
+    on_planned_ = [&] { newer_id = AddArray(Descriptor(), "w"); };
+    ReshardCall call = each.is_tree ? CallOfTree("w", kWhole) : CallOf("w", kWhole);
+    call.request_id = StrCat("r", each.is_tree, each.release_source);
+    call.release_source = each.release_source;
+    const std::unique_ptr<Heard> heard = Start(std::move(call));
+    if (!each.is_tree) {  // pinned since its planning
+      ASSERT_TRUE(AwaitSteps(++steps));
+      FinishStep();
+    }
+    EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch))
+        << each.is_tree << each.release_source;
+    EXPECT_EQ(IdOfName("w"), newer_id);
+    EXPECT_TRUE(test::Eventually([&] { return !IsHere(old_id); }));
+    EXPECT_EQ(transport_.started(), steps);
+    EXPECT_EQ(PinnedBySession(), 0);
+  }
+}
+
+TEST_F(ReshardRunnerTest, MovesBeginWhileTheStoreCommits) {
+  for (const char* name : {"a", "b"}) AddArray(Descriptor(), name);
+  ReshardCall call = CallOfTree("", kWhole);
+  call.release_source = true;  // one after the other
+  transport_.on_start = [&] {
+    // A commit that is called back only when the thread of the earlier commit is free.
+    if (transport_.started() == 1) AddArray(Descriptor(), "c");
+  };
+  const std::unique_ptr<Heard> heard = Start(call);
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_TRUE(AwaitSteps(2));
+  FinishStep();
+  EXPECT_THAT(heard->Wait(), IsOk());
+}
+
+TEST_F(ReshardRunnerTest, ACancellationAfterTheLastCommitChangesNothing) {
+  AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  on_release_ = [&] { ReshardRunner::Cancel(heard->run, absl::CancelledError("too late")); };
+  FinishStep();
+  EXPECT_THAT(heard->Wait(), IsOk());
+  EXPECT_THAT(heard->Moved(), SizeIs(1));
+  EXPECT_THAT(operations_.Progress(heard->Outline().operation_id)->status, IsOk());
+}
+
+TEST_F(ReshardRunnerTest, ACancellationEndsTheCompilationOfRules) {
+  AddArray(Descriptor(), "w");
+  ReshardCall call = Call();
+  call.array = ArrayReference{.name = "w"};
+  call.has_rules = true;
+  absl::Notification begun;
+  bool is_stopped = false;
+  call.rule_source = [&](const Definitions&, const std::function<bool()>& is_cancelled)
+      -> absl::StatusOr<std::optional<RuleSetDefinition>> {
+    begun.Notify();
+    is_stopped = test::Eventually(is_cancelled);
+    return absl::CancelledError("stopped");
+  };
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  begun.WaitForNotification();
+  ReshardRunner::Cancel(heard->run, absl::CancelledError("enough"));
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(is_stopped);
+}
+
+TEST_F(ReshardRunnerTest, WithoutALayoutUnevenPartsAndTheRequestedSpecStay) {
+  // The mesh has no axis y, so a correction left it out before the array was cut.
+  ArrayDefinition uneven{.descriptor = Descriptor()};
+  uneven.descriptor.cut_points = {{0, 2, 8}};
+  uneven.requested_spec = PartitionSpec({SpecEntry::Axes({"x", "y"})});
+  ASSERT_THAT(registry_->Stage(uneven), IsOk());
+  CommitRequest commit;
+  commit.arrays.push_back({.array_id = uneven.descriptor.array_id, .tile_crc32c = {1, 2}});
+  commit.moves.push_back(
+      {.name = "t/uneven", .array_id = uneven.descriptor.array_id, .expected_version = {}});
+  registry_->Commit(std::move(commit), [](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+  });
+  ASSERT_TRUE(test::Eventually([&] { return registry_->VersionOf("t/uneven") != 0; }));
+  ReshardCall call = Call();
+  call.prefix = "t/";
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  const ArrayDefinition moved = (*registry_->FindArray(IdOfName("t/uneven")))->definition;
+  EXPECT_EQ(moved.descriptor.mesh_id, "n");
+  EXPECT_EQ(moved.descriptor.spec, kOverX);
+  EXPECT_EQ(moved.descriptor.cut_points, uneven.descriptor.cut_points);
+  EXPECT_EQ(moved.requested_spec, uneven.requested_spec);
+}
+
+TEST_F(ReshardRunnerTest, OnlyArraysThatNothingElseHoldsCountAsReleased) {
+  // A whole copy of an array takes 80 KiB on each worker, and a half 40 KiB.
+  ArrayDescriptor large = Descriptor();
+  large.shape = {20'480};
+  const auto need_bytes = [&] {
+    ReshardCall call = CallOfTree("", kWhole);
+    call.release_source = true;
+    call.validate_only = true;
+    const std::unique_ptr<Heard> heard = Start(std::move(call));
+    EXPECT_THAT(heard->Wait(), IsOk());
+    return heard->Outline().memory.front().need_bytes;
+  };
+  const std::string first_id = AddArray(large, "a");
+  large.array_id = RandomId();
+  AddArray(large, "b");
+  EXPECT_EQ(need_bytes(), 122'880) << "the first array has gone when the second one comes";
+  const auto name_first = [&](const std::string& name) {
+    CommitRequest commit;
+    commit.moves.push_back({.name = name, .array_id = first_id, .expected_version = {}});
+    registry_->Commit(std::move(commit), [](const absl::StatusOr<CommitResult>& result) {
+      EXPECT_THAT(result, IsOk());
+    });
+    EXPECT_TRUE(test::Eventually([&] { return registry_->VersionOf(name) != 0; }));
+  };
+  name_first("c");
+  // All three copies lie there before the first array goes, but the second one has gone by then.
+  EXPECT_EQ(need_bytes(), 81'920 * 3 - 40'960);
+}
+
+TEST_F(ReshardRunnerTest, AnArrayThatAPinOrANameOutsideTheTreeHoldsIsNotReleased) {
+  ArrayDescriptor large = Descriptor();
+  large.shape = {20'480};
+  const std::string held_id = AddArray(large, "t/a");
+  large.array_id = RandomId();
+  AddArray(large, "t/b");
+  const auto need_bytes = [&] {
+    ReshardCall call = CallOfTree("t/", kWhole);
+    call.release_source = true;
+    call.validate_only = true;
+    const std::unique_ptr<Heard> heard = Start(std::move(call));
+    EXPECT_THAT(heard->Wait(), IsOk());
+    return heard->Outline().memory.front().need_bytes;
+  };
+  EXPECT_EQ(need_bytes(), 81'920 * 2 - 40'960);
+  ASSERT_THAT(registry_->Pin(held_id), IsOk());
+  EXPECT_EQ(need_bytes(), 81'920 * 2);
+  registry_->Unpin(held_id);
+  CommitRequest commit;
+  commit.moves.push_back({.name = "other", .array_id = held_id, .expected_version = {}});
+  registry_->Commit(std::move(commit), [](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+  });
+  ASSERT_TRUE(test::Eventually([&] { return registry_->VersionOf("other") != 0; }));
+  EXPECT_EQ(need_bytes(), 81'920 * 2);
+}
+
+TEST_F(ReshardRunnerTest, AnArrayWithTwoNamesIsReleasedIfBothLeaveTheMesh) {
+  ArrayDescriptor large = Descriptor();
+  large.shape = {20'480};
+  const std::string first_id = AddArray(large, "a");
+  large.array_id = RandomId();
+  AddArray(large, "b");
+  CommitRequest commit;
+  commit.moves.push_back({.name = "c", .array_id = first_id, .expected_version = {}});
+  registry_->Commit(std::move(commit), [](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+  });
+  ASSERT_TRUE(test::Eventually([&] { return registry_->VersionOf("c") != 0; }));
+  ReshardCall call = Call();
+  call.from_mesh = Descriptor().mesh_id;
+  call.mesh_id = "n";
+  call.release_source = true;
+  call.validate_only = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(heard->Outline().array_count, 2);
+  // Each array has half of its elements on each worker, on both meshes.
+  EXPECT_EQ(heard->Outline().memory.front().need_bytes, 40'960);
+}
+
+TEST_F(ReshardRunnerTest, AnArrayByItsIdStaysPinnedWithoutAName) {
+  const std::string old_id = AddArray(Descriptor(), "");
+  ReshardCall call = Call();
+  call.array = ArrayReference{.array_id = old_id};
+  call.spec = kWhole;
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_FALSE(IsHere(old_id));
+  EXPECT_EQ(PinnedBySession(), 1);  // the new array
+  EXPECT_TRUE(IsHere(heard->Moved().front().descriptor.array_id));
+}
+
+TEST_F(ReshardRunnerTest, ARequestOfALostSessionGetsTheAnswerOfTheStore) {
+  AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kOverX);  // it lies so already
+  call.name = "copy";
+  const std::unique_ptr<Heard> first = Start(call);
+  ASSERT_THAT(first->Wait(), IsOk());
+  ASSERT_THAT(first->Moved(), SizeIs(1));
+  ASSERT_THAT(sessions_.Close(session_), IsOk());
+  const std::unique_ptr<Heard> repeated = Start(call);
+  EXPECT_EQ(*repeated->Wait(), *first->Wait());
+  ASSERT_THAT(repeated->Moved(), SizeIs(1));
+  EXPECT_EQ(repeated->Moved()[0].name, "copy");
+  EXPECT_EQ(repeated->Moved()[0].name_version, first->Moved()[0].name_version);
+  EXPECT_EQ(repeated->Moved()[0].descriptor, first->Moved()[0].descriptor);
+  call.fingerprint = "another";
+  EXPECT_THAT(Start(call)->Wait(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+  call.request_id = "unknown";
+  EXPECT_THAT(Start(call)->Wait(), StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
+}
+
+TEST_F(ReshardRunnerTest, RequestsWithoutAnIdAreNotRemembered) {
+  AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kOverX);  // it lies so already
+  call.request_id = "";
+  call.operation_id = "of a resize";
+  EXPECT_THAT(Start(call)->Wait(), IsOk());
+  EXPECT_THAT(Start(call)->Wait(), IsOk());
+  call.fingerprint = "another";
+  EXPECT_THAT(Start(call)->Wait(), IsOk());
+}
+
+TEST_F(ReshardRunnerTest, ARepeatedRequestGetsTheFirstAnswer) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  // While the first runs, a repetition waits.
+  EXPECT_THAT(Start(CallOf("w", kWhole))->Wait(), StatusIs(absl::StatusCode::kAborted));
+  FinishStep();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Revision revision, heard->Wait());
+  const std::unique_ptr<Heard> again = Start(CallOf("w", kWhole));
+  EXPECT_THAT(again->Wait(), revision);
+  EXPECT_EQ(again->run, nullptr);
+  ASSERT_THAT(again->Moved(), SizeIs(1));
+  EXPECT_FALSE(again->Moved().front().is_skipped);
+  EXPECT_EQ(again->Outline().operation_id, heard->Outline().operation_id);
+  ReshardCall other = CallOf("w", kOverX);
+  other.fingerprint = "g";
+  EXPECT_THAT(Start(std::move(other))->Wait(),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+}
+
+TEST_F(ReshardRunnerTest, LongNamesCountAmongTheBytesOfRememberedAnswers) {
+  const std::string name(900, 'n');
+  AddArray(Descriptor(), name);
+  ReshardParts parts = parts_;
+  parts.max_remembered_bytes = 3'000;  // enough for one answer
+  ReshardRunner runner(parts);
+  ReshardCall call = CallOf(name, kOverX);
+  for (const char* request_id : {"first", "second"}) {
+    call.request_id = request_id;
+    EXPECT_THAT(Start(call, &runner)->Wait(), IsOk());
+  }
+  EXPECT_EQ(Start(call, &runner)->run, nullptr) << "the second answer is remembered";
+  call.request_id = "first";
+  const std::unique_ptr<Heard> again = Start(call, &runner);
+  EXPECT_NE(again->run, nullptr) << "the first answer is remembered";
+  EXPECT_THAT(again->Wait(), IsOk());
+}
+
+TEST_F(ReshardRunnerTest, ATreeGoesOnWhereItStopped) {
+  for (const char* name : {"t/a", "t/b", "t/c", "u"}) AddArray(Descriptor(), name);
+  ReshardCall call = CallOfTree("t/", kWhole);
+  call.release_source = true;  // one after the other
+  const std::unique_ptr<Heard> heard = Start(call);
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_TRUE(AwaitSteps(2));
+  sequencer_->WorkerLost("w1", 3, "killed");
+  const absl::Status lost = heard->Wait().status();
+  EXPECT_THAT(lost, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(std::string(lost.message()), HasSubstr("1 of 3 arrays lie as requested now"));
+  EXPECT_EQ(SpecOf("t/a"), kWhole);
+  EXPECT_EQ(SpecOf("t/b"), kOverX);
+
+  sequencer_->WorkerAttached("w1", 4);
+  const std::unique_ptr<Heard> again = Start(call);
+  ASSERT_TRUE(AwaitSteps(3));
+  FinishStep();
+  ASSERT_TRUE(AwaitSteps(4));
+  FinishStep();
+  ASSERT_THAT(again->Wait(), IsOk());
+  EXPECT_EQ(transport_.started(), 4);
+  ASSERT_THAT(again->Moved(), SizeIs(3));
+  EXPECT_TRUE(again->Moved().front().is_skipped);
+  EXPECT_EQ(again->Outline().total_bytes, 128);
+  for (const char* name : {"t/a", "t/b", "t/c"}) EXPECT_EQ(SpecOf(name), kWhole);
+  EXPECT_EQ(SpecOf("u"), kOverX);
+}
+
+TEST_F(ReshardRunnerTest, OnlyAFewArraysMoveAtOnce) {
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) AddArray(Descriptor(), name);
+  const std::unique_ptr<Heard> heard = Start(CallOfTree("", kWhole));
+  ASSERT_TRUE(AwaitSteps(kReshardsAtOnce));
+  EXPECT_EQ(transport_.started(), static_cast<int>(kReshardsAtOnce));
+  ReshardRunner::Cancel(heard->run, absl::CancelledError("enough"));
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(heard->Moved(), IsEmpty());
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(ReshardRunnerTest, WorkersAreToldToDropTheOldArrayBeforeTheNextOneMoves) {
+  for (const char* name : {"a", "b", "c"}) AddArray(Descriptor(), name);
+  ReshardCall call = CallOfTree("", kWhole);
+  call.release_source = true;
+  std::vector<int> begun;  // steps begun at each release
+  on_release_ = [&] { begun.push_back(transport_.started()); };
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  for (int step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(AwaitSteps(step));
+    FinishStep();
+  }
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_THAT(begun, ElementsAre(1, 2, 3));
+}
+
+TEST_F(ReshardRunnerTest, AnArrayOnDiskMovesAsATransferOnItsOwnMeshToo) {
+  const std::string old_id = AddArray(Descriptor(), "w", Durability::kDisk);
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_NE(IdOfName("w"), old_id);
+  EXPECT_EQ((*registry_->FindArray(IdOfName("w")))->definition.descriptor.mesh_id, "m");
+  EXPECT_EQ(heard->Moved().front().moved_bytes, 32);
+  EXPECT_EQ(transport_.started(), 0);
+}
+
+TEST_F(ReshardRunnerTest, ValidateOnlyShowsBytesAndMemory) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  Beat(/*used_bytes=*/100);
+  ReshardCall call = CallOf("w", kWhole);
+  call.validate_only = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  EXPECT_THAT(heard->Wait(), IsOk());
+  const ReshardOutline outline = heard->Outline();
+  EXPECT_EQ(outline.operation_id, "");
+  ASSERT_THAT(outline.memory, SizeIs(2));
+  EXPECT_EQ(outline.memory[1].rank, 1);
+  EXPECT_EQ(outline.memory[1].identity, "w1");
+  EXPECT_EQ(outline.memory[1].have_bytes, (1 << 20) - 100);
+  EXPECT_EQ(outline.memory[1].need_bytes, 32);
+  ASSERT_THAT(heard->Moved(), SizeIs(1));
+  EXPECT_EQ(heard->Moved().front().name_version, 0);
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(transport_.started(), 0);
+}
+
+TEST_F(ReshardRunnerTest, TooLittleMemoryIsRefusedWithWhatWouldFit) {
+  // Each worker has a mebibyte. A whole copy of an array takes 400 KiB.
+  ArrayDescriptor large = Descriptor();
+  large.shape = {102'400};
+  for (const char* name : {"a", "b", "c"}) {
+    large.array_id = RandomId();
+    AddArray(large, name);
+  }
+  Beat(/*used_bytes=*/0);  // the tiles of these arrays count nothing here
+  const absl::Status refused = Refusal(CallOfTree("", kWhole));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat(3 * 409'600));
+  EXPECT_EQ(FactOf(refused, fact::kHave), StrCat(1 << 20));
+  EXPECT_EQ(FactOf(refused, fact::kRank), "0");
+  EXPECT_THAT(std::string(refused.message()),
+              testing::AllOf(HasSubstr("--release-source"), HasSubstr("needs at most 819200 bytes"),
+                             HasSubstr("nothing was moved")));
+  ReshardCall call = CallOfTree("", kWhole);
+  call.release_source = true;
+  call.validate_only = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  EXPECT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(heard->Outline().memory.front().need_bytes, 819'200);
+}
+
+TEST_F(ReshardRunnerTest, TilesThatNoHeartbeatHasToldOfCountAsMemoryInUse) {
+  Beat(/*used_bytes=*/0);
+  ArrayDescriptor large = Descriptor();
+  large.shape = {102'400};
+  AddArray(large, "a");  // 204,800 bytes on each worker
+  ArrayDescriptor whole = Descriptor("n");
+  whole.shape = {102'400};
+  whole.spec = PartitionSpec();
+  AddArray(whole, "b");  // 409,600 bytes on each worker, for another mesh
+  ArrayDescriptor uneven = Descriptor();
+  uneven.shape = {102'400};
+  uneven.cut_points = {{0, 25'600, 102'400}};
+  AddArray(uneven, "c");  // 102,400 bytes on w0 and 307,200 on w1
+  const absl::Status refused = Refusal(CallOf("a", kWhole));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(FactOf(refused, fact::kHave), "331776");
+  EXPECT_EQ(FactOf(refused, fact::kNeed), "409600");
+  ReshardCall call = CallOf("a", kWhole);
+  call.validate_only = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  EXPECT_THAT(heard->Wait(), IsOk());
+  ASSERT_THAT(heard->Outline().memory, SizeIs(2));
+  EXPECT_EQ(heard->Outline().memory[1].have_bytes, 126'976);
+}
+
+TEST_F(ReshardRunnerTest, WhatWasReleasedSinceTheLastHeartbeatDoesNotCountAsInUse) {
+  ArrayDescriptor large = Descriptor();
+  large.shape = {102'400};
+  AddArray(large, "a");  // 204,800 bytes on each worker
+  large.array_id = RandomId();
+  AddArray(large, "b");
+  Beat(/*used_bytes=*/1 << 20);
+  EXPECT_THAT(Refusal(CallOf("a", kWhole)),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  CommitRequest remove;
+  remove.moves.push_back({.name = "b", .array_id = "", .expected_version = {}});
+  registry_->Commit(std::move(remove), [](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+  });
+  ASSERT_TRUE(test::Eventually([&] { return registry_->CountUnconfirmed() == 1; }));
+  const std::unique_ptr<Heard> heard = Start(CallOf("a", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  EXPECT_EQ(heard->Outline().memory.front().have_bytes, (1 << 20) - 204'800);
+  FinishStep();
+  EXPECT_THAT(heard->Wait(), IsOk());
+}
+
+TEST_F(ReshardRunnerTest, ADegradedArrayIsRefused) {
+  AddArray(Descriptor(), "w");
+  registry_->TilesLost("m", 1, 1'000);
+  EXPECT_THAT(Refusal(CallOf("w", kWhole)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+}
+
+TEST_F(ReshardRunnerTest, ReplicasTakeThePlaceOfLostTiles) {
+  ArrayDescriptor whole = Descriptor();
+  whole.spec = kWhole;
+  AddArray(whole, "w");
+  registry_->TilesLost("m", 1, 1'000);
+  // On its own mesh too, the array moves as a transfer: a step needs the tile of each rank.
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kOverX));
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  const internal::v1::FillTiles order = fill_.last_orders().at("w1");
+  ASSERT_EQ(order.devices().sources_size(), 1);
+  EXPECT_EQ(order.devices().sources(0).rank(), 0);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(SpecOf("w"), kOverX);
+  EXPECT_EQ(transport_.started(), 0);
+}
+
+TEST_F(ReshardRunnerTest, AStepKeepsTheOriginOfAnArrayButNotThatOfPartialSums) {
+  const auto file =
+      std::make_shared<const SourceFile>(SourceFile{.path = "/model",
+                                                    .size_bytes = 1'024,
+                                                    .modify_time = absl::FromUnixSeconds(5),
+                                                    .head_sha256 = std::string(32, 'h'),
+                                                    .head_bytes = 8,
+                                                    .change_time = absl::FromUnixSeconds(6),
+                                                    .inode = 17});
+  const auto add = [&](ArrayDefinition definition, const std::string& name) {
+    ASSERT_THAT(registry_->Stage(definition), IsOk());
+    CommitRequest commit;
+    commit.arrays.push_back({.array_id = definition.descriptor.array_id, .tile_crc32c = {1, 2}});
+    commit.moves.push_back(
+        {.name = name, .array_id = definition.descriptor.array_id, .expected_version = {}});
+    registry_->Commit(std::move(commit), [](const absl::StatusOr<CommitResult>& result) {
+      EXPECT_THAT(result, IsOk());
+    });
+    ASSERT_TRUE(test::Eventually([&] { return registry_->VersionOf(name) != 0; }));
+  };
+  add({.descriptor = Descriptor(), .source = {.file = file, .offset_bytes = 8}}, "read");
+  add({.descriptor = Descriptor(),
+       .sent_from = {.file = file, .offset_bytes = 64, .conversion = "to F32"}},
+      "sent");
+  ArrayDefinition partial{.descriptor = Descriptor(), .source = {.file = file, .offset_bytes = 0}};
+  partial.descriptor.spec = PartitionSpec({SpecEntry()}, {"x"});
+  add(partial, "sum");
+  int steps = 0;
+  for (const char* name : {"read", "sent", "sum"}) {
+    const std::string old_id = IdOfName(name);
+    const std::string key = (*registry_->FindArray(old_id))->definition.origin_key();
+    ASSERT_NE(key, "");
+    ReshardCall call = CallOf(name, kWhole);
+    call.request_id = name;
+    const std::unique_ptr<Heard> heard = Start(std::move(call));
+    ASSERT_TRUE(AwaitSteps(++steps));
+    FinishStep();
+    ASSERT_THAT(heard->Wait(), IsOk());
+    ASSERT_NE(IdOfName(name), old_id);
+    const ArrayDefinition moved = (*registry_->FindArray(IdOfName(name)))->definition;
+    EXPECT_EQ(moved.origin_key(), name == std::string("sum") ? "" : key);
+    EXPECT_EQ(moved.source.file != nullptr, name == std::string("read"));
+  }
+}
+
+TEST_F(ReshardRunnerTest, PartialSumsAreAddedUpOnTheirOwnMeshOnly) {
+  ArrayDescriptor partial = Descriptor();
+  partial.spec = PartitionSpec({SpecEntry()}, {"x"});
+  AddArray(partial, "p");
+  ReshardCall call = CallOf("p", kWhole);
+  call.mesh_id = "n";
+  const absl::Status refused = Refusal(call);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidSpec));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("reshard it there first"));
+  const std::unique_ptr<Heard> heard = Start(CallOf("p", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  EXPECT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(SpecOf("p"), kWhole);
+}
+
+TEST_F(ReshardRunnerTest, BadCallsAreRefusedBeforeAnythingMoves) {
+  AddArray(Descriptor(), "w");
+  EXPECT_THAT(Refusal(CallOf("none", kWhole)), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Refusal(CallOfTree("none/", kWhole)), StatusIs(absl::StatusCode::kNotFound));
+  ReshardCall call = CallOf("w", kWhole);
+  call.mesh_id = "none";
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kNotFound));
+  call = CallOf("w", kWhole);
+  call.session_id = "none";
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kNotFound, Reason::kSessionGone));
+  call = CallOf("w", kWhole);
+  call.expected_version = 1'000;
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kAborted, Reason::kVersionMismatch));
+  call = CallOfTree("w", kWhole);
+  call.name = "v";
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  call = CallOf("w", PartitionSpec({SpecEntry::Axis("y")}));
+  call.strict = true;
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument));
+  call = CallOf("w", kWhole);
+  call.deadline = clock_.Now();
+  EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+}
+
+TEST_F(ReshardRunnerTest, WorkersFillTheTilesOnAnotherMesh) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  const internal::v1::FillTiles order = fill_.last_orders().at("w1");
+  EXPECT_EQ(order.term(), 7);
+  ASSERT_EQ(order.tiles_size(), 1);
+  EXPECT_EQ(order.rank(), 1);
+  EXPECT_EQ(rpc::ParseArrayDescriptorBytes(order.tiles(0).array().array_descriptor())->array_id,
+            old_id);
+  EXPECT_FALSE(order.tiles(0).array().token().empty());
+  // Descriptors, token and devices are encoded once for all workers.
+  EXPECT_EQ(fill_.tails(), 1u);
+  EXPECT_LT(fill_.own_bytes(), 2 * 64u);
+  // The same workers serve both meshes, so they are the same devices.
+  EXPECT_THAT(order.devices().source_ids(), ElementsAre(0, 1));
+  EXPECT_THAT(order.devices().destination_ids(), ElementsAre(0, 1));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(heard->Moved().front().descriptor.mesh_id, "n");
+  EXPECT_EQ(heard->Moved().front().moved_bytes, 32);
+  EXPECT_EQ((*registry_->FindArray(IdOfName("w")))->definition.descriptor.mesh_id, "n");
+  EXPECT_EQ(PinnedBySession(), 1);  // the old array
+  EXPECT_EQ(transport_.started(), 0);
+}
+
+TEST_F(ReshardRunnerTest, AFillThatFailsLeavesTheOldArray) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> heard = Start(call);
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  const internal::v1::FillTiles order = fill_.last_orders().at("w1");
+  EXPECT_THAT(sequencer_->ReportTransfer(
+                  order.transfer_id(), order.term(),
+                  {.identity = "w1", .rank = 1, .status = absl::DataLossError("broken")}),
+              IsOk());
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+  EXPECT_EQ(PinnedBySession(), 0);
+
+  fill_.can_fill = absl::FailedPreconditionError("an older build");
+  EXPECT_THAT(Start(call)->Wait(), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(ReshardRunnerTest, ACancelledFillLeavesTheOldArray) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kOverX);
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  ReshardRunner::Cancel(heard->run, WithReason(absl::CancelledError("left"), Reason::kCancelled));
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+}
+
+TEST(NumberWorkersTest, EqualWorkersHaveEqualNumbers) {
+  const WorkerNumbers numbers = NumberWorkers({"a", "b", "c"}, {"c", "d", "a"});
+  EXPECT_THAT(numbers.sources, ElementsAre(0, 1, 2));
+  EXPECT_THAT(numbers.destinations, ElementsAre(2, 3, 0));
+}
+
+}  // namespace
+}  // namespace shardmesh::server

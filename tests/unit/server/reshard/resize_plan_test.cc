@@ -1,0 +1,198 @@
+// Layouts of arrays on meshes of another shape, and the names of auxiliary meshes.
+#include "server/reshard/resize_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "server/reshard/worker_loads.h"
+#include "server/steps/resize_mesh.h"
+#include "status/reason.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using test::IsOk;
+using test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+const PartitionSpec kRowsOverDp({SpecEntry::Axis("dp"), SpecEntry()});
+
+ArrayDefinition ArrayOf(const Shape& shape, const PartitionSpec& spec,
+                        const std::string& mesh = "dp=4,tp=2") {
+  ArrayDefinition array;
+  array.descriptor = {.array_id = "a",
+                      .dtype = Dtype::kF32,
+                      .shape = shape,
+                      .spec = spec,
+                      .mesh_id = "m",
+                      .mesh_revision = 1,
+                      .mesh = *Mesh::Parse(mesh),
+                      .cut_points = {}};
+  return array;
+}
+
+TEST(ResizePlanTest, AnArrayKeepsItsSpecIfTheShapeDividesIt) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout layout,
+      LayoutOn({.mesh = *Mesh::Parse("dp=3,tp=2")}, ArrayOf({12, 4}, kRowsOverDp)));
+  EXPECT_EQ(layout.spec, kRowsOverDp);
+  EXPECT_EQ(layout.requested_spec, std::nullopt);
+  EXPECT_THAT(layout.cut_points, IsEmpty());
+}
+
+TEST(ResizePlanTest, AnArrayIsRefusedIfItWouldLoseAnAxis) {
+  const ArrayDefinition array = ArrayOf({8, 4}, kRowsOverDp);
+  EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("dp=3,tp=2")}, array),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+  EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("ep=4")}, array),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));
+  EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("ep=4"), .uneven = UnevenCuts::kCeilChunks}, array),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kAxisNotInMesh));
+}
+
+TEST(ResizePlanTest, ARuleCutsWhatTheShapeDoesNotDivide) {
+  const ArrayDefinition array = ArrayOf({8, 4}, kRowsOverDp);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout ceil,
+      LayoutOn({.mesh = *Mesh::Parse("dp=3"), .uneven = UnevenCuts::kCeilChunks}, array));
+  EXPECT_THAT(ceil.cut_points, ElementsAre(ElementsAre(0, 3, 6, 8), IsEmpty()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout weighed,
+      LayoutOn(
+          {.mesh = *Mesh::Parse("dp=3"), .uneven = UnevenCuts::kByWeights, .weights = {2, 1, 1}},
+          array));
+  EXPECT_THAT(weighed.cut_points, ElementsAre(ElementsAre(0, 4, 6, 8), IsEmpty()));
+}
+
+TEST(ResizePlanTest, AnAxisThatDidNotFitBeforeComesBackIfItFitsNow) {
+  ArrayDefinition array = ArrayOf({9, 4}, PartitionSpec());
+  array.requested_spec = kRowsOverDp;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PlacedLayout fits,
+                                 LayoutOn({.mesh = *Mesh::Parse("dp=3")}, array));
+  EXPECT_EQ(fits.spec, kRowsOverDp);
+  EXPECT_EQ(fits.requested_spec, std::nullopt);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PlacedLayout still,
+                                 LayoutOn({.mesh = *Mesh::Parse("dp=2")}, array));
+  EXPECT_EQ(still.spec, PartitionSpec());
+  EXPECT_EQ(still.requested_spec, kRowsOverDp);
+}
+
+TEST(ResizePlanTest, CutPointsStayIfTheyFitAndAreRefusedIfNot) {
+  ArrayDefinition array = ArrayOf({8, 4}, kRowsOverDp);
+  array.descriptor.cut_points = {{0, 1, 2, 3, 8}, {}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PlacedLayout stay,
+                                 LayoutOn({.mesh = *Mesh::Parse("dp=4,tp=3")}, array));
+  EXPECT_EQ(stay.cut_points, array.descriptor.cut_points);
+  const absl::Status refused = LayoutOn({.mesh = *Mesh::Parse("dp=2,tp=2")}, array).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--uneven"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout cut,
+      LayoutOn({.mesh = *Mesh::Parse("dp=3"), .uneven = UnevenCuts::kCeilChunks}, array));
+  EXPECT_THAT(cut.cut_points, ElementsAre(ElementsAre(0, 3, 6, 8), IsEmpty()));
+}
+
+TEST(ResizePlanTest, AnArrayGoesBackWithoutTheAxesThatTheOldShapeDoesNotDivide) {
+  // The array had no axis on dp=4, and got dp on dp=3.
+  const ArrayDefinition array = ArrayOf({9, 4}, kRowsOverDp, "dp=3");
+  EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("dp=4")}, array),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout back,
+      LayoutOn({.mesh = *Mesh::Parse("dp=4"), .is_old_shape = true}, array));
+  EXPECT_EQ(back.spec, PartitionSpec());
+  EXPECT_EQ(back.requested_spec, kRowsOverDp);
+  EXPECT_THAT(back.cut_points, IsEmpty());
+  // Axes that the old shape has not at all.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout other,
+      LayoutOn({.mesh = *Mesh::Parse("tp=4"), .is_old_shape = true}, array));
+  EXPECT_EQ(other.spec, PartitionSpec());
+  EXPECT_EQ(other.requested_spec, kRowsOverDp);
+  // A rule cuts what the old shape does not divide.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout cut,
+      LayoutOn(
+          {.mesh = *Mesh::Parse("dp=4"), .uneven = UnevenCuts::kCeilChunks, .is_old_shape = true},
+          array));
+  EXPECT_EQ(cut.spec, kRowsOverDp);
+  EXPECT_EQ(cut.requested_spec, std::nullopt);
+  EXPECT_THAT(cut.cut_points, ElementsAre(ElementsAre(0, 3, 6, 9, 9), IsEmpty()));
+}
+
+TEST(ResizePlanTest, AnArrayGoesBackWithoutCutPointsThatDoNotFitTheOldShape) {
+  ArrayDefinition array = ArrayOf({8, 4}, kRowsOverDp, "dp=3");
+  array.descriptor.cut_points = {{0, 3, 6, 8}, {}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout back,
+      LayoutOn({.mesh = *Mesh::Parse("dp=4"), .is_old_shape = true}, array));
+  EXPECT_EQ(back.spec, kRowsOverDp);
+  EXPECT_EQ(back.requested_spec, std::nullopt);
+  EXPECT_THAT(back.cut_points, IsEmpty());
+  // The old shape does not divide what was cut.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout whole,
+      LayoutOn({.mesh = *Mesh::Parse("dp=5"), .is_old_shape = true}, array));
+  EXPECT_EQ(whole.spec, PartitionSpec());
+  EXPECT_EQ(whole.requested_spec, kRowsOverDp);
+}
+
+TEST(ResizePlanTest, AnArrayGoesBackWithItsOwnSpecIfTheRequestedOneHasAnAxisTwice) {
+  const PartitionSpec twice({SpecEntry::Axis("dp"), SpecEntry::Axis("dp")});
+  ArrayDefinition array = ArrayOf({12, 8}, kRowsOverDp, "dp=3");
+  array.requested_spec = twice;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PlacedLayout back,
+      LayoutOn({.mesh = *Mesh::Parse("dp=4"), .is_old_shape = true}, array));
+  EXPECT_EQ(back.spec, kRowsOverDp);
+  EXPECT_EQ(back.requested_spec, twice);
+}
+
+TEST(ResizePlanTest, PartialSumsAreRefused) {
+  const ArrayDefinition array = ArrayOf({8, 4}, PartitionSpec({SpecEntry(), SpecEntry()}, {"dp"}));
+  EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("dp=2")}, array),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidSpec));
+}
+
+TEST(WorkerLoadsTest, ThePeakIsTheMostBytesAtOneTime) {
+  // Each of eight ranks has two rows of four numbers: 32 bytes.
+  const ArrayDescriptor rows = ArrayOf({8, 4}, kRowsOverDp).descriptor;
+  const ArrayDescriptor on_two = ArrayOf({8, 4}, kRowsOverDp, "dp=2").descriptor;
+  const std::vector<std::string> old_workers = {"a", "b", "c", "d", "e", "f", "g", "h"};
+  WorkerLoads loads;
+  EXPECT_EQ(loads.PeakOf("a"), 0);
+  // Rank 1 has lost its tile, so its worker has nothing to drop.
+  for (int array = 0; array < 2; ++array) {
+    ASSERT_THAT(loads.Take(on_two, {"a", "b"}), IsOk());
+    ASSERT_THAT(loads.Drop(rows, old_workers, {1}), IsOk());
+  }
+  EXPECT_EQ(loads.PeakOf("a"), 64 - 32 + 64);
+  EXPECT_EQ(loads.PeakOf("b"), 64 + 64);
+  EXPECT_EQ(loads.PeakOf("h"), 0);
+  EXPECT_EQ(loads.LargestOf("b"), 64);
+  // A mesh whose ranks have no workers yet counts for nothing.
+  ASSERT_THAT(loads.Take(on_two, {}), IsOk());
+  EXPECT_EQ(loads.PeakOf("b"), 64 + 64);
+}
+
+TEST(ResizePlanTest, TheAuxiliaryMeshIsKnownByItsName) {
+  Definition mesh;
+  mesh.name = "train.resize-1";
+  mesh.uid = "0123456789abcdef0123456789abcdef";
+  const std::string name = ResizeMeshName(mesh);
+  EXPECT_EQ(name, "train.resize-1.resize-0123456789ab");
+  EXPECT_EQ(ResizedMeshOf(name), mesh.name);
+  for (const char* other : {"", "train", "train.resize-1", "a.resize-0123456789AB",
+                            "a.resize-0123456789abc", "resize-0123456789ab"}) {
+    EXPECT_EQ(ResizedMeshOf(other), "") << other;
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh::server

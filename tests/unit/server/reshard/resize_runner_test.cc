@@ -1,0 +1,115 @@
+// Resizes that run at the same time.
+#include "server/reshard/resize_runner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "server/codec/reshard_codec.h"
+#include "server/steps/transfers.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/server/steps/keeping_fill.h"
+#include "tests/unit/server/steps/step_cluster.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+
+class ResizeRunnerTest : public StepCluster {
+ protected:
+  // The sequencer ends all work before the runners are gone.
+  ~ResizeRunnerTest() override {
+    if (!go_.HasBeenNotified()) go_.Notify();
+    sequencer_.reset();
+  }
+
+  // A mesh x=2 without arrays, and the request to make it x=1.
+  ResizeCall CallOf(size_t number) {
+    const std::string mesh_id = StrCat("mesh-", number);
+    DefineMesh(definition_store_.get(), mesh_id, mesh_);
+    EXPECT_THAT(members_.AddMesh(mesh_id, 2, {"w0", "w1"}), IsOk());
+    const Mesh one = *Mesh::Parse("x=1");
+    return {.request_id = mesh_id,
+            .session_id = session_,
+            .fingerprint = mesh_id,
+            .caller = caller_,
+            .mesh_id = mesh_id,
+            .axes = {one.axes().begin(), one.axes().end()}};
+  }
+  absl::StatusOr<BegunResize> Begin(const ResizeCall& call) {
+    return resizes_.Begin(call, [] { return false; });
+  }
+
+  absl::Notification go_;  // ends the waits of a test
+  OperationTable operations_{&clock_, &sessions_};
+  Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get(), &operations_};
+  KeepingFill fill_;
+  const ReshardPlanParts plan_{.put = {.clock = &clock_,
+                                       .definition_store = definition_store_.get(),
+                                       .membership = &members_,
+                                       .registry = registry_.get(),
+                                       .endpoints = &endpoints_,
+                                       .sessions = &sessions_,
+                                       .transfers = &transfers_},
+                               .registry = registry_.get(),
+                               .recovery = &recovery_};
+  ReshardRunner reshards_{{.plan = plan_,
+                           .clock = &clock_,
+                           .registry = registry_.get(),
+                           .sessions = &sessions_,
+                           .operations = &operations_,
+                           .steps = &steps_,
+                           .fill = &fill_,
+                           .token_key = std::string(32, 'k'),
+                           .term = 7}};
+  ResizeRunner resizes_{{.plan = plan_,
+                         .registry = registry_.get(),
+                         .definitions = definition_store_.get(),
+                         .sessions = &sessions_,
+                         .operations = &operations_,
+                         .reshards = &reshards_,
+                         .encode = EncodeEntry}};
+};
+
+TEST_F(ResizeRunnerTest, NoMoreResizesRunThanThereMayBe) {
+  endpoints_.on_each_check = [this] { go_.WaitForNotification(); };  // each waits for its new mesh
+  std::vector<ResizeCall> calls;
+  std::vector<std::string> operations;
+  for (size_t i = 0; i < ResizeRunner::kMaxRunning; ++i) {
+    calls.push_back(CallOf(i));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(calls.back()));
+    EXPECT_NE(begun.operation_id, "");
+    operations.push_back(begun.operation_id);
+  }
+  const ResizeCall one_more = CallOf(ResizeRunner::kMaxRunning);
+  const absl::Status refused = Begin(one_more).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_EQ(FactOf(refused, fact::kHave), StrCat(ResizeRunner::kMaxRunning));
+  EXPECT_EQ(FactOf(refused, fact::kLimit), StrCat(ResizeRunner::kMaxRunning));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
+  // A repetition of one that runs is none more.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize again, Begin(calls.front()));
+  EXPECT_EQ(again.operation_id, operations.front());
+  go_.Notify();
+  for (const std::string& id : operations) {
+    EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(id)->ended; }));
+    EXPECT_THAT(operations_.Progress(id)->status, IsOk());
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(one_more));
+  EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
+  EXPECT_THAT(operations_.Progress(begun.operation_id)->status, IsOk());
+}
+
+}  // namespace
+}  // namespace shardmesh::server

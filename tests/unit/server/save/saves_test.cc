@@ -1,0 +1,807 @@
+// Saves from the snapshot of names to the published checkpoint, with workers in this process.
+#include "server/save/saves.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "process/clock.h"
+#include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "process/random_bytes.h"
+#include "rpc/codec/worker_error_codec.h"
+#include "server/attach/quarantine_orders.h"
+#include "server/store/local_store.h"
+#include "shardmesh/internal/v1/attach_service.pb.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/safetensors.h"
+#include "tests/testing/status_matchers.h"
+#include "worker/save/save_orders.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Workers of this process, which carry out orders as real ones do.
+class LocalWorkers final : public SaveAccess {
+ public:
+  struct Worker {
+    std::unique_ptr<worker::ShardStore> store;
+    std::unique_ptr<worker::SaveOrders> orders;
+    bool is_lost = false;
+  };
+
+  void Add(const std::string& identity, const std::string& write_root) {
+    Worker& added = workers_[identity];
+    added.store = *worker::ShardStore::Open(
+        {.pool = BufferPool::Create(&budget_, 0), .data_dir = "", .quarantine = {}});
+    SetRoot(identity, write_root);
+  }
+  void SetRoot(const std::string& identity, const std::string& write_root) {
+    Worker& each = workers_[identity];
+    each.orders = std::make_unique<worker::SaveOrders>(each.store.get(),
+                                                       *worker::WriteRoots::Create({write_root}));
+  }
+  worker::ShardStore& StoreOf(const std::string& identity) { return *workers_[identity].store; }
+  // Ends the worker's saves, as the loss of its stream does.
+  void Lose(const std::string& identity) {
+    workers_[identity].is_lost = true;
+    workers_[identity].orders->EndAll();
+  }
+
+  void OrderSave(const std::string& identity, const internal::v1::SaveOrder& order,
+                 SaveProgressed progressed, SaveAnswered answered) override {
+    if (on_order_) on_order_(identity, order);
+    Worker& to = workers_[identity];
+    if (to.is_lost) return std::move(answered)(NotAttached(identity));
+    auto shared = std::make_shared<SaveAnswered>(std::move(answered));
+    to.orders->Take(order, {.answer =
+                                [this, shared, identity](internal::v1::SaveAnswer answer) {
+                                  if (workers_[identity].is_lost) {
+                                    return std::move(*shared)(NotAttached(identity));
+                                  }
+                                  std::move (*shared)(std::move(answer));
+                                  if (on_answered_) on_answered_(identity);
+                                },
+                            .progress =
+                                [progressed](internal::v1::SaveProgress progress) {
+                                  if (progressed) progressed(progress.done_bytes());
+                                }});
+  }
+
+  void Reattach(const std::string& identity) { workers_[identity].is_lost = false; }
+
+  std::function<void(const std::string& identity, const internal::v1::SaveOrder& order)> on_order_;
+  std::function<void(const std::string& identity)> on_answered_;
+
+ private:
+  MemoryBudget budget_{int64_t{1} << 30};
+  std::map<std::string, Worker> workers_;
+};
+
+class SavesTest : public testing::Test {
+ protected:
+  SavesTest()
+      : root_(StrCat(testing::TempDir(), "/saves_",
+                     testing::UnitTest::GetInstance()->current_test_info()->name())),
+        folder_(root_ + "/run") {
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+    registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    for (const char* const identity : {"w-0", "w-1"}) {
+      workers_.Add(identity, root_);
+      EXPECT_THAT(members_.Attach({.identity = identity,
+                                   .incarnation = 1,
+                                   .build_version = "1",
+                                   .endpoints = {"10.0.0.1:1"},
+                                   .host = "host"}),
+                  IsOk());
+    }
+    EXPECT_THAT(members_.AddMesh("m", 2, {"w-0", "w-1"}), IsOk());
+    operations_ = std::make_unique<OperationTable>(&clock_, &sessions_);
+    session_ = *sessions_.Open({.name = "host:a"}, "", absl::Hours(1));
+    saves_ = std::make_unique<Saves>(Parts());
+  }
+  Saves::Parts Parts() {
+    return {.registry = registry_.get(),
+            .sessions = &sessions_,
+            .membership = &members_,
+            .recovery = &recovery_,
+            .operations = operations_.get(),
+            .access = &workers_,
+            .cluster_id = "cluster"};
+  }
+  ~SavesTest() override {
+    saves_.reset();
+    std::filesystem::remove_all(root_);
+  }
+
+  static PartitionSpec Rows() { return PartitionSpec({SpecEntry::Axis("x")}); }
+  static PartitionSpec Columns() {
+    return PartitionSpec({SpecEntry::None(), SpecEntry::Axis("x")});
+  }
+
+  // Makes an array of random U8 elements under the name, and returns the elements. `late`: a device
+  // that the coordinator has not yet told that the array is committed.
+  std::string Put(const std::string& name, const Shape& shape, const PartitionSpec& spec,
+                  DeviceId late = -1) {
+    const ArrayDescriptor array{.array_id = RandomId(),
+                                .dtype = Dtype::kU8,
+                                .shape = shape,
+                                .spec = spec,
+                                .mesh_id = "m",
+                                .mesh_revision = 0,
+                                .mesh = *Mesh::Parse("x=2"),
+                                .cut_points = {}};
+    std::string bytes(static_cast<size_t>(*array.SizeBytes()), '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random_());
+    const TensorView view = *TensorView::Create(Dtype::kU8, shape, bytes);
+    const Tiling tiling = *array.Tiling();
+    ArrayCommit commit{
+        .array_id = array.array_id, .durability = Durability::kMemory, .tile_crc32c = {}};
+    for (DeviceId device = 0; device < 2; ++device) {
+      const Tile tile = tiling.TileOf(device);
+      std::string part(static_cast<size_t>(tile.element_count()), '\0');
+      EXPECT_THAT(CopyTileBytes(view, tile, 0, absl::MakeSpan(part)), IsOk());
+      commit.tile_crc32c.push_back(Crc32c(part));
+      worker::ShardStore& tiles = workers_.StoreOf(StrCat("w-", device));
+      auto staged = tiles.Stage({array.array_id, Dtype::kU8, shape, tile, "d", "t"}, false);
+      EXPECT_THAT(staged, IsOk());
+      if (!part.empty()) {
+        EXPECT_THAT((*staged)->Append(0, part, Crc32c(part)), IsOk());
+      }
+      EXPECT_THAT((*staged)->Finish(Crc32c(part)), IsOk());
+      if (device != late) {
+        EXPECT_THAT(tiles.Commit({array.array_id}), IsOk());
+      }
+    }
+    EXPECT_THAT(registry_->Stage({.descriptor = array}), IsOk());
+    CommitRequest request;
+    request.moves.push_back({.name = name, .array_id = array.array_id, .expected_version = {}});
+    request.arrays.push_back(std::move(commit));
+    absl::Notification done;
+    registry_->Commit(std::move(request), [&done](const absl::StatusOr<CommitResult>& committed) {
+      EXPECT_THAT(committed, IsOk());
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return bytes;
+  }
+
+  SaveRequest Request(const std::string& prefix = "") const {
+    SaveRequest request;
+    request.session_id = session_.id;
+    request.prefix = prefix;
+    request.destination.folder = folder_;
+    return request;
+  }
+  absl::StatusOr<SaveResult> Save(const SaveRequest& request) {
+    SHARDMESH_ASSIGN_OR_RETURN(const BegunSave begun, saves_->Begin(request));
+    return Await(begun.operation_id);
+  }
+  absl::StatusOr<SaveResult> Await(const std::string& operation_id) {
+    absl::StatusOr<SaveResult> result;
+    absl::Notification ended;
+    saves_->Wait(operation_id, [&](absl::StatusOr<SaveResult> given) {
+      result = std::move(given);
+      ended.Notify();
+    });
+    ended.WaitForNotification();
+    return result;
+  }
+  static std::string BytesOf(const Checkpoint& checkpoint, const std::string& name) {
+    const Checkpoint::Entry* const entry = checkpoint.Find(name);
+    if (entry == nullptr) return "(none)";
+    const absl::Span<const char> bytes = checkpoint.View(*entry).bytes();
+    return {bytes.data(), bytes.size()};
+  }
+
+  const std::string root_;
+  const std::string folder_;
+  RealClock clock_;
+  std::mt19937 random_{11};
+  const std::unique_ptr<Store> store_ = CreateMemoryStore({});
+  std::unique_ptr<ArrayRegistry> registry_;
+  Membership members_{&clock_, {.lost_after = absl::Hours(1)}};
+  Recovery recovery_{&clock_};
+  SessionTable sessions_{&clock_, [](const EndedSession&) {}};
+  std::unique_ptr<OperationTable> operations_;
+  Session session_;
+  LocalWorkers workers_;
+  std::unique_ptr<Saves> saves_;
+};
+
+TEST_F(SavesTest, WritesACheckpointThatAReaderFindsEqual) {
+  const std::string rows = Put("m/rows", {64, 33}, Rows());
+  const std::string columns = Put("m/columns", {1000, 6}, Columns());
+  const std::string whole = Put("m/whole", {17}, PartitionSpec());
+  const std::string large = Put("m/large", {5 << 20}, PartitionSpec());  // both workers write it
+  const std::string scalar = Put("m/scalar", {}, PartitionSpec());
+  const std::string none = Put("m/none", {0, 4}, Rows());
+  Put("other", {4}, PartitionSpec());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request("m/")));
+  EXPECT_EQ(saved.tensors, 6);
+  EXPECT_EQ(saved.files, 1);
+  EXPECT_EQ(saved.written_bytes, saved.size_bytes);
+  EXPECT_EQ(saved.path, folder_);
+  EXPECT_EQ(saved.revision, registry_->FindName("m/none")->version);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(checkpoint.tensors().size(), 6);
+  EXPECT_EQ(BytesOf(checkpoint, "m/rows"), rows);
+  EXPECT_EQ(BytesOf(checkpoint, "m/columns"), columns);
+  EXPECT_EQ(BytesOf(checkpoint, "m/whole"), whole);
+  EXPECT_EQ(BytesOf(checkpoint, "m/large"), large);
+  EXPECT_EQ(BytesOf(checkpoint, "m/scalar"), scalar);
+  EXPECT_EQ(BytesOf(checkpoint, "m/none"), none);
+  EXPECT_FALSE(std::filesystem::exists(StrCat(folder_, "/", kSaveStaging)));
+  EXPECT_FALSE(std::filesystem::exists(StrCat(folder_, "/", kSaveLock)));
+}
+
+TEST_F(SavesTest, SavesTensorsWithoutElementsAlone) {
+  Put("m/none", {0, 4}, Rows());
+  Put("m/nothing", {3, 0}, PartitionSpec());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request("m/")));
+  EXPECT_EQ(saved.tensors, 2);
+  EXPECT_EQ(saved.written_bytes, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(BytesOf(checkpoint, "m/none"), "");
+  EXPECT_EQ(BytesOf(checkpoint, "m/nothing"), "");
+}
+
+TEST_F(SavesTest, SendsTheOrdersOfManyTilesInTheirOrder) {
+  // More regions than one order takes: each is one tile of two bytes.
+  constexpr int kTensors = 3'000;
+  std::map<std::string, std::string> put;
+  for (int i = 0; i < kTensors; ++i) {
+    const std::string name = StrCat("t", i);
+    put[name] = Put(name, {4}, Rows());
+  }
+  int orders = 0;
+  int last_orders = 0;  // that sync the files
+  absl::Mutex mutex;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (!order.has_tiles()) return;
+    absl::MutexLock lock(&mutex);
+    ++orders;
+    last_orders += order.tiles().sync() ? 1 : 0;
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request()));
+  EXPECT_EQ(saved.written_bytes, kTensors * 4);
+  EXPECT_GE(orders, 4);
+  EXPECT_EQ(last_orders, 2);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  for (const auto& [name, bytes] : put) EXPECT_EQ(BytesOf(checkpoint, name), bytes);
+}
+
+TEST_F(SavesTest, TheTilesOfAllRunningSavesAreLimited) {
+  for (const char* const name : {"a", "b", "c/a", "c/b"}) Put(name, {16}, Rows());
+  Saves::Parts parts = Parts();
+  parts.max_tiles = 6;
+  saves_ = std::make_unique<Saves>(std::move(parts));
+  const absl::Status alone = saves_->Check(Request()).status();
+  EXPECT_THAT(alone, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(alone.message(), HasSubstr("longer prefixes"));
+  absl::Notification go_on;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (order.has_open()) go_on.WaitForNotification();
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave first, saves_->Begin(Request("c/")));
+  SaveRequest other = Request("c/");
+  other.destination.folder = StrCat(folder_, 2);
+  EXPECT_THAT(saves_->Begin(other),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  go_on.Notify();
+  EXPECT_THAT(Await(first.operation_id), IsOk());
+  EXPECT_THAT(Save(other), IsOk());
+}
+
+TEST_F(SavesTest, ACallerThatStopsWaitingIsForgotten) {
+  Put("a", {16}, Rows());
+  absl::Notification go_on;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (order.has_open()) go_on.WaitForNotification();
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(Request()));
+  const auto caller = std::make_shared<int>(0);
+  const int64_t number =
+      saves_->Wait(save.operation_id, [caller](const absl::StatusOr<SaveResult>&) { ++*caller; });
+  EXPECT_EQ(caller.use_count(), 2);
+  saves_->StopWaiting(save.operation_id, number);
+  EXPECT_EQ(caller.use_count(), 1);
+  go_on.Notify();
+  EXPECT_THAT(Await(save.operation_id), IsOk());
+  EXPECT_EQ(*caller, 0);
+}
+
+TEST_F(SavesTest, CutsACheckpointIntoFilesWithAnIndex) {
+  std::map<std::string, std::string> put;
+  for (const char* const name : {"a", "b", "c", "d"}) {
+    put[name] = Put(StrCat("m/", name), {700'000}, Rows());
+  }
+  SaveRequest request = Request("m/");
+  request.max_file_bytes = 1'500'000;
+  request.strip_prefix = true;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request));
+  EXPECT_EQ(saved.files, 2);
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/model-00002-of-00002.safetensors"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  for (const auto& [name, bytes] : put) EXPECT_EQ(BytesOf(checkpoint, name), bytes);
+}
+
+TEST_F(SavesTest, WritesACheckpointOfTensorsWithoutElementsOnly) {
+  Put("empty", {0, 8}, Rows());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request()));
+  EXPECT_EQ(saved.tensors, 1);
+  EXPECT_EQ(saved.written_bytes, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  ASSERT_EQ(checkpoint.tensors().size(), 1);
+  EXPECT_EQ(checkpoint.tensors().front().tensor->shape, Shape({0, 8}));
+}
+
+TEST_F(SavesTest, ATileMayBeStagedWhereTheCommitHasNotComeYet) {
+  const std::string bytes = Put("w", {8, 6}, Rows(), /*late=*/1);
+  ASSERT_THAT(Save(Request()), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(BytesOf(checkpoint, "w"), bytes);
+}
+
+TEST_F(SavesTest, ASaveOfNoBytesNeedsALiveWorker) {
+  Put("empty", {0, 8}, Rows());
+  for (const char* const identity : {"w-0", "w-1"}) {
+    members_.Detach(members_.view()->FindWorker(identity)->attachment, "it ended");
+  }
+  EXPECT_THAT(Save(Request()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+}
+
+TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {
+  for (const char* const name : {"a", "b", "c"}) Put(name, {1 << 20}, Rows());
+  SaveRequest request = Request();
+  request.max_file_bytes = 1 << 20;
+  request.destination.keep = 2;
+  for (int64_t step = 1; step <= 3; ++step) {
+    request.destination.step = step;
+    if (step > 1) Put("b", {1 << 20}, Rows());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request));
+    EXPECT_EQ(saved.linked_files, step == 1 ? 0 : 2);
+    EXPECT_EQ(saved.written_bytes, step == 1 ? 3 << 20 : 1 << 20);
+    if (step == 3) {
+      EXPECT_THAT(saved.removed_steps, ElementsAre(1));
+    }
+  }
+  EXPECT_THAT(Checkpoint::Open(folder_), IsOk());
+  EXPECT_THAT(Checkpoint::Open(folder_, 1), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(SavesTest, SavesNamesAtOneRevisionWhilePutsGoOn) {
+  const std::string a = Put("a", {6 << 20}, Rows());
+  const std::string b = Put("b", {1000, 500}, Columns());
+  bool has_changed = false;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (!order.has_tiles() || std::exchange(has_changed, true)) return;
+    Put("a", {6 << 20}, Rows());
+    Put("b", {2}, PartitionSpec());
+    Put("c", {2}, PartitionSpec());
+  };
+  EXPECT_THAT(Save(Request()), IsOk());
+  ASSERT_TRUE(has_changed);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(checkpoint.tensors().size(), 2);
+  EXPECT_EQ(BytesOf(checkpoint, "a"), a);
+  EXPECT_EQ(BytesOf(checkpoint, "b"), b);
+}
+
+TEST_F(SavesTest, UnpinsTheArraysWhenItEnds) {
+  Put("a", {16}, Rows());
+  const std::string former = registry_->FindName("a")->array_id;
+  EXPECT_THAT(Save(Request()), IsOk());
+  Put("a", {16}, Rows());
+  EXPECT_THAT(registry_->FindArray(former), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(SavesTest, ACancelledSaveLeavesNothing) {
+  Put("a", {1 << 20}, Rows());
+  for (const auto phase : {internal::v1::SaveOrder::kOpen, internal::v1::SaveOrder::kCheck,
+                           internal::v1::SaveOrder::kMake, internal::v1::SaveOrder::kText,
+                           internal::v1::SaveOrder::kTiles}) {
+    std::string operation_id;
+    absl::Notification begun;
+    workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+      if (order.action_case() != phase) return;
+      begun.WaitForNotification();
+      EXPECT_THAT(operations_->Cancel(operation_id, session_.id), IsOk());
+    };
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(Request()));
+    operation_id = save.operation_id;
+    begun.Notify();
+    EXPECT_THAT(Await(operation_id), StatusIs(absl::StatusCode::kCancelled)) << phase;
+    EXPECT_FALSE(std::filesystem::exists(folder_)) << phase;
+  }
+}
+
+// A save that keeps what it wrote, however little.
+class KeptSavesTest : public SavesTest {
+ protected:
+  KeptSavesTest() {
+    Saves::Parts parts = Parts();
+    parts.min_kept_bytes = 1;
+    saves_ = std::make_unique<Saves>(std::move(parts));
+  }
+  // Lets a lost worker come back, when it has left the folder.
+  void Reattach(const std::string& identity) {
+    const absl::Time end = absl::Now() + absl::Minutes(1);
+    while (std::filesystem::exists(StrCat(folder_, "/", kSaveLock)) && absl::Now() < end) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    workers_.Reattach(identity);
+  }
+};
+
+TEST_F(KeptSavesTest, ACancelledSaveIsContinuedAndWritesNothingTwice) {
+  std::map<std::string, std::string> put;
+  for (const char* const name : {"a", "b", "c"}) put[name] = Put(name, {1 << 20}, Rows());
+  put["d"] = Put("d", {3, 1000}, Columns());
+  SaveRequest request = Request();
+  request.max_file_bytes = 1 << 20;
+  std::string operation_id;
+  absl::Notification begun;
+  // The index is written after all tiles.
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (!order.has_text() || order.text().name() != kCheckpointIndex) return;
+    begun.WaitForNotification();
+    EXPECT_THAT(operations_->Cancel(operation_id, session_.id), IsOk());
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(request));
+  operation_id = save.operation_id;
+  begun.Notify();
+  EXPECT_THAT(Await(operation_id), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_FALSE(FindCheckpointFolder(folder_).ok());
+  workers_.on_order_ = nullptr;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request));
+  EXPECT_TRUE(saved.took_over);
+  EXPECT_EQ(saved.written_bytes, 0);
+  EXPECT_EQ(saved.found_bytes, saved.size_bytes);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  for (const auto& [name, bytes] : put) EXPECT_EQ(BytesOf(checkpoint, name), bytes);
+  EXPECT_FALSE(std::filesystem::exists(StrCat(folder_, "/", kSaveStaging)));
+}
+
+TEST_F(KeptSavesTest, TheTilesOfALostWorkerAreWrittenAndThoseOfTheOthersFound) {
+  // The orders to the leader, and its answers, which may come late.
+  struct Counts {
+    absl::Mutex mutex;
+    int orders = 0;
+    int answers = 0;
+  };
+  const auto counts = std::make_shared<Counts>();
+  workers_.on_answered_ = [counts](const std::string& identity) {
+    absl::MutexLock lock(&counts->mutex);
+    if (identity == "w-0") ++counts->answers;
+  };
+  // The leader, which holds the lock, is lost when all tiles are written; the other worker before
+  // it writes its own.
+  for (const std::string lost : {"w-1", "w-0"}) {
+    const std::string rows = Put("rows", {1 << 20}, Rows());
+    const std::string columns = Put("columns", {100, 64}, Columns());
+    workers_.on_order_ = [&](const std::string& identity, const internal::v1::SaveOrder& order) {
+      if (order.has_publish() && lost == "w-0") workers_.Lose("w-0");
+      absl::MutexLock lock(&counts->mutex);
+      if (identity == "w-0") ++counts->orders;
+      // The order to w-0 comes first.
+      if (!order.has_tiles() || identity != "w-1" || lost != "w-1") return;
+      const auto has_written = [&] { return counts->answers == counts->orders; };
+      counts->mutex.Await(absl::Condition(&has_written));
+      workers_.Lose("w-1");
+    };
+    const absl::Status ended = Save(Request()).status();
+    EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost)) << lost;
+    EXPECT_FALSE(FindCheckpointFolder(folder_).ok()) << lost;
+    workers_.on_order_ = nullptr;
+    Reattach(lost);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request()));
+    EXPECT_EQ(saved.found_bytes + saved.written_bytes, saved.size_bytes) << lost;
+    EXPECT_EQ(saved.found_bytes, lost == "w-1" ? saved.size_bytes / 2 : saved.size_bytes) << lost;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+    EXPECT_EQ(BytesOf(checkpoint, "rows"), rows) << lost;
+    EXPECT_EQ(BytesOf(checkpoint, "columns"), columns) << lost;
+    std::filesystem::remove_all(folder_);
+  }
+}
+
+TEST_F(KeptSavesTest, ArraysThatWerePutMeanwhileAreWritten) {
+  Put("a", {1 << 20}, Rows());
+  Put("b", {1 << 20}, Rows());
+  SaveRequest request = Request();
+  request.max_file_bytes = 1 << 20;
+  workers_.on_order_ = [&](const std::string& identity, const internal::v1::SaveOrder& order) {
+    if (order.has_publish()) workers_.Lose(identity);
+  };
+  EXPECT_THAT(Save(request), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  workers_.on_order_ = nullptr;
+  Reattach("w-0");
+  const std::string b = Put("b", {1 << 20}, Rows());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request));
+  EXPECT_EQ(saved.found_bytes, 1 << 20);
+  EXPECT_EQ(saved.written_bytes, 1 << 20);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(BytesOf(checkpoint, "b"), b);
+}
+
+TEST_F(SavesTest, AValidationAsksEachWorkerAndCreatesNothing) {
+  Put("a", {16}, Rows());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave checked, saves_->Check(Request()));
+  EXPECT_EQ(checked.operation_id, "");
+  EXPECT_EQ(checked.tensors, 1);
+  EXPECT_FALSE(std::filesystem::exists(folder_));
+  const std::string elsewhere = root_ + "/elsewhere";
+  std::filesystem::create_directories(elsewhere);
+  workers_.SetRoot("w-1", elsewhere);
+  const auto refusals = [this](const SaveRequest& request) {
+    const absl::Status checking = saves_->Check(request).status();
+    const absl::Status saving = Save(request).status();
+    EXPECT_EQ(checking.message(), saving.message());
+    EXPECT_EQ(ReasonOf(checking), ReasonOf(saving));
+    return checking;
+  };
+  const absl::Status unseen = refusals(Request());
+  EXPECT_THAT(unseen, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(unseen.message(), AllOf(HasSubstr("1 of 2 workers"), HasSubstr("\"w-1\"")));
+  workers_.SetRoot("w-0", elsewhere);
+  EXPECT_THAT(refusals(Request()), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  for (const char* const identity : {"w-0", "w-1"}) workers_.SetRoot(identity, root_);
+  EXPECT_THAT(Save(Request()), IsOk());
+  EXPECT_THAT(refusals(Request()),
+              StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+  workers_.on_order_ = [&](const std::string& identity, const internal::v1::SaveOrder& order) {
+    if (order.has_validate() && identity == "w-1") workers_.Lose("w-1");
+  };
+  SaveRequest request = Request();
+  request.destination.overwrite = true;
+  EXPECT_THAT(saves_->Check(request),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+}
+
+TEST_F(SavesTest, ACoordinatorThatStopsEndsItsValidations) {
+  Put("a", {16}, Rows());
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (order.has_validate()) saves_->Stop(absl::UnavailableError("the coordinator is stopping"));
+  };
+  EXPECT_THAT(saves_->Check(Request()), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(saves_->Check(Request()), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(SavesTest, NamesAWorkerThatDoesNotAnswer) {
+  class Silent final : public SaveAccess {
+    void OrderSave(const std::string&, const internal::v1::SaveOrder& order, SaveProgressed,
+                   SaveAnswered answered) override {
+      if (order.has_end()) std::move(answered)(internal::v1::SaveAnswer());
+    }
+  } silent;
+  Put("a", {2}, Rows());
+  const ArrayPtr array = *registry_->FindArray(registry_->FindName("a")->array_id);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      SavePlan plan,
+      PlanSave({{.name = "a",
+                 .array = array,
+                 .parts = {{.tile = Tile::Whole({2}), .identities = {"w-old"}, .crc32c = 0}}}},
+               {.max_file_bytes = 1 << 20, .single_file = false, .cluster_id = "c"}));
+  SaveRun run({.save_id = "s",
+               .plan = std::move(plan),
+               .destination = {.folder = folder_},
+               .description = {},
+               .one_host = true,
+               .access = &silent,
+               .total = nullptr,
+               .progress = nullptr,
+               .open_timeout = absl::Milliseconds(20)});
+  const absl::Status late = run.Run().status();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(late.message(), HasSubstr("w-old"));
+}
+
+TEST_F(SavesTest, ALostWorkerFailsTheSaveWithItsName) {
+  Put("a", {1 << 20}, Rows());
+  workers_.on_order_ = [&](const std::string& identity, const internal::v1::SaveOrder& order) {
+    if (order.has_tiles() && identity == "w-1") workers_.Lose("w-1");
+  };
+  const absl::Status lost = Save(Request()).status();
+  EXPECT_THAT(lost, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(lost.message(), HasSubstr("w-1"));
+  EXPECT_FALSE(std::filesystem::exists(folder_));
+}
+
+TEST_F(SavesTest, NamesTheWorkersThatDoNotSeeTheFolder) {
+  Put("a", {16}, Rows());
+  const std::string elsewhere = root_ + "/elsewhere";
+  std::filesystem::create_directories(elsewhere);
+  workers_.SetRoot("w-1", elsewhere);
+  const absl::Status unseen = Save(Request()).status();
+  EXPECT_THAT(unseen, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(unseen.message(), AllOf(HasSubstr("\"w-1\""), HasSubstr(elsewhere)));
+  EXPECT_FALSE(std::filesystem::exists(folder_));
+}
+
+TEST_F(SavesTest, RefusesASecondSaveIntoTheSameFolder) {
+  Put("a", {16}, Rows());
+  absl::Notification first_makes;  // from then on it has the lock
+  absl::Notification second_ended;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (order.has_make() && !first_makes.HasBeenNotified()) {
+      first_makes.Notify();
+      second_ended.WaitForNotification();
+    }
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave first, saves_->Begin(Request()));
+  first_makes.WaitForNotification();
+  const absl::Status second = Save(Request()).status();
+  EXPECT_THAT(second, StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+  second_ended.Notify();
+  EXPECT_THAT(Await(first.operation_id), IsOk());
+}
+
+TEST_F(SavesTest, FindsATileWhoseMemoryHasChanged) {
+  Put("a", {64}, Rows());
+  // The registry's checksum is that of the commit; this array claims another one.
+  const ArrayPtr array = *registry_->FindArray(registry_->FindName("a")->array_id);
+  auto changed = std::make_shared<Array>(*array);
+  changed->tile_crc32c[1] ^= 1;
+  SaveDescription description{.cluster_id = "c", .prefix = "", .revision = 1, .step = {}};
+  TensorToSave tensor{.name = "a", .array = changed, .parts = {}};
+  const Tiling tiling = *array->definition.descriptor.Tiling();
+  for (DeviceId device = 0; device < 2; ++device) {
+    tensor.parts.push_back({.tile = tiling.TileOf(device),
+                            .identities = {StrCat("w-", device)},
+                            .crc32c = changed->tile_crc32c[static_cast<size_t>(device)]});
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      SavePlan plan,
+      PlanSave({tensor}, {.max_file_bytes = 1 << 20, .single_file = false, .cluster_id = "c"}));
+  SaveRun run({.save_id = "s",
+               .plan = std::move(plan),
+               .destination = {.folder = folder_},
+               .description = description,
+               .one_host = true,
+               .access = &workers_,
+               .total = nullptr,
+               .progress = nullptr});
+  const absl::Status found = run.Run().status();
+  EXPECT_THAT(found, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(found.message(), HasSubstr("w-1"));
+  EXPECT_FALSE(std::filesystem::exists(folder_));
+}
+
+TEST_F(SavesTest, RefusesPartialSums) {
+  Put("a", {16}, PartitionSpec({}, {"x"}));
+  const absl::Status refused = saves_->Begin(Request()).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(refused.message(), AllOf(HasSubstr("\"a\""), HasSubstr("reduce it first")));
+}
+
+TEST_F(SavesTest, NamesTheTilesThatADegradedArrayLacks) {
+  Put("a", {16}, Rows());
+  Put("replicated", {16}, PartitionSpec());
+  registry_->TilesLost("m", 1, 1'000);
+  const absl::Status degraded = saves_->Begin(Request("a")).status();
+  EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(degraded.message(), AllOf(HasSubstr("\"a\""), HasSubstr("rank 1")));
+  EXPECT_THAT(Save(Request("repl")), IsOk());  // the other replica is enough
+}
+
+TEST_F(SavesTest, RefusesRequestsThatAreWrong) {
+  Put("a", {16}, Rows());
+  const auto refused = [&](const std::function<void(SaveRequest*)>& change) {
+    SaveRequest request = Request();
+    change(&request);
+    EXPECT_FALSE(saves_->Check(request).ok());
+    return saves_->Begin(request).status();
+  };
+  const auto bad_field = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField);
+  EXPECT_THAT(refused([](SaveRequest* r) { r->destination.folder = "relative"; }), bad_field);
+  EXPECT_THAT(refused([](SaveRequest* r) { r->destination.folder = ""; }), bad_field);
+  EXPECT_THAT(refused([](SaveRequest* r) { r->destination.step = -1; }), bad_field);
+  EXPECT_THAT(refused([](SaveRequest* r) { r->destination.step = 100'000'000; }), bad_field);
+  EXPECT_THAT(refused([](SaveRequest* r) { r->destination.keep = 1; }), bad_field);
+  EXPECT_THAT(refused([](SaveRequest* r) { r->max_file_bytes = 10; }), bad_field);
+  EXPECT_THAT(refused([](SaveRequest* r) {
+                r->prefix = "a";
+                r->strip_prefix = true;
+              }),
+              bad_field);
+  EXPECT_THAT(refused([](SaveRequest* r) { r->prefix = "nothing"; }),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(SavesTest, ARepeatedRequestGetsTheSameSave) {
+  Put("a", {16}, Rows());
+  SaveRequest request = Request();
+  request.request_key = "key";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave first, saves_->Begin(request));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave again, saves_->Begin(request));
+  EXPECT_EQ(first.operation_id, again.operation_id);
+  EXPECT_THAT(Await(first.operation_id), IsOk());
+  request.single_file = true;
+  EXPECT_THAT(saves_->Begin(request),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
+}
+
+TEST_F(SavesTest, NoMoreSavesRunThanThereMayBe) {
+  Put("a", {16}, Rows());
+  absl::Notification go_on;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (order.has_open()) go_on.WaitForNotification();
+  };
+  std::vector<std::string> begun;
+  for (size_t i = 0; i < Saves::kMaxRunning; ++i) {
+    SaveRequest request = Request();
+    request.destination.folder = StrCat(folder_, i);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(request));
+    begun.push_back(save.operation_id);
+  }
+  EXPECT_THAT(saves_->Begin(Request()),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  go_on.Notify();
+  for (const std::string& id : begun) EXPECT_THAT(Await(id), IsOk());
+  EXPECT_THAT(Save(Request()), IsOk());
+}
+
+TEST_F(SavesTest, TheEndOfItsSessionCancelsIt) {
+  Put("a", {16}, Rows());
+  std::string operation_id;
+  absl::Notification begun;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (!order.has_make()) return;
+    begun.WaitForNotification();
+    EXPECT_THAT(operations_->CancelFor(operation_id, absl::CancelledError("its session ended")),
+                IsOk());
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(Request()));
+  operation_id = save.operation_id;
+  begun.Notify();
+  const absl::Status ended = Await(operation_id).status();
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(ended.message(), HasSubstr("its session ended"));
+}
+
+TEST_F(SavesTest, ACoordinatorThatStopsEndsItsSaves) {
+  Put("a", {16}, Rows());
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (order.has_make()) saves_->Stop(absl::UnavailableError("the coordinator is stopping"));
+  };
+  EXPECT_THAT(Save(Request()), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_FALSE(std::filesystem::exists(folder_));
+  EXPECT_THAT(saves_->Begin(Request()), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(SavesTest, ReportsItsProgressAsAnOperation) {
+  Put("a", {1 << 20}, Rows());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(Request()));
+  EXPECT_THAT(Await(save.operation_id), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const OperationProgress progress,
+                                 operations_->Progress(save.operation_id));
+  EXPECT_EQ(progress.kind, OperationKind::kSave);
+  EXPECT_EQ(progress.total_bytes, 1 << 20);
+  EXPECT_EQ(progress.done_bytes, 1 << 20);
+  EXPECT_EQ(progress.done, 2);
+  EXPECT_THAT(progress.description, HasSubstr(folder_));
+}
+
+}  // namespace
+}  // namespace shardmesh::server

@@ -1,0 +1,95 @@
+// Replacements as Python's re.sub(pattern, replacement, text, count=1) makes them.
+#include "sharding/pattern/replacement.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::kInvalid;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+
+TEST(PatternReplacementTest, ReplacesAsPythonDoes) {
+  // The results are those of Python 3.11.
+  const struct {
+    const char* pattern;
+    const char* replacement;
+    const char* text;
+    std::optional<std::string> result;
+  } cases[] = {
+      {R"(\.weight$)", ".kernel", "a.weight.weight", "a.weight.kernel"},
+      {"weight", "kernel", "a.weight.weight", "a.kernel.weight"},
+      {"x", "y", "abc", std::nullopt},
+      {R"(layer\.(\d+)\.(.*)\.weight$)", R"(h_\1/\2/kernel)", "m.layer.12.q.k.weight",
+       "m.h_12/q.k/kernel"},
+      {R"((?P<a>x)(?P<b>y))", R"(\g<b>\g<a>\g<0>\g<1>\2)", "-xy-", "-yxxyxy-"},
+      {R"((a)|(b))", R"([\1\2])", "b", "[b]"},
+      {R"((a)?b)", R"([\1])", "xb", "x[]"},
+      {R"((a|ab)(c|bcd)(d*))", R"(\1,\2,\3)", "abcd", "a,bcd,"},
+      {R"((.*?)\.(.*))", R"(\2@\1)", "a.b.c", "b.c@a"},
+      {R"((.*)\.(.*))", R"(\2@\1)", "a.b.c", "c@a.b"},
+      {R"((\w)+)", R"(<\1>)", "abc", "<c>"},
+      {R"((?:(a)|b)*)", R"(<\1>)", "ab", "<a>"},
+      {R"((a)(b)(c)(d)(e)(f)(g)(h)(i)(j))", R"(\10-\1)", "abcdefghij", "j-a"},
+      {"^", "p.", "w", "p.w"},
+      {"", "x", "", "x"},
+      {"(?i)WEIGHT", "k", "a.Weight", "a.k"},
+      {R"(\.)", R"(\\)", "a.b", R"(a\b)"},
+      {"a", R"(\g<0>\g<0>)", "xax", "xaax"},
+      {R"((\d{2,3}?))", R"(<\1>)", "1234", "<12>34"},
+      {"\xC3\xA9(.)", R"(\1)", "caf\xC3\xA9s", "cafs"},
+  };
+  for (const auto& c : cases) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const PatternReplacement replacement,
+                                   PatternReplacement::Create(c.pattern, c.replacement));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::optional<std::string> result,
+                                   replacement.Apply(c.text));
+    EXPECT_EQ(result, c.result) << c.pattern;
+    EXPECT_EQ(replacement.pattern(), c.pattern);
+  }
+}
+
+TEST(PatternReplacementTest, RefusesWhatPythonRefuses) {
+  for (const auto& [pattern, replacement, message] :
+       {std::tuple{"(a)", R"(\2)", "the pattern has no group '2', referred to at position 0"},
+        {"(a)", R"(x\g<name>)", "no group 'name', referred to at position 1"},
+        {"(a)", R"(\g<>)", "no group ''"},
+        {"(a)", R"(\g<1)", "an escape other than"},
+        {"(a)", R"(\n)", "an escape other than"},
+        {"(a)", R"(\0)", "an escape other than"},
+        {"(a)", "x\\", "an escape other than"},
+        {"(a)", R"(\g<99999999999999999999>)", "no group"},
+        {"(a", "x", "missing )"}}) {
+    const auto created = PatternReplacement::Create(pattern, replacement);
+    EXPECT_THAT(created, StatusIs(kInvalid, Reason::kBadPattern)) << replacement;
+    EXPECT_THAT(created.status().message(), HasSubstr(message));
+  }
+  for (const char* pattern : {"(?=a)", R"((a)\1)", "(?>a)", "a++"}) {
+    EXPECT_THAT(PatternReplacement::Create(pattern, "x"),
+                StatusIs(kInvalid, Reason::kUnsupportedPattern));
+  }
+}
+
+TEST(PatternReplacementTest, RefusesTextsForWhichRE2AndPythonDiffer) {
+  const auto apply = [](const char* pattern, const char* text) {
+    return PatternReplacement::Create(pattern, "x")->Apply(text).status();
+  };
+  EXPECT_THAT(apply("a$", "a\n"), StatusIs(kInvalid, Reason::kUnsupportedPattern));
+  EXPECT_THAT(apply(R"(\ba)",
+                    "\xC3\xA9"
+                    "a"),
+              StatusIs(kInvalid, Reason::kUnsupportedPattern));
+  EXPECT_THAT(apply(R"(\B)", ""), StatusIs(kInvalid, Reason::kUnsupportedPattern));
+  EXPECT_TRUE(apply("a$", "a").ok());
+  EXPECT_TRUE(apply("a", "\xC3\xA9\n").ok());
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,271 @@
+// Checkpoints of each form: which tensors they have, and what is refused in which words.
+#include "tensor/checkpoint/tensor_source.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/checkpoint_manifest.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/zip_text.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::kInvalid;
+using ::shardmesh::test::NpyText;
+using ::shardmesh::test::StatusIs;
+using ::shardmesh::test::ZipText;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string TextOf(const TensorView& view) {
+  return std::string(view.bytes().data(), view.bytes().size());
+}
+
+class TensorSourceTest : public testing::Test {
+ protected:
+  TensorSourceTest() { std::filesystem::create_directories(folder_); }
+  ~TensorSourceTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& name, const std::string& bytes) {
+    std::ofstream(folder_ + "/" + name, std::ios::binary) << bytes;
+    return folder_ + "/" + name;
+  }
+  std::string WriteSafetensors(const std::string& name, const std::string& tensor,
+                               const std::string& data) {
+    const std::string path = folder_ + "/" + name;
+    absl::StatusOr<SafetensorsWriter> writer = SafetensorsWriter::Create(
+        path, {{tensor, Dtype::kU8, {static_cast<int64_t>(data.size())}}}, {});
+    EXPECT_THAT(writer, IsOk());
+    EXPECT_THAT(writer->Append(data), IsOk());
+    EXPECT_THAT(writer->Finish(), IsOk());
+    return path;
+  }
+  static std::vector<std::string> Names(const TensorSource& source) {
+    std::vector<std::string> names;
+    for (const SourceTensor& tensor : source.tensors()) names.push_back(tensor.name);
+    return names;
+  }
+  static std::string BytesInFile(const SourceTensor& tensor) {
+    std::ifstream file(tensor.file->path, std::ios::binary);
+    file.seekg(tensor.offset_bytes);
+    std::string bytes(tensor.view.bytes().size(), '\0');
+    file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return bytes;
+  }
+
+  const std::string folder_ = testing::TempDir() + "/TensorSourceTest." +
+                              testing::UnitTest::GetInstance()->current_test_info()->name();
+};
+
+TEST_F(TensorSourceTest, ListsTheMembersOfNpz) {
+  const std::string path = Write(
+      "m.npz", ZipText({{.name = "layer.0.w.npy", .data = NpyText("<f4", "(1, 2)", "12345678")},
+                        {.name = "turned.npy", .data = NpyText("|u1", "(2, 3)", "adbecf", true)},
+                        {.name = "a/b.npy", .data = NpyText("<i8", "()", "87654321")}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(path));
+  EXPECT_THAT(Names(source), ElementsAre("layer.0.w", "turned", "a/b"));
+  EXPECT_EQ(source.size_bytes(), 8 + 6 + 8);
+  EXPECT_THAT(source.CheckIntegrity(), IsOk());
+  const SourceTensor& first = source.tensors()[0];
+  EXPECT_EQ(first.dtype, Dtype::kF32);
+  EXPECT_EQ(first.shape, (Shape{1, 2}));
+  EXPECT_FALSE(first.is_reversed);
+  const SourceTensor& turned = source.tensors()[1];
+  EXPECT_EQ(turned.shape, (Shape{2, 3}));
+  EXPECT_TRUE(turned.is_reversed);
+  EXPECT_EQ(turned.view.shape(), (Shape{3, 2}));
+  for (const SourceTensor& tensor : source.tensors()) {
+    EXPECT_EQ(BytesInFile(tensor), TextOf(tensor.view));
+  }
+}
+
+TEST_F(TensorSourceTest, FindsNpzByItsContentWhateverItsName) {
+  const std::string path =
+      Write("model.bin", ZipText({{.name = "w.npy", .data = NpyText("|u1", "(1,)", "x")}}));
+  EXPECT_THAT(Names(*TensorSource::Open(path)), ElementsAre("w"));
+  EXPECT_THAT(Names(*TensorSource::Open(Write("empty.npz", ZipText({})))), IsEmpty());
+}
+
+TEST_F(TensorSourceTest, RefusesMembersThatCannotBeLoaded) {
+  const std::string good = NpyText("|u1", "(1,)", "x");
+  const struct {
+    std::string file;
+    const char* message;
+  } cases[] = {
+      {ZipText({{.name = "w.npy", .data = good, .method = 8}}), "numpy.savez_compressed"},
+      {ZipText({{.name = "archive/data.pkl", .data = "x"}}), "torch.save"},
+      {ZipText({{.name = "w.txt", .data = "x"}}), "member \"w.txt\" is no .npy file"},
+      {ZipText({{.name = "w.npy", .data = good + "y"}}), "member \"w.npy\": U8 of shape (1,)"},
+      {ZipText({{.name = "w.npy", .data = "x"}}), "this is not a .npy file"},
+      {ZipText({{.name = "w.npy", .data = NpyText("|O", "(1,)", "x")}}), "NumPy type '|O'"},
+      {ZipText({{.name = "w.npy", .data = good}}).substr(0, 60), "the file is cut off"},
+  };
+  for (const auto& c : cases) {
+    const std::string path = Write("m.npz", c.file);
+    const absl::Status status = TensorSource::Open(path).status();
+    EXPECT_EQ(status.code(), kInvalid) << c.message;
+    EXPECT_THAT(status.message(), HasSubstr(c.message));
+    EXPECT_THAT(status.message(), HasSubstr(path));
+  }
+}
+
+TEST_F(TensorSourceTest, FindsDataThatDifferFromTheirChecksum) {
+  const std::string path =
+      Write("m.npz", ZipText({{.name = "w.npy", .data = NpyText("|u1", "(1,)", "x")},
+                              {.name = "v.npy", .data = NpyText("|u1", "(1,)", "x"), .crc32 = 5}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(path));
+  const absl::Status status = source.CheckIntegrity();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(status.message(), HasSubstr("m.npz: the data of member \"v.npy\""));
+}
+
+TEST_F(TensorSourceTest, ComparesSavedFilesWithTheChecksumsOfTheirManifest) {
+  WriteSafetensors("model.safetensors", "w", "bytes");
+  const std::string path = folder_ + "/model.safetensors";
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t header = text.size() - 5;
+  const std::string manifest =
+      StrCat(R"({"files":[{"name":"model.safetensors","size_bytes":)", text.size(),
+             R"(,"content_key":"k","header_bytes":)", header, R"(,"header_crc32c":)",
+             Crc32c(text.substr(0, header)),
+             R"(}],"tensors":[{"name":"w","file":"model.safetensors","offset_bytes":)", header,
+             R"(,"size_bytes":5,"dtype":"U8","shape":[5],"tiles":[{"ranges":[[0,2]],"crc32c":)",
+             Crc32c(text.substr(header, 2)), R"(},{"ranges":[[2,5]],"crc32c":)",
+             Crc32c(text.substr(header + 2)), "}]}]}");
+  const auto check = [this](const std::string& opened) -> absl::Status {
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorSource source, TensorSource::Open(opened));
+    return source.CheckIntegrity();
+  };
+  Write("model.safetensors", text.substr(0, text.size() - 1) + "x");
+  EXPECT_THAT(check(folder_), IsOk()) << "no save wrote it";
+  Write(std::string(kCheckpointManifest), manifest);
+  EXPECT_THAT(check(path), IsOk()) << "the save did not end";
+  Write(std::string(kCheckpointMarker), CheckpointMarkerText(manifest));
+  for (const std::string& opened : {folder_, path}) {
+    const absl::Status damaged = check(opened);
+    EXPECT_THAT(damaged, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+    EXPECT_THAT(std::string(damaged.message()),
+                AllOf(HasSubstr(path), HasSubstr("\"w\""), HasSubstr("[2,5)"),
+                      HasSubstr(StrCat(Crc32c(text.substr(header + 2)))),
+                      HasSubstr(StrCat(Crc32c(std::string("tex"))))));
+  }
+  Write("model.safetensors", text);
+  EXPECT_THAT(check(folder_), IsOk());
+  // A file that takes the place of the opened one is not compared in its stead.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
+  Write("next", text);
+  std::filesystem::rename(folder_ + "/next", path);
+  EXPECT_THAT(source.CheckIntegrity(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  // A file that the manifest does not list has no checksums.
+  WriteSafetensors("other.safetensors", "v", "others");
+  EXPECT_THAT(check(folder_ + "/other.safetensors"), IsOk());
+}
+
+TEST_F(TensorSourceTest, ListsTheNpyFilesOfAFolder) {
+  Write("b.npy", NpyText("|u1", "(2,)", "bb"));
+  Write("a.c.npy", NpyText("|u1", "(1,)", "a"));
+  Write("notes.txt", "not a tensor");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
+  EXPECT_THAT(Names(source), ElementsAre("a.c", "b"));
+  EXPECT_EQ(BytesInFile(source.tensors()[1]), "bb");
+  EXPECT_THAT(source.CheckIntegrity(), IsOk());
+  WriteSafetensors("c.safetensors", "c", "c");
+  EXPECT_THAT(TensorSource::Open(folder_).status().message(),
+              HasSubstr("has both a.c.npy and c.safetensors"));
+}
+
+TEST_F(TensorSourceTest, AStrayFileDoesNotHideTheCheckpointsOfSteps) {
+  for (const int64_t step : {3, 7}) {
+    const std::string name = StepFolderName(step);
+    std::filesystem::create_directories(folder_ + "/" + name);
+    WriteSafetensors(name + "/model.safetensors", "w", "w");
+    Write(name + "/" + std::string(kCheckpointManifest), "{}");
+    Write(name + "/" + std::string(kCheckpointMarker), CheckpointMarkerText("{}"));
+  }
+  EXPECT_THAT(TensorSource::Open(folder_), IsOk());
+  Write("stray.npy", NpyText("|u1", "(1,)", "s"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_, 3));
+  EXPECT_THAT(Names(source), ElementsAre("w"));
+  EXPECT_THAT(TensorSource::Open(folder_, 4),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  const absl::Status mixed = TensorSource::Open(folder_).status();
+  EXPECT_THAT(mixed, StatusIs(kInvalid, Reason::kBadFile));
+  EXPECT_THAT(mixed.message(), HasSubstr("has both stray.npy and the checkpoint step-00000007"));
+}
+
+TEST_F(TensorSourceTest, NoFileHasSteps) {
+  for (const std::string& path :
+       {Write("m.npz", ZipText({{.name = "w.npy", .data = NpyText("|u1", "(1,)", "w")}})),
+        Write("w.npy", NpyText("|u1", "(1,)", "w")), WriteSafetensors("w.safetensors", "w", "w")}) {
+    const absl::Status status = TensorSource::Open(path, 7).status();
+    EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadFile)) << path;
+    EXPECT_THAT(status.message(), HasSubstr("step 7 was asked of a file")) << path;
+  }
+}
+
+TEST_F(TensorSourceTest, AnErrorWhileAFolderIsListedIsNotItsEnd) {
+  Write("a.npy", NpyText("|u1", "(1,)", "a"));
+  Write("b.npy", NpyText("|u1", "(1,)", "b"));
+  for (const int hit : {1, 2, 4, 6, 12}) {
+    ASSERT_THAT(ArmFailpoints(StrCat("folder.read=eio:", hit)), IsOk());
+    EXPECT_THAT(TensorSource::Open(folder_), StatusIs(absl::StatusCode::kDataLoss)) << hit;
+  }
+  EXPECT_THAT(TensorSource::Open(folder_), IsOk());
+}
+
+TEST_F(TensorSourceTest, JoinsTheSafetensorsOfAFolderWithoutAnIndex) {
+  WriteSafetensors("x-00002-of-00002.safetensors", "b", "22");
+  WriteSafetensors("x-00001-of-00002.safetensors", "c", "1");
+  const std::string extra = WriteSafetensors("extra.safetensors", "a", "333");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
+  EXPECT_THAT(Names(source), ElementsAre("a", "c", "b"));
+  EXPECT_EQ(source.tensors()[0].file->path, extra);
+  for (const SourceTensor& tensor : source.tensors()) {
+    EXPECT_EQ(BytesInFile(tensor), TextOf(tensor.view));
+  }
+}
+
+TEST_F(TensorSourceTest, RefusesANameInTwoFilesOfAFolder) {
+  WriteSafetensors("1.safetensors", "w", "1");
+  WriteSafetensors("2.safetensors", "w", "2");
+  const absl::Status status = TensorSource::Open(folder_).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kBadFile));
+  EXPECT_THAT(status.message(), HasSubstr("2.safetensors: tensor \"w\" is in "));
+  EXPECT_THAT(status.message(), HasSubstr("/1.safetensors too"));
+}
+
+TEST_F(TensorSourceTest, RefusesAFolderThatLacksFilesOfItsModel) {
+  WriteSafetensors("m-00001-of-00003.safetensors", "a", "1");
+  WriteSafetensors("m-00003-of-00003.safetensors", "b", "2");
+  WriteSafetensors("of-2-of.safetensors", "c", "3");
+  EXPECT_THAT(TensorSource::Open(folder_).status().message(),
+              HasSubstr("the folder has 2 of the 3 files of m"));
+  EXPECT_THAT(TensorSource::Open(folder_ + "/nothing"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(TensorSourceTest, SaysWhatAFolderWithoutTensorsLacks) {
+  Write("config.json", "{}");
+  const absl::Status status = TensorSource::Open(folder_).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(status.message(), HasSubstr("no model.safetensors.index.json"));
+}
+
+}  // namespace
+}  // namespace shardmesh

@@ -1,0 +1,163 @@
+// Which checkpoint of a folder a reader takes, and which it refuses.
+#include "tensor/checkpoint_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "process/failpoint.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_manifest.h"
+#include "tensor/safetensors.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class CheckpointFolderTest : public testing::Test {
+ protected:
+  CheckpointFolderTest()
+      : folder_(StrCat(testing::TempDir(), "/checkpoint_folder_",
+                       testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+  }
+  ~CheckpointFolderTest() override { std::filesystem::remove_all(folder_); }
+
+  void Make(const std::string& path, const std::string& text = "x") {
+    std::filesystem::create_directories(std::filesystem::path(folder_ + "/" + path).parent_path());
+    std::ofstream(folder_ + "/" + path) << text;
+  }
+  // Makes the marker of the manifest that Make makes.
+  void MakeMarker(const std::string& folder = "") {
+    Make(folder + std::string(kCheckpointMarker), CheckpointMarkerText("x"));
+  }
+  void MakeStep(int64_t step, bool is_complete) {
+    const std::string name = StepFolderName(step);
+    Make(name + "/" + std::string(kCheckpointManifest));
+    Make(name + "/" + std::string(kSingleCheckpointFile));
+    if (is_complete) MakeMarker(name + "/");
+  }
+
+  const std::string folder_;
+};
+
+TEST_F(CheckpointFolderTest, NamesFoldersOfStepsSoThatTheySortByStep) {
+  EXPECT_EQ(StepFolderName(7), "step-00000007");
+  EXPECT_EQ(StepFolderName(kMaxCheckpointStep), "step-99999999");
+  EXPECT_EQ(StepOfFolder("step-00000120"), 120);
+  for (const char* const name :
+       {"step-120", "step-0000012x", "step-000000120", "stop-00000120", "", ".shardmesh-save"}) {
+    EXPECT_EQ(StepOfFolder(name), std::nullopt) << name;
+  }
+}
+
+TEST_F(CheckpointFolderTest, TakesTheLatestCompleteStep) {
+  MakeStep(3, true);
+  MakeStep(20, true);
+  MakeStep(100, false);
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_ + "/step-00000020"));
+  EXPECT_THAT(FindCheckpointFolder(folder_, 3), IsOkAndHolds(folder_ + "/step-00000003"));
+}
+
+TEST_F(CheckpointFolderTest, RefusesAStepThatIsUnfinishedOrMissing) {
+  MakeStep(3, true);
+  MakeStep(100, false);
+  const absl::Status unfinished = FindCheckpointFolder(folder_, 100).status();
+  EXPECT_THAT(unfinished, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+  EXPECT_THAT(unfinished.message(), HasSubstr("unfinished"));
+  const absl::Status missing = FindCheckpointFolder(folder_, 4).status();
+  EXPECT_THAT(missing, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(missing.message(), HasSubstr("complete steps 3"));
+}
+
+TEST_F(CheckpointFolderTest, RefusesAnUnfinishedCheckpointInTheFolderItself) {
+  Make(std::string(kCheckpointManifest));
+  Make(std::string(kSingleCheckpointFile));
+  EXPECT_THAT(FindCheckpointFolder(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+  EXPECT_THAT(Checkpoint::Open(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+  MakeMarker();
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_));
+}
+
+TEST_F(CheckpointFolderTest, RefusesAMarkerThatIsNotThatOfTheManifest) {
+  MakeStep(3, true);
+  const std::string step = StepFolderName(3) + "/";
+  const std::string marker(kCheckpointMarker);
+  const std::string manifest(kCheckpointManifest);
+  const auto refused_because_of = [&](const std::string& file) {
+    const absl::Status refused = FindCheckpointFolder(folder_).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+    EXPECT_THAT(refused.message(), HasSubstr(StrCat(folder_, "/", step, file)));
+    EXPECT_THAT(FindCheckpointFolder(folder_, 3), StatusIs(absl::StatusCode::kInvalidArgument));
+  };
+  std::string other = CheckpointMarkerText("x");
+  other[20] = 'g';  // no digit
+  for (const std::string& text : {std::string(), std::string("{}"), other, other + " "}) {
+    Make(step + marker, text);
+    refused_because_of(marker);
+  }
+  MakeMarker(step);
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOk());
+  Make(step + manifest, "changed");
+  refused_because_of(manifest);
+  std::filesystem::remove(folder_ + "/" + step + manifest);
+  refused_because_of(manifest);
+}
+
+TEST_F(CheckpointFolderTest, AnUnfinishedCheckpointHidesNoCompleteStep) {
+  Make(std::string(kCheckpointManifest));
+  Make(std::string(kSingleCheckpointFile));
+  MakeStep(300, false);
+  EXPECT_THAT(FindCheckpointFolder(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+  MakeStep(200, true);
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_ + "/step-00000200"));
+  MakeMarker("");
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_));
+}
+
+TEST_F(CheckpointFolderTest, TakesACheckpointThatNoSaveWrote) {
+  Make(std::string(kCheckpointIndex));
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_));
+}
+
+TEST_F(CheckpointFolderTest, TakesFilesOfAnyNameBeforeTheFoldersOfSteps) {
+  MakeStep(3, true);
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_ + "/step-00000003"));
+  Make("model-00001-of-00002.safetensors");
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_));
+  EXPECT_THAT(FindCheckpointFolder(folder_, 3), IsOkAndHolds(folder_ + "/step-00000003"));
+}
+
+TEST_F(CheckpointFolderTest, NeverTakesAnOlderStepBecauseOfAnErrorOfTheDisk) {
+  MakeStep(3, true);
+  MakeStep(20, true);
+  EXPECT_THAT(CompleteSteps(folder_), IsOkAndHolds(ElementsAre(3, 20)));
+  for (int hit = 1; hit <= 10; ++hit) {  // at any place of both listings
+    ASSERT_THAT(ArmFailpoints(StrCat("folder.read=eio:", hit)), IsOk());
+    EXPECT_THAT(FindCheckpointFolder(folder_), StatusIs(absl::StatusCode::kDataLoss)) << hit;
+  }
+  EXPECT_THAT(FindCheckpointFolder(folder_), IsOkAndHolds(folder_ + "/step-00000020"));
+}
+
+TEST_F(CheckpointFolderTest, RefusesAStepOfAFile) {
+  EXPECT_THAT(Checkpoint::Open(folder_ + "/missing", 3), StatusIs(absl::StatusCode::kNotFound));
+  Make("model.safetensors");
+  EXPECT_THAT(Checkpoint::Open(folder_ + "/model.safetensors", 3),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+}
+
+}  // namespace
+}  // namespace shardmesh

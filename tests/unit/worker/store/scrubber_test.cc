@@ -1,0 +1,297 @@
+// The scrubber: which damage it finds, and what becomes of the tile.
+#include "worker/store/scrubber.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "status/str_cat.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/read_file.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+
+// Large enough for three pieces, the last one cut short.
+constexpr int64_t kTileBytes = (int64_t{5} << 19) + 3;
+
+class ScrubberTest : public testing::Test {
+ protected:
+  ScrubberTest() {
+    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+    data_dir_ = StrCat(testing::TempDir(), "/scrubber_", test->name());
+    std::filesystem::remove_all(data_dir_);
+    auto store = ShardStore::Open({BufferPool::Create(&budget_, 0), data_dir_, {}});
+    EXPECT_THAT(store, IsOk());
+    store_ = *std::move(store);
+    EXPECT_THAT(store_->SetClusterId("cluster"), IsOk());
+  }
+  ~ScrubberTest() override {
+    store_.reset();
+    std::filesystem::remove_all(data_dir_);
+  }
+
+  static TileDescription Describe(const std::string& array_id) {
+    return {array_id, Dtype::kU8, {kTileBytes}, {{{0, kTileBytes}}}, "descriptor", "transfer"};
+  }
+  void AddTile(const std::string& array_id, bool durable = true, bool commit = true) {
+    auto staged = store_->Stage(Describe(array_id), durable);
+    ASSERT_THAT(staged, IsOk());
+    const absl::Span<char> bytes = (*staged)->mutable_bytes();
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 + i / 251);
+    ASSERT_THAT((*staged)->FinishInPlace(Crc32c(bytes)), IsOk());
+    if (commit) {
+      ASSERT_THAT(store_->Commit({array_id}), IsOk());
+    }
+  }
+  // Changes one byte of the tile in memory, as a fault of the memory would.
+  void Flip(const std::string& array_id, size_t at) {
+    const auto tile = store_->FindStaged(array_id, Describe(array_id).tile);
+    ASSERT_THAT(tile, IsOk());
+    const_cast<char*>((*tile)->bytes().data())[at] ^= 4;
+  }
+  std::string FileOf(const std::string& array_id) {
+    store_->AwaitFiles();
+    return StrCat(data_dir_, "/arrays/", array_id, "/", TileFileName(Describe(array_id).tile));
+  }
+  static void FlipInFile(const std::string& path, int64_t from_end) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-from_end, std::ios::end);
+    const auto byte = static_cast<char>(file.get() ^ 4);
+    file.seekp(-from_end, std::ios::end);
+    file.put(byte);
+    ASSERT_TRUE(file.good());
+  }
+  std::unique_ptr<Scrubber> NewScrubber(absl::Duration interval = absl::Hours(1)) {
+    return std::make_unique<Scrubber>(Scrubber::Options{
+        .store = store_.get(),
+        .clock = &clock_,
+        .bytes_per_second = int64_t{1} << 40,
+        .interval = interval,
+        .damaged = [this](const std::string& array_id, const std::string& reason) {
+          damaged_.emplace_back(array_id, reason);
+        }});
+  }
+  bool Holds(const std::string& array_id) {
+    return store_->Find(array_id, Describe(array_id).tile).ok();
+  }
+
+  test::FakeClock clock_;
+  MemoryBudget budget_{int64_t{64} << 20};
+  std::string data_dir_;
+  std::unique_ptr<ShardStore> store_;
+  std::vector<std::pair<std::string, std::string>> damaged_;
+};
+
+TEST_F(ScrubberTest, ReadsAllCommittedTilesInMemoryAndOnDisk) {
+  AddTile("disk");
+  AddTile("memory", /*durable=*/false);
+  AddTile("staged", /*durable=*/true, /*commit=*/false);
+  const auto scrubber = NewScrubber();
+  scrubber->RunPass();
+  EXPECT_EQ(scrubber->counters().passes, 1);
+  EXPECT_EQ(scrubber->counters().bytes, 3 * kTileBytes);
+  EXPECT_EQ(scrubber->counters().damaged_tiles, 0);
+  EXPECT_EQ(scrubber->counters().damaged_files, 0);
+  EXPECT_THAT(damaged_, IsEmpty());
+}
+
+TEST_F(ScrubberTest, AnEmptyStoreIsPassedAtOnce) {
+  const auto scrubber = NewScrubber();
+  scrubber->RunPass();
+  EXPECT_EQ(scrubber->counters().passes, 1);
+  EXPECT_EQ(scrubber->counters().bytes, 0);
+}
+
+TEST_F(ScrubberTest, ATileThatIsDamagedInMemoryIsReadBackFromItsFile) {
+  for (const size_t at : {size_t{0}, size_t{1} << 20, static_cast<size_t>(kTileBytes - 1)}) {
+    const std::string id = StrCat("a", at);
+    AddTile(id);
+    AddTile(StrCat(id, "-sound"));
+    Flip(id, at);
+    const auto scrubber = NewScrubber();
+    scrubber->RunPass();
+    const auto tile = store_->Find(id, Describe(id).tile);
+    ASSERT_THAT(tile, IsOk());
+    EXPECT_EQ(Crc32c((*tile)->bytes()), (*tile)->crc32c());
+    EXPECT_TRUE((*tile)->durable());
+    EXPECT_EQ(scrubber->counters().damaged_tiles, 1);
+    EXPECT_EQ(scrubber->counters().reread_tiles, 1);
+    scrubber->RunPass();
+    EXPECT_EQ(scrubber->counters().damaged_tiles, 1);
+  }
+  EXPECT_THAT(damaged_, IsEmpty());
+  EXPECT_EQ(store_->quarantine_totals().arrays, 0);
+}
+
+TEST_F(ScrubberTest, ATileThatCannotBeReadBackStaysAsideUntilItCan) {
+  AddTile("a");
+  Flip("a", 3);
+  const auto scrubber = NewScrubber();
+  ASSERT_THAT(ArmFailpoints("tile_file.read=eio"), IsOk());
+  scrubber->RunPass();
+  EXPECT_FALSE(Holds("a"));
+  EXPECT_THAT(damaged_, ElementsAre(Pair("a", HasSubstr("could not be read back"))));
+  const auto aside = store_->ListQuarantine({}, "", 10);
+  ASSERT_EQ(aside.size(), 1u);
+  EXPECT_TRUE(aside[0].array_lives) << "it must not be dropped for lack of space";
+  EXPECT_THAT(aside[0].reason, HasSubstr("damaged in memory"));
+  EXPECT_THAT(store_->RestoreQuarantined("a"), IsOk());
+  EXPECT_TRUE(Holds("a"));
+}
+
+TEST_F(ScrubberTest, ATileWithoutAFileIsComparedToo) {
+  AddTile("a", /*durable=*/false);
+  Flip("a", 5);
+  NewScrubber()->RunPass();
+  EXPECT_FALSE(Holds("a"));
+  EXPECT_THAT(damaged_, ElementsAre(Pair("a", HasSubstr("it has no file"))));
+}
+
+TEST_F(ScrubberTest, ADamagedTileWithoutAFileTakesNoMemoryInQuarantine) {
+  AddTile("a", /*durable=*/false);
+  ASSERT_GE(store_->used_bytes(), kTileBytes);
+  Flip("a", 5);
+  NewScrubber()->RunPass();
+  EXPECT_EQ(store_->used_bytes(), 0);
+  EXPECT_EQ(store_->quarantine_totals().arrays, 1);
+  EXPECT_EQ(store_->quarantine_totals().memory_bytes, 0);
+  const auto aside = store_->ListQuarantine({}, "", 10);
+  ASSERT_EQ(aside.size(), 1u);
+  ASSERT_EQ(aside[0].tiles.size(), 1u);
+  EXPECT_EQ(aside[0].tiles[0].size_bytes, kTileBytes);
+  EXPECT_THAT(store_->RestoreQuarantined("a"),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  // A repair brings the tile back beside the entry, which nothing drops for lack of memory.
+  AddTile("a", /*durable=*/false);
+  EXPECT_TRUE(Holds("a"));
+  // Its array is no longer live: the entry expires as any other.
+  store_->SetLive({"a"}, false, clock_.Now());
+  EXPECT_EQ(store_->quarantine_totals().droppable_memory_bytes, 0);
+  EXPECT_THAT(store_->DropQuarantined("a"), IsOk());
+  EXPECT_TRUE(Holds("a"));
+}
+
+TEST_F(ScrubberTest, AFileIsWrittenAgainInTurnWithTheOtherChangesOfFiles) {
+  AddTile("a");
+  const std::string path = FileOf("a");
+  std::filesystem::remove(path);
+  auto tile = store_->Find("a", Describe("a").tile);
+  ASSERT_THAT(tile, IsOk());
+  EXPECT_THAT(store_->RewriteFile(*tile), IsOk());
+  EXPECT_TRUE(std::filesystem::exists(path));
+  // A tile that was released since the scrubber looked gets no file again.
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  EXPECT_THAT(store_->RewriteFile(*tile), StatusIs(absl::StatusCode::kNotFound));
+  store_->AwaitFiles();
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(path).parent_path()));
+  // Nor does one that is another tile now.
+  AddTile("b");
+  tile = store_->Find("b", Describe("b").tile);
+  ASSERT_THAT(tile, IsOk());
+  const ShardStore::Unknown aside{
+      .array_id = "b", .tile = Describe("b").tile, .reason = "test", .array_lives = true};
+  ASSERT_EQ(store_->Quarantine({&aside, 1}, clock_.Now()), 1);
+  EXPECT_THAT(store_->RewriteFile(*tile), StatusIs(absl::StatusCode::kNotFound));
+  ASSERT_THAT(store_->RestoreQuarantined("b"), IsOk());
+  EXPECT_THAT(store_->RewriteFile(*tile), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(store_->RewriteFile(*store_->Find("b", Describe("b").tile)), IsOk());
+}
+
+TEST_F(ScrubberTest, ADamagedFileIsWrittenAgainFromMemory) {
+  AddTile("a");
+  const std::string path = FileOf("a");
+  const std::string sound = test::ReadFile(path);
+  const std::vector<std::function<void()>> damages = {
+      [&] { FlipInFile(path, 1); },
+      [&] { FlipInFile(path, kTileBytes); },
+      [&] { FlipInFile(path, kTileBytes + 40); },  // in the header
+      [&] { std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1); },
+      [&] { std::filesystem::resize_file(path, 0); },
+      [&] { std::filesystem::remove(path); },
+      [&] { std::filesystem::remove_all(std::filesystem::path(path).parent_path()); },
+      [&] {  // the file of another tile
+        AddTile("b");
+        std::filesystem::copy_file(FileOf("b"), path,
+                                   std::filesystem::copy_options::overwrite_existing);
+      },
+  };
+  const auto scrubber = NewScrubber();
+  for (size_t i = 0; i < damages.size(); ++i) {
+    damages[i]();
+    scrubber->RunPass();
+    EXPECT_EQ(scrubber->counters().damaged_files, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(scrubber->counters().rewritten_files, static_cast<int64_t>(i) + 1);
+    EXPECT_TRUE(test::ReadFile(path) == sound) << "damage " << i;
+    EXPECT_TRUE(Holds("a"));
+  }
+  EXPECT_THAT(damaged_, IsEmpty());
+  scrubber->RunPass();
+  EXPECT_EQ(scrubber->counters().damaged_files, static_cast<int64_t>(damages.size()));
+}
+
+TEST_F(ScrubberTest, AFileThatCannotBeWrittenIsTriedAgain) {
+  AddTile("a");
+  const std::string path = FileOf("a");
+  FlipInFile(path, 1);
+  const auto scrubber = NewScrubber();
+  ASSERT_THAT(ArmFailpoints("tile_file.write=enospc"), IsOk());
+  scrubber->RunPass();
+  EXPECT_EQ(scrubber->counters().rewritten_files, 0);
+  EXPECT_TRUE(Holds("a")) << "the memory is sound";
+  scrubber->RunPass();
+  EXPECT_EQ(scrubber->counters().rewritten_files, 1);
+}
+
+TEST_F(ScrubberTest, ATileThatIsDamagedTwiceSaysSo) {
+  AddTile("a");
+  FlipInFile(FileOf("a"), 1);
+  Flip("a", 9);
+  NewScrubber()->RunPass();
+  EXPECT_FALSE(Holds("a"));
+  EXPECT_THAT(damaged_, ElementsAre(Pair("a", HasSubstr("its file is damaged too"))));
+  EXPECT_THAT(store_->RestoreQuarantined("a"), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+TEST_F(ScrubberTest, HoldsNoMemoryOfAReleasedTile) {
+  AddTile("a", /*durable=*/false);
+  const int64_t with_tile = store_->used_bytes();
+  // A pass that waits for hours after its first piece.
+  Scrubber slow({.store = store_.get(),
+                 .clock = &clock_,
+                 .bytes_per_second = 100,
+                 .interval = absl::ZeroDuration(),
+                 .damaged = nullptr});
+  slow.Start();
+  ASSERT_TRUE(test::Eventually([&] { return slow.counters().bytes > 0; }));
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  EXPECT_TRUE(test::Eventually([&] { return store_->used_bytes() < with_tile; }));
+}
+
+TEST_F(ScrubberTest, BeginsAPassAfterEachInterval) {
+  AddTile("a");
+  const auto scrubber = NewScrubber(absl::Milliseconds(1));
+  scrubber->Start();
+  EXPECT_TRUE(test::Eventually([&] { return scrubber->counters().passes >= 3; }));
+}
+
+}  // namespace
+}  // namespace shardmesh::worker

@@ -1,0 +1,458 @@
+// TileFiller: one task for each tile from a file, and one for each order with tiles from arrays.
+#include "worker/fill/fill_threads.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "process/failpoint.h"
+#include "process/log.h"
+#include "process/steady_deadline.h"
+#include "process/thread_pool.h"
+#include "rpc/codec/array_codec.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+#include "worker/fill/array_parts.h"
+#include "worker/fill/checked_file.h"
+#include "worker/fill/file_tile.h"
+#include "worker/fill/peer_reader.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// Regions and bytes of the tiles that are read from other workers together: enough to fill the
+// streams, and few enough that tiles are reported while others are read.
+constexpr size_t kMaxBatchRegions = 4096;
+constexpr int64_t kMaxBatchBytes = int64_t{256} << 20;
+// How often a tile that waits for its mesh asks whether its transfer has ended.
+constexpr absl::Duration kMeshPollInterval = absl::Milliseconds(200);
+
+// A transfer whose tiles are being filled.
+struct FillTransfer {
+  FillTransfer(std::string transfer_id, int64_t coordinator_term, TileFiller::Failed on_failure,
+               const ReadRoots* roots)
+      : id(std::move(transfer_id)),
+        term(coordinator_term),
+        failed(std::move(on_failure)),
+        files(roots) {}
+
+  absl::Status KeepGoing() const {
+    return is_over.load(std::memory_order_relaxed) ? absl::CancelledError("the transfer has ended")
+                                                   : absl::OkStatus();
+  }
+
+  const std::string id;
+  const int64_t term;
+  const TileFiller::Failed failed;
+  CheckedFiles files;
+  std::atomic<bool> is_over{false};  // it has ended, or one of its tiles has failed
+};
+
+// Memory and connections that one task uses at a time.
+struct FillTools {
+  explicit FillTools(const FillOptions& options)
+      : peers({.credentials = options.credentials, .idle_limit = options.idle_limit}) {}
+
+  FileTileReader files;
+  PeerReader peers;
+};
+
+// A tile that could not be filled, and why.
+struct FaultyTile {
+  std::string array_id;
+  DeviceId rank = 0;
+  absl::Status status;
+};
+
+// The region, relative to the start of `tile`.
+Tile Within(const Tile& tile, Tile region) {
+  for (size_t i = 0; i < region.ranges.size(); ++i) {
+    region.ranges[i].start -= tile.ranges[i].start;
+    region.ranges[i].stop -= tile.ranges[i].start;
+  }
+  return region;
+}
+
+class FillThreads final : public TileFiller {
+ public:
+  explicit FillThreads(FillOptions options)
+      : options_(std::move(options)),
+        pool_(std::make_unique<ThreadPool>(options_.threads)),
+        checks_(std::make_unique<ThreadPool>(1)) {}
+  ~FillThreads() override { Stop(); }
+
+  void Fill(FillOrder order, Failed failed) override {
+    absl::MutexLock lock(&mutex_);
+    if (pool_ == nullptr) return;
+    std::shared_ptr<FillTransfer>& transfer = transfers_[order.transfer_id];
+    if (transfer == nullptr) {
+      transfer = std::make_shared<FillTransfer>(order.transfer_id, order.term, std::move(failed),
+                                                options_.roots);
+    }
+    const auto shared = std::make_shared<const FillOrder>(std::move(order));
+    bool has_arrays = false;
+    for (const FillTile& tile : shared->tiles) {
+      if (!std::holds_alternative<FileRange>(tile.source)) {
+        has_arrays = true;
+        continue;
+      }
+      pool_->Run(transfer->id, [this, transfer, shared, &tile] {
+        Settle(*transfer, FillFromFile(*transfer, *shared, tile));
+      });
+    }
+    if (has_arrays) {
+      pool_->Run(transfer->id, [this, transfer, shared] {
+        Settle(*transfer, FillFromArrays(*transfer, *shared));
+      });
+    }
+  }
+
+  void Check(std::vector<SourceFile> files, Checked checked) override {
+    absl::MutexLock lock(&mutex_);
+    if (checks_ == nullptr) return;
+    checks_->Push([this, files = std::move(files), checked = std::move(checked),
+                   deadline = SteadyDeadline::After(options_.check_limit),
+                   suspensions = suspensions_.load()] {
+      const auto is_wanted = [&] { return suspensions_.load() == suspensions; };
+      const auto keep_going = [&]() -> absl::Status {
+        if (!is_wanted()) return absl::CancelledError("the coordinator no longer asks");
+        return deadline.is_over() ? ChecksTooLong() : absl::OkStatus();
+      };
+      for (size_t i = 0; i < files.size(); ++i) {
+        absl::Status usable = keep_going();
+        if (usable.ok()) usable = CheckOne(files[i], keep_going);
+        if (!is_wanted()) return;
+        if (!usable.ok()) return checked(Blame(usable), i);
+      }
+      if (is_wanted()) checked(absl::OkStatus(), 0);
+    });
+  }
+
+  void EndTransfer(const std::string& transfer_id) override {
+    absl::MutexLock lock(&mutex_);
+    const auto found = transfers_.find(transfer_id);
+    if (found == transfers_.end()) return;
+    found->second->is_over.store(true);
+    transfers_.erase(found);
+  }
+
+  void Suspend() override {
+    absl::MutexLock lock(&mutex_);
+    suspensions_.fetch_add(1);
+    EndAll();
+  }
+
+  void Stop() override {
+    std::unique_ptr<ThreadPool> pool;
+    std::unique_ptr<ThreadPool> checks;
+    {
+      absl::MutexLock lock(&mutex_);
+      suspensions_.fetch_add(1);
+      EndAll();
+      pool = std::move(pool_);
+      checks = std::move(checks_);
+    }
+    // Both pools run their waiting tasks, which end at once, and join their threads.
+  }
+
+  Counters counters() const override {
+    return {.file_bytes = file_bytes_.load(),
+            .kept_bytes = kept_bytes_.load(),
+            .received_bytes = received_bytes_.load()};
+  }
+
+ private:
+  // A tile that is open in the store, and is filled from an array.
+  struct OpenTile {
+    ArrayDescriptor array;
+    DeviceId rank = 0;
+    std::unique_ptr<IncomingTile> tile;
+    MutableTensorView view;
+  };
+  // Tiles that are read from other workers together.
+  struct Batch {
+    std::vector<OpenTile> tiles;
+    std::vector<WantedRegion> regions;
+    std::vector<size_t> tile_of;  // for each region, the index of its tile
+    int64_t bytes = 0;
+  };
+
+  void EndAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const auto& [id, transfer] : transfers_) transfer->is_over.store(true);
+    transfers_.clear();
+  }
+
+  absl::Status ChecksTooLong() const {
+    return WithReason(
+        absl::DeadlineExceededError(StrCat("the files were not checked within ",
+                                           absl::FormatDuration(options_.check_limit),
+                                           "; their disk is slow, or they are very many")),
+        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(options_.check_limit)}});
+  }
+
+  absl::Status CheckOne(const SourceFile& file, const KeepGoing& keep_going) const {
+    SHARDMESH_FAILPOINT("fill.check");
+    return OpenChecked(*options_.roots, file, keep_going).status();
+  }
+
+  // Adds this worker's identity to an error about its files or its memory. In errors of other
+  // reasons the identity is that of another worker.
+  absl::Status Blame(absl::Status status) const {
+    switch (ReasonOf(status)) {
+      case Reason::kBadFile:
+      case Reason::kFileChanged:
+      case Reason::kNoReadRoot:
+      case Reason::kMemoryLimit:
+        return WithFacts(std::move(status), {{fact::kIdentity, options_.identity}});
+      default:
+        return status;
+    }
+  }
+
+  // Ends the transfer and reports the fault, if there is one and nothing has ended the transfer.
+  void Settle(FillTransfer& transfer, std::optional<FaultyTile> fault) {
+    if (!fault.has_value() || transfer.is_over.exchange(true)) return;
+    // The order came after the end of its transfer, and nothing ends the transfer again.
+    if (ReasonOf(fault->status) == Reason::kStaleTerm) EndTransfer(transfer.id);
+    fault->status = Blame(std::move(fault->status));
+    LogWarning("cannot fill a tile", {{"transfer", transfer.id},
+                                      {"array", fault->array_id},
+                                      {"rank", fault->rank},
+                                      {"error", fault->status}});
+    transfer.failed({.transfer_id = transfer.id,
+                     .term = transfer.term,
+                     .array_id = std::move(fault->array_id),
+                     .rank = fault->rank,
+                     .status = std::move(fault->status)});
+  }
+
+  std::unique_ptr<FillTools> TakeTools() {
+    absl::MutexLock lock(&tools_mutex_);
+    if (tools_.empty()) return std::make_unique<FillTools>(options_);
+    std::unique_ptr<FillTools> tools = std::move(tools_.back());
+    tools_.pop_back();
+    return tools;
+  }
+  void ReturnTools(std::unique_ptr<FillTools> tools) {
+    absl::MutexLock lock(&tools_mutex_);
+    tools_.push_back(std::move(tools));
+  }
+
+  // Opens the tile, and waits for its mesh if need be. Returns null if the tile is here already, or
+  // on its way.
+  absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const FillTransfer& transfer,
+                                                     const FillTile& tile,
+                                                     const ArrayDescriptor& array) const {
+    SHARDMESH_FAILPOINT("fill.open");
+    const TileOrder order{.transfer_id = transfer.id,
+                          .term = transfer.term,
+                          .array_descriptor = tile.array_descriptor,
+                          .rank = tile.rank};
+    const absl::Time deadline = absl::Now() + options_.membership_wait_limit;
+    for (bool is_first = true;; is_first = false) {
+      SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
+      std::optional<UnknownMesh> unknown;
+      absl::StatusOr<std::unique_ptr<IncomingTile>> opened =
+          options_.gate->OpenOrdered(order, array, &unknown);
+      if (absl::IsAlreadyExists(opened.status())) return nullptr;
+      if (is_first && ReasonOf(opened.status()) == Reason::kMemoryLimit && options_.free_memory) {
+        SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+        SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
+                                   array.TileSizeBytes(tiling.TileOf(tile.rank)));
+        if (options_.free_memory(size_bytes)) continue;
+      }
+      if (!unknown.has_value() || absl::Now() >= deadline) return opened;
+      options_.gate->AwaitMesh(*unknown, std::min(deadline, absl::Now() + kMeshPollInterval));
+    }
+  }
+
+  std::optional<FaultyTile> FillFromFile(FillTransfer& transfer, const FillOrder& order,
+                                         const FillTile& tile) {
+    if (!transfer.KeepGoing().ok()) return std::nullopt;
+    const auto array = rpc::ParseArrayDescriptorBytes(tile.array_descriptor);
+    if (!array.ok()) return FaultyTile{"", tile.rank, array.status()};
+    std::unique_ptr<FillTools> tools = TakeTools();
+    absl::Status status = ReadFromFile(transfer, order, tile, *array, tools->files);
+    ReturnTools(std::move(tools));
+    if (status.ok()) return std::nullopt;
+    return FaultyTile{array->array_id, tile.rank, std::move(status)};
+  }
+
+  absl::Status ReadFromFile(FillTransfer& transfer, const FillOrder& order, const FillTile& tile,
+                            const ArrayDescriptor& array, FileTileReader& reader) {
+    const auto keep_going = [&transfer] { return transfer.KeepGoing(); };
+    const FileRange& range = std::get<FileRange>(tile.source);
+    const SourceFile& source = order.files[static_cast<size_t>(range.file)];
+    // Before memory is taken: a file that is not as described costs nothing.
+    SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const RootedFile> file,
+                               transfer.files.Get(source, keep_going));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<IncomingTile> incoming,
+                               Open(transfer, tile, array));
+    if (incoming == nullptr) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const TileRegion region,
+        TileRegion::Create(array.dtype, array.shape, incoming->description().tile));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const uint32_t crc32c,
+        reader.Read(*file, source.path, range.offset_bytes, region, incoming->mutable_bytes(),
+                    keep_going, [&](int64_t bytes) { incoming->Advance(bytes); }));
+    SHARDMESH_FAILPOINT("fill.finish");
+    SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
+    file_bytes_.fetch_add(incoming->size_bytes());
+    return incoming->FinishInPlace(crc32c);
+  }
+
+  std::optional<FaultyTile> FillFromArrays(FillTransfer& transfer, const FillOrder& order) {
+    ArrayPartPlanner planner(&*order.devices);
+    std::unique_ptr<FillTools> tools = TakeTools();
+    Batch batch;
+    std::optional<FaultyTile> fault;
+    for (const FillTile& tile : order.tiles) {
+      if (!std::holds_alternative<FillFromArray>(tile.source)) continue;
+      if (!transfer.KeepGoing().ok()) break;
+      const auto array = rpc::ParseArrayDescriptorBytes(tile.array_descriptor);
+      if (!array.ok()) {
+        fault = FaultyTile{"", tile.rank, array.status()};
+        break;
+      }
+      if (absl::Status begun = Begin(transfer, tile, *array, planner, &batch); !begun.ok()) {
+        fault = FaultyTile{array->array_id, tile.rank, std::move(begun)};
+        break;
+      }
+      if (batch.bytes >= kMaxBatchBytes || batch.regions.size() >= kMaxBatchRegions) {
+        fault = Complete(transfer, tools->peers, &batch);
+        if (fault.has_value()) break;
+      }
+    }
+    if (!fault.has_value()) fault = Complete(transfer, tools->peers, &batch);
+    ReturnTools(std::move(tools));
+    return fault;
+  }
+
+  // Opens a tile, copies what this worker has of it, and adds the rest to the batch.
+  absl::Status Begin(FillTransfer& transfer, const FillTile& tile, const ArrayDescriptor& array,
+                     ArrayPartPlanner& planner, Batch* batch) {
+    const FillFromArray& source = std::get<FillFromArray>(tile.source);
+    SHARDMESH_ASSIGN_OR_RETURN(const ArrayDescriptor from,
+                               rpc::ParseArrayDescriptorBytes(source.array_descriptor));
+    SHARDMESH_ASSIGN_OR_RETURN(std::unique_ptr<IncomingTile> incoming, Open(transfer, tile, array));
+    if (incoming == nullptr) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(ArrayParts parts, planner.Plan(from, array, tile.rank));
+    const Tile& own = incoming->description().tile;
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const MutableTensorView view,
+        MutableTensorView::Create(array.dtype, own.shape(), incoming->mutable_bytes()));
+    if (parts.kept.has_value()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, parts, own, view));
+      if (has_own) {
+        SHARDMESH_ASSIGN_OR_RETURN(const int64_t kept_bytes, from.TileSizeBytes(*parts.kept));
+        incoming->Advance(kept_bytes);
+      } else {
+        // The tile went missing here, but other workers may have it.
+        SHARDMESH_ASSIGN_OR_RETURN(ReadPart part, planner.Elsewhere(from, *parts.kept, tile.rank));
+        parts.read.push_back(std::move(part));
+      }
+    }
+    for (ReadPart& part : parts.read) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, from.TileSizeBytes(part.region));
+      batch->regions.push_back({.array_id = from.array_id,
+                                .token = source.token,
+                                .region = std::move(part.region),
+                                .size_bytes = size_bytes,
+                                .holders = std::move(part.holders)});
+      batch->tile_of.push_back(batch->tiles.size());
+      batch->bytes += size_bytes;
+    }
+    batch->tiles.push_back(
+        {.array = array, .rank = tile.rank, .tile = std::move(incoming), .view = view});
+    return absl::OkStatus();
+  }
+
+  // Copies the kept region out of this worker's tile. Returns false if this worker lacks the tile.
+  absl::StatusOr<bool> CopyOwn(const ArrayDescriptor& from, const ArrayParts& parts,
+                               const Tile& to_tile, const MutableTensorView& to) {
+    SHARDMESH_FAILPOINT("fill.copy");
+    const absl::StatusOr<StoredTilePtr> stored =
+        options_.store->FindStaged(from.array_id, *parts.own_tile);
+    if (absl::IsNotFound(stored.status())) return false;
+    SHARDMESH_RETURN_IF_ERROR(stored.status());
+    SHARDMESH_RETURN_IF_ERROR(
+        CopyTile((*stored)->view(), *parts.own_tile, to, to_tile, *parts.kept));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, from.TileSizeBytes(*parts.kept));
+    kept_bytes_.fetch_add(size_bytes);
+    return true;
+  }
+
+  // Reads the regions of the batch, makes its tiles staged, and empties it.
+  std::optional<FaultyTile> Complete(FillTransfer& transfer, PeerReader& peers, Batch* batch) {
+    const KeepGoing keep_going = [&transfer] { return transfer.KeepGoing(); };
+    const PeerReader::Sink sink = [&](size_t index, int64_t offset,
+                                      absl::Span<const char> bytes) -> absl::Status {
+      SHARDMESH_FAILPOINT("fill.receive");
+      const OpenTile& tile = batch->tiles[batch->tile_of[index]];
+      tile.tile->Advance(static_cast<int64_t>(bytes.size()));
+      return PasteTileBytes(bytes,
+                            Within(tile.tile->description().tile, batch->regions[index].region),
+                            offset, tile.view);
+    };
+    const auto faulty = [](const OpenTile& tile, absl::Status status) {
+      return FaultyTile{tile.array.array_id, tile.rank, std::move(status)};
+    };
+    if (!batch->regions.empty()) {
+      PeerReader::Outcome outcome = peers.Read(batch->regions, sink, keep_going);
+      received_bytes_.fetch_add(outcome.received_bytes);
+      if (!outcome.status.ok()) {
+        return faulty(batch->tiles[batch->tile_of[outcome.failed]], std::move(outcome.status));
+      }
+    }
+    for (OpenTile& tile : batch->tiles) {
+      absl::Status finished = transfer.KeepGoing();
+      if (finished.ok()) finished = Finish(*tile.tile);
+      if (!finished.ok()) return faulty(tile, std::move(finished));
+      tile.tile.reset();
+    }
+    *batch = {};
+    return std::nullopt;
+  }
+
+  static absl::Status Finish(IncomingTile& tile) {
+    SHARDMESH_FAILPOINT("fill.finish");
+    return tile.FinishInPlace(std::nullopt);
+  }
+
+  const FillOptions options_;
+  // Calls of Suspend and Stop. A question that began before the last one ends without an answer.
+  std::atomic<int64_t> suspensions_{0};
+  std::atomic<int64_t> file_bytes_{0};
+  std::atomic<int64_t> kept_bytes_{0};
+  std::atomic<int64_t> received_bytes_{0};
+
+  absl::Mutex tools_mutex_;
+  std::vector<std::unique_ptr<FillTools>> tools_ ABSL_GUARDED_BY(tools_mutex_);  // in no task
+
+  absl::Mutex mutex_;
+  // Transfers that have not ended, also those of which a tile has failed.
+  std::map<std::string, std::shared_ptr<FillTransfer>> transfers_ ABSL_GUARDED_BY(mutex_);
+  // Null once the filler has stopped. Last members, because their threads use the others.
+  std::unique_ptr<ThreadPool> pool_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<ThreadPool> checks_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<TileFiller> MakeTileFiller(FillOptions options) {
+  return std::make_unique<FillThreads>(std::move(options));
+}
+
+}  // namespace shardmesh::worker

@@ -1,0 +1,89 @@
+// Reads regions of arrays from the workers that hold them.
+#ifndef SHARDMESH_WORKER_FILL_PEER_READER_H_
+#define SHARDMESH_WORKER_FILL_PEER_READER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "rpc/tls/credentials.h"
+#include "sharding/tile.h"
+#include "worker/fill/checked_file.h"
+#include "worker/service/tile_filler.h"
+
+namespace grpc {
+class Channel;
+}  // namespace grpc
+
+namespace shardmesh::worker {
+
+// A region to read. The token's text and the holders outlive the call.
+struct WantedRegion {
+  std::string array_id;
+  std::string_view token;
+  Tile region;
+  int64_t size_bytes = 0;
+  // Workers that hold the region, best first; at least one.
+  std::vector<const FillSource*> holders;
+};
+
+// Reads regions, one stream for each holder at a time, all streams on the calling thread. If a
+// holder fails, its remaining regions are read from their next holders.
+//
+// Not thread-safe: one reader for each thread. Keeps its connections for later calls, at most
+// kMaxConnections.
+class PeerReader {
+ public:
+  static constexpr size_t kMaxConnections = 256;
+
+  struct Options {
+    rpc::Credentials credentials = rpc::Credentials::Insecure();
+    // A holder from which nothing comes for so long counts as lost.
+    absl::Duration idle_limit = absl::Seconds(30);
+  };
+
+  explicit PeerReader(Options options);
+  ~PeerReader();
+  PeerReader(const PeerReader&) = delete;
+  PeerReader& operator=(const PeerReader&) = delete;
+
+  // Receives bytes of the region at `index`, from `offset_bytes` of the row-major region on. If a
+  // holder fails within a region, the bytes come again from the region's beginning.
+  using Sink =
+      std::function<absl::Status(size_t index, int64_t offset_bytes, absl::Span<const char> bytes)>;
+
+  struct Outcome {
+    absl::Status status;
+    size_t failed = 0;           // the region that failed
+    int64_t received_bytes = 0;  // also those that came twice
+  };
+  // Reads all regions. Calls `keep_going` at least every 100 ms, and between messages. The error is
+  // that of `keep_going`, of `sink`, or that of the last holder of the failed region.
+  Outcome Read(absl::Span<const WantedRegion> regions, const Sink& sink,
+               const KeepGoing& keep_going);
+
+ private:
+  class Stream;
+  class Round;
+
+  // Returns a connection to a holder: the kept one, or one to its first address that answers.
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> Connect(const FillSource& holder,
+                                                         const KeepGoing& keep_going);
+
+  const Options options_;
+  // Connections by `IDENTITY ADDRESS`.
+  std::map<std::string, std::shared_ptr<grpc::Channel>, std::less<>> channels_;
+};
+
+}  // namespace shardmesh::worker
+
+#endif  // SHARDMESH_WORKER_FILL_PEER_READER_H_

@@ -1,0 +1,193 @@
+// Writes long runs as they are, and short runs in ranges that it reads, changes and writes back
+// under a lock.
+#include "worker/save/region_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+
+namespace shardmesh::worker {
+namespace {
+
+// The bytes of the tile between two calls of `progress`. Checksum and write of these bytes follow
+// each other, so the write finds them in the cache.
+constexpr int64_t kChunkBytes = 4 << 20;
+
+// A run of the tile in the file.
+struct Run {
+  int64_t offset_bytes = 0;
+  absl::Span<const char> bytes;
+
+  int64_t end_bytes() const { return offset_bytes + static_cast<int64_t>(bytes.size()); }
+};
+
+class Writer {
+ public:
+  Writer(const FileDescriptor& file, std::string_view path, bool locks_work)
+      : file_(file), path_(path), locks_work_(locks_work) {}
+
+  // Adds a run to the current span, or writes the span first if the run does not fit to it.
+  absl::Status Add(const Run& run) {
+    if (!span_.empty() && !Continues(run)) SHARDMESH_RETURN_IF_ERROR(Flush());
+    span_.push_back(run);
+    return absl::OkStatus();
+  }
+
+  absl::Status Flush() {
+    const std::vector<Run> runs = std::exchange(span_, {});
+    if (runs.size() > 1) {
+      const int64_t begin = runs.front().offset_bytes;
+      const int64_t size = runs.back().end_bytes() - begin;
+      bool is_locked = false;
+      SHARDMESH_RETURN_IF_ERROR(Lock(F_WRLCK, begin, size, &is_locked));
+      if (is_locked) {
+        absl::Status patched = Patch(runs, begin, size);
+        SHARDMESH_RETURN_IF_ERROR(Lock(F_UNLCK, begin, size, &is_locked));
+        return patched;
+      }
+    }
+    for (const Run& run : runs) SHARDMESH_RETURN_IF_ERROR(WriteAlone(run));
+    return absl::OkStatus();
+  }
+
+ private:
+  bool Continues(const Run& run) const {
+    const Run& last = span_.back();
+    const int64_t gap = run.offset_bytes - last.end_bytes();
+    return locks_work_ && gap >= 0 && gap < kShortGapBytes &&
+           static_cast<int64_t>(run.bytes.size()) < kLongRunBytes &&
+           static_cast<int64_t>(last.bytes.size()) < kLongRunBytes &&
+           run.end_bytes() - span_.front().offset_bytes <= kMaxSpanBytes;
+  }
+
+  // Locks or unlocks a range of the file. `*is_locked` becomes false, and all further runs are
+  // written alone, if the file system has no locks.
+  absl::Status Lock(short type, int64_t begin, int64_t size, bool* is_locked) {
+    struct flock range = {};
+    range.l_type = type;
+    range.l_whence = SEEK_SET;
+    range.l_start = begin;
+    range.l_len = size;
+    *is_locked = true;
+    while (fcntl(file_.get(), F_OFD_SETLKW, &range) != 0) {
+      if (errno == EINTR) continue;
+      if (type == F_WRLCK &&
+          (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK)) {
+        *is_locked = locks_work_ = false;
+        return absl::OkStatus();
+      }
+      return FileError("lock a range of", path_, errno);
+    }
+    return absl::OkStatus();
+  }
+
+  // A run that is written alone needs the lock too: another worker may be about to write back the
+  // bytes that it read here before.
+  absl::Status WriteAlone(const Run& run) {
+    bool is_locked = false;
+    const int64_t size = static_cast<int64_t>(run.bytes.size());
+    if (locks_work_) {
+      SHARDMESH_RETURN_IF_ERROR(Lock(F_WRLCK, run.offset_bytes, size, &is_locked));
+    }
+    absl::Status written = Write(run.offset_bytes, run.bytes);
+    if (is_locked) {
+      SHARDMESH_RETURN_IF_ERROR(Lock(F_UNLCK, run.offset_bytes, size, &is_locked));
+    }
+    return written;
+  }
+
+  absl::Status Patch(const std::vector<Run>& runs, int64_t begin, int64_t size) {
+    buffer_.resize(static_cast<size_t>(size));
+    for (int64_t done = 0; done < size;) {
+      const ssize_t count =
+          pread(file_.get(), buffer_.data() + done, static_cast<size_t>(size - done), begin + done);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return FileError("read", path_, errno);
+      if (count == 0) {
+        return InvalidArgument(Reason::kBadFile,
+                               StrCat(path_, " is too short: somebody else changed it"),
+                               {{fact::kFile, path_}});
+      }
+      done += count;
+    }
+    for (const Run& run : runs) {
+      std::memcpy(buffer_.data() + (run.offset_bytes - begin), run.bytes.data(), run.bytes.size());
+    }
+    return Write(begin, buffer_);
+  }
+
+  absl::Status Write(int64_t offset_bytes, absl::Span<const char> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t count = SHARDMESH_FAILS("save.write")
+                                ? -1
+                                : pwrite(file_.get(), bytes.data(), bytes.size(), offset_bytes);
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return FileError("write", path_, errno);
+      bytes.remove_prefix(static_cast<size_t>(count));
+      offset_bytes += count;
+    }
+    return absl::OkStatus();
+  }
+
+  const FileDescriptor& file_;
+  const std::string_view path_;
+  bool locks_work_;
+  std::vector<Run> span_;  // by rising offset, with short gaps
+  std::string buffer_;
+};
+
+}  // namespace
+
+absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_view path,
+                                     absl::Span<const char> tile_bytes, const RegionPlace& place,
+                                     const RegionWriterOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
+                             TileRegion::Create(place.dtype, place.tensor_shape, place.tile));
+  if (place.begin_bytes < 0 || place.begin_bytes > place.end_bytes ||
+      place.end_bytes > region.size_bytes() ||
+      region.size_bytes() != static_cast<int64_t>(tile_bytes.size())) {
+    return InvalidArgument(
+        Reason::kBadTile,
+        StrCat("bytes [", place.begin_bytes, ", ", place.end_bytes, ") are not within the ",
+               tile_bytes.size(), " bytes of the tile ", place.tile.ToString()),
+        {{fact::kHave, place.end_bytes}, {fact::kNeed, tile_bytes.size()}});
+  }
+  Writer writer(file, path, options.locks_work);
+  uint32_t crc32c = 0;
+  for (int64_t begin = place.begin_bytes; begin < place.end_bytes;) {
+    const int64_t end = std::min(place.end_bytes, begin + kChunkBytes);
+    absl::Span<const char> left =
+        tile_bytes.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+    crc32c = ExtendCrc32c(crc32c, left);
+    absl::Status written;
+    region.ForEachRun(begin, end, [&](int64_t tensor_offset, int64_t size) {
+      if (!written.ok()) return;
+      written = writer.Add({.offset_bytes = place.offset_bytes + tensor_offset,
+                            .bytes = left.subspan(0, static_cast<size_t>(size))});
+      left.remove_prefix(static_cast<size_t>(size));
+    });
+    SHARDMESH_RETURN_IF_ERROR(written);
+    SHARDMESH_RETURN_IF_ERROR(writer.Flush());
+    if (options.progress && !options.progress(end - begin)) {
+      return WithReason(absl::CancelledError("the save was cancelled"), Reason::kCancelled);
+    }
+    begin = end;
+  }
+  return crc32c;
+}
+
+}  // namespace shardmesh::worker
