@@ -2,8 +2,12 @@
 // answer.
 //
 // clang-format off
-//   step_bench COORDINATOR LABEL    the mesh is "default", with the one axis tp
+//   step_bench COORDINATOR LABEL            the mesh is "default", with the one axis tp
+//   step_bench COORDINATOR --linear STEPS   prints the times of so many linear layers, in
+//                                           milliseconds, one a line
 // clang-format on
+//
+// The linear layer is of 512 rows and a column-parallel F32 weight of 4096 x 4096.
 //
 // Prints one line of JSON per size; the line's id begins with LABEL. A line has the median time of
 // a call, and the median time of the slowest worker's collective within the call. The tensor is
@@ -81,15 +85,50 @@ void Measure(client::MeshClient& mesh, const std::string& label, int64_t bytes) 
   std::cout << line.dump() << std::endl;
 }
 
+void TimeLinearLayers(client::MeshClient& mesh, int64_t steps) {
+  constexpr int64_t kRows = 512;
+  constexpr int64_t kWidth = 4096;
+  const std::vector<float> elements(static_cast<size_t>(kWidth * kWidth), 0.5F);
+  const auto tensor = [&](int64_t rows, PartitionSpec spec) {
+    const auto bytes = static_cast<size_t>(rows * kWidth) * sizeof(float);
+    return client::PutTensor{
+        .name = "",
+        .view = OrFail(TensorView::Create(Dtype::kF32, {rows, kWidth},
+                                          {reinterpret_cast<const char*>(elements.data()), bytes})),
+        .spec = std::move(spec),
+        .cut_points = {}};
+  };
+  const client::PutTensor tensors[] = {
+      tensor(kRows, PartitionSpec()),
+      tensor(kWidth, PartitionSpec({SpecEntry(), SpecEntry::Axis("tp")}))};
+  const client::PutResult put = OrFail(mesh.arrays().PutTensors(tensors));
+  const client::MatmulCall call{
+      .lhs = client::ArraySelector::ById(put.arrays[0].descriptor.array_id),
+      .rhs = client::ArraySelector::ById(put.arrays[1].descriptor.array_id)};
+  for (int64_t i = -kWarmCalls; i < steps; ++i) {
+    const absl::Time begin = absl::Now();
+    const client::StepResult result = OrFail(mesh.compute().Matmul(call));
+    const absl::Duration time = absl::Now() - begin;
+    const std::string output = result.outputs[0].array.descriptor.array_id;
+    (void)OrFail(mesh.arrays().ReleaseArrays({&output, 1}));
+    if (i >= 0) std::cout << absl::ToDoubleMilliseconds(time) << std::endl;
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh
 
 int main(int argc, char** argv) {
-  if (argc != 3) {
-    std::cerr << "usage: step_bench COORDINATOR LABEL\n";
+  const bool is_linear = argc == 4 && std::string(argv[2]) == "--linear";
+  if (argc != 3 && !is_linear) {
+    std::cerr << "usage: step_bench COORDINATOR LABEL | COORDINATOR --linear STEPS\n";
     return 2;
   }
   const auto mesh = shardmesh::OrFail(shardmesh::client::MeshClient::Connect(argv[1]));
+  if (is_linear) {
+    shardmesh::TimeLinearLayers(*mesh, std::atoll(argv[3]));
+    return 0;
+  }
   for (const int64_t bytes : {8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}) {
     shardmesh::Measure(*mesh, argv[2], bytes);
   }

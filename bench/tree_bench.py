@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """R2 and R3: resolution in this process and over the wire, beside eformer doing the same.
 
-The peer runs in an interpreter that can import eformer: $SHARDMESH_PEER_PYTHON, which must if it is set; else
-build/peers/bin/python or this one, whichever can first. Without one, ours are printed and not compared. (python3 -m venv build/peers && build/peers/bin/pip
-install eformer==0.0.95 makes one.) Ours and the peer's samples alternate; of each the best counts, since noise only
-adds. Every answer is checked: ours by the program that times it, the peer's against ours by the counts of specs.
+The peer runs in the interpreter that bench/peers/turns.py finds. Without one, ours are printed and not compared. Ours
+and the peer's samples alternate; of each the best counts, since noise only adds. Every answer is checked: ours by the
+program that times it, the peer's against ours by the counts of specs.
 
 The tree of R3: 90,000 tensors of a mixture of experts, 30 rules, names in and specs out. A coordinator of its own
 process answers; its memory is read before and at its peak.
@@ -20,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from peers.turns import peer_interpreter
+
 TENSORS = 90_000
 MILLION = 1_000_000
 
@@ -97,32 +97,6 @@ def tensor_names():
         layer += 1
 
 
-def imports_eformer(python):
-    """Whether `python` is an interpreter that can; what is no program at all cannot."""
-    try:
-        return subprocess.run([python, "-c", "import eformer"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-def peer_interpreter():
-    """The one that is asked for, or else the first that can; None where there is none. Exits with 2 where the one asked
-    for cannot."""
-    asked = os.environ.get("SHARDMESH_PEER_PYTHON")
-    if asked:
-        if imports_eformer(asked):
-            return asked
-        print(f"tree_bench: SHARDMESH_PEER_PYTHON={asked} is no interpreter that can import eformer; set it to one, or "
-              "unset it to measure ours alone", file=sys.stderr)
-        sys.exit(2)
-    for python in (str(ROOT / "build/peers/bin/python"), sys.executable):
-        if imports_eformer(python):
-            return python
-    print("tree_bench: no interpreter can import eformer, and ours are not compared; SHARDMESH_PEER_PYTHON names one that "
-          "can", file=sys.stderr)
-    return None
-
-
 def run(command, **kwargs):
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, **kwargs).stdout.splitlines()[-1])
 
@@ -167,7 +141,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     bench = f"{arguments.bin}/tree_bench"
-    peer = peer_interpreter()
+    peer = peer_interpreter("eformer")
     environment = dict(os.environ, JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=16")
     with tempfile.TemporaryDirectory() as folder:
         names, rules, peer_rules = f"{folder}/names", f"{folder}/rules.yaml", f"{folder}/rules.json"
