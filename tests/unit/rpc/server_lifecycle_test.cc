@@ -397,7 +397,7 @@ TEST(MetricsEndpointTest, StopsAtOnce) {
     ASSERT_THAT(endpoint, IsOk());
     const absl::Time start = absl::Now();
     endpoint->reset();
-    EXPECT_LT(absl::Now() - start, absl::Seconds(1)) << address;
+    EXPECT_LT(absl::Now() - start, absl::Seconds(10)) << address;
   }
 }
 

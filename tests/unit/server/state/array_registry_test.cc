@@ -155,7 +155,8 @@ class ArrayRegistryTest : public ::testing::Test {
     EXPECT_THAT(DeleteName(name), IsOk());
     return id;
   }
-  std::vector<std::string> CachedIds() const {
+  std::vector<std::string> CachedIds() {
+    Settle();  // what a commit or an unpin released is cached after it was answered
     std::vector<std::string> ids;
     for (const CachedArray& array : registry_->ListCached()) ids.push_back(array.array_id);
     return ids;
@@ -199,6 +200,11 @@ class ArrayRegistryTest : public ::testing::Test {
   }
   // Waits for the store's thread to have made the calls that it began.
   void Settle() { ASSERT_THAT(CommitAndWait(*store_, {}), IsOk()); }
+  // The arrays of whose release the registry told. It does so after it answers the commit.
+  const std::vector<std::string>& Released() {
+    Settle();
+    return released_;
+  }
 
   ArrayState StateOf(const std::string& id) {
     const auto array = registry_->FindArray(id);
@@ -325,13 +331,11 @@ TEST_F(ArrayRegistryTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const CommitResult one, Put("w", first));
   ASSERT_THAT(registry_->Pin(first), IsOk());
   ASSERT_THAT(Put("w", second), IsOk());
-  Settle();
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry old, registry_->FindName("w", one.revision));
   EXPECT_EQ(old.array_id, first);
   registry_->Unpin({first});
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(first));
+  EXPECT_THAT(Released(), ElementsAre(first));
   EXPECT_THAT(registry_->FindName("w", one.revision),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   ASSERT_THAT(Put("w", third), IsOk());
@@ -351,8 +355,7 @@ TEST_F(ArrayRegistryTest, PinsThatGoTogetherAreOneRelease) {
   std::vector<std::string> held = ids;
   held.push_back("nobody knows it");
   registry_->Unpin(held);
-  Settle();
-  EXPECT_THAT(released_, testing::UnorderedElementsAreArray(ids));
+  EXPECT_THAT(Released(), testing::UnorderedElementsAreArray(ids));
   EXPECT_EQ(releases_, 1) << "one message to each worker, not one an array";
 }
 
@@ -407,8 +410,7 @@ TEST_F(ArrayRegistryTest, ANameMayBeMovedToTheArrayThatItHas) {
   for (int i = 0; i < 3; ++i) {
     ASSERT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
   }
-  Settle();
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, registry_->FindName("w"));
   EXPECT_GT(name.version, put.revision);
@@ -418,8 +420,7 @@ TEST_F(ArrayRegistryTest, ANameMayBeMovedToTheArrayThatItHas) {
   EXPECT_EQ(again.version, name.version);
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded) << "its record was not deleted";
   ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(id)) << "no pin is left of the moves";
+  EXPECT_THAT(Released(), ElementsAre(id)) << "no pin is left of the moves";
 }
 
 TEST_F(ArrayRegistryTest, NamesMaySwapTheirArraysInOneCommit) {
@@ -428,16 +429,14 @@ TEST_F(ArrayRegistryTest, NamesMaySwapTheirArraysInOneCommit) {
   ASSERT_THAT(Put("a", a), IsOk());
   ASSERT_THAT(Put("b", b), IsOk());
   ASSERT_THAT(Commit({{}, {{"a", b, std::nullopt}, {"b", a, std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   Reopen();
   EXPECT_EQ(registry_->FindName("a")->array_id, b);
   EXPECT_EQ(registry_->FindName("b")->array_id, a);
   // One goes on holding both, in either order.
   ASSERT_THAT(Commit({{}, {{"a", a, std::nullopt}, {"b", b, std::nullopt}}, "", ""}), IsOk());
   ASSERT_THAT(Commit({{}, {{"a", b, std::nullopt}, {"b", b, std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(a));
+  EXPECT_THAT(Released(), ElementsAre(a));
   EXPECT_EQ(StateOf(b), ArrayState::kDegraded);
 }
 
@@ -452,8 +451,7 @@ TEST_F(ArrayRegistryTest, NamesOfAManifestMaySwapTheirArrays) {
     swap.moves.push_back({StrCat("w", i), ids[kCount - 1 - i], std::nullopt});
   }
   ASSERT_THAT(Commit(std::move(swap)), IsOk());
-  Settle();
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   Reopen();
   EXPECT_EQ(registry_->FindName("w0")->array_id, ids[kCount - 1]);
   EXPECT_EQ(registry_->FindName("w199")->array_id, ids[0]);
@@ -577,12 +575,10 @@ TEST_F(ArrayRegistryTest, WhatIsBeingNamedStaysWhateverElseLetsGoOfItMeanwhile) 
   registry_->Unpin({id});
   ASSERT_THAT(Commit({{}, {{"old", "", std::nullopt}}, "", ""}), IsOk());
   moved.WaitForNotification();
-  Settle();
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   EXPECT_EQ(registry_->FindName("new")->array_id, id);
   ASSERT_THAT(Commit({{}, {{"new", "", std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(id));
+  EXPECT_THAT(Released(), ElementsAre(id));
 }
 
 TEST_F(ArrayRegistryTest, ComparesTheVersionOfAName) {
@@ -599,8 +595,7 @@ TEST_F(ArrayRegistryTest, DeletesNames) {
   const std::string id = Stage();
   ASSERT_THAT(Put("w", id), IsOk());
   EXPECT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(id));
+  EXPECT_THAT(Released(), ElementsAre(id));
   EXPECT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   Reopen();
@@ -614,8 +609,7 @@ TEST_F(ArrayRegistryTest, AnUnnamedArrayLivesAsLongAsItIsPinned) {
   EXPECT_EQ(committed.revision, 0);
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
   registry_->Unpin({id});
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(id));
+  EXPECT_THAT(Released(), ElementsAre(id));
 }
 
 TEST_F(ArrayRegistryTest, AnArrayThatIsGivenAwayIsNeitherPinnedNorNamedMeanwhile) {
@@ -1021,11 +1015,10 @@ TEST_F(ArrayRegistryTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
   registry_->Unpin({kept});
   Settle();
   EXPECT_THAT(told_, SizeIs(2));
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   // What has a name is an array like any other.
   ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(named));
+  EXPECT_THAT(Released(), ElementsAre(named));
 }
 
 TEST_F(ArrayRegistryTest, ArraysWithoutANameAreShownUntilTheyHaveOneOrTheGraceEnds) {
@@ -1069,8 +1062,7 @@ TEST_F(ArrayRegistryTest, WhatASessionHeldWhenItsNameWentIsKeptForTheGrace) {
   EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).commit, ElementsAre(id));
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
   clock_.Advance(ArrayRegistry::kAdoptionGrace);
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(id));
+  EXPECT_THAT(Released(), ElementsAre(id));
   EXPECT_EQ(StoredReleases(), 1);
   Reopen();
   EXPECT_EQ(StateOf(id), ArrayState::kReleased);
@@ -1097,8 +1089,7 @@ TEST_F(ArrayRegistryTest, WhatHasNoNameInARestoredStateIsPutAsideAndNotDeleted) 
   EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
   EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).commit, ElementsAre(id));
   clock_.Advance(ArrayRegistry::kAdoptionGrace);
-  Settle();
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   EXPECT_EQ(StoredReleases(), 0);
   ASSERT_THAT(told_, SizeIs(2));
   for (const auto& [identity, verdict] : told_) {
@@ -1190,8 +1181,7 @@ TEST_F(ArrayRegistryTest, WhatASessionLetsGoOfIsReleasedTogether) {
   const Revision before = store_->revision();
   ids.push_back("unknown");
   registry_->Unpin(ids);
-  Settle();
-  EXPECT_THAT(released_, SizeIs(kCount));
+  EXPECT_THAT(Released(), SizeIs(kCount));
   EXPECT_EQ(store_->revision(), before + 1) << "one record of them all";
   EXPECT_EQ(registry_->CountArrays().total(), 0);
 }
@@ -1509,11 +1499,9 @@ TEST_F(ArrayRegistryTest, ACompanionIsHeldByItsArrayAndReleasedWithIt) {
   ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
   ASSERT_THAT(registry_->Pin(id), IsOk());
   ASSERT_THAT(Commit({{}, {{"v", "", std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   registry_->Unpin({id});
-  Settle();
-  EXPECT_THAT(released_, testing::UnorderedElementsAre(id, companion));
+  EXPECT_THAT(Released(), testing::UnorderedElementsAre(id, companion));
   EXPECT_EQ(StoredReleases(), 2) << "one record for each mesh";
   EXPECT_THAT(store_->List("array/")->items, IsEmpty());
   EXPECT_EQ(registry_->FindTwin(id), nullptr);
@@ -1546,11 +1534,9 @@ TEST_F(ArrayRegistryTest, ARestartFindsACompanionByItsRecord) {
   }
   EXPECT_EQ(registry_->CountUnnamed(), 0);
   clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
-  Settle();
-  EXPECT_THAT(released_, IsEmpty()) << "the end of the grace period is not about companions";
+  EXPECT_THAT(Released(), IsEmpty()) << "the end of the grace period is not about companions";
   ASSERT_THAT(Commit({{}, {{"w0", "", std::nullopt}}, "", ""}), IsOk());
-  Settle();
-  EXPECT_THAT(released_, testing::UnorderedElementsAre(ids[0], companions[0]));
+  EXPECT_THAT(Released(), testing::UnorderedElementsAre(ids[0], companions[0]));
 
   Reopen();
   EXPECT_EQ(registry_->FindTwin(companions[0]), nullptr);
@@ -1569,8 +1555,7 @@ TEST_F(ArrayRegistryTest, ACompanionWhoseArrayIsGoneIsKeptForTheGracePeriodOnly)
   EXPECT_EQ(registry_->FindTwin(companion), nullptr);
   EXPECT_THAT(registry_->FindArray(companion), IsOk());
   clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
-  Settle();
-  EXPECT_THAT(released_, ElementsAre(companion));
+  EXPECT_THAT(Released(), ElementsAre(companion));
 }
 
 TEST_F(ArrayRegistryTest, ACompanionOfAnArrayThatWasReleasedMeanwhileIsRefused) {
@@ -1612,7 +1597,7 @@ TEST_F(ArrayRegistryTest, AReleasedArrayStaysInTheCacheWhereOnlyItsOriginFindsIt
   ASSERT_THAT(DeleteName("w"), IsOk());
   EXPECT_THAT(CachedIds(), ElementsAre(id));
   EXPECT_EQ(told, 1);
-  EXPECT_THAT(released_, IsEmpty());
+  EXPECT_THAT(Released(), IsEmpty());
   EXPECT_EQ(registry_->CountUnconfirmed(), 0);
 
   EXPECT_EQ(StateOf(id), ArrayState::kReleased);
@@ -1650,7 +1635,7 @@ TEST_F(ArrayRegistryTest, OnlyAvailableArraysOfKnownOriginsAreCached) {
   const std::string off = StageLoaded();
   ASSERT_THAT(Put("off", off), IsOk());
   ASSERT_THAT(DeleteName("off"), IsOk());
-  EXPECT_THAT(released_, ElementsAre(off)) << "the cache is off at first";
+  EXPECT_THAT(Released(), ElementsAre(off)) << "the cache is off at first";
   registry_->SetCaching(true);
   const std::string unknown = Stage();
   ASSERT_THAT(Put("unknown", unknown), IsOk());
@@ -1659,7 +1644,7 @@ TEST_F(ArrayRegistryTest, OnlyAvailableArraysOfKnownOriginsAreCached) {
   ASSERT_THAT(Put("degraded", degraded), IsOk());
   registry_->TileDamaged(degraded, 1);
   ASSERT_THAT(DeleteName("degraded"), IsOk());
-  EXPECT_THAT(released_, ElementsAre(off, unknown, degraded));
+  EXPECT_THAT(Released(), ElementsAre(off, unknown, degraded));
   EXPECT_THAT(CachedIds(), IsEmpty());
   // A replaced array is released too.
   const std::string replaced = StageLoaded();
@@ -1681,13 +1666,13 @@ TEST_F(ArrayRegistryTest, WhatAMoveLeavesBehindIsNotCached) {
   ASSERT_EQ(KeyOf(old), KeyOf(moved));
   ASSERT_THAT(Put("w", moved), IsOk());
   registry_->Unpin(old);
-  EXPECT_THAT(released_, ElementsAre(old)) << "its elements are there in another layout";
+  EXPECT_THAT(Released(), ElementsAre(old)) << "its elements are there in another layout";
   // To another name, in one commit.
   const std::string renamed = StageLoaded();
   ASSERT_THAT(
       Commit({{Staged(renamed)}, {{"w", "", std::nullopt}, {"v", renamed, std::nullopt}}, "", ""}),
       IsOk());
-  EXPECT_THAT(released_, ElementsAre(old, moved));
+  EXPECT_THAT(Released(), ElementsAre(old, moved));
   EXPECT_THAT(CachedIds(), IsEmpty());
   // The next release has nothing to do with a move.
   ASSERT_THAT(DeleteName("v"), IsOk());
@@ -1705,7 +1690,7 @@ TEST_F(ArrayRegistryTest, CachedArraysAreListedByTheirLastUseAndEvicted) {
   EXPECT_THAT(CachedIds(), ElementsAre(b, c, a));
   EXPECT_THAT(registry_->Evict({b, a, "unknown"}), ElementsAre(b, a));
   EXPECT_THAT(CachedIds(), ElementsAre(c));
-  EXPECT_THAT(released_, ElementsAre(b, a));
+  EXPECT_THAT(Released(), ElementsAre(b, a));
   EXPECT_THAT(registry_->PinFound(a), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(registry_->CachedBytes().at("m"), ElementsAre(32, 32));
   const CacheTotals totals = registry_->cache_totals();
@@ -1776,10 +1761,10 @@ TEST_F(ArrayRegistryTest, ACachedArrayThatLostATileIsEvicted) {
   EXPECT_THAT(CachedIds(), SizeIs(3));
   registry_->TileDamaged(damaged, 1);
   EXPECT_THAT(CachedIds(), ElementsAre(missing, sound));
-  EXPECT_THAT(released_, ElementsAre(damaged));
+  EXPECT_THAT(Released(), ElementsAre(damaged));
   Attach(0, {Held(sound, 0, 10)});
   EXPECT_THAT(CachedIds(), ElementsAre(sound));
-  EXPECT_THAT(released_, ElementsAre(damaged, missing));
+  EXPECT_THAT(Released(), ElementsAre(damaged, missing));
   // A worker that still has a tile of an evicted array is to drop it.
   EXPECT_THAT(Attach(1, {Held(missing, 1, 11), Held(sound, 1, 11)}).drop, ElementsAre(missing));
   EXPECT_THAT(CachedIds(), ElementsAre(sound));
@@ -1798,7 +1783,7 @@ TEST_F(ArrayRegistryTest, AMeshWithOnlyCachedArraysMayChange) {
   EXPECT_THAT(CachedIds(), SizeIs(2)) << "a check changes nothing";
   EXPECT_THAT(registry_->BeginMeshChange("m"), IsOk());
   EXPECT_THAT(CachedIds(), IsEmpty());
-  EXPECT_THAT(released_, SizeIs(2));
+  EXPECT_THAT(Released(), SizeIs(2));
   registry_->EndMeshChange("m", std::nullopt);
 }
 
