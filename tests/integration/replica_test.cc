@@ -156,7 +156,8 @@ TEST_F(ReplicaTest, APutUnderTheNameKeepsTheWishAndReplacesTheCopy) {
 TEST_F(ReplicaTest, ReshardsAndResizesKeepTheWish) {
   ASSERT_NO_FATAL_FAILURE(
       StartCluster({.mesh = "dp=4", .coordinator_flags = {}, .worker_flags = {}}));
-  ASSERT_EQ(Put("w", {"--spec=dp", "--replicas=2"}, "12,8").exit_code, 0);
+  // Tiles of all shapes take multiples of 64 bytes, as memory is given out.
+  ASSERT_EQ(Put("w", {"--spec=dp", "--replicas=2"}, "12,16").exit_code, 0);
   const std::string bytes = BytesOf("w");
   const CommandResult moved = cluster_->Run({"reshard", "w", "--to=-,dp", "--release-source"});
   ASSERT_EQ(moved.exit_code, 0) << moved.err;
@@ -167,6 +168,7 @@ TEST_F(ReplicaTest, ReshardsAndResizesKeepTheWish) {
     const CommandResult resized = cluster_->Run({"mesh", "resize", "default", shape});
     ASSERT_EQ(resized.exit_code, 0) << resized.err;
     ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+    EXPECT_TRUE(Eventually([&] { return UsedBytes() == 2 * 12 * 16 * 4; })) << UsedBytes();
     EXPECT_EQ(BytesOf("w"), bytes);
   }
   // One worker keeps the array and the wish.
