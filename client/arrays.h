@@ -26,14 +26,8 @@ class ClientCore;
 
 // Returns the tensors of a checkpoint, to put them under their names in it. Those that are neither
 // converted nor transposed have a source, from which workers may read them. The views are valid as
-// long as the checkpoint. Errors of MappedCheckpoint::Elements, which gets `check_saved`: pass
-// MayReadData of the put's options.
-absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint,
-                                                    bool check_saved = true);
-
-// Whether a put with these options may read the elements in this process, so that checksums of a
-// saved checkpoint are worth the time.
-bool MayReadData(const PutOptions& options);
+// long as the checkpoint. Errors of MappedCheckpoint::Elements.
+absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint);
 
 // The arrays of a cluster. MeshClientOptions::transfer_timeout limits each call that moves
 // elements; MeshClientOptions::timeout limits every other call.
@@ -68,7 +62,8 @@ class ArrayClient {
   // `path`: a safetensors file, an index, a .npz file, or a folder; see TensorSource::Open.
   // Errors: first those of TensorSource::Open, then those of PutTensors. With
   // PutReader::kAuto and kWorkers, workers may read the files themselves, under the paths that
-  // realpath(3) gives, if no tensor is converted or transposed.
+  // realpath(3) gives, if no tensor is converted or transposed. DATA_LOSS (CHECKSUM_MISMATCH):
+  // bytes that this client sent do not have the checksums of the saved checkpoint; nothing was put.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});

@@ -412,8 +412,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   if (!flags.tree.empty()) {
     SHARDMESH_RETURN_IF_ERROR(TakeLayouts(flags.tree, flags.rules.empty(), &layouts));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<PutTensor> tensors,
-                             PutTensorsOf(checkpoint, MayReadData(options)));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<PutTensor> tensors, PutTensorsOf(checkpoint));
   for (size_t i = 0; i < layouts.size(); ++i) {
     tensors[i].spec = layouts[i].spec;
     tensors[i].axes = layouts[i].axes;

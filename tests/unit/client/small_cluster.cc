@@ -519,6 +519,11 @@ void SmallCoordinator::FailNextPuts(std::vector<absl::Status> errors) {
   put_errors_.assign(errors.begin(), errors.end());
 }
 
+void SmallCoordinator::GetElements(Elements elements) {
+  absl::MutexLock lock(&mutex_);
+  elements_ = elements;
+}
+
 void SmallCoordinator::ForgetSessions() {
   absl::MutexLock lock(&mutex_);
   sessions_.clear();
@@ -689,7 +694,8 @@ grpc::Status SmallCoordinator::BeginPut(
       *array.mutable_spec() = tensor.spec();
       array.set_mesh_id("default");
       rpc::Encode(mesh_, array.mutable_mesh());
-      assignment.set_token(PutToken(array.array_id()));
+      if (elements_ == Elements::kSent) assignment.set_token(PutToken(array.array_id()));
+      if (elements_ == Elements::kReused) assignment.mutable_reused();
       v1::Array& staged = staged_.emplace_back();
       *staged.mutable_array_descriptor() = array;
       staged.set_name(tensor.name());
