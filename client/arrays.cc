@@ -329,14 +329,41 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const MappedCheckpoint& ch
                     options);
 }
 
+bool IsOfReplacedFile(const absl::Status& failed, absl::Span<const PutTensor> tensors) {
+  if (ReasonOf(failed) != Reason::kFileChanged) return false;
+  const SourceFile* last = nullptr;
+  return std::any_of(tensors.begin(), tensors.end(), [&last](const PutTensor& tensor) {
+    const SourceFile* const file = tensor.saved.has_value()    ? tensor.saved->file.get()
+                                   : tensor.source.has_value() ? tensor.source->file.get()
+                                   : tensor.origin.has_value() ? tensor.origin->file.get()
+                                                               : nullptr;
+    if (file == nullptr || file == last) return false;  // tensors of one file come together
+    last = file;
+    return WasReplaced(*file);
+  });
+}
+
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
                                                       const PutOptions& put_options,
                                                       const CallOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Open(path));
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const MappedCheckpoint checkpoint,
-      MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source))));
-  return LoadCheckpoint(checkpoint, put_options, options);
+  const SteadyDeadline deadline = core_->TransferDeadline(options);
+  absl::Status replaced;
+  for (int attempt = 1;; ++attempt) {
+    const auto open = [&path]() -> absl::StatusOr<MappedCheckpoint> {
+      SHARDMESH_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Open(path));
+      return MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source)));
+    };
+    const absl::StatusOr<MappedCheckpoint> checkpoint = open();
+    // A save that replaces the checkpoint may have yet to end.
+    if (!checkpoint.ok()) return replaced.ok() ? checkpoint.status() : replaced;
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PutTensor> tensors, PutTensorsOf(*checkpoint));
+    CallOptions left = options;
+    left.timeout = deadline.left();
+    absl::StatusOr<PutResult> result = PutTensors(
+        tensors, WithCheckpoint(put_options, checkpoint->source().checkpoint_path()), left);
+    if (attempt == kMaxLoadAttempts || !IsOfReplacedFile(result.status(), tensors)) return result;
+    replaced = result.status();
+  }
 }
 
 absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,

@@ -29,6 +29,13 @@ class ClientCore;
 // long as the checkpoint. Errors of MappedCheckpoint::Elements.
 absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint);
 
+// How often a load opens its checkpoint at most: again after each put that failed because a save
+// had replaced the checkpoint.
+inline constexpr int kMaxLoadAttempts = 3;
+// Whether a put of a checkpoint's tensors failed because the path of a file leads to another file
+// than the one that was opened: the load may open the checkpoint again. `failed`: the put's error.
+bool IsOfReplacedFile(const absl::Status& failed, absl::Span<const PutTensor> tensors);
+
 // The arrays of a cluster. MeshClientOptions::transfer_timeout limits each call that moves
 // elements; MeshClientOptions::timeout limits every other call.
 //
@@ -64,6 +71,8 @@ class ArrayClient {
   // PutReader::kAuto and kWorkers, workers may read the files themselves, under the paths that
   // realpath(3) gives, if no tensor is converted or transposed. DATA_LOSS (CHECKSUM_MISMATCH):
   // bytes that this client sent do not have the checksums of the saved checkpoint; nothing was put.
+  // FAILED_PRECONDITION (FILE_CHANGED): a file is not as it was opened. If a save has replaced the
+  // checkpoint at `path`, opens it again, kMaxLoadAttempts times in all.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});

@@ -287,6 +287,44 @@ TEST_F(MeshClientTest, SendsNothingOfAFileThatChanged) {
   EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
 }
 
+TEST_F(MeshClientTest, OpensACheckpointAgainThatASaveHasReplaced) {
+  const std::string path = OneTensor("replaced").path();
+  const absl::Status changed =
+      WithReason(absl::FailedPreconditionError("the file has changed"), Reason::kFileChanged);
+  std::string bytes(48, 'a');
+  coordinator_->InEachPut([&] {
+    const std::string next = path + ".next";
+    auto writer = SafetensorsWriter::Create(next, {{"w", Dtype::kF32, {2, 6}}}, {});
+    ++bytes.front();
+    EXPECT_THAT(writer->Append(bytes), IsOk());
+    EXPECT_THAT(writer->Finish(), IsOk());
+    std::filesystem::rename(next, path);
+  });
+  coordinator_->FailNextPuts({changed});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult loaded, client_->arrays().LoadCheckpoint(
+                                                             path, {.reader = PutReader::kClient}));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor tensor,
+                                 client_->arrays().Gather(ArraySelector::ByName("w")));
+  EXPECT_EQ(tensor.view().bytes().front(), 'b') << "as the first save of the two wrote it";
+  // It goes on so for a few times only.
+  coordinator_->FailNextPuts({changed, changed, changed});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 5u);
+  // A file that is the same one has been written in its place.
+  coordinator_->InEachPut(nullptr);
+  coordinator_->FailNextPuts({changed});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 6u);
+  // Nothing can be opened while the save is under way.
+  coordinator_->InEachPut([&] { std::filesystem::remove(path); });
+  coordinator_->FailNextPuts({changed});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+}
+
 // The small coordinator ignores sources, and gives tokens to send the tiles.
 TEST_F(MeshClientTest, SendsTheTensorsToACoordinatorOfAnOlderBuild) {
   const Checkpoint checkpoint = OneTensor("older");

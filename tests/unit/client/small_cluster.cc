@@ -524,6 +524,11 @@ void SmallCoordinator::GetElements(Elements elements) {
   elements_ = elements;
 }
 
+void SmallCoordinator::InEachPut(std::function<void()> run) {
+  absl::MutexLock lock(&mutex_);
+  in_put_ = std::move(run);
+}
+
 void SmallCoordinator::ForgetSessions() {
   absl::MutexLock lock(&mutex_);
   sessions_.clear();
@@ -668,6 +673,7 @@ grpc::Status SmallCoordinator::BeginPut(
     absl::MutexLock lock(&mutex_);
     put_request_ids_.push_back(request.header().request_id());
     put_checkpoints_.push_back(request.header().checkpoint());
+    if (in_put_) in_put_();
     if (!put_errors_.empty()) {
       const absl::Status error = std::move(put_errors_.front());
       put_errors_.pop_front();
