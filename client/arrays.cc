@@ -23,7 +23,6 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/saved_checksums.h"
 
 namespace shardmesh::client {
 namespace {
@@ -239,10 +238,8 @@ class PieceReader {
 
 }  // namespace
 
-absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint,
-                                                    bool check_saved) {
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TensorElements> elements,
-                             checkpoint.Elements(check_saved));
+absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<TensorElements> elements, checkpoint.Elements());
   std::vector<PutTensor> tensors;
   tensors.reserve(elements.size());
   SourceFinder sources;
@@ -251,6 +248,7 @@ absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& chec
     PutTensor& put =
         tensors.emplace_back(PutTensor{.name = tensor.name, .view = std::move(elements[i])});
     const SourceTensor& source = checkpoint.SourceOf(tensor);
+    put.saved = checkpoint.source().SavedPartOf(source);
     std::optional<FileSource> place = sources.Find(*source.file, source.offset_bytes);
     if (MappedCheckpoint::IsPlain(tensor)) {
       put.source = std::move(place);
@@ -300,23 +298,25 @@ absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> te
   }
 }
 
-bool MayReadData(const PutOptions& options) {
-  return !options.validate_only && options.reader != PutReader::kWorkers;
-}
-
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const Checkpoint& checkpoint,
                                                       const PutOptions& put_options,
                                                       const CallOptions& options) {
-  if (MayReadData(put_options)) SHARDMESH_RETURN_IF_ERROR(CheckSavedChecksums(checkpoint));
   std::vector<PutTensor> tensors;
   tensors.reserve(checkpoint.tensors().size());
   SourceFinder sources;
+  absl::flat_hash_map<const SafetensorsFile*, std::shared_ptr<const SourceFile>> opened;
   for (const Checkpoint::Entry& entry : checkpoint.tensors()) {
+    std::shared_ptr<const SourceFile>& file = opened[entry.file];
+    if (file == nullptr) file = std::make_shared<const SourceFile>(entry.file->state());
+    const int64_t offset_bytes =
+        entry.file->header().data_offset_bytes() + entry.tensor->begin_bytes;
+    const TensorView view = checkpoint.View(entry);
     tensors.push_back(
         {.name = entry.tensor->name,
-         .view = checkpoint.View(entry),
-         .source = sources.Find(entry.file->state(), entry.file->header().data_offset_bytes() +
-                                                         entry.tensor->begin_bytes)});
+         .view = view,
+         .source = sources.Find(entry.file->state(), offset_bytes),
+         .saved = SavedPart{
+             .file = file, .offset_bytes = offset_bytes, .size_bytes = view.size_bytes()}});
   }
   return PutTensors(tensors, WithCheckpoint(put_options, checkpoint.path()), options);
 }
@@ -324,20 +324,46 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const Checkpoint& checkpoi
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const MappedCheckpoint& checkpoint,
                                                       const PutOptions& put_options,
                                                       const CallOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PutTensor> tensors,
-                             PutTensorsOf(checkpoint, MayReadData(put_options)));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PutTensor> tensors, PutTensorsOf(checkpoint));
   return PutTensors(tensors, WithCheckpoint(put_options, checkpoint.source().checkpoint_path()),
                     options);
+}
+
+bool IsOfReplacedFile(const absl::Status& failed, absl::Span<const PutTensor> tensors) {
+  if (ReasonOf(failed) != Reason::kFileChanged) return false;
+  const SourceFile* last = nullptr;
+  return std::any_of(tensors.begin(), tensors.end(), [&last](const PutTensor& tensor) {
+    const SourceFile* const file = tensor.saved.has_value()    ? tensor.saved->file.get()
+                                   : tensor.source.has_value() ? tensor.source->file.get()
+                                   : tensor.origin.has_value() ? tensor.origin->file.get()
+                                                               : nullptr;
+    if (file == nullptr || file == last) return false;  // tensors of one file come together
+    last = file;
+    return WasReplaced(*file);
+  });
 }
 
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
                                                       const PutOptions& put_options,
                                                       const CallOptions& options) {
-  SHARDMESH_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Open(path));
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const MappedCheckpoint checkpoint,
-      MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source))));
-  return LoadCheckpoint(checkpoint, put_options, options);
+  const SteadyDeadline deadline = core_->TransferDeadline(options);
+  absl::Status replaced;
+  for (int attempt = 1;; ++attempt) {
+    const auto open = [&path]() -> absl::StatusOr<MappedCheckpoint> {
+      SHARDMESH_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Open(path));
+      return MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source)));
+    };
+    const absl::StatusOr<MappedCheckpoint> checkpoint = open();
+    // A save that replaces the checkpoint may have yet to end.
+    if (!checkpoint.ok()) return replaced.ok() ? checkpoint.status() : replaced;
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PutTensor> tensors, PutTensorsOf(*checkpoint));
+    CallOptions left = options;
+    left.timeout = deadline.left();
+    absl::StatusOr<PutResult> result = PutTensors(
+        tensors, WithCheckpoint(put_options, checkpoint->source().checkpoint_path()), left);
+    if (attempt == kMaxLoadAttempts || !IsOfReplacedFile(result.status(), tensors)) return result;
+    replaced = result.status();
+  }
 }
 
 absl::StatusOr<GatheredTensor> ArrayClient::Gather(const ArraySelector& array,

@@ -26,14 +26,15 @@ class ClientCore;
 
 // Returns the tensors of a checkpoint, to put them under their names in it. Those that are neither
 // converted nor transposed have a source, from which workers may read them. The views are valid as
-// long as the checkpoint. Errors of MappedCheckpoint::Elements, which gets `check_saved`: pass
-// MayReadData of the put's options.
-absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint,
-                                                    bool check_saved = true);
+// long as the checkpoint. Errors of MappedCheckpoint::Elements.
+absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint);
 
-// Whether a put with these options may read the elements in this process, so that checksums of a
-// saved checkpoint are worth the time.
-bool MayReadData(const PutOptions& options);
+// How often a load opens its checkpoint at most: again after each put that failed because a save
+// had replaced the checkpoint.
+inline constexpr int kMaxLoadAttempts = 3;
+// Whether a put of a checkpoint's tensors failed because the path of a file leads to another file
+// than the one that was opened: the load may open the checkpoint again. `failed`: the put's error.
+bool IsOfReplacedFile(const absl::Status& failed, absl::Span<const PutTensor> tensors);
 
 // The arrays of a cluster. MeshClientOptions::transfer_timeout limits each call that moves
 // elements; MeshClientOptions::timeout limits every other call.
@@ -68,7 +69,10 @@ class ArrayClient {
   // `path`: a safetensors file, an index, a .npz file, or a folder; see TensorSource::Open.
   // Errors: first those of TensorSource::Open, then those of PutTensors. With
   // PutReader::kAuto and kWorkers, workers may read the files themselves, under the paths that
-  // realpath(3) gives, if no tensor is converted or transposed.
+  // realpath(3) gives, if no tensor is converted or transposed. DATA_LOSS (CHECKSUM_MISMATCH):
+  // bytes that this client sent do not have the checksums of the saved checkpoint; nothing was put.
+  // FAILED_PRECONDITION (FILE_CHANGED): a file is not as it was opened. If a save has replaced the
+  // checkpoint at `path`, opens it again, kMaxLoadAttempts times in all.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});

@@ -17,6 +17,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/saved_checksums.h"
 
 namespace shardmesh::client {
 namespace {
@@ -145,6 +146,48 @@ class FillWatch {
  private:
   Cancellation stop_;
   std::thread thread_;  // declared last: the thread uses the members above
+};
+
+// Compares the tensors that a put sends with the checksums of their saved checkpoints, while the
+// put sends them. An error ends the streams.
+class SavedCheck {
+ public:
+  // `streams` outlives this object, and its cancellation ends the comparison.
+  SavedCheck(std::vector<SavedPart> parts, const SteadyDeadline& deadline, Cancellation* streams) {
+    if (parts.empty()) return;
+    thread_ = std::thread([this, parts = std::move(parts), deadline, streams] {
+      status_ = CheckSavedChecksums(parts, [this, deadline, streams]() -> absl::Status {
+        if (streams->is_cancelled() || stop_.is_cancelled()) {
+          return absl::CancelledError("the put has ended");
+        }
+        if (!deadline.is_over()) return absl::OkStatus();
+        return WithReason(absl::DeadlineExceededError(
+                              "the put's time was over before all bytes were compared with the "
+                              "checksums of the saved checkpoint"),
+                          Reason::kDeadline);
+      });
+      if (!status_.ok()) streams->Cancel();
+    });
+  }
+  ~SavedCheck() {
+    stop_.Cancel();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Waits for the end of the comparison, which ends soon if `sent` is an error. Returns the error
+  // of the put; OK if all was sent and has its checksums.
+  absl::Status Conclude(const absl::Status& sent) {
+    if (!sent.ok()) stop_.Cancel();
+    if (thread_.joinable()) thread_.join();
+    const bool is_cause =
+        !status_.ok() && !absl::IsCancelled(status_) && !absl::IsDeadlineExceeded(status_);
+    return is_cause || sent.ok() ? status_ : sent;
+  }
+
+ private:
+  Cancellation stop_;
+  absl::Status status_;  // written by the thread, read after its end
+  std::thread thread_;   // declared last: the thread uses the members above
 };
 
 // Adds up the bytes of all tiles of the put, including replicas, and those that nobody sends.
@@ -348,11 +391,13 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
     };
   }
   std::vector<UploadTensor> uploads;
+  std::vector<SavedPart> saved;
   uploads.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (put.assignments[i].is_reused) continue;
     uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view,
                        /*is_named=*/!tensors[i].name.empty()});
+    if (tensors[i].saved.has_value()) saved.push_back(*tensors[i].saved);
   }
   HandoverOutcome handover;
   const absl::StatusOr<int64_t> sent = [&]() -> absl::StatusOr<int64_t> {
@@ -367,10 +412,13 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
     }
     const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
                               &streams);
+    SavedCheck check(std::move(saved), deadline, &streams);
     TransferOptions transfer = Transfer(deadline, progress, options);
     transfer.handover = put_options.handover;
     transfer.handover_outcome = &handover;
-    return Upload(put.devices, uploads, &streams, transfer);
+    absl::StatusOr<int64_t> uploaded = Upload(put.devices, uploads, &streams, transfer);
+    SHARDMESH_RETURN_IF_ERROR(check.Conclude(uploaded.status()));
+    return uploaded;
   }();
   // A file that somebody wrote meanwhile explains why sending failed, too.
   absl::Status status = CheckFilesNotWritten(tensors);

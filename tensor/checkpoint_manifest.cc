@@ -159,10 +159,11 @@ absl::Status NotCovered(std::string_view path) {
       Reason::kChecksumMismatch, {{fact::kFile, path}});
 }
 
-// Reads the whole file in pieces. Calls `take_header` with the checksum of the header, and
-// `take_tensor` with the checksums of the tiles of each tensor.
+// Reads the file in pieces. Calls `take_header` with the checksum of the header, and `take_tensor`
+// with the checksums of the tiles of each tensor that is wanted; all are if `is_wanted` is null.
 absl::Status ReadSums(const InputFile& file, std::string_view path, const ManifestFile& listed,
                       const std::function<absl::Status()>& keep_going,
+                      const std::function<bool(const ManifestTensor&)>& is_wanted,
                       const std::function<absl::Status(uint32_t)>& take_header,
                       const std::function<absl::Status(const ManifestTensor&,
                                                        const std::vector<TileSum>&)>& take_tensor) {
@@ -212,12 +213,13 @@ absl::Status ReadSums(const InputFile& file, std::string_view path, const Manife
       sums.emplace_back(region, tile);
     }
     if (tile_bytes != tensor.size_bytes) return NotCovered(path);
+    checked_bytes += tensor.size_bytes;
+    if (is_wanted && !is_wanted(tensor)) continue;
     SHARDMESH_RETURN_IF_ERROR(read(tensor.offset_bytes, tensor.size_bytes,
                                    [&sums](int64_t at, absl::Span<const char> piece) {
                                      for (TileSum& sum : sums) sum.Add(at, piece);
                                    }));
     SHARDMESH_RETURN_IF_ERROR(take_tensor(tensor, sums));
-    checked_bytes += tensor.size_bytes;
   }
   return checked_bytes == listed.size_bytes ? absl::OkStatus() : NotCovered(path);
 }
@@ -308,9 +310,10 @@ absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
 
 absl::Status CheckChecksums(const InputFile& file, std::string_view path,
                             const ManifestFile& listed,
-                            const std::function<absl::Status()>& keep_going) {
+                            const std::function<absl::Status()>& keep_going,
+                            const std::function<bool(const ManifestTensor&)>& is_wanted) {
   return ReadSums(
-      file, path, listed, keep_going,
+      file, path, listed, keep_going, is_wanted,
       [&](uint32_t header_crc32c) {
         return header_crc32c == listed.header_crc32c
                    ? absl::OkStatus()
@@ -329,7 +332,8 @@ absl::StatusOr<std::vector<bool>> FindIntactTiles(const InputFile& file, std::st
                                                   const std::function<absl::Status()>& keep_going) {
   std::vector<bool> intact;
   SHARDMESH_RETURN_IF_ERROR(ReadSums(
-      file, path, listed, keep_going, [](uint32_t) { return absl::OkStatus(); },
+      file, path, listed, keep_going, /*is_wanted=*/nullptr,
+      [](uint32_t) { return absl::OkStatus(); },
       [&intact](const ManifestTensor&, const std::vector<TileSum>& sums) {
         for (const TileSum& sum : sums) intact.push_back(sum.is_intact());
         return absl::OkStatus();

@@ -65,13 +65,16 @@ absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
                                                         std::string_view manifest);
 
 // Reads the whole file, and compares it with the checksums. Takes a few MiB of memory. `path` is
-// for errors. `keep_going` is called after each piece; its error ends the work. It may be null.
+// for errors. `keep_going` is called after each piece; its error ends the work. It may be null. If
+// `is_wanted` is not null, reads and compares only the header and the tensors for which it returns
+// true.
 //   DATA_LOSS  (CHECKSUM_MISMATCH) the file has other bytes, or the checksums do not cover it. For
 //              a tile, the message names the tensor and both checksums.
 //   others     as FileError, and those of TileRegion::Create.
 absl::Status CheckChecksums(const InputFile& file, std::string_view path,
                             const ManifestFile& listed,
-                            const std::function<absl::Status()>& keep_going);
+                            const std::function<absl::Status()>& keep_going,
+                            const std::function<bool(const ManifestTensor&)>& is_wanted = nullptr);
 
 // Returns for each tile whether the file has the bytes of its checksum. The tiles are in the order
 // of `listed.tensors`, and of the tiles of each. The header is not compared. Errors as

@@ -8,7 +8,8 @@
 #include <cerrno>
 #include <filesystem>
 #include <functional>
-#include <set>
+#include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -23,7 +24,6 @@
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
-#include "tensor/source_file.h"
 
 namespace shardmesh {
 namespace {
@@ -39,51 +39,95 @@ absl::StatusOr<std::vector<ManifestFile>> ReadFilesOf(const std::string& folder)
   return ParseManifest(path, text);
 }
 
-absl::Status CheckFile(const SafetensorsFile& opened, const ManifestFile& listed,
+// A file, and the ranges of its bytes that are compared.
+struct OpenedFile {
+  std::shared_ptr<const SourceFile> file;
+  std::map<int64_t, int64_t> ranges;  // their ends by their begins; they may overlap
+  int64_t longest_bytes = 0;          // of these
+
+  void Add(int64_t begin, int64_t size_bytes) {
+    int64_t& end = ranges[begin];
+    end = std::max(end, begin + size_bytes);
+    longest_bytes = std::max(longest_bytes, size_bytes);
+  }
+  bool HasPartOf(const ManifestTensor& tensor) const {
+    for (auto range = ranges.upper_bound(tensor.offset_bytes - longest_bytes);
+         range != ranges.end() && range->first < tensor.offset_bytes + tensor.size_bytes; ++range) {
+      if (range->second > tensor.offset_bytes) return true;
+    }
+    return false;
+  }
+};
+
+absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
                        const std::function<absl::Status()>& keep_going) {
-  const std::string& path = opened.path();
+  const std::string& path = opened.file->path;
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   struct stat about = {};
   if (fstat(file.descriptor.get(), &about) != 0) return FileError("examine", path, errno);
   // A save may have replaced the file: the manifest and this file need not be those of the mapping.
-  if (about.st_ino != opened.state().inode) {
-    return FileChanged(path, "number", StrCat(about.st_ino), StrCat(opened.state().inode));
+  if (about.st_ino != opened.file->inode) {
+    return FileChanged(path, "number", StrCat(about.st_ino), StrCat(opened.file->inode));
   }
-  return CheckChecksums(file, path, listed, keep_going);
+  return CheckChecksums(file, path, listed, keep_going, [&opened](const ManifestTensor& tensor) {
+    return opened.HasPartOf(tensor);
+  });
+}
+
+// Returns the files that the manifest in the folder lists; none if no save has written the folder.
+absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) ||
+      !CheckCheckpointComplete(folder).ok()) {
+    return std::vector<ManifestFile>();
+  }
+  return ReadFilesOf(folder);
 }
 
 }  // namespace
 
-absl::Status CheckSavedChecksums(const Checkpoint& checkpoint) {
-  std::error_code ignored;
-  std::filesystem::path folder = checkpoint.path();
-  if (!std::filesystem::is_directory(folder, ignored)) folder = folder.parent_path();
-  if (folder.empty()) folder = ".";
-  if (!std::filesystem::exists(folder / kCheckpointMarker, ignored) ||
-      !CheckCheckpointComplete(folder.string()).ok()) {
-    return absl::OkStatus();
+absl::Status CheckSavedChecksums(absl::Span<const SavedPart> parts,
+                                 const std::function<absl::Status()>& keep_going) {
+  std::map<std::pair<std::string_view, uint64_t>, OpenedFile> opened;
+  for (const SavedPart& part : parts) {
+    OpenedFile& file = opened[{part.file->path, part.file->inode}];
+    file.file = part.file;
+    file.Add(part.offset_bytes, part.size_bytes);
   }
-  std::set<const SafetensorsFile*> opened;
-  for (const Checkpoint::Entry& entry : checkpoint.tensors()) opened.insert(entry.file);
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ManifestFile> files, ReadFilesOf(folder.string()));
+  std::map<std::string, std::vector<ManifestFile>> saved;  // by folder
+  std::vector<std::pair<const OpenedFile*, const ManifestFile*>> compared;
+  for (const auto& [key, file] : opened) {
+    const std::filesystem::path path = file.file->path;
+    const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+    const auto [files, is_new] = saved.try_emplace(folder);
+    if (is_new) {
+      SHARDMESH_ASSIGN_OR_RETURN(files->second, SavedFilesOf(folder));
+    }
+    const std::string name = path.filename().string();
+    const auto listed = std::find_if(files->second.begin(), files->second.end(),
+                                     [&name](const ManifestFile& f) { return f.name == name; });
+    if (listed == files->second.end() || !listed->has_checksums) continue;
+    compared.emplace_back(&file, &*listed);
+  }
+  if (compared.empty()) return absl::OkStatus();
   absl::Mutex mutex;
   absl::Status checked;  // guarded by mutex
-  const auto keep_going = [&]() -> absl::Status {
-    absl::MutexLock lock(&mutex);
-    return checked;
+  const auto go_on = [&]() -> absl::Status {
+    {
+      absl::MutexLock lock(&mutex);
+      if (!checked.ok()) return checked;
+    }
+    return keep_going ? keep_going() : absl::OkStatus();
   };
   {
-    ThreadPool pool(std::clamp(static_cast<int>(opened.size()), 1, kMaxThreads));
-    for (const SafetensorsFile* const each : opened) {
-      const std::string name = std::filesystem::path(each->path()).filename().string();
-      const auto listed = std::find_if(files.begin(), files.end(),
-                                       [&name](const ManifestFile& f) { return f.name == name; });
-      if (listed == files.end() || !listed->has_checksums) continue;
-      pool.Push([&, each, listed = &*listed] {
-        const absl::Status status = CheckFile(*each, *listed, keep_going);
+    ThreadPool pool(std::min(static_cast<int>(compared.size()), kMaxThreads));
+    for (const auto& [file, listed] : compared) {
+      pool.Push([&, file = file, listed = listed] {
+        absl::Status status = go_on();
+        if (status.ok()) status = CheckFile(*file, *listed, go_on);
         absl::MutexLock lock(&mutex);
         // The first error; the others are only stopped by it.
-        if (checked.ok()) checked = status;
+        if (checked.ok()) checked = std::move(status);
       });
     }
   }

@@ -68,6 +68,12 @@ absl::Status CheckNotWritten(const SourceFile& file) {
   return absl::OkStatus();
 }
 
+bool WasReplaced(const SourceFile& file) {
+  struct stat about = {};
+  if (stat(file.path.c_str(), &about) != 0) return errno == ENOENT || errno == ENOTDIR;
+  return file.inode != 0 && about.st_ino != file.inode;
+}
+
 std::shared_ptr<const SourceFile> AtRealPath(const SourceFile& file) {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::canonical(file.path, error);

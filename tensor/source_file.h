@@ -68,6 +68,9 @@ std::string FileTimeText(absl::Time time);
 // mapped file is as it was. Error: FileChanged.
 absl::Status CheckNotWritten(const SourceFile& file);
 
+// Whether the path leads to another file now, or to none. False if the file's number is not known.
+bool WasReplaced(const SourceFile& file);
+
 // Returns the file with its path made absolute and free of links, as realpath(3) does. Null if
 // there is no such path.
 std::shared_ptr<const SourceFile> AtRealPath(const SourceFile& file);

@@ -25,6 +25,7 @@
 #include "tensor/array_descriptor.h"
 #include "tensor/array_origin.h"
 #include "tensor/buffer.h"
+#include "tensor/saved_checksums.h"
 #include "tensor/source_file.h"
 #include "tensor/tensor_elements.h"
 #include "tensor/view.h"
@@ -135,6 +136,10 @@ struct PutTensor {
   // The place in a file from which `view` makes the elements, and how, if that is not `source`. A
   // later put with an equal origin needs no elements (PutOptions::reuse).
   std::optional<ArrayOrigin> origin = std::nullopt;
+  // The bytes from which `view` makes the elements, in a file of a checkpoint that a save may have
+  // written. If this client sends the tensor, it compares them with the checksums of the manifest
+  // before it commits the put.
+  std::optional<SavedPart> saved = std::nullopt;
 };
 
 // The process that reads a put's elements from their files.

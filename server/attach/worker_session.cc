@@ -208,12 +208,8 @@ absl::Status WorkerSession::Dispatch(const internal::v1::AttachRequest& request)
       streams_->file_checks().Answer(this, request.files_checked().order_id(),
                                      DecodeVerdict(request.files_checked()));
       break;
-    case Message::kMemoryRequest: {
-      const internal::v1::MemoryRequest& asked = request.memory_request();
-      const auto& free = streams_->options().free_memory;
-      Send(EncodeMemoryAnswer(asked.order_id(), free ? free(identity(), asked.need_bytes()) : 0));
-      break;
-    }
+    case Message::kMemoryRequest:
+      return TakeMemoryRequest(request.memory_request());
     case Message::kSaveProgress:
       streams_->saves().Progress(this, request.save_progress());
       break;
@@ -462,6 +458,23 @@ void WorkerSession::TakeFillFailed(const internal::v1::FillFailed& failed) {
                                                            DecodeFillFailed(identity(), failed));
   // The transfer has ended. The message makes the worker drop what it has staged of the transfer.
   if (!reported.ok()) Send(EncodeEndTransfer(failed.transfer_id(), reported));
+}
+
+absl::Status WorkerSession::TakeMemoryRequest(const internal::v1::MemoryRequest& asked) {
+  SHARDMESH_RETURN_IF_ERROR(Hold("its request for memory was answered"));
+  const int64_t order_id = asked.order_id();
+  const bool taken = streams_->memory_requests().Run(
+      identity(), [this, order_id, need_bytes = asked.need_bytes()] {
+        const auto& free = streams_->options().free_memory;
+        const bool is_wanted = free != nullptr && !is_closed();
+        Send(EncodeMemoryAnswer(order_id, is_wanted ? free(identity(), need_bytes) : 0));
+        Release();
+      });
+  if (!taken) {
+    Send(EncodeMemoryAnswer(order_id, 0));
+    Release();
+  }
+  return absl::OkStatus();
 }
 
 void WorkerSession::TakeStepReport(const internal::v1::StepReport& report) {

@@ -30,6 +30,7 @@ class Heartbeat;
 class Hello;
 class InventoryPage;
 class Leaving;
+class MemoryRequest;
 class StepReport;
 class TileDamaged;
 class TileStaged;
@@ -120,6 +121,7 @@ class WorkerSession final : public WorkerStream {
   void TakeTileStaged(const internal::v1::TileStaged& staged);
   void TakeTileDamaged(const internal::v1::TileDamaged& damaged);
   void TakeFillFailed(const internal::v1::FillFailed& failed);
+  absl::Status TakeMemoryRequest(const internal::v1::MemoryRequest& asked);
   void TakeStepReport(const internal::v1::StepReport& report);
   absl::Status TakeLeaving(const internal::v1::Leaving& leaving);
 

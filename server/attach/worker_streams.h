@@ -22,6 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
+#include "process/thread_pool.h"
 #include "server/attach/endpoint_check.h"
 #include "server/attach/file_checks.h"
 #include "server/attach/inventory_judge.h"
@@ -71,8 +72,9 @@ struct WorkerStreamsOptions {
   // Called without a lock after a worker has reported a damaged tile, which now counts as missing.
   // May be null.
   std::function<void()> damaged = nullptr;
-  // Called without a lock if a step needs this many bytes of memory more on the worker. Releases
-  // arrays that are only cached, and returns the bytes that they take there. May be null.
+  // Called without a lock, on a thread of its own, if a step needs this many bytes of memory more
+  // on the worker. Releases arrays that are only cached, and returns the bytes that they take
+  // there. May be null.
   std::function<int64_t(std::string_view identity, int64_t need_bytes)> free_memory = nullptr;
   // Time for each endpoint of a worker to identify itself. After the first correct answer, the
   // other endpoints have only EndpointCheck::kGrace more.
@@ -172,6 +174,8 @@ class WorkerStreams final : public StepTransport,
   QuarantineOrders& orders() { return orders_; }
   FileChecks& file_checks() { return file_checks_; }
   SaveOrderTable& saves() { return saves_; }
+  // Calls Options::free_memory, which lists the cache; by the identity of the worker.
+  ThreadPool& memory_requests() { return memory_requests_; }
   bool is_stopping() const { return stopping_; }
 
   // Cuts the stream unless it reaches its next phase within `time`. `phase`: what the stream must
@@ -278,6 +282,8 @@ class WorkerStreams final : public StepTransport,
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
 
   InventoryQueue inventories_;  // synchronises itself; never called under mutex_
+  // Steps of a worker ask one at a time, and five run at most.
+  ThreadPool memory_requests_{1, {.waiting = 1'000, .waiting_of_key = 8}};
   std::thread teller_;
   Alarm overdue_;  // last: its destructor waits for CutOverdue
 };

@@ -8,7 +8,10 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "server/codec/catalog_codec.h"
+#include "server/steps/replica_mesh.h"
+#include "server/steps/resize_mesh.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {
@@ -84,6 +87,19 @@ absl::Status ListEntries(const DefinitionStore& definition_store,
     response->set_next_page_token(response->entries(response->entries_size() - 1).name());
   }
   response->set_revision(std::max(settled, state.revision()));
+  return absl::OkStatus();
+}
+
+absl::Status CheckNewMeshName(std::string_view name) {
+  const auto is_auxiliary = [name](std::string_view purpose, std::string_view ending) {
+    return rpc::BadField(
+        "name", StrCat("is \"", name, "\", a name of auxiliary meshes ", purpose,
+                       ", which the coordinator makes and deletes itself; choose a name that does "
+                       "not end in \"",
+                       ending, "\" and 12 hexadecimal digits"));
+  };
+  if (!ReplicatedMeshOf(name).empty()) return is_auxiliary("for second replicas", ".replicas-");
+  if (!ResizedMeshOf(name).empty()) return is_auxiliary("for resizes", kResizeMeshMark);
   return absl::OkStatus();
 }
 

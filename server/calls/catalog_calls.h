@@ -1,8 +1,9 @@
-// Answers to clients' calls about definitions: get, list, list versions.
+// Answers to clients' calls about definitions: get, list, list versions. The check of new names.
 #ifndef SHARDMESH_SERVER_CALLS_CATALOG_CALLS_H_
 #define SHARDMESH_SERVER_CALLS_CATALOG_CALLS_H_
 
 #include <functional>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "server/state/definitions.h"
@@ -22,6 +23,11 @@ absl::Status ListEntries(const DefinitionStore& definition_store,
 absl::Status ListEntryVersions(const DefinitionStore& definition_store,
                                const v1::ListEntryVersionsRequest& request,
                                v1::ListEntryVersionsResponse* response);
+
+// Checks the name of a mesh that a client creates. INVALID_ARGUMENT (BAD_FIELD): it is a name of
+// auxiliary meshes (ReplicaMeshName, ResizeMeshName), which the coordinator makes and deletes
+// itself.
+absl::Status CheckNewMeshName(std::string_view name);
 
 }  // namespace shardmesh::server
 

@@ -38,8 +38,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                                         const v1::CreateEntryRequest* request,
                                         v1::CreateEntryResponse* response) override {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    if (const absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
-        !checked.ok()) {
+    absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
+    if (request->value().has_mesh()) checked.Update(CheckNewMeshName(request->name()));
+    if (!checked.ok()) {
       reactor->Finish(rpc::ToGrpc(checked));
       return reactor;
     }

@@ -103,10 +103,16 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   grpc::ServerUnaryReactor* DropCache(grpc::CallbackServerContext* context,
                                       const v1::DropCacheRequest*,
                                       v1::DropCacheResponse* response) override {
-    const CacheTotals dropped = context_.cache->DropAll();
-    response->set_arrays(dropped.arrays);
-    response->set_bytes(dropped.bytes);
-    return Answer(context);
+    // Lists all cached arrays.
+    return new BackgroundReactor(
+        *context,
+        [this, response](const std::function<bool()>&) {
+          const CacheTotals dropped = context_.cache->DropAll();
+          response->set_arrays(dropped.arrays);
+          response->set_bytes(dropped.bytes);
+          return absl::OkStatus();
+        },
+        &background_);
   }
 
   grpc::ServerUnaryReactor* ReplaceWorker(grpc::CallbackServerContext* context,

@@ -1078,6 +1078,7 @@ int64_t ArrayRegistry::ReplicasOf(std::string_view name) const {
 void ArrayRegistry::AddName(NameEntry entry, std::string manifest_id) {
   ArrayEntry& array = arrays_.find(entry.array_id)->second;
   ++array.names;
+  array.checked_as = 0;
   array.was_named = true;
   array.is_superseded = false;
   unnamed_.erase(entry.array_id);
@@ -1294,7 +1295,8 @@ void ArrayRegistry::AddToCache(Arrays::iterator found) {
   for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
   entry.former.clear();
   Count(entry, -1);
-  entry.cached_as = next_cached_++;
+  const int64_t former = std::exchange(entry.checked_as, 0);
+  entry.cached_as = former > 0 ? former : next_cached_++;
   entry.has_record = true;
   cached_.emplace(entry.cached_as, found->first);
   CountCached(*entry.array, 1);
@@ -1349,19 +1351,22 @@ void ArrayRegistry::SetCaching(bool on) {
   is_caching_ = on;
 }
 
-absl::Status ArrayRegistry::PinFound(std::string_view array_id) {
+absl::Status ArrayRegistry::PinFound(std::string_view array_id, bool is_use) {
   {
     absl::MutexLock lock(&mutex_);
     const auto found = arrays_.find(array_id);
     if (found == arrays_.end()) return NoArray(array_id);
-    if (found->second.is_given) return Given(array_id);
-    if (found->second.cached_as > 0) {
+    ArrayEntry& entry = found->second;
+    if (entry.is_given) return Given(array_id);
+    if (is_use && (entry.cached_as > 0 || entry.checked_as > 0)) ++cache_totals_.hits;
+    if (is_use) entry.checked_as = 0;
+    if (entry.cached_as > 0) {
+      if (!is_use) entry.checked_as = entry.cached_as;
       TakeFromCache(found);
-      ++cache_totals_.hits;
       Tell(ArrayChange{.array_id = found->first,
-                       .mesh_id = found->second.array->definition.descriptor.mesh_id});
+                       .mesh_id = entry.array->definition.descriptor.mesh_id});
     }
-    ++found->second.pins;
+    ++entry.pins;
   }
   events_.MakeCalls();
   return absl::OkStatus();
@@ -1605,12 +1610,13 @@ std::vector<ArrayPtr> ArrayRegistry::ListArrays(std::string_view start_after, in
   return page;
 }
 
-std::vector<ArrayPtr> ArrayRegistry::FindByOrigin(const std::string& key, int64_t limit) const {
+std::vector<ArrayPtr> ArrayRegistry::FindByOrigin(const std::string& key, int64_t limit,
+                                                  bool is_use) const {
   std::vector<ArrayPtr> found;
   absl::MutexLock lock(&mutex_);
   const auto origin = ids_by_origin_.find(key);
   if (origin == ids_by_origin_.end()) {
-    cache_totals_.misses += is_caching_ && !key.empty() ? 1 : 0;
+    cache_totals_.misses += is_caching_ && is_use && !key.empty() ? 1 : 0;
     return found;
   }
   for (const bool is_cached : {false, true}) {
@@ -1658,6 +1664,7 @@ absl::Status ArrayRegistry::Pin(std::string_view array_id) {
   const auto found = FindLive(array_id);
   if (found == arrays_.end()) return NoArray(array_id);
   if (found->second.is_given) return Given(array_id);
+  found->second.checked_as = 0;
   ++found->second.pins;
   return absl::OkStatus();
 }

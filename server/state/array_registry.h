@@ -439,7 +439,9 @@ class ArrayRegistry {
   // Returns committed arrays whose origin_key() is `key`, by rising id, at most `limit`; none for
   // an empty key. Cached arrays come after the others. A search without a result is a miss of the
   // cache if the cache is on and the key is not empty.
-  std::vector<ArrayPtr> FindByOrigin(const std::string& key, int64_t limit) const;
+  // If `is_use` is false, no miss is counted.
+  std::vector<ArrayPtr> FindByOrigin(const std::string& key, int64_t limit,
+                                     bool is_use = true) const;
   // Returns committed arrays with names that want a second replica and have no companion, after the
   // id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListUnreplicated(std::string_view start_after, int64_t limit) const;
@@ -449,8 +451,9 @@ class ArrayRegistry {
   // Returns ArrayDefinition::replicas of the array that the name points to; 1 if there is none.
   int64_t ReplicasOf(std::string_view name) const;
   // Like Pin, for an array that FindByOrigin returned. A cached array becomes available again: this
-  // is a hit of the cache.
-  absl::Status PinFound(std::string_view array_id);
+  // is a hit of the cache. If `is_use` is false, it counts as no hit, and the array takes its
+  // former place among the cached arrays when it is released, unless it was used meanwhile.
+  absl::Status PinFound(std::string_view array_id, bool is_use = true);
   // Returns the cached arrays; first those that were used, or became cached, longest ago.
   std::vector<CachedArray> ListCached() const;
   // Returns the bytes of cached tiles of each rank, by mesh. Meshes without such tiles are left
@@ -540,6 +543,8 @@ class ArrayRegistry {
     int64_t pins = 0;
     bool is_given = false;
     int64_t cached_as = 0;  // key in cached_; 0: the array is not cached
+    // Its key in cached_ before a validation pinned it, which is no use; 0: none, or used since.
+    int64_t checked_as = 0;
     // Whether it lost its last name when another array with the same origin got one.
     bool is_superseded = false;
     // By rank: the worker that reported the tile; empty text if no worker has reported it. The list

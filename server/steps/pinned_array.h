@@ -15,8 +15,10 @@ class PinnedArray {
  public:
   // Pins an array of ArrayRegistry::FindByOrigin, which may be cached. Returns null if the array no
   // longer exists, or was given away.
-  static std::shared_ptr<const PinnedArray> Pin(ArrayRegistry* registry, ArrayPtr array) {
-    if (!registry->PinFound(array->definition.descriptor.array_id).ok()) return nullptr;
+  // `is_use`: as for ArrayRegistry::PinFound.
+  static std::shared_ptr<const PinnedArray> Pin(ArrayRegistry* registry, ArrayPtr array,
+                                                bool is_use = true) {
+    if (!registry->PinFound(array->definition.descriptor.array_id, is_use).ok()) return nullptr;
     return std::shared_ptr<const PinnedArray>(new PinnedArray(registry, std::move(array)));
   }
   // The same for an array that must not be cached.

@@ -355,7 +355,8 @@ void PutPlan::FindReusable(const std::function<bool()>& is_cancelled) {
   PutReuse reuse({.registry = parts_.registry,
                   .membership = parts_.membership,
                   .endpoints = parts_.endpoints,
-                  .fill = parts_.fill});
+                  .fill = parts_.fill,
+                  .is_use = !header_.validate_only});
   for (PutItem& item : items_) reuse.Find(item);
   // While an array is copied, a cached one cannot be evicted.
   const absl::StatusOr<std::vector<RankEndpoint>> endpoints = WorkersOfMesh();

@@ -78,7 +78,7 @@ PutReuse::PutReuse(const PutReuseParts& parts) : parts_(parts), view_(parts.memb
 void PutReuse::Find(PutItem& item) {
   const ArrayDescriptor& made = item.definition.descriptor;
   const std::vector<ArrayPtr> candidates =
-      parts_.registry->FindByOrigin(item.definition.origin_key(), kMaxCandidates);
+      parts_.registry->FindByOrigin(item.definition.origin_key(), kMaxCandidates, parts_.is_use);
   if (candidates.empty()) return;
   std::string current;  // the array that the name points to
   if (!item.name.empty()) {
@@ -106,7 +106,8 @@ void PutReuse::Find(PutItem& item) {
     best_bytes = *bytes;
   }
   if (best == nullptr) return;
-  std::shared_ptr<const PinnedArray> pinned = PinnedArray::Pin(parts_.registry, std::move(best));
+  std::shared_ptr<const PinnedArray> pinned =
+      PinnedArray::Pin(parts_.registry, std::move(best), parts_.is_use);
   if (pinned == nullptr) return;
   if (is_best_same) item.definition = pinned->array().definition;
   item.moved_bytes = best_bytes;

@@ -28,6 +28,8 @@ struct PutReuseParts {
   const MeshEndpoints* endpoints = nullptr;
   // Null: the workers cannot copy.
   FillTransport* fill = nullptr;
+  // False: the put is only checked, which counts as no use of the cache (ArrayRegistry::PinFound).
+  bool is_use = true;
 };
 
 // Finds arrays for the tensors of one put. Not thread-safe. Takes some microseconds for a tensor,

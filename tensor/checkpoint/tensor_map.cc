@@ -283,8 +283,8 @@ std::string MappedCheckpoint::ConversionOf(const MappedTensor& tensor) const {
                 tensor.is_scale ? ", scales" : "");
 }
 
-absl::StatusOr<std::vector<TensorElements>> MappedCheckpoint::Elements(bool check_saved) const {
-  SHARDMESH_RETURN_IF_ERROR(source_->CheckIntegrity(check_saved));
+absl::StatusOr<std::vector<TensorElements>> MappedCheckpoint::Elements() const {
+  SHARDMESH_RETURN_IF_ERROR(source_->CheckIntegrity());
   std::vector<TensorElements> elements;
   elements.reserve(tensors_.size());
   std::vector<float> scales;  // of the tensor before, for the scale tensor that follows it

@@ -121,9 +121,8 @@ class MappedCheckpoint {
   // Returns the elements of each of tensors(). They are made while they are read, but for plain
   // ones, which are views of the mapped file. Valid as long as the source. Checks the source's
   // checksums, and reads the tensors that become I8 once, for their scales. Errors of
-  // TensorSource::CheckIntegrity, whose argument is `check_saved`, and ChannelScales, with the
-  // tensor's name.
-  absl::StatusOr<std::vector<TensorElements>> Elements(bool check_saved = true) const;
+  // TensorSource::CheckIntegrity and ChannelScales, with the tensor's name.
+  absl::StatusOr<std::vector<TensorElements>> Elements() const;
 
  private:
   class Builder;

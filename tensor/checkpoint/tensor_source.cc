@@ -15,7 +15,6 @@
 #include "tensor/checkpoint/zip_file.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/npy.h"
-#include "tensor/saved_checksums.h"
 
 namespace shardmesh {
 namespace {
@@ -179,10 +178,14 @@ absl::Status TensorSource::AddNpyFolder(const std::vector<std::string>& files) {
   return absl::OkStatus();
 }
 
-absl::Status TensorSource::CheckIntegrity(bool check_saved) const {
-  if (checkpoint_.has_value()) {
-    return check_saved ? CheckSavedChecksums(*checkpoint_) : absl::OkStatus();
-  }
+std::optional<SavedPart> TensorSource::SavedPartOf(const SourceTensor& tensor) const {
+  if (!checkpoint_.has_value()) return std::nullopt;
+  return SavedPart{.file = tensor.file,
+                   .offset_bytes = tensor.offset_bytes,
+                   .size_bytes = tensor.view.size_bytes()};
+}
+
+absl::Status TensorSource::CheckIntegrity() const {
   for (const CheckedMember& member : members_) {
     const uint32_t have = Crc32(member.bytes);
     if (have != member.crc32) {

@@ -16,6 +16,7 @@
 #include "sharding/shape.h"
 #include "tensor/dtype.h"
 #include "tensor/safetensors.h"
+#include "tensor/saved_checksums.h"
 #include "tensor/source_file.h"
 #include "tensor/view.h"
 
@@ -64,11 +65,12 @@ class TensorSource {
     return checkpoint_.has_value() ? checkpoint_->path() : path_;
   }
 
-  // Compares the data with the checksums that a .npz file has, or the manifest of a saved
-  // checkpoint (CheckSavedChecksums); reads all data. DATA_LOSS (CHECKSUM_MISMATCH) names the file,
-  // and the member or tensor. Other forms have no checksums. Without `check_saved`, leaves saved
-  // checkpoints out, for a caller that reads no data of theirs.
-  absl::Status CheckIntegrity(bool check_saved = true) const;
+  // Compares the data of a .npz file with its checksums; reads all data. DATA_LOSS
+  // (CHECKSUM_MISMATCH) names the file and the member. OK for other forms: see SavedPartOf.
+  absl::Status CheckIntegrity() const;
+  // Returns the bytes of one of tensors(), for CheckSavedChecksums; nullopt for a file of a form
+  // that no save writes.
+  std::optional<SavedPart> SavedPartOf(const SourceTensor& tensor) const;
 
  private:
   // A member of a .npz file, with its checksum.

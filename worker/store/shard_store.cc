@@ -1687,44 +1687,71 @@ absl::Status ShardStore::CheckFile(const TileDescription& description, uint32_t 
   return checked;
 }
 
+absl::Status ShardStore::CheckCommitted(const StoredTilePtr& tile) const {
+  const TileDescription& description = tile->description();
+  if (const auto array = arrays_.find(description.array_id); array != arrays_.end()) {
+    const auto found = array->second.tiles.find(description.tile);
+    if (found != array->second.tiles.end() && found->second.stored == tile &&
+        found->second.state == TileState::kCommitted) {
+      return absl::OkStatus();
+    }
+  }
+  return WithReason(absl::NotFoundError(StrCat(TileName(description), " was dropped or put aside")),
+                    Reason::kNotFound,
+                    {{fact::kKind, "array"}, {fact::kName, description.array_id}});
+}
+
 absl::Status ShardStore::RewriteFile(const StoredTilePtr& tile) {
   const TileDescription& description = tile->description();
-  absl::Status written;
+  {
+    absl::MutexLock lock(&mutex_);
+    SHARDMESH_RETURN_IF_ERROR(CheckCommitted(tile));
+  }
+  // Other changes of files go on while the file is written. The next start removes it if this
+  // process ends first.
+  const std::string written = Path(Path(data_dir_, kTrashFolder),
+                                   StrCat(description.array_id, ".rewritten-", next_rewrite_++));
+  SHARDMESH_RETURN_IF_ERROR(
+      WriteTileFile(written, {description, cluster_id(), tile->crc32c()}, tile->bytes()));
+  absl::Status ended;
   absl::Notification done;
   {
     absl::MutexLock lock(&mutex_);
-    const auto array = arrays_.find(description.array_id);
-    const bool is_held = array != arrays_.end() && [&, &tiles = array->second.tiles] {
-      const auto found = tiles.find(description.tile);
-      return found != tiles.end() && found->second.stored == tile &&
-             found->second.state == TileState::kCommitted;
-    }();
-    if (!is_held) {
-      return WithReason(
-          absl::NotFoundError(StrCat(TileName(description), " was dropped or put aside")),
-          Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, description.array_id}});
+    ended = CheckCommitted(tile);
+    if (ended.ok()) {
+      // A drop or a quarantine of the tile that comes after this job also finds the new file.
+      PushFiles({.array_ids = {description.array_id},
+                 .work =
+                     [&](FileEffects* effects) {
+                       ended = MoveToCommitted(written, description, effects);
+                       return absl::OkStatus();
+                     },
+                 .done =
+                     [&](const absl::Status& synced) {
+                       ended.Update(synced);
+                       done.Notify();
+                     }});
+    } else {
+      done.Notify();
     }
-    // A drop or a quarantine of the tile that comes after this job also finds the new file.
-    PushFiles({.array_ids = {description.array_id},
-               .work =
-                   [&](FileEffects*) {
-                     written = WriteCommittedFile(*tile);
-                     return absl::OkStatus();
-                   },
-               .done = [&](const absl::Status&) { done.Notify(); }});
   }
   done.WaitForNotification();
-  return written;
+  if (!ended.ok()) unlink(written.c_str());
+  return ended;
 }
 
-absl::Status ShardStore::WriteCommittedFile(const StoredTile& tile) {
-  const TileDescription& description = tile.description();
+absl::Status ShardStore::MoveToCommitted(const std::string& from,
+                                         const TileDescription& description,
+                                         FileEffects* effects) const {
   const std::string arrays = Path(data_dir_, kArraysFolder);
   const std::string folder = Path(arrays, description.array_id);
+  const std::string to = Path(folder, TileFileName(description.tile));
   SHARDMESH_RETURN_IF_ERROR(MakeFolder(folder));
-  SHARDMESH_RETURN_IF_ERROR(SyncFolder(arrays));
-  return WriteTileFile(Path(folder, TileFileName(description.tile)),
-                       {description, cluster_id(), tile.crc32c()}, tile.bytes());
+  if (SHARDMESH_FAILS("tiles.rename_rewritten") || rename(from.c_str(), to.c_str()) != 0) {
+    return FileError("rename", from, errno);
+  }
+  effects->changed_folders.insert({folder, arrays});
+  return absl::OkStatus();
 }
 
 int64_t ShardStore::used_bytes() const {

@@ -3,6 +3,7 @@
 #ifndef SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 #define SHARDMESH_WORKER_STORE_SHARD_STORE_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -413,10 +414,10 @@ class ShardStore {
   // file is missing although the store has the tile. Waits for file jobs if the file is not there.
   absl::Status CheckFile(const TileDescription& description, uint32_t crc32c, int64_t piece_bytes,
                          const std::function<absl::Status(int64_t bytes)>& read);
-  // Writes the file of a durable committed tile again from memory, in turn with the other changes
-  // of files. Waits for the disk. Requires that the tile's bytes have its checksum. NOT_FOUND: the
-  // store no longer has this tile; it writes nothing. Else the file system's error if the file
-  // cannot be written.
+  // Writes the file of a durable committed tile again from memory. Writes the bytes on the caller's
+  // thread, and then gives the file its name in turn with the other changes of files. Waits for the
+  // disk. Requires that the tile's bytes have its checksum. NOT_FOUND: the store no longer has this
+  // tile, and keeps no file of it. Else the file system's error if the file cannot be written.
   absl::Status RewriteFile(const StoredTilePtr& tile);
 
   // used_bytes() returns the bytes in use in the pool, by tiles and by other allocations.
@@ -470,8 +471,12 @@ class ShardStore {
   void Forget(const TileDescription& description);
   absl::Status WriteStagedFile(const StoredTile& tile);
   void RemoveStagedFile(const TileDescription& description);
-  // Writes the file of a committed tile, on the thread of files_.
-  absl::Status WriteCommittedFile(const StoredTile& tile);
+  // NOT_FOUND unless the store has exactly this tile as a committed one.
+  absl::Status CheckCommitted(const StoredTilePtr& tile) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes the file at `from` that of a committed tile. Runs on the thread of files_.
+  absl::Status MoveToCommitted(const std::string& from, const TileDescription& description,
+                               FileEffects* effects) const;
 
   // Called by Open to read the data folder.
   absl::Status Recover();
@@ -592,6 +597,7 @@ class ShardStore {
   RecoveryReport recovery_report_;
   // Number in the name of the next folder in the trash. Used only by the thread of files_.
   int64_t next_discard_ = 0;
+  std::atomic<int64_t> next_rewrite_ = 0;  // number in the name of the next file of RewriteFile
 
   // Held while the file with the cluster id or the worker's identity is written.
   absl::Mutex owner_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);

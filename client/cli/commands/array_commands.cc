@@ -384,21 +384,77 @@ absl::Status PrintCutPlacement(const std::vector<PutTensor>& tensors,
   return absl::OkStatus();
 }
 
+// The checkpoint of a load as it was opened, and its tensors with the layouts that are asked for.
+struct OpenedLoad {
+  MappedCheckpoint checkpoint;
+  std::string why_client;  // WhyClientReads
+  std::vector<TreeTensor> layouts;
+  std::vector<PutTensor> tensors;
+};
+
+absl::StatusOr<OpenedLoad> OpenLoad(const LoadFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(MappedCheckpoint checkpoint,
+                             OpenCheckpoint(flags.checkpoint, flags.step, flags.map));
+  std::string why_client = WhyClientReads(checkpoint);
+  if (flags.reader == PutReader::kWorkers && !why_client.empty()) {
+    return WrongUse(StrCat("--source workers: ", why_client,
+                           "; leave out --source, or what asks for the change"));
+  }
+  std::vector<TreeTensor> layouts = TensorsOf(checkpoint);
+  for (TreeTensor& tensor : layouts) tensor.spec = flags.spec;
+  if (!flags.tree.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(TakeLayouts(flags.tree, flags.rules.empty(), &layouts));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<PutTensor> tensors, PutTensorsOf(checkpoint));
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    tensors[i].spec = layouts[i].spec;
+    tensors[i].axes = layouts[i].axes;
+  }
+  return OpenedLoad{.checkpoint = std::move(checkpoint),
+                    .why_client = std::move(why_client),
+                    .layouts = std::move(layouts),
+                    .tensors = std::move(tensors)};
+}
+
+// Asks how the tensors of a load will lie, and shows it. Nullopt: a rule cuts, and the put itself
+// chooses the layouts.
+absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation, MeshClient* client,
+                                                   const OpenedLoad& load,
+                                                   const PutOptions& options) {
+  const bool is_shown = !invocation.json && !invocation.quiet;
+  // Questions know no workers, by which a rule may cut; with a rule, the put itself chooses the
+  // layouts, and shows them before it begins.
+  std::optional<Placement> placement;
+  if (options.uneven == UnevenCuts::kEqualOnly) {
+    TreeQuestion question;
+    question.rules = options.rules;
+    question.profile = options.profile;
+    question.mode = options.mode;
+    question.strict = options.strict;
+    question.mesh = options.mesh.empty() ? "default" : options.mesh;
+    SHARDMESH_ASSIGN_OR_RETURN(placement, AskPlacement(client, load.layouts, std::move(question)));
+    SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(*placement));
+    if (is_shown) PrintPlacement(*placement);
+  } else if (is_shown) {
+    PutOptions planned = options;
+    planned.validate_only = true;
+    SHARDMESH_ASSIGN_OR_RETURN(const PutResult plan,
+                               client->arrays().PutTensors(load.tensors, planned));
+    SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(load.tensors, plan.arrays));
+  }
+  if (is_shown) std::cout << std::endl;
+  return placement;
+}
+
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckLoadFlags(flags));
-  SHARDMESH_ASSIGN_OR_RETURN(const MappedCheckpoint checkpoint,
-                             OpenCheckpoint(flags.checkpoint, flags.step, flags.map));
+  SHARDMESH_ASSIGN_OR_RETURN(OpenedLoad load, OpenLoad(flags));
   PutOptions options;
   options.mesh = flags.mesh;
   options.strict = flags.strict;
   options.validate_only = flags.validate_only;
-  options.checkpoint = checkpoint.source().checkpoint_path();
+  options.checkpoint = load.checkpoint.source().checkpoint_path();
   options.reader = flags.reader.value_or(PutReader::kAuto);
-  const std::string why_client = WhyClientReads(checkpoint);
-  if (options.reader == PutReader::kWorkers && !why_client.empty()) {
-    return WrongUse(StrCat("--source workers: ", why_client,
-                           "; leave out --source, or what asks for the change"));
-  }
   options.reuse = !flags.no_reuse;
   options.replicas = flags.replicas;
   options.handover = flags.handover.value_or(Handover::kAuto);
@@ -407,17 +463,6 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(options.rules, SelectRules(flags.rules));
   SHARDMESH_ASSIGN_OR_RETURN(options.profile, SelectProfile(flags.profile));
   SHARDMESH_ASSIGN_OR_RETURN(options.mode, SelectMode(flags.mode, Compatibility::kDefault));
-  std::vector<TreeTensor> layouts = TensorsOf(checkpoint);
-  for (TreeTensor& tensor : layouts) tensor.spec = flags.spec;
-  if (!flags.tree.empty()) {
-    SHARDMESH_RETURN_IF_ERROR(TakeLayouts(flags.tree, flags.rules.empty(), &layouts));
-  }
-  SHARDMESH_ASSIGN_OR_RETURN(std::vector<PutTensor> tensors,
-                             PutTensorsOf(checkpoint, MayReadData(options)));
-  for (size_t i = 0; i < layouts.size(); ++i) {
-    tensors[i].spec = layouts[i].spec;
-    tensors[i].axes = layouts[i].axes;
-  }
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
@@ -427,45 +472,38 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   if (flags.spec.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(CheckAxesOfSpec(client.get(), "--spec", flags.mesh, *flags.spec));
   }
-
-  // Questions know no workers, by which a rule may cut; with a rule, the put itself chooses the
-  // layouts, and shows them before it begins.
-  std::optional<Placement> placement;
-  if (options.uneven == UnevenCuts::kEqualOnly) {
-    TreeQuestion question;
-    question.rules = options.rules;
-    question.profile = options.profile;
-    question.mode = options.mode;
-    question.strict = flags.strict;
-    question.mesh = flags.mesh.empty() ? "default" : flags.mesh;
-    SHARDMESH_ASSIGN_OR_RETURN(placement,
-                               AskPlacement(client.get(), std::move(layouts), std::move(question)));
-    SHARDMESH_RETURN_IF_ERROR(CheckAllMatched(*placement));
-    if (!invocation.json && !invocation.quiet) {
-      PrintPlacement(*placement);
-      std::cout << std::endl;
-    }
-  } else if (!invocation.json && !invocation.quiet) {
-    PutOptions planned = options;
-    planned.validate_only = true;
-    SHARDMESH_ASSIGN_OR_RETURN(const PutResult plan, client->arrays().PutTensors(tensors, planned));
-    SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(tensors, plan.arrays));
-    std::cout << std::endl;
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::optional<Placement> placement,
+                             PlaceLoad(invocation, client.get(), load, options));
 
   const Stopwatch stopwatch;
   absl::StatusOr<PutResult> result;
-  {
-    ProgressBar bar("loading", invocation.quiet);
-    options.progress = ShowOn(&bar);
-    options.on_begun = [&](const std::string& transfer_id) {
-      interruption->Begun(client.get(), transfer_id);
-    };
-    result = client->arrays().PutTensors(tensors, options);
+  for (int attempt = 1;; ++attempt) {
+    {
+      ProgressBar bar("loading", invocation.quiet);
+      options.progress = ShowOn(&bar);
+      options.on_begun = [&](const std::string& transfer_id) {
+        interruption->Begun(client.get(), transfer_id);
+      };
+      result = client->arrays().PutTensors(load.tensors, options);
+    }
+    if (attempt == kMaxLoadAttempts || !IsOfReplacedFile(result.status(), load.tensors)) break;
+    absl::StatusOr<OpenedLoad> again = OpenLoad(flags);
+    if (!again.ok()) break;  // a save that replaces the checkpoint may have yet to end
+    load = *std::move(again);
+    options.checkpoint = load.checkpoint.source().checkpoint_path();
+    options.progress = nullptr;
+    options.on_begun = nullptr;
+    if (!invocation.quiet) {
+      std::cerr << "The checkpoint " << options.checkpoint
+                << " was replaced while it was loaded: it is read again\n";
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(placement, PlaceLoad(invocation, client.get(), load, options));
   }
   SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(result.status()));
   const absl::Duration time = stopwatch.time();
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
+  const MappedCheckpoint& checkpoint = load.checkpoint;
+  const std::vector<PutTensor>& tensors = load.tensors;
   std::vector<Array> replicated;
   if (!flags.validate_only) {
     std::vector<std::string> names;
@@ -473,7 +511,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     SHARDMESH_ASSIGN_OR_RETURN(
         replicated, AwaitSecondReplicas(client.get(), flags.replicas, names, invocation.quiet));
   }
-  if (options.reader == PutReader::kAuto) NoteWhyClientRead(why_client, &*result);
+  if (options.reader == PutReader::kAuto) NoteWhyClientRead(load.why_client, &*result);
 
   if (invocation.json) {
     Json json = placement.has_value() ? PlacementJson(*placement) : Json::object();

@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +18,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "process/crc32c.h"
 #include "rpc/codec/status.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -23,6 +26,8 @@
 #include "status/retry.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint/tensor_map.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/checkpoint_manifest.h"
 #include "tensor/npy.h"
 #include "tensor/tensor_elements.h"
 #include "tests/testing/status_matchers.h"
@@ -33,6 +38,7 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using test::Elements;
 using test::HeldCall;
 using test::SmallCoordinator;
 using test::SmallWorker;
@@ -131,6 +137,53 @@ Checkpoint OneTensor(const std::string& name) {
   EXPECT_THAT(writer->Append(std::string(48, 'q')), IsOk());
   EXPECT_THAT(writer->Finish(), IsOk());
   return *Checkpoint::Open(path);
+}
+
+// A saved checkpoint of one tensor of 48 bytes, of which the manifest lists another checksum.
+Checkpoint DamagedTensor(const std::string& name) {
+  const std::string folder = StrCat(::testing::TempDir(), "/", name);
+  std::filesystem::create_directories(folder);
+  const std::string file = folder + "/model.safetensors";
+  std::filesystem::rename(OneTensor(name).path(), file);
+  std::ifstream stream(file, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const size_t header = text.size() - 48;
+  const std::string manifest = StrCat(
+      R"({"files":[{"name":"model.safetensors","size_bytes":)", text.size(),
+      R"(,"content_key":"k","header_bytes":)", header, R"(,"header_crc32c":)",
+      Crc32c(text.substr(0, header)),
+      R"(}],"tensors":[{"name":"w","file":"model.safetensors","offset_bytes":)", header,
+      R"(,"size_bytes":48,"dtype":"F32","shape":[2,6],)",
+      R"("tiles":[{"ranges":[[0,2],[0,6]],"crc32c":)", Crc32c(std::string(48, 'r')), "}]}]}");
+  std::ofstream(StrCat(folder, "/", kCheckpointManifest)) << manifest;
+  std::ofstream(StrCat(folder, "/", kCheckpointMarker)) << CheckpointMarkerText(manifest);
+  return *Checkpoint::Open(folder);
+}
+
+TEST_F(MeshClientTest, ComparesASavedCheckpointWithItsChecksumsIfItSendsTheElements) {
+  const Checkpoint checkpoint = DamagedTensor("damaged");
+  const absl::Status refused =
+      client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kClient}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(refused.message(), HasSubstr("tensor \"w\""));
+  EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  // The client also compares a mapped checkpoint, and one that it sends because no worker reads it.
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint.path()),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
+
+  const PutOptions check{.validate_only = true, .reader = PutReader::kClient};
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint, check), IsOk());
+  coordinator_->GetElements(Elements::kReused);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PutResult reused,
+      client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kClient}));
+  EXPECT_EQ(reused.reused_tensors, 1);
+  coordinator_->GetElements(Elements::kRead);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult read,
+                                 client_->arrays().LoadCheckpoint(checkpoint));
+  EXPECT_EQ(read.reader, PutReader::kWorkers);
 }
 
 TEST_F(MeshClientTest, SaysOfALoadWhichCheckpointItIsAndOfAPutNothing) {
@@ -232,6 +285,44 @@ TEST_F(MeshClientTest, SendsNothingOfAFileThatChanged) {
   EXPECT_THAT(client_->arrays().LoadCheckpoint(OneTensor("changed")),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
   EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
+}
+
+TEST_F(MeshClientTest, OpensACheckpointAgainThatASaveHasReplaced) {
+  const std::string path = OneTensor("replaced").path();
+  const absl::Status changed =
+      WithReason(absl::FailedPreconditionError("the file has changed"), Reason::kFileChanged);
+  std::string bytes(48, 'a');
+  coordinator_->InEachPut([&] {
+    const std::string next = path + ".next";
+    auto writer = SafetensorsWriter::Create(next, {{"w", Dtype::kF32, {2, 6}}}, {});
+    ++bytes.front();
+    EXPECT_THAT(writer->Append(bytes), IsOk());
+    EXPECT_THAT(writer->Finish(), IsOk());
+    std::filesystem::rename(next, path);
+  });
+  coordinator_->FailNextPuts({changed});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult loaded, client_->arrays().LoadCheckpoint(
+                                                             path, {.reader = PutReader::kClient}));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor tensor,
+                                 client_->arrays().Gather(ArraySelector::ByName("w")));
+  EXPECT_EQ(tensor.view().bytes().front(), 'b') << "as the first save of the two wrote it";
+  // It goes on so for a few times only.
+  coordinator_->FailNextPuts({changed, changed, changed});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 5u);
+  // A file that is the same one has been written in its place.
+  coordinator_->InEachPut(nullptr);
+  coordinator_->FailNextPuts({changed});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 6u);
+  // Nothing can be opened while the save is under way.
+  coordinator_->InEachPut([&] { std::filesystem::remove(path); });
+  coordinator_->FailNextPuts({changed});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
 }
 
 // The small coordinator ignores sources, and gives tokens to send the tiles.

@@ -519,6 +519,16 @@ void SmallCoordinator::FailNextPuts(std::vector<absl::Status> errors) {
   put_errors_.assign(errors.begin(), errors.end());
 }
 
+void SmallCoordinator::GetElements(Elements elements) {
+  absl::MutexLock lock(&mutex_);
+  elements_ = elements;
+}
+
+void SmallCoordinator::InEachPut(std::function<void()> run) {
+  absl::MutexLock lock(&mutex_);
+  in_put_ = std::move(run);
+}
+
 void SmallCoordinator::ForgetSessions() {
   absl::MutexLock lock(&mutex_);
   sessions_.clear();
@@ -663,6 +673,7 @@ grpc::Status SmallCoordinator::BeginPut(
     absl::MutexLock lock(&mutex_);
     put_request_ids_.push_back(request.header().request_id());
     put_checkpoints_.push_back(request.header().checkpoint());
+    if (in_put_) in_put_();
     if (!put_errors_.empty()) {
       const absl::Status error = std::move(put_errors_.front());
       put_errors_.pop_front();
@@ -689,7 +700,8 @@ grpc::Status SmallCoordinator::BeginPut(
       *array.mutable_spec() = tensor.spec();
       array.set_mesh_id("default");
       rpc::Encode(mesh_, array.mutable_mesh());
-      assignment.set_token(PutToken(array.array_id()));
+      if (elements_ == Elements::kSent) assignment.set_token(PutToken(array.array_id()));
+      if (elements_ == Elements::kReused) assignment.mutable_reused();
       v1::Array& staged = staged_.emplace_back();
       *staged.mutable_array_descriptor() = array;
       staged.set_name(tensor.name());

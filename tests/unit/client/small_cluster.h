@@ -107,6 +107,9 @@ class SmallWorker final : public v1::TileService::Service {
 // Calls of the small coordinator that a test can hold.
 enum class HeldCall { kOpenSession, kBeginGet, kCommit };
 
+// How the elements of puts come to the workers of the small coordinator.
+enum class Elements { kSent, kReused, kRead };
+
 // A coordinator of one mesh, "default", over `workers` by rank. Thread-safe.
 class SmallCoordinator final : public v1::ArrayService::Service {
  public:
@@ -128,6 +131,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void FailGetVersions(absl::Status error, int count);
   // The next calls of BeginPut end with these errors, in order, once they have their header.
   void FailNextPuts(std::vector<absl::Status> errors);
+  // Puts get their elements so from now on. kRead is for puts with files only.
+  void GetElements(Elements elements);
+  // Runs in each call of BeginPut, once it has its header.
+  void InEachPut(std::function<void()> run);
   // No session that was opened so far is known any more.
   void ForgetSessions();
   // Calls of this kind wait until they are let go, also if their client leaves.
@@ -214,6 +221,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int version_errors_left_ ABSL_GUARDED_BY(mutex_) = 0;
   int version_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<absl::Status> put_errors_ ABSL_GUARDED_BY(mutex_);
+  Elements elements_ ABSL_GUARDED_BY(mutex_) = Elements::kSent;
+  std::function<void()> in_put_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_request_ids_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_checkpoints_ ABSL_GUARDED_BY(mutex_);
   std::set<HeldCall> held_ ABSL_GUARDED_BY(mutex_);

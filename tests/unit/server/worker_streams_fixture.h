@@ -92,7 +92,8 @@ class WorkerStreamsFixture : public testing::Test {
     options.clock = &clock_;
     options.recovery = &recovery_;
     options.damaged = [this] { ++damaged_; };
-    options.free_memory = [](std::string_view identity, int64_t need_bytes) {
+    options.free_memory = [this](std::string_view identity, int64_t need_bytes) {
+      if (free_memory_) free_memory_(need_bytes);
       return identity == "a" ? 2 * need_bytes : 0;
     };
     options.tile_staged = [this](std::string_view transfer_id, std::string_view,
@@ -127,6 +128,7 @@ class WorkerStreamsFixture : public testing::Test {
   Recovery recovery_{&clock_};
   std::vector<Question> questions_;
   std::function<void(std::string_view, int64_t)> tile_staged_;  // set before workers attach
+  std::function<void(int64_t)> free_memory_;                    // set before workers attach
   std::atomic<int> damaged_ = 0;                                // reports of damaged tiles
   std::unique_ptr<WorkerStreams> streams_;
   std::unique_ptr<Sequencer> sequencer_;

@@ -1,6 +1,10 @@
 // The messages of one worker in order, out of order, and cut short.
 #include "server/attach/worker_session.h"
 
+#include <algorithm>
+#include <atomic>
+
+#include "absl/synchronization/notification.h"
 #include "server/attach/attach_codec.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -471,6 +475,39 @@ TEST_F(WorkerSessionTest, PassesOnTheAnswerToAQuestionAboutFiles) {
   a.Say(request);
   EXPECT_THAT(verdict.status, StatusIs(absl::StatusCode::kNotFound));
   EXPECT_EQ(verdict.file, 3);
+}
+
+TEST_F(WorkerSessionTest, ReadsOnWhileARequestForMemoryWaitsForTheCache) {
+  absl::Notification go;
+  std::atomic<bool> has_begun = false;
+  free_memory_ = [&](int64_t) {
+    has_begun = true;
+    go.WaitForNotification();
+  };
+  FakeWorker a(streams_.get(), sequencer_.get());
+  a.SayHello("a");
+  AnswerAs("a");
+  a.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
+  internal::v1::AttachRequest request;
+  request.mutable_memory_request()->set_order_id(5);
+  request.mutable_memory_request()->set_need_bytes(100);
+  a.Say(request);
+  ASSERT_TRUE(Eventually([&] { return has_begun.load(); }));
+  EXPECT_TRUE(a.is_read()) << "the next message";
+  const auto is_answer = [](const Down& sent) { return sent.has_memory_answer(); };
+  const auto answers = [&] {
+    const std::vector<Down> all = a.sent().all();
+    return std::count_if(all.begin(), all.end(), is_answer);
+  };
+  // Answers to requests beyond the limit come at once.
+  for (int64_t i = 0; i < 10; ++i) a.Say(request);
+  EXPECT_EQ(answers(), 2);
+  a.BreakOff();
+  EXPECT_FALSE(a.end().has_value()) << "the session ends after the answer";
+  go.Notify();
+  EXPECT_TRUE(Eventually([&] { return a.end().has_value(); }));
+  EXPECT_EQ(answers(), 11);
 }
 
 TEST_F(WorkerSessionTest, AnswersARequestForMemory) {

@@ -31,6 +31,7 @@ using ::shardmesh::test::kInvalid;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::Field;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 v1::EntryValue MeshOfSize(int64_t size) {
@@ -309,6 +310,18 @@ TEST_F(CatalogCallsTest, RefusesANegativePageSizeAndCapsALargeOne) {
   EXPECT_EQ(List(request)->entries_size(), 100);
   request.set_page_size(1'000'000);
   EXPECT_EQ(List(request)->entries_size(), 101);
+}
+
+TEST(NewMeshNameTest, RefusesNamesOfAuxiliaryMeshes) {
+  for (const std::string name : {"m.replicas-0123456789ab", "m.resize-0123456789ab"}) {
+    const absl::Status refused = CheckNewMeshName(name);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(name));
+  }
+  for (const char* name :
+       {"m", "m.replicas-1", "m.replicas-0123456789abc", "m.resize-", "resize"}) {
+    EXPECT_THAT(CheckNewMeshName(name), IsOk()) << name;
+  }
 }
 
 TEST_F(CatalogCallsTest, AnEmptyCatalogHasOnePage) {

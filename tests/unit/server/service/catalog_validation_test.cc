@@ -103,6 +103,10 @@ TEST_F(CatalogValidationTest, RefusesAsTheChangeWould) {
   EXPECT_THAT(Create("n", 0, true).status(), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(Create("a/b", 2, true).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  for (const bool validate_only : {true, false}) {
+    EXPECT_THAT(Create("m.replicas-0123456789ab", 2, validate_only).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  }
   EXPECT_THAT(Update("n", 2, true).status(), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(Delete("n", true).status(), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(Update("m", 2, true, 7).status(),

@@ -1,4 +1,5 @@
-// Threads on which ClusterService answers: gRPC's own stay free while drains count tiles.
+// Threads on which ClusterService answers: gRPC's own stay free while drains count tiles and the
+// cache is dropped.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include "rpc/codec/status.h"
 #include "server/service/cluster_service.h"
 #include "server/state/cluster_changes.h"
+#include "server/steps/array_cache.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
@@ -33,6 +35,7 @@ class DrainThreadsTest : public ReadyCluster {
     context.registry = registry_.get();
     context.sessions = &sessions_;
     context.recovery = &recovery_;
+    context.cache = &cache_;
     ClusterServiceOptions options;
     options.cluster_id = "cluster";
     options.recovery = &recovery_;
@@ -64,9 +67,25 @@ class DrainThreadsTest : public ReadyCluster {
     return rpc::FromGrpc(stub_->DrainWorker(&context, request, &response));
   }
 
+  absl::Status DropCache(v1::DropCacheResponse* response) {
+    grpc::ClientContext context;
+    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
+    return rpc::FromGrpc(stub_->DropCache(&context, {}, response));
+  }
+  // Answers calls of gRPC's own threads.
+  void ExpectVersions(int calls) {
+    for (int i = 0; i < calls; ++i) {
+      grpc::ClientContext context;
+      rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
+      v1::GetVersionResponse version;
+      EXPECT_THAT(rpc::FromGrpc(stub_->GetVersion(&context, {}, &version)), test::IsOk());
+    }
+  }
+
   std::atomic<int> at_work_ = 0;  // drains that have begun to count
   absl::Notification go_;
   ClusterChanges changes_{&clock_};
+  ArrayCache cache_{registry_.get(), &members_};
   std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<v1::ClusterService::Stub> stub_;
@@ -79,14 +98,26 @@ TEST_F(DrainThreadsTest, DrainsThatCountForLongKeepNoThreadOfGrpc) {
     drains.emplace_back([this] { EXPECT_THAT(Drain(), test::IsOk()); });
   }
   EXPECT_TRUE(test::Eventually([this] { return at_work_ >= 1; }));
-  for (int i = 0; i < kDrains; ++i) {
-    grpc::ClientContext context;
-    rpc::Apply(rpc::CallOptions::Within(absl::Seconds(30)), &context);
-    v1::GetVersionResponse version;
-    EXPECT_THAT(rpc::FromGrpc(stub_->GetVersion(&context, {}, &version)), test::IsOk());
-  }
+  ExpectVersions(kDrains);
   go_.Notify();
   for (std::thread& drain : drains) drain.join();
+}
+
+TEST_F(DrainThreadsTest, DropsOfTheCacheWaitForTheThreadOfDrains) {
+  std::thread drain([this] { EXPECT_THAT(Drain(), test::IsOk()); });
+  EXPECT_TRUE(test::Eventually([this] { return at_work_ >= 1; }));
+  std::atomic<bool> has_dropped = false;
+  std::thread drop([&] {
+    v1::DropCacheResponse response;
+    EXPECT_THAT(DropCache(&response), test::IsOk());
+    EXPECT_EQ(response.arrays(), 0);
+    has_dropped = true;
+  });
+  ExpectVersions(20);
+  EXPECT_FALSE(has_dropped) << "a thread of gRPC has listed the cache";
+  go_.Notify();
+  drain.join();
+  drop.join();
 }
 
 }  // namespace

@@ -466,6 +466,39 @@ TEST_F(PutReuseTest, EvictsWhatWasUsedLongestAgoUntilAllWorkersAreWithinTheirLim
   EXPECT_EQ(registry_->cache_totals().arrays, 0);
 }
 
+TEST_F(PutReuseTest, AValidationIsNoUseOfTheCache) {
+  registry_->SetCaching(true);
+  std::vector<std::string> ids;
+  for (const char* name : {"a", "b", "c"}) {
+    ids.push_back(Put({.name = name, .offset_bytes = 64 * std::ssize(ids)}));
+    DeleteName(name);
+  }
+  const CacheTotals before = registry_->cache_totals();
+  for (const std::string name : {"a", "other"}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(BegunPutPtr checked,
+                                   Begin({.name = name, .offset_bytes = 0, .validate_only = true}));
+    EXPECT_NE(checked->items[0].reused, nullptr);
+    checked = nullptr;
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr unknown,
+                                 Begin({.name = "d", .offset_bytes = 512, .validate_only = true}));
+  EXPECT_EQ(unknown->items[0].reused, nullptr);
+  EXPECT_EQ(registry_->cache_totals().hits, before.hits);
+  EXPECT_EQ(registry_->cache_totals().misses, before.misses);
+  EXPECT_EQ(registry_->cache_totals().arrays, 3);
+  EXPECT_EQ(registry_->ListCached()[0].array_id, ids[0]);
+  // A put while the validation runs is a use.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(BegunPutPtr checked,
+                                 Begin({.name = "b", .offset_bytes = 64, .validate_only = true}));
+  EXPECT_EQ(Put({.name = "b", .offset_bytes = 64}), ids[1]);
+  EXPECT_EQ(registry_->cache_totals().hits, before.hits + 1);
+  checked = nullptr;
+  DeleteName("b");
+  std::vector<std::string> order;
+  for (const CachedArray& array : registry_->ListCached()) order.push_back(array.array_id);
+  EXPECT_THAT(order, ElementsAre(ids[0], ids[2], ids[1]));
+}
+
 TEST_F(PutReuseTest, TheCacheIsTrimmedToTheLimitsOfTheWorkers) {
   members_.Detach(members_.view()->FindWorker("w0")->attachment, "it restarts");
   const WorkerInfo info{.identity = "w0",

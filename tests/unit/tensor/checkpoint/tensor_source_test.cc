@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
+#include "tensor/saved_checksums.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/zip_text.h"
 
@@ -66,6 +68,15 @@ class TensorSourceTest : public testing::Test {
     std::string bytes(tensor.view.bytes().size(), '\0');
     file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     return bytes;
+  }
+
+  static std::vector<SavedPart> PartsOf(const TensorSource& source) {
+    std::vector<SavedPart> parts;
+    for (const SourceTensor& tensor : source.tensors()) {
+      const std::optional<SavedPart> part = source.SavedPartOf(tensor);
+      if (part.has_value()) parts.push_back(*part);
+    }
+    return parts;
   }
 
   const std::string folder_ = testing::TempDir() + "/TensorSourceTest." +
@@ -148,9 +159,9 @@ TEST_F(TensorSourceTest, ComparesSavedFilesWithTheChecksumsOfTheirManifest) {
              R"(,"size_bytes":5,"dtype":"U8","shape":[5],"tiles":[{"ranges":[[0,2]],"crc32c":)",
              Crc32c(text.substr(header, 2)), R"(},{"ranges":[[2,5]],"crc32c":)",
              Crc32c(text.substr(header + 2)), "}]}]}");
-  const auto check = [this](const std::string& opened) -> absl::Status {
+  const auto check = [](const std::string& opened) -> absl::Status {
     SHARDMESH_ASSIGN_OR_RETURN(const TensorSource source, TensorSource::Open(opened));
-    return source.CheckIntegrity();
+    return CheckSavedChecksums(PartsOf(source), nullptr);
   };
   Write("model.safetensors", text.substr(0, text.size() - 1) + "x");
   EXPECT_THAT(check(folder_), IsOk()) << "no save wrote it";
@@ -171,11 +182,55 @@ TEST_F(TensorSourceTest, ComparesSavedFilesWithTheChecksumsOfTheirManifest) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
   Write("next", text);
   std::filesystem::rename(folder_ + "/next", path);
-  EXPECT_THAT(source.CheckIntegrity(),
+  EXPECT_THAT(CheckSavedChecksums(PartsOf(source), nullptr),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
   // A file that the manifest does not list has no checksums.
   WriteSafetensors("other.safetensors", "v", "others");
   EXPECT_THAT(check(folder_ + "/other.safetensors"), IsOk());
+}
+
+TEST_F(TensorSourceTest, ComparesOnlyTheWantedPartsOfASavedFile) {
+  const std::string path = folder_ + "/model.safetensors";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      SafetensorsWriter writer,
+      SafetensorsWriter::Create(
+          path, {{"v", Dtype::kU8, {3}}, {"w", Dtype::kU8, {5}}, {"x", Dtype::kU8, {2}}}, {}));
+  ASSERT_THAT(writer.Append("abcdefghij"), IsOk());
+  ASSERT_THAT(writer.Finish(), IsOk());
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t header = text.size() - 10;
+  const auto tensor = [header](const char* name, size_t at, const std::string& bytes) {
+    return StrCat(R"({"name":")", name, R"(","file":"model.safetensors","offset_bytes":)",
+                  header + at, R"(,"size_bytes":)", bytes.size(), R"(,"dtype":"U8","shape":[)",
+                  bytes.size(), R"(],"tiles":[{"ranges":[[0,)", bytes.size(), R"(]],"crc32c":)",
+                  Crc32c(bytes), "}]}");
+  };
+  const std::string manifest =
+      StrCat(R"({"files":[{"name":"model.safetensors","size_bytes":)", text.size(),
+             R"(,"content_key":"k","header_bytes":)", header, R"(,"header_crc32c":)",
+             Crc32c(text.substr(0, header)), R"(}],"tensors":[)", tensor("v", 0, "abc"), ",",
+             tensor("w", 3, "other"), ",", tensor("x", 8, "ij"), "]}");
+  Write(std::string(kCheckpointManifest), manifest);
+  Write(std::string(kCheckpointMarker), CheckpointMarkerText(manifest));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
+  const std::vector<SavedPart> parts = PartsOf(source);
+  ASSERT_EQ(parts.size(), 3u);
+  EXPECT_THAT(CheckSavedChecksums({}, nullptr), IsOk());
+  EXPECT_THAT(CheckSavedChecksums({parts[0], parts[2]}, nullptr), IsOk());
+  const absl::Status damaged = CheckSavedChecksums({parts[2], parts[1]}, nullptr);
+  EXPECT_THAT(damaged, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(std::string(damaged.message()), HasSubstr("\"w\""));
+  // A part of a tensor is compared with the whole tensor.
+  SavedPart part = parts[1];
+  part.offset_bytes += 4;
+  part.size_bytes = 1;
+  EXPECT_THAT(CheckSavedChecksums({part}, nullptr), StatusIs(absl::StatusCode::kDataLoss));
+  part.offset_bytes += 1;
+  EXPECT_THAT(CheckSavedChecksums({part}, nullptr), IsOk()) << "it is of \"x\"";
+  // The caller ends the work.
+  EXPECT_THAT(CheckSavedChecksums(parts, [] { return absl::CancelledError("enough"); }),
+              StatusIs(absl::StatusCode::kCancelled));
 }
 
 TEST_F(TensorSourceTest, ListsTheNpyFilesOfAFolder) {

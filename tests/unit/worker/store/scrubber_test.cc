@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -214,6 +216,51 @@ TEST_F(ScrubberTest, AFileIsWrittenAgainInTurnWithTheOtherChangesOfFiles) {
   ASSERT_THAT(store_->RestoreQuarantined("b"), IsOk());
   EXPECT_THAT(store_->RewriteFile(*tile), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(store_->RewriteFile(*store_->Find("b", Describe("b").tile)), IsOk());
+}
+
+TEST_F(ScrubberTest, OtherChangesOfFilesPassAFileThatIsWrittenAgain) {
+  AddTile("a");
+  const auto tile = store_->Find("a", Describe("a").tile);
+  ASSERT_THAT(tile, IsOk());
+  std::filesystem::remove(FileOf("a"));
+  // On a busy machine a commit may take longer than the delay of the write.
+  bool has_passed = false;
+  for (int i = 0; i < 10 && !has_passed; ++i) {
+    const std::string other = StrCat("b", i);
+    AddTile(other, /*durable=*/true, /*commit=*/false);
+    ASSERT_THAT(ArmFailpoints("tile_file.write=delay"), IsOk());
+    std::atomic<bool> is_written = false;
+    std::thread writer([&] {
+      EXPECT_THAT(store_->RewriteFile(*tile), IsOk());
+      is_written = true;
+    });
+    EXPECT_TRUE(test::Eventually([] { return !IsArmed("tile_file.write"); }));
+    EXPECT_THAT(store_->Commit({other}), IsOk());
+    EXPECT_TRUE(std::filesystem::exists(FileOf(other)));
+    has_passed = !is_written;
+    writer.join();
+  }
+  EXPECT_TRUE(has_passed) << "commits wait for the write";
+  EXPECT_TRUE(std::filesystem::exists(FileOf("a")));
+  EXPECT_TRUE(test::Eventually([this] { return std::filesystem::is_empty(data_dir_ + "/trash"); }));
+}
+
+TEST_F(ScrubberTest, ATileThatIsReleasedWhileItsFileIsWrittenGetsNone) {
+  AddTile("a");
+  const std::string path = FileOf("a");
+  const auto tile = store_->Find("a", Describe("a").tile);
+  ASSERT_THAT(tile, IsOk());
+  ASSERT_THAT(ArmFailpoints("tile_file.write=delay"), IsOk());
+  absl::Status written;
+  std::thread writer([&] { written = store_->RewriteFile(*tile); });
+  EXPECT_TRUE(test::Eventually([] { return !IsArmed("tile_file.write"); }));
+  EXPECT_THAT(store_->Release({"a"}), IsOk());
+  writer.join();
+  // On a busy machine the file may have been there before the release.
+  EXPECT_TRUE(written.ok() || absl::IsNotFound(written)) << written;
+  store_->AwaitFiles();
+  EXPECT_FALSE(std::filesystem::exists(std::filesystem::path(path).parent_path()));
+  EXPECT_TRUE(test::Eventually([this] { return std::filesystem::is_empty(data_dir_ + "/trash"); }));
 }
 
 TEST_F(ScrubberTest, ADamagedFileIsWrittenAgainFromMemory) {
