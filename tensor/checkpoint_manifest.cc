@@ -133,9 +133,7 @@ class TileSum {
   bool is_intact() const { return crc32c_ == listed_->crc32c; }
   absl::Status Check(std::string_view path, std::string_view tensor) const {
     if (is_intact()) return absl::OkStatus();
-    return OtherBytes(path,
-                      StrCat("the tile ", listed_->tile.ToString(), " of tensor \"", tensor, "\""),
-                      crc32c_, listed_->crc32c);
+    return OtherTileBytes(path, tensor, listed_->tile, crc32c_, listed_->crc32c);
   }
 
  private:
@@ -306,6 +304,12 @@ absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
     files.push_back(std::move(file));
   }
   return files;
+}
+
+absl::Status OtherTileBytes(std::string_view path, std::string_view tensor, const Tile& tile,
+                            uint32_t have, uint32_t need) {
+  return OtherBytes(path, StrCat("the tile ", tile.ToString(), " of tensor \"", tensor, "\""), have,
+                    need);
 }
 
 absl::Status CheckChecksums(const InputFile& file, std::string_view path,

@@ -64,6 +64,11 @@ bool IsCheckpointFileName(std::string_view name);
 absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
                                                         std::string_view manifest);
 
+// Returns DATA_LOSS (CHECKSUM_MISMATCH): the tile of a tensor in the file at `path` has the CRC-32C
+// `have`, and the manifest says `need`.
+absl::Status OtherTileBytes(std::string_view path, std::string_view tensor, const Tile& tile,
+                            uint32_t have, uint32_t need);
+
 // Reads the whole file, and compares it with the checksums. Takes a few MiB of memory. `path` is
 // for errors. `keep_going` is called after each piece; its error ends the work. It may be null. If
 // `is_wanted` is not null, reads and compares only the header and the tensors for which it returns

@@ -115,6 +115,34 @@ TEST_F(SaveTest, ASavedCheckpointIsTheLoadedOneBitForBitAndLoadsOntoAnotherMesh)
   ExpectEqualToMade(Path("again"));
 }
 
+TEST_F(SaveTest, WorkersRefuseTilesWithOtherBytesThanTheSaveWrote) {
+  TestCluster::Options options;
+  options.mesh = "tp=2";
+  options.worker_flags = {"--write-root=" + root_, "--read-root=" + root_};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
+  ASSERT_EQ(cluster->Run({"make-tensor", "--shape=64,64", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster->Run({"put", Path("x.npy"), "--as=w", "--spec=tp,-"}).exit_code, 0);
+  ASSERT_EQ(cluster->Run({"save", "w", Path("run"), "--single-file"}).exit_code, 0);
+  ASSERT_EQ(cluster->Run({"rm", "w"}).exit_code, 0);
+  const auto load = [&] {
+    return cluster->Run({"load", Path("run"), "--spec=tp,-", "--source=workers", "--no-reuse"});
+  };
+  EXPECT_EQ(load().exit_code, 0) << load().err;
+  ASSERT_EQ(cluster->Run({"rm", "w"}).exit_code, 0);
+  {
+    std::fstream file(Path("run/model.safetensors"), std::ios::in | std::ios::out);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+  }
+  const CommandResult damaged = load();
+  EXPECT_EQ(damaged.exit_code, 1);
+  EXPECT_THAT(damaged.err, AllOf(HasSubstr("CHECKSUM_MISMATCH"), HasSubstr("[32:64, 0:64]"),
+                                 HasSubstr("tensor \"w\""), HasSubstr("take another checkpoint")));
+  EXPECT_THAT(cluster->Run({"ls"}).out, testing::Not(HasSubstr("w ")));
+}
+
 TEST_F(SaveTest, ThePackageSafetensorsReadsASavedCheckpoint) {
   if (std::system("python3 -c 'import numpy, safetensors' 2>/dev/null") != 0) {
     GTEST_SKIP() << "NO OTHER READER WAS TRIED: python3 cannot import numpy and safetensors; "

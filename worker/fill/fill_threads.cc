@@ -27,6 +27,7 @@
 #include "worker/fill/checked_file.h"
 #include "worker/fill/file_tile.h"
 #include "worker/fill/peer_reader.h"
+#include "worker/fill/saved_sums.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -45,7 +46,8 @@ struct FillTransfer {
       : id(std::move(transfer_id)),
         term(coordinator_term),
         failed(std::move(on_failure)),
-        files(roots) {}
+        files(roots),
+        saved(roots) {}
 
   absl::Status KeepGoing() const {
     return is_over.load(std::memory_order_relaxed) ? absl::CancelledError("the transfer has ended")
@@ -56,6 +58,7 @@ struct FillTransfer {
   const int64_t term;
   const TileFiller::Failed failed;
   CheckedFiles files;
+  SavedSums saved;
   std::atomic<bool> is_over{false};  // it has ended, or one of its tiles has failed
 };
 
@@ -211,6 +214,7 @@ class FillThreads final : public TileFiller {
   absl::Status Blame(absl::Status status) const {
     switch (ReasonOf(status)) {
       case Reason::kBadFile:
+      case Reason::kChecksumMismatch:
       case Reason::kFileChanged:
       case Reason::kNoReadRoot:
       case Reason::kMemoryLimit:
@@ -309,6 +313,8 @@ class FillThreads final : public TileFiller {
                     keep_going, [&](int64_t bytes) { incoming->Advance(bytes); }));
     SHARDMESH_FAILPOINT("fill.finish");
     SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
+    SHARDMESH_RETURN_IF_ERROR(transfer.saved.Check(*file, source.path, range.offset_bytes,
+                                                   incoming->description().tile, crc32c));
     file_bytes_.fetch_add(incoming->size_bytes());
     return incoming->FinishInPlace(crc32c);
   }

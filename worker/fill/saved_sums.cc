@@ -1,0 +1,95 @@
+// Reads manifests below the read roots, and finds the checksums of tiles in them.
+#include "worker/fill/saved_sums.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "process/file.h"
+#include "process/log.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/source_file.h"
+
+namespace shardmesh::worker {
+namespace {
+
+absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& path,
+                                     int64_t max_bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(RootedFile rooted, roots.OpenFile(path));
+  const InputFile file{.descriptor = std::move(rooted.descriptor),
+                       .size_bytes = rooted.state.size_bytes};
+  if (file.size_bytes > max_bytes) {
+    return absl::OutOfRangeError(
+        StrCat(path, " has ", file.size_bytes, " bytes; at most ", max_bytes, " are read"));
+  }
+  std::string text(static_cast<size_t>(file.size_bytes), '\0');
+  SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(text)));
+  return text;
+}
+
+// Returns the folder and the name of a file at an absolute path.
+std::pair<std::string, std::string> Split(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return {path.substr(0, slash), path.substr(slash + 1)};
+}
+
+}  // namespace
+
+SavedSums::Files SavedSums::ReadFiles(const std::string& folder) const {
+  const absl::StatusOr<std::string> marker =
+      ReadText(*roots_, StrCat(folder, "/", kCheckpointMarker), kMaxCheckpointManifestBytes);
+  if (!marker.ok()) return {};
+  const std::string path = StrCat(folder, "/", kCheckpointManifest);
+  const auto read = [&]() -> absl::StatusOr<Files> {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string manifest,
+                               ReadText(*roots_, path, kMaxCheckpointManifestBytes));
+    SHARDMESH_RETURN_IF_ERROR(CheckMarker(folder, manifest, *marker));
+    return ParseManifest(path, manifest);
+  };
+  absl::StatusOr<Files> files = read();
+  if (files.ok()) return *std::move(files);
+  LogWarning("tiles of a saved checkpoint are not compared with its checksums",
+             {{"folder", folder}, {"error", files.status()}});
+  return {};
+}
+
+std::shared_ptr<const SavedSums::Files> SavedSums::FilesOf(const std::string& folder) {
+  absl::MutexLock lock(&mutex_);
+  std::shared_ptr<const Files>& files = files_[folder];
+  if (files == nullptr) files = std::make_shared<const Files>(ReadFiles(folder));
+  return files;
+}
+
+absl::Status SavedSums::CheckInPlace(const RootedFile& file, const std::string& path) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const RootedFile now, roots_->OpenFile(path));
+  if (now.state.device == file.state.device && now.state.inode == file.state.inode) {
+    return absl::OkStatus();
+  }
+  return FileChanged(path, "number", StrCat(now.state.inode), StrCat(file.state.inode));
+}
+
+absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, int64_t offset_bytes,
+                              const Tile& tile, uint32_t crc32c) {
+  const auto [folder, name] = Split(path);
+  const std::shared_ptr<const Files> files = FilesOf(folder);
+  const auto listed = std::find_if(files->begin(), files->end(),
+                                   [&name = name](const auto& each) { return each.name == name; });
+  if (listed == files->end() || !listed->has_checksums) return absl::OkStatus();
+  auto tensor = std::lower_bound(
+      listed->tensors.begin(), listed->tensors.end(), offset_bytes,
+      [](const ManifestTensor& each, int64_t offset) { return each.offset_bytes < offset; });
+  for (; tensor != listed->tensors.end() && tensor->offset_bytes == offset_bytes; ++tensor) {
+    for (const ManifestTile& saved : tensor->tiles) {
+      if (saved.tile != tile || saved.crc32c == crc32c) continue;
+      SHARDMESH_RETURN_IF_ERROR(CheckInPlace(file, path));
+      return OtherTileBytes(path, tensor->name, tile, crc32c, saved.crc32c);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace shardmesh::worker
