@@ -164,6 +164,26 @@ TEST_F(ScrubberTest, ATileThatCannotBeReadBackStaysAsideUntilItCan) {
   EXPECT_TRUE(Holds("a"));
 }
 
+// Such as on a full disk.
+TEST_F(ScrubberTest, AFileThatCannotBeMovedAsideIsReadInItsPlace) {
+  for (const auto& [id, failpoint] :
+       std::vector<std::pair<std::string, std::string>>{{"a", "tiles.make_folder=enospc"},
+                                                        {"b", "file.create=enospc"},
+                                                        {"c", "tiles.rename_quarantined=eio"}}) {
+    AddTile(id);
+    const std::string path = FileOf(id);
+    Flip(id, 3);
+    ASSERT_THAT(ArmFailpoints(failpoint), IsOk());
+    NewScrubber()->RunPass();
+    EXPECT_TRUE(Holds(id)) << failpoint;
+    EXPECT_TRUE(std::filesystem::exists(path)) << failpoint;
+    EXPECT_EQ(store_->quarantine_totals().arrays, 0) << failpoint;
+  }
+  EXPECT_THAT(damaged_, IsEmpty());
+  EXPECT_THAT(reread_, ElementsAre("a", "b", "c"));
+  ASSERT_THAT(ArmFailpoints(""), IsOk());
+}
+
 TEST_F(ScrubberTest, ATileWithoutAFileIsComparedToo) {
   AddTile("a", /*durable=*/false);
   Flip("a", 5);
