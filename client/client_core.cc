@@ -436,35 +436,37 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
   return result;
 }
 
-void ClientCore::LetGo(absl::Span<const std::string> array_ids, const std::string& session_id,
+void ClientCore::LetGo(std::vector<std::string> idle, const std::string& session_id,
                        const CallOptions& options) {
-  const std::vector<std::string> idle = read_pins_.EndReading(array_ids);
-  if (idle.empty()) return;
-  absl::Span<const std::string> left = idle;
-  while (!left.empty()) {
-    ReleaseArrays(*connection_, session_id, left.subspan(0, kMaxReleased),
-                  Aftermath(kReleaseTimeout, options))
-        .IgnoreError();
-    left.remove_prefix(std::min(left.size(), kMaxReleased));
+  while (!idle.empty()) {
+    absl::Span<const std::string> left = idle;
+    while (!left.empty()) {
+      ReleaseArrays(*connection_, session_id, left.subspan(0, kMaxReleased),
+                    Aftermath(kReleaseTimeout, options))
+          .IgnoreError();
+      left.remove_prefix(std::min(left.size(), kMaxReleased));
+    }
+    idle = read_pins_.EndLettingGo();
   }
-  read_pins_.EndLettingGo();
 }
 
 absl::Status ClientCore::Hold(const std::string& array_id, const std::optional<Tile>& part,
                               const SteadyDeadline& deadline, const CallOptions& options) {
+  std::string session;
   read_pins_.BeginAsking();
   const absl::StatusOr<BegunGet> begun =
       InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+        session = session_id;
         return BeginGet(*connection_, session_id, ArraySelector::ById(array_id), part, limit);
       });
-  read_pins_.EndAsking(begun);
+  LetGo(read_pins_.EndAsking(begun), session, options);
   return begun.status();
 }
 
 void ClientCore::EndHold(absl::Span<const std::string> array_ids, const CallOptions& options) {
   // A session that came after the one of the pins has none of them.
   const absl::StatusOr<std::string> session_id = session_.Get(Aftermath(kReleaseTimeout, options));
-  LetGo(array_ids, session_id.value_or(""), options);
+  LetGo(read_pins_.EndReading(array_ids), session_id.value_or(""), options);
 }
 
 ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Tile>& part,
@@ -477,12 +479,12 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
         session = session_id;
         return BeginGet(*connection_, session_id, array, part, limit);
       });
-  read_pins_.EndAsking(begun);
+  LetGo(read_pins_.EndAsking(begun), session, options);
   if (!begun.ok()) return {std::move(begun).status()};
   const BegunGet get = *std::move(begun);
   const ArrayDescriptor& descriptor = get.array.descriptor;
   const absl::Cleanup let_go = [&, array_id = descriptor.array_id] {
-    LetGo(absl::MakeConstSpan(&array_id, 1), session, options);
+    LetGo(read_pins_.EndReading(absl::MakeConstSpan(&array_id, 1)), session, options);
   };
   // BeginGet may return an answer after the time limit or the cancellation: check both.
   if (LimitAt(deadline, options).is_cancelled()) return {CancelledByCaller()};

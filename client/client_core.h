@@ -58,39 +58,29 @@ class ReadPins {
         +[](bool* letting_go) { return !*letting_go; }, &letting_go_));
     ++asking_;
   }
-  void EndAsking(const absl::StatusOr<BegunGet>& get) {
+  // Returns what EndReading returns, if the request failed.
+  std::vector<std::string> EndAsking(const absl::StatusOr<BegunGet>& get) {
     absl::MutexLock lock(&mutex_);
     --asking_;
-    if (get.ok()) {
-      Reading& reading = readings_[get->array.descriptor.array_id];
-      ++reading.readers;
-      reading.pinned |= get->pinned;
-    }
+    // Reads that ended during the request have left their arrays to it.
+    if (!get.ok()) return TakeIdle();
+    Reading& reading = readings_[get->array.descriptor.array_id];
+    ++reading.readers;
+    reading.pinned |= get->pinned;
+    return {};
   }
   // Ends a read of each array. Returns the arrays that the caller must release now. If the result
   // is not empty, the caller must release these arrays and then call EndLettingGo.
   std::vector<std::string> EndReading(absl::Span<const std::string> array_ids) {
     absl::MutexLock lock(&mutex_);
     for (const std::string& array_id : array_ids) --readings_[array_id].readers;
-    std::vector<std::string> idle;
-    if (asking_ > 0 || letting_go_) {
-      return idle;  // a later EndReading returns the arrays that have no readers
-    }
-    for (auto it = readings_.begin(); it != readings_.end();) {
-      const auto current = it++;
-      if (current->second.readers == 0) {
-        if (current->second.pinned) {
-          idle.push_back(current->first);
-        }
-        readings_.erase(current);
-      }
-    }
-    letting_go_ = !idle.empty();
-    return idle;
+    return TakeIdle();
   }
-  void EndLettingGo() {
+  // Returns what EndReading returns: the arrays of reads that ended during the release.
+  std::vector<std::string> EndLettingGo() {
     absl::MutexLock lock(&mutex_);
     letting_go_ = false;
+    return TakeIdle();
   }
 
  private:
@@ -98,6 +88,21 @@ class ReadPins {
     int readers = 0;
     bool pinned = false;
   };
+
+  // Removes the arrays that have no readers. Returns those of them that are pinned, and begins
+  // their release. None if a request or a release is in progress: its end takes them.
+  std::vector<std::string> TakeIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::vector<std::string> idle;
+    if (asking_ > 0 || letting_go_) return idle;
+    for (auto it = readings_.begin(); it != readings_.end();) {
+      const auto current = it++;
+      if (current->second.readers > 0) continue;
+      if (current->second.pinned) idle.push_back(current->first);
+      readings_.erase(current);
+    }
+    letting_go_ = !idle.empty();
+    return idle;
+  }
 
   absl::Mutex mutex_;
   int asking_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -249,8 +254,8 @@ class ClientCore {
                                         bool* is_taken_back);
 
  private:
-  // Releases arrays that no read of this client uses any more.
-  void LetGo(absl::Span<const std::string> array_ids, const std::string& session_id,
+  // Releases the arrays that ReadPins has returned, and those of reads that end meanwhile.
+  void LetGo(std::vector<std::string> idle, const std::string& session_id,
              const CallOptions& options);
   // A put that this client sends.
   absl::StatusOr<PutResult> PutFromMemory(absl::Span<const PutTensor> tensors,

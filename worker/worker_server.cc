@@ -299,9 +299,9 @@ class WorkerServer::Impl {
         .clock = &clock_,
         .bytes_per_second = std::max<int64_t>(options_.scrub_bytes_per_second, 1),
         .interval = options_.scrub_interval,
-        .damaged = [this](const std::string& array_id, const std::string& reason) {
-          link_->ReportDamaged(array_id, reason);
-        }});
+        .damaged = [this](const std::string& array_id,
+                          const std::string& reason) { link_->ReportDamaged(array_id, reason); },
+        .reread = [this](const std::string& array_id) { link_->ReportRestored(array_id); }});
     ExportState(&metrics_, {.store = store_.get(),
                             .pool = pool_.get(),
                             .links = links_.get(),

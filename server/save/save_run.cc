@@ -46,6 +46,13 @@ absl::Status OfWorker(const absl::Status& status, const std::string& identity) {
   return WithContext(status, StrCat("worker \"", identity, "\""));
 }
 
+// Whether a disk failed to take or to deliver bytes. After a failed sync, the host's page cache may
+// have bytes that the disk lacks: the next save would find them intact there, and its own sync
+// would report no error.
+bool IsDiskError(const absl::Status& status) {
+  return absl::IsDataLoss(status) && ReasonOf(status) == Reason::kUnspecified;
+}
+
 void Encode(const FileInPlan& from, internal::v1::SavedFile* to) {
   to->set_name(from.name);
   to->set_size_bytes(from.size_bytes);
@@ -546,7 +553,8 @@ absl::StatusOr<SaveResult> SaveRun::Run() {
     absl::MutexLock lock(&shared_->mutex);
     written_bytes = shared_->written_bytes;
   }
-  EndAll(/*keep=*/!status.ok() && written_bytes + result.found_bytes >= options_.min_kept_bytes);
+  const bool is_much = written_bytes + result.found_bytes >= options_.min_kept_bytes;
+  EndAll(/*keep=*/!status.ok() && is_much && !IsDiskError(status));
   SHARDMESH_RETURN_IF_ERROR(status);
   result.linked_files = static_cast<int64_t>(present_.linked.size());
   return result;

@@ -50,7 +50,7 @@ struct SaveResult {
 // Phases: open (leader) -> check (the others) -> manifest (leader) -> make the files (leader) ->
 // headers (leader) -> tiles (all) -> index (leader) -> publish (leader) -> end (all). After an
 // error, a lost worker or a cancellation, the end follows at once. The leader then keeps what is
-// written for the next save, if it is much, or removes it.
+// written for the next save, if it is much, or removes it. After an error of a disk, it removes it.
 //
 // Run blocks its thread until the save has ended. Cancel is thread-safe.
 class SaveRun {

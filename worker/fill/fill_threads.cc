@@ -254,7 +254,7 @@ class FillThreads final : public TileFiller {
   }
 
   // Opens the tile, and waits for its mesh if need be. Returns null if the tile is here already, or
-  // on its way.
+  // on its way, and has been or will be reported. ALREADY_EXISTS: its array is committed.
   absl::StatusOr<std::unique_ptr<IncomingTile>> Open(const FillTransfer& transfer,
                                                      const FillTile& tile,
                                                      const ArrayDescriptor& array) const {
@@ -269,7 +269,12 @@ class FillThreads final : public TileFiller {
       std::optional<UnknownMesh> unknown;
       absl::StatusOr<std::unique_ptr<IncomingTile>> opened =
           options_.gate->OpenOrdered(order, array, &unknown);
-      if (absl::IsAlreadyExists(opened.status())) return nullptr;
+      if (absl::IsAlreadyExists(opened.status())) {
+        // No task of this transfer reports a tile of a committed array, so that the coordinator
+        // would wait for it until the transfer's deadline.
+        if (FactOf(opened.status(), fact::kKind) == "array") return opened;
+        return nullptr;
+      }
       if (is_first && ReasonOf(opened.status()) == Reason::kMemoryLimit && options_.free_memory) {
         SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
         SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,

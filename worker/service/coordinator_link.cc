@@ -101,6 +101,7 @@ class AttachLoop final : public CoordinatorLink {
   void ReportDamaged(const std::string& array_id, const std::string& reason) override {
     reports_.ReportDamaged(array_id, reason);
   }
+  void ReportRestored(const std::string& array_id) override { reports_.ReportRestored(array_id); }
 
   void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) override {
     reports_.ReportPeers(epoch, unreached);

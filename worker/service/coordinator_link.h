@@ -105,6 +105,9 @@ class CoordinatorLink {
   virtual void ReportTile(const TileReport& report) = 0;
   virtual void ReportPeers(int64_t epoch, const std::vector<std::string>& unreached) = 0;
   virtual void ReportDamaged(const std::string& array_id, const std::string& reason) = 0;
+  // Reports that an array came back from the quarantine. If the worker is not attached, sends the
+  // report after the next attach.
+  virtual void ReportRestored(const std::string& array_id) = 0;
 
   // Tells the coordinator that the worker drains, and why. Waits, at most until `deadline`, for the
   // coordinator to end the stream. The coordinator does so when nothing needs this worker. After

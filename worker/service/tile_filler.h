@@ -72,8 +72,8 @@ class TileFiller {
   using Failed = std::function<void(const FillFailure& failure)>;
   // Fills the tiles of an order. Does not wait. A tile that is here already, or on its way, is left
   // alone, so the same order may come again. The first failure of a transfer ends its other tiles
-  // and is passed to `failed`, once for each transfer. After EndTransfer, Suspend or Stop, nothing
-  // of the earlier orders is reported.
+  // and is passed to `failed`, once for each transfer. ALREADY_EXISTS: a tile's array is committed
+  // here. After EndTransfer, Suspend or Stop, nothing of the earlier orders is reported.
   virtual void Fill(FillOrder order, Failed failed) = 0;
 
   // `file` is the index of the first file that this worker cannot use; 0 if `status` is OK.

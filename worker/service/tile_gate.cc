@@ -164,10 +164,7 @@ void TileGate::Suspend() {
     }
     transfers_.clear();
   }
-  for (const std::string& array_id : dropped) {
-    // Abort fails only if the array is committed. In this case there is nothing to abort.
-    options_.store->Abort({array_id}).IgnoreError();
-  }
+  DropUncommitted(dropped);
 }
 
 void TileGate::Drain() {
@@ -416,7 +413,16 @@ absl::Status TileGate::EndTransfer(const std::string& transfer_id, bool commit) 
     array_ids.assign(found->second.begin(), found->second.end());
     transfers_.erase(found);
   }
-  return commit ? options_.store->Commit(array_ids) : options_.store->Abort(array_ids);
+  if (commit) return options_.store->Commit(array_ids);
+  DropUncommitted(array_ids);
+  return absl::OkStatus();
+}
+
+void TileGate::DropUncommitted(const std::vector<std::string>& array_ids) {
+  for (const std::string& array_id : array_ids) {
+    // Abort fails only if the array is committed. In this case there is nothing to abort.
+    options_.store->Abort({array_id}).IgnoreError();
+  }
 }
 
 void TileGate::RememberEnded(const std::string& transfer_id) {

@@ -207,8 +207,9 @@ class TileGate {
                                                   const std::optional<Tile>& range) const;
 
   // Commits or aborts the tiles of a put. If no tile of the transfer has come, only records that
-  // the transfer has ended, so Open refuses its tokens. Errors of ShardStore::Commit and
-  // ShardStore::Abort. Does not wait for the disk.
+  // the transfer has ended, so Open refuses its tokens. An abort leaves committed arrays alone: a
+  // repair may have been ordered for a tile that came back from the quarantine before. Errors of
+  // ShardStore::Commit. Does not wait for the disk.
   absl::Status EndTransfer(const std::string& transfer_id, bool commit);
 
   // Returns the bytes that have arrived of the incoming tiles, without staged ones, by transfer.
@@ -238,6 +239,8 @@ class TileGate {
                                                       std::optional<UnknownMesh>* unknown);
   absl::Status CheckOffer(const TileOffer& offer, const ArrayDescriptor& array,
                           const MembershipView& view) const;
+  // Aborts those of the arrays that are not committed.
+  void DropUncommitted(const std::vector<std::string>& array_ids);
   void RememberEnded(const std::string& transfer_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool serving() const;
   // Returns the current time of the coordinator's clock.

@@ -167,6 +167,7 @@ void Scrubber::PutAside(const TileDescription& description, const std::string& r
     const absl::Status restored = options_.store->RestoreQuarantined(description.array_id).status();
     if (restored.ok()) {
       reread_tiles_.fetch_add(1);
+      if (options_.reread) options_.reread(description.array_id);
       return LogWarning("a tile was damaged in memory, and was read back from its file",
                         {{"array", description.array_id}, {"tile", description.tile.ToString()}});
     }

@@ -38,6 +38,9 @@ class Scrubber {
     absl::Duration interval = absl::Hours(1);
     // Called for each tile that stays in quarantine, without a lock.
     std::function<void(const std::string& array_id, const std::string& reason)> damaged;
+    // Called for each tile that was read back, without a lock: an inventory that was sent while the
+    // file was read has the tile in quarantine.
+    std::function<void(const std::string& array_id)> reread;
   };
 
   explicit Scrubber(Options options);

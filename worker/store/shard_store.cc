@@ -1345,6 +1345,7 @@ absl::Status ShardStore::CheckRestorable(const QuarantinedArray& array) const {
 absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& array) {
   AwaitFiles();  // wait for queued moves of files into the quarantine
   const std::string from = Path(Path(data_dir_, kQuarantineFolder), array.array_id);
+  const std::string to = Path(Path(data_dir_, kArraysFolder), array.array_id);
   std::vector<StoredTilePtr> stored;
   for (const QuarantinedTile& tile : array.tiles) {
     if (tile.stored != nullptr) {
@@ -1363,8 +1364,17 @@ absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& arr
                                      "repair")),
           Reason::kChecksumMismatch, {{fact::kNeed, absl::StrFormat("%08x", tile.crc32c)}});
     }
-    const std::string path = Path(from, TileFileName(tile.description.tile));
+    const std::string name = TileFileName(tile.description.tile);
+    const std::string path = Path(from, name);
     absl::StatusOr<TileFileContents> contents = ReadTileFile(path, *pool_);
+    if (absl::IsNotFound(contents.status())) {
+      // The file is where it was if it could not be moved, for example because the disk was full.
+      contents = ReadTileFile(Path(to, name), *pool_);
+      if (contents.ok() && !(contents->header.description == tile.description &&
+                             contents->header.crc32c == tile.crc32c)) {
+        contents = absl::NotFoundError("it is the file of another tile");
+      }
+    }
     if (absl::IsNotFound(contents.status())) {
       return WithReason(
           absl::DataLossError(StrCat(TileName(tile.description), " cannot be restored: its file ",
@@ -1408,7 +1418,10 @@ absl::Status ShardStore::PutBack(const QuarantinedArray& array, std::vector<Stor
     const std::string name = TileFileName(tile.description.tile);
     if (SHARDMESH_FAILS("tiles.rename_restored") ||
         rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
-      status = FileError("restore", Path(from, name), errno);
+      const int error = errno;
+      // Restore has read the file in its place.
+      if (error == ENOENT && access(Path(to, name).c_str(), F_OK) == 0) continue;
+      status = FileError("restore", Path(from, name), error);
       break;
     }
     moved.push_back(name);

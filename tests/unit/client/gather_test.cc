@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "client/client_core.h"
 #include "client/mesh_client.h"
 #include "client/remote/worker_connections.h"
 #include "process/failpoint.h"
@@ -29,6 +31,7 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using test::SmallCoordinator;
 using test::SmallWorker;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 namespace fs = std::filesystem;
@@ -270,6 +273,36 @@ TEST_F(GatherTest, TheArraysOfAFileStayPinnedUntilAllAreRead) {
   EXPECT_THAT(client_->arrays().GatherToFolder(tensors, Path("other"), 64),
               StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+// Asks for the array as a read does. The request pins it.
+void BeginReading(ReadPins& pins, const std::string& array_id) {
+  pins.BeginAsking();
+  BegunGet get;
+  get.array.descriptor.array_id = array_id;
+  get.pinned = true;
+  EXPECT_THAT(pins.EndAsking(get), IsEmpty());
+}
+
+TEST(ReadPinsTest, TheEndOfAReleaseTakesTheArraysOfReadsThatEndedMeanwhile) {
+  ReadPins pins;
+  for (const std::string id : {"a", "b", "c"}) BeginReading(pins, id);
+  EXPECT_THAT(pins.EndReading({"a"}), ElementsAre("a"));
+  EXPECT_THAT(pins.EndReading({"b"}), IsEmpty()) << "the release of a is in progress";
+  EXPECT_THAT(pins.EndLettingGo(), ElementsAre("b"));
+  EXPECT_THAT(pins.EndLettingGo(), IsEmpty());
+  EXPECT_THAT(pins.EndReading({"c"}), ElementsAre("c"));
+}
+
+TEST(ReadPinsTest, AFailedRequestTakesTheArraysOfReadsThatEndedMeanwhile) {
+  ReadPins pins;
+  BeginReading(pins, "a");
+  pins.BeginAsking();
+  pins.BeginAsking();
+  EXPECT_THAT(pins.EndReading({"a"}), IsEmpty()) << "a request may rely on the pin";
+  EXPECT_THAT(pins.EndAsking(absl::NotFoundError("no b")), IsEmpty()) << "so may the other one";
+  EXPECT_THAT(pins.EndAsking(absl::NotFoundError("no c")), ElementsAre("a"));
+  EXPECT_THAT(pins.EndLettingGo(), IsEmpty());
 }
 
 TEST_F(GatherTest, AFolderIsSplitBySizeAndReadAsACheckpoint) {

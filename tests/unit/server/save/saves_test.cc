@@ -545,6 +545,27 @@ TEST_F(KeptSavesTest, ArraysThatWerePutMeanwhileAreWritten) {
   EXPECT_EQ(BytesOf(checkpoint, "b"), b);
 }
 
+// A page cache may show what a disk has not taken.
+TEST_F(KeptSavesTest, NothingIsKeptAfterAnErrorOfADisk) {
+  const std::string a = Put("a", {1 << 20}, Rows());
+  bool is_armed = false;
+  absl::Mutex mutex;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    absl::MutexLock lock(&mutex);
+    if (!order.has_tiles() || std::exchange(is_armed, true)) return;
+    EXPECT_THAT(ArmFailpoints("save.sync=eio"), IsOk());
+  };
+  EXPECT_THAT(Save(Request()), StatusIs(absl::StatusCode::kDataLoss));
+  workers_.on_order_ = nullptr;
+  ASSERT_THAT(ArmFailpoints(""), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request()));
+  EXPECT_FALSE(saved.took_over);
+  EXPECT_EQ(saved.found_bytes, 0);
+  EXPECT_EQ(saved.written_bytes, saved.size_bytes);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(BytesOf(checkpoint, "a"), a);
+}
+
 TEST_F(SavesTest, AValidationAsksEachWorkerAndCreatesNothing) {
   Put("a", {16}, Rows());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave checked, saves_->Check(Request()));

@@ -316,6 +316,22 @@ TEST_F(FillFromFilesTest, TheSameOrderMayComeAgain) {
   EXPECT_THAT(worker().reports(), SizeIs(3));
 }
 
+// A lost tile that came back from the quarantine while the order of its repair waited.
+TEST_F(FillFromFilesTest, ATileOfACommittedArrayIsRefused) {
+  const SourceFile file = folder_.Write("m", "0123");
+  const ArrayDescriptor a = Alone("a", {2});
+  Put(a, {0}, "01");
+  worker().Fill(FileOrder({a}, file, {0}));
+  ASSERT_TRUE(worker().Await(1));
+  ASSERT_THAT(worker().failures(), SizeIs(1));
+  EXPECT_EQ(worker().failures()[0].array_id, "a");
+  EXPECT_THAT(worker().failures()[0].status,
+              StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+  EXPECT_THAT(worker().reports(), IsEmpty());
+  EXPECT_THAT(worker().gate().EndTransfer("t", /*commit=*/false), IsOk());
+  EXPECT_THAT(worker().store().FindAll("a"), IsOk());
+}
+
 TEST_F(FillFromFilesTest, TheFirstFailureEndsTheTransferAndIsReportedOnce) {
   const SourceFile file = folder_.Write("m", std::string(1000, 'x'));
   SourceFile changed = file;

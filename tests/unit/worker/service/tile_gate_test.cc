@@ -272,6 +272,32 @@ TEST_F(TileGateTest, TheEndOfAPutDecidesAboutItsTiles) {
   EXPECT_THAT(Open("b"), StatusIs(absl::StatusCode::kAborted, Reason::kStaleTerm));
 }
 
+// A tile that was being repaired came back from the quarantine before its order was carried out.
+TEST_F(TileGateTest, TheAbortOfATransferLeavesCommittedArraysAlone) {
+  Serve();
+  const auto token = [this](const std::string& id, const std::string& transfer_id) {
+    return rpc::SignToken({.direction = rpc::TransferDirection::kPut,
+                           .transfer_id = transfer_id,
+                           .session_id = "s",
+                           .array_descriptor = rpc::ArrayDescriptorBytes(Rows(id)),
+                           .term = kTermNow,
+                           .expire_time = clock_.Now() + absl::Minutes(1)},
+                          Key());
+  };
+  ASSERT_THAT(Put("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", /*commit=*/true), IsOk());
+  EXPECT_THAT(Open("a", token("a", "repair")),
+              StatusIs(absl::StatusCode::kAlreadyExists, Reason::kAlreadyExists));
+  {
+    const auto other = Open("b", token("b", "repair"));
+    ASSERT_THAT(other, IsOk());
+    ASSERT_THAT(Fill(**other), IsOk());
+  }
+  EXPECT_THAT(gate_->EndTransfer("repair", /*commit=*/false), IsOk());
+  EXPECT_THAT(store_->FindAll("a"), IsOk());
+  EXPECT_FALSE(store_->FindAllStaged("b").ok());
+}
+
 TEST_F(TileGateTest, ForgetsTheOldestOfManyEndedPuts) {
   Serve();
   ASSERT_THAT(gate_->EndTransfer("t-a", /*commit=*/false), IsOk());

@@ -88,9 +88,9 @@ class ScrubberTest : public testing::Test {
         .clock = &clock_,
         .bytes_per_second = int64_t{1} << 40,
         .interval = interval,
-        .damaged = [this](const std::string& array_id, const std::string& reason) {
-          damaged_.emplace_back(array_id, reason);
-        }});
+        .damaged = [this](const std::string& array_id,
+                          const std::string& reason) { damaged_.emplace_back(array_id, reason); },
+        .reread = [this](const std::string& array_id) { reread_.push_back(array_id); }});
   }
   bool Holds(const std::string& array_id) {
     return store_->Find(array_id, Describe(array_id).tile).ok();
@@ -101,6 +101,7 @@ class ScrubberTest : public testing::Test {
   std::string data_dir_;
   std::unique_ptr<ShardStore> store_;
   std::vector<std::pair<std::string, std::string>> damaged_;
+  std::vector<std::string> reread_;
 };
 
 TEST_F(ScrubberTest, ReadsAllCommittedTilesInMemoryAndOnDisk) {
@@ -137,8 +138,10 @@ TEST_F(ScrubberTest, ATileThatIsDamagedInMemoryIsReadBackFromItsFile) {
     EXPECT_TRUE((*tile)->durable());
     EXPECT_EQ(scrubber->counters().damaged_tiles, 1);
     EXPECT_EQ(scrubber->counters().reread_tiles, 1);
+    EXPECT_THAT(reread_, ElementsAre(id)) << "an inventory may have had the tile in quarantine";
     scrubber->RunPass();
     EXPECT_EQ(scrubber->counters().damaged_tiles, 1);
+    EXPECT_THAT(std::exchange(reread_, {}), ElementsAre(id));
   }
   EXPECT_THAT(damaged_, IsEmpty());
   EXPECT_EQ(store_->quarantine_totals().arrays, 0);
@@ -152,12 +155,33 @@ TEST_F(ScrubberTest, ATileThatCannotBeReadBackStaysAsideUntilItCan) {
   scrubber->RunPass();
   EXPECT_FALSE(Holds("a"));
   EXPECT_THAT(damaged_, ElementsAre(Pair("a", HasSubstr("could not be read back"))));
+  EXPECT_THAT(reread_, IsEmpty());
   const auto aside = store_->ListQuarantine({}, "", 10);
   ASSERT_EQ(aside.size(), 1u);
   EXPECT_TRUE(aside[0].array_lives) << "it must not be dropped for lack of space";
   EXPECT_THAT(aside[0].reason, HasSubstr("damaged in memory"));
   EXPECT_THAT(store_->RestoreQuarantined("a"), IsOk());
   EXPECT_TRUE(Holds("a"));
+}
+
+// Such as on a full disk.
+TEST_F(ScrubberTest, AFileThatCannotBeMovedAsideIsReadInItsPlace) {
+  for (const auto& [id, failpoint] :
+       std::vector<std::pair<std::string, std::string>>{{"a", "tiles.make_folder=enospc"},
+                                                        {"b", "file.create=enospc"},
+                                                        {"c", "tiles.rename_quarantined=eio"}}) {
+    AddTile(id);
+    const std::string path = FileOf(id);
+    Flip(id, 3);
+    ASSERT_THAT(ArmFailpoints(failpoint), IsOk());
+    NewScrubber()->RunPass();
+    EXPECT_TRUE(Holds(id)) << failpoint;
+    EXPECT_TRUE(std::filesystem::exists(path)) << failpoint;
+    EXPECT_EQ(store_->quarantine_totals().arrays, 0) << failpoint;
+  }
+  EXPECT_THAT(damaged_, IsEmpty());
+  EXPECT_THAT(reread_, ElementsAre("a", "b", "c"));
+  ASSERT_THAT(ArmFailpoints(""), IsOk());
 }
 
 TEST_F(ScrubberTest, ATileWithoutAFileIsComparedToo) {
@@ -326,7 +350,8 @@ TEST_F(ScrubberTest, HoldsNoMemoryOfAReleasedTile) {
                  .clock = &clock_,
                  .bytes_per_second = 100,
                  .interval = absl::ZeroDuration(),
-                 .damaged = nullptr});
+                 .damaged = nullptr,
+                 .reread = nullptr});
   slow.Start();
   ASSERT_TRUE(test::Eventually([&] { return slow.counters().bytes > 0; }));
   ASSERT_THAT(store_->Release({"a"}), IsOk());
