@@ -138,7 +138,7 @@ TEST_F(SaveTest, WorkersRefuseTilesWithOtherBytesThanTheSaveWrote) {
   }
   const CommandResult damaged = load();
   EXPECT_EQ(damaged.exit_code, 1);
-  EXPECT_THAT(damaged.err, AllOf(HasSubstr("CHECKSUM_MISMATCH"), HasSubstr("[32:64, 0:64]"),
+  EXPECT_THAT(damaged.err, AllOf(HasSubstr("CHECKSUM_MISMATCH"), HasSubstr("[32,64)x[0,64)"),
                                  HasSubstr("tensor \"w\""), HasSubstr("take another checkpoint")));
   EXPECT_THAT(cluster->Run({"ls"}).out, testing::Not(HasSubstr("w ")));
 }

@@ -73,7 +73,7 @@ absl::Status SavedSums::CheckInPlace(const RootedFile& file, const std::string& 
 }
 
 absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, int64_t offset_bytes,
-                              const Tile& tile, uint32_t crc32c) {
+                              const TileDescription& description, uint32_t crc32c) {
   const auto [folder, name] = Split(path);
   const std::shared_ptr<const Files> files = FilesOf(folder);
   const auto listed = std::find_if(files->begin(), files->end(),
@@ -83,10 +83,11 @@ absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, i
       listed->tensors.begin(), listed->tensors.end(), offset_bytes,
       [](const ManifestTensor& each, int64_t offset) { return each.offset_bytes < offset; });
   for (; tensor != listed->tensors.end() && tensor->offset_bytes == offset_bytes; ++tensor) {
+    if (tensor->dtype != description.dtype || tensor->shape != description.array_shape) continue;
     for (const ManifestTile& saved : tensor->tiles) {
-      if (saved.tile != tile || saved.crc32c == crc32c) continue;
+      if (saved.tile != description.tile || saved.crc32c == crc32c) continue;
       SHARDMESH_RETURN_IF_ERROR(CheckInPlace(file, path));
-      return OtherTileBytes(path, tensor->name, tile, crc32c, saved.crc32c);
+      return OtherTileBytes(path, tensor->name, saved.tile, crc32c, saved.crc32c);
     }
   }
   return absl::OkStatus();

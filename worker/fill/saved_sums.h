@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "process/roots/read_root.h"
-#include "sharding/tile.h"
 #include "tensor/checkpoint_manifest.h"
+#include "worker/store/tile_file.h"
 
 namespace shardmesh::worker {
 
@@ -28,12 +28,12 @@ class SavedSums {
 
   // Compares the CRC-32C of a tile that was read from `file`, which was opened at `path`. The
   // tile's tensor begins at `offset_bytes`. Returns OK if there is nothing to compare with: no save
-  // wrote the folder, or it wrote the tensor in other tiles.
+  // wrote the folder, or it wrote another tensor there, or other tiles.
   // - DATA_LOSS (CHECKSUM_MISMATCH): the file has other bytes than the save wrote.
   // - FAILED_PRECONDITION (FILE_CHANGED): the checksums differ, and another file has taken the
   //   place of `file`, so that the manifest need not be that of `file`.
   absl::Status Check(const RootedFile& file, const std::string& path, int64_t offset_bytes,
-                     const Tile& tile, uint32_t crc32c);
+                     const TileDescription& description, uint32_t crc32c);
 
  private:
   using Files = std::vector<ManifestFile>;

@@ -680,7 +680,8 @@ grpc::Status SmallCoordinator::BeginPut(
       return rpc::ToGrpc(error);
     }
   }
-  response.set_transfer_id("transfer");
+  const bool is_check = request.header().validate_only();
+  if (!is_check) response.set_transfer_id("transfer");
   response.mutable_expire_time();
   for (const TransferDevice& device : devices()) {
     v1::DeviceEndpoint& endpoint = *response.add_devices();
@@ -700,6 +701,7 @@ grpc::Status SmallCoordinator::BeginPut(
       *array.mutable_spec() = tensor.spec();
       array.set_mesh_id("default");
       rpc::Encode(mesh_, array.mutable_mesh());
+      if (is_check) continue;
       if (elements_ == Elements::kSent) assignment.set_token(PutToken(array.array_id()));
       if (elements_ == Elements::kReused) assignment.mutable_reused();
       v1::Array& staged = staged_.emplace_back();

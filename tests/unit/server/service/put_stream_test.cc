@@ -249,7 +249,9 @@ TEST_F(SourcedPutTest, PutsThatAreSlowToBeginKeepNoThreadOfGrpc) {
   std::vector<std::unique_ptr<Call>> calls;
   for (int i = 0; i < kPuts; ++i) calls.push_back(BeginSent(StrCat("put", i)));
   EXPECT_TRUE(test::Eventually([&] { return at_work >= 2; }));
-  for (int i = 0; i < kPuts; ++i) {
+  // With the puts fewer than the streams that a caller may have: the server may forget an ended one
+  // after its client has the answer.
+  for (int i = 0; i < 10; ++i) {
     Call other(stub_.get());
     other.stream->WritesDone();
     EXPECT_THAT(other.Finish(),

@@ -195,7 +195,7 @@ TEST_F(TensorSourceTest, ComparesOnlyTheWantedPartsOfASavedFile) {
       SafetensorsWriter writer,
       SafetensorsWriter::Create(
           path, {{"v", Dtype::kU8, {3}}, {"w", Dtype::kU8, {5}}, {"x", Dtype::kU8, {2}}}, {}));
-  ASSERT_THAT(writer.Append("abcdefghij"), IsOk());
+  ASSERT_THAT(writer.Append(std::string_view("abcdefghij")), IsOk());
   ASSERT_THAT(writer.Finish(), IsOk());
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
