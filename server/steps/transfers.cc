@@ -170,6 +170,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
     if (item.is_kept()) continue;
     status = registry_->Stage(item.definition);
+    // An array that another call releases right after its commit must not be dropped by workers
+    // that have yet to hear of the commit. End removes this pin.
+    if (status.ok()) status = registry_->Pin(item.definition.descriptor.array_id);
     if (status.ok() && item.name.empty()) {
       status =
           PinForSession(*registry_, *sessions_, session_id, item.definition.descriptor.array_id)
@@ -338,7 +341,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     Forget();
   }
   std::vector<std::string> staged;
-  if (!status.ok() && items != nullptr) {
+  if (items != nullptr) {
     for (const PutItem& item : *items) {
       if (!item.is_kept()) staged.push_back(item.definition.descriptor.array_id);
     }
@@ -347,6 +350,8 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   if (!status.ok()) {
     UnpinForSession(*registry_, *sessions_, transfer->progress.session_id, staged);
     registry_->Discard(staged);
+  } else {
+    registry_->Unpin(staged);
   }
   if (!request_key.empty()) {
     registry_->requests().Abandon(request_key);
