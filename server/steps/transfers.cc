@@ -246,6 +246,22 @@ void Transfers::ReportNothingToDo(std::string_view transfer_id,
   }
 }
 
+absl::Status Transfers::CheckKept(const PutItem& item, const WorkOutcome& outcome) const {
+  const std::string& array_id = item.definition.descriptor.array_id;
+  SHARDMESH_ASSIGN_OR_RETURN(const ArrayPtr array, registry_->FindArray(array_id));
+  if (array->missing_ranks.empty()) return absl::OkStatus();
+  const int64_t rank = array->missing_ranks.front();
+  const auto place = static_cast<size_t>(rank);
+  const std::string identity =
+      place < outcome.ranks.size() ? outcome.ranks[place].participant.identity : std::string();
+  return WithReason(
+      absl::UnavailableError(StrCat("array ", array_id, ", which has the elements of \"", item.name,
+                                    "\" already, has lost the tile of rank ", rank,
+                                    " since the put began; put again")),
+      Reason::kWorkerLost,
+      {{fact::kRank, rank}, {fact::kIdentity, identity}, {fact::kOp, std::string("put")}});
+}
+
 void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
                                  absl::AnyInvocable<void(absl::Status) &&> decided) {
   SHARDMESH_PASSES("transfer.commit_to_registry");
@@ -258,6 +274,9 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
   }
   for (const PutItem& item : *items) {
     if (item.is_kept()) {
+      if (absl::Status there = CheckKept(item, outcome); !there.ok()) {
+        return std::move(decided)(std::move(there));
+      }
       on_disk &= item.reused->array().durability == Durability::kDisk;
     } else {
       request.arrays.push_back({.array_id = item.definition.descriptor.array_id,

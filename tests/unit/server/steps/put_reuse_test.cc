@@ -314,6 +314,27 @@ TEST_F(PutReuseTest, ADegradedArrayIsNotUsed) {
   }
 }
 
+TEST_F(PutReuseTest, ATileThatIsLostAfterTheBeginningEndsThePut) {
+  const std::string array_id = Put({});
+  const int64_t version = registry_->VersionOf("w");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({}));
+  ASSERT_TRUE(put->items[0].is_kept());
+  registry_->TileDamaged(array_id, 1);
+  absl::Notification done;
+  absl::Status ended;
+  transfers_.Commit(put->transfer_id, "", clock_.Now() + absl::Minutes(1),
+                    [&](const absl::StatusOr<TransferResult>& result) {
+                      ended = result.status();
+                      done.Notify();
+                    });
+  done.WaitForNotification();
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(std::string(ended.message()), ::testing::HasSubstr("the tile of rank 1"));
+  EXPECT_EQ(registry_->VersionOf("w"), version);
+  // The next put sends the elements again.
+  EXPECT_NE(Put({}), array_id);
+}
+
 TEST_F(PutReuseTest, APutKeepsTheArraysThatItUsesUntilItsEnd) {
   const std::string array_id = Put({});
   SHARDMESH_ASSERT_OK_AND_ASSIGN(BegunPutPtr kept, Begin({}));
