@@ -19,6 +19,7 @@
 #include "server/steps/array_cache.h"
 #include "server/steps/fill_codec.h"
 #include "server/steps/put_plan.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
@@ -299,6 +300,21 @@ TEST_F(PutReuseTest, WorkersCopyToAnotherLayoutAndAnotherMesh) {
   Commit(*put);
   EXPECT_EQ(transfers_.totals().reused_bytes, 256);
   EXPECT_EQ(transfers_.totals().moved_bytes, 64);
+}
+
+TEST_F(PutReuseTest, AWorkerOfTheSourceThatIsLostMeanwhileEndsThePut) {
+  Put({});
+  int calls = 0;
+  // The third call asks for the workers of the source: the first two ask for those of the mesh.
+  endpoints_.on_endpoints = [&] {
+    if (++calls == 3) endpoints_.endpoints.pop_back();
+  };
+  const absl::Status refused =
+      Begin({.name = "v", .spec = PartitionSpec({SpecEntry(), SpecEntry::Axis("x")})}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("was lost meanwhile"));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
 }
 
 TEST_F(PutReuseTest, ADegradedArrayIsNotUsed) {
