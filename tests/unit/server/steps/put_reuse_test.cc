@@ -317,6 +317,20 @@ TEST_F(PutReuseTest, AWorkerOfTheSourceThatIsLostMeanwhileEndsThePut) {
   EXPECT_EQ(registry_->CountArrays().staging, 0);
 }
 
+TEST_F(PutReuseTest, AWorkerThatGetsNoOrdersYetEndsThePut) {
+  Put({});
+  int calls = 0;
+  // At the third call the array was found, and the put is about to begin.
+  endpoints_.on_endpoints = [&] {
+    if (++calls < 3) return;
+    fill_.can_fill = WithReason(absl::UnavailableError("it is not attached"), Reason::kNotServing);
+  };
+  EXPECT_THAT(Begin({.name = "v", .spec = PartitionSpec({SpecEntry(), SpecEntry::Axis("x")})}),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+  EXPECT_THAT(fill_.sent("w0"), IsEmpty());
+}
+
 TEST_F(PutReuseTest, ADegradedArrayIsNotUsed) {
   const std::string array_id = Put({});
   registry_->TilesLost("m", 1, members_.view()->FindWorker("w1")->attachment);
