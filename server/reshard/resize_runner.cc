@@ -262,7 +262,7 @@ class ResizeRunner::Run {
       parts_.definitions->Update({.request_id = "",
                                   .name = call_.mesh_id,
                                   .expected_version = plan_.definition->version,
-                                  .assign = plan_.workers},
+                                  .assign = *workers},
                                  value, std::move(done));
     });
     is_changed_ = changed.ok();

@@ -2026,6 +2026,12 @@ bool ArrayRegistry::MissArrays(std::string_view mesh_id, int64_t rank, const Tak
   return ForSomeOf(arrays_by_mesh_, mesh_id, last, [&](const auto& each) {
     mutex_.AssertHeld();
     if (taking.Holds(each.first)) return;
+    // The attach has ended all puts that the worker took part in before. This one began since, and
+    // the worker has yet to stage its tile. A lost process is known by TilesLost.
+    if (each.second->array->state == ArrayState::kStaging &&
+        !committing_arrays_.contains(ToAbsl(each.first))) {
+      return;
+    }
     SetMissing(*each.second, rank, true);
     // The worker has no such tile any more, and no name or session needs the array.
     if (each.second->cached_as > 0 && rank < std::ssize(each.second->missing)) {

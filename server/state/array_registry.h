@@ -770,7 +770,8 @@ class ArrayRegistry {
   // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans, and
   // ConfirmUnlisted confirms releases. Each handles the next few arrays, orphans or releases of the
   // mesh, after the array id `*last`. It changes those whose array the worker does not hold. Each
-  // returns true once the mesh has no more of them.
+  // returns true once the mesh has no more of them. MissArrays leaves out arrays whose tiles are
+  // still being staged.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)

@@ -325,6 +325,14 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin(const std::function<bool()>& is_cance
   SHARDMESH_RETURN_IF_ERROR(CheckMemory(endpoints, is_cancelled, &cache));
   SHARDMESH_ASSIGN_OR_RETURN(const ReuseSources sources,
                              FindReuseSources(items_, *parts_.endpoints));
+  // A worker that attached again a moment ago gets no orders yet, and the put would wait for its
+  // tiles until the deadline.
+  const bool is_filled = std::any_of(items_.begin(), items_.end(), [](const PutItem& item) {
+    return item.is_copied() || item.is_read();
+  });
+  for (size_t i = 0; is_filled && i < endpoints.size(); ++i) {
+    SHARDMESH_RETURN_IF_ERROR(parts_.fill->CheckCanFill(endpoints[i].identity));
+  }
   std::vector<std::string> identities;
   for (const RankEndpoint& endpoint : endpoints) {
     identities.push_back(endpoint.identity);

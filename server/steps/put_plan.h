@@ -167,6 +167,7 @@ class PutPlan {
   //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
   //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
+  //   the errors of FillTransport::CheckCanFill, if the workers read or copy tensors
   //   the errors of Transfers::Begin         such as for a name that is taken.
   //   CANCELLED                              `is_cancelled`, which is polled, returned true.
   absl::StatusOr<BegunPutPtr> Begin(const std::function<bool()>& is_cancelled = [] {

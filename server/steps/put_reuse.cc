@@ -11,6 +11,9 @@
 #include "server/steps/pinned_array.h"
 #include "sharding/reshard/plan.h"
 #include "sharding/tile.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/dtype.h"
@@ -169,9 +172,21 @@ absl::StatusOr<ReuseSources> FindReuseSources(absl::Span<const PutItem> items,
   ReuseSources sources;
   for (const PutItem& item : items) {
     if (!item.is_copied()) continue;
-    const std::string& mesh_id = item.reused->array().definition.descriptor.mesh_id;
-    if (sources.contains(mesh_id)) continue;
-    SHARDMESH_ASSIGN_OR_RETURN(sources[mesh_id], endpoints.Endpoints(mesh_id));
+    const ArrayDescriptor& from = item.reused->array().definition.descriptor;
+    if (sources.contains(from.mesh_id)) continue;
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<RankEndpoint> workers,
+                               endpoints.Endpoints(from.mesh_id));
+    // The orders number the workers by rank, so each rank needs one.
+    if (std::ssize(workers) != from.mesh.size()) {
+      return WithRetryDelay(
+          WithReason(absl::FailedPreconditionError(
+                         StrCat("a worker of the mesh \"", from.mesh_id, "\", where array ",
+                                from.array_id, " has the elements of \"", item.name,
+                                "\" already, was lost meanwhile; put again")),
+                     Reason::kMeshIncomplete, {{fact::kMesh, from.mesh_id}}),
+          absl::Milliseconds(100));
+    }
+    sources[from.mesh_id] = std::move(workers);
   }
   return sources;
 }

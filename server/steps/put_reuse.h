@@ -74,8 +74,9 @@ struct ReuseFill {
   absl::Time expire_time = {};  // of the tokens
 };
 
-// Returns the live workers of the meshes that the items are copied from, by mesh. Errors of
-// MeshEndpoints::Endpoints.
+// Returns the workers of the meshes that the items are copied from, by mesh. Errors of
+// MeshEndpoints::Endpoints. FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: a worker of
+// such a mesh was lost.
 using ReuseSources = std::map<std::string, std::vector<RankEndpoint>>;
 absl::StatusOr<ReuseSources> FindReuseSources(absl::Span<const PutItem> items,
                                               const MeshEndpoints& endpoints);

@@ -170,6 +170,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     transfer->result.array_ids.push_back(item.definition.descriptor.array_id);
     if (item.is_kept()) continue;
     status = registry_->Stage(item.definition);
+    // An array that another call releases right after its commit must not be dropped by workers
+    // that have yet to hear of the commit. End removes this pin.
+    if (status.ok()) status = registry_->Pin(item.definition.descriptor.array_id);
     if (status.ok() && item.name.empty()) {
       status =
           PinForSession(*registry_, *sessions_, session_id, item.definition.descriptor.array_id)
@@ -243,6 +246,22 @@ void Transfers::ReportNothingToDo(std::string_view transfer_id,
   }
 }
 
+absl::Status Transfers::CheckKept(const PutItem& item, const WorkOutcome& outcome) const {
+  const std::string& array_id = item.definition.descriptor.array_id;
+  SHARDMESH_ASSIGN_OR_RETURN(const ArrayPtr array, registry_->FindArray(array_id));
+  if (array->missing_ranks.empty()) return absl::OkStatus();
+  const int64_t rank = array->missing_ranks.front();
+  const auto place = static_cast<size_t>(rank);
+  const std::string identity =
+      place < outcome.ranks.size() ? outcome.ranks[place].participant.identity : std::string();
+  return WithReason(
+      absl::UnavailableError(StrCat("array ", array_id, ", which has the elements of \"", item.name,
+                                    "\" already, has lost the tile of rank ", rank,
+                                    " since the put began; put again")),
+      Reason::kWorkerLost,
+      {{fact::kRank, rank}, {fact::kIdentity, identity}, {fact::kOp, std::string("put")}});
+}
+
 void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
                                  absl::AnyInvocable<void(absl::Status) &&> decided) {
   SHARDMESH_PASSES("transfer.commit_to_registry");
@@ -255,6 +274,9 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
   }
   for (const PutItem& item : *items) {
     if (item.is_kept()) {
+      if (absl::Status there = CheckKept(item, outcome); !there.ok()) {
+        return std::move(decided)(std::move(there));
+      }
       on_disk &= item.reused->array().durability == Durability::kDisk;
     } else {
       request.arrays.push_back({.array_id = item.definition.descriptor.array_id,
@@ -338,7 +360,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     Forget();
   }
   std::vector<std::string> staged;
-  if (!status.ok() && items != nullptr) {
+  if (items != nullptr) {
     for (const PutItem& item : *items) {
       if (!item.is_kept()) staged.push_back(item.definition.descriptor.array_id);
     }
@@ -347,6 +369,8 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
   if (!status.ok()) {
     UnpinForSession(*registry_, *sessions_, transfer->progress.session_id, staged);
     registry_->Discard(staged);
+  } else {
+    registry_->Unpin(staged);
   }
   if (!request_key.empty()) {
     registry_->requests().Abandon(request_key);

@@ -227,6 +227,9 @@ class Transfers {
   absl::Status CheckVersion(const PutItem& item) const;
   // Whether the put ended more than kRememberFor ago.
   bool IsForgotten(const TransferProgress& progress) const;
+  // UNAVAILABLE (WORKER_LOST): the array that the item keeps has lost a tile since the put began.
+  // The client may be the only one that still has the elements.
+  absl::Status CheckKept(const PutItem& item, const WorkOutcome& outcome) const;
   void CommitToRegistry(const TransferPtr& transfer, const WorkOutcome& outcome,
                         absl::AnyInvocable<void(absl::Status) &&> decided);
   // Reports for all ranks of a transfer without tiles that they are done.

@@ -4,12 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "server/codec/reshard_codec.h"
+#include "server/state/definitions.h"
+#include "server/steps/resize_mesh.h"
 #include "server/steps/transfers.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -109,6 +112,32 @@ TEST_F(ResizeRunnerTest, NoMoreResizesRunThanThereMayBe) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(one_more));
   EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
   EXPECT_THAT(operations_.Progress(begun.operation_id)->status, IsOk());
+}
+
+TEST_F(ResizeRunnerTest, AWorkerThatIsReplacedMeanwhileDoesNotServeTheNewShape) {
+  const ResizeCall call = CallOf(0);
+  const auto find = [this](const std::string& mesh_id) {
+    return definition_store_->shared_state()->Find(DefinitionKind::kMesh, mesh_id);
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const Definition> before,
+                                 find(call.mesh_id));
+  // As `admin worker replace w0 w1` while the resize waits for its auxiliary mesh.
+  absl::Status replaced = absl::UnknownError("not called");
+  endpoints_.on_check = [&] {
+    absl::Notification done;
+    definition_store_->Reassign(ResizeMeshName(*before), "w0", "w1", [&](const auto& mesh) {
+      replaced = mesh.status();
+      done.Notify();
+    });
+    done.WaitForNotification();
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(call));
+  EXPECT_THAT(begun.plan.workers, ::testing::ElementsAre("w0"));
+  ASSERT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
+  EXPECT_THAT(operations_.Progress(begun.operation_id)->status, IsOk());
+  EXPECT_THAT(replaced, IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const Definition> after, find(call.mesh_id));
+  EXPECT_THAT(WorkersOf(*after), ::testing::ElementsAre("w1"));
 }
 
 }  // namespace

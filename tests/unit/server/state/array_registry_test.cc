@@ -950,6 +950,21 @@ TEST_F(ArrayRegistryTest, ATileOfAPutUnderWayIsToldHowThatEnds) {
   EXPECT_THAT(Attach(1, {Held(discarded, 1, 11, false)}).drop, ElementsAre(discarded));
 }
 
+// An inventory of many tiles is judged long after the worker attached.
+TEST_F(ArrayRegistryTest, APutThatBeginsBeforeAnInventoryIsJudgedMissesNoTile) {
+  const std::string id = Stage();
+  Attach(0, {});
+  ASSERT_THAT(Put("w", id), IsOk());
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  // The process that had staged this tile is gone.
+  const std::string lost = Stage();
+  Lose(0);
+  Attach(0, {Held(id, 0, 10)});
+  ASSERT_THAT(Put("v", lost), IsOk());
+  EXPECT_THAT((*registry_->FindArray(lost))->missing_ranks, ElementsAre(0));
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+}
+
 // A restore from quarantine takes files back to where committed tiles are. A worker that attaches
 // meanwhile reports such a tile, the only one of its array.
 TEST_F(ArrayRegistryTest, ACommittedTileIsPutAsideWhenWhatItWaitsForIsGivenUp) {

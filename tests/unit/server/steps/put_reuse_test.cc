@@ -19,6 +19,7 @@
 #include "server/steps/array_cache.h"
 #include "server/steps/fill_codec.h"
 #include "server/steps/put_plan.h"
+#include "status/detail.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
@@ -301,6 +302,35 @@ TEST_F(PutReuseTest, WorkersCopyToAnotherLayoutAndAnotherMesh) {
   EXPECT_EQ(transfers_.totals().moved_bytes, 64);
 }
 
+TEST_F(PutReuseTest, AWorkerOfTheSourceThatIsLostMeanwhileEndsThePut) {
+  Put({});
+  int calls = 0;
+  // The third call asks for the workers of the source: the first two ask for those of the mesh.
+  endpoints_.on_endpoints = [&] {
+    if (++calls == 3) endpoints_.endpoints.pop_back();
+  };
+  const absl::Status refused =
+      Begin({.name = "v", .spec = PartitionSpec({SpecEntry(), SpecEntry::Axis("x")})}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+  EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr("was lost meanwhile"));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+}
+
+TEST_F(PutReuseTest, AWorkerThatGetsNoOrdersYetEndsThePut) {
+  Put({});
+  int calls = 0;
+  // At the third call the array was found, and the put is about to begin.
+  endpoints_.on_endpoints = [&] {
+    if (++calls < 3) return;
+    fill_.can_fill = WithReason(absl::UnavailableError("it is not attached"), Reason::kNotServing);
+  };
+  EXPECT_THAT(Begin({.name = "v", .spec = PartitionSpec({SpecEntry(), SpecEntry::Axis("x")})}),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+  EXPECT_THAT(fill_.sent("w0"), IsEmpty());
+}
+
 TEST_F(PutReuseTest, ADegradedArrayIsNotUsed) {
   const std::string array_id = Put({});
   registry_->TilesLost("m", 1, members_.view()->FindWorker("w1")->attachment);
@@ -312,6 +342,27 @@ TEST_F(PutReuseTest, ADegradedArrayIsNotUsed) {
     EXPECT_EQ(put->items[0].reused, nullptr);
     EXPECT_THAT(transfers_.Abort(put->transfer_id, absl::CancelledError("enough")), IsOk());
   }
+}
+
+TEST_F(PutReuseTest, ATileThatIsLostAfterTheBeginningEndsThePut) {
+  const std::string array_id = Put({});
+  const int64_t version = registry_->VersionOf("w");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({}));
+  ASSERT_TRUE(put->items[0].is_kept());
+  registry_->TileDamaged(array_id, 1);
+  absl::Notification done;
+  absl::Status ended;
+  transfers_.Commit(put->transfer_id, "", clock_.Now() + absl::Minutes(1),
+                    [&](const absl::StatusOr<TransferResult>& result) {
+                      ended = result.status();
+                      done.Notify();
+                    });
+  done.WaitForNotification();
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(std::string(ended.message()), ::testing::HasSubstr("the tile of rank 1"));
+  EXPECT_EQ(registry_->VersionOf("w"), version);
+  // The next put sends the elements again.
+  EXPECT_NE(Put({}), array_id);
 }
 
 TEST_F(PutReuseTest, APutKeepsTheArraysThatItUsesUntilItsEnd) {

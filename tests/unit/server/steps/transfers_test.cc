@@ -35,11 +35,14 @@ using ::shardmesh::test::StatusIs;
 class DeafTransport final : public StepTransport {
  public:
   void Start(const WorkRef&, const EncodedStepPtr&) override {}
-  void Commit(const WorkRef&) override {}
+  void Commit(const WorkRef&) override {
+    if (on_commit) on_commit();
+  }
   void Abort(const WorkRef&, const absl::Status&) override {
     if (on_abort) on_abort();
   }
 
+  std::function<void()> on_commit;
   std::function<void()> on_abort;
 };
 
@@ -146,6 +149,19 @@ TEST_F(TransfersTest, APutThatEndedLongAgoIsNotListed) {
   EXPECT_EQ(listed(), 0u);
   EXPECT_THAT(transfers_->Progress(transfer),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+// A worker that is told to drop an array before it is told of its commit gives up its stream.
+TEST_F(TransfersTest, AnArrayIsPinnedUntilItsWorkersWereToldOfTheCommit) {
+  const std::string transfer = Begin("w");
+  Stage(transfer);
+  ArrayRegistry::Holds told;
+  transport_.on_commit = [&] { told = registry_->HoldsOf(array_id_); };
+  ASSERT_THAT(CommitNow(transfer, "r"), IsOk());
+  EXPECT_EQ(told.names, 1);
+  EXPECT_EQ(told.pins, 1);
+  EXPECT_EQ(registry_->HoldsOf(array_id_).names, 1);
+  EXPECT_EQ(registry_->HoldsOf(array_id_).pins, 0);
 }
 
 TEST_F(TransfersTest, ShowsWhatHasArrivedOfATile) {
