@@ -35,6 +35,10 @@ constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 // The largest number of arrays that one call releases.
 constexpr size_t kMaxReleased = 10'000;
+// Smaller tensors are sent without the question whether an array has their elements.
+constexpr int64_t kMinClaimedBytes = int64_t{64} << 10;
+// The largest number of threads that compute digests of tensors.
+constexpr int kMaxMatchers = 8;
 // The field of BeginPutRequest that has the files.
 constexpr std::string_view kFilesField = "header.files";
 
@@ -265,6 +269,46 @@ absl::Status CheckFilesNotWritten(absl::Span<const PutTensor> tensors) {
   return absl::OkStatus();
 }
 
+// Whether the tensor is worth the question for arrays with its elements. Inputs of steps, which
+// have neither a name nor a file, are new each time.
+bool MayClaim(const PutTensor& tensor) {
+  if (tensor.name.empty() && !tensor.source.has_value() && !tensor.origin.has_value()) return false;
+  const absl::StatusOr<int64_t> count = ElementCount(tensor.view.shape());
+  if (!count.ok()) return false;
+  const absl::StatusOr<int64_t> size_bytes = PackedSizeBytes(tensor.view.dtype(), *count);
+  return size_bytes.ok() && *size_bytes >= kMinClaimedBytes;
+}
+
+// Returns claims about arrays that have the elements of tensors, which no origin finds; by tensor.
+// Empty if there are none, or if the coordinator does not answer: the put then sends the tensors.
+std::vector<std::optional<ContentClaim>> ClaimContent(const CoordinatorConnection& connection,
+                                                      absl::Span<const PutTensor> tensors,
+                                                      const PutOptions& put_options,
+                                                      const CallLimit& limit) {
+  if (!put_options.reuse || put_options.validate_only) return {};
+  std::vector<size_t> asked;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (MayClaim(tensors[i])) asked.push_back(i);
+  }
+  if (asked.empty()) return {};
+  const absl::StatusOr<FoundContent> found = FindContent(connection, tensors, asked, limit);
+  if (!found.ok() || found->candidates.empty()) return {};
+  std::erase_if(asked, [&](size_t number) { return found->by_origin.contains(number); });
+  std::vector<TensorElements> compared;
+  compared.reserve(asked.size());
+  for (const size_t number : asked) compared.push_back(tensors[number].view);
+  const auto deadline = SteadyDeadline::At(limit.deadline);
+  std::vector<std::optional<ContentClaim>> matched =
+      MatchContent(compared, found->candidates,
+                   {.mesh = put_options.mesh.empty() ? "default" : put_options.mesh,
+                    .threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1,
+                                          kMaxMatchers),
+                    .is_over = [&] { return deadline.is_over() || limit.is_cancelled(); }});
+  std::vector<std::optional<ContentClaim>> claims(tensors.size());
+  for (size_t i = 0; i < asked.size(); ++i) claims[asked[i]] = std::move(matched[i]);
+  return claims;
+}
+
 }  // namespace
 
 absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
@@ -308,7 +352,8 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
   absl::StatusOr<BegunPut> begun =
       InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
         session = session_id;
-        return BeginPut(*connection_, session_id, tensors, put_options, /*from_files=*/true, limit);
+        return BeginPut(*connection_, session_id, tensors, put_options, /*from_files=*/true,
+                        /*claims=*/{}, limit);
       });
   if (!begun.ok()) {
     *is_refused = MaySendInstead(begun.status()) && !deadline.is_over();
@@ -368,12 +413,14 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
                                                     const CallOptions& options,
                                                     bool* is_taken_back) {
   std::string session;
+  const std::vector<std::optional<ContentClaim>> claims =
+      ClaimContent(*connection_, tensors, put_options, LimitAt(deadline, options));
   SHARDMESH_ASSIGN_OR_RETURN(
       BegunPut put,
       InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
         session = session_id;
         return BeginPut(*connection_, session_id, tensors, put_options, /*from_files=*/false,
-                        limit);
+                        claims, limit);
       }));
   PutResult result;
   if (put_options.validate_only) {

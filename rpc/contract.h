@@ -38,6 +38,7 @@ inline constexpr Feature kFeatures[] = {
      {"shardmesh.v1.ResolveService.BatchResolveSpecs",
       "shardmesh.v1.ResolveService.BatchConstrainArrays"}},
     {"cluster_watch", {"shardmesh.v1.ClusterService.WatchCluster"}},
+    {"content_reuse", {"shardmesh.v1.ArrayService.FindContent", "shardmesh.v1.PutTensor.content"}},
     {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
     {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},
     {"output_specs", {"shardmesh.v1.OutputLayout.output_spec"}},
@@ -76,6 +77,10 @@ inline constexpr Feature kFeatures[] = {
 // The feature in Hello.features of a worker that fills tiles itself: the orders CheckFiles and
 // FillTiles of attach_service.proto.
 inline constexpr std::string_view kFillFeature = "fill";
+
+// The feature in Hello.features of a worker that computes digests of its tiles: the order
+// DigestTiles of attach_service.proto.
+inline constexpr std::string_view kDigestFeature = "tile_digests";
 
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;

@@ -345,6 +345,7 @@ absl::Status Server::OpenState() {
                                  .membership = membership_.get(),
                                  .hub = worker_streams_.get(),
                                  .fill = worker_streams_.get(),
+                                 .digests = worker_streams_.get(),
                                  .registry = registry_.get(),
                                  .cache = cache_.get(),
                                  .sessions = sessions_.get(),

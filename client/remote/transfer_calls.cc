@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/time/clock.h"
 #include "client/remote/wire_enums.h"
 #include "process/steady_deadline.h"
@@ -34,6 +35,13 @@ using FileIndex = absl::flat_hash_map<const SourceFile*, uint32_t>;
 // Origins in further files, or in files with longer paths, are left out: they only save work later.
 constexpr size_t kMaxFiles = 10'000;
 constexpr size_t kMaxPathsBytes = size_t{1} << 20;
+// The limits of FindContentRequest, of tensors and thus of files; and the largest numbers of
+// candidates, and of checksums of their tiles, that one put compares.
+constexpr int kMaxAsked = 1'000;
+constexpr size_t kMaxCandidates = 50'000;
+constexpr size_t kMaxChecksums = 10'000'000;
+// Time limit for each question about content, which only saves work.
+constexpr absl::Duration kContentTimeout = absl::Seconds(10);
 
 // Returns the file of the tensor's source or origin; null: there is none.
 const SourceFile* FileOf(const PutTensor& tensor) {
@@ -67,6 +75,37 @@ void EncodeOrigin(const PutTensor& from, uint32_t file, v1::TensorOrigin* to) {
   if (from.source.has_value()) return to->set_offset_bytes(from.source->offset_bytes);
   to->set_offset_bytes(from.origin->offset_bytes);
   to->set_conversion(from.origin->conversion);
+}
+
+// Encodes the next tensors of `numbers`, as many as a request of FindContent may have, and returns
+// the rest of `numbers`.
+absl::Span<const size_t> EncodeSome(absl::Span<const PutTensor> tensors,
+                                    absl::Span<const size_t> numbers, v1::FindContentRequest* to) {
+  FileIndex files;
+  size_t paths_bytes = 0;
+  for (; !numbers.empty() && to->tensors_size() < kMaxAsked; numbers.remove_prefix(1)) {
+    const PutTensor& tensor = tensors[numbers.front()];
+    const SourceFile* const file = FileOf(tensor);
+    if (file != nullptr && !files.contains(file) &&
+        file->path.size() <= SourceFile::kMaxPathBytes) {
+      if (paths_bytes + file->path.size() > kMaxPathsBytes) break;
+      paths_bytes += file->path.size();
+      files.emplace(file, static_cast<uint32_t>(files.size()));
+      rpc::Encode(*file, to->add_files());
+    }
+    v1::ContentTensor& wire = *to->add_tensors();
+    wire.set_dtype(rpc::Encode(tensor.view.dtype()));
+    rpc::Encode(tensor.view.shape(), wire.mutable_shape());
+    if (const auto found = files.find(file); found != files.end()) {
+      EncodeOrigin(tensor, found->second, wire.mutable_origin());
+    }
+  }
+  return numbers;
+}
+
+void EncodeContent(const ContentClaim& from, v1::TensorContent* to) {
+  to->set_array_id(from.array_id);
+  to->mutable_tile_sha256()->Add(from.tile_sha256.begin(), from.tile_sha256.end());
 }
 
 void EncodeTensor(const PutTensor& from, const FileIndex& files, bool from_files,
@@ -233,6 +272,7 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
                                   absl::Span<const PutTensor> tensors,
                                   const PutOptions& put_options, bool from_files,
+                                  absl::Span<const std::optional<ContentClaim>> claims,
                                   const CallLimit& limit) {
   for (const PutTensor& tensor : tensors) {
     if ((tensor.spec.has_value() ? 1 : 0) + (tensor.axes.has_value() ? 1 : 0) +
@@ -269,6 +309,9 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
             for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
               v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
               EncodeTensor(tensors[i], files, from_files, &tensor);
+              if (!claims.empty() && claims[i].has_value()) {
+                EncodeContent(*claims[i], tensor.mutable_content());
+              }
               bytes += tensor.ByteSizeLong();
             }
             is_open = call->stream->Write(request);
@@ -311,6 +354,41 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                                        put.transfer_id, "'")));
   }
   return put;
+}
+
+absl::StatusOr<FoundContent> FindContent(const CoordinatorConnection& connection,
+                                         absl::Span<const PutTensor> tensors,
+                                         absl::Span<const size_t> numbers, const CallLimit& limit) {
+  FoundContent found;
+  absl::flat_hash_set<std::string> ids;  // of the candidates
+  size_t checksums = 0;
+  while (!numbers.empty()) {
+    v1::FindContentRequest request;
+    const absl::Span<const size_t> rest = EncodeSome(tensors, numbers, &request);
+    do {
+      CallLimit question = limit;
+      question.deadline = std::min(limit.deadline, absl::Now() + kContentTimeout);
+      v1::FindContentResponse response;
+      SHARDMESH_RETURN_IF_ERROR(connection.Call(
+          connection.arrays, &v1::ArrayService::Stub::FindContent, request, question, &response));
+      for (const uint32_t index : response.found_by_origin()) {
+        if (index < numbers.size()) found.by_origin.insert(numbers[index]);
+      }
+      for (const v1::ContentCandidate& wire : response.candidates()) {
+        ContentCandidate candidate;
+        SHARDMESH_ASSIGN_OR_RETURN(candidate.array, DecodeAnswer(wire.array_descriptor()));
+        candidate.tile_crc32c.assign(wire.tile_crc32c().begin(), wire.tile_crc32c().end());
+        candidate.has_name = wire.has_name();
+        if (!ids.insert(candidate.array.array_id).second) continue;
+        checksums += candidate.tile_crc32c.size();
+        found.candidates.push_back(std::move(candidate));
+        if (found.candidates.size() == kMaxCandidates || checksums > kMaxChecksums) return found;
+      }
+      request.set_page_token(response.next_page_token());
+    } while (!request.page_token().empty());
+    numbers = rest;
+  }
+  return found;
 }
 
 absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connection,

@@ -3,6 +3,7 @@
 #ifndef SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
 #define SHARDMESH_CLIENT_REMOTE_TRANSFER_CALLS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -10,10 +11,12 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/remote/content_match.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/transfer.h"
 #include "client/types/array.h"
@@ -54,14 +57,27 @@ struct BegunGet {
   bool pinned = false;  // this call pinned the array; the session did not pin the array before
 };
 
+// The answer of FindContent for some tensors of a put.
+struct FoundContent {
+  absl::flat_hash_set<size_t> by_origin;  // the numbers of tensors that need no claim
+  std::vector<ContentCandidate> candidates;
+};
+
 // `session_id` is the id of the session to which the transfer belongs. All calls of this file are
 // retried: see CoordinatorConnection.
-// `from_files`: the workers read the tensors, which all have sources.
+// `from_files`: the workers read the tensors, which all have sources. `claims`: of the arrays that
+// have the elements already, by tensor; empty: none.
 absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
                                   absl::Span<const PutTensor> tensors,
                                   const PutOptions& put_options, bool from_files,
+                                  absl::Span<const std::optional<ContentClaim>> claims,
                                   const CallLimit& limit);
+// Asks for arrays that may have the elements of the tensors with these numbers, which rise. Call it
+// before BeginPut. UNIMPLEMENTED: the coordinator runs an older build.
+absl::StatusOr<FoundContent> FindContent(const CoordinatorConnection& connection,
+                                         absl::Span<const PutTensor> tensors,
+                                         absl::Span<const size_t> numbers, const CallLimit& limit);
 absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connection,
                                             const std::string& session_id,
                                             const std::string& transfer_id, const CallLimit& limit);

@@ -200,7 +200,9 @@ struct PutOptions {
   Handover handover = Handover::kAuto;
   // Whether arrays on the workers are used that an earlier put made from the same place in the same
   // file, unchanged since. Nobody reads or sends such a tensor. If its array also lies as this put
-  // asks, it gets the tensor's name; otherwise the workers copy it.
+  // asks, it gets the tensor's name; otherwise the workers copy it. The same holds for tensors that
+  // this client would send, of 64 KiB and more and with a name or a file, if an array has the same
+  // content: client and workers compare digests, which takes as long as reading the tensor.
   bool reuse = true;
   // The number of workers that keep each tile, 1 or 2. With 2, the workers copy the arrays once the
   // put has ended: ArrayClient::AwaitReplicas waits for that. All tensors need names. 0: as the

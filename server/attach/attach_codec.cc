@@ -195,6 +195,18 @@ WorkerMessage EncodeCheckFiles(int64_t number, std::string_view files) {
   return message;
 }
 
+WorkerMessage EncodeDigestTiles(int64_t number, const std::vector<WantedDigest>& tiles) {
+  internal::v1::AttachResponse message;
+  internal::v1::DigestTiles& order = *message.mutable_digest_tiles();
+  order.set_order_id(number);
+  for (const WantedDigest& wanted : tiles) {
+    internal::v1::WantedDigest& to = *order.add_tiles();
+    to.set_array_id(wanted.array_id);
+    rpc::Encode(wanted.tile, to.mutable_tile());
+  }
+  return EncodeMessage(message);
+}
+
 WorkerMessage EncodeFill(std::string_view fill_tiles, size_t tail_bytes) {
   auto message = std::make_shared<std::string>();
   message->reserve(kMostFieldHeadBytes + fill_tiles.size());
@@ -312,6 +324,10 @@ RankReport DecodeFillFailed(std::string_view identity, const internal::v1::FillF
 
 FileVerdict DecodeVerdict(const internal::v1::FilesChecked& from) {
   return {.status = rpc::Decode(from.error()), .file = from.file()};
+}
+
+DigestTransport::Digests DecodeDigests(const internal::v1::TilesDigested& from) {
+  return {from.tile_sha256().begin(), from.tile_sha256().end()};
 }
 
 RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from) {

@@ -14,6 +14,7 @@
 #include "program/measured_link.h"
 #include "server/attach/worker_hello.h"
 #include "server/attach/worker_message.h"
+#include "server/content/digest_transport.h"
 #include "server/diagnosis/flight_log.h"
 #include "server/state/array_registry.h"
 #include "server/steps/fill_transport.h"
@@ -28,6 +29,7 @@ class Hello;
 class InventoryPage;
 class StepReport;
 class TileStaged;
+class TilesDigested;
 }  // namespace shardmesh::internal::v1
 
 namespace shardmesh::server {
@@ -66,6 +68,8 @@ WorkerMessage EncodeEndTransfer(const std::string& transfer_id, const absl::Stat
 // The question whether a worker can read files. `files`: from EncodeFiles (fill_codec.h), appended
 // unchanged.
 WorkerMessage EncodeCheckFiles(int64_t number, std::string_view files);
+// The question for digests of the worker's tiles.
+WorkerMessage EncodeDigestTiles(int64_t number, const std::vector<WantedDigest>& tiles);
 // The order to fill tiles. `fill_tiles`: a message of FillEncoder, appended unchanged.
 // `tail_bytes`: size of a tail of the order that follows the message.
 WorkerMessage EncodeFill(std::string_view fill_tiles, size_t tail_bytes = 0);
@@ -95,6 +99,7 @@ RankReport DecodeStaged(std::string_view identity, const internal::v1::TileStage
 // INTERNAL.
 RankReport DecodeFillFailed(std::string_view identity, const internal::v1::FillFailed& from);
 FileVerdict DecodeVerdict(const internal::v1::FilesChecked& from);
+DigestTransport::Digests DecodeDigests(const internal::v1::TilesDigested& from);
 // Decodes a rank's report on a step. A report of success that cannot be decoded counts as a
 // failure: INTERNAL.
 RankReport DecodeReport(std::string_view identity, const internal::v1::StepReport& from);

@@ -28,6 +28,7 @@ struct CoordinatorParts {
   const Membership* membership = nullptr;
   const WorkerStreams* hub = nullptr;
   FillTransport* fill = nullptr;
+  DigestTransport* digests = nullptr;
   ArrayRegistry* registry = nullptr;
   ArrayCache* cache = nullptr;
   SessionTable* sessions = nullptr;

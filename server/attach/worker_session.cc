@@ -208,6 +208,10 @@ absl::Status WorkerSession::Dispatch(const internal::v1::AttachRequest& request)
       streams_->file_checks().Answer(this, request.files_checked().order_id(),
                                      DecodeVerdict(request.files_checked()));
       break;
+    case Message::kTilesDigested:
+      streams_->digest_orders().Answer(this, request.tiles_digested().order_id(),
+                                       DecodeDigests(request.tiles_digested()));
+      break;
     case Message::kMemoryRequest:
       return TakeMemoryRequest(request.memory_request());
     case Message::kSaveProgress:

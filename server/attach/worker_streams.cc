@@ -185,6 +185,27 @@ int64_t WorkerStreams::CheckFiles(const std::string& identity, std::string_view 
   return 0;
 }
 
+int64_t WorkerStreams::DigestTiles(const std::string& identity,
+                                   const std::vector<WantedDigest>& tiles, TilesDigested digested) {
+  absl::StatusOr<int64_t> number = NotAttached(identity);
+  {
+    // One lock for both steps, for the reason given in OrderQuarantine.
+    absl::MutexLock lock(&mutex_);
+    WorkerStream* const stream = StreamOf(identity);
+    if (stream != nullptr && !stream->HasFeature(rpc::kDigestFeature)) {
+      number = WithReason(
+          absl::FailedPreconditionError(StrCat(
+              "worker \"", identity, "\" runs an older build, which computes no digests of tiles")),
+          Reason::kNotAvailable, {{fact::kField, "content"}});
+    } else if (stream != nullptr) {
+      number = digest_orders_.Send(stream, tiles, &digested);
+    }
+  }
+  if (number.ok()) return *number;
+  std::move(digested)(number.status());
+  return 0;
+}
+
 void WorkerStreams::SendFill(std::string_view identity, std::string_view message) {
   WorkerMessage encoded = EncodeFill(message);
   absl::MutexLock lock(&mutex_);
@@ -328,6 +349,7 @@ void WorkerStreams::Arrive(WorkerStream* stream) {
 WorkerStreams::Unanswered WorkerStreams::TakeUnanswered(const WorkerStream* stream) {
   return {.quarantine = orders_.TakeAllOf(stream),
           .files = file_checks_.TakeAllOf(stream),
+          .digests = digest_orders_.TakeAllOf(stream),
           .saves = saves_.TakeAllOf(stream)};
 }
 
@@ -335,6 +357,7 @@ void WorkerStreams::Fail(Unanswered unanswered, std::string_view identity) {
   const absl::Status error = NotAttached(identity);
   for (QuarantineAnswered& answered : unanswered.quarantine) std::move(answered)(error);
   for (FilesChecked& checked : unanswered.files) std::move(checked)({.status = error});
+  for (TilesDigested& digested : unanswered.digests) std::move(digested)(error);
   for (SaveAnswered& answered : unanswered.saves) std::move(answered)(error);
 }
 

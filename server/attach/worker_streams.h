@@ -23,6 +23,7 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "process/thread_pool.h"
+#include "server/attach/digest_orders.h"
 #include "server/attach/endpoint_check.h"
 #include "server/attach/file_checks.h"
 #include "server/attach/inventory_judge.h"
@@ -33,6 +34,7 @@
 #include "server/attach/save_access.h"
 #include "server/attach/worker_message.h"
 #include "server/attach/worker_stream.h"
+#include "server/content/digest_transport.h"
 #include "server/diagnosis/flight_log.h"
 #include "server/state/array_registry.h"
 #include "server/state/attach_failures.h"
@@ -108,6 +110,7 @@ struct WorkerStreamsOptions {
 class WorkerStreams final : public StepTransport,
                             public MeshEndpoints,
                             public FillTransport,
+                            public DigestTransport,
                             public QuarantineAccess,
                             public SaveAccess {
  public:
@@ -156,6 +159,10 @@ class WorkerStreams final : public StepTransport,
   void SendFill(std::string_view identity, std::string_view message) override;
   void SendFillParts(std::string_view identity, std::string_view head,
                      const std::shared_ptr<const std::string>& tail) override;
+  // DigestTransport.
+  int64_t DigestTiles(const std::string& identity, const std::vector<WantedDigest>& tiles,
+                      TilesDigested digested) override;
+  void ForgetDigests(int64_t number) override { digest_orders_.Forget(number); }
   // SaveAccess.
   void OrderSave(const std::string& identity, const internal::v1::SaveOrder& order,
                  SaveProgressed progressed, SaveAnswered answered) override;
@@ -173,6 +180,7 @@ class WorkerStreams final : public StepTransport,
   InventoryQueue& inventories() { return inventories_; }
   QuarantineOrders& orders() { return orders_; }
   FileChecks& file_checks() { return file_checks_; }
+  DigestOrders& digest_orders() { return digest_orders_; }
   SaveOrderTable& saves() { return saves_; }
   // Calls Options::free_memory, which lists the cache; by the identity of the worker.
   ThreadPool& memory_requests() { return memory_requests_; }
@@ -236,6 +244,7 @@ class WorkerStreams final : public StepTransport,
   struct Unanswered {
     std::vector<QuarantineAnswered> quarantine;
     std::vector<FilesChecked> files;
+    std::vector<TilesDigested> digests;
     std::vector<SaveAnswered> saves;
   };
 
@@ -260,10 +269,11 @@ class WorkerStreams final : public StepTransport,
   std::atomic<bool> stopping_ = false;
   MembershipPages pages_;  // used only by the thread of TellOfMembership
 
-  // The next four objects synchronise themselves. They may be called under mutex_.
+  // The next five objects synchronise themselves. They may be called under mutex_.
   Readiness readiness_;
   QuarantineOrders orders_;
   FileChecks file_checks_;
+  DigestOrders digest_orders_;
   SaveOrderTable saves_;
 
   mutable absl::Mutex mutex_;

@@ -30,6 +30,8 @@ constexpr int64_t kPieceBytes = int64_t{512} << 10;
 constexpr int64_t kMaxPutTensors = 40'000;
 // The maximum number of files of a put.
 constexpr int64_t kMaxPutFiles = 10'000;
+// The size of a digest of a tile.
+constexpr size_t kSha256Bytes = 32;
 // The maximum length of a checkpoint's path. The coordinator remembers it with each ended put.
 constexpr size_t kMaxCheckpointBytes = 1'024;
 
@@ -74,6 +76,18 @@ absl::Status DecodeOrigin(const v1::TensorOrigin& from, PutTensor* tensor) {
   tensor->origin = FileRange{.file = from.file(), .offset_bytes = from.offset_bytes()};
   tensor->conversion = from.conversion();
   return absl::OkStatus();
+}
+
+absl::StatusOr<ContentClaim> DecodeContent(const v1::TensorContent& from) {
+  SHARDMESH_RETURN_IF_ERROR(rpc::CheckArrayId(from.array_id(), "content.array_id"));
+  for (int i = 0; i < from.tile_sha256_size(); ++i) {
+    if (from.tile_sha256(i).size() == kSha256Bytes) continue;
+    return rpc::BadField(
+        StrCat("content.tile_sha256[", i, "]"),
+        StrCat("has ", from.tile_sha256(i).size(), " bytes; a SHA-256 has ", kSha256Bytes));
+  }
+  return ContentClaim{.array_id = from.array_id(),
+                      .tile_sha256 = {from.tile_sha256().begin(), from.tile_sha256().end()}};
 }
 
 }  // namespace
@@ -166,6 +180,9 @@ absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
   }
   if (from.has_origin()) {
     SHARDMESH_RETURN_IF_ERROR(DecodeOrigin(from.origin(), &tensor));
+  }
+  if (from.has_content()) {
+    SHARDMESH_ASSIGN_OR_RETURN(tensor.content, DecodeContent(from.content()));
   }
   if (from.has_spec()) {
     auto spec = rpc::Decode(from.spec());

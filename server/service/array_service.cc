@@ -37,11 +37,12 @@ constexpr absl::Duration kCommitTimeout = absl::Minutes(5);
 #define SHARDMESH_MESSAGES(Method) v1::ArrayService::WithCallbackMethod_##Method
 using ArrayServiceBase =
     WithMethods<v1::ArrayService::Service, v1::ArrayService::WithRawCallbackMethod_BeginPut,
-                SHARDMESH_MESSAGES(CommitTransfer), SHARDMESH_MESSAGES(AbortTransfer),
-                SHARDMESH_MESSAGES(BeginGet), SHARDMESH_MESSAGES(DescribeArray),
-                SHARDMESH_MESSAGES(ListArrays), SHARDMESH_MESSAGES(MoveName),
-                SHARDMESH_MESSAGES(DeleteName), SHARDMESH_MESSAGES(ReleaseArrays),
-                SHARDMESH_MESSAGES(Reshard), SHARDMESH_MESSAGES(ResizeMesh)>::Type;
+                SHARDMESH_MESSAGES(FindContent), SHARDMESH_MESSAGES(CommitTransfer),
+                SHARDMESH_MESSAGES(AbortTransfer), SHARDMESH_MESSAGES(BeginGet),
+                SHARDMESH_MESSAGES(DescribeArray), SHARDMESH_MESSAGES(ListArrays),
+                SHARDMESH_MESSAGES(MoveName), SHARDMESH_MESSAGES(DeleteName),
+                SHARDMESH_MESSAGES(ReleaseArrays), SHARDMESH_MESSAGES(Reshard),
+                SHARDMESH_MESSAGES(ResizeMesh)>::Type;
 #undef SHARDMESH_MESSAGES
 
 class ArrayService final : public ArrayServiceBase {
@@ -52,6 +53,7 @@ class ArrayService final : public ArrayServiceBase {
         puts_({.plan = PutPartsOf(context),
                .clock = context.clock,
                .transfers = context.transfers,
+               .digests = context.digests,
                .max_streams_per_caller = context.max_put_streams_per_caller,
                .token_key = context.token_key,
                .term = context.term}) {}
@@ -59,6 +61,12 @@ class ArrayService final : public ArrayServiceBase {
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* BeginPut(
       grpc::CallbackServerContext* context) override {
     return puts_.Open(context);
+  }
+
+  grpc::ServerUnaryReactor* FindContent(grpc::CallbackServerContext* context,
+                                        const v1::FindContentRequest* request,
+                                        v1::FindContentResponse* response) override {
+    return puts_.FindContent(*context, request, response);
   }
 
   grpc::ServerUnaryReactor* CommitTransfer(grpc::CallbackServerContext* context,
@@ -133,9 +141,7 @@ class ArrayService final : public ArrayServiceBase {
                                      const v1::MoveNameRequest* request,
                                      v1::MoveNameResponse* response) override {
     absl::Status checked = rpc::CheckArrayName(request->name(), "name");
-    if (checked.ok()) {
-      checked = rpc::CheckArrayId(request->array_id(), "array_id");
-    }
+    if (checked.ok()) checked = rpc::CheckArrayId(request->array_id(), "array_id");
     return Move(context, checked, "MoveName", *request,
                 {.name = request->name(), .array_id = request->array_id(), .expected_version = {}},
                 [response](Revision revision) {
@@ -211,9 +217,7 @@ class ArrayService final : public ArrayServiceBase {
     const auto remembered = context_.registry->requests().Begin(
         key, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
                            move.expected_version.value_or(-1))));
-    if (!remembered.ok()) {
-      return Answer(context, remembered.status());
-    }
+    if (!remembered.ok()) return Answer(context, remembered.status());
     if (remembered->has_value()) {
       on_moved((*remembered)->revision);
       return Answer(context, absl::OkStatus());
@@ -224,9 +228,7 @@ class ArrayService final : public ArrayServiceBase {
     commit.request_id = key;
     context_.registry->Commit(std::move(commit),
                               [reactor, on_moved](absl::StatusOr<CommitResult> result) {
-                                if (result.ok()) {
-                                  on_moved(result->revision);
-                                }
+                                if (result.ok()) on_moved(result->revision);
                                 reactor->Finish(rpc::ToGrpc(result.status()));
                               });
     return reactor;

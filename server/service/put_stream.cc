@@ -7,14 +7,19 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/caller.h"
 #include "rpc/codec/status.h"
 #include "rpc/stream/finish_once.h"
 #include "rpc/stream/message_bytes.h"
+#include "server/calls/content_calls.h"
 #include "server/codec/put_codec.h"
+#include "server/content/content_check.h"
+#include "server/service/background_reactor.h"
 #include "server/steps/file_check.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -38,6 +43,7 @@ constexpr absl::Duration kTakeLimit = absl::Minutes(5);
 //   plan = requests.plan()
 //   put = memory.Find(plan), or else, on a thread of the background:
 //     if (plan.may_reuse()) plan.FindReusable()
+//     if (claims = plan.TakeClaims()) plan.UseContent(check(claims)), which waits for the workers
 //     if (plan.reads_files()) check(plan.Readers()), which waits for all workers
 //     plan.Begin(), which begins nothing if it only validates
 //   while (!answer.is_at_end()) write(answer.Next())
@@ -107,15 +113,15 @@ class PutStreams::Stream final
     holds ? HoldTransfer() : end_.End(absl::OkStatus());
   }
   void OnCancel() override {
-    std::shared_ptr<FileCheck> check;
+    absl::AnyInvocable<void() &&> cancel_check;
     bool was_held = false;
     {
       absl::MutexLock lock(&mutex_);
       is_cancelled_ = true;
       was_held = std::exchange(is_held_, false);
-      check = std::move(file_check_);
+      cancel_check = std::exchange(cancel_check_, nullptr);
     }
-    if (check != nullptr) check->Cancel();
+    if (cancel_check != nullptr) std::move(cancel_check)();
     if (was_held) ReleasePut();
   }
   void OnDone() override {
@@ -177,9 +183,36 @@ class PutStreams::Stream final
 
   // Begins a put that no earlier request began. On a thread of the background.
   absl::Status BeginNew() {
-    if (requests_.plan().may_reuse()) {
-      requests_.plan().FindReusable([this] { return call_->IsCancelled(); });
+    if (!requests_.plan().may_reuse()) return BeginOrCheckFiles();
+    requests_.plan().FindReusable([this] { return call_->IsCancelled(); });
+    if (parts_.digests == nullptr) return BeginOrCheckFiles();
+    claims_ = requests_.plan().TakeClaims();
+    if (claims_.empty()) return BeginOrCheckFiles();
+    // The work of the check ends with the call of ContentChecked.
+    const absl::Status checking = end_.BeginWork();
+    if (!checking.ok()) {
+      BeganNothing();
+      return checking;
     }
+    std::shared_ptr<ContentCheck> check = ContentCheck::Start(
+        parts_.digests, *parts_.plan.endpoints, parts_.clock, claims_,
+        [this](std::vector<bool> is_true) { ContentChecked(std::move(is_true)); });
+    Keep([check = std::move(check)] { check->Cancel(); });
+    return absl::OkStatus();
+  }
+  // Goes on with the claims that are true. Called on any thread, for which that takes too long.
+  void ContentChecked(std::vector<bool> is_true) {
+    const bool is_queued =
+        streams_->background_.Run(caller_.name, [this, is_true = std::move(is_true)] {
+          if (call_->IsCancelled()) return EndCheck(absl::CancelledError("the client left"));
+          requests_.plan().UseContent(std::move(claims_), is_true,
+                                      [this] { return call_->IsCancelled(); });
+          end_.EndWork(BeginOrCheckFiles());
+        });
+    if (!is_queued) EndCheck(TooManyWait());
+  }
+
+  absl::Status BeginOrCheckFiles() {
     if (!requests_.plan().reads_files()) return BeginPlan();
     const absl::Status checking = StartFileCheck();
     if (!checking.ok()) BeganNothing();
@@ -209,20 +242,23 @@ class PutStreams::Stream final
     SHARDMESH_ASSIGN_OR_RETURN(FileReaders readers, requests_.plan().Readers());
     // The work of the check ends with the call of FilesChecked.
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
-    Keep(FileCheck::Start(parts_.plan.fill, parts_.clock, std::move(readers),
-                          [this](absl::Status status) { FilesChecked(std::move(status)); }));
+    std::shared_ptr<FileCheck> check =
+        FileCheck::Start(parts_.plan.fill, parts_.clock, std::move(readers),
+                         [this](absl::Status status) { FilesChecked(std::move(status)); });
+    Keep([check = std::move(check)] { check->Cancel(); });
     return absl::OkStatus();
   }
-  // Keeps the check for OnCancel. If the client has gone, cancels the check.
-  void Keep(std::shared_ptr<FileCheck> check) {
+  // Keeps a check for OnCancel. If the client has gone, cancels the check.
+  void Keep(absl::AnyInvocable<void() &&> cancel) {
+    absl::AnyInvocable<void() &&> former;  // destroyed without the lock
     {
       absl::MutexLock lock(&mutex_);
       if (!is_cancelled_) {
-        file_check_ = std::move(check);
+        former = std::exchange(cancel_check_, std::move(cancel));
         return;
       }
     }
-    check->Cancel();
+    std::move(cancel)();
   }
   // Begins the put if all workers can read its files. Called on any thread, for which beginning the
   // put takes too long.
@@ -336,13 +372,15 @@ class PutStreams::Stream final
   bool is_reading_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_held_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
-  std::shared_ptr<FileCheck> file_check_ ABSL_GUARDED_BY(mutex_);  // null: none is kept
+  // Cancels the check of this stream that began last; null: there is none.
+  absl::AnyInvocable<void() &&> cancel_check_ ABSL_GUARDED_BY(mutex_);
   absl::Time due_ ABSL_GUARDED_BY(mutex_);  // while is_reading_: when the read times out
 
   // No lock: only one reaction (gRPC callback) at a time uses the following members.
   grpc::ByteBuffer read_;
   v1::BeginPutRequest request_;
   PutRequests requests_;
+  std::vector<ClaimedArray> claims_;  // while the workers are asked about them
   std::string key_;
   std::string transfer_id_;
   std::optional<PutAnswer> answer_;  // the answer until it is sent
@@ -354,6 +392,17 @@ class PutStreams::Stream final
 grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* PutStreams::Open(
     const grpc::CallbackServerContext* call) {
   return new Stream(this, call);
+}
+
+grpc::ServerUnaryReactor* PutStreams::FindContent(const grpc::CallbackServerContext& call,
+                                                  const v1::FindContentRequest* request,
+                                                  v1::FindContentResponse* response) {
+  return new BackgroundReactor(
+      call,
+      [this, request, response](const std::function<bool()>& is_cancelled) {
+        return server::FindContent(*parts_.plan.registry, *request, is_cancelled, response);
+      },
+      &background_);
 }
 
 }  // namespace shardmesh::server

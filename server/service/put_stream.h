@@ -8,11 +8,13 @@
 #include <string>
 
 #include "process/clock.h"
+#include "server/content/digest_transport.h"
 #include "server/resolve/background.h"
 #include "server/steps/put_memory.h"
 #include "server/steps/put_plan.h"
 #include "server/steps/transfers.h"
 #include "server/watch/caller_count.h"
+#include "shardmesh/v1/array_service.pb.h"
 
 namespace shardmesh::server {
 
@@ -21,6 +23,7 @@ struct PutStreamParts {
   PutPlanParts plan = {};
   Clock* clock = nullptr;
   Transfers* transfers = nullptr;
+  DigestTransport* digests = nullptr;  // may be null: no claim about content is true
   int64_t max_streams_per_caller = 0;
   std::string token_key = {};  // see rpc/transfer_token.h
   int64_t term = 0;
@@ -36,6 +39,10 @@ class PutStreams {
   // Starts a stream, which deletes itself. Requests come as bytes (rpc/stream/message_bytes.h).
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Open(
       const grpc::CallbackServerContext* call);
+  // Answers ArrayService.FindContent, which clients call before they begin a put.
+  grpc::ServerUnaryReactor* FindContent(const grpc::CallbackServerContext& call,
+                                        const v1::FindContentRequest* request,
+                                        v1::FindContentResponse* response);
 
  private:
   class Stream;

@@ -150,6 +150,13 @@ void TakeFrom(ByMesh& by_mesh, std::string_view mesh_id, std::string_view id) {
   if (mesh->second.empty()) by_mesh.erase(mesh);
 }
 
+// Returns a key that arrays of equal type and shape share.
+std::string FormOf(Dtype dtype, const Shape& shape) {
+  return StrCat(DtypeName(dtype), " ", StrJoin(shape, ","));
+}
+
+std::string FormOf(const ArrayDescriptor& array) { return FormOf(array.dtype, array.shape); }
+
 // Calls back for the next kTakenAtOnce objects of a mesh after the id `*last`, and advances
 // `*last`. A callback may erase the object that it is called with. Returns true once the mesh has
 // no more objects.
@@ -945,6 +952,7 @@ ArrayRegistry::ArrayEntry& ArrayRegistry::AddArray(const std::string& array_id, 
   const auto [added, is_new] = arrays_.try_emplace(array_id);
   if (is_new) {
     arrays_by_mesh_[array->definition.descriptor.mesh_id].emplace(added->first, &added->second);
+    arrays_by_form_[FormOf(array->definition.descriptor)].emplace(added->first, &added->second);
     if (std::string key = array->definition.origin_key(); !key.empty()) {
       ids_by_origin_[std::move(key)].insert(array_id);
     }
@@ -1004,14 +1012,32 @@ void ArrayRegistry::Tell(ClusterChange::Value change) {
 void ArrayRegistry::EraseArray(Arrays::iterator entry) {
   Count(entry->second, -1);
   TakeFrom(arrays_by_mesh_, entry->second.array->definition.descriptor.mesh_id, entry->first);
+  TakeFrom(arrays_by_form_, FormOf(entry->second.array->definition.descriptor), entry->first);
   unnamed_.erase(entry->first);
   unreplicated_.erase(entry->first);
-  if (const auto origin = ids_by_origin_.find(entry->second.array->definition.origin_key());
-      origin != ids_by_origin_.end()) {
-    origin->second.erase(entry->first);
-    if (origin->second.empty()) ids_by_origin_.erase(origin);
-  }
+  EraseOrigin(entry->second.array->definition.origin_key(), entry->first);
+  for (const std::string& key : entry->second.other_origins) EraseOrigin(key, entry->first);
   arrays_.erase(entry);
+}
+
+void ArrayRegistry::EraseOrigin(const std::string& key, const std::string& array_id) {
+  const auto origin = ids_by_origin_.find(key);
+  if (origin == ids_by_origin_.end()) return;
+  origin->second.erase(array_id);
+  if (origin->second.empty()) ids_by_origin_.erase(origin);
+}
+
+void ArrayRegistry::AddOrigin(std::string_view array_id, const std::string& key) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end() || key.empty()) return;
+  if (!ids_by_origin_[key].insert(found->first).second) return;
+  std::vector<std::string>& others = found->second.other_origins;
+  if (others.size() == kOtherOrigins) {
+    EraseOrigin(others.front(), found->first);
+    others.erase(others.begin());
+  }
+  others.push_back(key);
 }
 
 void ArrayRegistry::AddCompanion(const std::string& companion_id, bool has_pin) {
@@ -1629,6 +1655,30 @@ std::vector<ArrayPtr> ArrayRegistry::FindByOrigin(const std::string& key, int64_
     }
   }
   return found;
+}
+
+std::vector<ArrayPtr> ArrayRegistry::ListAlike(Dtype dtype, const Shape& shape,
+                                               std::string_view start_after, int64_t limit) const {
+  std::vector<ArrayPtr> page;
+  const std::string form = FormOf(dtype, shape);
+  absl::MutexLock lock(&mutex_);
+  const auto alike = arrays_by_form_.find(form);
+  if (alike == arrays_by_form_.end()) return page;
+  for (auto at = alike->second.upper_bound(start_after);
+       at != alike->second.end() && std::ssize(page) < limit; ++at) {
+    const ArrayPtr& array = Current(*at->second);
+    if (array->state == ArrayState::kStaging || !array->definition.replica_of.empty()) continue;
+    page.push_back(array);
+  }
+  return page;
+}
+
+ArrayPtr ArrayRegistry::FindCommitted(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  if (found == arrays_.end()) return nullptr;
+  const ArrayPtr& array = Current(found->second);
+  return array->state == ArrayState::kStaging ? nullptr : array;
 }
 
 ArrayCounts ArrayRegistry::CountArrays() const {

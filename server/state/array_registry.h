@@ -29,10 +29,12 @@
 #include "server/state/request_memory.h"
 #include "server/store/store.h"
 #include "sharding/mesh.h"
+#include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/array_origin.h"
+#include "tensor/dtype.h"
 #include "tensor/source_file.h"
 
 namespace shardmesh::server {
@@ -273,10 +275,10 @@ struct InventoryVerdict {
 //
 // Cache. If SetCaching has turned the cache on, an available array with a known origin is not
 // released when nothing holds it any more: it becomes cached. Workers keep its tiles. No list,
-// count or search has it, except FindByOrigin, and no caller can pin or name it, except by
-// PinFound. Evict releases cached arrays. The registry itself evicts a cached array that has lost a
-// tile for good, and those on a mesh that changes. The store's record of a cached array says so:
-// after a restart the array is cached again.
+// count or search has it, except FindByOrigin, ListAlike and FindCommitted, and no caller can pin
+// or name it, except by PinFound. Evict releases cached arrays. The registry itself evicts a cached
+// array that has lost a tile for good, and those on a mesh that changes. The store's record of a
+// cached array says so: after a restart the array is cached again.
 //
 // In the store:
 //
@@ -319,6 +321,8 @@ class ArrayRegistry {
   // The maximum number of former name versions that FindName can find, for each array; older
   // versions are forgotten.
   static constexpr size_t kFormerVersions = 256;
+  // See AddOrigin.
+  static constexpr size_t kOtherOrigins = 4;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new
   // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing although the store
@@ -436,12 +440,22 @@ class ArrayRegistry {
   Nameless ListNameless(std::string_view start_after, int64_t limit) const;
   // Returns the arrays after the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
-  // Returns committed arrays whose origin_key() is `key`, by rising id, at most `limit`; none for
-  // an empty key. Cached arrays come after the others. A search without a result is a miss of the
-  // cache if the cache is on and the key is not empty.
-  // If `is_use` is false, no miss is counted.
+  // Returns committed arrays whose origin_key(), or a key of AddOrigin, is `key`, by rising id, at
+  // most `limit`; none for an empty key. Cached arrays come after the others. A search without a
+  // result is a miss of the cache if the cache is on and the key is not empty. If `is_use` is
+  // false, no miss is counted.
   std::vector<ArrayPtr> FindByOrigin(const std::string& key, int64_t limit,
                                      bool is_use = true) const;
+  // Lets FindByOrigin find the array by another key too: an OriginKey of a place whose elements
+  // were found to be those of the array. At most kOtherOrigins such keys are kept, the newest, and
+  // none after Open. No effect if there is no such array, or `key` is empty.
+  void AddOrigin(std::string_view array_id, const std::string& key);
+  // Returns committed arrays of this type and shape, cached or not, after the id `start_after`, by
+  // rising id, at most `limit`. Companions are left out.
+  std::vector<ArrayPtr> ListAlike(Dtype dtype, const Shape& shape, std::string_view start_after,
+                                  int64_t limit) const;
+  // Returns a committed array, cached or not; null if there is none.
+  ArrayPtr FindCommitted(std::string_view array_id) const;
   // Returns committed arrays with names that want a second replica and have no companion, after the
   // id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListUnreplicated(std::string_view start_after, int64_t limit) const;
@@ -450,9 +464,10 @@ class ArrayRegistry {
   ArrayPtr FindTwin(std::string_view array_id) const;
   // Returns ArrayDefinition::replicas of the array that the name points to; 1 if there is none.
   int64_t ReplicasOf(std::string_view name) const;
-  // Like Pin, for an array that FindByOrigin returned. A cached array becomes available again: this
-  // is a hit of the cache. If `is_use` is false, it counts as no hit, and the array takes its
-  // former place among the cached arrays when it is released, unless it was used meanwhile.
+  // Like Pin, for an array of FindByOrigin or FindCommitted. A cached array becomes available
+  // again: this is a hit of the cache. If `is_use` is false, it counts as no hit, and the array
+  // takes its former place among the cached arrays when it is released, unless it was used
+  // meanwhile.
   absl::Status PinFound(std::string_view array_id, bool is_use = true);
   // Returns the cached arrays; first those that were used, or became cached, longest ago.
   std::vector<CachedArray> ListCached() const;
@@ -547,6 +562,8 @@ class ArrayRegistry {
     int64_t checked_as = 0;
     // Whether it lost its last name when another array with the same origin got one.
     bool is_superseded = false;
+    // Keys of AddOrigin, the oldest first.
+    std::vector<std::string> other_origins = {};
     // By rank: the worker that reported the tile; empty text if no worker has reported it. The list
     // is empty unless the array was found on workers, or Open loaded it from a state that may lack
     // names. If no name has pointed to an array with this list since Open, its release moves its
@@ -613,7 +630,7 @@ class ArrayRegistry {
   };
   using Names = std::map<std::string, Name, std::less<>>;
   using Arrays = std::map<std::string, ArrayEntry, std::less<>>;
-  // Arrays, and ids of arrays, by the mesh that the arrays lie on.
+  // Arrays, and ids of arrays, by the mesh that the arrays lie on; or by another text.
   using ArraysByMesh = std::map<std::string, std::map<std::string_view, ArrayEntry*>, std::less<>>;
   using IdsByMesh = std::map<std::string, std::set<std::string, std::less<>>, std::less<>>;
   // Ids of arrays, by OriginKey.
@@ -674,7 +691,7 @@ class ArrayRegistry {
   void Apply(const Pending& pending, Revision revision) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // AddArray sets the array of the entry for an id, and returns the entry, which it creates if
   // needed. SetArray changes the array of an entry. EraseArray erases an entry. All three maintain
-  // counts_, arrays_by_mesh_ and ids_by_origin_.
+  // counts_, arrays_by_mesh_, arrays_by_form_ and ids_by_origin_.
   ArrayEntry& AddArray(const std::string& array_id, ArrayPtr array)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetArray(ArrayEntry& entry, ArrayPtr array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -687,6 +704,8 @@ class ArrayRegistry {
   static ArrayState StateOf(const ArrayEntry& entry);
   // Queues a change for watchers, who are called after the lock is released.
   void Tell(ClusterChange::Value change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EraseOrigin(const std::string& key, const std::string& array_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseArray(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the companion to its array, which holds it from now on. No effect if the array is gone or
   // has another companion. `has_pin`: one of the companion's pins becomes that of the array.
@@ -830,6 +849,7 @@ class ArrayRegistry {
   ArrayCounts counts_ ABSL_GUARDED_BY(mutex_);  // of arrays_ without companions
   ArrayCounts companion_counts_ ABSL_GUARDED_BY(mutex_);
   ArraysByMesh arrays_by_mesh_ ABSL_GUARDED_BY(mutex_);  // arrays_ by mesh
+  ArraysByMesh arrays_by_form_ ABSL_GUARDED_BY(mutex_);  // arrays_ by type and shape
   IdsByOrigin ids_by_origin_ ABSL_GUARDED_BY(mutex_);    // of arrays_ with known origins
   // Ids of committed arrays that want a companion and have none.
   std::set<std::string, std::less<>> unreplicated_ ABSL_GUARDED_BY(mutex_);

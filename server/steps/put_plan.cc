@@ -171,6 +171,7 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor) {
   if (tensor.origin.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(TakeOrigin(tensor, &item.definition));
   }
+  std::optional<ContentClaim> claim = std::exchange(tensor.content, std::nullopt);
   SHARDMESH_RETURN_IF_ERROR(Place(std::move(tensor), &item.definition));
   if (const auto axes = array.spec.unreduced(); !axes.empty()) {
     return rpc::BadField(
@@ -181,6 +182,10 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor) {
                "unreduced axes, as steps make partial sums"));
   }
   items_.push_back(std::move(item));
+  if (claim.has_value() && header_.reuse) {
+    claims_.resize(items_.size());
+    claims_.back() = std::move(claim);
+  }
   return absl::OkStatus();
 }
 
@@ -360,12 +365,51 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin(const std::function<bool()>& is_cance
 }
 
 void PutPlan::FindReusable(const std::function<bool()>& is_cancelled) {
-  PutReuse reuse({.registry = parts_.registry,
-                  .membership = parts_.membership,
-                  .endpoints = parts_.endpoints,
-                  .fill = parts_.fill,
-                  .is_use = !header_.validate_only});
+  PutReuse reuse = MakeReuse();
   for (PutItem& item : items_) reuse.Find(item);
+  DropCopiesWithoutRoom(is_cancelled);
+}
+
+std::vector<ClaimedArray> PutPlan::TakeClaims() {
+  std::vector<ClaimedArray> taken;
+  PutReuse reuse = MakeReuse();
+  for (size_t i = 0; i < claims_.size(); ++i) {
+    if (!claims_[i].has_value() || items_[i].reused != nullptr) continue;
+    std::shared_ptr<const PinnedArray> array = reuse.PinClaimed(*claims_[i], items_[i]);
+    if (array == nullptr) continue;
+    taken.push_back(
+        {.item = i, .array = std::move(array), .tile_sha256 = std::move(claims_[i]->tile_sha256)});
+  }
+  claims_.clear();
+  return taken;
+}
+
+void PutPlan::UseContent(std::vector<ClaimedArray> claims, const std::vector<bool>& is_true,
+                         const std::function<bool()>& is_cancelled) {
+  PutReuse reuse = MakeReuse();
+  for (size_t i = 0; i < claims.size(); ++i) {
+    if (!is_true[i]) continue;
+    PutItem& item = items_[claims[i].item];
+    const std::string key = item.definition.origin_key();
+    reuse.Use(*claims[i].array, item);
+    // A copy has the origin of this put.
+    if (item.is_kept() && !header_.validate_only) {
+      parts_.registry->AddOrigin(item.definition.descriptor.array_id, key);
+    }
+  }
+  claims.clear();  // a pin would take memory that may be free
+  DropCopiesWithoutRoom(is_cancelled);
+}
+
+PutReuse PutPlan::MakeReuse() const {
+  return PutReuse({.registry = parts_.registry,
+                   .membership = parts_.membership,
+                   .endpoints = parts_.endpoints,
+                   .fill = parts_.fill,
+                   .is_use = !header_.validate_only});
+}
+
+void PutPlan::DropCopiesWithoutRoom(const std::function<bool()>& is_cancelled) {
   // While an array is copied, a cached one cannot be evicted.
   const absl::StatusOr<std::vector<RankEndpoint>> endpoints = WorkersOfMesh();
   ArrayCache::Limits cache;

@@ -102,6 +102,7 @@ struct PutTensor {
   // The place from which the client makes the elements that it sends. Excludes `source`.
   std::optional<FileRange> origin = {};
   std::string conversion = {};  // see ArrayOrigin; only with `origin`
+  std::optional<ContentClaim> content = {};
 };
 
 // Returns the weight of a worker's device by the rule kByMemory or kBySpeed, such that the sum of
@@ -110,7 +111,8 @@ int64_t WeightOf(UnevenCuts rule, const WorkerInfo& worker);
 
 // Collects a put as its client describes it. Calls, in this order:
 //   TakeHeader, TakeTensor for each tensor, FindReusable if may_reuse(), Begin
-// If the workers read tensors themselves (reads_files()), a FileCheck of Readers goes before Begin.
+// If TakeClaims after FindReusable returns claims, a ContentCheck of them and UseContent follow. If
+// the workers read tensors themselves (reads_files()), a FileCheck of Readers goes before Begin.
 // After an error the plan must not be used. For one thread at a time.
 class PutPlan {
  public:
@@ -153,6 +155,13 @@ class PutPlan {
   // array without a name is not copied if its tiles and the copy do not fit into the memory. Can
   // take long: do not call it on a gRPC thread. `is_cancelled` is polled.
   void FindReusable(const std::function<bool()>& is_cancelled);
+  // Returns the claims about content of the tensors for which FindReusable found no array. Can take
+  // long. The plan has no claims afterwards.
+  std::vector<ClaimedArray> TakeClaims();
+  // Uses the arrays of TakeClaims whose claims are true, as FindReusable does. The registry then
+  // also finds those that get a name by the origin of the tensor. `is_true`: by claim.
+  void UseContent(std::vector<ClaimedArray> claims, const std::vector<bool>& is_true,
+                  const std::function<bool()>& is_cancelled);
 
   // Whether the workers read tensors themselves.
   bool reads_files() const;
@@ -180,9 +189,16 @@ class PutPlan {
     std::vector<PutItem> items;
     std::vector<std::vector<Correction>> corrections;  // by item
   };
-  Planned TakePlanned() { return {std::exchange(items_, {}), std::exchange(corrections_, {})}; }
+  Planned TakePlanned() {
+    claims_.clear();
+    return {std::exchange(items_, {}), std::exchange(corrections_, {})};
+  }
 
  private:
+  PutReuse MakeReuse() const;
+  // Gives up copies of arrays without names if their tiles and the copies do not fit into the
+  // memory.
+  void DropCopiesWithoutRoom(const std::function<bool()>& is_cancelled);
   absl::Status MeshChanged() const;
   // Returns the workers of all ranks. Errors: those of Begin before MEMORY_LIMIT.
   absl::StatusOr<std::vector<RankEndpoint>> WorkersOfMesh() const;
@@ -230,6 +246,7 @@ class PutPlan {
   absl::flat_hash_set<std::string> names_;
   std::optional<bool> has_sources_;  // whether the tensors have sources; nullopt: there are none
   std::vector<PutItem> items_;
+  std::vector<std::optional<ContentClaim>> claims_;   // by item; empty: there are none
   std::vector<std::vector<Correction>> corrections_;  // by item
 };
 

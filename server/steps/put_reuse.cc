@@ -8,7 +8,6 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/transfer_token.h"
 #include "server/steps/fill_codec.h"
-#include "server/steps/pinned_array.h"
 #include "sharding/reshard/plan.h"
 #include "sharding/tile.h"
 #include "status/detail.h"
@@ -114,6 +113,43 @@ void PutReuse::Find(PutItem& item) {
   if (pinned == nullptr) return;
   if (is_best_same) item.definition = pinned->array().definition;
   item.moved_bytes = best_bytes;
+  item.reused = std::move(pinned);
+}
+
+std::shared_ptr<const PinnedArray> PutReuse::PinClaimed(const ContentClaim& claim,
+                                                        const PutItem& item) {
+  const ArrayDescriptor& made = item.definition.descriptor;
+  ArrayPtr array = parts_.registry->FindCommitted(claim.array_id);
+  if (array == nullptr || array->state != ArrayState::kAvailable) return nullptr;
+  const ArrayDescriptor& there = array->definition.descriptor;
+  if (there.dtype != made.dtype || there.shape != made.shape || !there.spec.unreduced().empty()) {
+    return nullptr;
+  }
+  const absl::StatusOr<Tiling> tiling = there.Tiling();
+  if (!tiling.ok() || tiling->DistinctTileCount() != std::ssize(claim.tile_sha256)) return nullptr;
+  // It is used only if the claim turns out to be true.
+  return PinnedArray::Pin(parts_.registry, std::move(array), /*is_use=*/false);
+}
+
+void PutReuse::Use(const PinnedArray& claimed, PutItem& item) {
+  // It may have lost tiles since it was pinned.
+  ArrayPtr array = parts_.registry->FindCommitted(claimed.array().definition.descriptor.array_id);
+  if (array == nullptr || array->state != ArrayState::kAvailable) return;
+  const ArrayDescriptor& there = array->definition.descriptor;
+  const ArrayDescriptor& made = item.definition.descriptor;
+  const bool is_same = !item.name.empty() && IsWhatThePutMakes(*array, item);
+  int64_t moved_bytes = 0;
+  if (!is_same) {
+    if (!CanFill(made.mesh_id) || !CanFill(there.mesh_id)) return;
+    const std::optional<int64_t> bytes = MovedBytes(there, made);
+    if (!bytes.has_value()) return;
+    moved_bytes = *bytes;
+  }
+  std::shared_ptr<const PinnedArray> pinned =
+      PinnedArray::Pin(parts_.registry, std::move(array), parts_.is_use);
+  if (pinned == nullptr) return;
+  if (is_same) item.definition = pinned->array().definition;
+  item.moved_bytes = moved_bytes;
   item.reused = std::move(pinned);
 }
 

@@ -3,6 +3,7 @@
 #ifndef SHARDMESH_SERVER_STEPS_PUT_REUSE_H_
 #define SHARDMESH_SERVER_STEPS_PUT_REUSE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "server/state/membership.h"
 #include "server/steps/fill_transport.h"
 #include "server/steps/mesh_endpoints.h"
+#include "server/steps/pinned_array.h"
 #include "server/steps/transfers.h"
 
 namespace shardmesh::server {
@@ -32,6 +34,21 @@ struct PutReuseParts {
   bool is_use = true;
 };
 
+// A client's claim that an array has the elements of a tensor. Nobody trusts it: see ClaimedArray.
+struct ContentClaim {
+  std::string array_id;
+  // The SHA-256 of each distinct tile, 32 bytes each, by the tiles' numbers (Tiling::ReplicaGroup).
+  std::vector<std::string> tile_sha256;
+};
+
+// A claim about an available array of the tensor's type and shape, with a digest for each distinct
+// tile. It is true if the workers compute the same digests of all tiles that they hold.
+struct ClaimedArray {
+  size_t item = 0;  // of the put
+  std::shared_ptr<const PinnedArray> array;
+  std::vector<std::string> tile_sha256;
+};
+
 // Finds arrays for the tensors of one put. Not thread-safe. Takes some microseconds for a tensor,
 // and more for one in a new layout of its origin: do not use it on a gRPC thread.
 class PutReuse {
@@ -44,6 +61,13 @@ class PutReuse {
   //   Preferred is the array that the name points to.
   // - From another array the workers copy. Preferred is the one from which they send least.
   void Find(PutItem& item);
+
+  // Returns the array of the claim, which stays alive as long as the result; null if it cannot have
+  // the elements of the item's tensor, or is no longer available.
+  std::shared_ptr<const PinnedArray> PinClaimed(const ContentClaim& claim, const PutItem& item);
+  // Sets `item.reused` to an array of PinClaimed that has the elements of the item's tensor, as
+  // Find does. No effect if it is no longer available, or the workers cannot copy it.
+  void Use(const PinnedArray& claimed, PutItem& item);
 
  private:
   // A layout of an array, in the form of a text.

@@ -179,7 +179,7 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
               0);
     ASSERT_EQ(cluster->Run({"put", Path("x.npy"), "--as", name, "--spec=tp,-"}).exit_code, 0);
   };
-  put("m/frozen", 1);
+  put("m/frozen", 9);
   for (int step = 1; step <= 3; ++step) {
     put("m/trained", step);
     const json saved =

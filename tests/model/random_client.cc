@@ -163,6 +163,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"CatalogService.DeleteEntry", &C::DeleteEntry},
       {"CatalogService.Watch", &C::Watch},
       {"ArrayService.BeginPut", &C::BeginPut},
+      {"ArrayService.FindContent", &C::FindContent},
       {"ArrayService.CommitTransfer", &C::CommitTransfer},
       {"ArrayService.AbortTransfer", &C::AbortTransfer},
       {"ArrayService.BeginGet", &C::BeginGet},
@@ -1341,6 +1342,41 @@ absl::Status RandomClient::DescribeArray(Dice& dice) {
                       array.array_descriptor().spec(), held.spec),
               "DescribeArray", request, status,
               StrCat("available ", wanted, ", not ", array.ShortDebugString()));
+}
+
+absl::Status RandomClient::FindContent(Dice& dice) {
+  const std::string id = AnyArrayId(dice);
+  const Held* const held = FindHeld(id);
+  v1::FindContentRequest request;
+  v1::ContentTensor& tensor = *request.add_tensors();
+  tensor.set_dtype(held == nullptr ? v1::DTYPE_I8 : rpc::Encode(held->content.dtype));
+  if (held == nullptr) {
+    tensor.add_shape(1'234'567);
+  } else {
+    tensor.mutable_shape()->Add(held->content.shape.begin(), held->content.shape.end());
+  }
+  if (dice.OneIn(8)) request.set_page_token("nosuchtoken");
+  bool is_listed = false;
+  for (int page = 0; page < 100; ++page) {
+    v1::FindContentResponse response;
+    const absl::Status status = coordinator_.Call("ArrayService.FindContent", request, &response);
+    if (request.page_token() == "nosuchtoken") {
+      return Want(absl::IsInvalidArgument(status), "FindContent", request, status,
+                  "INVALID_ARGUMENT");
+    }
+    SHARDMESH_RETURN_IF_ERROR(Want(status.ok() && response.found_by_origin().empty(), "FindContent",
+                                   request, status, "OK"));
+    for (const v1::ContentCandidate& candidate : response.candidates()) {
+      is_listed = is_listed || candidate.array_descriptor().array_id() == id;
+    }
+    request.set_page_token(response.next_page_token());
+    if (request.page_token().empty()) break;
+  }
+  if (held != nullptr && !held->is_known) return absl::OkStatus();
+  // A partial sum has no elements of its own.
+  const bool is_wanted = held != nullptr && held->spec.unreduced_axes().empty();
+  return Want(is_listed == is_wanted, "FindContent", request, absl::OkStatus(),
+              StrCat(id, is_wanted ? " in the list" : " not in the list"));
 }
 
 absl::Status RandomClient::ListArrays(Dice& dice) {

@@ -129,6 +129,7 @@ class RandomClient {
   absl::Status DeleteEntry(Dice& dice);
   absl::Status Watch(Dice& dice);
   absl::Status BeginPut(Dice& dice);
+  absl::Status FindContent(Dice& dice);
   absl::Status CommitTransfer(Dice& dice);
   // Waits until its time is over, which ends the transfer.
   absl::Status CommitWithoutTiles(const v1::CommitTransferRequest& request, Transfer* transfer);

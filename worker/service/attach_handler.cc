@@ -78,6 +78,9 @@ absl::Status AttachHandler::Take(internal::v1::AttachResponse message,
     case Message::kCheckFiles:
       TakeCheckFiles(message.check_files(), stream);
       return absl::OkStatus();
+    case Message::kDigestTiles:
+      digests_.Take(std::move(*message.mutable_digest_tiles()), stream);
+      return absl::OkStatus();
     case Message::MESSAGE_NOT_SET:
       break;  // ignore a message type of a newer coordinator
   }
@@ -106,6 +109,7 @@ absl::Status AttachHandler::TakeWelcome(const internal::v1::Welcome& welcome,
   if (welcome.has_coordinator_time()) {
     SHARDMESH_RETURN_IF_ERROR(TakeCoordinatorTime(welcome.coordinator_time()));
   }
+  digests_.ForgetAll();
   book_ = {};
   attachment_ = {.term = welcome.term(), .token_key = welcome.token_key()};
   options_.reports->Attached(stream, interval);

@@ -17,6 +17,7 @@
 #include "worker/service/attach_memory_requests.h"
 #include "worker/service/attach_reports.h"
 #include "worker/service/attach_sink.h"
+#include "worker/service/attach_tile_digests.h"
 #include "worker/service/membership_book.h"
 #include "worker/service/term_keeper.h"
 #include "worker/service/tile_filler.h"
@@ -49,7 +50,8 @@ class AttachHandler {
     TileFiller* filler = nullptr;
   };
 
-  explicit AttachHandler(Options options) : options_(std::move(options)) {}
+  explicit AttachHandler(Options options)
+      : options_(std::move(options)), digests_(options_.store) {}
   // Waits for the store's file work and for orders in progress. Requires that no call of Take is in
   // progress.
   ~AttachHandler();
@@ -86,6 +88,7 @@ class AttachHandler {
   Attachment attachment_;                       // term and token key of the last attach
   bool detached_for_good_ = false;
 
+  TileDigests digests_;
   // Runs orders that wait for the disk. Last member, because its thread uses the other members.
   ThreadPool orders_{1};
 };

@@ -167,7 +167,7 @@ void AddHandoverOption(CLI::App* app, std::optional<Handover>* handover) {
 
 void AddReuseOption(CLI::App* app, bool* no_reuse) {
   app->add_flag("--no-reuse", *no_reuse,
-                "read and send tensors again that the workers have already from the same file");
+                "read and send tensors again that the workers have already");
 }
 
 // Returns a part of the summary of a put: who read the file.

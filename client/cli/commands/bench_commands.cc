@@ -444,6 +444,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
       const PutTensor tensor{.name = {}, .view = view, .spec = subject.spec, .cut_points = {}};
       PutOptions put_options;
       put_options.mesh = flags.mesh;
+      put_options.reuse = false;
       SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
                                  client->arrays().PutTensors({&tensor, 1}, put_options));
       const std::string array_id = put.arrays.front().descriptor.array_id;

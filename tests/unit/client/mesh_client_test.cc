@@ -19,7 +19,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "process/crc32c.h"
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
+#include "sharding/digest.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -45,6 +47,7 @@ using test::SmallWorker;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 class MeshClientTest : public ::testing::Test {
  protected:
@@ -665,6 +668,46 @@ TEST_F(MeshClientTest, AllCallsOfATransferHaveItsTraceContext) {
   EXPECT_THAT(coordinator_->traces(), ElementsAre(trace));
   EXPECT_THAT(workers_[0]->traces(), ElementsAre(trace));
   EXPECT_THAT(workers_[1]->traces(), ElementsAre(trace));
+}
+
+TEST_F(MeshClientTest, AsksForTheContentOfTensorsThatItWouldSendAndClaimsTheArrayThatHasIt) {
+  const PutTensor large = Large("a");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult sent, client_->arrays().PutTensors({large}));
+  EXPECT_GT(sent.sent_bytes, 0) << "by an older coordinator";
+  v1::FindContentResponse answer;
+  v1::ContentCandidate& candidate = *answer.add_candidates();
+  rpc::Encode(sent.arrays[0].descriptor, candidate.mutable_array_descriptor());
+  const Tiling tiling = *sent.arrays[0].descriptor.Tiling();
+  const auto tiles = static_cast<size_t>(tiling.DistinctTileCount());
+  const std::string tile(bytes_.size() / tiles, 'b');
+  for (size_t i = 0; i < tiles; ++i) candidate.add_tile_crc32c(Crc32c(tile));
+  coordinator_->AnswerContentWith(answer);
+  coordinator_->GetElements(Elements::kReused);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult reused, client_->arrays().PutTensors({large}));
+  EXPECT_EQ(reused.sent_bytes, 0);
+  EXPECT_EQ(reused.reused_tensors, 1);
+  EXPECT_EQ(coordinator_->content_questions(), 1);
+  ASSERT_THAT(coordinator_->claims(), SizeIs(1));
+  const v1::TensorContent claim = coordinator_->claims()[0];
+  EXPECT_EQ(claim.array_id(), sent.arrays[0].descriptor.array_id);
+  ASSERT_EQ(claim.tile_sha256_size(), static_cast<int>(tiles));
+  for (const std::string& digest : claim.tile_sha256()) EXPECT_EQ(digest, Sha256(tile));
+  // A tensor that an origin finds needs no claim.
+  answer.add_found_by_origin(0);
+  coordinator_->AnswerContentWith(answer);
+  ASSERT_THAT(client_->arrays().PutTensors({large}), IsOk());
+  EXPECT_THAT(coordinator_->claims(), SizeIs(1));
+  EXPECT_EQ(coordinator_->content_questions(), 2);
+  // Nor are these worth a question.
+  PutTensor unnamed = large;
+  unnamed.name = "";
+  ASSERT_THAT(client_->arrays().PutTensors({unnamed}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({large}, {.reuse = false}), IsOk());
+  ASSERT_THAT(client_->arrays().PutTensors({large}, {.validate_only = true}), IsOk());
+  const PutTensor small{.name = "small",
+                        .view = *TensorView::Create(Dtype::kU8, {2, 2}, std::string_view("abcd"))};
+  ASSERT_THAT(client_->arrays().PutTensors({small}), IsOk());
+  EXPECT_EQ(coordinator_->content_questions(), 2);
 }
 
 TEST_F(MeshClientTest, RefusesATensorWithSeveralLayouts) {

@@ -701,6 +701,7 @@ grpc::Status SmallCoordinator::BeginPut(
       *array.mutable_spec() = tensor.spec();
       array.set_mesh_id("default");
       rpc::Encode(mesh_, array.mutable_mesh());
+      if (tensor.has_content()) claims_.push_back(tensor.content());
       if (is_check) continue;
       if (elements_ == Elements::kSent) assignment.set_token(PutToken(array.array_id()));
       if (elements_ == Elements::kReused) assignment.mutable_reused();
@@ -717,6 +718,32 @@ grpc::Status SmallCoordinator::BeginPut(
   if (!response.transfer_id().empty()) {  // There were no tensors.
     stream->Write(response);
   }
+  return grpc::Status::OK;
+}
+
+void SmallCoordinator::AnswerContentWith(v1::FindContentResponse response) {
+  absl::MutexLock lock(&mutex_);
+  content_answer_ = std::move(response);
+}
+
+int64_t SmallCoordinator::content_questions() const {
+  absl::MutexLock lock(&mutex_);
+  return content_questions_;
+}
+
+std::vector<v1::TensorContent> SmallCoordinator::claims() const {
+  absl::MutexLock lock(&mutex_);
+  return claims_;
+}
+
+grpc::Status SmallCoordinator::FindContent(grpc::ServerContext* context,
+                                           const v1::FindContentRequest* request,
+                                           v1::FindContentResponse* response) {
+  Trace(*context);
+  absl::MutexLock lock(&mutex_);
+  if (!content_answer_.has_value()) return {grpc::StatusCode::UNIMPLEMENTED, ""};
+  content_questions_ += request->tensors_size();
+  *response = *content_answer_;
   return grpc::Status::OK;
 }
 

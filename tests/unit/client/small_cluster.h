@@ -131,6 +131,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void FailGetVersions(absl::Status error, int count);
   // The next calls of BeginPut end with these errors, in order, once they have their header.
   void FailNextPuts(std::vector<absl::Status> errors);
+  // Answers calls of FindContent so from now on. Before, it does not know them, as an older build.
+  void AnswerContentWith(v1::FindContentResponse response);
   // Puts get their elements so from now on. kRead is for puts with files only.
   void GetElements(Elements elements);
   // Runs in each call of BeginPut, once it has its header.
@@ -167,6 +169,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::set<std::string> traces() const;
   // Of all calls of BeginPut, in order.
   std::vector<std::string> put_request_ids() const;
+  // Tensors of all calls of FindContent so far.
+  int64_t content_questions() const;
+  // PutTensor.content of all tensors that had it, in order.
+  std::vector<v1::TensorContent> claims() const;
   // BeginPutHeader.checkpoint of each put, in their order.
   std::vector<std::string> put_checkpoints() const;
   // Waits until sessions were renewed so often; false after a generous time.
@@ -175,6 +181,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   grpc::Status BeginPut(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<v1::BeginPutResponse, v1::BeginPutRequest>* stream) override;
+  grpc::Status FindContent(grpc::ServerContext* context, const v1::FindContentRequest* request,
+                           v1::FindContentResponse* response) override;
   grpc::Status CommitTransfer(grpc::ServerContext* context,
                               const v1::CommitTransferRequest* request,
                               v1::CommitTransferResponse* response) override;
@@ -225,6 +233,9 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::function<void()> in_put_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_request_ids_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> put_checkpoints_ ABSL_GUARDED_BY(mutex_);
+  std::optional<v1::FindContentResponse> content_answer_ ABSL_GUARDED_BY(mutex_);
+  int64_t content_questions_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<v1::TensorContent> claims_ ABSL_GUARDED_BY(mutex_);
   std::set<HeldCall> held_ ABSL_GUARDED_BY(mutex_);
   std::multiset<HeldCall> waiting_ ABSL_GUARDED_BY(mutex_);  // calls that are held
   std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);

@@ -477,6 +477,30 @@ TEST_F(WorkerSessionTest, PassesOnTheAnswerToAQuestionAboutFiles) {
   EXPECT_EQ(verdict.file, 3);
 }
 
+TEST_F(WorkerSessionTest, PassesOnDigestsOfTiles) {
+  FakeWorker a(streams_.get(), sequencer_.get());
+  internal::v1::AttachRequest hello = FakeWorker::HelloOf("a", 1);
+  hello.mutable_hello()->add_features("tile_digests");
+  a.Say(hello);
+  AnswerAs("a");
+  a.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
+  DigestTransport::Digests digests;
+  const int64_t number =
+      streams_->DigestTiles("a", {{.array_id = "a1", .tile = {{{0, 4}}}}},
+                            [&](const absl::StatusOr<DigestTransport::Digests>& answer) {
+                              ASSERT_THAT(answer, IsOk());
+                              digests = *answer;
+                            });
+  EXPECT_EQ(a.sent().kinds().back(), Down::kDigestTiles);
+  internal::v1::AttachRequest request;
+  request.mutable_tiles_digested()->set_order_id(number);
+  request.mutable_tiles_digested()->add_tile_sha256("one");
+  request.mutable_tiles_digested()->add_tile_sha256("");
+  a.Say(request);
+  EXPECT_EQ(digests, DigestTransport::Digests({"one", ""}));
+}
+
 TEST_F(WorkerSessionTest, ReadsOnWhileARequestForMemoryWaitsForTheCache) {
   absl::Notification go;
   std::atomic<bool> has_begun = false;

@@ -43,7 +43,7 @@ class FakeStream final : public WorkerStream {
 
   const std::string& identity() const override { return identity_; }
   bool HasFeature(std::string_view feature) const override {
-    return feature == rpc::kFillFeature && can_fill;
+    return (feature == rpc::kFillFeature || feature == rpc::kDigestFeature) && can_fill;
   }
   uint64_t attachment() const override { return attachment_; }
   void Send(WorkerMessage message) override {
@@ -520,6 +520,57 @@ TEST_F(WorkerStreamsTest, QuestionsAboutFilesAreBounded) {
   EXPECT_TRUE(RetryDelayOf(verdicts[0].status).has_value());
   streams_->Leave(a);
   EXPECT_THAT(verdicts, SizeIs(FileChecks::kMaxChecks + 1)) << "all are answered";
+}
+
+TEST_F(WorkerStreamsTest, AQuestionForDigestsIsAnsweredOnceAlsoByTheLossOfTheWorker) {
+  using Digests = DigestTransport::Digests;
+  std::vector<absl::StatusOr<Digests>> answers;
+  const auto digested = [&](const absl::StatusOr<Digests>& each) { answers.push_back(each); };
+  const std::vector<WantedDigest> tiles = {{.array_id = "a1", .tile = {{{2, 4}}}}};
+  EXPECT_EQ(streams_->DigestTiles("a", tiles, digested), 0);
+  ASSERT_THAT(answers, SizeIs(1));
+  EXPECT_THAT(answers[0], StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  FakeStream* const old = Join("old");
+  old->can_fill = false;
+  EXPECT_EQ(streams_->DigestTiles("old", tiles, digested), 0);
+  ASSERT_THAT(answers, SizeIs(2));
+  EXPECT_THAT(answers[1], StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(old->sent().kinds(), IsEmpty());
+
+  FakeStream* const a = Join("a");
+  const int64_t number = streams_->DigestTiles("a", tiles, digested);
+  ASSERT_THAT(a->sent().kinds(), ElementsAre(Down::kDigestTiles));
+  const internal::v1::DigestTiles order = Parsed(a->last()).digest_tiles();
+  EXPECT_EQ(order.order_id(), number);
+  ASSERT_EQ(order.tiles_size(), 1);
+  EXPECT_EQ(order.tiles(0).array_id(), "a1");
+  EXPECT_EQ(order.tiles(0).tile().ranges(0).start(), 2);
+  streams_->digest_orders().Answer(old, number, {"of another worker"});
+  streams_->digest_orders().Answer(a, number, {"digest"});
+  streams_->digest_orders().Answer(a, number, {"again"});
+  ASSERT_THAT(answers, SizeIs(3));
+  EXPECT_EQ(answers[2].value(), Digests({"digest"}));
+  streams_->ForgetDigests(streams_->DigestTiles("a", tiles, digested));
+  streams_->DigestTiles("a", tiles, digested);
+  streams_->Leave(a);
+  ASSERT_THAT(answers, SizeIs(4));
+  EXPECT_THAT(answers[3], StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+}
+
+TEST_F(WorkerStreamsTest, QuestionsForDigestsAreBounded) {
+  FakeStream* const a = Join("a");
+  std::vector<absl::Status> errors;
+  const auto digested = [&](const absl::StatusOr<DigestTransport::Digests>& each) {
+    errors.push_back(each.status());
+  };
+  for (size_t i = 0; i < DigestOrders::kMaxOrders; ++i) streams_->DigestTiles("a", {}, digested);
+  EXPECT_THAT(errors, IsEmpty());
+  EXPECT_EQ(streams_->DigestTiles("a", {}, digested), 0);
+  ASSERT_THAT(errors, SizeIs(1));
+  EXPECT_THAT(errors[0], StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  EXPECT_TRUE(RetryDelayOf(errors[0]).has_value());
+  streams_->Leave(a);
+  EXPECT_THAT(errors, SizeIs(DigestOrders::kMaxOrders + 1)) << "all are answered";
 }
 
 TEST_F(WorkerStreamsTest, AnOrderToFillGoesToOneWorkerInPagesWithTheFilesThatTheyUse) {

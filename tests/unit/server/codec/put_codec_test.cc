@@ -206,6 +206,27 @@ TEST(PutTensorTest, TakesTheOriginAndRefusesOneOutOfItsBounds) {
   EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "origin.conversion");
 }
 
+TEST(PutTensorTest, TakesAClaimAboutItsContentAndRefusesAMalformedOne) {
+  v1::PutTensor tensor;
+  tensor.set_dtype(v1::DTYPE_F32);
+  EXPECT_FALSE(Decode(tensor)->content.has_value());
+  v1::TensorContent& content = *tensor.mutable_content();
+  content.set_array_id("a1");
+  content.add_tile_sha256(std::string(32, 'x'));
+  content.add_tile_sha256(std::string(32, 'y'));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutTensor decoded, Decode(tensor));
+  EXPECT_EQ(decoded.content->array_id, "a1");
+  EXPECT_EQ(decoded.content->tile_sha256,
+            (std::vector<std::string>{std::string(32, 'x'), std::string(32, 'y')}));
+  content.set_tile_sha256(1, std::string(31, 'y'));
+  absl::Status refused = Decode(tensor).status();
+  EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "content.tile_sha256[1]");
+  content.set_array_id("");
+  refused = Decode(tensor).status();
+  EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "content.array_id");
+}
+
 TEST(PutHeaderTest, TakesTheChangeTimeOfAFileIfItIsThere) {
   v1::BeginPutHeader header = HeaderWithFile();
   EXPECT_EQ(Decode(header)->files[0]->change_time, absl::InfinitePast());

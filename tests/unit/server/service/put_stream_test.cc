@@ -13,6 +13,7 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
+#include "server/content/content_check.h"
 #include "server/service/array_service.h"
 #include "server/service/put_stream.h"
 #include "server/state/operation_table.h"
@@ -25,6 +26,7 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/server/content/keeping_digests.h"
 #include "tests/unit/server/steps/keeping_fill.h"
 #include "tests/unit/server/steps/ready_cluster.h"
 
@@ -111,9 +113,11 @@ class SourcedPutTest : public ReadyCluster {
                                 .sessions = &sessions_,
                                 .transfers = &transfers_,
                                 .fill = &fill_,
-                                .term = 7},
+                                .term = 7,
+                                .token_key = std::string(32, 'k')},
                        .clock = &clock_,
                        .transfers = &transfers_,
+                       .digests = &digests_,
                        .max_streams_per_caller = 32,
                        .token_key = std::string(32, 'k'),
                        .term = 7});
@@ -188,6 +192,38 @@ class SourcedPutTest : public ReadyCluster {
     call->stream->WritesDone();
     return call;
   }
+  // Begins a put whose tensor the client sends, unless it has the content of an array, with tiles
+  // of the digests 'a' and 'b'.
+  std::unique_ptr<Call> BeginClaimed(const std::string& array_id, bool by_workers = false) {
+    auto call = std::make_unique<Call>(stub_.get());
+    v1::BeginPutRequest request;
+    v1::BeginPutHeader& header = *request.mutable_header();
+    header.set_request_id(StrCat("r", ++requests_));
+    header.set_session_id(session_);
+    header.mutable_mesh()->set_name("m");
+    header.set_reuse(true);
+    v1::SourceFile& file = *header.add_files();
+    file.set_path("/srv/a");
+    file.set_size_bytes(100);
+    file.mutable_modify_time()->set_seconds(5);
+    file.set_head_sha256(std::string(32, 'h'));
+    call->stream->Write(request);
+    v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
+    tensor.set_name("one");
+    tensor.set_dtype(v1::DTYPE_F32);
+    tensor.add_shape(8);
+    rpc::Encode(PartitionSpec({SpecEntry::Axis("x")}), tensor.mutable_spec());
+    if (by_workers) tensor.mutable_source()->set_offset_bytes(20);
+    tensor.mutable_content()->set_array_id(array_id);
+    tensor.mutable_content()->add_tile_sha256(std::string(32, 'a'));
+    tensor.mutable_content()->add_tile_sha256(std::string(32, 'b'));
+    call->stream->Write(request);
+    call->stream->WritesDone();
+    return call;
+  }
+  bool AreDigestsAsked(size_t questions = 2) {
+    return test::Eventually([&] { return digests_.waiting().size() == questions; });
+  }
   bool IsAsked(size_t workers = 2) {
     return test::Eventually([&] { return fill_.waiting() == workers; });
   }
@@ -205,6 +241,8 @@ class SourcedPutTest : public ReadyCluster {
                       Reason::kNoReadRoot, {{fact::kFile, "/srv/a"}});
   }
 
+  int requests_ = 0;
+  KeepingDigests digests_;
   KeepingFill fill_;
   OperationTable operations_{&clock_, &sessions_};
   Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get(), &operations_};
@@ -259,6 +297,69 @@ TEST_F(SourcedPutTest, PutsThatAreSlowToBeginKeepNoThreadOfGrpc) {
   }
   go.Notify();
   for (const auto& call : calls) EXPECT_THAT(call->Finish(), test::IsOk());
+}
+
+TEST_F(SourcedPutTest, AnArrayOfWhichTheWorkersHaveTheClaimedDigestsIsReused) {
+  const std::string array_id = AddArray(Descriptor(), "there");
+  for (const bool is_true : {false, true}) {
+    const auto call = BeginClaimed(array_id);
+    ASSERT_TRUE(AreDigestsAsked());
+    EXPECT_EQ(registry_->CountArrays().staging, 0) << "nothing has begun";
+    EXPECT_TRUE(digests_.Answer("w0", {{std::string(32, 'a')}}));
+    EXPECT_TRUE(digests_.Answer("w1", {{std::string(32, is_true ? 'b' : 'x')}}));
+    ASSERT_THAT(call->Finish(), test::IsOk());
+    ASSERT_EQ(call->answers.size(), 1u);
+    const v1::PutAssignment& assignment = call->answers[0].assignments(0);
+    EXPECT_EQ(assignment.reused().array_id(), is_true ? array_id : "");
+    EXPECT_EQ(assignment.token().empty(), is_true);
+    EXPECT_THAT(transfers_.Abort(call->answers[0].transfer_id(), absl::CancelledError("enough")),
+                test::IsOk());
+  }
+}
+
+TEST_F(SourcedPutTest, AClaimThatCannotBeComparedIsNoErrorOfThePut) {
+  const std::string array_id = AddArray(Descriptor(), "there");
+  const auto unknown = BeginClaimed("unknown");
+  ASSERT_THAT(unknown->Finish(), test::IsOk());
+  EXPECT_NE(unknown->answers[0].assignments(0).token(), "");
+  const auto call = BeginClaimed(array_id);
+  ASSERT_TRUE(AreDigestsAsked());
+  clock_.Advance(ContentCheck::kIdleLimit);
+  ASSERT_THAT(call->Finish(), test::IsOk());
+  EXPECT_NE(call->answers[0].assignments(0).token(), "");
+  EXPECT_TRUE(AreDigestsAsked(0));
+  digests_.Refuse("w0", absl::UnavailableError("it is not attached"));
+  const auto refused = BeginClaimed(array_id);
+  ASSERT_TRUE(AreDigestsAsked(1));
+  EXPECT_TRUE(digests_.Answer("w1", {{std::string(32, 'b')}}));
+  EXPECT_THAT(refused->Finish(), test::IsOk());
+}
+
+TEST_F(SourcedPutTest, FilesAreCheckedOnlyIfTheContentIsNotThere) {
+  const std::string array_id = AddArray(Descriptor(), "there");
+  for (const bool is_true : {true, false}) {
+    const auto call = BeginClaimed(array_id, /*by_workers=*/true);
+    ASSERT_TRUE(AreDigestsAsked());
+    EXPECT_TRUE(digests_.Answer("w0", {{std::string(32, is_true ? 'a' : 'x')}}));
+    EXPECT_TRUE(digests_.Answer("w1", {{std::string(32, 'b')}}));
+    if (!is_true) {
+      ASSERT_TRUE(IsAsked());
+      AnswerAll();
+    }
+    ASSERT_THAT(call->Finish(), test::IsOk());
+    EXPECT_EQ(call->answers[0].assignments(0).has_reused(), is_true);
+  }
+}
+
+TEST_F(SourcedPutTest, AClientThatLeavesDuringTheComparisonLeavesNothing) {
+  const std::string array_id = AddArray(Descriptor(), "there");
+  const auto call = BeginClaimed(array_id);
+  ASSERT_TRUE(AreDigestsAsked());
+  call->context.TryCancel();
+  EXPECT_THAT(call->Finish(), test::StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(AreDigestsAsked(0));  // its questions are forgotten
+  EXPECT_TRUE(NothingIsLeft());
+  EXPECT_TRUE(test::Eventually([&] { return registry_->HoldsOf(array_id).pins == 0; }));
 }
 
 TEST_F(SourcedPutTest, ARepeatedRequestDuringTheCheckIsToBeRetried) {

@@ -1646,6 +1646,58 @@ TEST_F(ArrayRegistryTest, AReleasedArrayStaysInTheCacheWhereOnlyItsOriginFindsIt
   EXPECT_THAT(CachedIds(), IsEmpty()) << "it has a name, and its record says so";
 }
 
+TEST_F(ArrayRegistryTest, ArraysOfATypeAndShapeAreListedAlsoIfTheyAreCached) {
+  registry_->SetCaching(true);
+  const std::string cached = Cached("a", 64);
+  const std::string named = StageLoaded(128);
+  const std::string staged = StageLoaded(192);
+  ASSERT_THAT(Put("b", named), IsOk());
+  const ArrayDescriptor form = Descriptor("");
+  const auto ids = [&](std::string_view start_after, int64_t limit) {
+    std::vector<std::string> listed;
+    for (const ArrayPtr& each : registry_->ListAlike(form.dtype, form.shape, start_after, limit)) {
+      listed.push_back(each->definition.descriptor.array_id);
+    }
+    return listed;
+  };
+  const std::string first = std::min(cached, named);
+  const std::string second = std::max(cached, named);
+  EXPECT_THAT(ids("", 10), ElementsAre(first, second)) << "what is only staged is left out";
+  EXPECT_THAT(ids("", 1), ElementsAre(first));
+  EXPECT_THAT(ids(first, 10), ElementsAre(second));
+  EXPECT_THAT(registry_->ListAlike(Dtype::kI8, form.shape, "", 10), IsEmpty());
+  EXPECT_THAT(registry_->ListAlike(form.dtype, {7}, "", 10), IsEmpty());
+  EXPECT_EQ(registry_->FindCommitted(cached)->definition.descriptor.array_id, cached);
+  EXPECT_EQ(registry_->FindCommitted(named)->state, ArrayState::kAvailable);
+  EXPECT_EQ(registry_->FindCommitted(staged), nullptr);
+  EXPECT_EQ(registry_->FindCommitted("unknown"), nullptr);
+  registry_->TileDamaged(named, 1);
+  EXPECT_EQ(registry_->FindCommitted(named)->state, ArrayState::kDegraded);
+  registry_->Evict({cached});
+  EXPECT_THAT(ids("", 10), ElementsAre(named));
+}
+
+TEST_F(ArrayRegistryTest, AnArrayIsFoundByItsLastOtherOriginsToo) {
+  const std::string id = StageLoaded();
+  const std::string own = KeyOf(id);
+  ASSERT_THAT(Put("w", id), IsOk());
+  registry_->AddOrigin(id, own);
+  registry_->AddOrigin(id, "");
+  registry_->AddOrigin("unknown", "0");
+  for (int i = 0; i < 6; ++i) registry_->AddOrigin(id, StrCat(i / 2 * 2));  // "0", "2" and "4"
+  for (int i = 5; i < 8; ++i) registry_->AddOrigin(id, StrCat(i));
+  EXPECT_THAT(registry_->FindByOrigin("0", 8), IsEmpty()) << "the oldest of six";
+  EXPECT_THAT(registry_->FindByOrigin("2", 8), IsEmpty());
+  for (const std::string& key : {own, std::string("4"), std::string("7")}) {
+    const std::vector<ArrayPtr> found = registry_->FindByOrigin(key, 8);
+    ASSERT_THAT(found, SizeIs(1)) << key;
+    EXPECT_EQ(found[0]->definition.descriptor.array_id, id);
+  }
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  EXPECT_THAT(registry_->FindByOrigin("7", 8), IsEmpty());
+  EXPECT_THAT(registry_->FindByOrigin(own, 8), IsEmpty());
+}
+
 TEST_F(ArrayRegistryTest, OnlyAvailableArraysOfKnownOriginsAreCached) {
   const std::string off = StageLoaded();
   ASSERT_THAT(Put("off", off), IsOk());

@@ -109,6 +109,8 @@ class PutReuseTest : public ReadyCluster {
     bool by_workers = false;
     bool reuse = true;
     bool validate_only = false;
+    std::optional<ContentClaim> content = {};
+    bool is_true = true;                // what the workers say about `content`
     ArrayRegistry* registry = nullptr;  // null: registry_
     Transfers* transfers = nullptr;     // null: transfers_
   };
@@ -137,9 +139,15 @@ class PutReuseTest : public ReadyCluster {
     const FileRange place{.file = 0, .offset_bytes = given.offset_bytes};
     (given.by_workers ? tensor.source : tensor.origin) = place;
     tensor.conversion = given.conversion;
+    tensor.content = given.content;
     SHARDMESH_RETURN_IF_ERROR(plan.TakeTensor(std::move(tensor)));
     if (plan.may_reuse()) plan.FindReusable([] { return false; });
     EXPECT_EQ(plan.may_reuse(), given.reuse);
+    std::vector<ClaimedArray> claims = plan.TakeClaims();
+    claims_ = claims.size();
+    if (!claims.empty()) {
+      plan.UseContent(std::move(claims), {given.is_true}, [] { return false; });
+    }
     reads_files_ = plan.reads_files();
     return plan.Begin();
   }
@@ -186,6 +194,7 @@ class PutReuseTest : public ReadyCluster {
   OperationTable operations_{&clock_, &sessions_};
   Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get(), &operations_};
   bool reads_files_ = false;  // PutPlan::reads_files of the last put
+  size_t claims_ = 0;         // about which the workers were asked in the last put
 };
 
 TEST_F(PutReuseTest, ASecondPutOfTheSameTensorNeedsNoTile) {
@@ -300,6 +309,68 @@ TEST_F(PutReuseTest, WorkersCopyToAnotherLayoutAndAnotherMesh) {
   Commit(*put);
   EXPECT_EQ(transfers_.totals().reused_bytes, 256);
   EXPECT_EQ(transfers_.totals().moved_bytes, 64);
+}
+
+TEST_F(PutReuseTest, AnArrayWithTheContentIsUsedAsIfItsOriginWereThatOfTheTensor) {
+  const std::string array_id = Put({});
+  const ContentClaim content{array_id, {std::string(32, 'a'), std::string(32, 'b')}};
+  const SourceFile copy = Model(/*change_s=*/7);
+  EXPECT_EQ(Put({.file = copy, .content = content}), array_id);
+  EXPECT_EQ(claims_, 1u);
+  EXPECT_EQ(Put({.name = "v", .file = copy, .content = content}), array_id);
+  EXPECT_EQ(claims_, 0u) << "it is found by the origin of the copy too";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      BegunPutPtr put, Begin({.name = "w2", .file = Model(8), .spec = {}, .content = content}));
+  EXPECT_EQ(claims_, 1u);
+  ASSERT_TRUE(put->items[0].is_copied());
+  EXPECT_EQ(put->items[0].reused->array().definition.descriptor.array_id, array_id);
+  EXPECT_EQ(put->items[0].moved_bytes, 128) << "each rank gets the other's half";
+  const std::string replicated = Commit(*put);
+  // The copy has the origin of the new file.
+  EXPECT_EQ(Put({.name = "w2", .file = Model(8), .spec = {}, .content = content}), replicated);
+  EXPECT_EQ(claims_, 0u) << "an origin comes first";
+}
+
+TEST_F(PutReuseTest, AClaimThatIsFalseOrCannotBeTrueIsPutAnew) {
+  const std::string array_id = Put({});
+  const std::vector<std::string> two = {std::string(32, 'a'), std::string(32, 'b')};
+  ArrayDescriptor other = Descriptor();  // of another shape
+  const std::string other_id = AddArray(other, "other");
+  const SourceFile copy = Model(/*change_s=*/7);
+  const std::vector<Given> cases = {
+      {.file = copy, .content = ContentClaim{array_id, two}, .is_true = false},
+      {.file = copy, .content = ContentClaim{array_id, {two[0]}}},
+      {.file = copy, .content = ContentClaim{"unknown", two}},
+      {.file = copy, .content = ContentClaim{other_id, two}},
+      {.file = copy, .reuse = false, .content = ContentClaim{array_id, two}}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin(cases[i]));
+    EXPECT_EQ(claims_, i == 0 ? 1u : 0u) << i;
+    EXPECT_EQ(put->items[0].reused, nullptr) << i;
+    EXPECT_THAT(transfers_.Abort(put->transfer_id, absl::CancelledError("enough")), IsOk());
+  }
+  registry_->TilesLost("m", 1, members_.view()->FindWorker("w1")->attachment);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put,
+                                 Begin({.file = copy, .content = ContentClaim{array_id, two}}));
+  EXPECT_EQ(claims_, 0u) << "it is degraded";
+}
+
+TEST_F(PutReuseTest, AClaimTakesAnArrayBackFromTheCache) {
+  registry_->SetCaching(true);
+  const std::string array_id = Put({});
+  DeleteName("w");
+  ASSERT_EQ(registry_->cache_totals().arrays, 1);
+  const ContentClaim content{array_id, {std::string(32, 'a'), std::string(32, 'b')}};
+  const SourceFile copy = Model(/*change_s=*/7);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put,
+                                   Begin({.file = copy, .content = content, .is_true = false}));
+    EXPECT_THAT(transfers_.Abort(put->transfer_id, absl::CancelledError("enough")), IsOk());
+  }
+  EXPECT_EQ(registry_->cache_totals().arrays, 1) << "it is cached again";
+  EXPECT_EQ(Put({.file = copy, .content = content}), array_id);
+  EXPECT_EQ(ArrayOf("w"), array_id);
+  EXPECT_EQ(registry_->cache_totals().arrays, 0);
 }
 
 TEST_F(PutReuseTest, AWorkerOfTheSourceThatIsLostMeanwhileEndsThePut) {

@@ -16,6 +16,7 @@
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "rpc/contract.h"
+#include "sharding/digest.h"
 #include "status/detail.h"
 #include "tensor/buffer.h"
 #include "tests/testing/eventually.h"
@@ -335,6 +336,29 @@ TEST_F(AttachHandlerTest, AMalformedOrderToFillTilesIsAnsweredAndEndsItsTransfer
   }
   EXPECT_THAT(filler_.orders(), IsEmpty());
   EXPECT_THAT(filler_.ended(), SizeIs(cases.size()));
+}
+
+TEST_F(AttachHandlerTest, TilesAreDigestedAndMissingOnesHaveNoDigest) {
+  ASSERT_TRUE(StageFour(*store_, "a"));
+  Attach();
+  Message message;
+  internal::v1::DigestTiles& order = *message.mutable_digest_tiles();
+  order.set_order_id(9);
+  for (const std::string id : {"a", "unknown", "a", "a"}) {
+    internal::v1::WantedDigest& wanted = *order.add_tiles();
+    wanted.set_array_id(id);
+    wanted.mutable_tile()->add_ranges()->set_stop(4);
+  }
+  order.mutable_tiles(2)->mutable_tile()->mutable_ranges(0)->set_stop(3);   // another tile
+  order.mutable_tiles(3)->mutable_tile()->mutable_ranges(0)->set_stop(-1);  // malformed
+  EXPECT_THAT(Take(message), IsOk());
+  ASSERT_TRUE(Eventually([&] { return stream_->count() > 0; }));
+  const std::vector<internal::v1::AttachRequest> messages = stream_->Take();
+  ASSERT_THAT(messages, SizeIs(1));
+  EXPECT_EQ(messages[0].tiles_digested().order_id(), 9);
+  const StoredTilePtr tile = *store_->FindStaged("a", {{{0, 4}}});
+  EXPECT_THAT(messages[0].tiles_digested().tile_sha256(),
+              ElementsAre(Sha256({tile->bytes().data(), tile->bytes().size()}), "", "", ""));
 }
 
 TEST_F(AttachHandlerTest, FilesAreCheckedAndTheAnswerNamesTheFirstUnusableOne) {
