@@ -14,6 +14,7 @@
 #include "server/steps/committed_bytes.h"
 #include "server/steps/fill_codec.h"
 #include "server/steps/replica_mesh.h"
+#include "server/steps/resize_mesh.h"
 #include "sharding/layout/logical_sharding.h"
 #include "sharding/presets.h"
 #include "status/detail.h"
@@ -53,6 +54,12 @@ absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
                                 " is the auxiliary mesh for second replicas of "
                                 "arrays on \"",
                                 owner, "\"; name that mesh"));
+  }
+  if (const std::string_view owner = ResizedMeshOf(mesh_id);
+      !owner.empty() && !header.may_be_resize_mesh) {
+    return rpc::BadField(StrCat(header.path, "mesh"),
+                         StrCat(PythonRepr(mesh_id), " is the auxiliary mesh of a resize of \"",
+                                owner, "\", and is deleted at its end; name that mesh"));
   }
   if (header.replicas > 1 && mesh_.size() < 2) {
     return rpc::BadField(

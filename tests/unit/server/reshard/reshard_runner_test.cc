@@ -931,6 +931,41 @@ TEST_F(ReshardRunnerTest, BadCallsAreRefusedBeforeAnythingMoves) {
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
 }
 
+// Arrays of clients there would keep the coordinator from deleting these meshes.
+TEST_F(ReshardRunnerTest, OnlyAResizeMovesArraysOntoItsAuxiliaryMesh) {
+  AddArray(Descriptor(), "w");
+  for (const char* mesh : {"m.resize-0123456789ab", "m.replicas-0123456789ab"}) {
+    SCOPED_TRACE(mesh);
+    DefineMesh(definition_store_.get(), mesh, mesh_);
+    ReshardCall call = CallOf("w", kWhole);
+    call.mesh_id = mesh;
+    const absl::Status refused = Refusal(call);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    ASSERT_THAT(rpc::FieldViolationsOf(refused), SizeIs(1));
+    EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "mesh");
+    call.validate_only = true;
+    EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  }
+  const std::string mesh = "m.resize-0123456789ab";
+  ASSERT_THAT(members_.AddMesh(mesh, 2, {"w0", "w1"}), IsOk());
+  ReshardCall call = CallOf("w", kWhole);
+  call.request_id = "";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      call.operation_id, operations_.Begin(OperationKind::kResize, "a resize", "", 0,
+                                           [](const absl::Status&) { return absl::OkStatus(); }));
+  call.mesh_id = mesh;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(heard->Moved().front().descriptor.mesh_id, mesh);
+  // Meanwhile clients may move it on the mesh on which it lies.
+  const std::unique_ptr<Heard> in_place = Start(CallOf("w", kOverX));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_THAT(in_place->Wait(), IsOk());
+  EXPECT_EQ(in_place->Moved().front().descriptor.mesh_id, mesh);
+}
+
 TEST_F(ReshardRunnerTest, WorkersFillTheTilesOnAnotherMesh) {
   const std::string old_id = AddArray(Descriptor(), "w");
   ReshardCall call = CallOf("w", kWhole);

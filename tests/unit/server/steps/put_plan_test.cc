@@ -501,6 +501,22 @@ TEST_F(PutPlanTest, SecondReplicasAreCheckedAndCounted) {
   EXPECT_EQ(FieldOf(auxiliary), "header.mesh");
 }
 
+TEST_F(PutPlanTest, RefusesTheAuxiliaryMeshOfAResize) {
+  const std::string name = "m.resize-0123456789ab";
+  DefineMesh(definition_store_.get(), name, mesh_);
+  PutHeader header = Header();
+  header.mesh_id = name;
+  PutPlan plan = NewPlan();
+  const absl::Status refused = TakeHeader(&plan, header);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(refused), "header.mesh");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("auxiliary mesh of a resize of \"m\""));
+  header.may_be_resize_mesh = true;
+  PutPlan own = NewPlan();
+  const absl::Status taken = TakeHeader(&own, header);
+  EXPECT_NE(ReasonOf(taken), Reason::kBadField) << taken;
+}
+
 TEST_F(PutPlanTest, ANewArrayWantsTheReplicasThatItsNameHad) {
   ArrayDefinition definition{.descriptor = Descriptor()};
   definition.replicas = 2;
