@@ -257,6 +257,45 @@ TEST_F(ReshardRunnerTest, ALostWorkerLeavesTheOldArray) {
   EXPECT_EQ(PinnedBySession(), 0);
 }
 
+// The pin that the first of two calls made for the session is that of the second one too.
+TEST_F(ReshardRunnerTest, ACallThatFailsLeavesThePinOnWhichAnotherOneCounts) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> first = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  ReshardCall call = CallOf("w", kWhole);
+  call.request_id = "r2";
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> second = Start(std::move(call));
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  ASSERT_THAT(operations_.Cancel(first->Outline().operation_id, session_), IsOk());
+  EXPECT_THAT(first->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(PinnedBySession(), 1);
+  FinishFill();
+  ASSERT_THAT(second->Wait(), IsOk());
+  EXPECT_NE(IdOfName("w"), old_id);
+  EXPECT_TRUE(IsHere(old_id));
+  EXPECT_EQ(PinnedBySession(), 1);
+  UnpinForSession(*registry_, sessions_, session_, {old_id});
+  EXPECT_FALSE(IsHere(old_id));
+}
+
+TEST_F(ReshardRunnerTest, TheLastOfSeveralCallsThatFailRemovesTheirPin) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> first = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  ReshardCall call = CallOf("w", kWhole);
+  call.request_id = "r2";
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> second = Start(std::move(call));
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  for (Heard* const heard : {first.get(), second.get()}) {
+    EXPECT_EQ(PinnedBySession(), 1);
+    ASSERT_THAT(operations_.Cancel(heard->Outline().operation_id, session_), IsOk());
+    EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  }
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
 TEST_F(ReshardRunnerTest, ANameThatAnotherCallMovedMeanwhileStays) {
   AddArray(Descriptor(), "w");
   const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
