@@ -446,7 +446,8 @@ absl::Status Replicas::Send(const Planned& planned, const std::string& transfer_
   SharedFill fill(transfer_id, parts_.term, &devices);
   fill.AddFromArray(target, source, token);
   for (size_t rank = 0; rank < planned.destinations.size(); ++rank) {
-    fill.SendTo(planned.destinations[rank], static_cast<int64_t>(rank), parts_.fill);
+    SHARDMESH_RETURN_IF_ERROR(
+        fill.SendTo(planned.destinations[rank], static_cast<int64_t>(rank), parts_.fill));
   }
   return absl::OkStatus();
 }

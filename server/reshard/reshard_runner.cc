@@ -534,7 +534,10 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     SHARDMESH_ASSIGN_OR_RETURN(
         fill.transfer_id, put.transfers->Begin(call_.session_id, to.mesh_id, fill.target_workers,
                                                std::move(items), plan_.outline.operation_id));
-    SendArrayFill(fill, parts_.fill);
+    // The end of the transfer, for which the caller waits, has the error.
+    if (const absl::Status sent = SendArrayFill(fill, parts_.fill); !sent.ok()) {
+      Abort(fill.transfer_id, sent);
+    }
     return fill.transfer_id;
   }
 

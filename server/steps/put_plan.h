@@ -194,7 +194,7 @@ class PutPlan {
   // Returns the file of a source or an origin. INVALID_ARGUMENT (BAD_FIELD): there is none.
   absl::StatusOr<std::shared_ptr<const SourceFile>> FileOf(const FileRange& range,
                                                            std::string_view field) const;
-  void OrderFill(const BegunPut& put, const ReuseSources& sources) const;
+  absl::Status OrderFill(const BegunPut& put, const ReuseSources& sources) const;
   // Gives the array its spec: from the tensor's own layout, or else from the rules.
   absl::Status Place(PutTensor tensor, ArrayDefinition* definition);
   // Returns the uncorrected spec that the tensor's axes or preset resolve to.

@@ -1055,6 +1055,17 @@ TEST_F(ReshardRunnerTest, AFillThatFailsLeavesTheOldArray) {
   EXPECT_EQ(PinnedBySession(), 0);
 }
 
+TEST_F(ReshardRunnerTest, AnOrderThatDoesNotReachItsWorkerEndsTheMove) {
+  fill_.unreachable = "w1";
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.mesh_id = "n";
+  EXPECT_THAT(Start(call)->Wait(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
 TEST_F(ReshardRunnerTest, ACancelledFillLeavesTheOldArray) {
   const std::string old_id = AddArray(Descriptor(), "w");
   ReshardCall call = CallOf("w", kOverX);

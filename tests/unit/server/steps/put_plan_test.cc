@@ -734,6 +734,20 @@ TEST_F(PutPlanTest, OrdersNoFillIfThePutDoesNotBegin) {
   }
 }
 
+TEST_F(PutPlanTest, EndsIfAWorkerAttachesAgainBeforeItsOrder) {
+  fill_.unreachable = "w1";
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.files = {FileOf("/a", 128)};
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("one");
+  tensor.source = FileRange{};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  EXPECT_THAT(plan.Begin(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(sequencer_->Live(), IsEmpty());
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
+}
+
 TEST_F(PutPlanTest, TheSourceOfAnArrayIsKeptAndOutlivesARestart) {
   // An array that a client sent has no source.
   const std::string sent = AddArray(Descriptor(), "sent");
