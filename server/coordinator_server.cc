@@ -130,6 +130,7 @@ class Server final : public CoordinatorServer {
   void AddStreamingService(std::string_view name, StreamingService service) {
     AddService(name, std::move(service.service));
     end_streams_.push_back(std::move(service.end_streams));
+    if (service.join_threads) join_threads_.push_back(std::move(service.join_threads));
   }
   void StoreFailed(const absl::Status& status);
   absl::Status DefineMesh();
@@ -186,6 +187,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<WatchHandle> mesh_watch_;
   std::vector<std::pair<std::string, std::unique_ptr<grpc::Service>>> services_;  // by full name
   std::vector<std::function<void()>> end_streams_;
+  std::vector<std::function<void()>> join_threads_;  // see StreamingService
   std::unique_ptr<rpc::ServerLifecycle> lifecycle_;
   std::unique_ptr<rpc::MetricsEndpoint> endpoint_;
 };
@@ -734,6 +736,8 @@ void Server::Drain(absl::Time deadline) {
       LogWarning("the grace ended before all steps and transfers did", {{"aborted", aborted}});
     }
     lifecycle_->Drain(end.wall());
+    // Resizes go on for a moment after their last call, and use the sequencer until their end.
+    for (const auto& join : join_threads_) join();
   }
   endpoint_.reset();
   // From now on no lease, heartbeat or deadline expires. Destroying the sequencer ends live work.

@@ -148,8 +148,18 @@ int64_t WorkerStreams::OrderQuarantine(const std::string& identity,
   return 0;
 }
 
-absl::Status WorkerStreams::FindFiller(std::string_view identity, WorkerStream** stream) const {
-  WorkerStream* const found = StreamOf(identity);
+WorkerStream* WorkerStreams::CurrentStreamOf(const MembershipView& view,
+                                             std::string_view identity) const {
+  WorkerStream* const stream = StreamOf(identity);
+  const WorkerStatus* const worker = view.FindWorker(identity);
+  const bool is_current =
+      stream != nullptr && worker != nullptr && worker->attachment == stream->attachment();
+  return is_current ? stream : nullptr;
+}
+
+absl::Status WorkerStreams::FindFiller(const MembershipView& view, std::string_view identity,
+                                       WorkerStream** stream) const {
+  WorkerStream* const found = CurrentStreamOf(view, identity);
   if (found == nullptr) return NotAttached(identity);
   if (!found->HasFeature(rpc::kFillFeature)) {
     return WithReason(
@@ -162,19 +172,21 @@ absl::Status WorkerStreams::FindFiller(std::string_view identity, WorkerStream**
 }
 
 absl::Status WorkerStreams::CheckCanFill(std::string_view identity) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
   WorkerStream* stream = nullptr;
   absl::MutexLock lock(&mutex_);
-  return FindFiller(identity, &stream);
+  return FindFiller(*view, identity, &stream);
 }
 
 int64_t WorkerStreams::CheckFiles(const std::string& identity, std::string_view files,
                                   FilesChecked checked) {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
   FileVerdict refused;
   {
     // One lock for both steps, for the reason given in OrderQuarantine.
     absl::MutexLock lock(&mutex_);
     WorkerStream* stream = nullptr;
-    refused.status = FindFiller(identity, &stream);
+    refused.status = FindFiller(*view, identity, &stream);
     if (refused.status.ok()) {
       const absl::StatusOr<int64_t> number = file_checks_.Send(stream, files, &checked);
       if (number.ok()) return *number;
@@ -187,11 +199,12 @@ int64_t WorkerStreams::CheckFiles(const std::string& identity, std::string_view 
 
 int64_t WorkerStreams::DigestTiles(const std::string& identity,
                                    const std::vector<WantedDigest>& tiles, TilesDigested digested) {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
   absl::StatusOr<int64_t> number = NotAttached(identity);
   {
     // One lock for both steps, for the reason given in OrderQuarantine.
     absl::MutexLock lock(&mutex_);
-    WorkerStream* const stream = StreamOf(identity);
+    WorkerStream* const stream = CurrentStreamOf(*view, identity);
     if (stream != nullptr && !stream->HasFeature(rpc::kDigestFeature)) {
       number = WithReason(
           absl::FailedPreconditionError(StrCat(
@@ -206,21 +219,25 @@ int64_t WorkerStreams::DigestTiles(const std::string& identity,
   return 0;
 }
 
-void WorkerStreams::SendFill(std::string_view identity, std::string_view message) {
+absl::Status WorkerStreams::SendFill(std::string_view identity, std::string_view message) {
   WorkerMessage encoded = EncodeFill(message);
+  const std::shared_ptr<const MembershipView> view = membership_->view();
   absl::MutexLock lock(&mutex_);
-  if (WorkerStream* const stream = StreamOf(identity); stream != nullptr) {
-    stream->Send(std::move(encoded));
-  }
+  WorkerStream* const stream = CurrentStreamOf(*view, identity);
+  if (stream == nullptr) return NotAttached(identity);
+  stream->Send(std::move(encoded));
+  return absl::OkStatus();
 }
 
-void WorkerStreams::SendFillParts(std::string_view identity, std::string_view head,
-                                  const std::shared_ptr<const std::string>& tail) {
+absl::Status WorkerStreams::SendFillParts(std::string_view identity, std::string_view head,
+                                          const std::shared_ptr<const std::string>& tail) {
   const WorkerMessage encoded = EncodeFill(head, tail->size());
+  const std::shared_ptr<const MembershipView> view = membership_->view();
   absl::MutexLock lock(&mutex_);
-  if (WorkerStream* const stream = StreamOf(identity); stream != nullptr) {
-    stream->SendParts(encoded, tail);
-  }
+  WorkerStream* const stream = CurrentStreamOf(*view, identity);
+  if (stream == nullptr) return NotAttached(identity);
+  stream->SendParts(encoded, tail);
+  return absl::OkStatus();
 }
 
 void WorkerStreams::OrderSave(const std::string& identity, const internal::v1::SaveOrder& order,

@@ -156,9 +156,9 @@ class WorkerStreams final : public StepTransport,
   int64_t CheckFiles(const std::string& identity, std::string_view files,
                      FilesChecked checked) override;
   void ForgetFileCheck(int64_t number) override { file_checks_.Forget(number); }
-  void SendFill(std::string_view identity, std::string_view message) override;
-  void SendFillParts(std::string_view identity, std::string_view head,
-                     const std::shared_ptr<const std::string>& tail) override;
+  absl::Status SendFill(std::string_view identity, std::string_view message) override;
+  absl::Status SendFillParts(std::string_view identity, std::string_view head,
+                             const std::shared_ptr<const std::string>& tail) override;
   // DigestTransport.
   int64_t DigestTiles(const std::string& identity, const std::vector<WantedDigest>& tiles,
                       TilesDigested digested) override;
@@ -252,9 +252,14 @@ class WorkerStreams final : public StepTransport,
   // Calls back with the error NotAttached. The caller does not hold mutex_.
   static void Fail(Unanswered unanswered, std::string_view identity);
   WorkerStream* StreamOf(std::string_view identity) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Like CheckCanFill; sets `*stream` if the result is OK.
-  absl::Status FindFiller(std::string_view identity, WorkerStream** stream) const
+  // Returns the member's stream; null if the worker has attached over another stream since, as
+  // `view` shows, and that stream is no member yet. `view` is newer than the begin of the work that
+  // an order belongs to: a later attach ends that work (Sequencer::WorkerAttached).
+  WorkerStream* CurrentStreamOf(const MembershipView& view, std::string_view identity) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Like CheckCanFill; sets `*stream` if the result is OK.
+  absl::Status FindFiller(const MembershipView& view, std::string_view identity,
+                          WorkerStream** stream) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const WorkRef& work, const absl::Status& status);
   void TellOfMembership();
   void EndUndecided(const MembershipView& view);

@@ -71,15 +71,19 @@ absl::StatusOr<std::vector<RepairSource>> RepairSourcesOf(const Array& array, in
   return sources;
 }
 
-void SendRepair(const RepairOrder& order, FillTransport* transport) {
+absl::Status SendRepair(const RepairOrder& order, FillTransport* transport) {
   const std::string array = rpc::ArrayDescriptorBytes(order.array->definition.descriptor);
   const std::string& worker = order.workers[static_cast<size_t>(order.rank)];
-  const auto send = [&](std::string_view message) { transport->SendFill(worker, message); };
+  absl::Status sent;
+  const auto send = [&](std::string_view message) {
+    sent.Update(transport->SendFill(worker, message));
+  };
   if (!order.source->holder.has_value()) {
     FillEncoder encoder(order.transfer_id, order.term, nullptr, send);
     encoder.AddFromFile(array, order.rank, order.source->file.file.get(),
                         order.source->file.offset_bytes);
-    return encoder.Flush();
+    encoder.Flush();
+    return sent;
   }
   // Without a twin, the array is its own source: the worker finds that it lacks its tile, and turns
   // to the holder.
@@ -98,6 +102,7 @@ void SendRepair(const RepairOrder& order, FillTransport* transport) {
   FillEncoder encoder(order.transfer_id, order.term, &devices, send);
   encoder.AddFromArray(array, order.rank, source, token);
   encoder.Flush();
+  return sent;
 }
 
 }  // namespace shardmesh::server

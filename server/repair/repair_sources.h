@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
@@ -62,8 +63,8 @@ struct RepairOrder {
   absl::Span<const std::string> twin_workers = {};
 };
 
-// Sends the order to the worker of the rank.
-void SendRepair(const RepairOrder& order, FillTransport* transport);
+// Sends the order to the worker of the rank. Errors: those of FillTransport::SendFill.
+absl::Status SendRepair(const RepairOrder& order, FillTransport* transport);
 
 }  // namespace shardmesh::server
 

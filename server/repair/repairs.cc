@@ -360,23 +360,22 @@ void Repairs::Begin(const Chosen& chosen) {
   // No fault of the source, and Ended would begin the next tile from within this one.
   if (!begun.ok()) return Fail(chosen.key, Failure{.source = "", .status = begun});
   parts_.sequencer->CommitTransfer(transfer_id).IgnoreError();  // it may have ended already
-  SendRepair({.transfer_id = transfer_id,
-              .term = parts_.term,
-              .token_key = parts_.token_key,
-              .expire_time = parts_.clock->Now() + timeout,
-              .array = array->get(),
-              .rank = rank,
-              .source = &*source,
-              .workers = ranks->identities,
-              .twin_workers = twin_workers},
-             parts_.fill);
-  absl::Status cancelled;
+  absl::Status stops = SendRepair({.transfer_id = transfer_id,
+                                   .term = parts_.term,
+                                   .token_key = parts_.token_key,
+                                   .expire_time = parts_.clock->Now() + timeout,
+                                   .array = array->get(),
+                                   .rank = rank,
+                                   .source = &*source,
+                                   .workers = ranks->identities,
+                                   .twin_workers = twin_workers},
+                                  parts_.fill);
   {
+    // A Cancel before the transfer began did not see it.
     absl::MutexLock lock(&mutex_);
-    cancelled = workers_[chosen.identity].cancelled;
+    stops.Update(workers_[chosen.identity].cancelled);
   }
-  // A Cancel before the transfer began did not see it.
-  if (!cancelled.ok()) parts_.sequencer->AbortTransfer(transfer_id, cancelled).IgnoreError();
+  if (!stops.ok()) parts_.sequencer->AbortTransfer(transfer_id, stops).IgnoreError();
 }
 
 absl::Status Repairs::CheckMemory(const Chosen& chosen, const MembershipView& view,

@@ -8,6 +8,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "process/cpu_time.h"
+#include "process/failpoint.h"
 #include "process/log.h"
 #include "process/random_bytes.h"
 #include "rpc/codec/array_codec.h"
@@ -229,13 +230,12 @@ void Replicas::Begin(const std::string& array_id) {
                                     .identity = planned->destinations[rank],
                                     .expected_tiles = 1});
   }
-  absl::Status cancelled;
   {
     absl::MutexLock lock(&mutex_);
     running_.emplace(transfer_id, planned->copy);
     UpdateTotal();
-    cancelled = cancelled_;
   }
+  SHARDMESH_PASSES("replicas.begin_transfer");
   absl::Status begun = parts_.sequencer->BeginTransfer(
       std::move(request), [this, transfer_id, companion_id](const WorkOutcome& outcome) {
         if (!outcome.status.ok()) parts_.registry->Discard({companion_id});
@@ -251,8 +251,12 @@ void Replicas::Begin(const std::string& array_id) {
   }
   parts_.sequencer->CommitTransfer(transfer_id).IgnoreError();  // it may have ended already
   begun = Send(*planned, transfer_id, timeout);
-  // A Cancel before the transfer began did not see it.
-  begun.Update(cancelled);
+  {
+    // A Cancel before the transfer began could not abort it. The operation, and with it
+    // `cancelled_`, ends on this thread only.
+    absl::MutexLock lock(&mutex_);
+    begun.Update(cancelled_);
+  }
   if (!begun.ok()) parts_.sequencer->AbortTransfer(transfer_id, begun).IgnoreError();
 }
 
@@ -442,7 +446,8 @@ absl::Status Replicas::Send(const Planned& planned, const std::string& transfer_
   SharedFill fill(transfer_id, parts_.term, &devices);
   fill.AddFromArray(target, source, token);
   for (size_t rank = 0; rank < planned.destinations.size(); ++rank) {
-    fill.SendTo(planned.destinations[rank], static_cast<int64_t>(rank), parts_.fill);
+    SHARDMESH_RETURN_IF_ERROR(
+        fill.SendTo(planned.destinations[rank], static_cast<int64_t>(rank), parts_.fill));
   }
   return absl::OkStatus();
 }

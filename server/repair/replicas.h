@@ -70,8 +70,9 @@ struct ReplicaParts {
 // companion.
 //
 // All copies that run or wait at a time are one operation (OperationKind::kReplicate). A copy that
-// fails is tried again, each time after twice the time, and at once when a worker attaches. After a
-// cancellation, copies begin again when a worker attaches, or an array wants a replica.
+// fails is tried again, each time after twice the time, and at once when a worker attaches or takes
+// work again. The copies of an operation that was cancelled begin again only then. An array that
+// wants a replica after the end of that operation is copied by itself, in an operation of its own.
 //
 // An auxiliary mesh that no companion needs is deleted some seconds later.
 //

@@ -15,7 +15,7 @@ absl::Status CheckCanFill(const FillTransport& transport, absl::Span<const std::
   return absl::OkStatus();
 }
 
-void SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
+absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
   const std::string source = rpc::ArrayDescriptorBytes(*fill.source);
   const std::string target = rpc::ArrayDescriptorBytes(*fill.target);
   const std::string token = rpc::SignToken({.direction = rpc::TransferDirection::kGet,
@@ -30,8 +30,10 @@ void SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
   SharedFill orders(fill.transfer_id, fill.term, &devices);
   orders.AddFromArray(target, source, token);
   for (size_t rank = 0; rank < fill.target_workers.size(); ++rank) {
-    orders.SendTo(fill.target_workers[rank], static_cast<int64_t>(rank), transport);
+    SHARDMESH_RETURN_IF_ERROR(
+        orders.SendTo(fill.target_workers[rank], static_cast<int64_t>(rank), transport));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh::server

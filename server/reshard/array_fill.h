@@ -34,8 +34,9 @@ struct ArrayFill {
 // FillTransport::CheckCanFill.
 absl::Status CheckCanFill(const FillTransport& transport, absl::Span<const std::string> workers);
 
-// Sends each worker of the target's mesh the order to fill its tile.
-void SendArrayFill(const ArrayFill& fill, FillTransport* transport);
+// Sends each worker of the target's mesh the order to fill its tile. Errors: those of
+// FillTransport::SendFill.
+absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport);
 
 }  // namespace shardmesh::server
 

@@ -310,7 +310,8 @@ class MeshPlans {
            .strict = call_.strict,
            .mode = call_.mode,
            .compatibility = call_.compatibility,
-           .path = ""},
+           .path = "",
+           .may_be_resize_mesh = call_.mesh_id.empty() || !call_.operation_id.empty()},
           call_.caller,
           [this](const Definitions& state) { return call_.rule_source(state, is_cancelled_); },
           call_.profile_source));

@@ -438,8 +438,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
   // Moves the array on its own mesh. The new array is in memory only.
   void Step(size_t index) {
     const ReshardItem& item = plan_.items[index];
-    const absl::StatusOr<bool> pinned = PinSource(item);
-    if (!pinned.ok()) return Moved(index, pinned.status());
+    if (const absl::Status pinned = PinSource(item); !pinned.ok()) return Moved(index, pinned);
     StepCall step{.request_id = RandomId(),
                   .session_id = call_.session_id,
                   .method = "Reshard",
@@ -456,12 +455,11 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     step.outputs.definitions = {item.target};
     step.outputs.other_moves = OtherMovesOf(index);
     const std::optional<Sequencer::StepTicket> ticket = parts_.steps->Run(
-        std::move(step),
-        [self = shared_from_this(), index, is_pinned = *pinned](const StepAnswer& answer) {
+        std::move(step), [self = shared_from_this(), index](const StepAnswer& answer) {
           if (!answer.ok()) {
             const absl::Status& failed = answer.status();
             const ReshardItem& moved = self->plan_.items[index];
-            return self->MoveFailed(index, is_pinned,
+            return self->MoveFailed(index,
                                     !self->IsHere(moved) && ReasonOf(failed) == Reason::kNotFound
                                         ? Replaced(moved)
                                         : failed);
@@ -481,18 +479,16 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
   // Moves the array to any mesh. The new array is on disk if its workers have data folders.
   void Transfer(size_t index) {
     const ReshardItem& item = plan_.items[index];
-    const absl::StatusOr<bool> pinned = PinSource(item);
-    if (!pinned.ok()) return Moved(index, pinned.status());
+    if (const absl::Status pinned = PinSource(item); !pinned.ok()) return Moved(index, pinned);
     // The transfer's own pin keeps the old array until all tiles are fetched.
     const std::string& source_id = SourceIdOf(item);
     if (const absl::Status kept = parts_.registry->Pin(source_id); !kept.ok()) {
-      return MoveFailed(index, *pinned,
-                        ReasonOf(kept) == Reason::kNotFound ? Replaced(item) : kept);
+      return MoveFailed(index, ReasonOf(kept) == Reason::kNotFound ? Replaced(item) : kept);
     }
     const absl::StatusOr<std::string> transfer_id = BeginTransfer(item, OtherMovesOf(index));
     if (!transfer_id.ok()) {
       parts_.registry->Unpin(source_id);
-      return MoveFailed(index, *pinned, transfer_id.status());
+      return MoveFailed(index, transfer_id.status());
     }
     absl::Status cancelled;
     {
@@ -503,10 +499,9 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     if (!cancelled.ok()) Abort(*transfer_id, cancelled);
     parts_.plan.put.transfers->Commit(
         *transfer_id, /*request_key=*/"", call_.deadline,
-        [self = shared_from_this(), index,
-         is_pinned = *pinned](const absl::StatusOr<TransferResult>& result) {
+        [self = shared_from_this(), index](const absl::StatusOr<TransferResult>& result) {
           self->parts_.registry->Unpin(SourceIdOf(self->plan_.items[index]));
-          if (!result.ok()) return self->MoveFailed(index, is_pinned, result.status());
+          if (!result.ok()) return self->MoveFailed(index, result.status());
           self->MoveEnded(index, result->array_ids.front(), result->revision);
         });
   }
@@ -539,7 +534,10 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     SHARDMESH_ASSIGN_OR_RETURN(
         fill.transfer_id, put.transfers->Begin(call_.session_id, to.mesh_id, fill.target_workers,
                                                std::move(items), plan_.outline.operation_id));
-    SendArrayFill(fill, parts_.fill);
+    // The end of the transfer, for which the caller waits, has the error.
+    if (const absl::Status sent = SendArrayFill(fill, parts_.fill); !sent.ok()) {
+      Abort(fill.transfer_id, sent);
+    }
     return fill.transfer_id;
   }
 
@@ -556,13 +554,12 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
         Reason::kMeshMismatch, {{fact::kArray, array.array_id}});
   }
 
-  // Makes the session keep the old array when its name leaves it. Returns whether the session did
-  // not keep it before. ABORTED (VERSION_MISMATCH), with a retry delay: the array is gone.
-  absl::StatusOr<bool> PinSource(const ReshardItem& item) const {
-    if (call_.release_source) return false;
-    const absl::StatusOr<bool> pinned =
-        PinForSession(*parts_.registry, *parts_.sessions, call_.session_id, SourceIdOf(item));
-    if (ReasonOf(pinned.status()) == Reason::kNotFound) return Replaced(item);
+  // Makes the session keep the old array when its name leaves it. MoveFailed or MoveEnded must
+  // follow if the result is OK. ABORTED (VERSION_MISMATCH), with a retry delay: the array is gone.
+  absl::Status PinSource(const ReshardItem& item) const {
+    if (call_.release_source) return absl::OkStatus();
+    absl::Status pinned = runner_->PinSource(call_.session_id, SourceIdOf(item));
+    if (ReasonOf(pinned) == Reason::kNotFound) return Replaced(item);
     return pinned;
   }
 
@@ -570,8 +567,10 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     return parts_.registry->FindArray(SourceIdOf(item)).ok();
   }
 
-  void MoveFailed(size_t index, bool is_pinned, const absl::Status& status) {
-    if (is_pinned) Unpin(SourceIdOf(plan_.items[index]));
+  void MoveFailed(size_t index, const absl::Status& status) {
+    if (!call_.release_source) {
+      runner_->EndMove(call_.session_id, SourceIdOf(plan_.items[index]), /*has_moved=*/false);
+    }
     Moved(index, status);
   }
 
@@ -587,6 +586,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     // The name holds the new array from now on, and not the pin that a step gave it.
     if (!item.name.empty()) Unpin(array_id);
     if (!call_.release_source) {
+      runner_->EndMove(call_.session_id, SourceIdOf(item), /*has_moved=*/true);
       return Moved(index, absl::OkStatus(), std::move(result), revision);
     }
     // First lets the registry tell the workers to drop the old array: the next array may need that
@@ -649,6 +649,39 @@ void ReshardRunner::Remember(const std::string& key, const absl::Status& status,
   while (answers_.bytes() > parts_.max_remembered_bytes && answers_.answers() > 1) {
     answers_.ForgetOldest();
   }
+}
+
+absl::Status ReshardRunner::PinSource(const std::string& session_id, const std::string& array_id) {
+  SHARDMESH_RETURN_IF_ERROR(parts_.registry->Pin(array_id));
+  absl::StatusOr<bool> is_new;
+  {
+    absl::MutexLock lock(&pins_mutex_);
+    is_new = parts_.sessions->PinArray(session_id, array_id);
+    if (is_new.ok()) {
+      SourcePin& pin = source_pins_[{session_id, array_id}];
+      ++pin.moves;
+      pin.is_new |= *is_new;
+    }
+  }
+  // The session needs one pin in the registry.
+  if (!is_new.ok() || !*is_new) parts_.registry->Unpin(array_id);
+  return is_new.status();
+}
+
+void ReshardRunner::EndMove(const std::string& session_id, const std::string& array_id,
+                            bool has_moved) {
+  {
+    absl::MutexLock lock(&pins_mutex_);
+    const auto found = source_pins_.find({session_id, array_id});
+    SourcePin& pin = found->second;
+    pin.is_kept |= has_moved;
+    if (--pin.moves > 0) return;
+    const bool is_removed = pin.is_new && !pin.is_kept;
+    source_pins_.erase(found);
+    // A session that is gone has already unpinned its arrays.
+    if (!is_removed || !parts_.sessions->UnpinArray(session_id, array_id).value_or(false)) return;
+  }
+  parts_.registry->Unpin(array_id);
 }
 
 bool ReshardRunner::AnswerFromStore(const ReshardCall& call, ReshardEvents& events) {

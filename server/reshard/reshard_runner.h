@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -99,15 +101,30 @@ class ReshardRunner {
     Revision revision = 0;
   };
   using AnswerPtr = std::shared_ptr<const Answer>;
+  // The moves of an array that count on the pin of their session.
+  struct SourcePin {
+    int64_t moves = 0;     // that run
+    bool is_new = false;   // one of the moves made the pin
+    bool is_kept = false;  // one of the moves has succeeded: the session keeps the array
+  };
 
   absl::StatusOr<AnswerPtr> Find(const ReshardCall& call, const std::string& key);
   // Answers a call of a session that is gone, if the store has the answer; returns whether it did.
   bool AnswerFromStore(const ReshardCall& call, ReshardEvents& events);
   void Remember(const std::string& key, const absl::Status& status, AnswerPtr answer);
+  // Makes the session keep an array that is about to move. EndMove must follow if the result is OK.
+  // Errors: those of PinForSession.
+  absl::Status PinSource(const std::string& session_id, const std::string& array_id);
+  // Removes the pin, unless the session had it before, a move has succeeded, or another one runs.
+  void EndMove(const std::string& session_id, const std::string& array_id, bool has_moved);
 
   const ReshardParts parts_;
   absl::Mutex mutex_;
   RequestIndex<AnswerPtr> answers_ ABSL_GUARDED_BY(mutex_);
+  // By session and array. Taken before the lock of the sessions.
+  absl::Mutex pins_mutex_;
+  std::map<std::pair<std::string, std::string>, SourcePin> source_pins_
+      ABSL_GUARDED_BY(pins_mutex_);
   // Unbounded, since a refusal would strand a call. A call queues one task for each of its moves
   // that ends, and moves at most kReshardsAtOnce arrays at the same time.
   ThreadPool moves_{2};

@@ -403,6 +403,10 @@ class ResizeRunner::Run {
 
 ResizeRunner::~ResizeRunner() {
   Stop(absl::CancelledError("the coordinator is stopping"));
+  Join();
+}
+
+void ResizeRunner::Join() {
   std::map<std::string, std::unique_ptr<Running>> running;
   {
     absl::MutexLock lock(&mutex_);

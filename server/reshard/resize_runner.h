@@ -91,6 +91,9 @@ class ResizeRunner {
   // Ends all resizes with `reason`, wherever they are, and begins no more. For a coordinator that
   // stops.
   void Stop(const absl::Status& reason);
+  // Waits for the ends of all resizes, and joins their threads. Call it after Stop, when no Begin
+  // runs. From then on no thread of the runner uses its parts.
+  void Join();
 
  private:
   // One resize.

@@ -168,7 +168,7 @@ class ArrayService final : public ArrayServiceBase {
                                        v1::ResizeMeshResponse* response) override {
     return reshards_.Resize(*context, request, response);
   }
-  void EndResizes() { reshards_.EndResizes(); }
+  ReshardStreams* reshards() { return &reshards_; }
 
   grpc::ServerUnaryReactor* ReleaseArrays(grpc::CallbackServerContext* context,
                                           const v1::ReleaseArraysRequest* request,
@@ -243,8 +243,10 @@ class ArrayService final : public ArrayServiceBase {
 
 StreamingService MakeArrayService(const CoordinatorParts& context, const StepRunnerParts& steps) {
   auto service = std::make_unique<ArrayService>(context, steps);
-  ArrayService* const raw = service.get();
-  return {.service = std::move(service), .end_streams = [raw] { raw->EndResizes(); }};
+  ReshardStreams* const raw = service->reshards();
+  return {.service = std::move(service),
+          .end_streams = [raw] { raw->EndResizes(); },
+          .join_threads = [raw] { raw->JoinResizes(); }};
 }
 
 }  // namespace shardmesh::server

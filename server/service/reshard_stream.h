@@ -30,6 +30,9 @@ class ReshardStreams {
                                    v1::ResizeMeshResponse* response);
   // Ends all resizes, and begins no more, so that the server can stop.
   void EndResizes();
+  // Waits until all resizes have ended, and with them the reshards that they began. Call it after
+  // EndResizes, when all calls have ended.
+  void JoinResizes() { resizes_.Join(); }
 
  private:
   Clock* const clock_;

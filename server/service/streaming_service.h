@@ -18,6 +18,9 @@ struct StreamingService {
   // Ends all current and future streams of the service with UNAVAILABLE, so that the server can
   // stop.
   std::function<void()> end_streams;
+  // Waits for the threads of the service that may go on after its last call, and that use the
+  // sequencer. Called once, after `end_streams`, when all calls have ended. Null: there are none.
+  std::function<void()> join_threads = nullptr;
 };
 
 }  // namespace shardmesh::server

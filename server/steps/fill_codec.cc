@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "rpc/codec/source_codec.h"
+#include "status/status_macros.h"
 
 namespace shardmesh::server {
 namespace {
@@ -125,7 +126,7 @@ SharedFill::SharedFill(std::string_view transfer_id, int64_t term,
         tails_.push_back(std::make_shared<const std::string>(tail));
       }) {}
 
-void SharedFill::SendTo(std::string_view identity, int64_t rank, FillTransport* transport) {
+absl::Status SharedFill::SendTo(std::string_view identity, int64_t rank, FillTransport* transport) {
   encoder_.Flush();
   // Messages may be cut between fields: a parser takes both parts as one message.
   internal::v1::FillTiles own;
@@ -134,8 +135,9 @@ void SharedFill::SendTo(std::string_view identity, int64_t rank, FillTransport* 
   own.set_rank(static_cast<int32_t>(rank));
   const std::string head = own.SerializeAsString();
   for (const std::shared_ptr<const std::string>& tail : tails_) {
-    transport->SendFillParts(identity, head, tail);
+    SHARDMESH_RETURN_IF_ERROR(transport->SendFillParts(identity, head, tail));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh::server

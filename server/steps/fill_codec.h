@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "server/steps/fill_transport.h"
 #include "server/steps/mesh_endpoints.h"
@@ -85,8 +86,9 @@ class SharedFill {
   void AddFromArray(std::string_view array, std::string_view source, std::string_view token) {
     encoder_.AddFromArray(array, /*rank=*/0, source, token);
   }
-  // Sends the worker of a rank the orders to fill its tiles of all arrays that were added.
-  void SendTo(std::string_view identity, int64_t rank, FillTransport* transport);
+  // Sends the worker of a rank the orders to fill its tiles of all arrays that were added. Errors:
+  // those of FillTransport::SendFill.
+  absl::Status SendTo(std::string_view identity, int64_t rank, FillTransport* transport);
 
  private:
   const std::string transfer_id_;

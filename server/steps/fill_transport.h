@@ -29,7 +29,8 @@ class FillTransport {
   virtual ~FillTransport() = default;
 
   // OK if the worker is attached and knows orders to fill tiles. UNAVAILABLE (WORKER_LOST), with a
-  // retry delay: it is not attached. FAILED_PRECONDITION (NOT_AVAILABLE): it runs an older build.
+  // retry delay: it is not attached, or has attached again and gets no orders yet.
+  // FAILED_PRECONDITION (NOT_AVAILABLE): it runs an older build.
   virtual absl::Status CheckCanFill(std::string_view identity) const = 0;
 
   // Asks the worker whether it can read files. `files`: from EncodeFiles. Calls `checked` once,
@@ -45,13 +46,15 @@ class FillTransport {
   virtual void ForgetFileCheck(int64_t number) = 0;
 
   // Sends the worker a message of FillEncoder. Messages to one worker arrive in the order of the
-  // calls. No effect if the worker is not attached. The worker reports each tile and its first
-  // failure, which the Sequencer gets as reports on the transfer.
-  virtual void SendFill(std::string_view identity, std::string_view message) = 0;
+  // calls. The worker reports each tile and its first failure, which the Sequencer gets as reports
+  // on the transfer. UNAVAILABLE (WORKER_LOST), with a retry delay: the worker is not attached, or
+  // has attached again and gets no orders yet. The message is lost then, and no report follows: the
+  // caller aborts the transfer.
+  virtual absl::Status SendFill(std::string_view identity, std::string_view message) = 0;
   // The same for a message in two parts. Messages to many workers share the tail without a copy.
-  virtual void SendFillParts(std::string_view identity, std::string_view head,
-                             const std::shared_ptr<const std::string>& tail) {
-    SendFill(identity, std::string(head) + *tail);
+  virtual absl::Status SendFillParts(std::string_view identity, std::string_view head,
+                                     const std::shared_ptr<const std::string>& tail) {
+    return SendFill(identity, std::string(head) + *tail);
   }
 };
 

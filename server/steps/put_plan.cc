@@ -14,6 +14,7 @@
 #include "server/steps/committed_bytes.h"
 #include "server/steps/fill_codec.h"
 #include "server/steps/replica_mesh.h"
+#include "server/steps/resize_mesh.h"
 #include "sharding/layout/logical_sharding.h"
 #include "sharding/presets.h"
 #include "status/detail.h"
@@ -53,6 +54,12 @@ absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
                                 " is the auxiliary mesh for second replicas of "
                                 "arrays on \"",
                                 owner, "\"; name that mesh"));
+  }
+  if (const std::string_view owner = ResizedMeshOf(mesh_id);
+      !owner.empty() && !header.may_be_resize_mesh) {
+    return rpc::BadField(StrCat(header.path, "mesh"),
+                         StrCat(PythonRepr(mesh_id), " is the auxiliary mesh of a resize of \"",
+                                owner, "\", and is deleted at its end; name that mesh"));
   }
   if (header.replicas > 1 && mesh_.size() < 2) {
     return rpc::BadField(
@@ -360,7 +367,10 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin(const std::function<bool()>& is_cance
                               std::shared_ptr<const std::vector<PutItem>>(put, &put->items)));
   parts_.transfers->SetCheckpoint(put->transfer_id, header_.checkpoint);
   put->expire_time = parts_.clock->Now() + Transfers::kTimeout;
-  OrderFill(*put, sources);
+  if (absl::Status ordered = OrderFill(*put, sources); !ordered.ok()) {
+    parts_.transfers->Abort(put->transfer_id, ordered).IgnoreError();
+    return ordered;
+  }
   return put;
 }
 
@@ -455,18 +465,18 @@ absl::StatusOr<FileReaders> PutPlan::Readers() const {
   return readers;
 }
 
-void PutPlan::OrderFill(const BegunPut& put, const ReuseSources& sources) const {
+absl::Status PutPlan::OrderFill(const BegunPut& put, const ReuseSources& sources) const {
   if (!sources.empty()) {
-    SendReuseFill({.transfer_id = put.transfer_id,
-                   .session_id = put.session_id,
-                   .term = parts_.term,
-                   .token_key = parts_.token_key,
-                   .expire_time = put.expire_time},
-                  put.items, put.devices, sources, parts_.fill);
+    SHARDMESH_RETURN_IF_ERROR(SendReuseFill({.transfer_id = put.transfer_id,
+                                             .session_id = put.session_id,
+                                             .term = parts_.term,
+                                             .token_key = parts_.token_key,
+                                             .expire_time = put.expire_time},
+                                            put.items, put.devices, sources, parts_.fill));
   }
   if (std::none_of(put.items.begin(), put.items.end(),
                    [](const PutItem& item) { return item.is_read(); })) {
-    return;
+    return absl::OkStatus();
   }
   SharedFill orders(put.transfer_id, parts_.term, /*devices=*/nullptr);
   for (const PutItem& item : put.items) {
@@ -476,8 +486,9 @@ void PutPlan::OrderFill(const BegunPut& put, const ReuseSources& sources) const 
                        source.offset_bytes);
   }
   for (const RankEndpoint& device : put.devices) {
-    orders.SendTo(device.identity, device.rank, parts_.fill);
+    SHARDMESH_RETURN_IF_ERROR(orders.SendTo(device.identity, device.rank, parts_.fill));
   }
+  return absl::OkStatus();
 }
 
 absl::Status PutPlan::MeshChanged() const {

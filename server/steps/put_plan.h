@@ -78,6 +78,9 @@ struct PutHeader {
   UnevenCuts uneven = UnevenCuts::kEqualOnly;
   std::vector<int64_t> weights = {};  // only with kByWeights: one for each device
   std::string checkpoint = {};        // empty: the put is no load
+  // The mesh may be the auxiliary mesh of a resize. For the moves of the resize itself, and for
+  // arrays that stay on the mesh on which they lie.
+  bool may_be_resize_mesh = false;
   // ArrayDefinition::replicas of the arrays. 0: each array gets that of the array that its name
   // points to; 1 for a new name.
   int64_t replicas = 0;
@@ -127,9 +130,9 @@ class PutPlan {
   explicit PutPlan(const PutPlanParts& parts) : parts_(parts) {}
 
   // Checks the header, and looks up the mesh and the rules. INVALID_ARGUMENT (BAD_FIELD): the mesh
-  // is named with a version, or is an auxiliary mesh for replicas; or replicas are wanted on a mesh
-  // of one worker, or on one with a name that leaves no room for that of its auxiliary mesh.
-  // NOT_FOUND: no such mesh. Further errors: those of SessionTable::Check, of
+  // is named with a version, or is an auxiliary mesh (see may_be_resize_mesh); or replicas are
+  // wanted on a mesh of one worker, or on one with a name that leaves no room for that of its
+  // auxiliary mesh. NOT_FOUND: no such mesh. Further errors: those of SessionTable::Check, of
   // MeshEndpoints::CheckReady, of CheckWeights, and of `rule_source` and `profile_source`.
   // FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the workers that the rule for uneven
   // cuts weighs are not all there. FAILED_PRECONDITION (NOT_AVAILABLE): a worker has not measured
@@ -207,7 +210,7 @@ class PutPlan {
   // Returns the file of a source or an origin. INVALID_ARGUMENT (BAD_FIELD): there is none.
   absl::StatusOr<std::shared_ptr<const SourceFile>> FileOf(const FileRange& range,
                                                            std::string_view field) const;
-  void OrderFill(const BegunPut& put, const ReuseSources& sources) const;
+  absl::Status OrderFill(const BegunPut& put, const ReuseSources& sources) const;
   // Gives the array its spec: from the tensor's own layout, or else from the rules.
   absl::Status Place(PutTensor tensor, ArrayDefinition* definition);
   // Returns the uncorrected spec that the tensor's axes or preset resolve to.

@@ -227,9 +227,9 @@ absl::StatusOr<ReuseSources> FindReuseSources(absl::Span<const PutItem> items,
   return sources;
 }
 
-void SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> items,
-                   absl::Span<const RankEndpoint> workers, const ReuseSources& sources,
-                   FillTransport* transport) {
+absl::Status SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> items,
+                           absl::Span<const RankEndpoint> workers, const ReuseSources& sources,
+                           FillTransport* transport) {
   const std::vector<std::string> destinations = IdentitiesOf(workers);
   for (const auto& [mesh_id, endpoints] : sources) {
     const auto devices = EncodeFillDevices(endpoints, IdentitiesOf(endpoints), destinations);
@@ -249,9 +249,10 @@ void SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> items,
       orders.AddFromArray(rpc::ArrayDescriptorBytes(item.definition.descriptor), source, token);
     }
     for (const RankEndpoint& worker : workers) {
-      orders.SendTo(worker.identity, worker.rank, transport);
+      SHARDMESH_RETURN_IF_ERROR(orders.SendTo(worker.identity, worker.rank, transport));
     }
   }
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh::server

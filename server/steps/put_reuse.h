@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/state/array_registry.h"
@@ -106,9 +107,10 @@ absl::StatusOr<ReuseSources> FindReuseSources(absl::Span<const PutItem> items,
                                               const MeshEndpoints& endpoints);
 
 // Sends each of the workers, one for each rank, the order to copy its tiles of reused items.
-void SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> items,
-                   absl::Span<const RankEndpoint> workers, const ReuseSources& sources,
-                   FillTransport* transport);
+// Errors: those of FillTransport::SendFill.
+absl::Status SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> items,
+                           absl::Span<const RankEndpoint> workers, const ReuseSources& sources,
+                           FillTransport* transport);
 
 }  // namespace shardmesh::server
 

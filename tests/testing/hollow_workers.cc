@@ -357,6 +357,7 @@ class Hollow final : public HollowWorkers, public v1::TileService::CallbackServi
     hello->mutable_capacity()->set_threads(1);
     hello->set_pid(1);
     hello->set_boot_id("hollow");
+    for (const std::string& feature : options_.features) hello->add_features(feature);
     return request;
   }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -54,6 +55,7 @@ class HollowWorkers {
     absl::Duration page_interval = absl::ZeroDuration();
     // No worker sends a page before all workers together have received this many welcome messages.
     int64_t pages_after_welcomes = 0;
+    std::vector<std::string> features = {};  // of each worker's hello
     // Delay of each worker before its endpoint answers Identify.
     absl::Duration identify_delay = absl::ZeroDuration();
     // Called with every message that a worker gets, without a lock; may be called on several

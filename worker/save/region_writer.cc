@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
 #include "status/fact_keys.h"
@@ -26,6 +28,14 @@ namespace {
 // The bytes of the tile between two calls of `progress`. Checksum and write of these bytes follow
 // each other, so the write finds them in the cache.
 constexpr int64_t kChunkBytes = 4 << 20;
+// Pauses between two attempts to lock a range that another writer holds. Each pause is twice as
+// long as the one before. A writer holds a range for one write of at most some MiB.
+constexpr absl::Duration kFirstLockPause = absl::Microseconds(50);
+constexpr absl::Duration kLastLockPause = absl::Milliseconds(5);
+
+absl::Status SaveCancelled() {
+  return WithReason(absl::CancelledError("the save was cancelled"), Reason::kCancelled);
+}
 
 // A run of the tile in the file.
 struct Run {
@@ -37,8 +47,8 @@ struct Run {
 
 class Writer {
  public:
-  Writer(const FileDescriptor& file, std::string_view path, bool locks_work)
-      : file_(file), path_(path), locks_work_(locks_work) {}
+  Writer(const FileDescriptor& file, std::string_view path, const RegionWriterOptions& options)
+      : file_(file), path_(path), options_(options), locks_work_(options.locks_work) {}
 
   // Adds a run to the current span, or writes the span first if the run does not fit to it.
   absl::Status Add(const Run& run) {
@@ -75,7 +85,9 @@ class Writer {
   }
 
   // Locks or unlocks a range of the file. `*is_locked` becomes false, and all further runs are
-  // written alone, if the file system has no locks.
+  // written alone, if the file system has no locks. While another writer holds the range, asks
+  // `progress` whether to go on: that writer may be a worker that was frozen, and a wait in the
+  // kernel could not be ended.
   absl::Status Lock(short type, int64_t begin, int64_t size, bool* is_locked) {
     struct flock range = {};
     range.l_type = type;
@@ -83,8 +95,15 @@ class Writer {
     range.l_start = begin;
     range.l_len = size;
     *is_locked = true;
-    while (fcntl(file_.get(), F_OFD_SETLKW, &range) != 0) {
+    absl::Duration pause = kFirstLockPause;
+    while (fcntl(file_.get(), F_OFD_SETLK, &range) != 0) {
       if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EACCES) {
+        if (options_.progress && !options_.progress(0)) return SaveCancelled();
+        absl::SleepFor(pause);
+        pause = std::min(2 * pause, kLastLockPause);
+        continue;
+      }
       if (type == F_WRLCK &&
           (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK)) {
         *is_locked = locks_work_ = false;
@@ -145,6 +164,7 @@ class Writer {
 
   const FileDescriptor& file_;
   const std::string_view path_;
+  const RegionWriterOptions& options_;
   bool locks_work_;
   std::vector<Run> span_;  // by rising offset, with short gaps
   std::string buffer_;
@@ -166,7 +186,7 @@ absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_vie
                tile_bytes.size(), " bytes of the tile ", place.tile.ToString()),
         {{fact::kHave, place.end_bytes}, {fact::kNeed, tile_bytes.size()}});
   }
-  Writer writer(file, path, options.locks_work);
+  Writer writer(file, path, options);
   uint32_t crc32c = 0;
   for (int64_t begin = place.begin_bytes; begin < place.end_bytes;) {
     const int64_t end = std::min(place.end_bytes, begin + kChunkBytes);
@@ -182,9 +202,7 @@ absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_vie
     });
     SHARDMESH_RETURN_IF_ERROR(written);
     SHARDMESH_RETURN_IF_ERROR(writer.Flush());
-    if (options.progress && !options.progress(end - begin)) {
-      return WithReason(absl::CancelledError("the save was cancelled"), Reason::kCancelled);
-    }
+    if (options.progress && !options.progress(end - begin)) return SaveCancelled();
     begin = end;
   }
   return crc32c;

@@ -31,8 +31,9 @@ struct RegionWriterOptions {
   // are on one host. If true, runs with short gaps between them are written together: read the
   // range, change it, write it. If false, each run is written by a call of its own.
   bool locks_work = false;
-  // Called with the number of bytes written since the last call, after at most some MiB. False:
-  // stop, and return CANCELLED.
+  // Called with the number of bytes written since the last call, after at most some MiB, and with 0
+  // every few milliseconds while another writer holds the lock of a range. False: stop, and return
+  // CANCELLED.
   std::function<bool(int64_t bytes)> progress;
 };
 

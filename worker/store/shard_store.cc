@@ -942,7 +942,9 @@ absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, boo
       ids_with_files.push_back(array_id);
     }
   }
-  RemoveFiles({{committed ? kArraysFolder : kStagedFolder, std::move(ids_with_files)}}, nullptr);
+  std::vector<ArrayFolders> folders = {{kStagedFolder, ids_with_files}};
+  if (committed) folders.push_back({kArraysFolder, std::move(ids_with_files)});
+  RemoveFiles(std::move(folders), nullptr);
   return absl::OkStatus();
 }
 
@@ -958,10 +960,13 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
     for (const std::string& array_id : array_ids) {
       const auto array = arrays_.find(array_id);
       TileState state = TileState::kStaged;
-      const bool was_committed = array == arrays_.end() ||
-                                 array->second.tiles.begin()->second.state == TileState::kCommitted;
-      if (array != arrays_.end() && TakeOut(array, &dropped, &state)) {
-        (state == TileState::kCommitted ? committed_ids : staged_ids).push_back(array_id);
+      const bool was_here = array != arrays_.end();
+      const bool was_committed =
+          !was_here || array->second.tiles.begin()->second.state == TileState::kCommitted;
+      if (was_here && TakeOut(array, &dropped, &state)) {
+        // The folder of a committed array is still among the staged ones if it could not be moved.
+        staged_ids.push_back(array_id);
+        if (state == TileState::kCommitted) committed_ids.push_back(array_id);
       } else if (const auto busy = busy_.find(array_id); busy != busy_.end()) {
         // An earlier call dropped the array, and its files are still being removed. `done` must
         // wait for them.
@@ -974,6 +979,11 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
           aside != quarantine_.end() && (was_committed || !aside->second.committed)) {
         if (aside->second.on_disk) {
           quarantined_ids.push_back(array_id);
+          // Files that could not be moved to the quarantine are where they were before.
+          if (!was_here) {
+            staged_ids.push_back(array_id);
+            committed_ids.push_back(array_id);
+          }
         }
         dropped_aside.push_back(TakeOutOfQuarantine(aside));
       }
@@ -1158,11 +1168,10 @@ void ShardStore::DropFromQuarantine(QuarantineMap::iterator entry, std::string_v
               {"since", absl::FormatTime(array.since, absl::UTCTimeZone())},
               {"reason", array.reason}});
   if (array.on_disk) {
-    PushFiles(
-        {.array_ids = {array.array_id},
-         .work = [this, id = array.array_id](
-                     FileEffects* effects) { return DiscardFiles(kQuarantineFolder, id, effects); },
-         .done = nullptr});
+    PushFiles({.array_ids = {array.array_id},
+               .work = [this, id = array.array_id, names = QuarantinedNames(array)](
+                           FileEffects* effects) { return DiscardQuarantined(id, names, effects); },
+               .done = nullptr});
   }
 }
 
@@ -1502,16 +1511,15 @@ absl::StatusOr<QuarantinedArray> ShardStore::DropQuarantined(const std::string& 
     if (!dropped.on_disk) {
       return dropped;
     }
-    PushFiles({.array_ids = {array_id},
-               .work =
-                   [this, array_id](FileEffects* effects) {
-                     return DiscardFiles(kQuarantineFolder, array_id, effects);
-                   },
-               .done =
-                   [&](const absl::Status& ended) {
-                     status = ended;
-                     done.Notify();
-                   }});
+    PushFiles(
+        {.array_ids = {array_id},
+         .work = [this, array_id, names = QuarantinedNames(dropped)](
+                     FileEffects* effects) { return DiscardQuarantined(array_id, names, effects); },
+         .done =
+             [&](const absl::Status& ended) {
+               status = ended;
+               done.Notify();
+             }});
   }
   done.WaitForNotification();
   SHARDMESH_RETURN_IF_ERROR(status);
@@ -1831,9 +1839,45 @@ absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& arr
   if (SHARDMESH_FAILS("tiles.rename_discarded") || rename(from.c_str(), to.c_str()) != 0) {
     return errno == ENOENT ? absl::OkStatus() : FileError("discard", from, errno);
   }
+  const std::string below = Path(from, "");
+  const auto first = unmoved_.lower_bound(below);
+  auto end = first;
+  while (end != unmoved_.end() && absl::StartsWith(*end, below)) ++end;
+  unmoved_.erase(first, end);
   effects->changed_folders.insert(Path(data_dir_, folder));
   effects->to_remove.push_back(std::move(to));
   return absl::OkStatus();
+}
+
+std::vector<std::string> ShardStore::QuarantinedNames(const QuarantinedArray& array) const {
+  const auto here = arrays_.find(array.array_id);
+  std::vector<std::string> names;
+  for (const QuarantinedTile& each : array.tiles) {
+    const Tile& tile = each.description.tile;
+    if (here == arrays_.end() || !here->second.tiles.contains(tile)) {
+      names.push_back(TileFileName(tile));
+    }
+  }
+  return names;
+}
+
+absl::Status ShardStore::DiscardQuarantined(const std::string& array_id,
+                                            const std::vector<std::string>& file_names,
+                                            FileEffects* effects) {
+  absl::Status status = DiscardFiles(kQuarantineFolder, array_id, effects);
+  for (const char* folder : {kArraysFolder, kStagedFolder}) {
+    const std::string from = Path(Path(data_dir_, folder), array_id);
+    bool was_removed = false;
+    for (const std::string& name : file_names) {
+      const std::string path = Path(from, name);
+      if (unmoved_.erase(path) == 0) continue;
+      was_removed |= unlink(path.c_str()) == 0;
+    }
+    if (!was_removed) continue;
+    rmdir(from.c_str());  // succeeds only if the folder is empty
+    effects->changed_folders.insert({from, Path(data_dir_, folder)});
+  }
+  return status;
 }
 
 absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* effects) {
@@ -1852,6 +1896,11 @@ absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* e
 absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, FileEffects* effects) {
   const std::string quarantine = Path(data_dir_, kQuarantineFolder);
   const bool sync_together = moved.size() > kMaxSyncedFolders;
+  // No file has moved yet. Those that move leave the set again.
+  for (const MovedAside& each : moved) {
+    const std::string from = Path(Path(data_dir_, each.folder), each.array.array_id);
+    for (const std::string& name : each.file_names) unmoved_.insert(Path(from, name));
+  }
   // Write `about` (the reason, and whether the array lives) to disk before the tiles are moved.
   absl::Status status;
   std::vector<const MovedAside*> told;
@@ -1872,15 +1921,28 @@ absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, Fil
   }
   for (const MovedAside* each : told) {
     const std::string from = Path(Path(data_dir_, each->folder), each->array.array_id);
+    const std::string staged = Path(Path(data_dir_, kStagedFolder), each->array.array_id);
     const std::string to = Path(quarantine, each->array.array_id);
     for (const std::string& name : each->file_names) {
-      if (SHARDMESH_FAILS("tiles.rename_quarantined") ||
-          rename(Path(from, name).c_str(), Path(to, name).c_str()) != 0) {
-        status.Update(FileError("quarantine", Path(from, name), errno));
+      const auto move_from = [&](const std::string& folder) {
+        return !SHARDMESH_FAILS("tiles.rename_quarantined") &&
+               rename(Path(folder, name).c_str(), Path(to, name).c_str()) == 0;
+      };
+      bool has_moved = move_from(from);
+      const int error = errno;
+      // The folder of a committed array is still among the staged ones if it could not be moved.
+      if (!has_moved && error == ENOENT) has_moved = move_from(staged);
+      if (has_moved) {
+        unmoved_.erase(Path(from, name));
+      } else {
+        status.Update(FileError("quarantine", Path(from, name), error));
       }
     }
-    rmdir(from.c_str());  // succeeds only if the folder is empty
-    effects->changed_folders.insert({to, quarantine, Path(data_dir_, each->folder)});
+    for (const std::string& folder : {from, staged}) {
+      rmdir(folder.c_str());  // succeeds only if the folder is empty
+    }
+    effects->changed_folders.insert(
+        {to, quarantine, Path(data_dir_, each->folder), Path(data_dir_, kStagedFolder)});
   }
   return status;
 }

@@ -566,6 +566,13 @@ class ShardStore {
   // Moves the array's folder from the folder `folder` to the folder `trash`, from which the store
   // removes it later. No effect if `folder` has no folder of the array.
   absl::Status DiscardFiles(const char* folder, const std::string& array_id, FileEffects* effects);
+  // Returns the names of the entry's files that no tile outside the quarantine has now.
+  std::vector<std::string> QuarantinedNames(const QuarantinedArray& array) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Discards the files of an array that left the quarantine. Removes those of `file_names` that
+  // never got there, because they could not be moved.
+  absl::Status DiscardQuarantined(const std::string& array_id,
+                                  const std::vector<std::string>& file_names, FileEffects* effects);
   // Moves the array's folder from the staged arrays to the committed arrays.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
   // Tiles of one array whose files are to be moved from one folder of the data folder to the
@@ -597,6 +604,8 @@ class ShardStore {
   RecoveryReport recovery_report_;
   // Number in the name of the next folder in the trash. Used only by the thread of files_.
   int64_t next_discard_ = 0;
+  // Paths of files of quarantined tiles that could not be moved. Used only by the thread of files_.
+  absl::btree_set<std::string> unmoved_;
   std::atomic<int64_t> next_rewrite_ = 0;  // number in the name of the next file of RewriteFile
 
   // Held while the file with the cluster id or the worker's identity is written.

@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "process/failpoint.h"
+#include "rpc/contract.h"
 #include "tests/unit/server/hollow_fixture.h"
 
 namespace shardmesh::test {
@@ -44,6 +45,28 @@ TEST_F(CoordinatorStopTest, AReleaseThatIsToldWhenTheStreamsAreGoneHarmsNobody) 
   ASSERT_THAT(ArmFailpoints("registry.tell_released=delay"), IsOk());
   ASSERT_THAT(DeleteName("w"), IsOk());
   EXPECT_TRUE(Eventually([] { return !IsArmed("registry.tell_released"); }));
+  End();
+}
+
+// The thread of the resize goes on after the end of all calls.
+TEST_F(CoordinatorStopTest, AResizeThatBeginsAMoveAsTheCoordinatorGoesHarmsNobody) {
+  StartCoordinator("tp=2");
+  Begin({.count = 2, .features = {std::string(rpc::kFillFeature)}});
+  ASSERT_TRUE(workers_->AwaitMembers(2, kTimeout)) << workers_->totals().last_end;
+  ASSERT_TRUE(AwaitQuiet("default"));
+  const std::string session = OpenSession();
+  v1::ExecuteRequest product = Product(session, "default");
+  product.mutable_output()->add_names("w");
+  ASSERT_THAT(Execute(product), IsOk());
+  ASSERT_THAT(ArmFailpoints("transfer.begin=delay"), IsOk());
+  v1::ResizeMeshRequest resize;
+  resize.set_request_id("resize");
+  resize.set_session_id(session);
+  resize.set_mesh("default");
+  resize.set_shape("tp=1");
+  v1::ResizeMeshResponse begun;
+  ASSERT_THAT(Call<v1::ArrayService>(&v1::ArrayService::Stub::ResizeMesh, resize, &begun), IsOk());
+  EXPECT_TRUE(Eventually([] { return !IsArmed("transfer.begin"); }));
   End();
 }
 

@@ -578,15 +578,17 @@ TEST_F(WorkerStreamsTest, AnOrderToFillGoesToOneWorkerInPagesWithTheFilesThatThe
   FakeStream* const b = Join("b");
   const std::vector<SourceFile> files = {
       FileAt("/unused"), FileAt(StrCat("/", std::string(99, 'x'))), FileAt("/second")};
-  FillEncoder encoder("transfer", 7, nullptr,
-                      [&](std::string_view message) { streams_->SendFill("a", message); });
+  FillEncoder encoder("transfer", 7, nullptr, [&](std::string_view message) {
+    EXPECT_THAT(streams_->SendFill("a", message), IsOk());
+  });
   const std::string descriptor(100'000, 'd');
   for (int64_t i = 0; i < 25; ++i) {
     encoder.AddFromFile(StrCat(i, descriptor), 3, &files[i < 24 ? 1 : 2], i * 10);
   }
   encoder.Flush();
   encoder.Flush();  // there is nothing left
-  streams_->SendFill("nobody", "");
+  EXPECT_THAT(streams_->SendFill("nobody", ""),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   EXPECT_THAT(b->sent().kinds(), IsEmpty());
   int64_t tiles = 0;
   int64_t messages = 0;
@@ -612,13 +614,36 @@ TEST_F(WorkerStreamsTest, AnOrderToFillGoesToOneWorkerInPagesWithTheFilesThatThe
   EXPECT_EQ(messages, 3);
 }
 
+// Between attach and Join, which may take seconds, the member is the earlier stream.
+TEST_F(WorkerStreamsTest, OrdersToAWorkerThatAttachesAgainAreNoOrdersToItsEarlierStream) {
+  FakeStream* const first = Join("a");
+  EXPECT_THAT(streams_->CheckCanFill("a"), IsOk());
+  EXPECT_THAT(streams_->SendFill("a", ""), IsOk());
+  FakeStream* const second = Attach("a");  // the same process
+  const auto tail = std::make_shared<const std::string>();
+  std::vector<FileVerdict> verdicts;
+  EXPECT_EQ(streams_->CheckFiles("a", "", [&](const FileVerdict& v) { verdicts.push_back(v); }), 0);
+  ASSERT_THAT(verdicts, SizeIs(1));
+  for (const absl::Status& status : {streams_->CheckCanFill("a"), streams_->SendFill("a", ""),
+                                     streams_->SendFillParts("a", "", tail), verdicts[0].status}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+    EXPECT_TRUE(RetryDelayOf(status).has_value());
+  }
+  EXPECT_THAT(first->sent().kinds(), ElementsAre(Down::kFillTiles));
+  streams_->Join(second);
+  EXPECT_THAT(streams_->CheckCanFill("a"), IsOk());
+  EXPECT_THAT(streams_->SendFill("a", ""), IsOk());
+  EXPECT_THAT(second->sent().kinds(), ElementsAre(Down::kFillTiles));
+}
+
 TEST_F(WorkerStreamsTest, AnOrderToFillFromAnArrayNamesTheDevicesOfBothMeshes) {
   FakeStream* const a = Join("a");
   const internal::v1::FillDevices devices = EncodeFillDevices(
       {{.rank = 1, .identity = "b", .incarnation = 4, .endpoints = {"10.0.0.2:1"}}}, {"a", "b"},
       {"b", "c", "a"});
-  FillEncoder encoder("transfer", 7, &devices,
-                      [&](std::string_view message) { streams_->SendFill("a", message); });
+  FillEncoder encoder("transfer", 7, &devices, [&](std::string_view message) {
+    EXPECT_THAT(streams_->SendFill("a", message), IsOk());
+  });
   encoder.AddFromArray("to", 2, "from", "token");
   encoder.Flush();
   const internal::v1::FillTiles fill = Parsed(a->last()).fill_tiles();

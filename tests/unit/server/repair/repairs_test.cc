@@ -51,12 +51,13 @@ class OrderKeeper final : public FillTransport {
   }
   int64_t CheckFiles(const std::string&, std::string_view, FilesChecked) override { return 0; }
   void ForgetFileCheck(int64_t) override {}
-  void SendFill(std::string_view identity, std::string_view message) override {
+  absl::Status SendFill(std::string_view identity, std::string_view message) override {
     EXPECT_EQ(identity, "w1");
     internal::v1::FillTiles order;
     EXPECT_TRUE(order.ParseFromString(std::string(message)));
     absl::MutexLock lock(&mutex_);
     orders_.push_back(std::move(order));
+    return absl::OkStatus();
   }
   std::vector<internal::v1::FillTiles> orders() const {
     absl::MutexLock lock(&mutex_);
@@ -501,16 +502,17 @@ TEST_F(RepairsTest, AnArrayAndItsCompanionAreSourcesOfEachOther) {
   EXPECT_THAT(titles(of_both), ::testing::ElementsAre(StrCat("the file ", kFile)));
 
   OrderKeeper keeper;
-  SendRepair({.transfer_id = "t",
-              .term = 7,
-              .token_key = std::string(32, 'k'),
-              .expire_time = absl::UnixEpoch(),
-              .array = &array,
-              .rank = 1,
-              .source = &of_array.front(),
-              .workers = std::vector<std::string>{"w0", "w1"},
-              .twin_workers = std::vector<std::string>{"w1", "w0"}},
-             &keeper);
+  EXPECT_THAT(SendRepair({.transfer_id = "t",
+                          .term = 7,
+                          .token_key = std::string(32, 'k'),
+                          .expire_time = absl::UnixEpoch(),
+                          .array = &array,
+                          .rank = 1,
+                          .source = &of_array.front(),
+                          .workers = std::vector<std::string>{"w0", "w1"},
+                          .twin_workers = std::vector<std::string>{"w1", "w0"}},
+                         &keeper),
+              IsOk());
   ASSERT_THAT(keeper.orders(), SizeIs(1));
   const internal::v1::FillTiles order = keeper.orders().front();
   SHARDMESH_ASSERT_OK_AND_ASSIGN(

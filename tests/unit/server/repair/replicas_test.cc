@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "process/failpoint.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "server/steps/replica_mesh.h"
@@ -280,6 +281,37 @@ TEST_F(ReplicasTest, ACancelledCopyWaitsForAWorker) {
   replicas_->Look(/*is_chance=*/true);
   ReportAll(1);
   EXPECT_TRUE(IsComplete(id));
+}
+
+TEST_F(ReplicasTest, ACancellationWhileATransferBeginsEndsItsCopyToo) {
+  ASSERT_THAT(ArmFailpoints("replicas.begin_transfer=delay"), IsOk());
+  const std::string id = Add("w");
+  ASSERT_TRUE(InTime([] { return !IsArmed("replicas.begin_transfer"); }));
+  ASSERT_THAT(Operations(), SizeIs(1));
+  ASSERT_THAT(operations_.CancelFor(Operations()[0].id, absl::CancelledError("an operator did")),
+              IsOk());
+  ASSERT_TRUE(Eventually([&] { return Operations()[0].ended; }));
+  EXPECT_THAT(Operations()[0].status, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(sequencer_->Live(), IsEmpty());
+  EXPECT_EQ(registry_->CountCompanions().total(), 0);
+}
+
+TEST_F(ReplicasTest, AnArrayThatComesAfterACancellationIsCopiedByItself) {
+  const std::string first = Add("first");
+  Orders(0);
+  ASSERT_THAT(operations_.CancelFor(Operations()[0].id, absl::CancelledError("an operator did")),
+              IsOk());
+  ASSERT_TRUE(Eventually([&] { return Operations()[0].ended; }));
+  const std::string second = Add("second");
+  ReportAll(1);
+  EXPECT_TRUE(IsComplete(second));
+  for (int i = 0; i < 10; ++i) clock_.Advance(absl::Minutes(5));
+  EXPECT_EQ(StateOf(first).complete, 1);
+  EXPECT_THAT(StateOf(first).failure, HasSubstr("an operator did"));
+  EXPECT_THAT(fill_.sent("w0"), SizeIs(2));
+  replicas_->Look(/*is_chance=*/true);
+  ReportAll(2);
+  EXPECT_TRUE(IsComplete(first));
 }
 
 TEST_F(ReplicasTest, AnArrayThatLacksTilesIsNotCopied) {

@@ -257,6 +257,45 @@ TEST_F(ReshardRunnerTest, ALostWorkerLeavesTheOldArray) {
   EXPECT_EQ(PinnedBySession(), 0);
 }
 
+// The pin that the first of two calls made for the session is that of the second one too.
+TEST_F(ReshardRunnerTest, ACallThatFailsLeavesThePinOnWhichAnotherOneCounts) {
+  const std::string old_id = AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> first = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  ReshardCall call = CallOf("w", kWhole);
+  call.request_id = "r2";
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> second = Start(std::move(call));
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  ASSERT_THAT(operations_.Cancel(first->Outline().operation_id, session_), IsOk());
+  EXPECT_THAT(first->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(PinnedBySession(), 1);
+  FinishFill();
+  ASSERT_THAT(second->Wait(), IsOk());
+  EXPECT_NE(IdOfName("w"), old_id);
+  EXPECT_TRUE(IsHere(old_id));
+  EXPECT_EQ(PinnedBySession(), 1);
+  UnpinForSession(*registry_, sessions_, session_, {old_id});
+  EXPECT_FALSE(IsHere(old_id));
+}
+
+TEST_F(ReshardRunnerTest, TheLastOfSeveralCallsThatFailRemovesTheirPin) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> first = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  ReshardCall call = CallOf("w", kWhole);
+  call.request_id = "r2";
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> second = Start(std::move(call));
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  for (Heard* const heard : {first.get(), second.get()}) {
+    EXPECT_EQ(PinnedBySession(), 1);
+    ASSERT_THAT(operations_.Cancel(heard->Outline().operation_id, session_), IsOk());
+    EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  }
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
 TEST_F(ReshardRunnerTest, ANameThatAnotherCallMovedMeanwhileStays) {
   AddArray(Descriptor(), "w");
   const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
@@ -931,6 +970,41 @@ TEST_F(ReshardRunnerTest, BadCallsAreRefusedBeforeAnythingMoves) {
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
 }
 
+// Arrays of clients there would keep the coordinator from deleting these meshes.
+TEST_F(ReshardRunnerTest, OnlyAResizeMovesArraysOntoItsAuxiliaryMesh) {
+  AddArray(Descriptor(), "w");
+  for (const char* mesh : {"m.resize-0123456789ab", "m.replicas-0123456789ab"}) {
+    SCOPED_TRACE(mesh);
+    DefineMesh(definition_store_.get(), mesh, mesh_);
+    ReshardCall call = CallOf("w", kWhole);
+    call.mesh_id = mesh;
+    const absl::Status refused = Refusal(call);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    ASSERT_THAT(rpc::FieldViolationsOf(refused), SizeIs(1));
+    EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "mesh");
+    call.validate_only = true;
+    EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  }
+  const std::string mesh = "m.resize-0123456789ab";
+  ASSERT_THAT(members_.AddMesh(mesh, 2, {"w0", "w1"}), IsOk());
+  ReshardCall call = CallOf("w", kWhole);
+  call.request_id = "";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      call.operation_id, operations_.Begin(OperationKind::kResize, "a resize", "", 0,
+                                           [](const absl::Status&) { return absl::OkStatus(); }));
+  call.mesh_id = mesh;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(heard->Moved().front().descriptor.mesh_id, mesh);
+  // Meanwhile clients may move it on the mesh on which it lies.
+  const std::unique_ptr<Heard> in_place = Start(CallOf("w", kOverX));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_THAT(in_place->Wait(), IsOk());
+  EXPECT_EQ(in_place->Moved().front().descriptor.mesh_id, mesh);
+}
+
 TEST_F(ReshardRunnerTest, WorkersFillTheTilesOnAnotherMesh) {
   const std::string old_id = AddArray(Descriptor(), "w");
   ReshardCall call = CallOf("w", kWhole);
@@ -978,6 +1052,17 @@ TEST_F(ReshardRunnerTest, AFillThatFailsLeavesTheOldArray) {
 
   fill_.can_fill = absl::FailedPreconditionError("an older build");
   EXPECT_THAT(Start(call)->Wait(), StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(ReshardRunnerTest, AnOrderThatDoesNotReachItsWorkerEndsTheMove) {
+  fill_.unreachable = "w1";
+  const std::string old_id = AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.mesh_id = "n";
+  EXPECT_THAT(Start(call)->Wait(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_EQ(IdOfName("w"), old_id);
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
   EXPECT_EQ(PinnedBySession(), 0);
 }
 

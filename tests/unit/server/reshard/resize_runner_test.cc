@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
@@ -112,6 +113,28 @@ TEST_F(ResizeRunnerTest, NoMoreResizesRunThanThereMayBe) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(one_more));
   EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
   EXPECT_THAT(operations_.Progress(begun.operation_id)->status, IsOk());
+}
+
+// The coordinator destroys the sequencer afterwards.
+TEST_F(ResizeRunnerTest, JoinWaitsForTheEndsOfAllResizes) {
+  endpoints_.on_each_check = [this] { go_.WaitForNotification(); };
+  std::vector<std::string> operations;
+  for (size_t i = 0; i < 2; ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(CallOf(i)));
+    operations.push_back(begun.operation_id);
+  }
+  resizes_.Stop(absl::UnavailableError("the coordinator is stopping"));
+  std::thread joiner([&] {
+    resizes_.Join();
+    for (const std::string& id : operations) EXPECT_TRUE(operations_.Progress(id)->ended);
+  });
+  go_.Notify();
+  joiner.join();
+  for (const std::string& id : operations) {
+    EXPECT_THAT(operations_.Progress(id)->status, StatusIs(absl::StatusCode::kUnavailable));
+  }
+  EXPECT_THAT(Begin(CallOf(2)), StatusIs(absl::StatusCode::kUnavailable));
+  resizes_.Join();  // there is none left
 }
 
 TEST_F(ResizeRunnerTest, AWorkerThatIsReplacedMeanwhileDoesNotServeTheNewShape) {

@@ -17,6 +17,8 @@
 #include "gtest/gtest.h"
 #include "server/steps/fill_transport.h"
 #include "shardmesh/internal/v1/fill.pb.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 
@@ -47,14 +49,14 @@ class KeepingFill final : public FillTransport {
     absl::MutexLock lock(&mutex_);
     forgotten = asked_.extract(number);
   }
-  void SendFillParts(std::string_view identity, std::string_view head,
-                     const std::shared_ptr<const std::string>& tail) override {
+  absl::Status SendFillParts(std::string_view identity, std::string_view head,
+                             const std::shared_ptr<const std::string>& tail) override {
     {
       absl::MutexLock lock(&mutex_);
       tails_.insert(tail);
       own_bytes_ += head.size();
     }
-    FillTransport::SendFillParts(identity, head, tail);
+    return FillTransport::SendFillParts(identity, head, tail);
   }
   // The parts of the messages that workers share, and the bytes of the other parts.
   size_t tails() {
@@ -65,11 +67,13 @@ class KeepingFill final : public FillTransport {
     absl::MutexLock lock(&mutex_);
     return own_bytes_;
   }
-  void SendFill(std::string_view identity, std::string_view message) override {
+  absl::Status SendFill(std::string_view identity, std::string_view message) override {
+    if (identity == unreachable) return WorkerLost(identity);
     internal::v1::FillTiles fill;
     EXPECT_TRUE(fill.ParseFromString(std::string(message)));
     absl::MutexLock lock(&mutex_);
     sent_[std::string(identity)].push_back(std::move(fill));
+    return absl::OkStatus();
   }
 
   // From now on answers the questions to this worker at once.
@@ -119,7 +123,13 @@ class KeepingFill final : public FillTransport {
     return found == sent_.end() ? std::vector<internal::v1::FillTiles>() : found->second;
   }
 
-  absl::Status can_fill;  // set before the first call
+  static absl::Status WorkerLost(std::string_view identity) {
+    return WithReason(absl::UnavailableError(StrCat("worker ", identity, " attaches again")),
+                      Reason::kWorkerLost);
+  }
+
+  absl::Status can_fill;    // set before the first call
+  std::string unreachable;  // the worker to which orders are lost; set before the first call
 
  private:
   struct Question {

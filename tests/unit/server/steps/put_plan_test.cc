@@ -501,6 +501,22 @@ TEST_F(PutPlanTest, SecondReplicasAreCheckedAndCounted) {
   EXPECT_EQ(FieldOf(auxiliary), "header.mesh");
 }
 
+TEST_F(PutPlanTest, RefusesTheAuxiliaryMeshOfAResize) {
+  const std::string name = "m.resize-0123456789ab";
+  DefineMesh(definition_store_.get(), name, mesh_);
+  PutHeader header = Header();
+  header.mesh_id = name;
+  PutPlan plan = NewPlan();
+  const absl::Status refused = TakeHeader(&plan, header);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_EQ(FieldOf(refused), "header.mesh");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("auxiliary mesh of a resize of \"m\""));
+  header.may_be_resize_mesh = true;
+  PutPlan own = NewPlan();
+  const absl::Status taken = TakeHeader(&own, header);
+  EXPECT_NE(ReasonOf(taken), Reason::kBadField) << taken;
+}
+
 TEST_F(PutPlanTest, ANewArrayWantsTheReplicasThatItsNameHad) {
   ArrayDefinition definition{.descriptor = Descriptor()};
   definition.replicas = 2;
@@ -716,6 +732,20 @@ TEST_F(PutPlanTest, OrdersNoFillIfThePutDoesNotBegin) {
     EXPECT_THAT(fill_.sent("w0"), IsEmpty());
     EXPECT_EQ(registry_->CountArrays().staging, 0);
   }
+}
+
+TEST_F(PutPlanTest, EndsIfAWorkerAttachesAgainBeforeItsOrder) {
+  fill_.unreachable = "w1";
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.files = {FileOf("/a", 128)};
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("one");
+  tensor.source = FileRange{};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  EXPECT_THAT(plan.Begin(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(sequencer_->Live(), IsEmpty());
+  EXPECT_EQ(registry_->CountArrays().staging, 0);
 }
 
 TEST_F(PutPlanTest, TheSourceOfAnArrayIsKeptAndOutlivesARestart) {

@@ -71,7 +71,7 @@ TEST(SharedFillTest, OrdersForManyArraysOnALargeMeshFitAMessageAndAreSharedByAll
   KeepingFill fill;
   for (const int64_t rank : {int64_t{0}, kDevices - 1}) {
     const std::string& worker = workers[static_cast<size_t>(rank)];
-    orders.SendTo(worker, rank, &fill);
+    ASSERT_THAT(orders.SendTo(worker, rank, &fill), IsOk());
     int64_t tiles = 0;
     for (const internal::v1::FillTiles& order : fill.sent(worker)) {
       EXPECT_LT(order.ByteSizeLong(), kMaxMessageBytes - 1'000);

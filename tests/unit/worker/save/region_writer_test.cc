@@ -146,6 +146,44 @@ TEST_F(RegionWriterTest, StopsWhenItsCallerNoLongerWantsIt) {
   EXPECT_EQ(calls, 2);
 }
 
+// A worker that holds a range may be frozen, and would never unlock it.
+TEST_F(RegionWriterTest, AWriterThatWaitsForALockStopsWhenItsCallerNoLongerWantsIt) {
+  const FileDescriptor file = Open();
+  ASSERT_EQ(ftruncate(file.get(), 8), 0);
+  FileDescriptor holder = Open();  // locks belong to the open file
+  struct flock range = {};
+  range.l_type = F_WRLCK;
+  range.l_whence = SEEK_SET;
+  range.l_start = 0;
+  range.l_len = 8;
+  ASSERT_EQ(fcntl(holder.get(), F_OFD_SETLK, &range), 0);
+  int64_t calls = 0;
+  int64_t written_bytes = 0;
+  const auto write = [&](int64_t last_call) {
+    calls = written_bytes = 0;
+    return WriteRegion(file, path_, "abcdefgh",
+                       {.dtype = Dtype::kU8,
+                        .tensor_shape = {8},
+                        .tile = Tile::Whole({8}),
+                        .begin_bytes = 0,
+                        .end_bytes = 8,
+                        .offset_bytes = 0},
+                       {.locks_work = true, .progress = [&, last_call](int64_t bytes) {
+                          written_bytes += bytes;
+                          // The holder unlocks the range at the third call.
+                          if (++calls == 3) holder = FileDescriptor();
+                          return calls < last_call;
+                        }});
+  };
+  EXPECT_THAT(write(2), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_EQ(calls, 2);
+  EXPECT_EQ(written_bytes, 0);
+  EXPECT_THAT(write(100), IsOk());
+  EXPECT_GE(calls, 4);
+  EXPECT_EQ(written_bytes, 8);
+  EXPECT_EQ(Read(8), "abcdefgh");
+}
+
 TEST_F(RegionWriterTest, RefusesARangeOutsideTheTile) {
   const FileDescriptor file = Open();
   for (const auto& [begin, end] :

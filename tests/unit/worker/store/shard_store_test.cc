@@ -934,6 +934,73 @@ TEST_F(ShardStoreTest, APutThatIsGivenUpTakesNothingOutOfTheQuarantine) {
   }
 }
 
+// The files of such an array are among the staged ones.
+TEST_F(ShardStoreTest, AnArrayWhoseFilesCouldNotBeCommittedLeavesNoneWhenItGoes) {
+  const auto commit = [this](ShardStore& store) {
+    ASSERT_THAT(StageRow(store, "a", 0), IsOk());
+    ASSERT_THAT(ArmFailpoints("tiles.rename_committed=eio"), IsOk());
+    ASSERT_THAT(store.Commit({"a"}), IsOk());
+    store.AwaitFiles();
+    ASSERT_FALSE(IsArmed("tiles.rename_committed"));
+    ASSERT_EQ(FilesIn("staged"), 1);
+  };
+  const auto expect_nothing = [this](ShardStore& store) {
+    store.AwaitFiles();
+    EXPECT_EQ(FilesIn("staged"), 0);
+    EXPECT_EQ(FilesIn("arrays"), 0);
+    EXPECT_EQ(FilesIn("quarantine"), 0);
+  };
+  const auto store = OpenDisk();
+  commit(*store);
+  absl::Status dropped = absl::UnknownError("it has not ended");
+  store->Drop({"a"}, [&](const absl::Status& status) { dropped = status; });
+  expect_nothing(*store);
+  EXPECT_THAT(dropped, IsOk());
+  commit(*store);
+  ASSERT_THAT(store->Release({"a"}), IsOk());
+  expect_nothing(*store);
+  commit(*store);
+  ASSERT_TRUE(PutAside(*store, "a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+  store->AwaitFiles();
+  EXPECT_EQ(FilesIn("staged"), 0) << "the quarantine finds them there";
+  ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+  ASSERT_THAT(store->Release({"a"}), IsOk());
+  expect_nothing(*store);
+}
+
+TEST_F(ShardStoreTest, AFileThatNeverReachedTheQuarantineGoesWithItsEntry) {
+  const auto put_aside = [this](ShardStore& store) {
+    for (const int64_t row : {0, 1}) ASSERT_THAT(StageRow(store, "a", row), IsOk());
+    ASSERT_THAT(store.Commit({"a"}), IsOk());
+    store.AwaitFiles();
+    ASSERT_THAT(ArmFailpoints("tiles.rename_quarantined=eio"), IsOk());
+    ASSERT_TRUE(PutAside(store, "a", Row("a", 0).tile, "test", false, absl::UnixEpoch()));
+    store.AwaitFiles();
+    ASSERT_FALSE(IsArmed("tiles.rename_quarantined"));
+    ASSERT_EQ(FilesIn("arrays"), 2);
+  };
+  const auto store = OpenDisk();
+  put_aside(*store);
+  ASSERT_THAT(store->DropQuarantined("a"), IsOk());
+  EXPECT_EQ(FilesIn("arrays"), 1) << "that of the other tile stays";
+  EXPECT_THAT(store->Find("a", Row("a", 1).tile), IsOk());
+  ASSERT_THAT(store->Release({"a"}), IsOk());
+  store->AwaitFiles();
+  put_aside(*store);
+  store->Drop({"a"}, [](const absl::Status& status) { EXPECT_THAT(status, IsOk()); });
+  store->AwaitFiles();
+  EXPECT_EQ(FilesIn("arrays"), 0);
+  EXPECT_EQ(FilesIn("quarantine"), 0);
+  // A tile that came again has the same file name.
+  put_aside(*store);
+  ASSERT_THAT(store->RestoreQuarantined("a"), IsOk());
+  EXPECT_EQ(FilesIn("arrays"), 2);
+  ASSERT_TRUE(PutAside(*store, "a", Row("a", 1).tile, "test", false, absl::UnixEpoch()));
+  ASSERT_THAT(store->DropQuarantined("a"), IsOk());
+  EXPECT_EQ(FilesIn("arrays"), 1);
+  EXPECT_THAT(store->Find("a", Row("a", 0).tile), IsOk());
+}
+
 // So many arrays that a sync for each would hold a worker up for minutes.
 class ManyQuarantinedTest : public ShardStoreTest {
  protected:
