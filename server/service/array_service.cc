@@ -91,9 +91,7 @@ class ArrayService final : public ArrayServiceBase {
         [reactor, response, started,
          clock = context_.clock](absl::StatusOr<TransferResult> result) {
           if (result.ok()) {
-            for (const std::string& array_id : result->array_ids) {
-              response->add_array_ids(array_id);
-            }
+            for (const std::string& id : result->array_ids) response->add_array_ids(id);
             response->set_revision(result->revision);
             response->set_durability(Encode(result->durability));
             rpc::Encode(clock->Now() - started, response->mutable_transfer_time());
