@@ -422,9 +422,9 @@ TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
   }
   // The request has some 60 kB, its answer ten times as many.
   proxy->CutAfter(200'000);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(
-      const client::BegunPut put,
-      client::BeginPut(*client, session_id, tensors, {}, /*from_files=*/false, in_time()));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::BegunPut put,
+                                 client::BeginPut(*client, session_id, tensors, {},
+                                                  /*from_files=*/false, /*claims=*/{}, in_time()));
   EXPECT_GE(waits, 1);
   EXPECT_EQ(put.assignments.size(), tensors.size());
   EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 2'000; })) << Status()->arrays();

@@ -25,6 +25,7 @@
 namespace shardmesh::client {
 namespace {
 
+using ::shardmesh::test::IsOk;
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
@@ -40,15 +41,15 @@ TensorView ViewOf(const std::vector<float>& values, const Shape& shape = kMatche
   const auto view = TensorView::Create(
       Dtype::kF32, shape,
       absl::MakeConstSpan(reinterpret_cast<const char*>(values.data()), values.size() * 4));
-  EXPECT_THAT(view, test::IsOk());
+  EXPECT_THAT(view, IsOk());
   return *view;
 }
 
 std::string BytesOf(const TensorView& view, const Tile& tile) {
   const auto region = TileRegion::Create(view.dtype(), view.shape(), tile);
-  EXPECT_THAT(region, test::IsOk());
+  EXPECT_THAT(region, IsOk());
   std::string bytes(static_cast<size_t>(region->size_bytes()), '\0');
-  EXPECT_THAT(CopyTileBytes(view, tile, 0, absl::MakeSpan(bytes)), test::IsOk());
+  EXPECT_THAT(CopyTileBytes(view, tile, 0, absl::MakeSpan(bytes)), IsOk());
   return bytes;
 }
 
