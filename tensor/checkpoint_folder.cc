@@ -1,6 +1,7 @@
 // Folders of saved checkpoints: the names in them, and which checkpoint a reader takes.
 #include "tensor/checkpoint_folder.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -8,7 +9,6 @@
 #include <string>
 #include <system_error>
 
-#include "process/file.h"
 #include "process/folders/folder_entries.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -27,6 +27,12 @@ constexpr size_t kMostNamed = 8;
 bool HasFile(const std::filesystem::path& folder, std::string_view name) {
   std::error_code ignored;
   return std::filesystem::exists(folder / name, ignored);
+}
+
+// Returns the inode of an open folder; 0 if it is not open.
+uint64_t NumberOf(const FileDescriptor& folder) {
+  struct stat about = {};
+  return folder.valid() && fstat(folder.get(), &about) == 0 ? about.st_ino : 0;
 }
 
 // Whether the folder has a safetensors file of any name: other writers name theirs as they like.
@@ -72,9 +78,9 @@ absl::Status CheckMarkerOnce(const std::string& folder) {
 // Compares the marker of a checkpoint with its manifest.
 absl::Status CheckMarkerOf(const std::string& folder) {
   for (int attempt = 1;; ++attempt) {
-    const uint64_t before = FolderNumber(folder);
+    const HeldFolder held(folder);
     absl::Status checked = CheckMarkerOnce(folder);
-    if (FolderNumber(folder) == before || attempt == kMaxFolderAttempts) return checked;
+    if (held.IsInPlace() || attempt == kMaxFolderAttempts) return checked;
   }
 }
 
@@ -88,9 +94,14 @@ absl::StatusOr<bool> HasCheckpoint(const std::string& folder) {
 
 }  // namespace
 
-uint64_t FolderNumber(const std::string& folder) {
+HeldFolder::HeldFolder(const std::string& folder)
+    : path_(folder),
+      folder_(open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
+      number_(NumberOf(folder_)) {}
+
+bool HeldFolder::IsInPlace() const {
   struct stat about = {};
-  return stat(folder.c_str(), &about) == 0 ? about.st_ino : 0;
+  return (stat(path_.c_str(), &about) == 0 ? about.st_ino : 0) == number_;
 }
 
 absl::StatusOr<std::vector<int64_t>> CompleteSteps(const std::string& folder) {

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "process/file.h"
 
 namespace shardmesh {
 
@@ -44,10 +45,21 @@ absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
 // FileError.
 absl::StatusOr<std::vector<int64_t>> CompleteSteps(const std::string& folder);
 
-// Returns a number that changes when a save exchanges the folder of a step for another one; 0 if
-// there is no folder. A reader that opens several files by the folder's path compares the numbers
-// before and after. If they differ, it begins anew, at most kMaxFolderAttempts times.
-uint64_t FolderNumber(const std::string& folder);
+// Holds the folder at a path, for a reader that opens several files in it by the path: a save may
+// exchange the folder of a step for another one. If IsInPlace returns false afterwards, the reader
+// begins anew, at most kMaxFolderAttempts times.
+class HeldFolder {
+ public:
+  explicit HeldFolder(const std::string& folder);
+  // Whether the path still leads to the same folder, or still to none.
+  bool IsInPlace() const;
+
+ private:
+  const std::string path_;
+  // The folder stays open: the number of a folder that is gone may be that of the next one.
+  const FileDescriptor folder_;
+  const uint64_t number_;
+};
 inline constexpr int kMaxFolderAttempts = 10;
 
 // Returns INVALID_ARGUMENT (BAD_FILE) if the folder has a manifest and no marker, or a marker that

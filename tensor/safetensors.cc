@@ -539,10 +539,10 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::option
   if (std::filesystem::is_directory(path, ignored)) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::string folder, FindCheckpointFolder(path, step));
     for (int attempt = 1;; ++attempt) {
-      const uint64_t before = FolderNumber(folder);
+      const HeldFolder held(folder);
       absl::StatusOr<Checkpoint> opened = OpenFolder(folder);
       // A save may have replaced the folder meanwhile: no mixture of both is returned.
-      if (FolderNumber(folder) == before || attempt == kMaxFolderAttempts) return opened;
+      if (held.IsInPlace() || attempt == kMaxFolderAttempts) return opened;
     }
   }
   if (step.has_value() && std::filesystem::exists(path, ignored)) {

@@ -257,8 +257,9 @@ TEST_F(ReshardTest, ReleaseSourceNeedsMemoryForOneArrayMore) {
   // what its peer sends.
   ASSERT_NO_FATAL_FAILURE(StartCluster(
       {.mesh = "fsdp=2", .coordinator_flags = {}, .worker_flags = {"--memory=68MiB"}}));
-  const std::vector<float> elements(size_t{4} << 20, 1.5F);  // 16 MiB, whole on each worker
+  std::vector<float> elements(size_t{4} << 20, 1.5F);  // 16 MiB, whole on each worker
   for (const char* name : {"t/a", "t/b", "t/c"}) {
+    elements[0] += 1;  // arrays of equal content would be one
     ASSERT_THAT(PutFloats(client(), name, {2048, 2048}, elements, kWhole), IsOk());
   }
   const auto refused = arrays().ReshardTree("t/", {.spec = kRows}).status();

@@ -274,7 +274,7 @@ TEST_F(ReturnTest, AnInterruptedClientSaysThatNothingWasLoaded) {
   EXPECT_THAT(client::ReadLog(load.log_path()), HasSubstr("interrupted: nothing was loaded"));
   // The client waits two seconds for the answer to that: a busy coordinator may close it after
   // that, and far from the 30 s after which it would expire.
-  EXPECT_TRUE(AwaitNoSession(absl::Seconds(10))) << "its session is not closed";
+  EXPECT_TRUE(AwaitNoSession(absl::Seconds(20))) << "its session is not closed";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<client::Array> arrays,
                                  client().arrays().ListArrays());
   EXPECT_TRUE(arrays.empty());
