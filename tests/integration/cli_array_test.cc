@@ -115,6 +115,9 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   ExpectRefused(
       {{"a name that does not exist", {"get", "hidden", "--out", Path("h.npy")}, "hidden"},
        {"a name that does not exist", {"rm", "hidden"}, "hidden"},
+       {"a prefix of names",
+        {"rm", layer},
+        StrCat("`shardmesh rm --tree ", layer, "` removes all names")},
        {"a name that does not exist beside one that does",
         {"rm", layer + "output.dense.weight", "hidden"},
         "hidden"},

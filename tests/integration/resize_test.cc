@@ -326,9 +326,13 @@ TEST_F(ResizeTest, TheCommandShowsAndResizes) {
   ASSERT_NO_FATAL_FAILURE(Start());
   Put("w", 8);
   CommandResult result = cluster_->Run({"mesh", "resize", "default", "dp=3", "--validate-only"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ASSERT_EQ(result.exit_code, 1) << result.err;
   EXPECT_THAT(result.out, HasSubstr("refused: w: "));
   EXPECT_THAT(result.out, HasSubstr("Would be refused"));
+  EXPECT_THAT(result.err, HasSubstr("would be refused: 1 array cannot move to dp=3"));
+  result = cluster_->Run({"mesh", "resize", "default", "dp=3", "--validate-only", "-ojson"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(json::parse(result.out)["validate_only"], true) << result.out;
   result = cluster_->Run({"mesh", "resize", "default", "dp=3"});
   EXPECT_NE(result.exit_code, 0);
   EXPECT_THAT(result.err, HasSubstr("'w'"));

@@ -1,6 +1,7 @@
 // Checkpoints that workers save: round trips, other readers, steps, and processes that die.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <atomic>
 #include <cstdio>
@@ -16,6 +17,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "client/cli/local/child_process.h"
 #include "client/mesh_client.h"
 #include "program/program.h"
 #include "status/detail.h"
@@ -24,6 +26,7 @@
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/safetensors.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -201,6 +204,10 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
   EXPECT_EQ(twice.exit_code, 1);
   EXPECT_THAT(twice.err, AllOf(HasSubstr("ALREADY_EXISTS"), HasSubstr("--overwrite")));
   EXPECT_EQ(cluster->Run({"save", "m/", Path("run"), "--step=3", "--overwrite"}).exit_code, 0);
+  EXPECT_THAT(cluster->Run({"save", "m/", Path("run"), "--step=4", "--keep=2"}).out,
+              HasSubstr("Removed the checkpoint of step 2\n"));
+  EXPECT_THAT(cluster->Run({"save", "m/", Path("run"), "--step=5", "--keep=1"}).out,
+              HasSubstr("Removed the checkpoints of steps 3, 4\n"));
 }
 
 TEST_F(SaveTest, AFolderWithAPlainCheckpointAndStepsSaysWhichIsTaken) {
@@ -280,6 +287,28 @@ TEST_F(SaveTest, ACancelledSaveLeavesNothing) {
     absl::SleepFor(absl::Milliseconds(20));
   }
   EXPECT_FALSE(std::filesystem::exists(Path("run")));
+}
+
+TEST_F(SaveTest, AnInterruptedCommandSaysThatItCanGoOn) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  ASSERT_THAT(PutFloats(cluster->client(), "w", {2}, {{1, 2}}, {}), IsOk());
+  // The save cannot end while a worker is stopped.
+  ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "save", "", Path("run"),
+                     StrCat("--address=", cluster->address())};
+  options.log_path = Path("save.log");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess save, client::ChildProcess::Start(options));
+  EXPECT_TRUE(Eventually([&] {
+    return !JsonOf(cluster->Run({"ops", "ls", "--kind=save", "--output=json"}))["operations"]
+                .empty();
+  }));
+  EXPECT_THAT(client::SendSignal(save.id(), SIGINT), IsOk());
+  EXPECT_TRUE(client::WaitUntilGone(save.id(), absl::Now() + absl::Seconds(20)));
+  EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+  EXPECT_THAT(client::ReadLog(save.log_path()),
+              AllOf(HasSubstr("interrupted: nothing was saved"), HasSubstr(".shardmesh-save"),
+                    HasSubstr("repeat the command to go on")));
 }
 
 TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {

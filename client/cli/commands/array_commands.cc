@@ -1181,6 +1181,17 @@ struct RmFlags {
   bool validate_only = false;
 };
 
+// Returns `not_found`, the error of a name that does not exist, with a hint if it is the prefix of
+// names.
+absl::Status NoNameToRemove(MeshClient* client, const std::string& name,
+                            const absl::Status& not_found) {
+  const auto arrays = client->arrays().ListArrays(name);
+  if (!arrays.ok() || arrays->empty()) return not_found;
+  return WithContext(
+      not_found, StrCat("`shardmesh rm --tree ", name, "` removes all names that begin with this (",
+                        FormatCount(std::ssize(*arrays), "name"), ")"));
+}
+
 absl::Status RunRm(const Invocation& invocation, const RmFlags& flags) {
   if (flags.names.empty() == !flags.tree.has_value()) {
     return WrongUse("give the names of arrays, or --tree PREFIX for all names with a prefix");
@@ -1202,6 +1213,7 @@ absl::Status RunRm(const Invocation& invocation, const RmFlags& flags) {
                          "rm takes names; an array without a name goes when the session that "
                          "holds it ends (`shardmesh admin sessions`)");
     }
+    if (absl::IsNotFound(there)) return NoNameToRemove(client.get(), name, there);
     SHARDMESH_RETURN_IF_ERROR(there);
   }
   for (const std::string& name : names) {

@@ -130,7 +130,9 @@ void PrintSaved(const SavedCheckpoint& saved, absl::Duration time) {
     std::cout << "Removed files of an earlier save that did not end\n";
   }
   if (!saved.removed_steps.empty()) {
-    std::cout << "Removed the checkpoints of steps " << StrJoin(saved.removed_steps, ", ") << "\n";
+    std::cout << (saved.removed_steps.size() == 1 ? "Removed the checkpoint of step "
+                                                  : "Removed the checkpoints of steps ")
+              << StrJoin(saved.removed_steps, ", ") << "\n";
   }
 }
 
@@ -160,7 +162,12 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   options.validate_only = flags.validate_only;
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
-  Interruption interruption("nothing was saved", invocation.output);
+  Interruption interruption(
+      flags.validate_only
+          ? "nothing was saved"
+          : "nothing was saved; if 64 MiB or more were written, they stay in the folder's "
+            ".shardmesh-save: repeat the command to go on, or remove that folder",
+      invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   options.on_begun = [&](const std::string& operation_id) {
     interruption.Begun(client.get(), operation_id);
@@ -251,11 +258,13 @@ void AddCheckpointCommands(CommandLine* line) {
   save->add_flag("--overwrite", saved->overwrite, "replace a checkpoint that was saved before");
   save->add_flag("--strip-prefix", saved->strip_prefix,
                  "remove the prefix from the names in the checkpoint");
-  save->add_flag("--validate-only", saved->validate_only,
-                 "plan the checkpoint, and save nothing; the folder is not looked at");
+  save->add_flag(
+      "--validate-only", saved->validate_only,
+      "plan the checkpoint, ask the workers whether they could write it, and save nothing");
   save->footer(
       "The folder lies on the workers' hosts. A save takes all names at one revision: puts and "
-      "steps\nmay go on. Ctrl-C cancels it and leaves nothing behind.\n\nExamples:\n"
+      "steps\nmay go on. Ctrl-C cancels it. From 64 MiB on, what was written stays in the folder\n"
+      ".shardmesh-save, and the same command goes on with it.\n\nExamples:\n"
       "  shardmesh save model/ /ckpt/run-1 --step 1000 --keep 3\n"
       "  shardmesh save '' /ckpt/export --single-file");
 

@@ -402,7 +402,8 @@ void PrintReplicas(const ReplicaStatus& replicas) {
   }
   if (replicas.failed > 0) {
     std::cout << "Replicas: " << FormatCount(replicas.failed, "array")
-              << " with replicas 1 of 2 could not be copied; `shardmesh array ls` shows why\n";
+              << " with replicas 1 of 2 could not be copied; `shardmesh ls` lists them, "
+                 "`shardmesh describe NAME` says why\n";
   }
 }
 

@@ -286,6 +286,23 @@ void PrintResizePlan(const ResizeResult& result) {
   if (more > 0) std::cout << "and " << more << " more\n";
 }
 
+// Returns an error if the resize would be refused, although the question about it was answered: the
+// program's exit code must show the refusal.
+absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape) {
+  if (plan.refusal_count > 0) {
+    return absl::FailedPreconditionError(
+        StrCat("the resize would be refused: ", FormatCount(plan.refusal_count, "array"),
+               " cannot move to ", shape));
+  }
+  const auto short_of =
+      std::find_if(plan.ranks.begin(), plan.ranks.end(),
+                   [](const ResizeRank& rank) { return rank.need_bytes > rank.have_bytes; });
+  if (short_of == plan.ranks.end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(StrCat(
+      "the resize would be refused: rank ", short_of->rank, " (worker \"", short_of->identity,
+      "\") has ", short_of->have_bytes, " bytes left and needs ", short_of->need_bytes));
+}
+
 absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckCutOptions(flags.cuts));
   ResizeOptions options{.uneven = flags.cuts.rule(),
@@ -314,18 +331,17 @@ absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
       json["time_s"] = Seconds(stopwatch.time());
     }
     invocation.Print(MarkIfValidated(std::move(json), flags.validate_only));
-    return absl::OkStatus();
+    return flags.validate_only ? ResizeVerdict(*result, flags.shape) : absl::OkStatus();
   }
   if (flags.validate_only) {
     PrintResizePlan(*result);
-    const bool fits =
-        std::all_of(result->ranks.begin(), result->ranks.end(),
-                    [](const ResizeRank& rank) { return rank.need_bytes <= rank.have_bytes; });
-    std::cout << (result->refusal_count == 0 && fits ? "Would move "
-                                                     : "Would be refused; it moves ")
+    absl::Status verdict = ResizeVerdict(*result, flags.shape);
+    std::cout << (verdict.ok() ? "Would move " : "Would be refused; it moves ")
               << FormatCount(result->array_count, "array") << ", "
               << FormatBytes(result->moved_bytes) << " between workers\n";
-  } else if (result->operation_id.empty()) {
+    return verdict;
+  }
+  if (result->operation_id.empty()) {
     std::cout << "Mesh " << flags.mesh << " is " << flags.shape << " already\n";
   } else {
     std::cout << "Resized mesh " << flags.mesh << " to " << flags.shape << ": moved "
@@ -346,7 +362,8 @@ void AddResize(CommandLine* line, CLI::App* group) {
   AddUnevenOptions(resize, &flags->cuts,
                    "equal (refuse arrays that the shape does not divide), ceil, memory or speed");
   resize->add_flag("--validate-only", flags->validate_only,
-                   "show what would move and what would be refused, and change nothing");
+                   "show what would move and what would be refused, and change nothing; exits with "
+                   "1 if the resize would be refused");
   resize->footer(
       "The ranks that remain keep their workers; a larger mesh gets further attached workers.\n"
       "Arrays can be read all the time. Ctrl-C goes back to the old shape. If a resize stops\n"
