@@ -227,8 +227,9 @@ class Planning {
             *array, "",
             WithReason(absl::FailedPreconditionError(StrCat(
                            "it has no name, and a session holds it (`shardmesh admin sessions` "
-                           "lists them); end that session, or name the array (`shardmesh reshard "
-                           "@",
+                           "lists them), or the coordinator found it without a name at its last "
+                           "start and keeps it for its --unnamed-grace; end that session, resize "
+                           "again after that time, or name the array (`shardmesh reshard @",
                            descriptor.array_id, " --mesh ", descriptor.mesh_id,
                            " --as NAME`) and release it there")),
                        Reason::kMeshInUse,

@@ -1107,6 +1107,7 @@ void ArrayRegistry::AddName(NameEntry entry, std::string manifest_id) {
   array.checked_as = 0;
   array.was_named = true;
   array.is_superseded = false;
+  if (std::exchange(array.is_kept_for_grace, false)) --array.pins;  // the name holds it now
   unnamed_.erase(entry.array_id);
   if (!manifest_id.empty()) ++manifests_[manifest_id].current_names;
   std::string name = entry.name;

@@ -10,7 +10,9 @@
 // - the start of a server: everything before it happens before any of its calls;
 // - the end of a server: it waits until its calls have ended and been released;
 // - the end of a server's callback call, whose counters are decremented in the library as well;
-// - a slice over borrowed memory: everything before its creation happens before its release.
+// - a slice over borrowed memory: everything before its creation happens before its release;
+// - a message: everything before it is sent happens before it is read, which an in-process channel
+//   does in the sender's own slices.
 //
 // The file is linked into all programs of the tsan preset, and is itself compiled without
 // instrumentation. It is bound to the symbols of Abseil 20220623 and gRPC 1.51. With other versions
@@ -20,6 +22,8 @@
 #include <absl/synchronization/mutex.h>
 #include <absl/synchronization/notification.h>
 #include <dlfcn.h>
+#include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
 #include <grpc/grpc.h>
 #include <grpc/slice.h>
 #include <grpcpp/impl/codegen/interceptor_common.h>
@@ -248,6 +252,18 @@ RunFunctor RunStatusTag() {
   return run;
 }
 
+// Releases the slices of the messages that a batch sends.
+void ReleaseMessages(const grpc_op* ops, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (ops[i].op != GRPC_OP_SEND_MESSAGE) continue;
+    const grpc_byte_buffer* const message = ops[i].data.send_message.send_message;
+    if (message == nullptr || message->type != GRPC_BB_RAW) continue;
+    const grpc_slice_buffer& slices = message->data.raw.slice_buffer;
+    for (size_t k = 0; k < slices.count; ++k)
+      __tsan_release(GRPC_SLICE_START_PTR(slices.slices[k]));
+  }
+}
+
 template <RunFunctor (*original)()>
 void AcquireAndRun(grpc_completion_queue_functor* tag, int ok) {
   __tsan_acquire(tag);
@@ -301,9 +317,22 @@ grpc_slice grpc_slice_new_with_user_data(void* bytes, size_t size, void (*releas
 grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, size_t nops, void* tag,
                                       void* reserved) {
   AcquireWhenRun(tag);
+  ReleaseMessages(ops, nops);
   __tsan_release(tag);
   __tsan_release(call);
   return Original<"grpc_call_start_batch", grpc_call_error>(call, ops, nops, tag, reserved);
+}
+
+int grpc_byte_buffer_reader_next(grpc_byte_buffer_reader* reader, grpc_slice* slice) {
+  const int has_next = Original<"grpc_byte_buffer_reader_next", int>(reader, slice);
+  if (has_next != 0) __tsan_acquire(GRPC_SLICE_START_PTR(*slice));
+  return has_next;
+}
+
+int grpc_byte_buffer_reader_peek(grpc_byte_buffer_reader* reader, grpc_slice** slice) {
+  const int has_next = Original<"grpc_byte_buffer_reader_peek", int>(reader, slice);
+  if (has_next != 0) __tsan_acquire(GRPC_SLICE_START_PTR(**slice));
+  return has_next;
 }
 
 grpc_call_error grpc_server_request_call(grpc_server* server, grpc_call** call,

@@ -343,6 +343,19 @@ TEST_F(ArrayRegistryTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
   EXPECT_THAT(registry_->ListArrays("", 10), SizeIs(1));
 }
 
+TEST_F(ArrayRegistryTest, ANameTakesThePlaceOfTheGraceThatKeepsAnArray) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  Reopen();
+  EXPECT_TRUE(registry_->FindArray(id).ok()) << "a session may come back for it";
+  ASSERT_THAT(Commit({{}, {{"v", id, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_THAT(Released(), IsEmpty());
+  ASSERT_THAT(DeleteName("v"), IsOk());
+  EXPECT_THAT(Released(), ElementsAre(id));
+}
+
 TEST_F(ArrayRegistryTest, PinsThatGoTogetherAreOneRelease) {
   std::vector<std::string> ids;
   std::vector<ArrayCommit> commits;

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <random>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -161,7 +162,7 @@ TEST_F(RegionWriterTest, AWriterThatWaitsForALockStopsWhenItsCallerNoLongerWants
   int64_t written_bytes = 0;
   const auto write = [&](int64_t last_call) {
     calls = written_bytes = 0;
-    return WriteRegion(file, path_, "abcdefgh",
+    return WriteRegion(file, path_, std::string_view("abcdefgh"),
                        {.dtype = Dtype::kU8,
                         .tensor_shape = {8},
                         .tile = Tile::Whole({8}),
