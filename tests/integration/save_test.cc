@@ -291,8 +291,10 @@ TEST_F(SaveTest, ACancelledSaveLeavesNothing) {
 
 TEST_F(SaveTest, AnInterruptedCommandSaysThatItCanGoOn) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
-  ASSERT_THAT(PutFloats(cluster->client(), "w", {2}, {{1, 2}}, {}), IsOk());
-  // The save cannot end while a worker is stopped.
+  ASSERT_THAT(
+      PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
+      IsOk());
+  // Each worker writes a tile. The save cannot end while a worker is stopped.
   ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
   client::ProcessOptions options;
   options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "save", "", Path("run"),
