@@ -133,14 +133,19 @@ class ReturnTest : public ::testing::Test {
   // What workers use without any tile: each keeps back what its three peers may send unasked, which
   // is as much on each of them once all of them are connected.
   int64_t IdleBytes() {
-    std::set<int64_t> used;
+    // All may have connected to equally many, and share memory with the others a moment later.
+    constexpr absl::Duration kSettled = absl::Milliseconds(500);
+    std::set<int64_t> before;
+    absl::Time since = absl::InfiniteFuture();
     EXPECT_TRUE(Eventually([&] {
       const auto links = client().cluster().ListLinks();
       const auto status = client().cluster().GetStatus();
       if (!links.ok() || !status.ok()) return false;
-      used.clear();
+      std::set<int64_t> used;
       for (const client::WorkerStatus& worker : status->workers) used.insert(worker.used_bytes);
-      return links->links.size() == 6 && used.size() == 1 && *used.begin() > 0;
+      if (std::exchange(before, used) != used) since = absl::Now();
+      return links->links.size() == 6 && used.size() == 1 && *used.begin() > 0 &&
+             absl::Now() - since >= kSettled;
     })) << "the workers do not use the same memory";
     return UsedBytes();
   }
