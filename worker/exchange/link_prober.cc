@@ -34,10 +34,12 @@ LinkProber::LinkProber(Options options)
       leading_([this] { LeadAll(); }),
       answering_([this] { AnswerAll(); }) {}
 
-LinkProber::~LinkProber() {
+LinkProber::~LinkProber() { Join(); }
+
+void LinkProber::Join() {
   Stop();
-  leading_.join();
-  answering_.join();
+  if (leading_.joinable()) leading_.join();
+  if (answering_.joinable()) answering_.join();
 }
 
 void LinkProber::Stop() {

@@ -71,14 +71,17 @@ class LinkProber {
   };
 
   explicit LinkProber(Options options);
-  // Calls Stop, and waits until running probes end. They end at once if the caller has ended their
-  // links, otherwise at their deadline.
+  // Calls Join.
   ~LinkProber();
   LinkProber(const LinkProber&) = delete;
   LinkProber& operator=(const LinkProber&) = delete;
 
   // Prevents further probes. Does not end running probes.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls Stop, and waits until running probes end. They end at once if the caller has ended their
+  // links, otherwise at their deadline. The other methods may be called afterwards. Only one thread
+  // may call Join.
+  void Join() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Connected records that a connection is up, on which this worker leads the probes. Disconnected
   // records that the connection to a peer is lost, and drops the figures measured on this

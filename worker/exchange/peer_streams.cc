@@ -40,7 +40,8 @@ PeerStreams::PeerStreams(const PeerLinks::Options& options, ExchangeState* state
 
 PeerStreams::~PeerStreams() {
   Close();
-  prober_.reset();
+  // Frames that still arrive may call the prober: it stays until the poller has stopped.
+  if (prober_.has_value()) prober_->Join();
   shm_.reset();
   service_->AwaitIdle();
   {
