@@ -26,8 +26,7 @@ inline constexpr int64_t kMaxMapRules = 10'000;
 // The scales of a tensor NAME that becomes I8 are the tensor NAME.scale.
 inline constexpr char kScaleSuffix[] = ".scale";
 
-// What happens to the tensors whose names a pattern matches. The order of the members is the order
-// in which they apply.
+// A rule for the tensors whose names a pattern matches. Its members apply in their order here.
 struct TensorMapRule {
   // Replaces the first match in the name. A replacement of `\g<0>` keeps the name.
   PatternReplacement replacement;

@@ -31,8 +31,8 @@ struct SourceTensor {
   // order"): the view then has the dimensions of `shape` in reverse order.
   TensorView view;
   bool is_reversed = false;
-  // The file, in the state in which it was opened, and where it has the bytes of the view: for
-  // whoever reads the file itself.
+  // The file as it was opened, and the offset in it of the bytes of the view. Workers that read the
+  // file themselves need both.
   std::shared_ptr<const SourceFile> file;
   int64_t offset_bytes = 0;
 };

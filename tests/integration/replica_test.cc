@@ -60,8 +60,8 @@ class ReplicaTest : public ::testing::Test {
   bool Becomes(const std::string& name, int64_t complete) {
     return Eventually([&] { return Complete(name) == complete; });
   }
-  // Of the workers' tiles without those in quarantine. The rest is memory that workers share with
-  // peers, 16 MiB for each.
+  // Returns the bytes of the workers' tiles, without those in quarantine. Workers also use 16 MiB
+  // of memory that they share with each peer, which is not counted.
   int64_t UsedBytes() {
     constexpr int64_t kBytesOfPeer = int64_t{16} << 20;
     const auto status = client().cluster().GetStatus();

@@ -141,7 +141,7 @@ class VerbRun {
         WhileReading(phase.verb, seed, &read, [&] { return DoAndKill(each, seed, &is_done); }));
     SHARDMESH_RETURN_IF_ERROR(read);
 
-    // What was in memory only is lost with a worker.
+    // A worker that dies loses the tiles that it had in memory only.
     const bool is_lost =
         client.is_in_memory() && each.victim != kCoordinator && each.victim != kClient;
     if (is_lost) {
@@ -354,7 +354,7 @@ int RunVerbs(const RunOptions& options) {
   cluster_options.binary_folder = options.binary_folder;
   cluster_options.durable = true;
   cluster_options.files = true;
-  // What a killed coordinator held for its clients is kept for a short time only.
+  // After a coordinator was killed, arrays that only a session held are kept for a second.
   cluster_options.coordinator_flags = {"--unnamed-grace=1s"};
   cluster_options.worker_flags = {"--quarantine-age=1s"};
   auto cluster = Cluster::Start(cluster_options);

@@ -453,7 +453,7 @@ TEST_F(GatherTest, ASliceAfterAMoveOfTheNameIsOfTheNewArray) {
   const std::string old_bytes = Put("a", Dtype::kU8, {6, 8}, Both());
   const ArraySlice slice = {{0, 2}, {}};
   ASSERT_THAT(client_->arrays().Gather(ArraySelector::ByName("a"), slice), IsOk());
-  // Of another shape, in which the remembered part does not lie, or is another one.
+  // The client remembers the place of the slice. In a new array it lies elsewhere, or nowhere.
   for (const Shape& shape : std::vector<Shape>{{2, 4}, {8, 16}, {6, 8}}) {
     const std::string bytes = Put("a", Dtype::kU8, shape, Both());
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor cut,

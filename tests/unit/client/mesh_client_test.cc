@@ -253,7 +253,7 @@ TEST_F(MeshClientTest, SendsTheTensorsIfTheWorkersAreTooSlowOrTheFilesTooMany) {
     EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kWorkers}),
                 StatusIs(refusal.code(), ReasonOf(refusal)));
   }
-  // Other limits are those of the tensors, whoever sends them.
+  // A limit of the tensors is no reason to send them instead of letting workers read them.
   coordinator_->FailNextPuts(
       {rpc::WithField(InvalidArgument(Reason::kLimitExceeded, "has 17 dimensions",
                                       {{fact::kHave, 17}, {fact::kLimit, 16}}),

@@ -179,7 +179,7 @@ TEST_F(TileHandoverTest, ATileWithoutRoomInTheClientsMemoryIsLeftToAStreamAndOth
   HandoverRoom room(2 * (size_of(whole_) + size_of(columns_)));
   Taker taker({"full", "kept", "kept"});
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto handover, TileHandover::Connect(taker.name(), &room));
-  // What the worker does not keep is freed, and leaves the room as it was.
+  // The worker keeps nothing. The memory is freed, and the room is as it was.
   SHARDMESH_ASSERT_OK_AND_ASSIGN(auto handed, Give(*handover, view(), whole_));
   EXPECT_FALSE(handed.has_value());
   EXPECT_THAT(room.refusal(), IsOk());

@@ -99,6 +99,15 @@ class ReshardRunnerTest : public StepCluster {
   }
 
   std::unique_ptr<Heard> Start(ReshardCall call) { return Start(std::move(call), &runner_); }
+  // Starts a further call, which moves "w" to another mesh. Waits until its workers have orders.
+  std::unique_ptr<Heard> StartOnto(const std::string& mesh_id) {
+    ReshardCall call = CallOf("w", kWhole);
+    call.request_id = "r2";
+    call.mesh_id = mesh_id;
+    std::unique_ptr<Heard> heard = Start(std::move(call));
+    EXPECT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+    return heard;
+  }
   std::unique_ptr<Heard> Start(ReshardCall call, ReshardRunner* runner) {
     auto heard = std::make_unique<Heard>();
     Heard* const to = heard.get();
@@ -262,11 +271,7 @@ TEST_F(ReshardRunnerTest, ACallThatFailsLeavesThePinOnWhichAnotherOneCounts) {
   const std::string old_id = AddArray(Descriptor(), "w");
   const std::unique_ptr<Heard> first = Start(CallOf("w", kWhole));
   ASSERT_TRUE(AwaitSteps(1));
-  ReshardCall call = CallOf("w", kWhole);
-  call.request_id = "r2";
-  call.mesh_id = "n";
-  const std::unique_ptr<Heard> second = Start(std::move(call));
-  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  const std::unique_ptr<Heard> second = StartOnto("n");
   ASSERT_THAT(operations_.Cancel(first->Outline().operation_id, session_), IsOk());
   EXPECT_THAT(first->Wait(), StatusIs(absl::StatusCode::kCancelled));
   EXPECT_EQ(PinnedBySession(), 1);
@@ -283,11 +288,7 @@ TEST_F(ReshardRunnerTest, TheLastOfSeveralCallsThatFailRemovesTheirPin) {
   AddArray(Descriptor(), "w");
   const std::unique_ptr<Heard> first = Start(CallOf("w", kWhole));
   ASSERT_TRUE(AwaitSteps(1));
-  ReshardCall call = CallOf("w", kWhole);
-  call.request_id = "r2";
-  call.mesh_id = "n";
-  const std::unique_ptr<Heard> second = Start(std::move(call));
-  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  const std::unique_ptr<Heard> second = StartOnto("n");
   // While the step of the first call runs, the session pins its output too.
   ASSERT_THAT(operations_.Cancel(first->Outline().operation_id, session_), IsOk());
   EXPECT_THAT(first->Wait(), StatusIs(absl::StatusCode::kCancelled));

@@ -150,6 +150,22 @@ class SourcedPutTest : public ReadyCluster {
     std::unique_ptr<grpc::ClientReaderWriter<v1::BeginPutRequest, v1::BeginPutResponse>> stream;
     std::vector<v1::BeginPutResponse> answers;
   };
+  static void AddFile(v1::BeginPutHeader* header) {
+    v1::SourceFile& file = *header->add_files();
+    file.set_path("/srv/a");
+    file.set_size_bytes(100);
+    file.mutable_modify_time()->set_seconds(5);
+    file.set_head_sha256(std::string(32, 'h'));
+  }
+  // Adds a tensor of which each worker of the mesh gets a half.
+  static v1::PutTensor& AddTensor(v1::BeginPutRequest* request) {
+    v1::PutTensor& tensor = *request->mutable_tensors()->add_tensors();
+    tensor.set_name("one");
+    tensor.set_dtype(v1::DTYPE_F32);
+    tensor.add_shape(8);
+    rpc::Encode(PartitionSpec({SpecEntry::Axis("x")}), tensor.mutable_spec());
+    return tensor;
+  }
   std::unique_ptr<Call> Begin(bool hold = false, bool validate_only = false) {
     auto call = std::make_unique<Call>(stub_.get());
     v1::BeginPutRequest request;
@@ -159,17 +175,9 @@ class SourcedPutTest : public ReadyCluster {
     header.mutable_mesh()->set_name("m");
     header.set_hold(hold);
     header.set_validate_only(validate_only);
-    v1::SourceFile& file = *header.add_files();
-    file.set_path("/srv/a");
-    file.set_size_bytes(100);
-    file.mutable_modify_time()->set_seconds(5);
-    file.set_head_sha256(std::string(32, 'h'));
+    AddFile(&header);
     call->stream->Write(request);
-    v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
-    tensor.set_name("one");
-    tensor.set_dtype(v1::DTYPE_F32);
-    tensor.add_shape(8);
-    rpc::Encode(PartitionSpec({SpecEntry::Axis("x")}), tensor.mutable_spec());
+    v1::PutTensor& tensor = AddTensor(&request);
     tensor.mutable_source()->set_offset_bytes(20);
     call->stream->Write(request);
     call->stream->WritesDone();
@@ -202,17 +210,9 @@ class SourcedPutTest : public ReadyCluster {
     header.set_session_id(session_);
     header.mutable_mesh()->set_name("m");
     header.set_reuse(true);
-    v1::SourceFile& file = *header.add_files();
-    file.set_path("/srv/a");
-    file.set_size_bytes(100);
-    file.mutable_modify_time()->set_seconds(5);
-    file.set_head_sha256(std::string(32, 'h'));
+    AddFile(&header);
     call->stream->Write(request);
-    v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
-    tensor.set_name("one");
-    tensor.set_dtype(v1::DTYPE_F32);
-    tensor.add_shape(8);
-    rpc::Encode(PartitionSpec({SpecEntry::Axis("x")}), tensor.mutable_spec());
+    v1::PutTensor& tensor = AddTensor(&request);
     if (by_workers) tensor.mutable_source()->set_offset_bytes(20);
     tensor.mutable_content()->set_array_id(array_id);
     tensor.mutable_content()->add_tile_sha256(std::string(32, 'a'));
