@@ -128,6 +128,8 @@ std::vector<int64_t> RankBytes(const ArrayDescriptor& descriptor) {
   return bytes;
 }
 
+constexpr std::string_view kUnknownWork = "the registry does not know its put or step";
+
 std::string OtherChecksum(uint32_t found, const Array& array, int64_t rank) {
   return StrCat("its checksum is ", absl::Hex(found, absl::kZeroPad8), ", the registry's of rank ",
                 rank, " is ",
@@ -2018,6 +2020,10 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
   });
   in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
     mutex_.AssertHeld();
+    return GiveUpOrphans(mesh_id, rank, last);
+  });
+  in_pieces([&](std::string_view mesh_id, int64_t rank, std::string* last) {
+    mutex_.AssertHeld();
     return ConfirmUnlisted(mesh_id, rank, taking, last);
   });
   events_.MakeCalls();
@@ -2105,6 +2111,24 @@ bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Ta
   });
 }
 
+bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::string* last) {
+  presence_[{std::string(mesh_id), rank}].has_listed = true;
+  return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
+    mutex_.AssertHeld();
+    const auto orphan = orphans_.find(id);
+    const Orphan& found = orphan->second;
+    if (found.has_committed) return;
+    for (size_t each = 0; each < found.identities.size(); ++each) {
+      const auto presence = presence_.find({found.descriptor.mesh_id, static_cast<int64_t>(each)});
+      if (presence == presence_.end() || presence->second.is_lost || !presence->second.has_listed) {
+        return;
+      }
+    }
+    PutAside(found.descriptor, found.identities, kUnknownWork);
+    EraseOrphan(orphan);
+  });
+}
+
 // A rank confirms a release if it lists the array neither in its inventory nor in its quarantine.
 bool ArrayRegistry::ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
                                     std::string* last) {
@@ -2154,12 +2178,15 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
       if (verdict.drop.empty() || verdict.drop.back() != tile.array_id) {
         verdict.drop.push_back(tile.array_id);
       }
-    } else if (tile.committed && MayBeAdoptedLater(inventory, tile)) {
+    } else if (const bool is_complete = tile.committed || tile.of_step;
+               is_complete && MayBeAdoptedLater(inventory, tile)) {
       return false;
-    } else if (!tile.committed || !Adopt(inventory, tile)) {
-      return put_aside(tile.committed ? "the registry does not know its array"
-                                      : "the registry does not know its put or step",
-                       false);
+    } else if (!is_complete || !Adopt(inventory, tile)) {
+      return put_aside(
+          std::string(tile.committed ? "the registry does not know its array" : kUnknownWork),
+          false);
+    } else if (!tile.committed && arrays_.count(tile.array_id) > 0) {
+      verdict.commit.push_back(tile.array_id);
     }
     return true;
   }
@@ -2246,6 +2273,7 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   orphan.identities[place] = inventory.identity;
   orphan.tile_crc32c[place] = tile.crc32c;
   if (!tile.on_disk) orphan.durability = Durability::kMemory;
+  (tile.committed ? orphan.has_committed : orphan.has_staged) = true;
   if (orphan.reported < descriptor.mesh.size()) return true;
   auto array = std::make_shared<Array>();
   array->definition.descriptor = orphan.descriptor;
@@ -2254,6 +2282,11 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   array->tile_crc32c = std::move(orphan.tile_crc32c);
   array->created = clock_->Now();
   Tell(ArrayChange{.array_id = tile.array_id, .mesh_id = descriptor.mesh_id});
+  if (orphan.has_staged) {
+    for (const std::string& identity : orphan.identities) {
+      AddVerdict(identity, {.commit = {tile.array_id}});
+    }
+  }
   ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
   entry.pins = 1;  // held by the grace period
   entry.is_kept_for_grace = true;

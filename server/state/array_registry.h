@@ -180,6 +180,7 @@ struct InventoryTile {
   uint32_t crc32c = 0;
   bool committed = true;
   bool on_disk = false;
+  bool of_step = false;  // the result of a step, staged
   // The array's descriptor as stored with the tile; needed only for tiles that FindUnknown returns.
   std::optional<ArrayDescriptor> descriptor = {};
 };
@@ -256,13 +257,16 @@ struct InventoryVerdict {
 //
 // Adoption. For a grace period after Open, the registry does not send unknown committed arrays to
 // quarantine. It adopts such an array once every rank has reported its tile. Unnamed arrays thus
-// survive a restart of the coordinator. At its adoption, only the grace period pins an array. If
-// the array has no name and no other pin when the grace period ends, its tiles go into quarantine
-// and are not deleted. If another pin holds the array at that time, its tiles go into quarantine
-// when it loses its last pin. Exception: an array that got a name since Open is released as usual.
-// The reason for quarantine: if an older store was restored, the array may have had a name before.
-// If not every rank has reported its tile when the grace period ends, the reported tiles go into
-// quarantine as well.
+// survive a restart of the coordinator. The staged result of a step counts as committed, because
+// the former coordinator may have answered the caller before it could tell the worker; but only
+// until every rank has brought its inventory: a rank without the tile shows that the step failed,
+// unless another rank has the tile committed. At its adoption, only the grace period pins an array.
+// If the array has no name and no other pin when the grace period ends, its tiles go into
+// quarantine and are not deleted. If another pin holds the array at that time, its tiles go into
+// quarantine when it loses its last pin. Exception: an array that got a name since Open is released
+// as usual. The reason for quarantine: if an older store was restored, the array may have had a
+// name before. If not every rank has reported its tile when the grace period ends, the reported
+// tiles go into quarantine as well.
 //
 // Arrays with a record but no name in the store are kept for the grace period and then released.
 // Such a record stays, for example, if a session held the array when its name was deleted. There
@@ -593,14 +597,16 @@ class ArrayRegistry {
     };
     std::vector<Waiting> waiting = {};
   };
-  // A committed array that the registry does not know and that only some ranks have reported so
-  // far.
+  // An array that the registry does not know and that only some ranks have reported so far: a
+  // committed one, or the result of a step.
   struct Orphan {
     ArrayDescriptor descriptor;
     Durability durability = Durability::kDisk;
     std::vector<std::string> identities;  // workers by rank; empty text: not reported yet
     std::vector<uint32_t> tile_crc32c;
     int64_t reported = 0;
+    bool has_committed = false;  // a rank reported its tile as committed
+    bool has_staged = false;     // a rank reported its tile as the staged result of a step
   };
   // Arrays that were released together and share one record.
   struct ReleasedBatch {
@@ -623,6 +629,7 @@ class ArrayRegistry {
   struct Presence {
     uint64_t attachment = 0;
     bool is_lost = false;
+    bool has_listed = false;  // its whole inventory is judged
   };
   struct Name {
     NameEntry entry;
@@ -786,14 +793,17 @@ class ArrayRegistry {
   // Judges one tile of an inventory. Returns false if the tile is not the tile of the worker's
   // rank, or cannot be judged yet.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans, and
-  // ConfirmUnlisted confirms releases. Each handles the next few arrays, orphans or releases of the
-  // mesh, after the array id `*last`. It changes those whose array the worker does not hold. Each
-  // returns true once the mesh has no more of them. MissArrays leaves out arrays whose tiles are
-  // still being staged.
+  // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans,
+  // GiveUpOrphans puts aside the results of steps that failed, and ConfirmUnlisted confirms
+  // releases. Each handles the next few arrays, orphans or releases of the mesh, after the array id
+  // `*last`. It changes those whose array the worker does not hold; GiveUpOrphans those that a rank
+  // does not hold. Each returns true once the mesh has no more of them. MissArrays leaves out
+  // arrays whose tiles are still being staged.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MissOrphans(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ConfirmUnlisted(std::string_view mesh_id, int64_t rank, const Taking& taking,
                        std::string* last) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

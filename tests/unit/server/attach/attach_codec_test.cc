@@ -56,6 +56,21 @@ TEST(AttachCodecTest, OnlyReadableDescriptorsOfTheTilesArrayAreTaken) {
   EXPECT_THAT(DecodeMeshIds(page), ElementsAre("m", "", "", "m"));
 }
 
+TEST(AttachCodecTest, StagedResultsOfStepsDifferFromTilesOfPuts) {
+  internal::v1::InventoryPage page;
+  for (const std::string_view transfer_id : {"step-7", "00c0ffee", ""}) {
+    AddTile("a", "", &page);
+    page.mutable_tiles()->rbegin()->set_transfer_id(transfer_id);
+  }
+  AddTile("a", "", &page);
+  page.mutable_tiles()->rbegin()->set_transfer_id("step-7");
+  page.mutable_tiles()->rbegin()->set_committed(true);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<InventoryTile> tiles, DecodeTiles(page, All));
+  ASSERT_EQ(tiles.size(), 4u);
+  EXPECT_TRUE(tiles[0].of_step);
+  for (const size_t i : {1, 2, 3}) EXPECT_FALSE(tiles[i].of_step) << i;
+}
+
 TEST(AttachCodecTest, DescriptorsOfKnownArraysAreNotRead) {
   internal::v1::InventoryPage page;
   AddTile("a", rpc::ArrayDescriptorBytes(RowArray("a")), &page);

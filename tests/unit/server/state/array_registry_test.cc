@@ -104,6 +104,13 @@ class ArrayRegistryTest : public ::testing::Test {
             .on_disk = true,
             .descriptor = Descriptor(id)};
   }
+  // A rank's staged tile of the result of a step.
+  static InventoryTile OfStep(const std::string& id, int64_t rank) {
+    InventoryTile tile = Held(id, rank, 10 + static_cast<uint32_t>(rank), /*committed=*/false);
+    tile.on_disk = false;
+    tile.of_step = true;
+    return tile;
+  }
   Inventory InventoryOf(int64_t rank, std::vector<InventoryTile> tiles) {
     Inventory inventory{.identity = identities_[static_cast<size_t>(rank)],
                         .attachment = ++attachments_,
@@ -999,6 +1006,52 @@ TEST_F(ArrayRegistryTest, ATileThatItsRankHasLostAgainMakesNoArrayToAdopt) {
   EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).quarantine, IsEmpty());
   EXPECT_EQ(StateOf(id), ArrayState::kReleased) << "rank 0 has no tile of it";
   Attach(0, {Held(id, 0, 10)});
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+}
+
+// The former coordinator had answered the caller of the step, and died before it told the workers.
+TEST_F(ArrayRegistryTest, AResultIsAdoptedThoughItsWorkersWereNotToldOfItsCommit) {
+  const std::string untold = RandomId();
+  const std::string half_told = RandomId();
+  EXPECT_THAT(Attach(0, {OfStep(untold, 0), Held(half_told, 0, 10)}).quarantine, IsEmpty());
+  EXPECT_EQ(StateOf(untold), ArrayState::kReleased) << "rank 1 has not reported it";
+  const InventoryVerdict verdict = Attach(1, {OfStep(untold, 1), OfStep(half_told, 1)});
+  EXPECT_THAT(verdict.quarantine, IsEmpty());
+  EXPECT_THAT(verdict.commit, ElementsAre(untold, half_told));
+  for (const std::string& id : {untold, half_told}) {
+    EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+    EXPECT_TRUE(std::any_of(told_.begin(), told_.end(), [&](const auto& told) {
+      return told.first == identities_[0] && told.second.commit == std::vector{id};
+    }));
+  }
+  EXPECT_THAT(Commit({{}, {{"kept", untold, std::nullopt}}, "", ""}), IsOk());
+}
+
+TEST_F(ArrayRegistryTest, TheResultOfAStepThatARankDidNotEndIsPutAside) {
+  const std::string first = RandomId();
+  const std::string second = RandomId();
+  const std::string committed = RandomId();
+  EXPECT_THAT(Attach(0, {OfStep(first, 0), Held(committed, 0, 10)}).quarantine, IsEmpty());
+  EXPECT_THAT(told_, IsEmpty()) << "rank 1 may still report it";
+  EXPECT_THAT(Attach(1, {OfStep(second, 1)}).commit, IsEmpty());
+  std::vector<std::string> aside;
+  for (const auto& [identity, verdict] : told_) {
+    for (const auto& tile : verdict.quarantine) {
+      aside.push_back(StrCat(identity == identities_[0] ? 0 : 1, " ", tile.array_id));
+    }
+  }
+  EXPECT_THAT(aside, testing::UnorderedElementsAre(StrCat(0, " ", first), StrCat(1, " ", second)));
+  EXPECT_THAT(registry_->FindUnnamed(committed), testing::Optional(testing::_));
+  EXPECT_EQ(registry_->FindUnnamed(first), std::nullopt);
+}
+
+TEST_F(ArrayRegistryTest, AResultWaitsForARankThatIsLost) {
+  const std::string id = RandomId();
+  Attach(1, {});
+  Lose(1);
+  EXPECT_THAT(Attach(0, {OfStep(id, 0)}).quarantine, IsEmpty());
+  EXPECT_THAT(told_, IsEmpty());
+  EXPECT_THAT(Attach(1, {OfStep(id, 1)}).commit, ElementsAre(id));
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
 }
 
