@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/flight_codec.h"
 #include "rpc/codec/link_codec.h"
@@ -257,8 +256,7 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
     tile.crc32c = held.crc32c();
     tile.committed = held.committed();
-    tile.of_step =
-        !tile.committed && absl::StartsWith(held.transfer_id(), rpc::kStepTransferPrefix);
+    tile.of_step = !tile.committed && held.transfer_id().starts_with(rpc::kStepTransferPrefix);
     tile.on_disk = held.durability() == v1::DURABILITY_DISK;
   }
   for (const size_t unknown : find_unknown(tiles)) {

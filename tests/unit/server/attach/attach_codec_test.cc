@@ -58,7 +58,7 @@ TEST(AttachCodecTest, OnlyReadableDescriptorsOfTheTilesArrayAreTaken) {
 
 TEST(AttachCodecTest, StagedResultsOfStepsDifferFromTilesOfPuts) {
   internal::v1::InventoryPage page;
-  for (const std::string_view transfer_id : {"step-7", "00c0ffee", ""}) {
+  for (const char* const transfer_id : {"step-7", "00c0ffee", ""}) {
     AddTile("a", "", &page);
     page.mutable_tiles()->rbegin()->set_transfer_id(transfer_id);
   }
