@@ -78,9 +78,6 @@ inline constexpr Feature kFeatures[] = {
 // FillTiles of attach_service.proto.
 inline constexpr std::string_view kFillFeature = "fill";
 
-// HeldTile.transfer_id of a staged result of a step is this prefix and the step's sequence number.
-inline constexpr std::string_view kStepTransferPrefix = "step-";
-
 // The feature in Hello.features of a worker that computes digests of its tiles: the order
 // DigestTiles of attach_service.proto.
 inline constexpr std::string_view kDigestFeature = "tile_digests";
