@@ -172,6 +172,7 @@ CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const Step
     const std::vector<NameMove> others = outputs.other_moves(described.front().array_id);
     commit.moves.insert(commit.moves.end(), others.begin(), others.end());
   }
+  commit.superseded = outputs.superseded;
   for (const RankResult& rank : outcome.ranks) {
     for (const StagedTileReport& tile : rank.tiles) {
       if (const auto place = places.find(tile.array_id); place != places.end()) {

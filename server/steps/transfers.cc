@@ -292,6 +292,7 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
       const std::vector<NameMove> others = item.other_moves(item.definition.descriptor.array_id);
       request.moves.insert(request.moves.end(), others.begin(), others.end());
     }
+    if (!item.superseded.empty()) request.superseded.push_back(item.superseded);
   }
   std::map<std::string_view, ArrayCommit*> by_id;
   for (ArrayCommit& commit : request.arrays) {
