@@ -48,6 +48,7 @@ inline constexpr Feature kFeatures[] = {
     {"replicas", {"shardmesh.v1.BeginPutHeader.replicas"}},
     {"reshards", {"shardmesh.v1.ArrayService.Reshard"}},
     {"saves", {"shardmesh.v1.SaveService.BeginSave", "shardmesh.v1.SaveService.WaitSave"}},
+    {"second_copies", {"shardmesh.v1.BeginGetRequest.accept_second_copy"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
     {"uneven_cuts",
