@@ -34,7 +34,7 @@ using ::shardmesh::test::StatusIs;
 
 class DeafTransport final : public StepTransport {
  public:
-  void Start(const WorkRef&, const EncodedStepPtr&) override {}
+  std::optional<Participant> Start(const WorkRef&, const EncodedStepPtr&) override { return {}; }
   void Commit(const WorkRef&) override {
     if (on_commit) on_commit();
   }
