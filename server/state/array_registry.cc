@@ -2185,17 +2185,21 @@ bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Ta
 
 bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::string* last) {
   presence_[{std::string(mesh_id), rank}].has_listed = true;
+  if (!orphans_by_mesh_.contains(mesh_id)) return true;
+  // The number of ranks from 0 on that have all brought their inventories. It is counted once for
+  // all orphans, because a mesh may have thousands of ranks.
+  int64_t listed = 0;
+  for (auto each = presence_.lower_bound({std::string(mesh_id), 0});
+       each != presence_.end() && each->first.first == mesh_id && each->first.second == listed &&
+       each->second.has_listed && !each->second.is_lost;
+       ++each) {
+    ++listed;
+  }
   return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
     mutex_.AssertHeld();
     const auto orphan = orphans_.find(id);
     const Orphan& found = orphan->second;
-    if (found.has_committed) return;
-    for (size_t each = 0; each < found.identities.size(); ++each) {
-      const auto presence = presence_.find({found.descriptor.mesh_id, static_cast<int64_t>(each)});
-      if (presence == presence_.end() || presence->second.is_lost || !presence->second.has_listed) {
-        return;
-      }
-    }
+    if (found.has_committed || std::ssize(found.identities) > listed) return;
     PutAside(found.descriptor, found.identities, kUnknownWork);
     EraseOrphan(orphan);
   });

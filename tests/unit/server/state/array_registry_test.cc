@@ -1056,6 +1056,38 @@ TEST_F(ArrayRegistryTest, TheResultOfAStepThatARankDidNotEndIsPutAside) {
   EXPECT_EQ(registry_->FindUnnamed(first), std::nullopt);
 }
 
+// All workers of a large mesh attach at once after a start, and steps may have ended before it.
+TEST_F(ArrayRegistryTest, ResultsThatMayBeAdoptedCostLittleHoweverManyRanksThereAre) {
+  constexpr int64_t kRanks = 1'024;
+  constexpr int64_t kResults = 200;
+  const Mesh large = *Mesh::Parse(StrCat("dp=", kRanks));
+  const std::vector<std::string> identities(kRanks, "w");
+  std::vector<InventoryTile> results;
+  for (int64_t i = 0; i < kResults; ++i) {
+    ArrayDescriptor descriptor = Descriptor(RandomId());
+    descriptor.shape = {kRanks};
+    descriptor.mesh_id = "large";
+    descriptor.mesh = large;
+    results.push_back({.array_id = descriptor.array_id,
+                       .tile = descriptor.Tiling()->TileOf(0),
+                       .committed = false,
+                       .of_step = true,
+                       .descriptor = descriptor});
+  }
+  const double started = ThreadCpuSeconds();
+  for (int64_t rank = 0; rank < kRanks - 1; ++rank) {
+    Inventory inventory{.identity = "w",
+                        .attachment = ++attachments_,
+                        .meshes = {},
+                        .tiles = std::exchange(results, {})};
+    inventory.meshes["large"] = {.mesh = &large, .rank = rank, .identities = identities};
+    registry_->TakeInventory(inventory);
+  }
+  // With a look at all ranks for each result it took tens of seconds.
+  EXPECT_LT(ThreadCpuSeconds() - started, 2);
+  EXPECT_EQ(registry_->CountUnnamed(), kResults) << "they wait for the last rank";
+}
+
 TEST_F(ArrayRegistryTest, AResultWaitsForARankThatIsLost) {
   const std::string id = RandomId();
   Attach(1, {});
