@@ -455,8 +455,10 @@ absl::Status Replicas::Send(const Planned& planned, const std::string& transfer_
 void Replicas::Commit(const ArrayPtr& array, const std::string& companion_id,
                       const WorkOutcome& outcome,
                       absl::AnyInvocable<void(absl::Status) &&> decided) const {
-  ArrayCommit commit{
-      .array_id = companion_id, .durability = Durability::kDisk, .tile_crc32c = array->tile_crc32c};
+  ArrayCommit commit{.array_id = companion_id,
+                     .durability = Durability::kDisk,
+                     .tile_crc32c = array->tile_crc32c,
+                     .epoch = outcome.epoch};
   for (const RankResult& rank : outcome.ranks) {
     if (rank.tiles.size() != 1 || rank.tiles.front().array_id != companion_id) {
       return std::move(decided)(absl::InternalError(
