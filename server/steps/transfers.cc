@@ -281,7 +281,8 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
     } else {
       request.arrays.push_back({.array_id = item.definition.descriptor.array_id,
                                 .durability = Durability::kDisk,
-                                .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())});
+                                .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size()),
+                                .epoch = outcome.epoch});
     }
     if (!item.name.empty()) {
       request.moves.push_back({.name = item.name,
