@@ -711,6 +711,11 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   interruption.emplace("nothing was put", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
+  // With --strict the coordinator refuses the spec, and its error has the fixes.
+  if (flags.spec.has_value() && !flags.strict && !flags.exact.exact) {
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckAxesOfSpec(client.get(), "--spec", flags.mesh, *flags.spec, "--exact"));
+  }
   options.on_begun = [&](const std::string& transfer_id) {
     interruption->Begun(client.get(), transfer_id);
   };
