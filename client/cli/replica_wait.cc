@@ -49,6 +49,33 @@ std::string FormatReplicas(const ArrayReplicas& replicas) {
   return text;
 }
 
+void ReplicaSums::Add(const Array& array) {
+  const bool is_complete = array.replicas->complete == array.replicas->wanted;
+  if (!is_complete) ++incomplete_;
+  if (is_complete && !array.replicas->by_spec) copied_bytes_ += array.size_bytes;
+  if (array.state == ArrayState::kDegraded && array.replicas->complete > 0) ++recoverable_;
+}
+
+std::string ReplicaSums::Clause(int64_t array_bytes) const {
+  std::string text;
+  if (copied_bytes_ > 0) {
+    text = StrCat(", ", FormatBytes(array_bytes + copied_bytes_), " with second replicas");
+  }
+  if (incomplete_ > 0) {
+    StrAppend(&text, "; ", FormatCount(incomplete_, "second replica"),
+              incomplete_ == 1 ? " is not complete" : " are not complete");
+  }
+  return text;
+}
+
+std::string ReplicaSums::Advice() const {
+  if (recoverable_ == 0) return "";
+  return StrCat(FormatCount(recoverable_, "degraded array"),
+                recoverable_ == 1 ? " has its missing tiles" : " have their missing tiles",
+                " in second replicas: they come back once workers serve the missing ranks "
+                "(`shardmesh status`)\n");
+}
+
 Json ReplicasJson(const std::optional<ArrayReplicas>& replicas) {
   if (!replicas.has_value()) return nullptr;
   return {{"wanted", replicas->wanted},

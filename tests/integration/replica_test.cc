@@ -89,8 +89,14 @@ TEST_F(ReplicaTest, TilesOfALostWorkerComeBackWithoutTheFile) {
   for (const char* worker : {"worker-0", "worker-3", "worker-1"}) {
     SCOPED_TRACE(worker);
     ASSERT_THAT(cluster_->Kill(worker), IsOk());
-    ASSERT_TRUE(Becomes("w", 0)) << cluster_->Run({"ls"}).out;
-    EXPECT_THAT(cluster_->Run({"ls"}).out, HasSubstr("replicas 0 of 2"));
+    ASSERT_TRUE(Becomes("w", 1)) << cluster_->Run({"ls"}).out;
+    const CommandResult listed = cluster_->Run({"ls"});
+    EXPECT_THAT(listed.out, HasSubstr("replicas 1 of 2"));
+    EXPECT_THAT(listed.out, HasSubstr("1 degraded array has its missing tiles in second replicas"));
+    EXPECT_THAT(listed.out, Not(HasSubstr("with second replicas")));
+    const CommandResult get = cluster_->Run({"get", "w", "--out", files_ + "/w.npy"});
+    EXPECT_EQ(get.exit_code, 1);
+    EXPECT_THAT(get.err, HasSubstr("the second replica has these tiles"));
     ASSERT_THAT(cluster_->Restart(worker), IsOk());
     ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
     EXPECT_EQ(BytesOf("w"), bytes);
@@ -110,7 +116,7 @@ TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) 
     return cluster_->Run({"status"}).out.find("spare") != std::string::npos;
   })) << spare.Log();
   ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
-  ASSERT_TRUE(Becomes("w", 0));
+  ASSERT_TRUE(Becomes("w", 1));
   const CommandResult replaced = cluster_->Run({"admin", "worker", "replace", "worker-2", "spare"});
   ASSERT_EQ(replaced.exit_code, 0) << replaced.err;
   ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out << spare.Log();
@@ -118,7 +124,7 @@ TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) 
   // The copies on the new worker are of use in turn.
   ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
   ASSERT_GT(std::filesystem::remove_all(cluster_->folder() + "/data/worker-0"), 0u);
-  ASSERT_TRUE(Becomes("w", 0));
+  ASSERT_TRUE(Becomes("w", 1));
   ASSERT_THAT(cluster_->Restart("worker-0"), IsOk());
   ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
   EXPECT_EQ(BytesOf("w"), bytes);
@@ -217,7 +223,7 @@ TEST_F(ReplicaTest, UnevenTilesHaveReplicas) {
   const std::string bytes = BytesOf("w");
   for (const char* worker : {"worker-0", "worker-1", "worker-2"}) {
     ASSERT_THAT(cluster_->Kill(worker), IsOk());
-    ASSERT_TRUE(Becomes("w", 0));
+    ASSERT_TRUE(Becomes("w", 1));
     ASSERT_THAT(cluster_->Restart(worker), IsOk());
     ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
     EXPECT_EQ(BytesOf("w"), bytes);

@@ -814,7 +814,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
                wide("array"),
                {"state"}});
   int64_t total_bytes = 0;
-  int64_t copied_bytes = 0;
+  ReplicaSums replicas;
   for (const Array& array : arrays) {
     total_bytes += array.size_bytes;
     table.AddRow(
@@ -824,18 +824,14 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
          FormatSpec(array.requested_spec.value_or(array.descriptor.spec)),
          FormatBytes(array.size_bytes), array.descriptor.mesh_id,
          std::string(DurabilityName(array.durability)), array.descriptor.array_id, StateOf(array)});
-    if (array.replicas.has_value() && !array.replicas->by_spec) copied_bytes += array.size_bytes;
+    if (array.replicas.has_value()) replicas.Add(array);
   }
   if (!arrays.empty()) {
     table.Print();
   }
   if (!invocation.headers) return absl::OkStatus();
   std::cout << (arrays.empty() ? "" : "\n") << FormatCount(arrays.size(), "array") << ", "
-            << FormatBytes(total_bytes);
-  if (copied_bytes > 0) {
-    std::cout << ", " << FormatBytes(total_bytes + copied_bytes) << " with second replicas";
-  }
-  std::cout << "\n";
+            << FormatBytes(total_bytes) << replicas.Clause(total_bytes) << "\n";
   constexpr int kMostRepairs = 8;
   int repairs = 0;
   for (const Array& array : arrays) {
@@ -845,6 +841,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
   if (repairs > kMostRepairs) {
     std::cout << "... and repairs of " << FormatCount(repairs - kMostRepairs, "array") << " more\n";
   }
+  std::cout << replicas.Advice();
   const bool has_degraded = std::any_of(arrays.begin(), arrays.end(), [](const Array& array) {
     return array.state == ArrayState::kDegraded;
   });
