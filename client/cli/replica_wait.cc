@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "client/cli/interruption.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
@@ -88,8 +89,12 @@ Json ReplicasJson(const std::optional<ArrayReplicas>& replicas) {
 
 absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64_t replicas,
                                                        absl::Span<const std::string> names,
-                                                       bool quiet) {
+                                                       bool quiet, OutputForm output) {
   if (replicas < 2) return std::vector<Array>();
+  const Interruption interruption(
+      "the arrays are there, and the workers go on with the second copies: `shardmesh ls` shows "
+      "which are not complete",
+      output);
   ProgressBar bar("copying second replicas", quiet);
   absl::StatusOr<std::vector<Array>> arrays = client->arrays().AwaitReplicas(names, ShowOn(&bar));
   if (arrays.ok()) return arrays;

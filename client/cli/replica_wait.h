@@ -27,9 +27,11 @@ Json ReplicasJson(const std::optional<ArrayReplicas>& replicas);
 
 // Waits for the second replicas of the arrays with a progress bar, if `replicas` is 2. Returns the
 // arrays; none if there is nothing to wait for. An error says that the arrays themselves are there.
+// A signal ends the program; its message, in the form `output`, says what goes on. Call this
+// function after the Interruption of the put has ended.
 absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64_t replicas,
                                                        absl::Span<const std::string> names,
-                                                       bool quiet);
+                                                       bool quiet, OutputForm output);
 // Sums of the replicas of a list of arrays. Not thread-safe.
 class ReplicaSums {
  public:

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "client/cli/local/child_process.h"
 #include "client/mesh_client.h"
 #include "client/types/reshard.h"
 #include "status/reason.h"
@@ -213,6 +215,37 @@ TEST_F(ReplicaTest, ACoordinatorThatDiesDuringTheCopyMakesItAfterItsRestart) {
   ASSERT_TRUE(Becomes("w", 2));
   ASSERT_EQ(cluster_->Run({"rm", "w"}).exit_code, 0);
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == 0; })) << UsedBytes();
+}
+
+TEST_F(ReplicaTest, ASignalDuringTheWaitSaysThatTheCopiesGoOn) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(
+      {.mesh = "dp=2", .coordinator_flags = {}, .worker_flags = {"--failpoints=fill.open=delay"}}));
+  const std::string npy = StrCat(files_, "/x.npy");
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=2048,2048", "--out", npy}).exit_code, 0);
+  std::string log;
+  // The first copy is delayed for half a second. On a busy machine, the signal may come late.
+  for (int attempt = 0; attempt < 5 && log.find("interrupted") == std::string::npos; ++attempt) {
+    const std::string name = StrCat("w", attempt);
+    client::ProcessOptions options;
+    options.command = {SHARDMESH_BINARY_DIR "/shardmesh",
+                       "put",
+                       npy,
+                       "--as=" + name,
+                       "--spec=dp",
+                       "--source=client",
+                       "--no-reuse",
+                       "--replicas=2",
+                       "--address=" + cluster_->address()};
+    options.log_path = StrCat(files_, "/", name, ".log");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess put, client::ChildProcess::Start(options));
+    ASSERT_TRUE(Eventually([&] { return Complete(name) > 0; }))
+        << client::ReadLog(options.log_path);
+    client::SendSignal(put.id(), SIGINT).IgnoreError();
+    ASSERT_TRUE(client::WaitUntilGone(put.id(), absl::Now() + absl::Seconds(30)));
+    log = client::ReadLog(options.log_path);
+    EXPECT_TRUE(Becomes(name, 2)) << cluster_->Run({"ls"}).out;
+  }
+  EXPECT_THAT(log, HasSubstr("interrupted: the arrays are there, and the workers go on"));
 }
 
 TEST_F(ReplicaTest, UnevenTilesHaveReplicas) {

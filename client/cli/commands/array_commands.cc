@@ -509,7 +509,8 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     std::vector<std::string> names;
     for (const PutTensor& tensor : tensors) names.push_back(tensor.name);
     SHARDMESH_ASSIGN_OR_RETURN(
-        replicated, AwaitSecondReplicas(client.get(), flags.replicas, names, invocation.quiet));
+        replicated, AwaitSecondReplicas(client.get(), flags.replicas, names, invocation.quiet,
+                                        invocation.output));
   }
   if (options.reader == PutReader::kAuto) NoteWhyClientRead(load.why_client, &*result);
 
@@ -729,8 +730,9 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   std::vector<Array> replicated;
   if (!flags.validate_only) {
-    SHARDMESH_ASSIGN_OR_RETURN(replicated, AwaitSecondReplicas(client.get(), flags.replicas,
-                                                               flags.names, invocation.quiet));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        replicated, AwaitSecondReplicas(client.get(), flags.replicas, flags.names, invocation.quiet,
+                                        invocation.output));
   }
   for (size_t i = 0; options.reader == PutReader::kAuto && i < tensors.size(); ++i) {
     if (!tensors[i].source.has_value()) {
