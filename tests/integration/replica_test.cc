@@ -156,6 +156,7 @@ TEST_F(ReplicaTest, APutUnderTheNameKeepsTheWishAndReplacesTheCopy) {
   ASSERT_THAT(arrays().DeleteName("w"), IsOk());
   EXPECT_EQ(Complete("v"), 2);
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == 2 * 32 * 32 * 4; })) << UsedBytes();
+  // The elements are there, and they are not taken with both copies.
   ASSERT_EQ(Put("v", {"--spec=tp,fsdp", "--replicas=1"}, "32,32").exit_code, 0);
   EXPECT_EQ(Complete("v"), -1);
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == 32 * 32 * 4; })) << UsedBytes();
