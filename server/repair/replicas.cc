@@ -536,6 +536,7 @@ void Replicas::Ended(const std::string& transfer_id, const absl::Status& status)
 
 void Replicas::Fail(const std::string& array_id, const absl::Status& status) {
   const bool is_gone = !parts_.registry->FindArray(array_id).ok();
+  const std::string label = parts_.registry->LabelOf(array_id);
   const absl::Time now = parts_.clock->Now();
   absl::MutexLock lock(&mutex_);
   if (is_gone) {  // released meanwhile
@@ -562,7 +563,7 @@ void Replicas::Fail(const std::string& array_id, const absl::Status& status) {
   LookAt(trouble.next_try);
   if (operation_id_.empty()) return;
   ++failed_;
-  if (first_failure_.ok()) first_failure_ = WithContext(status, StrCat("array ", array_id));
+  if (first_failure_.ok()) first_failure_ = WithContext(status, label);
   UpdateTotal();
 }
 
