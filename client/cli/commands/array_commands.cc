@@ -1294,7 +1294,7 @@ void AddPut(CommandLine* line, CLI::App* parent) {
                         "it for a file; name the array ",
                         name.substr(0, name.size() - 4));
         }
-        return RefuseIdAsName(name);
+        return RefuseNameWithAt(name);
       });
   AddParsedOption(put, "--spec", &flags->spec, ParseSpec,
                   "mesh axes, one entry a dimension: fsdp,tp; - for none");

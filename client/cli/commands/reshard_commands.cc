@@ -509,7 +509,7 @@ void AddReshardCommands(CommandLine* line) {
   reshard->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
   AddCutsOption(reshard, &flags->cuts);
   reshard->add_option("--as", flags->name, "name of the result (default: that of the array)")
-      ->check(RefuseIdAsName);
+      ->check(RefuseNameWithAt);
   reshard
       ->add_option("--if-version", flags->expected_version,
                    "move only if the name of the result is at this version")
