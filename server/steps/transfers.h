@@ -227,6 +227,9 @@ class Transfers {
   using TransferPtr = std::shared_ptr<Transfer>;
 
   absl::Status CheckVersion(const PutItem& item) const;
+  // Returns the error for an id that no transfer has, and says if a start of the coordinator is the
+  // reason.
+  absl::Status NoTransfer(std::string_view transfer_id) const;
   // Whether the put ended more than kRememberFor ago.
   bool IsForgotten(const TransferProgress& progress) const;
   // UNAVAILABLE (WORKER_LOST): the array that the item keeps has lost a tile since the put began.
@@ -248,6 +251,7 @@ class Transfers {
   TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   Clock* const clock_;
+  const absl::Time started_;
   ArrayRegistry* const registry_;
   SessionTable* const sessions_;
   Sequencer* const sequencer_;
