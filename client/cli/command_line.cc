@@ -406,10 +406,8 @@ CommandLine::CommandLine()
   app_.set_version_flag("--version", StrCat(kProgram, " ", shardmesh::BuildVersion()));
   app_.require_subcommand(1);
   app_.footer(
-      "`shardmesh help COMMAND` explains a command, as do `shardmesh COMMAND --help` and "
-      "`shardmesh "
-      "man COMMAND`. Exit codes: 0 done, 1 the operation failed, 2 wrong use, 3 the cluster cannot "
-      "be reached.");
+      "`shardmesh help COMMAND` explains a command, as do `shardmesh COMMAND --help` and `man`. "
+      "Exit codes: 0 done, 1 the operation failed, 2 wrong use, 3 the cluster cannot be reached.");
   AddCommonOptions();
 }
 
