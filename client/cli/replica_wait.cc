@@ -71,10 +71,11 @@ std::string ReplicaSums::Clause(int64_t array_bytes) const {
 
 std::string ReplicaSums::Advice() const {
   if (recoverable_ == 0) return "";
-  return StrCat(FormatCount(recoverable_, "degraded array"),
-                recoverable_ == 1 ? " has its missing tiles" : " have their missing tiles",
-                " in second replicas: they come back once workers serve the missing ranks "
-                "(`shardmesh status`)\n");
+  return StrCat(
+      FormatCount(recoverable_, "degraded array"),
+      recoverable_ == 1 ? " has its missing tiles" : " have their missing tiles",
+      " in second replicas: `get` reads them there, and they come back once workers serve "
+      "the missing ranks (`shardmesh status`)\n");
 }
 
 Json ReplicasJson(const std::optional<ArrayReplicas>& replicas) {

@@ -100,12 +100,14 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   const std::string_view advice =
       is_running ? "try again when it has ended: `shardmesh ops watch` shows how far it is"
       : has_copy && is_lost
-          ? "the second replica has these tiles, and a worker of these ranks is attached: "
-            "`shardmesh ops ls --kind repair` shows whether they are being copied back"
+          ? "the second replica has these tiles, and `shardmesh get` reads them there; a worker of "
+            "these ranks is attached: `shardmesh ops ls --kind repair` shows whether they are "
+            "being "
+            "copied back"
       : has_copy
-          ? "the second replica has these tiles: they are copied back once workers serve these "
-            "ranks again: start those workers, or give their ranks to others with `shardmesh admin "
-            "worker replace`"
+          ? "the second replica has these tiles, and `shardmesh get` reads them there; they are "
+            "copied back once workers serve these ranks again: start those workers, or give their "
+            "ranks to others with `shardmesh admin worker replace`"
       : is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
                   "quarantine list` shows which tiles are in quarantine and can be restored; "
                   "otherwise load the array again; if it was a result of a computation, its tiles "

@@ -37,6 +37,7 @@ struct PutItem {
   std::string name;
   std::optional<int64_t> expected_version;  // expected version of the name; see NameMove
   OtherMoves other_moves = nullptr;         // null: none
+  std::string superseded = {};              // an id for CommitRequest::superseded; empty: none
   // The put asks for one replica, so that an array with two is not the array that it makes.
   bool wants_one_replica = false;
   // An array that has the elements already; null: there is none.

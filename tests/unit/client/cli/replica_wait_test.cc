@@ -47,9 +47,8 @@ TEST(ReplicaSumsTest, SaysWhichDegradedArraysComeBack) {
   EXPECT_EQ(sums.Advice(), "") << "nobody has some tile";
   array.replicas->complete = 1;
   sums.Add(array);
-  EXPECT_THAT(
-      sums.Advice(),
-      HasSubstr("1 degraded array has its missing tiles in second replicas: they come back"));
+  EXPECT_THAT(sums.Advice(),
+              HasSubstr("1 degraded array has its missing tiles in second replicas: `get` reads"));
 }
 
 }  // namespace
