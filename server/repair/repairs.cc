@@ -531,6 +531,7 @@ void Repairs::Ended(const TileKey& key, const std::string& transfer_id, const st
 }
 
 void Repairs::Fail(const TileKey& key, std::optional<Failure> obstacle, bool is_repairable) {
+  const std::string label = parts_.registry->LabelOf(key.first);
   absl::MutexLock lock(&mutex_);
   LostTile* const tile = EndTurn(key);
   if (tile == nullptr) return;
@@ -548,15 +549,15 @@ void Repairs::Fail(const TileKey& key, std::optional<Failure> obstacle, bool is_
   if (!is_repairable) return UpdateTotal(worker);
   ++worker.failed;
   if (worker.first_failure.ok()) {
-    worker.first_failure =
-        WithReason(absl::FailedPreconditionError(
-                       StrCat("the tile of rank ", key.second, " of array ", key.first, ": ",
-                              StrJoin(tile->failures, "; ",
-                                      [](std::string* out, const Failure& failure) {
-                                        if (!failure.source.empty()) *out += failure.source + ": ";
-                                        *out += FailureInWords(failure.status);
-                                      }))),
-                   Reason::kArrayDegraded, {{fact::kArray, key.first}, {fact::kRank, key.second}});
+    worker.first_failure = WithReason(
+        absl::FailedPreconditionError(StrCat("the tile of rank ", key.second, " of ", label, ": ",
+                                             StrJoin(tile->failures, "; ",
+                                                     [](std::string* out, const Failure& failure) {
+                                                       if (!failure.source.empty())
+                                                         *out += failure.source + ": ";
+                                                       *out += FailureInWords(failure.status);
+                                                     }))),
+        Reason::kArrayDegraded, {{fact::kArray, key.first}, {fact::kRank, key.second}});
   }
 }
 

@@ -45,6 +45,32 @@ bool PassesSoon(const absl::Status& status) {
          absl::IsAborted(status) || absl::IsNotFound(status);  // the membership learns of meshes
 }
 
+// Returns how many workers have the tile that the fewest workers have. The arguments are the ranks
+// whose tiles the array and its companion lack, rising. The companion has the same tile at each
+// rank.
+int64_t CopiesWithCompanion(const std::vector<int64_t>& missing,
+                            const std::vector<int64_t>& companion_missing) {
+  const bool is_nowhere =
+      std::any_of(missing.begin(), missing.end(), [&companion_missing](int64_t rank) {
+        return std::binary_search(companion_missing.begin(), companion_missing.end(), rank);
+      });
+  if (is_nowhere) return 0;
+  return missing.empty() && companion_missing.empty() ? 2 : 1;
+}
+
+// Whether some worker has each tile of the array; companions do not count.
+bool EachTileIsHeld(const Array& array, const Tiling& tiling) {
+  const std::vector<int64_t>& missing = array.missing_ranks;
+  if (missing.empty()) return true;
+  const std::vector<OwnedTile> tiles =
+      tiling.OwnersOf(Tile::Whole(array.definition.descriptor.shape));
+  return std::all_of(tiles.begin(), tiles.end(), [&missing](const OwnedTile& tile) {
+    return std::any_of(tile.devices.begin(), tile.devices.end(), [&missing](DeviceId device) {
+      return !std::binary_search(missing.begin(), missing.end(), device);
+    });
+  });
+}
+
 }  // namespace
 
 Replicas::Replicas(ReplicaParts parts, Options options)
@@ -481,6 +507,7 @@ void Replicas::Ended(const std::string& transfer_id, const absl::Status& status)
 
 void Replicas::Fail(const std::string& array_id, const absl::Status& status) {
   const bool is_gone = !parts_.registry->FindArray(array_id).ok();
+  const std::string label = parts_.registry->LabelOf(array_id);
   const absl::Time now = parts_.clock->Now();
   absl::MutexLock lock(&mutex_);
   if (is_gone) {  // released meanwhile
@@ -506,7 +533,7 @@ void Replicas::Fail(const std::string& array_id, const absl::Status& status) {
   thread_.SearchAt(trouble.next_try);
   if (operation_id_.empty()) return;
   ++failed_;
-  if (first_failure_.ok()) first_failure_ = WithContext(status, StrCat("array ", array_id));
+  if (first_failure_.ok()) first_failure_ = WithContext(status, label);
   UpdateTotal();
 }
 
@@ -610,15 +637,14 @@ void Replicas::TileArriving(std::string_view transfer_id, std::string_view ident
 std::optional<ArrayReplicas> Replicas::Describe(const Array& array) const {
   if (array.definition.replicas < 2) return std::nullopt;
   const ArrayDescriptor& descriptor = array.definition.descriptor;
-  const auto is_complete = [](const Array& each) { return each.missing_ranks.empty() ? 1 : 0; };
-  ArrayReplicas replicas{.wanted = array.definition.replicas, .complete = is_complete(array)};
+  ArrayReplicas replicas{.wanted = array.definition.replicas};
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
   const MeshRanks* const ranks = view->FindMesh(descriptor.mesh_id);
   const std::vector<std::string> hosts =
       ranks == nullptr ? std::vector<std::string>() : HostsOf(*view, ranks->identities);
   const ArrayPtr companion = parts_.registry->FindTwin(descriptor.array_id);
   if (companion != nullptr) {
-    replicas.complete += is_complete(*companion);
+    replicas.complete = CopiesWithCompanion(array.missing_ranks, companion->missing_ranks);
     const MeshRanks* const copies = view->FindMesh(companion->definition.descriptor.mesh_id);
     if (copies == nullptr) return replicas;
     const std::vector<std::string> others = HostsOf(*view, copies->identities);
@@ -628,9 +654,11 @@ std::optional<ArrayReplicas> Replicas::Describe(const Array& array) const {
     return replicas;
   }
   const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
-  if (tiling.ok() && IsBySpec(array, *tiling)) {
-    replicas.by_spec = true;
-    replicas.complete *= 2;
+  replicas.by_spec = tiling.ok() && IsBySpec(array, *tiling);
+  replicas.complete = replicas.by_spec && array.missing_ranks.empty() ? 2
+                      : tiling.ok() && EachTileIsHeld(array, *tiling) ? 1
+                                                                      : 0;
+  if (replicas.by_spec) {
     replicas.shares_host = std::all_of(
         hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts.front(); });
     return replicas;

@@ -66,7 +66,10 @@ std::vector<SelectedArray> SelectOnMesh(const ArrayRegistry& registry, const std
       after = named.name.name;
       if (named.array->definition.descriptor.mesh_id != mesh_id) continue;
       if (!seen.insert(named.name.array_id).second) continue;
-      selected.push_back({.array = std::move(named.array), .name = std::move(named.name)});
+      ArrayPtr companion = CompanionOf(registry, *named.array);
+      selected.push_back({.array = std::move(named.array),
+                          .name = std::move(named.name),
+                          .companion = std::move(companion)});
       if (std::ssize(selected) == kMaxReshardedArrays) return selected;
     }
   }

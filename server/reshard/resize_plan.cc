@@ -30,7 +30,7 @@ namespace {
 
 constexpr int64_t kNamesOfPage = 1'000;
 // The maximum number of refused arrays that one error names.
-constexpr size_t kRefusalsNamed = 8;
+constexpr size_t kRefusalsNamed = 4;
 
 absl::Status PlanCancelled() {
   return absl::CancelledError("the call was cancelled before anything moved");
@@ -44,9 +44,31 @@ bool HasAxes(const Mesh& mesh, const std::vector<MeshAxis>& axes) {
   return std::equal(mesh.axes().begin(), mesh.axes().end(), axes.begin(), axes.end());
 }
 
-std::string TitleOfRefused(const ResizeRefusal& refusal) {
-  return refusal.name.empty() ? StrCat("array ", refusal.array_id)
-                              : StrCat("array ", PythonRepr(refusal.name));
+// Returns one line for each of the first refused arrays, and a last line with what to do.
+std::string LinesOfRefused(const PlannedResize& plan) {
+  std::string lines;
+  bool are_cut = false;    // some parts would be unequal
+  bool lack_axes = false;  // some specs name axes that the shape lacks
+  const size_t named = std::min(plan.refusals.size(), kRefusalsNamed);
+  for (size_t i = 0; i < named; ++i) {
+    const ResizeRefusal& each = plan.refusals[i];
+    const Reason reason = ReasonOf(each.error);
+    are_cut |= reason == Reason::kNotDivisible || reason == Reason::kInvalidCutPoints;
+    lack_axes |= reason == Reason::kAxisNotInMesh;
+    StrAppend(&lines, "\n  ",
+              each.name.empty() ? StrCat("array ", each.array_id)
+                                : StrCat("array ", PythonRepr(each.name)),
+              ": ", each.error.message());
+  }
+  const int64_t more = plan.refusal_count - static_cast<int64_t>(named);
+  if (more > 0) StrAppend(&lines, "\n  and ", more, " more; --validate-only lists them");
+  if (are_cut) {
+    StrAppend(&lines,
+              "\nChoose a shape that divides them, or --uneven ceil, which cuts them into unequal "
+              "parts");
+  }
+  if (lack_axes) StrAppend(&lines, "\nKeep the axes that specs name, with size 1");
+  return lines;
 }
 
 // Plans one call.
@@ -152,11 +174,12 @@ class Planning {
     }
     if (plan_.workers.size() == need) return absl::OkStatus();
     return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ", need,
-            " workers, and the pool has ", plan_.workers.size(), ": the mesh has ", present.size(),
-            ", and ", others.size(), others.size() == 1 ? " other is" : " others are",
-            " attached and not drained; start ", need - plan_.workers.size(), " more")),
+        absl::FailedPreconditionError(
+            StrCat("the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ",
+                   need, " workers, and there are ", plan_.workers.size(), ": ", present.size(),
+                   " of the mesh, and ", others.size(),
+                   " others that are attached and not drained\nStart ", need - plan_.workers.size(),
+                   " more: `shardmesh-worker --identity NAME --coordinator HOST:PORT`")),
         Reason::kMeshIncomplete,
         {{fact::kMesh, call_.mesh_id}, {fact::kHave, plan_.workers.size()}, {fact::kNeed, need}});
   }
@@ -196,7 +219,9 @@ class Planning {
       for (const ArrayRegistry::NamedArray& named : page) {
         after = named.name.name;
         if (!Concerns(*named.array) || !seen.insert(named.name.array_id).second) continue;
-        const absl::Status added = Add({.array = named.array, .name = named.name});
+        const absl::Status added = Add({.array = named.array,
+                                        .name = named.name,
+                                        .companion = CompanionOf(*parts_.registry, *named.array)});
         if (absl::IsCancelled(added)) return added;
         if (!added.ok()) Refuse(*named.array, named.name.name, added);
       }
@@ -226,12 +251,11 @@ class Planning {
         Refuse(
             *array, "",
             WithReason(absl::FailedPreconditionError(StrCat(
-                           "it has no name, and a session holds it (`shardmesh admin sessions` "
-                           "lists them), or the coordinator found it without a name at its last "
-                           "start and keeps it for its --unnamed-grace; end that session, resize "
-                           "again after that time, or name the array (`shardmesh reshard @",
+                           "it has no name. A session holds it (`shardmesh admin sessions`), or "
+                           "the coordinator keeps it for its --unnamed-grace. End that session, or "
+                           "resize after that time, or name the array with `shardmesh reshard @",
                            descriptor.array_id, " --mesh ", descriptor.mesh_id,
-                           " --as NAME`) and release it there")),
+                           " --as NAME` and release it in that session")),
                        Reason::kMeshInUse,
                        {{fact::kMesh, descriptor.mesh_id}, {fact::kArray, descriptor.array_id}}));
       }
@@ -459,13 +483,9 @@ absl::Status CheckResize(const PlannedResize& plan) {
                                   plan.layouts.mesh.ToString(), ", and nothing was moved");
   if (!plan.refusals.empty()) {
     const absl::Status& first = plan.refusals.front().error;
-    std::string message = what;
-    for (size_t i = 0; i < std::min(plan.refusals.size(), kRefusalsNamed); ++i) {
-      const ResizeRefusal& each = plan.refusals[i];
-      StrAppend(&message, i == 0 ? ": " : "; ", TitleOfRefused(each), ": ", each.error.message());
-    }
-    const int64_t more = plan.refusal_count - static_cast<int64_t>(kRefusalsNamed);
-    if (more > 0) StrAppend(&message, "; and ", more, " more (--validate-only lists them)");
+    const std::string message =
+        StrCat(what, ": ", plan.refusal_count, plan.refusal_count == 1 ? " array" : " arrays",
+               " cannot move", LinesOfRefused(plan));
     absl::Status status(first.code(), ToAbsl(message));
     first.ForEachPayload([&status](absl::string_view type, const absl::Cord& payload) {
       status.SetPayload(type, payload);
@@ -478,11 +498,11 @@ absl::Status CheckResize(const PlannedResize& plan) {
   if (short_of == plan.ranks.end()) return absl::OkStatus();
   const int64_t rank = short_of - plan.ranks.begin();
   return WithReason(
-      absl::ResourceExhaustedError(
-          StrCat(what, ": rank ", rank, " (worker \"", short_of->identity, "\") has ",
-                 short_of->have_bytes, " of ", short_of->capacity_bytes,
-                 " bytes left, and the resize needs ", short_of->need_bytes,
-                 " there; release arrays, start workers with more --memory, or choose more ranks")),
+      absl::ResourceExhaustedError(StrCat(
+          what, ": a worker has too little memory\n  rank ", rank, " (worker \"",
+          short_of->identity, "\") has ", short_of->have_bytes, " of ", short_of->capacity_bytes,
+          " bytes left, and the resize needs ", short_of->need_bytes,
+          " there\nRelease arrays, start workers with more --memory, or choose more ranks")),
       Reason::kMemoryLimit,
       {{fact::kHave, short_of->have_bytes},
        {fact::kNeed, short_of->need_bytes},

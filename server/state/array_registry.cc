@@ -18,6 +18,10 @@
 namespace shardmesh::server {
 namespace {
 
+// Limit on the names that a search for an error message looks at, because all other calls wait for
+// the lock.
+constexpr int64_t kNamesLookedAt = 1'000;
+
 constexpr std::string_view kClusterKey = "cluster";
 constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kNamePrefix = "name/";
@@ -1671,6 +1675,21 @@ bool ArrayRegistry::HasName(std::string_view array_id) const {
   return found != arrays_.end() && found->second.names > 0;
 }
 
+std::string ArrayRegistry::LabelOf(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  const bool is_companion = found != arrays_.end() && IsCompanion(array_id, found->second);
+  const std::string_view prefix = is_companion ? "the second replica of " : "";
+  const std::string_view id =
+      is_companion ? std::string_view(found->second.array->definition.replica_of) : array_id;
+  int64_t looked_at = 0;
+  for (const auto& [name, named] : names_) {
+    if (named.entry.array_id == id) return StrCat(prefix, "array \"", name, "\" (", id, ")");
+    if (++looked_at == kNamesLookedAt) break;
+  }
+  return StrCat(prefix, "array ", id);
+}
+
 ArrayRegistry::Holds ArrayRegistry::HoldsOf(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
@@ -1957,9 +1976,6 @@ absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) co
   if (live > 0) {
     const auto first = std::find_if(found->second.begin(), found->second.end(), is_live);
     std::string example = StrCat("array ", first->first);
-    // Bound the search for an example: most names may belong to arrays on other meshes, and all
-    // other calls wait for the lock.
-    constexpr int64_t kNamesLookedAt = 1'000;
     int64_t looked_at = 0;
     for (const auto& [name, named] : names_) {
       if (found->second.contains(named.entry.array_id)) {

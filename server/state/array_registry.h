@@ -436,6 +436,9 @@ class ArrayRegistry {
   absl::Status CheckNameMove(const NameMove& move) const;
   // Returns whether a name points to the array.
   bool HasName(std::string_view array_id) const;
+  // Returns `array "NAME" (ID)` for an error message; `array ID` if no name points to the array, or
+  // if its name is not among the first 1,000. For a companion, names the array that it copies.
+  std::string LabelOf(std::string_view array_id) const;
   // The numbers of names and pins that keep an array alive.
   struct Holds {
     int64_t names = 0;

@@ -153,6 +153,7 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor) {
   item.name = tensor.name;
   item.expected_version = tensor.expected_version;
   item.definition.replicas = header_.replicas;
+  item.wants_one_replica = header_.replicas == 1;
   if (header_.replicas == 0) {
     const bool has_name = !tensor.name.empty() && parts_.registry != nullptr;
     item.definition.replicas = has_name ? parts_.registry->ReplicasOf(tensor.name) : 1;

@@ -1,6 +1,7 @@
 // Finds operands, and checks that they lie on the current version of one mesh.
 #include "server/steps/step_operands.h"
 
+#include <string>
 #include <utility>
 #include <variant>
 
@@ -16,6 +17,13 @@
 
 namespace shardmesh::server {
 namespace {
+
+// Names the array of an operand for an error message: by the caller's name, if any, and by its id.
+std::string OperandLabel(const FoundOperand& operand) {
+  const std::string& id = operand.array->definition.descriptor.array_id;
+  return operand.name.empty() ? StrCat("array ", id)
+                              : StrCat("array \"", operand.name, "\" (", id, ")");
+}
 
 // Checks that a caller may choose this mesh for results. Arrays of callers on an auxiliary mesh
 // would keep the coordinator from deleting it.
@@ -130,10 +138,10 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
     const ArrayDescriptor& descriptor = array->definition.descriptor;
     return rpc::WithField(
         WithReason(absl::FailedPreconditionError(
-                       StrCat("array ", descriptor.array_id, " lies on the mesh \"", mesh_id,
-                              "\" as ", descriptor.mesh.ToString(), " of revision ",
-                              descriptor.mesh_revision, ", which is ", mesh.ToString(),
-                              " of revision ", definition->revision, " now; load it again")),
+                       StrCat(OperandLabel(operands[i]), " lies on the mesh \"", mesh_id, "\" as ",
+                              descriptor.mesh.ToString(), " of revision ", descriptor.mesh_revision,
+                              ", which is ", mesh.ToString(), " of revision ", definition->revision,
+                              " now; load it again")),
                    Reason::kMeshMismatch,
                    {{fact::kArray, descriptor.array_id},
                     {fact::kHave, descriptor.mesh.ToString()},
@@ -159,7 +167,7 @@ absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessi
     if (!operand.donate && !registry.HasName(array_id)) {
       return rpc::WithField(
           WithReason(absl::PermissionDeniedError(StrCat(
-                         "array \"", array_id, "\" is not kept by session \"", session_id,
+                         OperandLabel(operand), " is not kept by session \"", session_id,
                          "\", which may not donate it; begin a get of it in this session first, or "
                          "do not donate it")),
                      Reason::kNotOwner, {{fact::kKind, "array"}, {fact::kName, array_id}}),

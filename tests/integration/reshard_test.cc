@@ -303,10 +303,22 @@ TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
   EXPECT_THAT(result.err, HasSubstr("--cuts is about one array"));
   result = cluster_->Run({"reshard", "layer/w", "--to=-,tp"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  result = cluster_->Run({"reshard", "layer/w", "--to=dp,tp"});
+  for (const std::vector<std::string>& mistyped :
+       {std::vector<std::string>{"reshard", "layer/w", "--to=fdsp,tp"},
+        {"reshard", "layer/w", "--to=default:fdsp,tp"},
+        {"reshard", "layer/w", "--to=fdsp,tp", "--mesh=default"},
+        {"reshard", "--tree=layer/", "--to=fdsp,tp", "--plan-only"}}) {
+    result = cluster_->Run(mistyped);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("has no axis \"fdsp\"; did you mean \"fsdp\"? With --exact"));
+  }
+  result = cluster_->Run({"reshard", "layer/w", "--to=fdsp,tp", "--strict"});
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("AXIS_NOT_IN_MESH"));
+  result = cluster_->Run({"reshard", "layer/w", "--to=dp,tp", "--exact"});
   EXPECT_THAT(result.out, HasSubstr("corrected: dimension 0: 'dp' dropped"));
   EXPECT_THAT(result.out, HasSubstr("1 array lies so already\n"));
-  result = cluster_->Run({"reshard", "--tree=layer/", "--to=tp,dp", "--plan-only"});
+  result = cluster_->Run({"reshard", "--tree=layer/", "--to=tp,dp", "--plan-only", "--exact"});
   EXPECT_THAT(result.out, HasSubstr("The specs of 2 of 2 arrays were corrected to fit"));
   result = cluster_->Run({"reshard", "--tree=layer/", StrCat("--rules=", rules), "-ojson"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

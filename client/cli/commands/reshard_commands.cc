@@ -402,6 +402,30 @@ void PrintMove(const ReshardResult& result, bool plan_only, bool all) {
   std::cout << "\n";
 }
 
+// Returns a wrong-use error if --to has an axis that a mesh lacks on which an array would lie.
+absl::Status CheckAxesOfMove(MeshClient* client, const ReshardFlags& flags,
+                             const ReshardOptions& options) {
+  // With --strict the coordinator refuses the spec, and its error has the fixes.
+  if (!options.spec.has_value() || flags.strict || flags.exact.exact) return absl::OkStatus();
+  if (!options.mesh.empty()) {
+    return CheckAxesOfSpec(client, "--to", options.mesh, *options.spec, "--exact");
+  }
+  // Each array stays on its own mesh. Errors are those of the move, which explains them.
+  std::vector<Array> arrays;
+  if (flags.tree.has_value()) {
+    absl::StatusOr<std::vector<Array>> listed = client->arrays().ListArrays(*flags.tree);
+    if (listed.ok()) arrays = *std::move(listed);
+  } else if (absl::StatusOr<Array> array = client->arrays().DescribeArray(*flags.array);
+             array.ok()) {
+    arrays.push_back(*std::move(array));
+  }
+  for (const Array& array : arrays) {
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckAxesOfSpec("--to", *options.spec, array.descriptor.mesh, "--exact"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(ReshardOptions options, OptionsOf(flags));
   // Declared before the interruption, whose destructor may still use the client.
@@ -412,6 +436,7 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
                                 : "nothing was moved",
                             invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  SHARDMESH_RETURN_IF_ERROR(CheckAxesOfMove(client.get(), flags, options));
   if (!flags.cuts.cuts.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(*flags.array));
     SHARDMESH_ASSIGN_OR_RETURN(options.cut_points,
@@ -484,7 +509,7 @@ void AddReshardCommands(CommandLine* line) {
   reshard->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
   AddCutsOption(reshard, &flags->cuts);
   reshard->add_option("--as", flags->name, "name of the result (default: that of the array)")
-      ->check(RefuseIdAsName);
+      ->check(RefuseNameWithAt);
   reshard
       ->add_option("--if-version", flags->expected_version,
                    "move only if the name of the result is at this version")

@@ -343,6 +343,15 @@ TEST_F(ArrayRegistryTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
 }
 
+TEST_F(ArrayRegistryTest, LabelsArraysByNameAndId) {
+  const std::string named = Stage();
+  const std::string unnamed = Stage();
+  ASSERT_THAT(Put("w", named), IsOk());
+  EXPECT_EQ(registry_->LabelOf(named), StrCat("array \"w\" (", named, ")"));
+  EXPECT_EQ(registry_->LabelOf(unnamed), StrCat("array ", unnamed));
+  EXPECT_EQ(registry_->LabelOf("gone"), "array gone");
+}
+
 TEST_F(ArrayRegistryTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
   const std::string first = Stage();
   const std::string second = Stage();
@@ -1899,6 +1908,8 @@ TEST_F(ArrayRegistryTest, ACompanionIsHeldByItsArrayAndReleasedWithIt) {
   ASSERT_NE(registry_->FindTwin(id), nullptr);
   EXPECT_EQ(registry_->FindTwin(id)->definition.descriptor.array_id, companion);
   EXPECT_EQ(registry_->FindTwin(companion)->definition.descriptor.array_id, id);
+  EXPECT_EQ(registry_->LabelOf(companion),
+            StrCat("the second replica of ", registry_->LabelOf(id)));
   EXPECT_THAT(registry_->ListNameless("", 10).arrays, IsEmpty());
   EXPECT_EQ(registry_->CountArrays().available, 1);
   EXPECT_EQ(registry_->CountCompanions().available, 1);

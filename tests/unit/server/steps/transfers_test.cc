@@ -152,6 +152,17 @@ TEST_F(TransfersTest, APutThatEndedLongAgoIsNotListed) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
+TEST_F(TransfersTest, TheErrorOfAnUnknownTransferTellsARestartFromALongTime) {
+  clock_.Advance(absl::Seconds(42));
+  EXPECT_THAT(std::string(transfers_->Progress("of-before").status().message()),
+              ::testing::HasSubstr("the coordinator started 42s ago"));
+  EXPECT_THAT(std::string(CommitNow("of-before", "r").status().message()),
+              ::testing::HasSubstr("run the command again"));
+  clock_.Advance(Transfers::kRememberFor);
+  EXPECT_THAT(std::string(transfers_->Progress("of-before").status().message()),
+              ::testing::HasSubstr("it may have ended long ago"));
+}
+
 // A worker that is told to drop an array before it is told of its commit gives up its stream.
 TEST_F(TransfersTest, AnArrayIsPinnedUntilItsWorkersWereToldOfTheCommit) {
   const std::string transfer = Begin("w");
