@@ -48,6 +48,7 @@ inline constexpr Feature kFeatures[] = {
     {"replicas", {"shardmesh.v1.BeginPutHeader.replicas"}},
     {"reshards", {"shardmesh.v1.ArrayService.Reshard"}},
     {"saves", {"shardmesh.v1.SaveService.BeginSave", "shardmesh.v1.SaveService.WaitSave"}},
+    {"second_copies", {"shardmesh.v1.BeginGetRequest.accept_second_copy"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
     {"uneven_cuts",
@@ -79,9 +80,6 @@ inline constexpr Feature kFeatures[] = {
 // The feature in Hello.features of a worker that fills tiles itself: the orders CheckFiles and
 // FillTiles of attach_service.proto.
 inline constexpr std::string_view kFillFeature = "fill";
-
-// HeldTile.transfer_id of a staged result of a step is this prefix and the step's sequence number.
-inline constexpr std::string_view kStepTransferPrefix = "step-";
 
 // The feature in Hello.features of a worker that computes digests of its tiles: the order
 // DigestTiles of attach_service.proto.

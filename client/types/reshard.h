@@ -48,8 +48,9 @@ struct ReshardOptions {
   std::string name = {};
   // The state that the name of the result must have. Must be nullopt for a tree.
   Precondition precondition = std::nullopt;
-  // Releases each old array as soon as its new array is committed. If false, the
-  // session pins the old arrays until ArrayClient::ReleaseArrays, or until its end.
+  // Releases each old array as soon as its new array is committed. Pins of other sessions hold it
+  // as long as the coordinator runs. If false, the session pins the old arrays until
+  // ArrayClient::ReleaseArrays, or until its end.
   bool release_source = false;
   // Plans and checks, but moves nothing.
   bool validate_only = false;

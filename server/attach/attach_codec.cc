@@ -16,7 +16,6 @@
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
-#include "rpc/contract.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -256,7 +255,7 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
     tile.crc32c = held.crc32c();
     tile.committed = held.committed();
-    tile.of_step = !tile.committed && held.transfer_id().starts_with(rpc::kStepTransferPrefix);
+    tile.of_step = !tile.committed && held.of_step();
     tile.on_disk = held.durability() == v1::DURABILITY_DISK;
   }
   for (const size_t unknown : find_unknown(tiles)) {

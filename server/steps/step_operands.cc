@@ -4,7 +4,9 @@
 #include <utility>
 #include <variant>
 
+#include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
+#include "server/steps/replica_mesh.h"
 #include "server/steps/resize_mesh.h"
 #include "sharding/mesh_definition.h"
 #include "status/fact_keys.h"
@@ -13,6 +15,26 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
+namespace {
+
+// Checks that a caller may choose this mesh for results. Arrays of callers on an auxiliary mesh
+// would keep the coordinator from deleting it.
+absl::Status CheckNotAuxiliary(const std::string& mesh_id) {
+  if (const std::string_view owner = ReplicatedMeshOf(mesh_id); !owner.empty()) {
+    return rpc::BadField("mesh_id", StrCat("is \"", mesh_id,
+                                           "\", the auxiliary mesh for second replicas of arrays "
+                                           "on \"",
+                                           owner, "\"; name that mesh"));
+  }
+  if (const std::string_view owner = ResizedMeshOf(mesh_id); !owner.empty()) {
+    return rpc::BadField("mesh_id",
+                         StrCat("is \"", mesh_id, "\", the auxiliary mesh of a resize of \"", owner,
+                                "\", which is deleted at its end; name that mesh"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<FoundOperand> OperandFinder::FindOne(StepOperand operand) const {
   FoundOperand found;
@@ -84,6 +106,9 @@ absl::StatusOr<FoundOperands> OperandFinder::Find(StepOperands operands) const {
                                                       : operands.mesh_id;
   SHARDMESH_ASSIGN_OR_RETURN(const auto mesh,
                              sources_.definition_store->state().Find(DefinitionKind::kMesh, name));
+  if (first == nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(CheckNotAuxiliary(name));
+  }
   result.ranks_revision = RanksRevisionOf(*mesh);
   SHARDMESH_ASSIGN_OR_RETURN(result.target, FindTarget(name, result.operands));
   return result;

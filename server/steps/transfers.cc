@@ -281,7 +281,8 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
     } else {
       request.arrays.push_back({.array_id = item.definition.descriptor.array_id,
                                 .durability = Durability::kDisk,
-                                .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())});
+                                .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size()),
+                                .epoch = outcome.epoch});
     }
     if (!item.name.empty()) {
       request.moves.push_back({.name = item.name,
@@ -292,6 +293,7 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
       const std::vector<NameMove> others = item.other_moves(item.definition.descriptor.array_id);
       request.moves.insert(request.moves.end(), others.begin(), others.end());
     }
+    if (!item.superseded.empty()) request.superseded.push_back(item.superseded);
   }
   std::map<std::string_view, ArrayCommit*> by_id;
   for (ArrayCommit& commit : request.arrays) {

@@ -37,6 +37,7 @@ struct PutItem {
   std::string name;
   std::optional<int64_t> expected_version;  // expected version of the name; see NameMove
   OtherMoves other_moves = nullptr;         // null: none
+  std::string superseded = {};              // an id for CommitRequest::superseded; empty: none
   // An array that has the elements already; null: there is none.
   std::shared_ptr<const PinnedArray> reused = nullptr;
   int64_t moved_bytes = 0;  // bytes that workers send to one another to copy from `reused`

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -96,6 +97,60 @@ TEST_F(ReplicaTest, TilesOfALostWorkerComeBackWithoutTheFile) {
     EXPECT_EQ(BytesOf("w"), bytes);
   }
   EXPECT_THAT(cluster_->Run({"array", "describe", "w"}).out, HasSubstr("replicas    2 of 2"));
+}
+
+// The worker is not started again, so nothing can repair its tiles. With data on disk, reads would
+// otherwise wait for the worker.
+TEST_F(ReplicaTest, ReadsGoOnFromTheSecondCopyWhileAWorkerIsLost) {
+  for (const bool is_durable : {false, true}) {
+    SCOPED_TRACE(is_durable);
+    ASSERT_NO_FATAL_FAILURE(
+        StartCluster({.durable = is_durable, .coordinator_flags = {}, .worker_flags = {}}));
+    ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
+    ASSERT_EQ(Put("once", {"--spec=fsdp,tp"}, "64,32").exit_code, 0);
+    const std::string bytes = BytesOf("w");
+    ASSERT_EQ(bytes.size(), 64u * 64 * 4);
+    const client::CallOptions soon{.timeout = absl::Seconds(20)};
+    const auto read = [&]() -> std::string {
+      const auto gathered = arrays().Gather(ArraySelector::ByName("w"), nullptr, soon);
+      if (!gathered.ok()) return std::string(gathered.status().message());
+      EXPECT_EQ(gathered->array().descriptor.mesh_id, "default");
+      return {gathered->view().bytes().begin(), gathered->view().bytes().end()};
+    };
+
+    ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
+    EXPECT_EQ(read(), bytes) << "perhaps before the coordinator has noticed the loss";
+    ASSERT_TRUE(Becomes("w", 0)) << cluster_->Run({"ls"}).out;
+    EXPECT_EQ(read(), bytes);
+    EXPECT_EQ(Complete("w"), 0) << "it is still degraded";
+    // One slice lies within each tile, and the last one in all four.
+    for (const char* slice : {"5:6,7:8", "5:6,40:41", "50:51,7:8", "50:51,40:41", "31:33,31:33"}) {
+      const CommandResult got =
+          cluster_->Run({"get", "w", "--out", files_ + "/part.npy", "--slice", slice});
+      EXPECT_EQ(got.exit_code, 0) << slice << got.err;
+    }
+    const CommandResult whole = cluster_->Run({"get", "w", "--out", files_ + "/w.npy"});
+    ASSERT_EQ(whole.exit_code, 0) << whole.err;
+    std::ifstream file(files_ + "/w.npy", std::ios::binary);
+    const std::string npy((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_TRUE(npy.size() > bytes.size() && npy.substr(npy.size() - bytes.size()) == bytes);
+    const std::vector<client::FileTensor> tensors = {
+        {.name = "w", .array = ArraySelector::ByName("w")}};
+    EXPECT_THAT(arrays().GatherToSafetensors(tensors, files_ + "/w.safetensors", nullptr, soon),
+                IsOk());
+    const absl::Status once =
+        arrays()
+            .Gather(ArraySelector::ByName("once"), nullptr, {.timeout = absl::Seconds(2)})
+            .status();
+    EXPECT_FALSE(once.ok()) << "it has no second copy";
+
+    // The worker that is left has at most two of the four tiles.
+    ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+    ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
+    EXPECT_FALSE(
+        arrays().Gather(ArraySelector::ByName("w"), nullptr, {.timeout = absl::Seconds(2)}).ok());
+    cluster_.reset();
+  }
 }
 
 TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) {

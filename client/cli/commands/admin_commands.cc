@@ -84,10 +84,11 @@ void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_vie
 }
 
 void PrintUnnamed(const std::vector<UnnamedArray>& arrays) {
-  std::cout << FormatCount(static_cast<int64_t>(arrays.size()), "array")
-            << " without a name, which a worker brought after the coordinator's start and the "
-               "registry\ndoes not know. `shardmesh admin quarantine restore ARRAY --as NAME` "
-               "gives one a name; others go\ninto quarantine when they are held no longer.\n\n";
+  std::cout
+      << FormatCount(static_cast<int64_t>(arrays.size()), "array")
+      << " without a name, which the coordinator found after its start. `shardmesh admin\n"
+         "quarantine restore ARRAY --as NAME` gives one a name; others are released or go into "
+         "quarantine\nwhen they are held no longer.\n\n";
   Table table({{"array"},
                {"what"},
                {"size", Table::Align::kRight},

@@ -163,6 +163,13 @@ class ReshardRunnerTest : public StepCluster {
   std::string IdOfName(const std::string& name) {
     return registry_->FindName(name).value_or(NameEntry{}).array_id;
   }
+  // Returns the keys of the records of released arrays.
+  std::vector<std::string> StoredReleases() {
+    std::vector<std::string> keys;
+    const absl::StatusOr<KeyValues> stored = store_->List("released/");
+    for (const KeyValue& item : stored->items) keys.push_back(item.key);
+    return keys;
+  }
   bool IsHere(const std::string& array_id) { return registry_->FindArray(array_id).ok(); }
   PartitionSpec SpecOf(const std::string& name) {
     return (*registry_->FindArray(IdOfName(name)))->definition.descriptor.spec;
@@ -213,6 +220,7 @@ TEST_F(ReshardRunnerTest, ANameMovesToTheNewArray) {
   // The session keeps the old array, and nothing else.
   EXPECT_TRUE(IsHere(old_id));
   EXPECT_EQ(PinnedBySession(), 1);
+  EXPECT_THAT(StoredReleases(), IsEmpty());
   UnpinForSession(*registry_, sessions_, session_, {old_id});
   EXPECT_FALSE(IsHere(old_id));
   EXPECT_TRUE(IsHere(moved.descriptor.array_id));
@@ -365,7 +373,7 @@ TEST_F(ReshardRunnerTest, AResultWithAnotherNameLeavesTheOldNameUnlessReleased) 
   EXPECT_FALSE(IsHere(old_id));
 }
 
-TEST_F(ReshardRunnerTest, TheNewNameAndTheLossOfTheOldOneAreOneCommit) {
+TEST_F(ReshardRunnerTest, TheNewNameTheLossOfTheOldOneAndTheReleaseAreOneCommit) {
   for (const Durability durability : {Durability::kMemory, Durability::kDisk}) {
     const bool is_step = durability == Durability::kMemory;
     const std::string old_id = AddArray(Descriptor(), "w", durability);
@@ -386,21 +394,52 @@ TEST_F(ReshardRunnerTest, TheNewNameAndTheLossOfTheOldOneAreOneCommit) {
     EXPECT_EQ(registry_->VersionOf("w"), 0);
     EXPECT_FALSE(IsHere(old_id));
     absl::Mutex mutex;
-    std::vector<std::set<std::string>> commits;  // the names that each changed
-    const auto watch =
-        store_->Watch({"name/"}, before + 1, [&](const std::vector<WatchEvent>& events) {
-          absl::MutexLock lock(&mutex);
-          std::set<std::string>& keys = commits.emplace_back();
-          for (const WatchEvent& event : events) keys.insert(event.key);
-        });
+    std::vector<std::set<std::string>> commits;  // the names and releases that each changed
+    const auto watch = store_->Watch({"name/", "released/"}, before + 1,
+                                     [&](const std::vector<WatchEvent>& events) {
+                                       absl::MutexLock lock(&mutex);
+                                       std::set<std::string>& keys = commits.emplace_back();
+                                       for (const WatchEvent& event : events)
+                                         keys.insert(event.key);
+                                     });
     ASSERT_THAT(watch.status(), IsOk());
     ASSERT_TRUE(test::Eventually([&] {
       absl::MutexLock lock(&mutex);
       return !commits.empty();
     }));
     absl::MutexLock lock(&mutex);
-    EXPECT_THAT(commits, ElementsAre(UnorderedElementsAre("name/w", StrCat("name/", call.name))));
+    EXPECT_THAT(commits, ElementsAre(UnorderedElementsAre("name/w", StrCat("name/", call.name),
+                                                          StrCat("released/", old_id))));
   }
+}
+
+TEST_F(ReshardRunnerTest, ATreeRecordsTheReleaseOfEachArrayThatHasNoOtherName) {
+  const std::string first_id = AddArray(Descriptor(), "t/a");
+  const std::string second_id = AddArray(Descriptor(), "t/b");
+  CommitRequest commit;
+  commit.moves.push_back({.name = "alias", .array_id = second_id, .expected_version = {}});
+  absl::Notification named;
+  registry_->Commit(std::move(commit), [&](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+    named.Notify();
+  });
+  named.WaitForNotification();
+  ASSERT_THAT(registry_->Pin(first_id), IsOk());
+  ReshardCall call = CallOfTree("t/", kWhole);
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  EXPECT_THAT(StoredReleases(), IsEmpty());
+  FinishStep();
+  ASSERT_TRUE(AwaitSteps(2));
+  EXPECT_THAT(StoredReleases(), ElementsAre(StrCat("released/", first_id)));
+  EXPECT_TRUE(IsHere(first_id)) << "a reader pins it";
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_THAT(StoredReleases(), ElementsAre(StrCat("released/", first_id)));
+  EXPECT_EQ(IdOfName("alias"), second_id);
+  registry_->Unpin(first_id);
+  EXPECT_FALSE(IsHere(first_id));
 }
 
 TEST_F(ReshardRunnerTest, ANameThatLeftTheOldArrayMeanwhileStaysWhereItIs) {
