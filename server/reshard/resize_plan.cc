@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "rpc/codec/field_check.h"
+#include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
+#include "server/resolve/cut_weights.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/state/array_selection.h"
 #include "server/steps/committed_bytes.h"
@@ -190,22 +192,13 @@ class Planning {
 
   absl::Status WeighWorkers() {
     ResizeLayouts& layouts = plan_.layouts;
-    switch (call_.uneven) {
-      case UnevenCuts::kEqualOnly:
-      case UnevenCuts::kCeilChunks:
-        return absl::OkStatus();
-      case UnevenCuts::kByWeights:
-        layouts.weights = call_.weights;
-        return rpc::WithField(CheckWeights(layouts.weights, layouts.mesh.size()), "weights");
-      case UnevenCuts::kByMemory:
-      case UnevenCuts::kBySpeed:
-        break;
-    }
-    for (const std::string& identity : plan_.workers) {
-      const WorkerStatus* const worker = view_->FindWorker(identity);
-      layouts.weights.push_back(worker == nullptr ? 0 : WeightOf(call_.uneven, worker->info));
-    }
-    return rpc::WithField(CheckWeights(layouts.weights, layouts.mesh.size()), "uneven");
+    SHARDMESH_ASSIGN_OR_RETURN(layouts.weights, ChooseWeights({.rule = call_.uneven,
+                                                               .weights = call_.weights,
+                                                               .mesh = &layouts.mesh,
+                                                               .mesh_id = call_.mesh_id,
+                                                               .workers = plan_.workers},
+                                                              *view_));
+    return absl::OkStatus();
   }
 
   absl::Status AddNamed() {
@@ -492,22 +485,22 @@ absl::Status CheckResize(const PlannedResize& plan) {
     });
     return status;
   }
-  const auto short_of = std::find_if(plan.ranks.begin(), plan.ranks.end(), [](const auto& rank) {
-    return rank.need_bytes > rank.have_bytes;
-  });
-  if (short_of == plan.ranks.end()) return absl::OkStatus();
-  const int64_t rank = short_of - plan.ranks.begin();
-  return WithReason(
-      absl::ResourceExhaustedError(StrCat(
-          what, ": a worker has too little memory\n  rank ", rank, " (worker \"",
-          short_of->identity, "\") has ", short_of->have_bytes, " of ", short_of->capacity_bytes,
-          " bytes left, and the resize needs ", short_of->need_bytes,
-          " there\nRelease arrays, start workers with more --memory, or choose more ranks")),
-      Reason::kMemoryLimit,
-      {{fact::kHave, short_of->have_bytes},
-       {fact::kNeed, short_of->need_bytes},
-       {fact::kRank, rank},
-       {fact::kIdentity, short_of->identity}});
+  std::vector<ReshardMemoryNeed> memory;
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    const ResizeRank& each = plan.ranks[rank];
+    memory.push_back({.mesh_id = plan.definition->name,
+                      .rank = static_cast<int64_t>(rank),
+                      .identity = each.identity,
+                      .have_bytes = each.have_bytes,
+                      .capacity_bytes = each.capacity_bytes,
+                      .need_bytes = each.need_bytes});
+  }
+  const std::vector<ReshardMemoryNeed> short_ranks = ShortRanks(memory);
+  if (short_ranks.empty()) return absl::OkStatus();
+  return TooLittleMemory(short_ranks, StrCat("the resize to ", plan.layouts.mesh.ToString()),
+                         "--validate-only",
+                         StrCat("release arrays, choose more ranks, or start these workers with ",
+                                MemoryFlagFor(short_ranks), " or more"));
 }
 
 }  // namespace shardmesh::server

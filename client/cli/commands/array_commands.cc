@@ -1237,10 +1237,6 @@ absl::Status RunRm(const Invocation& invocation, const RmFlags& flags) {
   return absl::OkStatus();
 }
 
-constexpr char kUnevenRules[] =
-    "ceil (parts of ceil(extent/parts)), memory or speed (in proportion to the workers'), equal "
-    "(drop such axes)";
-
 void AddLoad(CommandLine* line, CLI::App* parent) {
   auto flags = std::make_shared<LoadFlags>();
   CLI::App* const load = line->AddCommand(

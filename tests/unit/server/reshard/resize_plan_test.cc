@@ -11,6 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "server/reshard/worker_loads.h"
 #include "server/steps/resize_mesh.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -187,6 +189,30 @@ TEST(ResizePlanTest, PartialSumsAreRefused) {
   const ArrayDefinition array = ArrayOf({8, 4}, PartitionSpec({SpecEntry(), SpecEntry()}, {"dp"}));
   EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("dp=2")}, array),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidSpec));
+}
+
+TEST(ResizePlanTest, EachRankThatIsShortOfMemoryIsNamed) {
+  PlannedResize plan;
+  auto definition = std::make_shared<Definition>();
+  definition->name = "train";
+  plan.definition = definition;
+  plan.layouts.mesh = *Mesh::Parse("dp=3");
+  for (const char* identity : {"a", "b", "c"}) {
+    plan.ranks.push_back({.identity = identity,
+                          .have_bytes = 10,
+                          .capacity_bytes = 1 << 20,
+                          .need_bytes = identity[0] == 'a' ? 10 : 11});
+  }
+  const absl::Status refused = CheckResize(plan);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(refused.message(),
+            "rank 1 of the mesh \"train\" (worker \"b\") has 10 of 1048576 bytes left, and the "
+            "resize to dp=3 needs 11 there; rank 2 of the mesh \"train\" (worker \"c\") has 10 of "
+            "1048576 bytes left, and the resize to dp=3 needs 11 there; nothing was moved; release "
+            "arrays, choose more ranks, or start these workers with --memory 2MiB or more");
+  EXPECT_EQ(FactOf(refused, fact::kRank), "1,2");
+  plan.ranks.resize(1);
+  EXPECT_THAT(CheckResize(plan), IsOk());
 }
 
 TEST(WorkerLoadsTest, ThePeakIsTheMostBytesAtOneTime) {
