@@ -420,6 +420,7 @@ absl::Status RandomClient::TakeMoved(const v1::ReshardRequest& request,
     copy.bytes_known = source->bytes_known && source->spec.unreduced_axes().empty();
     copy.spec = array.spec();
     copy.mesh_id = mesh;
+    copy.replicas = source->replicas;
     if (!request.release_source()) source->pins.insert(slot);
     if (wanted_name.empty()) copy.pins.insert(slot);
     arrays_[array.array_id()] = std::move(copy);
