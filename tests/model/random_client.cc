@@ -1335,9 +1335,10 @@ absl::Status RandomClient::BeginGet(Dice& dice) {
 
 bool RandomClient::HasWish(const v1::Array& array, int64_t replicas) {
   if (replicas < 2) return !array.has_replicas();
-  // The array itself is complete if no worker is missing.
+  // An array that is available is complete itself.
+  const int32_t least = array.state() == v1::ARRAY_STATE_AVAILABLE ? 1 : 0;
   const int32_t complete = array.replicas().complete();
-  return array.replicas().wanted() == replicas && complete >= 1 && complete <= replicas;
+  return array.replicas().wanted() == replicas && complete >= least && complete <= replicas;
 }
 
 absl::Status RandomClient::AwaitReplicas(const std::string& array_id) const {
