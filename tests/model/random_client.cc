@@ -1240,6 +1240,7 @@ absl::Status RandomClient::ReadAndCompare(const std::string& array_id, int slot,
   v1::BeginGetResponse response;
   request.set_session_id(session);
   request.mutable_array()->set_array_id(array_id);
+  request.set_accept_second_copy(dice.OneIn(2));
   const absl::Status status = coordinator_.Call("ArrayService.BeginGet", request, &response);
   Held* const held = FindHeld(array_id);
   SHARDMESH_RETURN_IF_ERROR(Want(status.ok() == (held != nullptr), "BeginGet", request, status,

@@ -191,6 +191,7 @@ absl::Status RandomClient::ReadSlice(Dice& dice) {
     }
   }
   rpc::Encode(part, request.mutable_slice());
+  request.set_accept_second_copy(dice.OneIn(2));
   const absl::Status status = coordinator_.Call("ArrayService.BeginGet", request, &response);
   if (is_bad) return Want(IsRefusal(status), "BeginGet of a slice", request, status, "a refusal");
   int64_t elements = 0;

@@ -27,6 +27,7 @@ constexpr absl::Duration kReplicaCallTimeout = absl::Seconds(20);
 constexpr absl::Duration kReplicaPoll = absl::Milliseconds(50);
 // Time after a kill in which calls may still fail.
 constexpr absl::Duration kSettledWithin = absl::Seconds(20);
+constexpr absl::Duration kNoticedWithin = absl::Seconds(5);
 // Time for repairs and copies. One that failed begins again after five seconds, then after ten.
 constexpr absl::Duration kTwiceWithin = absl::Seconds(30);
 // The coordinator looks for auxiliary meshes that nothing needs every ten seconds.
@@ -301,6 +302,7 @@ absl::StatusOr<std::string> ReplicaClient::Read(const std::string& name) {
   v1::BeginGetResponse response;
   SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
   request.mutable_array()->set_name(name);
+  request.set_accept_second_copy(true);
   SHARDMESH_RETURN_IF_ERROR(
       coordinator_.Call("ArrayService.BeginGet", request, &response, kReplicaCallTimeout));
   absl::StatusOr<std::string> bytes = FetchTiles(response, kReplicaCallTimeout);
@@ -340,6 +342,24 @@ absl::Status ReplicaClient::PrepareForLoss() {
   for (auto& [name, each] : names_) {
     const v1::Array& array = arrays.at(name);
     each.must_survive = array.replicas().wanted() == 2 && array.replicas().complete() == 2;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReplicaClient::VerifyDuringLoss() {
+  // The coordinator may take a moment to notice that the worker is gone.
+  const absl::Time deadline = absl::Now() + kNoticedWithin;
+  for (const auto& [name, each] : names_) {
+    if (!each.must_survive) continue;
+    absl::StatusOr<std::string> bytes = Read(name);
+    while (!bytes.ok() && absl::Now() < deadline) {
+      absl::SleepFor(kReplicaPoll);
+      bytes = Read(name);
+    }
+    if (!bytes.ok() || !HasBytes(each.content, *bytes)) {
+      return Violation(StrCat("while a worker is gone, ", name, " with two replicas ",
+                              bytes.ok() ? "has other bytes" : bytes.status().ToString()));
+    }
   }
   return absl::OkStatus();
 }

@@ -37,6 +37,9 @@ class ReplicaClient {
 
   // Remembers which arrays have two complete replicas, and so must survive the loss of one worker.
   absl::Status PrepareForLoss();
+  // Call it while one worker is gone, and the coordinator is there. Checks that the arrays that
+  // must survive can be read.
+  absl::Status VerifyDuringLoss();
   // Call it when a worker has lost its tiles and all workers are ready. Checks that the arrays that
   // must survive get both replicas again, with the model's bytes. Any other array has these bytes,
   // or is lost; the names of lost arrays are deleted.

@@ -19,8 +19,9 @@ constexpr absl::Duration kAllReadyWithin = absl::Seconds(60);
 constexpr absl::Duration kLossIsNoticed = absl::Milliseconds(100);
 constexpr int64_t kLongKills = 300;
 
-// Kills a worker, which loses its tiles, and sometimes the coordinator too. `*what` says which.
-absl::Status LoseAWorker(Cluster& cluster, Dice& dice, std::string* what) {
+// Kills a worker, which loses its tiles, and sometimes the coordinator too. `*what` says which. If
+// only the worker is gone, the client reads meanwhile.
+absl::Status LoseAWorker(Cluster& cluster, ReplicaClient& client, Dice& dice, std::string* what) {
   std::vector<int> victims = {1 + static_cast<int>(dice.Below(cluster.size() - 1))};
   if (dice.OneIn(4)) victims.push_back(0);
   *what = "kill -9 of";
@@ -29,6 +30,7 @@ absl::Status LoseAWorker(Cluster& cluster, Dice& dice, std::string* what) {
     SHARDMESH_RETURN_IF_ERROR(cluster.Kill(victim));
   }
   absl::SleepFor(kLossIsNoticed);
+  if (victims.size() == 1) SHARDMESH_RETURN_IF_ERROR(client.VerifyDuringLoss());
   for (const int victim : victims) SHARDMESH_RETURN_IF_ERROR(cluster.Restart(victim));
   return cluster.WaitUntilReady(kAllReadyWithin).status();
 }
@@ -40,7 +42,7 @@ absl::Status Round(Cluster& cluster, ReplicaClient& client, Dice& dice, std::str
   // A worker that ends during copies takes along only arrays that are not yet there twice.
   if (!dice.OneIn(4)) SHARDMESH_RETURN_IF_ERROR(client.AwaitReplicas());
   SHARDMESH_RETURN_IF_ERROR(client.PrepareForLoss());
-  SHARDMESH_RETURN_IF_ERROR(LoseAWorker(cluster, dice, what));
+  SHARDMESH_RETURN_IF_ERROR(LoseAWorker(cluster, client, dice, what));
   return client.VerifyAfterLoss();
 }
 

@@ -331,6 +331,7 @@ absl::StatusOr<std::string> VerbClient::ReadName(const std::string& name) {
   v1::BeginGetResponse response;
   SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
   request.mutable_array()->set_name(name);
+  request.set_accept_second_copy(true);
   SHARDMESH_RETURN_IF_ERROR(
       coordinator_.Call("ArrayService.BeginGet", request, &response, kVerbCallTimeout));
   absl::StatusOr<std::string> bytes = FetchTiles(response, kVerbCallTimeout);
