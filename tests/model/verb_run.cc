@@ -61,6 +61,7 @@ struct Phase {
 std::vector<Phase> AllPhases() {
   std::vector<Phase> phases = {
       {Verb::kPut, "begins", kCoordinator, "transfer.begin"},
+      {Verb::kPut, "a tile begins", kFirstWorker, "put.open"},
       {Verb::kPut, "bytes move", kFirstWorker, "put.append", 2},
       {Verb::kPut, "the bytes have come", kFirstWorker, "put.finish"},
       {Verb::kPut, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
@@ -84,6 +85,7 @@ std::vector<Phase> AllPhases() {
       {Verb::kReshardStep, "begins", kFirstWorker, "step.fetch_operands", 2},
       {Verb::kReshardStep, "the bytes have come", kFirstWorker, "step.stage_outputs", 2},
       {Verb::kReshardStep, "some tiles are there", kCoordinator, "attach.step_report", 4},
+      {Verb::kReshardStep, "before the workers are told", kCoordinator, "sequencer.decide", 2},
       {Verb::kReshardStep, "after its commit", kFirstWorker, "link.end_step", 2},
       // The client sends four tiles first.
       {Verb::kReplicate, "the first copy begins", kCoordinator, "replicas.begin_transfer"},
@@ -115,11 +117,15 @@ std::vector<Phase> AllPhases() {
       {Verb::kResize, "all arrays are back", kCoordinator, "resize.arrays_returned"},
   };
   for (const Verb verb : {Verb::kPut, Verb::kLoad, Verb::kReshardDisk, Verb::kReshardMesh}) {
+    phases.push_back({verb, "a tile is complete", kFirstWorker, "tiles.finish"});
+    phases.push_back({verb, "its commit is asked for", kCoordinator, "sequencer.commit_transfer"});
     phases.push_back({verb, "before its commit", kCoordinator, "transfer.commit_to_registry"});
     phases.push_back({verb, "while it is written", kCoordinator, "registry.write"});
     phases.push_back({verb, "after its commit", kCoordinator, "registry.apply"});
+    phases.push_back({verb, "before the workers are told", kCoordinator, "sequencer.decide"});
     phases.push_back({verb, "before its answer", kCoordinator, "transfer.end"});
     phases.push_back({verb, "the commit reaches a worker", kFirstWorker, "link.end_transfer"});
+    phases.push_back({verb, "a worker commits its tiles", kFirstWorker, "tiles.commit"});
   }
   for (const Verb verb : {Verb::kSave, Verb::kOverwrite}) {
     phases.push_back({verb, "begins", kFirstWorker, "save.open"});
@@ -127,7 +133,10 @@ std::vector<Phase> AllPhases() {
     phases.push_back({verb, "files are made", kFirstWorker, "save.make"});
     phases.push_back({verb, "tiles are written", kFirstWorker + 1, "save.tiles"});
     phases.push_back({verb, "bytes move", kFirstWorker, "save.write", 2});
+    phases.push_back({verb, "the folder is open", kCoordinator, "attach.save_answer"});
+    phases.push_back({verb, "the files are there", kCoordinator, "attach.save_answer", 4});
     phases.push_back({verb, "some tiles are there", kCoordinator, "attach.save_answer", 5});
+    phases.push_back({verb, "most is written", kCoordinator, "attach.save_answer", 8});
     phases.push_back({verb, "it is published", kFirstWorker, "save.publish"});
     phases.push_back({verb, "some files are moved", kFirstWorker, "save.move", 2});
     phases.push_back({verb, "before its marker", kFirstWorker, "save.marker"});
