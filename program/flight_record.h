@@ -36,6 +36,8 @@ struct FlightRecord {
   // The peer for whose data the instruction waits. After a failure: the last peer for whose data
   // the instruction waited.
   std::optional<DeviceId> waits_for = {};
+  // While a change of layout by regions runs: bytes of regions that other ranks have sent so far.
+  int64_t received_bytes = 0;
 
   bool is_running() const { return ended == absl::InfiniteFuture(); }
 };

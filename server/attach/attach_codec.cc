@@ -284,8 +284,12 @@ absl::StatusOr<FlightLog::Heartbeat> DecodeFlight(const internal::v1::Heartbeat&
   if (from.has_send_time()) {
     SHARDMESH_ASSIGN_OR_RETURN(heartbeat.sent, rpc::Decode(from.send_time()));
   }
-  for (const v1::StepProgress& running : from.progress()) {
-    SHARDMESH_ASSIGN_OR_RETURN(heartbeat.progress.emplace_back(), rpc::Decode(running));
+  for (int i = 0; i < from.progress_size(); ++i) {
+    StepProgress& running = heartbeat.progress.emplace_back();
+    SHARDMESH_ASSIGN_OR_RETURN(running, rpc::Decode(from.progress(i)));
+    if (running.instruction.has_value() && i < from.received_bytes_size()) {
+      running.instruction->received_bytes = std::max<int64_t>(0, from.received_bytes(i));
+    }
   }
   for (const v1::FlightRecord& record : from.records()) {
     SHARDMESH_ASSIGN_OR_RETURN(heartbeat.records.emplace_back(), rpc::Decode(record));

@@ -434,6 +434,10 @@ absl::Status WorkerSession::TakeHeartbeat(uint64_t attachment,
                                DecodeLinks(heartbeat, now - flight.sent));
     options.link_table->Reported(hello_.identity, hello_.incarnation, std::move(links));
   }
+  for (const StepProgress& running : flight.progress) {
+    if (!running.instruction.has_value() || running.instruction->received_bytes == 0) continue;
+    sequencer_->StepReceived(running.step, identity(), running.instruction->received_bytes);
+  }
   options.flight_log->Heard(hello_.identity, hello_.incarnation, std::move(flight), now);
   return absl::OkStatus();
 }

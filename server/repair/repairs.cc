@@ -8,6 +8,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "process/cpu_time.h"
+#include "process/failpoint.h"
 #include "process/log.h"
 #include "process/random_bytes.h"
 #include "server/repair/early_cancel.h"
@@ -310,6 +311,7 @@ void Repairs::Begin(const Chosen& chosen) {
         if (taken.ok()) taken = Take(*array, chosen, outcome);
         std::move(decided)(std::move(taken));
       }};
+  SHARDMESH_PASSES("repairs.begin_transfer");
   const absl::Status begun = parts_.sequencer->BeginTransfer(
       std::move(request), [this, key = chosen.key, transfer_id, title = source->title,
                            is_pinned](const WorkOutcome& outcome) {
@@ -448,6 +450,7 @@ absl::Status Repairs::Take(const Array& array, const Chosen& chosen,
   restored.meshes.emplace(
       descriptor.mesh_id,
       InventoryMesh{.mesh = &descriptor.mesh, .rank = rank, .identities = ranks->identities});
+  SHARDMESH_PASSES("repairs.commit");
   const InventoryVerdict verdict = parts_.registry->TakeRestored(restored);
   const bool is_taken = verdict.drop.empty() && verdict.quarantine.empty();
   return is_taken ? absl::OkStatus() : absl::AbortedError("the array was released meanwhile");

@@ -473,6 +473,7 @@ void Replicas::Commit(const ArrayPtr& array, const std::string& companion_id,
          {fact::kNeed, need},
          {fact::kArray, array->definition.descriptor.array_id}}));
   }
+  SHARDMESH_PASSES("replicas.commit");
   CommitRequest request;
   request.arrays.push_back(std::move(commit));
   parts_.registry->Commit(

@@ -84,6 +84,20 @@ std::string SourceTitleOf(const ReshardItem& item) {
   return name.empty() ? StrCat("array ", SourceIdOf(item)) : PythonRepr(name);
 }
 
+// Returns the bytes of the new array that count as done once the workers have received `received`
+// bytes. Never more than all.
+int64_t EstimateDone(const ReshardItem& item, int64_t received) {
+  if (item.moved_bytes <= 0) return 0;
+  const double part = static_cast<double>(std::min(received, item.moved_bytes)) /
+                      static_cast<double>(item.moved_bytes);
+  const double done = part * static_cast<double>(item.total_bytes);
+  return done < static_cast<double>(item.total_bytes) ? static_cast<int64_t>(done)
+                                                      : item.total_bytes;
+}
+
+// The name of the progress of an array that moves as a step. See OperationTable::SetPart.
+std::string StepPart(size_t index) { return StrCat("step ", index); }
+
 // Returns the answer to a call about one named array, as the store keeps it: one line each for the
 // figures, and the name at the end, which has no line breaks.
 std::string EncodeAnswer(const ReshardOutline& outline, const ReshardedArray& array) {
@@ -382,11 +396,12 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
         transfer = std::move(found->second);
         transfers_.erase(found);
       }
+      const std::string part = received_.erase(index) > 0 ? StepPart(index) : std::move(transfer);
       status_.Update(status);
       if (status.ok()) {
-        Record(plan_.items[index], std::move(result), revision, transfer);
+        Record(plan_.items[index], std::move(result), revision, part);
       } else {
-        parts_.operations->Add(plan_.outline.operation_id, 0, 0, transfer);
+        parts_.operations->Add(plan_.outline.operation_id, 0, 0, part);
       }
     }
     runner_->moves_.Run(call_.caller.name, [self = shared_from_this()] { self->Pump(); });
@@ -435,6 +450,22 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     };
   }
 
+  // Records how many bytes a worker has received so far for the step that moves the array.
+  void Received(size_t index, std::string_view identity, int64_t bytes) {
+    absl::MutexLock lock(&mutex_);
+    const auto step = received_.find(index);
+    if (step == received_.end()) return;  // it has ended
+    int64_t& of_worker = step->second[std::string(identity)];
+    of_worker = std::max(of_worker, bytes);
+    int64_t sum = 0;
+    for (const auto& [worker, each] : step->second) {
+      if (__builtin_add_overflow(sum, each, &sum)) return;
+    }
+    // Under the lock, so that no part comes after the Add for the whole array.
+    parts_.operations->SetPart(plan_.outline.operation_id, StepPart(index),
+                               EstimateDone(plan_.items[index], sum));
+  }
+
   // Moves the array on its own mesh. The new array is in memory only.
   void Step(size_t index) {
     const ReshardItem& item = plan_.items[index];
@@ -455,6 +486,14 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     step.outputs.definitions = {item.target};
     step.outputs.other_moves = OtherMovesOf(index);
     if (call_.release_source) step.outputs.superseded = {SourceIdOf(item)};
+    // The sequencer keeps this callback, and must not be the one that destroys the call.
+    step.received = [call = weak_from_this(), index](std::string_view identity, int64_t bytes) {
+      if (const auto self = call.lock(); self != nullptr) self->Received(index, identity, bytes);
+    };
+    {
+      absl::MutexLock lock(&mutex_);
+      received_[index];
+    }
     const std::optional<Sequencer::StepTicket> ticket = parts_.steps->Run(
         std::move(step), [self = shared_from_this(), index](const StepAnswer& answer) {
           if (!answer.ok()) {
@@ -624,6 +663,8 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
   size_t running_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<size_t, Sequencer::StepTicket> steps_ ABSL_GUARDED_BY(mutex_);  // by item
   std::map<size_t, std::string> transfers_ ABSL_GUARDED_BY(mutex_);        // by item
+  // By item that moves as a step, and by worker: bytes that other workers have sent.
+  std::map<size_t, std::map<std::string, int64_t>> received_ ABSL_GUARDED_BY(mutex_);
   std::vector<ReshardedArray> moved_ ABSL_GUARDED_BY(mutex_);
   int64_t done_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   Revision revision_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -74,7 +74,10 @@ struct ReshardEvents {
 // that has ended with the coordinator. A call about a tree needs no answer: a repetition skips what
 // has moved.
 //
-// A call that moves arrays is an operation of OperationTable. Its pieces of work are arrays.
+// A call that moves arrays is an operation of OperationTable. Its pieces of work are arrays. Within
+// an array that moves as a step, progress is an estimate: the part of its bytes by which the
+// workers have received what the plan lets them receive, by their heartbeats. It counts as complete
+// with its commit, and nothing counts of an array of which the workers receive nothing.
 //
 // Thread-safe. All calls must have ended before the sequencer or the runner is destroyed.
 class ReshardRunner {

@@ -105,11 +105,13 @@ class ResizeRunner::Run {
   absl::Status Forward() {
     if (!plan_.has_shape) {
       SHARDMESH_RETURN_IF_ERROR(Define());
+      SHARDMESH_PASSES("resize.mesh_defined");
       SHARDMESH_RETURN_IF_ERROR(AwaitReady(plan_.auxiliary_id));
       SHARDMESH_RETURN_IF_ERROR(Empty(call_.mesh_id, [this]() -> absl::Status {
         return Move(call_.mesh_id, plan_.auxiliary_id,
                     [this](const ArrayDefinition& array) { return Leave(array); });
       }));
+      SHARDMESH_PASSES("resize.change_mesh");
       SHARDMESH_RETURN_IF_ERROR(ChangeMesh());
       SHARDMESH_PASSES("resize.mesh_changed");
     }

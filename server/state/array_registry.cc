@@ -1157,7 +1157,7 @@ void ArrayRegistry::NoteIfUnreplicated(std::string_view array_id, const ArrayEnt
     return;
   }
   unreplicated_.emplace(array_id);
-  if (replica_listener_) events_.Add([this] { replica_listener_(); });
+  if (entry.names > 0 && replica_listener_) events_.Add([this] { replica_listener_(); });
 }
 
 std::vector<ArrayPtr> ArrayRegistry::ListUnreplicated(std::string_view start_after,
@@ -1192,7 +1192,8 @@ int64_t ArrayRegistry::ReplicasOf(std::string_view name) const {
 
 void ArrayRegistry::AddName(NameEntry entry, std::string manifest_id) {
   ArrayEntry& array = arrays_.find(entry.array_id)->second;
-  ++array.names;
+  // Only an array with a name is copied. It may have been committed without one.
+  if (++array.names == 1) NoteIfUnreplicated(entry.array_id, array);
   array.checked_as = 0;
   array.was_named = true;
   array.is_superseded = false;

@@ -95,6 +95,7 @@ struct Sequencer::Work {
   EncodedStepPtr message;
   absl::Duration timeout;
   CommitHook commit;
+  std::function<void(std::string_view identity, int64_t bytes)> received;  // constant
   WorkCallback callback;
   std::vector<RankResult> ranks;  // in the order of ref.participants
   std::vector<bool> done;         // in the same order
@@ -155,6 +156,7 @@ absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
     work->message = std::move(request.message);
     work->timeout = request.timeout;
     work->commit = std::move(request.commit);
+    work->received = std::move(request.received);
     work->callback = std::move(callback);
     ticket = Add(std::move(work));
     AdmitWaiting();
@@ -254,6 +256,21 @@ absl::Status Sequencer::ReportStep(int64_t sequence, int64_t epoch, int64_t term
   }
   events_.MakeCalls();
   return status;
+}
+
+void Sequencer::StepReceived(int64_t sequence, std::string_view identity, int64_t bytes) {
+  WorkPtr work;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = steps_.find(sequence);
+    if (found == steps_.end() || found->second->state != State::kRunning) return;
+    const std::vector<Participant>& participants = found->second->ref.participants;
+    const bool takes_part =
+        std::any_of(participants.begin(), participants.end(),
+                    [&](const Participant& each) { return each.identity == identity; });
+    if (takes_part && found->second->received) work = found->second;
+  }
+  if (work != nullptr) work->received(identity, bytes);
 }
 
 absl::Status Sequencer::ReportTransfer(std::string_view transfer_id, int64_t term,

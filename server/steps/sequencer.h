@@ -98,6 +98,9 @@ struct StepRequest {
   EncodedStepPtr message;           // the transport sends the same bytes to all participants
   absl::Duration timeout;           // from admission to the last report
   CommitHook commit;                // null: the step commits without a hook
+  // If set: called while the step runs with the bytes that a participant has received so far, by
+  // its last heartbeat. A last call may come when the step has just ended.
+  std::function<void(std::string_view identity, int64_t bytes)> received = nullptr;
 };
 
 // An upload or a load: workers stage tiles that do not come from a step, then all workers commit
@@ -229,6 +232,10 @@ class Sequencer {
   // reporter does not serve that rank in this work.
   absl::Status ReportStep(int64_t sequence, int64_t epoch, int64_t term, RankReport report);
   absl::Status ReportTransfer(std::string_view transfer_id, int64_t term, RankReport report);
+
+  // Passes on how many bytes other workers have sent to this participant for a change of layout by
+  // the step. No effect if the step does not run, or if the worker takes no part in it.
+  void StepReceived(int64_t sequence, std::string_view identity, int64_t bytes);
 
   // Membership events. The caller passes them in the order in which they happened. The loss of a
   // worker aborts the work that the worker takes part in. A new incarnation of the worker does the

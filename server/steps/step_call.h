@@ -3,8 +3,10 @@
 #define SHARDMESH_SERVER_STEPS_STEP_CALL_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -77,6 +79,8 @@ struct StepCall {
   std::variant<Program, PlanHash> work = {};
   StepOperands operands = {};
   StepOutputs outputs = {};
+  // See StepRequest::received.
+  std::function<void(std::string_view identity, int64_t bytes)> received = nullptr;
 };
 
 // The result of a committed step.

@@ -282,6 +282,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   SHARDMESH_ASSIGN_OR_RETURN(step->timeout, TimeoutOf(call));
   step->op = DescribeWork(call.work, found.operands);
   step->mesh_id = plan.mesh_id;
+  step->received = std::move(call.received);
 
   running->session_id = call.session_id;
   running->options = std::move(call.outputs);

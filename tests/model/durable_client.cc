@@ -24,6 +24,10 @@ namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(10);
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(50);
+// Time for copies once all workers are ready: one that failed begins again after five seconds.
+constexpr absl::Duration kCopiedWithin = absl::Seconds(30);
+
+int32_t DrawReplicas(Dice& dice) { return dice.Of(std::vector<int32_t>{0, 0, 1, 2, 2}); }
 
 void AddIfNew(std::vector<std::optional<std::string>>* values, std::optional<std::string> value) {
   if (std::find(values->begin(), values->end(), value) == values->end()) {
@@ -106,21 +110,21 @@ absl::Status DurableClient::Step(Dice& dice) {
       return Save(dice);
     case 8:
     case 9:
-      return Put(dice, 1 + dice.Below(3), dice.OneIn(10), Reader::kWorkers);
+      return Put(dice, 1 + dice.Below(3), dice.OneIn(10), DrawReplicas(dice), Reader::kWorkers);
     default:
-      return Put(dice, 1 + dice.Below(3), dice.OneIn(10));
+      return Put(dice, 1 + dice.Below(3), dice.OneIn(10), DrawReplicas(dice));
   }
 }
 
 absl::Status DurableClient::Script() {
   Dice dice(static_cast<uint64_t>(number_) + 7);
   for (int round = 0; round < 2; ++round) {
-    SHARDMESH_RETURN_IF_ERROR(Put(dice, 3, round == 1));
+    SHARDMESH_RETURN_IF_ERROR(Put(dice, 3, round == 1, /*replicas=*/2));
     SHARDMESH_RETURN_IF_ERROR(Move(dice));
     SHARDMESH_RETURN_IF_ERROR(Multiply(dice));
     SHARDMESH_RETURN_IF_ERROR(Define(dice));
     SHARDMESH_RETURN_IF_ERROR(Delete(dice));
-    SHARDMESH_RETURN_IF_ERROR(Put(dice, 2, false, Reader::kWorkers));
+    SHARDMESH_RETURN_IF_ERROR(Put(dice, 2, false, /*replicas=*/round, Reader::kWorkers));
     SHARDMESH_RETURN_IF_ERROR(Reshard(dice));
     SHARDMESH_RETURN_IF_ERROR(Save(dice));
   }
@@ -135,14 +139,30 @@ absl::Status DurableClient::Script() {
   return absl::OkStatus();
 }
 
-absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large, Reader reader) {
+std::optional<int64_t> DurableClient::WishOf(const std::string& name) const {
+  const auto found = names_.find(name);
+  if (found == names_.end() || found->second.empty()) return 1;
+  const auto wish_of = [](const std::optional<Named>& each) -> std::optional<int64_t> {
+    return each.has_value() ? each->replicas : 1;  // a new name wants one
+  };
+  const std::optional<int64_t> first = wish_of(found->second.front());
+  for (const std::optional<Named>& each : found->second) {
+    if (wish_of(each) != first) return std::nullopt;
+  }
+  return first;
+}
+
+absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large, int32_t replicas,
+                                Reader reader) {
   if (!OpenSession().ok()) return absl::OkStatus();
   v1::BeginPutRequest first;
   v1::BeginPutRequest second;
   first.mutable_header()->set_request_id(NewRequestId(dice));
   first.mutable_header()->set_session_id(session_);
+  first.mutable_header()->set_replicas(replicas);
   std::vector<Content> contents;
   std::vector<std::string> names;
+  std::vector<std::optional<int64_t>> wishes;
   std::set<std::string> used;
   for (int64_t i = 0; i < count; ++i) {
     const std::string name = AnyName(dice);
@@ -151,6 +171,7 @@ absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large, Reader re
     const Shape shape = large ? Shape{512, 1030} : Shape{1 + dice.Below(6), 2 + dice.Below(6)};
     contents.push_back(MakeContent(Dtype::kF32, shape, dice.Next()));
     names.push_back(name);
+    wishes.push_back(replicas == 0 ? WishOf(name) : replicas);
     tensor.set_name(name);
     tensor.set_dtype(v1::DTYPE_F32);
     for (const int64_t size : shape) tensor.add_shape(size);
@@ -217,7 +238,7 @@ absl::Status DurableClient::Put(Dice& dice, int64_t count, bool large, Reader re
   }
   for (size_t i = 0; i < names.size(); ++i) {
     const std::string& id = begun.assignments(static_cast<int>(i)).array_descriptor().array_id();
-    if (is_done || is_unknown) SetName(names[i], Named{id, contents[i], true}, is_done);
+    if (is_done || is_unknown) SetName(names[i], Named{id, contents[i], true, wishes[i]}, is_done);
   }
   return absl::OkStatus();
 }
@@ -291,7 +312,7 @@ absl::Status DurableClient::Multiply(Dice& dice) {
   if (may_be) {
     SetName(name,
             Named{response.output().array().array_descriptor().array_id(),
-                  FromFloats(shape, doubled), false},
+                  FromFloats(shape, doubled), false, 1},
             status.ok());
   }
   return absl::OkStatus();
@@ -342,6 +363,40 @@ absl::Status DurableClient::Define(Dice& dice) {
     return Violation(StrCat("a change of the definition ", name, " answered ", status.ToString()));
   }
   return absl::OkStatus();
+}
+
+absl::Status DurableClient::VerifyReplicas(absl::Time deadline) {
+  for (;;) {
+    v1::ListArraysRequest list;
+    list.set_prefix(StrCat("d", number_, "/"));
+    v1::ListArraysResponse arrays;
+    const absl::Status status = Persist("ArrayService.ListArrays", list, &arrays);
+    if (!status.ok()) return Violation(StrCat("ListArrays answered ", status.ToString()));
+    std::string incomplete;
+    for (const v1::Array& array : arrays.arrays()) {
+      const auto found = names_.find(array.name());
+      if (found == names_.end() || found->second.size() != 1 || !found->second[0].has_value()) {
+        return Violation(StrCat("the name ", array.name(), " has come back"));
+      }
+      Named& named = *found->second[0];
+      const int64_t wanted = std::max(1, array.replicas().wanted());
+      if (named.replicas.value_or(wanted) != wanted) {
+        return Violation(StrCat("the array of ", array.name(), " wants ", wanted,
+                                " replicas, and another number was asked for"));
+      }
+      named.replicas = wanted;
+      // Others may have taken the memory since the put began.
+      const bool has_no_room = absl::StrContains(array.replicas().failure(), "MEMORY_LIMIT");
+      if (wanted > 1 && array.replicas().complete() < wanted && !has_no_room) {
+        incomplete = array.ShortDebugString().substr(0, 600);
+      }
+    }
+    if (incomplete.empty()) return absl::OkStatus();
+    if (absl::Now() > deadline) {
+      return Violation(StrCat("an array has no complete second replica: ", incomplete));
+    }
+    absl::SleepFor(kRetryDelay);
+  }
 }
 
 absl::Status DurableClient::Verify(absl::Time deadline) {
@@ -438,6 +493,7 @@ absl::Status DurableClient::Verify(absl::Time deadline) {
       Persist("ArrayService.ReleaseArrays", release, &released).IgnoreError();
     }
   }
+  SHARDMESH_RETURN_IF_ERROR(VerifyReplicas(std::max(deadline, absl::Now() + kCopiedWithin)));
   SHARDMESH_RETURN_IF_ERROR(VerifySaves());
   for (auto& [name, values] : entries_) {
     v1::GetEntryRequest request;

@@ -33,7 +33,8 @@ class DurableClient {
   absl::Status Script();
 
   // Checks that all acknowledged data exists, with its bytes, and no other data: arrays, slices of
-  // them, checkpoints. Waits until `deadline` for arrays whose workers are still returning.
+  // them, second replicas, checkpoints. Waits until `deadline` for arrays whose workers are still
+  // returning, and some time longer for second replicas.
   absl::Status Verify(absl::Time deadline);
 
   int64_t acknowledged() const { return acknowledged_; }
@@ -47,6 +48,8 @@ class DurableClient {
     Content content;
     // Otherwise a worker that is killed takes its tiles along, as the answer said.
     bool on_disk = true;
+    // How many replicas it wants; nullopt: it is not known whether one or two.
+    std::optional<int64_t> replicas = 1;
   };
   // Possible targets of a name; nullopt: it may be missing.
   using Possible = std::vector<std::optional<Named>>;
@@ -54,12 +57,19 @@ class DurableClient {
   // The client sends the tensors, or the workers read them.
   enum class Reader { kClient, kWorkers };
 
-  absl::Status Put(Dice& dice, int64_t count, bool large, Reader reader = Reader::kClient);
+  // `replicas`: see BeginPutHeader.replicas.
+  absl::Status Put(Dice& dice, int64_t count, bool large, int32_t replicas,
+                   Reader reader = Reader::kClient);
+  // Returns how many replicas a put without a wish of its own gives to the array of this name;
+  // nullopt: it is not known.
+  std::optional<int64_t> WishOf(const std::string& name) const;
   // Moves one array, or all, to another layout or mesh.
   absl::Status Reshard(Dice& dice);
   // Saves all arrays as the next step.
   absl::Status Save(Dice& dice);
   absl::Status VerifySaves();
+  // Each array wants as many replicas as it must, and those that want two soon have two.
+  absl::Status VerifyReplicas(absl::Time deadline);
   // Reads a part of an array, of which the whole has been compared.
   absl::Status VerifySlice(const std::string& name, const Content& content);
   absl::Status Move(Dice& dice);

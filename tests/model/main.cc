@@ -21,7 +21,7 @@ int Main(int argc, char** argv) {
   std::string run = "random";
   rpc::FlagSet flags("model",
                      "Issues calls against a real cluster and checks each answer with a model.");
-  flags.AddText("run", "random|faults|network|failpoints|sweep|verbs", "what to do", &run);
+  flags.AddText("run", "random|faults|network|failpoints|replicas|sweep|verbs", "what to do", &run);
   flags.AddInt("seed", "of all that is drawn; 0 takes the clock's", 0,
                std::numeric_limits<int64_t>::max(), &seed);
   flags.AddInt("seconds", "how long random calls go on", 1, 1'000'000, &seconds);
@@ -29,7 +29,7 @@ int Main(int argc, char** argv) {
   flags.AddText("replay", "FILE", "makes the calls that a failed run has written", &options.replay);
   flags.AddInt("minimise-seconds", "how long to look for a shorter sequence; 0 for not at all", 0,
                100'000, &minimise);
-  flags.AddInt("kills", "of faults: how many", 1, 1'000'000, &options.kills);
+  flags.AddInt("kills", "of faults and replicas: how many", 1, 1'000'000, &options.kills);
   flags.AddText("only", "TEXT", "of failpoints, sizes and verbs: those whose name has this text",
                 &options.only);
   flags.AddText("verb", "NAME", "of --run=verb, which --run=verbs starts: what to do",
@@ -49,12 +49,14 @@ int Main(int argc, char** argv) {
   if (run == "faults") return RunFaults(options);
   if (run == "network") return RunNetwork(options);
   if (run == "failpoints") return RunFailpoints(options);
+  if (run == "replicas") return RunReplicas(options);
   if (run == "sweep") return RunSweep(options);
   if (run == "verbs") return RunVerbs(options);
   if (run == "verb") return RunVerb(options);
-  std::fprintf(
-      stderr, "model: --run is \"%s\"; it is random, faults, network, failpoints, sweep or verbs\n",
-      run.c_str());
+  std::fprintf(stderr,
+               "model: --run is \"%s\"; it is random, faults, network, failpoints, replicas, sweep "
+               "or verbs\n",
+               run.c_str());
   return 2;
 }
 

@@ -38,6 +38,8 @@ using google::protobuf::TextFormat;
 constexpr int kKeptVersions = 32;
 constexpr size_t kMostTransfers = 6;
 constexpr int64_t kSharedNames = 3;
+// Time for the copy of one array, of which few wait at a time.
+constexpr absl::Duration kReplicaTakes = absl::Seconds(15);
 
 Shape RandomShape(Dice& dice) {
   static const auto* const sizes = new std::vector<int64_t>{1, 2, 2, 3, 4, 4, 4, 6, 8, 0};
@@ -877,6 +879,9 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
       rules.mutable_rules(0)->mutable_spec();
   }
   if (dice.OneIn(3)) header.mutable_mesh()->set_name(dice.OneIn(2) ? "default" : kTurnedMesh);
+  int32_t replicas = dice.Of(std::vector<int32_t>{0, 0, 1, 2, 2});
+  // An array without a name cannot have two replicas.
+  const bool all_named = replicas == 2 && !dice.OneIn(8);
   const int64_t count = 1 + dice.Below(3);
   for (int64_t i = 0; i < count; ++i) {
     PutItem item;
@@ -886,7 +891,7 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
       item.name = StrCat("shared/s", dice.Below(kSharedNames));
       item.content = FromFloats({4, 4}, std::vector<float>(16, shared_->NewValue()));
     } else {
-      if (!dice.OneIn(4)) item.name = OwnName(dice);
+      if (all_named || !dice.OneIn(4)) item.name = OwnName(dice);
       static const auto* const dtypes = new std::vector<Dtype>{
           Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kU8, Dtype::kI64, Dtype::kC64};
       item.content = MakeContent(dice.Of(*dtypes), RandomShape(dice), dice.Next());
@@ -906,15 +911,24 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
     Expect(item.expected_version, tensor.mutable_precondition());
     transfer.items.push_back(std::move(item));
   }
-  bool is_bad = false;
-  if (dice.OneIn(3)) {
+  const bool has_nameless = std::any_of(transfer.items.begin(), transfer.items.end(),
+                                        [](const PutItem& each) { return each.name.empty(); });
+  if (all_named && has_nameless) replicas = 1;  // two tensors have drawn the same name
+  header.set_replicas(replicas);
+  bool is_bad = replicas == 2 && has_nameless;
+  for (PutItem& item : transfer.items) {
+    const auto named = names_.find(item.name);
+    const Held* const before = named == names_.end() ? nullptr : FindHeld(named->second.array_id);
+    item.replicas = replicas > 0 ? replicas : before == nullptr ? 1 : before->replicas;
+  }
+  if (!is_bad && dice.OneIn(3)) {
     is_bad = dice.OneIn(4);
     SHARDMESH_RETURN_IF_ERROR(
         DrawSource(dice, is_bad, &transfer, &header, second.mutable_tensors()));
   }
   if (!is_bad && dice.OneIn(4)) {
     is_bad = true;
-    switch (dice.Below(9)) {
+    switch (dice.Below(10)) {
       case 0:
         header.set_session_id("nosuchsession");
         break;
@@ -923,6 +937,9 @@ absl::Status RandomClient::BeginPut(Dice& dice) {
         break;
       case 2:
         header.mutable_mesh()->set_name("default@1");
+        break;
+      case 8:
+        header.set_replicas(dice.OneIn(2) ? 3 : -1);
         break;
       case 3:
         second.mutable_tensors()->mutable_tensors(0)->set_dtype(v1::DTYPE_UNSPECIFIED);
@@ -1160,6 +1177,7 @@ absl::Status RandomClient::CommitTransfer(Dice& dice) {
     held.content = item.content;
     held.spec = item.spec;
     held.mesh_id = item.mesh_id;
+    held.replicas = item.replicas;
     if (item.name.empty()) {
       held.pins.insert(transfer->slot);
     } else {
@@ -1222,6 +1240,7 @@ absl::Status RandomClient::ReadAndCompare(const std::string& array_id, int slot,
   v1::BeginGetResponse response;
   request.set_session_id(session);
   request.mutable_array()->set_array_id(array_id);
+  request.set_accept_second_copy(dice.OneIn(2));
   const absl::Status status = coordinator_.Call("ArrayService.BeginGet", request, &response);
   Held* const held = FindHeld(array_id);
   SHARDMESH_RETURN_IF_ERROR(Want(status.ok() == (held != nullptr), "BeginGet", request, status,
@@ -1315,6 +1334,35 @@ absl::Status RandomClient::BeginGet(Dice& dice) {
   return ReadAndCompare(wanted, slot, dice);
 }
 
+bool RandomClient::HasWish(const v1::Array& array, int64_t replicas) {
+  if (replicas < 2) return !array.has_replicas();
+  // An array that is available is complete itself.
+  const int32_t least = array.state() == v1::ARRAY_STATE_AVAILABLE ? 1 : 0;
+  const int32_t complete = array.replicas().complete();
+  return array.replicas().wanted() == replicas && complete >= least && complete <= replicas;
+}
+
+absl::Status RandomClient::AwaitReplicas(const std::string& array_id) const {
+  v1::DescribeArrayRequest request;
+  request.mutable_array()->set_array_id(array_id);
+  const absl::Time deadline = absl::Now() + kReplicaTakes;
+  for (;;) {
+    v1::DescribeArrayResponse response;
+    const absl::Status status = coordinator_.Call("ArrayService.DescribeArray", request, &response);
+    SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), "DescribeArray", request, status, "OK"));
+    const v1::ArrayReplicas& replicas = response.array().replicas();
+    // Other clients may have taken the memory since the put began.
+    if (replicas.complete() == 2 || absl::StrContains(replicas.failure(), "MEMORY_LIMIT")) {
+      return absl::OkStatus();
+    }
+    if (absl::Now() > deadline) {
+      return Violation(StrCat("array ", array_id, " has no second replica: ",
+                              response.ShortDebugString().substr(0, 800)));
+    }
+    absl::SleepFor(absl::Milliseconds(20));
+  }
+}
+
 absl::Status RandomClient::DescribeArray(Dice& dice) {
   v1::DescribeArrayRequest request;
   v1::DescribeArrayResponse response;
@@ -1335,13 +1383,19 @@ absl::Status RandomClient::DescribeArray(Dice& dice) {
   const Held& held = arrays_[wanted];
   const Shape shape(array.array_descriptor().shape().begin(),
                     array.array_descriptor().shape().end());
-  return Want(status.ok() && array.array_descriptor().array_id() == wanted &&
-                  array.state() == v1::ARRAY_STATE_AVAILABLE && shape == held.content.shape &&
-                  array.array_descriptor().mesh_id() == held.mesh_id &&
-                  google::protobuf::util::MessageDifferencer::Equals(
-                      array.array_descriptor().spec(), held.spec),
-              "DescribeArray", request, status,
-              StrCat("available ", wanted, ", not ", array.ShortDebugString()));
+  SHARDMESH_RETURN_IF_ERROR(Want(status.ok() && array.array_descriptor().array_id() == wanted &&
+                                     array.state() == v1::ARRAY_STATE_AVAILABLE &&
+                                     shape == held.content.shape &&
+                                     array.array_descriptor().mesh_id() == held.mesh_id &&
+                                     google::protobuf::util::MessageDifferencer::Equals(
+                                         array.array_descriptor().spec(), held.spec) &&
+                                     HasWish(array, held.replicas),
+                                 "DescribeArray", request, status,
+                                 StrCat("available ", wanted, " that wants ", held.replicas,
+                                        " replicas, not ", array.ShortDebugString())));
+  // Arrays without names are not copied.
+  if (held.replicas < 2 || held.names.empty() || !dice.OneIn(3)) return absl::OkStatus();
+  return AwaitReplicas(wanted);
 }
 
 absl::Status RandomClient::FindContent(Dice& dice) {
@@ -1396,6 +1450,12 @@ absl::Status RandomClient::ListArrays(Dice& dice) {
     SHARDMESH_RETURN_IF_ERROR(Want(status.ok(), "ListArrays", request, status, "OK"));
     for (const v1::Array& array : response.arrays()) {
       listed[array.name()] = {array.array_descriptor().array_id(), array.name_version()};
+      const auto own = names_.find(array.name());
+      const Held* const held = own == names_.end() ? nullptr : FindHeld(own->second.array_id);
+      if (held != nullptr && !HasWish(array, held->replicas)) {
+        return Violation(StrCat("ListArrays has an array that is to want ", held->replicas,
+                                " replicas: ", array.ShortDebugString().substr(0, 800)));
+      }
     }
     if (response.next_page_token().empty()) break;
     request.set_page_token(response.next_page_token());

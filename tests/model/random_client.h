@@ -71,6 +71,7 @@ class RandomClient {
     std::set<int> pins;  // slots of sessions
     std::set<std::string> names;
     std::set<std::pair<std::string, int64_t>> versions;
+    int64_t replicas = 1;  // that it wants
     // The shared names make it unknown whether it is still there.
     bool is_known = true;
     // False: its content is unknown.
@@ -87,6 +88,7 @@ class RandomClient {
     std::string mesh_id;
     Content content;
     v1::PartitionSpec spec;
+    int64_t replicas = 1;
   };
   enum class TransferState { kRunning, kDone, kEnded };
   struct Transfer {
@@ -188,6 +190,10 @@ class RandomClient {
   void DropName(const std::string& name);
   void ReleaseIfUnheld(const std::string& array_id);
   absl::Status ReadAndCompare(const std::string& array_id, int slot, Dice& dice);
+  // Whether the answer about an array says that it wants as many replicas as it must.
+  static bool HasWish(const v1::Array& array, int64_t replicas);
+  // Waits until an array with two replicas has the second one, unless it has no room.
+  absl::Status AwaitReplicas(const std::string& array_id) const;
   // Reads a random slice, or is refused one that is none.
   absl::Status ReadSlice(Dice& dice);
 

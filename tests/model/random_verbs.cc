@@ -191,6 +191,7 @@ absl::Status RandomClient::ReadSlice(Dice& dice) {
     }
   }
   rpc::Encode(part, request.mutable_slice());
+  request.set_accept_second_copy(dice.OneIn(2));
   const absl::Status status = coordinator_.Call("ArrayService.BeginGet", request, &response);
   if (is_bad) return Want(IsRefusal(status), "BeginGet of a slice", request, status, "a refusal");
   int64_t elements = 0;
@@ -420,6 +421,7 @@ absl::Status RandomClient::TakeMoved(const v1::ReshardRequest& request,
     copy.bytes_known = source->bytes_known && source->spec.unreduced_axes().empty();
     copy.spec = array.spec();
     copy.mesh_id = mesh;
+    copy.replicas = source->replicas;
     if (!request.release_source()) source->pins.insert(slot);
     if (wanted_name.empty()) copy.pins.insert(slot);
     arrays_[array.array_id()] = std::move(copy);

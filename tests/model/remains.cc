@@ -2,6 +2,7 @@
 #include "tests/model/remains.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "absl/time/clock.h"
@@ -11,12 +12,15 @@
 namespace shardmesh::model {
 namespace {
 
-// Whether a worker may still use this much when no array is left: a stream between the two workers
+// Whether a worker may still use this much when no array is left: a stream between two workers
 // reserves its credit for as long as it lives (docs/limits.md), halved while memory is short.
-bool IsCreditOfStream(int64_t bytes) {
+// `streams`: of the worker to others.
+bool IsCreditOfStreams(int64_t bytes, int64_t streams) {
   constexpr int64_t kLeast = int64_t{64} << 10;
   constexpr int64_t kMost = int64_t{16} << 20;
-  return bytes == 0 || (bytes >= kLeast && bytes <= kMost && (bytes & (bytes - 1)) == 0);
+  // The credits are powers of two. So few of them at least make the sum.
+  const int64_t credits = bytes / kMost + std::popcount(static_cast<uint64_t>(bytes % kMost));
+  return bytes % kLeast == 0 && credits <= streams;
 }
 
 }  // namespace
@@ -35,8 +39,9 @@ std::string AwaitNothingLeft(const Caller& coordinator, absl::Duration within) {
     if (!called.ok()) return called.ToString();
     const bool is_given_back =
         status.arrays() == 0 &&
-        std::all_of(status.workers().begin(), status.workers().end(), [](const auto& worker) {
-          return IsCreditOfStream(worker.used_bytes()) && worker.quarantined_bytes() == 0;
+        std::all_of(status.workers().begin(), status.workers().end(), [&](const auto& worker) {
+          return IsCreditOfStreams(worker.used_bytes(), status.workers_size() - 1) &&
+                 worker.quarantined_bytes() == 0;
         });
     if (is_given_back) return "";
     if (absl::Now() > deadline) {

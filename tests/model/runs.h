@@ -19,7 +19,7 @@ struct RunOptions {
   std::string replay;
   // How long to look for a shorter sequence that fails too.
   absl::Duration minimise = absl::Seconds(90);
-  // Kills, half of them of the coordinator.
+  // Kills, of faults half of them of the coordinator, of replicas all of workers.
   int64_t kills = 10;
   // For failpoints: the part of all that runs, as "0/4"; empty: all.
   std::string only;
@@ -37,6 +37,7 @@ int RunFaults(const RunOptions& options);
 int RunNetwork(const RunOptions& options);
 int RunFailpoints(const RunOptions& options);
 int RunSweep(const RunOptions& options);
+int RunReplicas(const RunOptions& options);
 int RunVerbs(const RunOptions& options);
 int RunVerb(const RunOptions& options);
 

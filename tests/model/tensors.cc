@@ -119,6 +119,10 @@ absl::StatusOr<std::string> FetchPart(const v1::BeginGetResponse& begun, const T
       MutableTensorView::Create(array.dtype, part.shape(), absl::MakeSpan(bytes)));
   client::TransferOptions options;
   options.deadline = SteadyDeadline::After(timeout);
+  const client::SecondCopy copy = {.array_id = begun.second_copy().array_id(),
+                                   .token = begun.second_copy().token(),
+                                   .devices = DevicesOf(begun.second_copy().devices())};
+  if (begun.has_second_copy()) options.second_copy = &copy;
   SHARDMESH_RETURN_IF_ERROR(client::Download(array, part, begun.token(), DevicesOf(begun.devices()),
                                              view, nullptr, options));
   return bytes;

@@ -42,7 +42,7 @@ bool IsSmall(const Content& content);
 // Sends all tiles of the tensors, which are in the order of the assignments.
 absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Content>& contents,
                        absl::Duration timeout);
-// Brings the whole array back.
+// Brings the whole array back; from its second copy where the answer has one, and must.
 absl::StatusOr<std::string> FetchTiles(const v1::BeginGetResponse& begun, absl::Duration timeout);
 // Brings a part of the array back: the slice of the request that `begun` answers.
 absl::StatusOr<std::string> FetchPart(const v1::BeginGetResponse& begun, const Tile& part,

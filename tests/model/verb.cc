@@ -1,4 +1,4 @@
-// Puts by meaning, loads, reshards and saves by one client.
+// Puts by meaning, loads, reshards, saves, copies, repairs and resizes by one client.
 #include "tests/model/verb.h"
 
 #include <algorithm>
@@ -7,8 +7,11 @@
 
 #include "absl/time/clock.h"
 #include "process/random_bytes.h"
+#include "rpc/codec/status.h"
 #include "shardmesh/v1/array_service.pb.h"
+#include "shardmesh/v1/catalog_service.pb.h"
 #include "shardmesh/v1/compute_service.pb.h"
+#include "shardmesh/v1/operation_service.pb.h"
 #include "shardmesh/v1/save_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "status/status_macros.h"
@@ -21,6 +24,13 @@ namespace {
 
 constexpr absl::Duration kVerbCallTimeout = absl::Seconds(30);
 constexpr absl::Duration kReadAgainDelay = absl::Milliseconds(50);
+// The time in which copies, repairs and resizes end. A copy that failed begins again after five
+// seconds, then after ten.
+constexpr absl::Duration kWorkEndsWithin = absl::Seconds(30);
+constexpr absl::Duration kProgressDelay = absl::Milliseconds(50);
+// Shapes of the mesh "default" of two workers.
+constexpr char kOldShape[] = "fsdp=1,tp=2";
+constexpr char kNewShape[] = "fsdp=2,tp=1";
 // The step of the old checkpoint; the new one has the next step, or the same with kOverwrite.
 constexpr int64_t kOldStep = 1;
 
@@ -40,6 +50,9 @@ const std::vector<std::pair<std::string, Verb>>& AllVerbs() {
       {"reshard-tree", Verb::kReshardTree},
       {"save", Verb::kSave},
       {"overwrite", Verb::kOverwrite},
+      {"replicate", Verb::kReplicate},
+      {"repair", Verb::kRepair},
+      {"resize", Verb::kResize},
   };
   return *verbs;
 }
@@ -59,7 +72,7 @@ VerbClient::VerbClient(Verb verb, uint64_t seed, const std::string& address,
     name.old_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + i);
     name.new_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + 2 + i);
     const bool changes = verb == Verb::kPut || verb == Verb::kLoad || verb == Verb::kSave ||
-                         verb == Verb::kOverwrite;
+                         verb == Verb::kOverwrite || verb == Verb::kReplicate;
     if (!changes) name.new_content = name.old_content;
   }
 }
@@ -93,6 +106,8 @@ absl::Status VerbClient::Put(bool is_new, bool by_workers) {
   v1::BeginPutHeader& header = *first.mutable_header();
   header.set_request_id(NewRequestId());
   SHARDMESH_ASSIGN_OR_RETURN(*header.mutable_session_id(), Session());
+  const bool is_twice = verb_ == Verb::kRepair || (verb_ == Verb::kReplicate && is_new);
+  header.set_replicas(is_twice ? 2 : 1);
   // A tensor without axes lies by the rules.
   header.mutable_rule_set()->mutable_value()->add_rules()->set_pattern("small$");
   *header.mutable_rule_set()->mutable_value()->mutable_rules(0)->mutable_spec() = SpecOf({"tp"});
@@ -159,6 +174,7 @@ absl::Status VerbClient::Save(int64_t step, bool overwrite, int32_t keep) {
 
 absl::Status VerbClient::Prepare() {
   SHARDMESH_RETURN_IF_ERROR(Put(/*is_new=*/false, /*by_workers=*/false));
+  if (verb_ == Verb::kRepair) return AwaitReplicas();
   if (verb_ != Verb::kSave && verb_ != Verb::kOverwrite) return absl::OkStatus();
   SHARDMESH_RETURN_IF_ERROR(Save(kOldStep, /*overwrite=*/false, /*keep=*/0));
   return Put(/*is_new=*/true, /*by_workers=*/false);
@@ -217,6 +233,77 @@ absl::Status VerbClient::Reshard() {
                                 &answers, limits);
 }
 
+absl::Status VerbClient::Resize(const std::string& shape) {
+  v1::ResizeMeshRequest request;
+  v1::ResizeMeshResponse begun;
+  request.set_request_id(NewRequestId());
+  SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
+  request.set_mesh("default");
+  request.set_shape(shape);
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("ArrayService.ResizeMesh", request, &begun, kVerbCallTimeout));
+  if (begun.operation_id().empty()) return absl::OkStatus();  // it has the shape
+  const absl::Time deadline = absl::Now() + kWorkEndsWithin;
+  while (absl::Now() < deadline) {
+    // The end of the session would cancel the resize.
+    SHARDMESH_RETURN_IF_ERROR(Session().status());
+    v1::GetOperationRequest ask;
+    v1::GetOperationResponse told;
+    ask.set_operation_id(begun.operation_id());
+    const absl::Status asked =
+        coordinator_.Call("OperationService.GetOperation", ask, &told, kVerbCallTimeout);
+    if (absl::IsNotFound(asked)) return absl::UnavailableError("the coordinator has restarted");
+    SHARDMESH_RETURN_IF_ERROR(asked);
+    if (told.operation().state() == v1::OPERATION_STATE_DONE) return absl::OkStatus();
+    if (told.operation().state() != v1::OPERATION_STATE_RUNNING) {
+      return rpc::Decode(told.operation().error());
+    }
+    absl::SleepFor(kProgressDelay);
+  }
+  return absl::DeadlineExceededError("the resize does not end");
+}
+
+absl::Status VerbClient::AwaitReplicas() {
+  const absl::Time deadline = absl::Now() + kWorkEndsWithin;
+  for (const auto& [name, each] : names_) {
+    for (;;) {
+      v1::DescribeArrayRequest request;
+      v1::DescribeArrayResponse response;
+      request.mutable_array()->set_name(name);
+      const absl::Status status =
+          coordinator_.Call("ArrayService.DescribeArray", request, &response, kVerbCallTimeout);
+      const v1::ArrayReplicas& replicas = response.array().replicas();
+      if (status.ok() && replicas.wanted() != 2) {
+        return Violation(StrCat("the array of ", name,
+                                " does not want two replicas: ", response.ShortDebugString()));
+      }
+      if (status.ok() && replicas.complete() == 2) break;
+      if (absl::Now() > deadline) {
+        return absl::DeadlineExceededError(
+            ToAbsl(StrCat("the array of ", name, " has no two replicas: ", status.ToString(), " ",
+                          response.ShortDebugString())));
+      }
+      absl::SleepFor(kProgressDelay);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerbClient::VerifyShape(const std::string& shape) const {
+  v1::GetEntryRequest request;
+  v1::GetEntryResponse response;
+  request.set_kind(v1::ENTRY_KIND_MESH);
+  request.set_name("default");
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("CatalogService.GetEntry", request, &response, kVerbCallTimeout));
+  std::string have;
+  for (const v1::MeshAxis& axis : response.entry().value().mesh().mesh().axes()) {
+    StrAppend(&have, have.empty() ? "" : ",", axis.name(), "=", axis.size());
+  }
+  if (have == shape) return absl::OkStatus();
+  return Violation(StrCat("the resize to ", shape, " was acknowledged, and the mesh is ", have));
+}
+
 absl::Status VerbClient::Do(bool is_again) {
   switch (verb_) {
     case Verb::kPut:
@@ -227,6 +314,13 @@ absl::Status VerbClient::Do(bool is_again) {
       return Save(kOldStep + 1, /*overwrite=*/is_again, /*keep=*/1);
     case Verb::kOverwrite:
       return Save(kOldStep, /*overwrite=*/true, /*keep=*/0);
+    case Verb::kReplicate:
+      SHARDMESH_RETURN_IF_ERROR(Put(/*is_new=*/true, /*by_workers=*/false));
+      return AwaitReplicas();
+    case Verb::kRepair:
+      return AwaitReplicas();
+    case Verb::kResize:
+      return Resize(kNewShape);
     default:
       return Reshard();
   }
@@ -237,6 +331,7 @@ absl::StatusOr<std::string> VerbClient::ReadName(const std::string& name) {
   v1::BeginGetResponse response;
   SHARDMESH_ASSIGN_OR_RETURN(*request.mutable_session_id(), Session());
   request.mutable_array()->set_name(name);
+  request.set_accept_second_copy(true);
   SHARDMESH_RETURN_IF_ERROR(
       coordinator_.Call("ArrayService.BeginGet", request, &response, kVerbCallTimeout));
   absl::StatusOr<std::string> bytes = FetchTiles(response, kVerbCallTimeout);
@@ -287,6 +382,11 @@ absl::Status VerbClient::Verify(bool is_done, absl::Time deadline) {
   if (old_names > 0 && new_names > 0) {
     return Violation("some names of one put are old and others are new");
   }
+  if (verb_ == Verb::kRepair || (verb_ == Verb::kReplicate && is_done)) {
+    const absl::Status twice = AwaitReplicas();
+    if (!twice.ok()) return Violation(ToStd(twice.message()));
+  }
+  if (verb_ == Verb::kResize && is_done) return VerifyShape(kNewShape);
   return is_save ? VerifySaves(is_done) : absl::OkStatus();
 }
 
@@ -338,6 +438,7 @@ absl::Status VerbClient::CleanUp() {
         coordinator_.Call("ArrayService.DeleteName", request, &response, kVerbCallTimeout);
     if (!absl::IsNotFound(status)) SHARDMESH_RETURN_IF_ERROR(status);
   }
+  if (verb_ == Verb::kResize) SHARDMESH_RETURN_IF_ERROR(Resize(kOldShape));
   std::error_code ignored;
   std::filesystem::remove_all(folder(), ignored);
   std::filesystem::remove(StrCat(files_, "/", unique_, ".bin"), ignored);

@@ -1,5 +1,5 @@
-// Verbs: puts by meaning, loads, reshards and saves, each done by one client from its beginning to
-// its answer.
+// Verbs: puts by meaning, loads, reshards, saves, copies, repairs and resizes, each done by one
+// client from its beginning to its answer.
 #ifndef SHARDMESH_TESTS_MODEL_VERB_H_
 #define SHARDMESH_TESTS_MODEL_VERB_H_
 
@@ -28,6 +28,9 @@ enum class Verb {
   kReshardTree,  // all arrays, to another mesh, each old one released at once
   kSave,         // the next step, which takes the place of the last one
   kOverwrite,    // a checkpoint again, with other bytes
+  kReplicate,    // a put of arrays that want two replicas, and their copies
+  kRepair,       // the wait until the tiles that a worker has lost are back from the other replicas
+  kResize,       // the mesh "default" to another shape
 };
 
 // By name, for the command line.
@@ -71,6 +74,10 @@ class VerbClient {
   // Puts all names. `by_workers`: they read the tensors.
   absl::Status Put(bool is_new, bool by_workers);
   absl::Status Reshard();
+  absl::Status Resize(const std::string& shape);
+  // Waits until each array wants and has two replicas.
+  absl::Status AwaitReplicas();
+  absl::Status VerifyShape(const std::string& shape) const;
   absl::Status Save(int64_t step, bool overwrite, int32_t keep);
   absl::StatusOr<std::string> ReadName(const std::string& name);
   SavedTensors Wanted(bool is_new) const;

@@ -37,12 +37,15 @@ constexpr absl::Duration kVerbTakes = absl::Seconds(60);
 constexpr absl::Duration kHitWithin = absl::Seconds(5);
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 constexpr absl::Duration kAttemptDelay = absl::Milliseconds(100);
+// The time in which the coordinator notices that a worker has ended.
+constexpr absl::Duration kEndIsNoticed = absl::Milliseconds(100);
 // How long a session lives without its client. The client that is killed has the short time.
 constexpr absl::Duration kShortTtl = absl::Seconds(2);
 constexpr absl::Duration kLongTtl = absl::Minutes(10);
 
 constexpr int kCoordinator = 0;
 constexpr int kFirstWorker = 1;  // rank 0; it leads saves
+constexpr int kLoser = 2;        // the worker whose tiles a repair brings back
 constexpr int kClient = -1;
 
 // A phase of a verb: the moment at which a process passes a failpoint.
@@ -58,6 +61,7 @@ struct Phase {
 std::vector<Phase> AllPhases() {
   std::vector<Phase> phases = {
       {Verb::kPut, "begins", kCoordinator, "transfer.begin"},
+      {Verb::kPut, "a tile begins", kFirstWorker, "put.open"},
       {Verb::kPut, "bytes move", kFirstWorker, "put.append", 2},
       {Verb::kPut, "the bytes have come", kFirstWorker, "put.finish"},
       {Verb::kPut, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
@@ -81,14 +85,47 @@ std::vector<Phase> AllPhases() {
       {Verb::kReshardStep, "begins", kFirstWorker, "step.fetch_operands", 2},
       {Verb::kReshardStep, "the bytes have come", kFirstWorker, "step.stage_outputs", 2},
       {Verb::kReshardStep, "some tiles are there", kCoordinator, "attach.step_report", 4},
+      {Verb::kReshardStep, "before the workers are told", kCoordinator, "sequencer.decide", 2},
       {Verb::kReshardStep, "after its commit", kFirstWorker, "link.end_step", 2},
+      // The client sends four tiles first.
+      {Verb::kReplicate, "the first copy begins", kCoordinator, "replicas.begin_transfer"},
+      {Verb::kReplicate, "the second copy begins", kCoordinator, "replicas.begin_transfer", 2},
+      {Verb::kReplicate, "the order comes", kFirstWorker, "link.fill_tiles"},
+      {Verb::kReplicate, "workers connect", kFirstWorker, "fill.connect"},
+      {Verb::kReplicate, "bytes move", kFirstWorker, "fill.receive"},
+      {Verb::kReplicate, "the bytes have come", kFirstWorker, "fill.finish"},
+      {Verb::kReplicate, "some tiles are there", kCoordinator, "attach.tile_staged", 6},
+      {Verb::kReplicate, "before its commit", kCoordinator, "replicas.commit"},
+      {Verb::kReplicate, "the commit reaches a worker", kFirstWorker, "link.end_transfer", 2},
+      {Verb::kRepair, "begins", kCoordinator, "repairs.begin_transfer"},
+      {Verb::kRepair, "the order comes", kLoser, "link.fill_tiles"},
+      {Verb::kRepair, "workers connect", kLoser, "fill.connect"},
+      {Verb::kRepair, "bytes move", kLoser, "fill.receive"},
+      {Verb::kRepair, "the bytes have come", kLoser, "fill.finish"},
+      {Verb::kRepair, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
+      {Verb::kRepair, "before its commit", kCoordinator, "repairs.commit"},
+      {Verb::kRepair, "the commit reaches the worker", kLoser, "link.end_transfer"},
+      {Verb::kResize, "the auxiliary mesh is there", kCoordinator, "resize.mesh_defined"},
+      {Verb::kResize, "the first array leaves", kCoordinator, "transfer.begin"},
+      {Verb::kResize, "bytes move", kFirstWorker, "fill.receive"},
+      {Verb::kResize, "the second array leaves", kCoordinator, "transfer.begin", 2},
+      {Verb::kResize, "before the change of the mesh", kCoordinator, "resize.change_mesh"},
+      {Verb::kResize, "after the change of the mesh", kCoordinator, "resize.mesh_changed"},
+      {Verb::kResize, "the first array comes back", kCoordinator, "transfer.begin", 3},
+      {Verb::kResize, "tiles come back", kFirstWorker, "link.fill_tiles", 3},
+      {Verb::kResize, "the second array comes back", kCoordinator, "transfer.begin", 4},
+      {Verb::kResize, "all arrays are back", kCoordinator, "resize.arrays_returned"},
   };
   for (const Verb verb : {Verb::kPut, Verb::kLoad, Verb::kReshardDisk, Verb::kReshardMesh}) {
+    phases.push_back({verb, "a tile is complete", kFirstWorker, "tiles.finish"});
+    phases.push_back({verb, "its commit is asked for", kCoordinator, "sequencer.commit_transfer"});
     phases.push_back({verb, "before its commit", kCoordinator, "transfer.commit_to_registry"});
     phases.push_back({verb, "while it is written", kCoordinator, "registry.write"});
     phases.push_back({verb, "after its commit", kCoordinator, "registry.apply"});
+    phases.push_back({verb, "before the workers are told", kCoordinator, "sequencer.decide"});
     phases.push_back({verb, "before its answer", kCoordinator, "transfer.end"});
     phases.push_back({verb, "the commit reaches a worker", kFirstWorker, "link.end_transfer"});
+    phases.push_back({verb, "a worker commits its tiles", kFirstWorker, "tiles.commit"});
   }
   for (const Verb verb : {Verb::kSave, Verb::kOverwrite}) {
     phases.push_back({verb, "begins", kFirstWorker, "save.open"});
@@ -96,7 +133,10 @@ std::vector<Phase> AllPhases() {
     phases.push_back({verb, "files are made", kFirstWorker, "save.make"});
     phases.push_back({verb, "tiles are written", kFirstWorker + 1, "save.tiles"});
     phases.push_back({verb, "bytes move", kFirstWorker, "save.write", 2});
+    phases.push_back({verb, "the folder is open", kCoordinator, "attach.save_answer"});
+    phases.push_back({verb, "the files are there", kCoordinator, "attach.save_answer", 4});
     phases.push_back({verb, "some tiles are there", kCoordinator, "attach.save_answer", 5});
+    phases.push_back({verb, "most is written", kCoordinator, "attach.save_answer", 8});
     phases.push_back({verb, "it is published", kFirstWorker, "save.publish"});
     phases.push_back({verb, "some files are moved", kFirstWorker, "save.move", 2});
     phases.push_back({verb, "before its marker", kFirstWorker, "save.marker"});
@@ -186,7 +226,7 @@ class VerbRun {
           absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
           absl::IsAborted(status) || ReasonOf(status) == Reason::kSessionGone ||
           ReasonOf(status) == Reason::kMeshIncomplete ||
-          ReasonOf(status) == Reason::kArrayDegraded ||
+          ReasonOf(status) == Reason::kArrayDegraded || ReasonOf(status) == Reason::kMeshInUse ||
           (ReasonOf(status) == Reason::kAlreadyExists && FactOf(status, fact::kKind) == "save");
       if (status.ok() || !is_transient || absl::Now() > deadline) return status;
       absl::SleepFor(kAttemptDelay);
@@ -195,13 +235,28 @@ class VerbRun {
 
   // Restarts the process of the phase so that it ends, or pauses, at the failpoint.
   absl::Status Arm(const Case& each) {
-    const Phase& phase = each.phase;
-    const char* const action = each.victim == phase.process ? "crash" : "delay";
-    SHARDMESH_RETURN_IF_ERROR(cluster_->Kill(phase.process));
-    SHARDMESH_RETURN_IF_ERROR(cluster_->Restart(
-        phase.process, {StrCat("--failpoints=", phase.failpoint, "=", action, ":", phase.pass)}));
+    // The worker is armed when it loses its tiles: see Lose.
+    if (each.phase.verb == Verb::kRepair && each.phase.process == kLoser) return absl::OkStatus();
+    SHARDMESH_RETURN_IF_ERROR(cluster_->Kill(each.phase.process));
+    SHARDMESH_RETURN_IF_ERROR(cluster_->Restart(each.phase.process, {FailpointOf(each)}));
     const auto ready = cluster_->WaitUntilReady(kReadyAgainWithin);
     return ready.ok() ? absl::OkStatus() : Violation(ready.status().ToString());
+  }
+  static std::string FailpointOf(const Case& each) {
+    const Phase& phase = each.phase;
+    return StrCat("--failpoints=", phase.failpoint, "=",
+                  each.victim == phase.process ? "crash:" : "delay:", phase.pass);
+  }
+  // Takes all tiles away from a worker, and starts it again.
+  absl::Status Lose(const Case& each) {
+    SHARDMESH_RETURN_IF_ERROR(cluster_->Kill(kLoser));
+    std::error_code error;
+    std::filesystem::remove_all(cluster_->DataFolder(kLoser), error);
+    if (error) return absl::InternalError(ToAbsl(StrCat("a folder stays: ", error.message())));
+    absl::SleepFor(kEndIsNoticed);
+    std::vector<std::string> flags;
+    if (each.phase.process == kLoser) flags.push_back(FailpointOf(each));
+    return cluster_->Restart(kLoser, flags);
   }
   bool IsHit(const Phase& phase) const {
     return absl::StrContains(cluster_->Log(phase.process),
@@ -213,6 +268,7 @@ class VerbRun {
   absl::Status DoAndKill(const Case& each, uint64_t seed, bool* is_done) {
     std::string name;
     for (const auto& [text, verb] : AllVerbs()) name = verb == each.phase.verb ? text : name;
+    if (each.phase.verb == Verb::kRepair) SHARDMESH_RETURN_IF_ERROR(Lose(each));
     const std::string log_path = StrCat(cluster_->files(), "/../client.log");
     client::ProcessOptions options;
     options.command = {"/proc/self/exe",

@@ -46,6 +46,8 @@ struct CollectiveCall {
   absl::Time deadline = absl::InfiniteFuture();
   // If set: called when all data that `peer` sends to this rank in one round has arrived.
   std::function<void(DeviceId peer)> received = nullptr;
+  // If set: RunRegionMove calls it with the size of each piece of a region that has arrived.
+  std::function<void(int64_t bytes)> piece_received = nullptr;
   // Returns memory of `size_bytes` >= 1 bytes, for partial results that this rank sends to a peer;
   // or RESOURCE_EXHAUSTED. If not set, such memory comes from the heap.
   std::function<absl::StatusOr<OwnedMutableBytes>(int64_t size_bytes)> scratch = nullptr;

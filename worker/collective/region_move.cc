@@ -273,6 +273,7 @@ class Mover {
           pasted.Update(PasteTileBytes(bytes, region.part, begin_bytes + offset_bytes, *to_));
           if (call_.copied != nullptr) call_.copied->received += std::ssize(bytes);
         }));
+    if (call_.piece_received) call_.piece_received(size_bytes);
     return pasted;
   }
 

@@ -148,7 +148,11 @@ void AttachReports::SendHeartbeat(const std::vector<StepProgress>& progress, int
   heartbeat->set_quarantined_bytes(quarantine.disk_bytes + quarantine.memory_bytes);
   heartbeat->set_epoch(epoch_);
   rpc::Encode(now, heartbeat->mutable_send_time());
-  for (const StepProgress& step : progress) rpc::Encode(step, heartbeat->add_progress());
+  for (const StepProgress& step : progress) {
+    rpc::Encode(step, heartbeat->add_progress());
+    heartbeat->add_received_bytes(step.instruction.has_value() ? step.instruction->received_bytes
+                                                               : 0);
+  }
   if (options_.recorder != nullptr) {
     const FlightRecorder::Tail tail = options_.recorder->EndedSince(next_record_, kMaxRecords);
     EncodeRecords(tail.records, heartbeat);

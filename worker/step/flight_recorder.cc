@@ -35,6 +35,12 @@ void FlightRecorder::DataCame(Ticket ticket, DeviceId peer, absl::Time now) {
   }
 }
 
+void FlightRecorder::Received(Ticket ticket, int64_t bytes) {
+  absl::MutexLock lock(&mutex_);
+  const auto record = running_.find(ticket);
+  if (record != running_.end()) record->second.received_bytes += bytes;
+}
+
 void FlightRecorder::End(Ticket ticket, absl::Status outcome, absl::Time now) {
   absl::MutexLock lock(&mutex_);
   const auto found = running_.find(ticket);

@@ -45,7 +45,7 @@ class FlightRecorder {
   // are the ranks whose data the instruction needs.
   Ticket Begin(FlightRecord record, absl::Span<const DeviceId> peers);
 
-  // WaitsFor, DataCame and End have no effect if the instruction has ended.
+  // WaitsFor, DataCame, Received and End have no effect if the instruction has ended.
 
   // Records that the instruction waits for data from this peer.
   void WaitsFor(Ticket ticket, DeviceId peer);
@@ -54,6 +54,9 @@ class FlightRecorder {
   // for one peer, the last call counts. No effect if the instruction does not need data from the
   // peer.
   void DataCame(Ticket ticket, DeviceId peer, absl::Time now);
+
+  // Records that `bytes` more have come from other ranks.
+  void Received(Ticket ticket, int64_t bytes);
 
   // Records the end of the instruction. If the instruction failed, its record keeps the peer for
   // which it waited last.

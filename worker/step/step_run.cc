@@ -496,6 +496,7 @@ class RankStep {
             [&](DeviceId peer) {
               options_.recorder->DataCame(ticket_, peer, options_.clock->Now());
             },
+        .piece_received = [this](int64_t bytes) { options_.recorder->Received(ticket_, bytes); },
         .scratch = [this](int64_t size_bytes) { return Pooled(size_bytes, "data to be sent"); },
         .check = [this] { return CheckAbort(); },
         .waits_for = [this](DeviceId peer) { link_.WaitsFor(peer); },

@@ -299,6 +299,37 @@ TEST_F(WorkerSessionTest, HeartbeatsKeepAWorkerAliveAndBringTheClock) {
               ElementsAre(Down::kWelcome, Down::kInventoryVerdict, Down::kClock));
 }
 
+TEST_F(WorkerSessionTest, HeartbeatsBringTheBytesThatAStepHasReceived) {
+  FakeWorker worker(streams_.get(), sequencer_.get());
+  BecomeMember(&worker, "a");
+  std::vector<int64_t> received;
+  StepRequest step;
+  step.op = "reshard";
+  step.mesh_id = "m";
+  step.participants = {{.rank = 0, .identity = "a"}};
+  step.message = std::make_shared<const EncodedStep>();
+  step.timeout = absl::Minutes(1);
+  step.received = [&](std::string_view identity, int64_t bytes) {
+    EXPECT_EQ(identity, "a");
+    received.push_back(bytes);
+  };
+  ASSERT_THAT(sequencer_->Submit(std::move(step), [](const WorkOutcome&) {}), IsOk());
+  internal::v1::AttachRequest beat;
+  v1::StepProgress& progress = *beat.mutable_heartbeat()->add_progress();
+  progress.set_sequence(sequencer_->last_sequence());
+  worker.Say(beat);
+  // A worker of an older build does not send the bytes.
+  progress.mutable_instruction()->set_sequence(progress.sequence());
+  worker.Say(beat);
+  EXPECT_THAT(received, IsEmpty());
+  beat.mutable_heartbeat()->add_received_bytes(40);
+  worker.Say(beat);
+  beat.mutable_heartbeat()->set_received_bytes(0, -1);
+  worker.Say(beat);
+  EXPECT_FALSE(worker.end().has_value());
+  EXPECT_THAT(received, ElementsAre(40));
+}
+
 TEST_F(WorkerSessionTest, ASecondHelloEndsTheStream) {
   FakeWorker worker(streams_.get(), sequencer_.get());
   Welcome(&worker, "a");

@@ -247,6 +247,44 @@ TEST_F(ReshardRunnerTest, TheCallIsAnOperation) {
   EXPECT_EQ(progress.done_bytes, 64);
 }
 
+TEST_F(ReshardRunnerTest, ProgressMovesWithinAStepAndNeverPastItsEnd) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  const std::string id = heard->Outline().operation_id;
+  const auto done_bytes = [&] { return operations_.Progress(id)->done_bytes; };
+  const int64_t sequence = transport_.work().sequence;
+  EXPECT_EQ(done_bytes(), 0);
+  // The two ranks receive 16 bytes each, and the new tiles have 64.
+  sequencer_->StepReceived(sequence, "w0", 8);
+  EXPECT_EQ(done_bytes(), 16);
+  sequencer_->StepReceived(sequence, "w1", 16);
+  EXPECT_EQ(done_bytes(), 48);
+  sequencer_->StepReceived(sequence, "w1", 0);
+  sequencer_->StepReceived(sequence, "w0", 3);
+  EXPECT_EQ(done_bytes(), 48) << "an older heartbeat takes nothing back";
+  sequencer_->StepReceived(sequence, "w0", 1'000);
+  EXPECT_EQ(done_bytes(), 64);
+  EXPECT_EQ(operations_.Progress(id)->done, 0);
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  sequencer_->StepReceived(sequence, "w0", 1'000);
+  EXPECT_EQ(done_bytes(), 64);
+  EXPECT_EQ(operations_.Progress(id)->done, 1);
+}
+
+TEST_F(ReshardRunnerTest, AFailedStepCountsAsNothing) {
+  AddArray(Descriptor(), "w");
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));
+  ASSERT_TRUE(AwaitSteps(1));
+  const std::string id = heard->Outline().operation_id;
+  sequencer_->StepReceived(transport_.work().sequence, "w0", 8);
+  EXPECT_EQ(operations_.Progress(id)->done_bytes, 16);
+  ASSERT_THAT(operations_.Cancel(id, session_), IsOk());
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(operations_.Progress(id)->done_bytes, 0);
+}
+
 TEST_F(ReshardRunnerTest, ACancelledOperationLeavesTheOldArray) {
   const std::string old_id = AddArray(Descriptor(), "w");
   const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole));

@@ -1931,6 +1931,32 @@ TEST_F(ArrayRegistryTest, ACompanionIsHeldByItsArrayAndReleasedWithIt) {
   EXPECT_EQ(registry_->FindTwin(id), nullptr);
 }
 
+TEST_F(ArrayRegistryTest, AnArrayThatGetsANameLaterIsToBeCopiedFromThenOn) {
+  ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+  definition.replicas = 2;
+  const std::string id = definition.descriptor.array_id;
+  ASSERT_THAT(registry_->Stage(std::move(definition)), IsOk());
+  int told = 0;
+  registry_->SetReplicaListener([&told] { ++told; });
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(Commit({{Staged(id)}, {}, "", ""}), IsOk());
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty());
+  EXPECT_EQ(told, 0);
+  ASSERT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), SizeIs(1));
+  EXPECT_EQ(told, 1);
+  // A second name changes nothing, and a name that comes back does.
+  ASSERT_THAT(Commit({{}, {{"v", id, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_EQ(told, 1);
+  for (const char* const name : {"w", "v"}) {
+    ASSERT_THAT(Commit({{}, {{name, "", std::nullopt}}, "", ""}), IsOk());
+  }
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty());
+  ASSERT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_EQ(told, 2);
+  registry_->SetReplicaListener(nullptr);
+}
+
 TEST_F(ArrayRegistryTest, ARestartFindsACompanionByItsRecord) {
   // One array is a record of its own, the others stand in a manifest.
   std::vector<std::string> ids;

@@ -111,6 +111,25 @@ TEST_F(SequencerTest, CommitsWhenEveryRankIsDone) {
   EXPECT_THAT(Report(101, "a", 0), StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
+TEST_F(SequencerTest, PassesOnWhatParticipantsOfARunningStepHaveReceived) {
+  std::vector<std::string> heard;
+  StepRequest step = Step("reshard", {"x"}, {"y"});
+  step.received = [&](std::string_view identity, int64_t bytes) {
+    heard.push_back(StrCat(identity, " ", bytes));
+  };
+  ASSERT_THAT(Submit(std::move(step)), IsOk());
+  ASSERT_THAT(Submit(Step("behind it", {"y"}, {})), IsOk());
+  sequencer_.StepReceived(101, "a", 5);
+  sequencer_.StepReceived(101, "b", 6);
+  sequencer_.StepReceived(101, "c", 7);  // it takes no part
+  sequencer_.StepReceived(102, "a", 8);  // it waits
+  sequencer_.StepReceived(9, "a", 8);
+  BothDone(101);
+  sequencer_.StepReceived(101, "a", 9);
+  sequencer_.StepReceived(102, "a", 9);  // nobody listens
+  EXPECT_THAT(heard, ElementsAre("a 5", "b 6"));
+}
+
 TEST_F(SequencerTest, StepsWithCommonOperandsWaitAndOthersOverlap) {
   ASSERT_THAT(Submit(Step("one", {"x"}, {"y"})), IsOk());
   ASSERT_THAT(Submit(Step("reads y", {"y"}, {"z"})), IsOk());

@@ -197,8 +197,9 @@ class RandomMoves {
   std::mt19937 random_;
 };
 
-// Runs the case on one rank, and returns the new tile.
-absl::StatusOr<std::string> RunCase(const MoveCase& c, Link* link, int64_t op) {
+// Runs the case on one rank, and returns the new tile. Adds the bytes of the pieces that came.
+absl::StatusOr<std::string> RunCase(const MoveCase& c, Link* link, int64_t op,
+                                    std::atomic<int64_t>* received_bytes = nullptr) {
   const DeviceId rank = link->rank();
   SHARDMESH_RETURN_IF_ERROR(link->Begin(op, MoveSignature(*c.plan, "a tensor")));
   const auto old_tile = std::make_shared<const std::string>(
@@ -209,6 +210,9 @@ absl::StatusOr<std::string> RunCase(const MoveCase& c, Link* link, int64_t op) {
   const DeviceGroup group = GroupOf(c.mesh.size(), rank);
   CollectiveCall call = CallOf(link, group);
   call.op = op;
+  if (received_bytes != nullptr) {
+    call.piece_received = [received_bytes](int64_t bytes) { *received_bytes += bytes; };
+  }
   SHARDMESH_RETURN_IF_ERROR(
       RunRegionMove(call, {.plan = &*c.plan,
                            .dtype = c.from.dtype,
@@ -232,12 +236,13 @@ TEST_P(RandomMoveTest, EachRankGetsItsTileForTheBytesOfThePlan) {
   InProcessRanks world(kMaxRanks, /*piece_bytes=*/13);
   ASSERT_THAT(world.OpenStep(1), IsOk());
   std::vector<std::atomic<int64_t>> sent_bytes(kCases);
+  std::vector<std::atomic<int64_t>> received_bytes(kCases);
   const auto outcomes = world.RunOnAll([&](DeviceId rank) -> absl::Status {
     for (size_t i = 0; i < kCases; ++i) {
       const MoveCase& c = cases[i];
       if (rank >= c.mesh.size() || !c.plan.has_value()) continue;
       SumLink link(world.link(rank));
-      const auto tile = RunCase(c, &link, static_cast<int64_t>(i));
+      const auto tile = RunCase(c, &link, static_cast<int64_t>(i), &received_bytes[i]);
       if (!tile.ok()) return WithContext(tile.status(), StrCat("case ", i, ": ", c.name));
       sent_bytes[i] += link.sent_bytes();
       if (*tile != TileOfTensor(c.tensor, c.to.dtype, c.to.shape, c.plan->to().TileOf(rank))) {
@@ -256,6 +261,7 @@ TEST_P(RandomMoveTest, EachRankGetsItsTileForTheBytesOfThePlan) {
       continue;
     }
     EXPECT_EQ(sent_bytes[i], c.plan->Totals()->need * BitsPerElement(c.from.dtype) / 8) << c.name;
+    EXPECT_EQ(received_bytes[i], sent_bytes[i]) << c.name;
   }
   EXPECT_LT(refused, kCases / 5);
   for (DeviceId rank = 0; rank < kMaxRanks; ++rank) {

@@ -110,6 +110,21 @@ TEST_F(AttachReportsTest, ASlowInstructionGoesUpAtOnce) {
   EXPECT_THAT(Only().heartbeat().progress(), SizeIs(1));
 }
 
+TEST_F(AttachReportsTest, HeartbeatsSayWhatAStepHasReceived) {
+  Attach();
+  progress_ = {
+      {.step = 7, .started = clock_.Now()},
+      {.step = 8,
+       .started = clock_.Now(),
+       .instruction = FlightRecord{.step = 8, .started = clock_.Now(), .received_bytes = 300}}};
+  clock_.Advance(absl::Seconds(10));
+  const std::vector<internal::v1::AttachRequest> sent = stream_->Take();
+  ASSERT_FALSE(sent.empty());
+  const internal::v1::Heartbeat& heartbeat = sent.back().heartbeat();
+  ASSERT_THAT(heartbeat.progress(), SizeIs(2));
+  EXPECT_THAT(heartbeat.received_bytes(), testing::ElementsAre(0, 300));
+}
+
 TEST_F(AttachReportsTest, WhatArrivesOfATransferGoesUpWithTheHeartbeatIfItChanged) {
   Attach();
   arriving_ = {{"t", 5}, {"u", 7}};

@@ -99,6 +99,18 @@ TEST(FlightRecorderTest, TellsWhatRunsAndForWhomItWaits) {
   EXPECT_FALSE(recorder.Last(1)[0].waits_for.has_value());
 }
 
+TEST(FlightRecorderTest, CountsTheBytesThatHaveComeWhileTheInstructionRuns) {
+  FlightRecorder recorder;
+  const auto op = recorder.Begin(Op(7, 0, "move", At(1)), {1});
+  EXPECT_EQ(recorder.Running(7)->received_bytes, 0);
+  recorder.Received(op, 5);
+  recorder.Received(op, 7);
+  EXPECT_EQ(recorder.Running(7)->received_bytes, 12);
+  recorder.End(op, absl::OkStatus(), At(2));
+  recorder.Received(op, 9);
+  EXPECT_EQ(recorder.Last(1)[0].received_bytes, 12);
+}
+
 TEST(FlightRecorderTest, TellsOnceWhatHasEnded) {
   FlightRecorder recorder;
   for (int64_t step = 0; step < 3; ++step) {
