@@ -31,6 +31,9 @@ constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 // Like kAbortTimeout, but for an abort after the put's deadline: the caller expects the put to end
 // at the deadline.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
+// If less of a put's time is left when the workers have not said whether they can read its files,
+// the client does not send the tensors instead: it would not come to an end.
+constexpr absl::Duration kMinSendTime = absl::Seconds(1);
 // Time limit for the release of an array that was read.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 // The largest number of arrays that one call releases.
@@ -356,7 +359,10 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
                         /*claims=*/{}, limit);
       });
   if (!begun.ok()) {
-    *is_refused = MaySendInstead(begun.status()) && !deadline.is_over();
+    // At the end of the put's time, the error names the workers that did not answer.
+    const bool has_time = absl::IsDeadlineExceeded(begun.status()) ? deadline.left() >= kMinSendTime
+                                                                   : !deadline.is_over();
+    *is_refused = MaySendInstead(begun.status()) && has_time;
     return begun.status();
   }
   BegunPut put = *std::move(begun);

@@ -390,7 +390,7 @@ absl::Status Server::OpenState() {
                                          &changes_, watches));
   AddStreamingService("shardmesh.v1.CatalogService",
                       MakeCatalogService(definition_store_.get(), registry_.get(), watches));
-  AddStreamingService("shardmesh.v1.OperationService", MakeOperationService(context));
+  AddStreamingService("shardmesh.v1.OperationService", MakeOperationService(context, step_watch_.get()));
   saves_ = std::make_unique<Saves>(Saves::Parts{.registry = registry_.get(),
                                                 .sessions = sessions_.get(),
                                                 .membership = membership_.get(),
@@ -398,7 +398,7 @@ absl::Status Server::OpenState() {
                                                 .operations = operations_.get(),
                                                 .access = worker_streams_.get(),
                                                 .cluster_id = registry_->cluster_id()});
-  AddStreamingService("shardmesh.v1.SaveService", MakeSaveService(saves_.get(), sessions_.get()));
+  AddStreamingService("shardmesh.v1.SaveService", MakeSaveService(&clock_, saves_.get(), sessions_.get(), step_watch_.get()));
   AddStreamingService("shardmesh.v1.AdminService",
                       MakeAdminService(context, store_.get(), options_.data_dir));
   AddStreamingService(

@@ -426,6 +426,17 @@ int64_t Saves::Wait(const std::string& operation_id, WaitCallback callback) {
       });
 }
 
+std::vector<std::string> Saves::WaitsFor(const std::string& operation_id) const {
+  std::shared_ptr<SaveRun> run;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = running_.find(operation_id);
+    if (found == running_.end()) return {};
+    run = found->second->run;
+  }
+  return run->WaitsFor();
+}
+
 void Saves::StopWaiting(const std::string& operation_id, int64_t number) {
   parts_.operations->DropOnEnd(operation_id, number);
 }
