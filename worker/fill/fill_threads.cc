@@ -319,7 +319,7 @@ class FillThreads final : public TileFiller {
     SHARDMESH_FAILPOINT("fill.finish");
     SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
     SHARDMESH_RETURN_IF_ERROR(transfer.saved.Check(*file, source.path, range.offset_bytes,
-                                                   incoming->description(), crc32c));
+                                                   incoming->description(), crc32c, keep_going));
     file_bytes_.fetch_add(incoming->size_bytes());
     return incoming->FinishInPlace(crc32c);
   }

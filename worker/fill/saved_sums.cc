@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/status/statusor.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/types/span.h"
 #include "process/file.h"
 #include "process/log.h"
@@ -17,8 +17,11 @@
 namespace shardmesh::worker {
 namespace {
 
+// The most bytes that are read before `keep_going` is called again.
+constexpr size_t kTextPieceBytes = size_t{1} << 20;
+
 absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& path,
-                                     int64_t max_bytes) {
+                                     int64_t max_bytes, const KeepGoing& keep_going) {
   SHARDMESH_ASSIGN_OR_RETURN(RootedFile rooted, roots.OpenFile(path));
   const InputFile file{.descriptor = std::move(rooted.descriptor),
                        .size_bytes = rooted.state.size_bytes};
@@ -27,7 +30,11 @@ absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& 
         StrCat(path, " has ", file.size_bytes, " bytes; at most ", max_bytes, " are read"));
   }
   std::string text(static_cast<size_t>(file.size_bytes), '\0');
-  SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(text)));
+  for (size_t at = 0; at < text.size(); at += kTextPieceBytes) {
+    SHARDMESH_RETURN_IF_ERROR(keep_going());
+    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, static_cast<int64_t>(at),
+                                          absl::MakeSpan(text).subspan(at, kTextPieceBytes)));
+  }
   return text;
 }
 
@@ -39,29 +46,41 @@ std::pair<std::string, std::string> Split(const std::string& path) {
 
 }  // namespace
 
-SavedSums::Files SavedSums::ReadFiles(const std::string& folder) const {
-  const absl::StatusOr<std::string> marker =
-      ReadText(*roots_, StrCat(folder, "/", kCheckpointMarker), kMaxCheckpointManifestBytes);
-  if (!marker.ok()) return {};
+absl::StatusOr<SavedSums::Files> SavedSums::ReadFiles(const std::string& folder,
+                                                      const KeepGoing& keep_going) const {
+  const absl::StatusOr<std::string> marker = ReadText(
+      *roots_, StrCat(folder, "/", kCheckpointMarker), kMaxCheckpointManifestBytes, keep_going);
+  SHARDMESH_RETURN_IF_ERROR(keep_going());
+  if (!marker.ok()) return Files();
   const std::string path = StrCat(folder, "/", kCheckpointManifest);
   const auto read = [&]() -> absl::StatusOr<Files> {
     SHARDMESH_ASSIGN_OR_RETURN(const std::string manifest,
-                               ReadText(*roots_, path, kMaxCheckpointManifestBytes));
+                               ReadText(*roots_, path, kMaxCheckpointManifestBytes, keep_going));
     SHARDMESH_RETURN_IF_ERROR(CheckMarker(folder, manifest, *marker));
     return ParseManifest(path, manifest);
   };
   absl::StatusOr<Files> files = read();
-  if (files.ok()) return *std::move(files);
+  if (files.ok()) return files;
+  SHARDMESH_RETURN_IF_ERROR(keep_going());
   LogWarning("tiles of a saved checkpoint are not compared with its checksums",
              {{"folder", folder}, {"error", files.status()}});
-  return {};
+  return Files();
 }
 
-std::shared_ptr<const SavedSums::Files> SavedSums::FilesOf(const std::string& folder) {
-  absl::MutexLock lock(&mutex_);
-  std::shared_ptr<const Files>& files = files_[folder];
-  if (files == nullptr) files = std::make_shared<const Files>(ReadFiles(folder));
-  return files;
+absl::StatusOr<std::shared_ptr<const SavedSums::Files>> SavedSums::FilesOf(
+    const std::string& path, const KeepGoing& keep_going) {
+  Folder* folder = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    folder = &folders_[path];
+  }
+  SHARDMESH_RETURN_IF_ERROR(folder->turn.Take(keep_going));
+  const absl::Cleanup end = [folder] { folder->turn.End(); };
+  if (folder->files == nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(Files files, ReadFiles(path, keep_going));
+    folder->files = std::make_shared<const Files>(std::move(files));
+  }
+  return folder->files;
 }
 
 absl::Status SavedSums::CheckInPlace(const RootedFile& file, const std::string& path) const {
@@ -73,9 +92,10 @@ absl::Status SavedSums::CheckInPlace(const RootedFile& file, const std::string& 
 }
 
 absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, int64_t offset_bytes,
-                              const TileDescription& description, uint32_t crc32c) {
+                              const TileDescription& description, uint32_t crc32c,
+                              const KeepGoing& keep_going) {
   const auto [folder, name] = Split(path);
-  const std::shared_ptr<const Files> files = FilesOf(folder);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const Files> files, FilesOf(folder, keep_going));
   const auto listed = std::find_if(files->begin(), files->end(),
                                    [&name = name](const auto& each) { return each.name == name; });
   if (listed == files->end() || !listed->has_checksums) return absl::OkStatus();

@@ -10,9 +10,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "process/roots/read_root.h"
 #include "tensor/checkpoint_manifest.h"
+#include "worker/fill/checked_file.h"
 #include "worker/store/tile_file.h"
 
 namespace shardmesh::worker {
@@ -32,20 +34,31 @@ class SavedSums {
   // - DATA_LOSS (CHECKSUM_MISMATCH): the file has other bytes than the save wrote.
   // - FAILED_PRECONDITION (FILE_CHANGED): the checksums differ, and another file has taken the
   //   place of `file`, so that the manifest need not be that of `file`.
+  // Calls `keep_going` while it reads a manifest, or waits for a thread that does; its error ends
+  // the comparison, and is returned.
   absl::Status Check(const RootedFile& file, const std::string& path, int64_t offset_bytes,
-                     const TileDescription& description, uint32_t crc32c);
+                     const TileDescription& description, uint32_t crc32c,
+                     const KeepGoing& keep_going);
 
  private:
   using Files = std::vector<ManifestFile>;
 
-  // Returns the files that the manifest in the folder lists; none if no save wrote the folder.
-  std::shared_ptr<const Files> FilesOf(const std::string& folder);
-  Files ReadFiles(const std::string& folder) const;
+  // Used by the thread that has the turn, which reads the manifest.
+  struct Folder {
+    FillTurn turn;
+    std::shared_ptr<const Files> files;  // null: not read yet
+  };
+
+  // Return the files that the manifest in the folder lists; none if no save wrote the folder. Only
+  // errors of `keep_going`.
+  absl::StatusOr<std::shared_ptr<const Files>> FilesOf(const std::string& path,
+                                                       const KeepGoing& keep_going);
+  absl::StatusOr<Files> ReadFiles(const std::string& folder, const KeepGoing& keep_going) const;
   absl::Status CheckInPlace(const RootedFile& file, const std::string& path) const;
 
   const ReadRoots* const roots_;
-  absl::Mutex mutex_;  // held while a manifest is read
-  std::map<std::string, std::shared_ptr<const Files>> files_ ABSL_GUARDED_BY(mutex_);  // by folder
+  absl::Mutex mutex_;                                              // held only for short times
+  std::map<std::string, Folder> folders_ ABSL_GUARDED_BY(mutex_);  // by path; none is removed
 };
 
 }  // namespace shardmesh::worker
