@@ -34,6 +34,11 @@ absl::Status Cancelled() {
   return WithReason(absl::CancelledError("the save was cancelled"), Reason::kCancelled);
 }
 
+// Whether a disk failed to take or to deliver bytes.
+bool IsDiskError(const absl::Status& status) {
+  return absl::IsDataLoss(status) && ReasonOf(status) == Reason::kUnspecified;
+}
+
 SaveTarget TargetOf(const internal::v1::SaveOrder& order) {
   SaveTarget target{.folder = order.folder()};
   if (order.has_step()) target.step = order.step();
@@ -66,12 +71,18 @@ struct SaveOrders::Save {
   std::atomic<bool> is_cancelled = false;
   std::atomic<bool> is_ended = false;
   std::unique_ptr<SaveFolder> folder;  // used only on the thread
+  bool has_disk_error = false;         // used only on the thread
   ThreadPool thread{1};                // last: its thread uses the members above
 
   void End(bool keep) {
-    if (folder != nullptr && keep) folder->Leave();
+    if (folder != nullptr && keep && !has_disk_error) folder->Leave();
     folder.reset();
     is_ended = true;
+  }
+  // The coordinator, which orders that nothing is kept after such an error, may be lost.
+  void Spoil() {
+    has_disk_error = true;
+    if (folder != nullptr) folder->Spoil();
   }
   absl::Status CheckOpen() const {
     if (is_cancelled) return Cancelled();
@@ -247,7 +258,9 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
             "this worker does not know an order of the save; update the worker");
     }
   };
-  rpc::Encode(execute(), answer.mutable_error());
+  const absl::Status executed = execute();
+  if (IsDiskError(executed)) save->Spoil();
+  rpc::Encode(executed, answer.mutable_error());
   if (!answer.error().ByteSizeLong()) answer.clear_error();
   reply.answer(std::move(answer));
 }
