@@ -3,6 +3,9 @@
 
 #include <utility>
 
+#include "process/start_thread.h"
+#include "status/status_macros.h"
+
 namespace shardmesh {
 
 ThreadPool::ThreadPool(int threads) : ThreadPool(threads, Limits()) {}
@@ -12,6 +15,16 @@ ThreadPool::ThreadPool(int threads, const Limits& limits) : limits_(limits) {
   for (int i = 0; i < threads; ++i) {
     threads_.emplace_back([this] { Work(); });
   }
+}
+
+absl::StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Start(int threads) {
+  auto pool = std::make_unique<ThreadPool>(0);
+  for (int i = 0; i < threads; ++i) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::thread thread,
+                               StartThread([raw = pool.get()] { raw->Work(); }));
+    pool->threads_.push_back(std::move(thread));
+  }
+  return pool;
 }
 
 ThreadPool::~ThreadPool() {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -14,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
 namespace shardmesh {
@@ -34,6 +36,9 @@ class ThreadPool {
   // must bound the number of waiting tasks.
   explicit ThreadPool(int threads);
   ThreadPool(int threads, const Limits& limits);
+  // Like the constructor, which ends the process if the host allows no more threads. This function
+  // returns RESOURCE_EXHAUSTED there.
+  static absl::StatusOr<std::unique_ptr<ThreadPool>> Start(int threads);
   // Runs all waiting tasks, then joins the threads.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -340,7 +340,13 @@ absl::Status SaveRun::CannotWrite(std::vector<Refusal> refusals) const {
   std::sort(refusals.begin(), refusals.end(),
             [](const Refusal& a, const Refusal& b) { return a.identity < b.identity; });
   for (const Refusal& refusal : refusals) {
-    if (ReasonOf(refusal.status) == Reason::kWorkerLost) return refusal.status;
+    // Neither says anything about the folder. A worker without a thread or a descriptor gives no
+    // reason.
+    const Reason reason = ReasonOf(refusal.status);
+    if (reason == Reason::kWorkerLost ||
+        (reason == Reason::kUnspecified && absl::IsResourceExhausted(refusal.status))) {
+      return refusal.status;
+    }
   }
   std::string text;
   for (size_t i = 0; i < refusals.size() && i < kMostNamed; ++i) {

@@ -333,6 +333,22 @@ TEST_F(SavesTest, ACallerThatStopsWaitingIsForgotten) {
   EXPECT_EQ(*caller, 0);
 }
 
+TEST_F(SavesTest, ALimitOfThreadsEndsNoMoreThanTheSave) {
+  const std::string a = Put("a", {16}, Rows());
+  // Threads of the coordinator, of the first worker and of the second one.
+  for (const int start : {1, 2, 3}) {
+    SCOPED_TRACE(start);
+    ASSERT_THAT(ArmFailpoints(StrCat("thread.start=emfile:", start)), IsOk());
+    EXPECT_THAT(Save(Request()), StatusIs(absl::StatusCode::kResourceExhausted));
+    EXPECT_FALSE(IsArmed("thread.start"));
+    EXPECT_FALSE(std::filesystem::exists(folder_));
+  }
+  EXPECT_EQ(operations_->CountRunning(), 0);
+  EXPECT_THAT(Save(Request()), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(BytesOf(checkpoint, "a"), a);
+}
+
 TEST_F(SavesTest, SaysForWhichWorkersItWaits) {
   Put("a", {16}, Rows());
   absl::Notification ordered;
