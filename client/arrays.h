@@ -107,11 +107,12 @@ class ArrayClient {
                                                  const CallOptions& options = {});
 
   // Gathers a whole tensor: each tile from a worker that holds the tile, with every checksum
-  // checked. FAILED_PRECONDITION (ARRAY_DEGRADED): some tile is on no live worker. `progress`: like
-  // PutOptions::progress, for the received bytes; the count restarts if the gather is retried. The
-  // time limit or a cancellation may come before the coordinator's first answer. In that case the
-  // gather waits up to a second longer for that answer, and releases the array that the answer
-  // pinned.
+  // checked. If the array has two replicas (PutOptions::replicas), tiles of lost workers come from
+  // the second one. FAILED_PRECONDITION (ARRAY_DEGRADED): some tile is on no live worker.
+  // `progress`: like PutOptions::progress, for the received bytes; the count restarts if the gather
+  // is retried. The time limit or a cancellation may come before the coordinator's first answer. In
+  // that case the gather waits up to a second longer for that answer, and releases the array that
+  // the answer pinned.
   absl::StatusOr<GatheredTensor> Gather(const ArraySelector& array,
                                         const ProgressCallback& progress = nullptr,
                                         const CallOptions& options = {});

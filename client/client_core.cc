@@ -9,7 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "client/remote/operation_calls.h"
 #include "client/types/cancellation.h"
-#include "process/start_thread.h"
+#include "process/thread_pool.h"
 #include "rpc/call.h"
 #include "rpc/call_memory.h"
 #include "rpc/codec/status.h"
@@ -572,10 +572,13 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
     return {std::move(reduced)};
   }
   ReadOutcome outcome;
+  absl::flat_hash_set<std::string> lost_workers;
   const auto fetch = [&](const Tile& tile, const MutableTensorView& into,
                          const ProgressCallback& progress) -> absl::Status {
     TransferOptions transfer = Transfer(deadline, progress, options);
     transfer.array = CommandText(array, descriptor.array_id);
+    transfer.lost_workers = &lost_workers;
+    if (get.second_copy.has_value()) transfer.second_copy = &*get.second_copy;
     transfer.connections = &worker_connections_;
     const absl::Status downloaded =
         Download(descriptor, tile, get.token, get.devices, into, options.cancellation, transfer);

@@ -48,13 +48,16 @@ inline constexpr Feature kFeatures[] = {
     {"replicas", {"shardmesh.v1.BeginPutHeader.replicas"}},
     {"reshards", {"shardmesh.v1.ArrayService.Reshard"}},
     {"saves", {"shardmesh.v1.SaveService.BeginSave", "shardmesh.v1.SaveService.WaitSave"}},
+    {"second_copies", {"shardmesh.v1.BeginGetRequest.accept_second_copy"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
     {"uneven_cuts",
      {"shardmesh.v1.BeginPutHeader.uneven", "shardmesh.v1.BeginPutHeader.weights",
       "shardmesh.v1.DescribeTilingRequest.cut_points", "shardmesh.v1.DescribeTilingRequest.uneven",
       "shardmesh.v1.DescribeTilingRequest.weights"}},
-    {"uneven_reshards", {"shardmesh.v1.ReshardOp.cut_points"}},
+    {"uneven_reshards",
+     {"shardmesh.v1.ReshardOp.cut_points", "shardmesh.v1.ReshardRequest.uneven",
+      "shardmesh.v1.ReshardRequest.weights"}},
     {"unnamed_arrays", {"shardmesh.v1.ListArraysRequest.include_unnamed"}},
     {"validate_only",
      {"shardmesh.v1.BeginPutHeader.validate_only", "shardmesh.v1.BeginSaveRequest.validate_only",
@@ -77,9 +80,6 @@ inline constexpr Feature kFeatures[] = {
 // The feature in Hello.features of a worker that fills tiles itself: the orders CheckFiles and
 // FillTiles of attach_service.proto.
 inline constexpr std::string_view kFillFeature = "fill";
-
-// HeldTile.transfer_id of a staged result of a step is this prefix and the step's sequence number.
-inline constexpr std::string_view kStepTransferPrefix = "step-";
 
 // The feature in Hello.features of a worker that computes digests of its tiles: the order
 // DigestTiles of attach_service.proto.

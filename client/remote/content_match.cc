@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "process/crc32c.h"
-#include "process/start_thread.h"
+#include "process/thread_pool.h"
 #include "sharding/digest.h"
 #include "sharding/tile.h"
 #include "status/status_macros.h"

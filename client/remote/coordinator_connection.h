@@ -24,7 +24,7 @@
 #include "client/types/array.h"
 #include "client/types/cancellation.h"
 #include "client/types/plan_questions.h"
-#include "process/start_thread.h"
+#include "process/thread_pool.h"
 #include "rpc/call.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/flight_codec.h"

@@ -6,8 +6,8 @@
 #include <thread>
 #include <utility>
 
-#include "process/start_thread.h"
 #include "process/steady_deadline.h"
+#include "process/thread_pool.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 

@@ -17,7 +17,7 @@
 #include "client/remote/handover_room.h"
 #include "client/remote/tile_handover.h"
 #include "client/remote/worker_client.h"
-#include "process/start_thread.h"
+#include "process/thread_pool.h"
 #include "rpc/call.h"
 #include "rpc/contract.h"
 #include "sharding/tile.h"
@@ -203,12 +203,33 @@ absl::StatusOr<std::unique_ptr<TileHandover>> ConnectHandover(WorkerClient* work
   return connected;
 }
 
+// One copy of the array's tiles, as workers are asked for it.
+struct TileCopy {
+  std::string_view array_id;
+  std::string_view token;
+};
+
+struct TileHolder {
+  const TransferDevice* device = nullptr;
+  const TileCopy* copy = nullptr;
+};
+
 // A tile to fetch, with its holders.
 struct PendingTile {
   Tile tile;   // in coordinates of the array
   Tile place;  // the same tile in coordinates of the downloaded part
   int64_t size_bytes = 0;
-  std::vector<const TransferDevice*> holders;
+  std::vector<TileHolder> holders;  // those of the second copy last
+};
+
+// The devices of a copy, by rank.
+struct CopyDevices {
+  CopyDevices(const TileCopy* tiles, absl::Span<const TransferDevice> devices) : copy(tiles) {
+    for (const TransferDevice& device : devices) by_rank[device.rank] = &device;
+  }
+
+  const TileCopy* copy;
+  absl::flat_hash_map<int64_t, const TransferDevice*> by_rank = {};
 };
 
 // Returns the tile in coordinates relative to the start of `part`.
@@ -220,27 +241,34 @@ Tile WithOrigin(Tile tile, const Tile& part) {
   return tile;
 }
 
+// A tile to request from a worker, and the copy of which the worker has it.
+struct RequestedTile {
+  const PendingTile* tile = nullptr;
+  const TileCopy* copy = nullptr;
+};
+
 // The tiles to request from one worker.
 struct Inbound {
   const TransferDevice* device = nullptr;
-  std::vector<const PendingTile*> tiles;
+  std::vector<RequestedTile> tiles;
   int64_t size_bytes = 0;
   bool is_done = false;
 };
 
-// Assigns each tile to the holder with the least assigned bytes. ARRAY_DEGRADED if all holders of a
-// tile are lost.
+// Assigns each tile to the holder with the least assigned bytes. Holders of the second copy get
+// only tiles whose other holders are all lost. ARRAY_DEGRADED if all holders of a tile are lost.
 absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>& pending,
                                                   const absl::flat_hash_set<std::string>& lost,
                                                   const ArrayDescriptor& array) {
   absl::btree_map<std::string_view, Inbound> by_worker;
   for (const PendingTile& tile : pending) {
-    const TransferDevice* best = nullptr;
-    for (const TransferDevice* holder : tile.holders) {
-      if (!lost.contains(holder->identity) &&
-          (best == nullptr ||
-           by_worker[holder->identity].size_bytes < by_worker[best->identity].size_bytes)) {
-        best = holder;
+    const TileHolder* best = nullptr;
+    for (const TileHolder& holder : tile.holders) {
+      if (best != nullptr && holder.copy != best->copy) break;
+      if (!lost.contains(holder.device->identity) &&
+          (best == nullptr || by_worker[holder.device->identity].size_bytes <
+                                  by_worker[best->device->identity].size_bytes)) {
+        best = &holder;
       }
     }
     if (best == nullptr) {
@@ -249,9 +277,9 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
                                                " of array ", array.array_id)),
           Reason::kArrayDegraded, {{fact::kArray, array.array_id}});
     }
-    Inbound& inbound = by_worker[best->identity];
-    inbound.device = best;
-    inbound.tiles.push_back(&tile);
+    Inbound& inbound = by_worker[best->device->identity];
+    inbound.device = best->device;
+    inbound.tiles.push_back({.tile = &tile, .copy = best->copy});
     inbound.size_bytes += tile.size_bytes;
   }
   std::vector<Inbound> plan;
@@ -266,8 +294,7 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
 // Fetches the tiles of one worker over `worker`; writes each piece directly to its place in `into`.
 // If the fetch fails, subtracts the received bytes from the progress, because they must be sent
 // again.
-absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, std::string_view token,
-                       const ArrayDescriptor& array, const MutableTensorView& into,
+absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, const MutableTensorView& into,
                        ProgressMeter& progress, Cancellation* cancellation,
                        const TransferOptions& options) {
   int64_t received_bytes = 0;
@@ -276,13 +303,13 @@ absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, std::string
     const auto part = absl::MakeConstSpan(inbound.tiles).subspan(begin, rpc::kMaxTilesPerGet);
     std::vector<FetchedTile> tiles;
     tiles.reserve(part.size());
-    for (const PendingTile* tile : part) {
-      tiles.push_back({token, array.array_id, tile->tile, tile->size_bytes});
+    for (const auto& [tile, copy] : part) {
+      tiles.push_back({copy->token, copy->array_id, tile->tile, tile->size_bytes});
     }
     const TileSink sink = [&](size_t index, int64_t offset, absl::Span<const char> bytes) {
       received_bytes += static_cast<int64_t>(bytes.size());
       progress.Add(static_cast<int64_t>(bytes.size()));
-      return PasteTileBytes(bytes, part[index]->place, offset, into);
+      return PasteTileBytes(bytes, part[index].tile->place, offset, into);
     };
     SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, cancellation,
                                                {options.deadline.wall(), options.traceparent}));
@@ -292,13 +319,12 @@ absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, std::string
 }
 
 // Fetches the tiles of one worker, over a kept connection if there is one.
-absl::Status Fetch(const Inbound& inbound, std::string_view token, const ArrayDescriptor& array,
-                   const MutableTensorView& into, ProgressMeter& progress,
+absl::Status Fetch(const Inbound& inbound, const MutableTensorView& into, ProgressMeter& progress,
                    Cancellation* cancellation, const TransferOptions& options) {
   const TransferDevice& device = *inbound.device;
   const auto fetch_over = [&](std::unique_ptr<WorkerClient> worker) {
     const absl::Status fetched =
-        FetchOver(worker.get(), inbound, token, array, into, progress, cancellation, options);
+        FetchOver(worker.get(), inbound, into, progress, cancellation, options);
     if (fetched.ok() && options.connections != nullptr) {
       options.connections->Keep(device.identity, device.incarnation, std::move(worker));
     }
@@ -391,9 +417,13 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
                       Cancellation* cancellation, const TransferOptions& options) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
   SHARDMESH_RETURN_IF_ERROR(CheckReduced(array, options.array));
-  absl::flat_hash_map<int64_t, const TransferDevice*> device_of_rank;
-  for (const TransferDevice& device : devices) {
-    device_of_rank[device.rank] = &device;
+  const TileCopy own{.array_id = array.array_id, .token = token};
+  std::vector<CopyDevices> copies;
+  copies.emplace_back(&own, devices);
+  TileCopy second;
+  if (options.second_copy != nullptr) {
+    second = {.array_id = options.second_copy->array_id, .token = options.second_copy->token};
+    copies.emplace_back(&second, options.second_copy->devices);
   }
   std::vector<PendingTile> pending;
   int64_t total_bytes = 0;
@@ -402,9 +432,11 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
     tile.tile = owned.tile;
     tile.place = WithOrigin(owned.tile, part);
     SHARDMESH_ASSIGN_OR_RETURN(tile.size_bytes, array.TileSizeBytes(owned.tile));
-    for (const DeviceId rank : owned.devices) {
-      if (const auto found = device_of_rank.find(rank); found != device_of_rank.end()) {
-        tile.holders.push_back(found->second);
+    for (const CopyDevices& each : copies) {
+      for (const DeviceId rank : owned.devices) {
+        if (const auto found = each.by_rank.find(rank); found != each.by_rank.end()) {
+          tile.holders.push_back({.device = found->second, .copy = each.copy});
+        }
       }
     }
     total_bytes += tile.size_bytes;
@@ -413,7 +445,9 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
 
   // Each round requests the missing tiles from the remaining holders. The loop ends, because each
   // round that leaves tiles missing adds a lost worker.
-  absl::flat_hash_set<std::string> lost;
+  absl::flat_hash_set<std::string> lost_here;
+  absl::flat_hash_set<std::string>& lost =
+      options.lost_workers == nullptr ? lost_here : *options.lost_workers;
   absl::Status last_loss;
   while (!pending.empty()) {
     if (cancellation != nullptr && cancellation->is_cancelled()) {
@@ -437,8 +471,8 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
     absl::Mutex mutex;
     RunOnThreads(plan->size(), /*max_threads=*/plan->size(), [&](size_t i) {
       Inbound& inbound = (*plan)[i];
-      absl::Status status = WithContext(
-          Fetch(inbound, token, array, into, progress, &streams, options), NameOf(*inbound.device));
+      absl::Status status =
+          WithContext(Fetch(inbound, into, progress, &streams, options), NameOf(*inbound.device));
       if (status.ok()) {
         inbound.is_done = true;
       } else if (absl::IsUnavailable(status) || absl::IsNotFound(status)) {
@@ -454,11 +488,8 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
     SHARDMESH_RETURN_IF_ERROR(error.status());
     std::vector<PendingTile> missing;
     for (const Inbound& inbound : *plan) {
-      for (const PendingTile* tile : inbound.tiles) {
-        if (!inbound.is_done) {
-          missing.push_back(*tile);
-        }
-      }
+      if (inbound.is_done) continue;
+      for (const RequestedTile& each : inbound.tiles) missing.push_back(*each.tile);
     }
     pending = std::move(missing);
   }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -42,6 +43,13 @@ struct UploadTensor {
   bool is_named = true;
 };
 
+// The second copy of an array: another array, whose ranks have the same tiles on other workers.
+struct SecondCopy {
+  std::string array_id;
+  std::string token;  // grants access to the copy on the workers
+  std::vector<TransferDevice> devices;
+};
+
 struct HandoverOutcome {
   int64_t bytes = 0;     // of tiles that were handed over
   absl::Status refusal;  // why a worker took no memory, or not all; OK if nobody asked one
@@ -61,6 +69,12 @@ struct TransferOptions {
   // For messages of Download: the array as commands write it, such as "w" or "w@3". If empty,
   // messages write @ID.
   std::string array = {};
+  // For Download: the copy from which it takes the tiles that the array's own workers do not give;
+  // null: there is none.
+  const SecondCopy* second_copy = nullptr;
+  // For Download: the workers, by identity, that earlier downloads of the same get have lost.
+  // Download does not ask them, and adds those that it loses. Null: there were none.
+  absl::flat_hash_set<std::string>* lost_workers = nullptr;
   // Where Download takes its connections from, and keeps them afterwards; null for new connections
   // only.
   WorkerConnections* connections = nullptr;
@@ -86,14 +100,15 @@ absl::Status CheckReduced(const ArrayDescriptor& array, const std::string& text)
 // Downloads `part` of the array from the workers to `into`. Requires that `part` is within the
 // array, and that `into` has the array's dtype and the shape of `part`. Each distinct tile comes
 // from one of the workers that hold it; the load is spread over all holders. If a worker is lost
-// during the download, the tiles come from other holders. Every checksum is checked. `token` grants
-// access to the array on the workers.
+// during the download, the tiles come from other holders. A tile whose holders are all lost, or not
+// among `devices`, comes from the second copy. Every checksum is checked. `token` grants access to
+// the array on the workers.
 //
-// FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left.
-// FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED: `cancellation`,
-// which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask another holder. After
-// any other failure, returns the error of the stream that failed first. After an error, `into` is
-// partly filled.
+// FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left in either
+// copy. FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED:
+// `cancellation`, which may be null, was cancelled. DEADLINE_EXCEEDED: no time is left to ask
+// another holder. After any other failure, returns the error of the stream that failed first. After
+// an error, `into` is partly filled.
 absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::string_view token,
                       absl::Span<const TransferDevice> devices, const MutableTensorView& into,
                       Cancellation* cancellation, const TransferOptions& options);

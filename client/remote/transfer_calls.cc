@@ -431,6 +431,7 @@ absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
   if (part.has_value()) {
     rpc::Encode(*part, request.mutable_slice());
   }
+  request.set_accept_second_copy(true);  // an older coordinator gives none
   v1::BeginGetResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Repeat(limit, [&](const CallLimit& attempt) {
     response.Clear();
@@ -441,6 +442,11 @@ absl::StatusOr<BegunGet> BeginGet(const CoordinatorConnection& connection,
   get.devices = DecodeDevices(response.devices());
   get.token = response.token();
   get.pinned = response.pinned();
+  if (const v1::SecondCopy& copy = response.second_copy(); response.has_second_copy()) {
+    get.second_copy = {.array_id = copy.array_id(),
+                       .token = copy.token(),
+                       .devices = DecodeDevices(copy.devices())};
+  }
   return get;
 }
 

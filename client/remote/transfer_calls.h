@@ -55,6 +55,7 @@ struct BegunGet {
   std::vector<TransferDevice> devices;
   std::string token;
   bool pinned = false;  // this call pinned the array; the session did not pin the array before
+  std::optional<SecondCopy> second_copy = {};  // the pin keeps it too
 };
 
 // The answer of FindContent for some tensors of a put.

@@ -103,9 +103,9 @@ struct QuarantinedArray {
   bool array_lives = false;
 };
 
-// An array without a name that workers reported after a restart of the coordinator. The coordinator
-// holds the array for a limited time. If the array has no name by then, the coordinator quarantines
-// it.
+// An array without a name that the coordinator found after its restart. The coordinator holds the
+// array for a limited time. If the array has no name by then, the coordinator quarantines it, or
+// releases it if it is certain that the array had no other name.
 struct UnnamedArray {
   std::string array_id;
   std::string mesh_id;

@@ -16,6 +16,7 @@
 #include "sharding/mode.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "tensor/array_descriptor.h"
 
 namespace shardmesh::client {
@@ -29,8 +30,13 @@ struct ReshardOptions {
   RuleSetSelector rules = {};
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::string preset = {};
-  // As in Tiling::Create; for each array.
+  // As in Tiling::Create; for each array. The last point of a dimension stands for the end of each
+  // array's own dimension.
   std::vector<CutPoints> cut_points = {};
+  // The rule that cuts the new arrays if there are no `cut_points`, as in PutOptions. With
+  // kEqualOnly, an array keeps the cut points that it has if no layout is set.
+  UnevenCuts uneven = UnevenCuts::kEqualOnly;
+  std::vector<int64_t> weights = {};  // only with kByWeights: one for each device of the mesh
   // The profile and the mode with which `axes` and `preset` are resolved; see PutOptions.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;
@@ -42,8 +48,9 @@ struct ReshardOptions {
   std::string name = {};
   // The state that the name of the result must have. Must be nullopt for a tree.
   Precondition precondition = std::nullopt;
-  // Releases each old array as soon as its new array is committed. If false, the
-  // session pins the old arrays until ArrayClient::ReleaseArrays, or until its end.
+  // Releases each old array as soon as its new array is committed. Pins of other sessions hold it
+  // as long as the coordinator runs. If false, the session pins the old arrays until
+  // ArrayClient::ReleaseArrays, or until its end.
   bool release_source = false;
   // Plans and checks, but moves nothing.
   bool validate_only = false;

@@ -10,14 +10,12 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/flight_codec.h"
 #include "rpc/codec/link_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
-#include "rpc/contract.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -257,8 +255,7 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     SHARDMESH_ASSIGN_OR_RETURN(tile.tile, rpc::Decode(held.tile()));
     tile.crc32c = held.crc32c();
     tile.committed = held.committed();
-    tile.of_step =
-        !tile.committed && absl::StartsWith(held.transfer_id(), rpc::kStepTransferPrefix);
+    tile.of_step = !tile.committed && held.of_step();
     tile.on_disk = held.durability() == v1::DURABILITY_DISK;
   }
   for (const size_t unknown : find_unknown(tiles)) {

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "google/protobuf/repeated_ptr_field.h"
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
@@ -73,23 +75,65 @@ absl::StatusOr<SelectedArray> Find(const CoordinatorParts& context,
   return Select(*context.registry, reference);
 }
 
+bool Lacks(const Array& array, int64_t rank) {
+  return std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(), rank);
+}
+
 // Returns the array with every rank marked missing that is not among `endpoints`, the reachable
 // ranks. The registry may not know yet that the workers of such ranks are lost.
-SelectedArray WithoutAway(const SelectedArray& selected,
-                          const std::vector<RankEndpoint>& endpoints) {
-  Array array = *selected.array;
+ArrayPtr WithoutAway(const Array& known, const std::vector<RankEndpoint>& endpoints) {
+  Array array = known;
   std::set<int64_t> missing;
   for (int64_t rank = 0; rank < array.definition.descriptor.mesh.size(); ++rank) {
     missing.insert(rank);
   }
   for (const RankEndpoint& endpoint : endpoints) {
-    if (!std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(),
-                            endpoint.rank)) {
-      missing.erase(endpoint.rank);
-    }
+    if (!Lacks(known, endpoint.rank)) missing.erase(endpoint.rank);
   }
   array.missing_ranks.assign(missing.begin(), missing.end());
-  return {.array = std::make_shared<const Array>(std::move(array)), .name = selected.name};
+  return std::make_shared<const Array>(std::move(array));
+}
+
+// Returns the array with only those ranks marked missing that `copy` misses too. Rank by rank, both
+// have the same tiles.
+ArrayPtr WithCopy(const Array& known, const Array& copy) {
+  Array array = known;
+  std::erase_if(array.missing_ranks, [&](int64_t rank) { return !Lacks(copy, rank); });
+  return std::make_shared<const Array>(std::move(array));
+}
+
+// The second copy of an array, and the live workers of its mesh by rank.
+struct ReadableCopy {
+  ArrayPtr array = nullptr;  // ranks without a live worker are missing; null: there is no copy
+  std::vector<RankEndpoint> endpoints = {};
+};
+
+// The copy lives as long as the array `array_id`, so a pin of that array holds both.
+ReadableCopy FindSecondCopy(const CoordinatorParts& context, const std::string& array_id) {
+  const ArrayPtr twin = context.registry->FindTwin(array_id);
+  // The array that a companion copies may be released before the companion.
+  if (twin == nullptr || twin->definition.replica_of != array_id) return {};
+  auto endpoints = context.hub->Endpoints(twin->definition.descriptor.mesh_id);
+  if (!endpoints.ok()) return {};  // the mesh of the copies is going
+  return {.array = WithoutAway(*twin, *endpoints), .endpoints = *std::move(endpoints)};
+}
+
+// The tiles to read.
+struct ReadTiles {
+  bool is_slice = false;
+  std::vector<OwnedTile> tiles = {};  // of a slice; each with the ranks that have it in some copy
+  std::set<int64_t> holders = {};     // the ranks of `tiles`
+};
+
+// Adds the workers that have tiles of `array`, which may be the second copy.
+void EncodeHolders(const Array& array, const std::vector<RankEndpoint>& endpoints,
+                   const ReadTiles& read,
+                   google::protobuf::RepeatedPtrField<v1::DeviceEndpoint>* devices) {
+  for (const RankEndpoint& endpoint : endpoints) {
+    if (Lacks(array, endpoint.rank)) continue;
+    if (read.is_slice && !read.holders.contains(endpoint.rank)) continue;
+    Encode(endpoint, devices->Add());
+  }
 }
 
 }  // namespace
@@ -167,41 +211,52 @@ absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequ
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
                              context.hub->Endpoints(descriptor.mesh_id));
-  std::vector<OwnedTile> tiles;
-  if (request.has_slice() || !selected.array->missing_ranks.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(
-        tiles, FindHolders(request.has_slice() ? WithoutAway(selected, endpoints) : selected, part,
-                           *context.membership->view(), *context.recovery));
+  const ReadableCopy copy =
+      request.accept_second_copy() ? FindSecondCopy(context, descriptor.array_id) : ReadableCopy();
+  const ArrayPtr present =
+      request.has_slice() ? WithoutAway(*selected.array, endpoints) : selected.array;
+  ReadTiles read{.is_slice = request.has_slice()};
+  if (read.is_slice || !present->missing_ranks.empty()) {
+    const ArrayPtr held = copy.array == nullptr ? present : WithCopy(*present, *copy.array);
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<OwnedTile> tiles,
+                               FindHolders({.array = held, .name = selected.name}, part,
+                                           *context.membership->view(), *context.recovery));
+    if (read.is_slice) read.tiles = std::move(tiles);
   }
   Encode(*selected.array, &selected.name, response->mutable_array());
-  const std::vector<int64_t>& missing = selected.array->missing_ranks;
-  std::set<int64_t> holders;  // ranks that hold tiles of the slice
-  for (const OwnedTile& tile : tiles) {
-    if (!request.has_slice()) break;
+  for (const OwnedTile& tile : read.tiles) {
     v1::HeldTile* const held = response->add_tiles();
     rpc::Encode(tile.tile, held->mutable_tile());
     for (const DeviceId device : tile.devices) {
-      held->add_ranks(static_cast<int32_t>(device));
-      holders.insert(device);
+      read.holders.insert(device);
+      const auto rank = static_cast<int32_t>(device);
+      if (!Lacks(*present, device)) held->add_ranks(rank);
+      if (copy.array != nullptr && !Lacks(*copy.array, device)) held->add_second_copy_ranks(rank);
     }
   }
-  for (const RankEndpoint& endpoint : endpoints) {
-    if (std::binary_search(missing.begin(), missing.end(), endpoint.rank)) continue;
-    if (request.has_slice() && !holders.contains(endpoint.rank)) continue;
-    Encode(endpoint, response->add_devices());
-  }
-  // The transfer token expires no later than the session's lease as it is now. A later lease
-  // renewal does not extend the token.
+  EncodeHolders(*selected.array, endpoints, read, response->mutable_devices());
+  // The transfer tokens expire no later than the session's lease as it is now. A later lease
+  // renewal does not extend the tokens.
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, context.sessions->Get(request.session_id()));
-  const rpc::TransferClaims claims{
-      .direction = rpc::TransferDirection::kGet,
-      .transfer_id = "",
-      .session_id = request.session_id(),
-      .array_descriptor = response->array().array_descriptor().SerializeAsString(),
-      .term = context.term,
-      .expire_time = std::min(context.clock->Now() + kGetTimeout, session.expires)};
-  response->set_token(rpc::SignToken(claims, context.token_key));
-  rpc::Encode(claims.expire_time, response->mutable_expire_time());
+  const absl::Time expire_time = std::min(context.clock->Now() + kGetTimeout, session.expires);
+  const auto token_of = [&](std::string array_descriptor) {
+    return rpc::SignToken({.direction = rpc::TransferDirection::kGet,
+                           .transfer_id = "",
+                           .session_id = request.session_id(),
+                           .array_descriptor = std::move(array_descriptor),
+                           .term = context.term,
+                           .expire_time = expire_time},
+                          context.token_key);
+  };
+  response->set_token(token_of(response->array().array_descriptor().SerializeAsString()));
+  rpc::Encode(expire_time, response->mutable_expire_time());
+  if (copy.array != nullptr) {
+    const ArrayDescriptor& copied = copy.array->definition.descriptor;
+    v1::SecondCopy* const second = response->mutable_second_copy();
+    second->set_array_id(copied.array_id);
+    EncodeHolders(*copy.array, copy.endpoints, read, second->mutable_devices());
+    second->set_token(token_of(rpc::ArrayDescriptorBytes(copied)));
+  }
   // Pin last: after an error the client does not know that it has to release the array.
   SHARDMESH_ASSIGN_OR_RETURN(
       const bool pinned, PinForSession(*context.registry, *context.sessions, request.session_id(),

@@ -454,6 +454,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     step.outputs.expected_versions = {item.expected_version};
     step.outputs.definitions = {item.target};
     step.outputs.other_moves = OtherMovesOf(index);
+    if (call_.release_source) step.outputs.superseded = {SourceIdOf(item)};
     const std::optional<Sequencer::StepTicket> ticket = parts_.steps->Run(
         std::move(step), [self = shared_from_this(), index](const StepAnswer& answer) {
           if (!answer.ok()) {
@@ -530,7 +531,8 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
         std::vector<PutItem>{{.definition = item.target,
                               .name = item.name,
                               .expected_version = item.expected_version,
-                              .other_moves = std::move(other_moves)}});
+                              .other_moves = std::move(other_moves),
+                              .superseded = call_.release_source ? from.array_id : ""}});
     SHARDMESH_ASSIGN_OR_RETURN(
         fill.transfer_id, put.transfers->Begin(call_.session_id, to.mesh_id, fill.target_workers,
                                                std::move(items), plan_.outline.operation_id));

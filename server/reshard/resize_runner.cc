@@ -8,7 +8,7 @@
 #include "absl/synchronization/notification.h"
 #include "process/failpoint.h"
 #include "process/log.h"
-#include "process/start_thread.h"
+#include "process/thread_pool.h"
 #include "rpc/codec/field_check.h"
 #include "server/reshard/reshard_call.h"
 #include "server/state/request_index.h"

@@ -9,7 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "process/log.h"
 #include "process/random_bytes.h"
-#include "process/start_thread.h"
+#include "process/thread_pool.h"
 #include "rpc/codec/status.h"
 #include "server/state/array_selection.h"
 #include "server/state/request_index.h"
@@ -170,7 +170,9 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
                                             "\", which is a partial sum; reduce it first, or save "
                                             "by a prefix that leaves it out"));
     }
-    const SelectedArray selected{.array = each.array, .name = each.name};
+    const SelectedArray selected{.array = each.array,
+                                 .name = each.name,
+                                 .companion = CompanionOf(*parts_.registry, *each.array)};
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<OwnedTile> held,
         FindHolders(selected, Tile::Whole(array.shape), *view, *parts_.recovery));

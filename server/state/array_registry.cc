@@ -18,6 +18,10 @@
 namespace shardmesh::server {
 namespace {
 
+// Limit on the names that a search for an error message looks at, because all other calls wait for
+// the lock.
+constexpr int64_t kNamesLookedAt = 1'000;
+
 constexpr std::string_view kClusterKey = "cluster";
 constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kNamePrefix = "name/";
@@ -204,7 +208,8 @@ struct ArrayRegistry::Pending {
   int64_t more_names = 0;                   // MoreNames(request)
   std::string manifest_id;                  // empty: the commit is one transaction
   std::vector<std::string> chunks;
-  Transaction last;  // the transaction that makes the manifest valid
+  Transaction last;                   // the transaction that makes the manifest valid
+  std::vector<std::string> given_up;  // arrays whose releases `last` records; pinned by the commit
 };
 
 ArrayRegistry::ArrayRegistry(Store* store, Clock* clock, ReleaseListener listener,
@@ -424,14 +429,26 @@ absl::Status ArrayRegistry::Load() {
     }
     const auto batch = std::make_shared<ReleasedBatch>(ReleasedBatch{.key = item.key});
     for (const std::string& id : record->array_ids) {
+      // A pin may have held the array, and a name that is lost may have taken the record back.
+      if (item.key == ReleasedKey(id) && (is_damaged_ || may_lack_names_)) continue;
       if (arrays_.count(id) == 0) AddTombstone(id, record->mesh_id, record->ranks, batch);
     }
     if (batch->arrays == 0) dead_keys_.push_back(item.key);
   }
+  std::vector<Released> companions;  // of released arrays
   for (const KeyValue& item : stored_arrays.items) {
     const std::string id = item.key.substr(kArrayPrefix.size());
     if (arrays_.count(id) > 0 || arrays.count(id) == 0) continue;
     if (tombstones_.contains(id)) {
+      dead_keys_.push_back(item.key);
+      continue;
+    }
+    const ArrayDefinition& definition = arrays[id]->definition;
+    if (tombstones_.contains(definition.replica_of) && !is_damaged_ && !may_lack_names_) {
+      companions.push_back({.array_id = id,
+                            .mesh_id = definition.descriptor.mesh_id,
+                            .ranks = definition.descriptor.mesh.size(),
+                            .durable = true});
       dead_keys_.push_back(item.key);
       continue;
     }
@@ -450,13 +467,15 @@ absl::Status ArrayRegistry::Load() {
   for (auto& [id, entry] : arrays_) {
     if (!entry.array->definition.replica_of.empty()) AddCompanion(id, entry.pins > 0);
   }
-  for (const auto& [id, entry] : arrays_) NoteIfUnreplicated(id, entry);
+  for (const auto& [id, entry] : arrays_) {
+    NoteIfUnreplicated(id, entry);
+    if (entry.names == 0 && entry.cached_as == 0 && !IsCompanion(id, entry)) unnamed_.insert(id);
+  }
   if (is_damaged_ || may_lack_names_) {
     for (auto& [id, entry] : arrays_) {
       entry.adopted_from.resize(
           static_cast<size_t>(entry.array->definition.descriptor.mesh.size()));
       entry.may_lack_names = true;
-      if (entry.names == 0 && !IsCompanion(id, entry)) unnamed_.insert(id);
     }
   }
   for (auto manifest = manifests_.begin(); manifest != manifests_.end();) {
@@ -472,6 +491,7 @@ absl::Status ArrayRegistry::Load() {
   }
   if (is_damaged_) dead_keys_.clear();
   newly_cached_.clear();  // they have their records
+  AddTombstones(companions);
   FlushReleased();
   GiveUp(given_up);
   return absl::OkStatus();
@@ -499,9 +519,8 @@ absl::Status ArrayRegistry::CheckStage(const ArrayDescriptor& descriptor) const 
 }
 
 absl::Status ArrayRegistry::CheckMeshStays(const ArrayDescriptor& descriptor) const {
-  const auto floor = mesh_floors_.find(descriptor.mesh_id);
   if (!changing_meshes_.contains(descriptor.mesh_id) &&
-      (floor == mesh_floors_.end() || descriptor.mesh_revision >= floor->second)) {
+      !HasMeshChanged(descriptor.mesh_id, descriptor.mesh_revision)) {
     return absl::OkStatus();
   }
   return WithReason(
@@ -513,6 +532,11 @@ absl::Status ArrayRegistry::CheckMeshStays(const ArrayDescriptor& descriptor) co
       {{fact::kKind, "mesh"},
        {fact::kName, descriptor.mesh_id},
        {fact::kNeed, descriptor.mesh_revision}});
+}
+
+bool ArrayRegistry::HasMeshChanged(std::string_view mesh_id, Revision revision) const {
+  const auto floor = mesh_floors_.find(mesh_id);
+  return floor != mesh_floors_.end() && revision < floor->second;
 }
 
 absl::Status ArrayRegistry::Stage(ArrayDefinition definition) {
@@ -582,7 +606,9 @@ void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
     } else {
       const absl::Time now = clock_->Now();
       for (const ArrayCommit& commit : pending->request.arrays) {
-        auto array = std::make_shared<Array>(*arrays_.find(commit.array_id)->second.array);
+        ArrayEntry& entry = arrays_.find(commit.array_id)->second;
+        ForgetLosses(entry, commit.epoch);
+        auto array = std::make_shared<Array>(*entry.array);
         array->state = ArrayState::kAvailable;
         array->durability = commit.durability;
         array->tile_crc32c = commit.tile_crc32c;
@@ -596,9 +622,13 @@ void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
       names_to_come_ += pending->more_names;
       for (const NameMove& move : pending->request.moves) {
         moving_names_.insert(move.name);
-        if (!move.array_id.empty()) ++arrays_.find(move.array_id)->second.pins;
+        if (move.array_id.empty()) continue;
+        ArrayEntry& entry = arrays_.find(move.array_id)->second;
+        ++entry.pins;
+        ++entry.names_to_come;
       }
       Write(pending.get());
+      if (pending->manifest_id.empty()) WriteReleases(pending.get());
       if (!pending->manifest_id.empty()) {
         needs_chunks = true;
       } else if (pending->last.puts.empty() && pending->last.deletes.empty()) {
@@ -646,13 +676,13 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     if (replica_of.empty()) continue;
     const auto copied = arrays_.find(replica_of);
     if (copied == arrays_.end() || copied->second.array->state == ArrayState::kStaging ||
-        !copied->second.companion.empty()) {
+        !copied->second.companion.empty() || !copied->second.release_key.empty()) {
       return absl::AbortedError(
           StrCat("array \"", replica_of, "\" was released meanwhile, or has a companion already"));
     }
   }
   std::set<std::string_view> names;
-  size_t deletions = 0;
+  size_t deletions = 2 * request.superseded.size();
   for (const NameMove& move : request.moves) {
     SHARDMESH_RETURN_IF_ERROR(CheckMove(move, missing));
     if (!names.insert(move.name).second) {
@@ -667,11 +697,17 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
           (found->second.array->state != ArrayState::kStaging || staged.count(move.array_id) > 0);
       if (!there) return NoArray(move.array_id);
       if (found->second.is_given) return Given(move.array_id);
-    } else if (++deletions > kMaxSmallOperations) {
-      return WithReason(absl::InvalidArgumentError(StrCat("a commit deletes at most ",
-                                                          kMaxSmallOperations, " names; split it")),
-                        Reason::kLimitExceeded, {{fact::kLimit, kMaxSmallOperations}});
+    } else {
+      ++deletions;
     }
+  }
+  if (deletions > kMaxSmallOperations) {
+    return WithReason(
+        absl::InvalidArgumentError(StrCat("a commit deletes at most ", kMaxSmallOperations,
+                                          " names, of which each superseded array counts as two; "
+                                          "this one has ",
+                                          deletions, "; split it")),
+        Reason::kLimitExceeded, {{fact::kHave, deletions}, {fact::kLimit, kMaxSmallOperations}});
   }
   return CheckRoom(MoreNames(request));
 }
@@ -786,18 +822,18 @@ void ArrayRegistry::Write(Pending* pending) {
     if (written.insert(id).second) puts.push_back({ArrayKey(id), EncodeArray(*array)});
   }
   size_t bytes = request.answer.size();
+  // WriteReleases adds a record and a deletion for each superseded array.
+  const size_t others = last.puts.size() + last.deletes.size() + 2 * request.superseded.size();
   for (const ManifestEntry& entry : entries) {
     const std::string& id = entry.array->definition.descriptor.array_id;
     if (written.insert(id).second) puts.push_back({ArrayKey(id), EncodeArray(*entry.array)});
     puts.push_back({NameKey(entry.name), EncodeName(id)});
-    if (puts.size() + last.puts.size() + last.deletes.size() > kMaxSmallOperations) break;
+    if (puts.size() + others > kMaxSmallOperations) break;
   }
   for (const Put& put : puts) bytes += put.key.size() + put.value.size();
   // Deletions stay in the last transaction. If there are only deletions, a manifest would not make
   // that transaction smaller.
-  if (entries.empty() ||
-      (bytes <= kMaxSmallBytes &&
-       puts.size() + last.puts.size() + last.deletes.size() <= kMaxSmallOperations)) {
+  if (entries.empty() || (bytes <= kMaxSmallBytes && puts.size() + others <= kMaxSmallOperations)) {
     for (Put& put : puts) last.puts.push_back(std::move(put));
   } else {
     pending->manifest_id = RandomId();
@@ -808,6 +844,35 @@ void ArrayRegistry::Write(Pending* pending) {
   last.urgent = !request.moves.empty() && entries.empty();
 }
 
+void ArrayRegistry::WriteReleases(Pending* pending) {
+  const CommitRequest& request = pending->request;
+  if (request.superseded.empty()) return;
+  std::map<std::string_view, int64_t> leaving;  // by array: how many of its names move
+  for (const NameMove& move : request.moves) {
+    const auto name = names_.find(move.name);
+    if (name != names_.end()) ++leaving[name->second.entry.array_id];
+  }
+  const std::set<std::string_view> superseded(request.superseded.begin(), request.superseded.end());
+  for (const std::string_view id : superseded) {
+    const auto found = FindLive(id);
+    if (found == arrays_.end()) continue;
+    ArrayEntry& entry = found->second;
+    const bool has_name = entry.names + entry.names_to_come > leaving[id];
+    const bool was_named = entry.was_named || entry.has_record;
+    if (has_name || !was_named || entry.may_lack_names || !entry.release_key.empty() ||
+        entry.array->state == ArrayState::kStaging || IsCompanion(id, entry)) {
+      continue;
+    }
+    const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
+    pending->last.puts.push_back({ReleasedKey(id), EncodeReleased({.mesh_id = descriptor.mesh_id,
+                                                                   .ranks = descriptor.mesh.size(),
+                                                                   .array_ids = {found->first}})});
+    pending->last.deletes.push_back(ArrayKey(id));
+    pending->given_up.push_back(found->first);
+    ++entry.pins;
+  }
+}
+
 void ArrayRegistry::MakeChunks(Pending* pending) {
   pending->chunks = EncodeManifestChunks(std::exchange(pending->entries, {}));
   pending->last.puts.push_back({ManifestKey(pending->manifest_id),
@@ -816,6 +881,7 @@ void ArrayRegistry::MakeChunks(Pending* pending) {
 
 void ArrayRegistry::WriteChunk(std::shared_ptr<Pending> pending, size_t next) {
   if (next == pending->chunks.size()) {
+    WriteReleases(pending.get());
     Transaction last = std::move(pending->last);
     CommitToStore(std::move(last), [this, pending](absl::StatusOr<Revision> revision) {
       Finish(pending, std::move(revision));
@@ -865,8 +931,14 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
     // the array that it already has, only the pin keeps that array during the move.
     for (const NameMove& move : request.moves) {
       if (move.array_id.empty()) continue;
-      --arrays_.find(move.array_id)->second.pins;
+      ArrayEntry& entry = arrays_.find(move.array_id)->second;
+      --entry.pins;
+      --entry.names_to_come;
       ReleaseIfUnheld(move.array_id);
+    }
+    for (const std::string& id : pending->given_up) {
+      --arrays_.find(id)->second.pins;
+      ReleaseIfUnheld(id);
     }
     events_.Add([pending, result = std::move(revision)] {
       if (result.ok()) {
@@ -917,6 +989,9 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
     }
   }
   NoteSuperseded(pending.request.moves);
+  for (const std::string& id : pending.given_up) {
+    arrays_.find(id)->second.release_key = ReleasedKey(id);
+  }
   for (const NameMove& move : pending.request.moves) {
     const bool own_key = pending.manifest_id.empty() || move.array_id.empty();
     // Report the name before releasing its former array. Watchers therefore never see a name whose
@@ -981,6 +1056,18 @@ void ArrayRegistry::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
   entry.missing_count += is_missing ? 1 : -1;
   entry.is_outdated = true;
   Count(entry, 1);
+}
+
+void ArrayRegistry::ForgetLosses(ArrayEntry& entry, int64_t epoch) {
+  if (entry.missing_count == 0) return;
+  const std::string& mesh_id = entry.array->definition.descriptor.mesh_id;
+  for (int64_t rank = 0; rank < std::ssize(entry.missing); ++rank) {
+    if (!entry.missing[static_cast<size_t>(rank)]) continue;
+    const auto presence = presence_.find({mesh_id, rank});
+    if (presence == presence_.end()) continue;
+    const std::optional<int64_t> lost = presence->second.lost_epoch;
+    if (lost.has_value() && *lost <= epoch) SetMissing(entry, rank, false);
+  }
 }
 
 const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
@@ -1110,6 +1197,7 @@ void ArrayRegistry::AddName(NameEntry entry, std::string manifest_id) {
   array.was_named = true;
   array.is_superseded = false;
   if (std::exchange(array.is_kept_for_grace, false)) --array.pins;  // the name holds it now
+  if (!array.release_key.empty()) dead_keys_.push_back(std::exchange(array.release_key, {}));
   unnamed_.erase(entry.array_id);
   if (!manifest_id.empty()) ++manifests_[manifest_id].current_names;
   std::string name = entry.name;
@@ -1296,7 +1384,8 @@ void ArrayRegistry::ReleaseNow(Arrays::iterator found) {
     released_.push_back({.array_id = found->first,
                          .mesh_id = descriptor.mesh_id,
                          .ranks = descriptor.mesh.size(),
-                         .durable = was_named || entry.array->durability == Durability::kDisk});
+                         .durable = was_named || entry.array->durability == Durability::kDisk,
+                         .key = entry.release_key});
   }
   const std::string companion_id = entry.companion;
   EraseArray(found);
@@ -1308,12 +1397,12 @@ void ArrayRegistry::ReleaseNow(Arrays::iterator found) {
 
 // Tiles of an adopted array, or of one that may have lost a name, go into quarantine instead. The
 // two copies of an array are released together. A move to another layout counts on the memory of
-// what it has moved.
+// what it has moved, and may have recorded the release.
 bool ArrayRegistry::MayCache(const ArrayEntry& entry) const {
   const ArrayDefinition& definition = entry.array->definition;
   if (!is_caching_ || !entry.adopted_from.empty() || entry.missing_count > 0 || entry.is_given ||
-      entry.is_superseded || definition.replicas > 1 || !definition.replica_of.empty() ||
-      changing_meshes_.contains(definition.descriptor.mesh_id)) {
+      entry.is_superseded || !entry.release_key.empty() || definition.replicas > 1 ||
+      !definition.replica_of.empty() || changing_meshes_.contains(definition.descriptor.mesh_id)) {
     return false;
   }
   return !definition.origin_key().empty();
@@ -1588,6 +1677,21 @@ bool ArrayRegistry::HasName(std::string_view array_id) const {
   return found != arrays_.end() && found->second.names > 0;
 }
 
+std::string ArrayRegistry::LabelOf(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  const bool is_companion = found != arrays_.end() && IsCompanion(array_id, found->second);
+  const std::string_view prefix = is_companion ? "the second replica of " : "";
+  const std::string_view id =
+      is_companion ? std::string_view(found->second.array->definition.replica_of) : array_id;
+  int64_t looked_at = 0;
+  for (const auto& [name, named] : names_) {
+    if (named.entry.array_id == id) return StrCat(prefix, "array \"", name, "\" (", id, ")");
+    if (++looked_at == kNamesLookedAt) break;
+  }
+  return StrCat(prefix, "array ", id);
+}
+
 ArrayRegistry::Holds ArrayRegistry::HoldsOf(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
@@ -1758,7 +1862,12 @@ void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
   // Released arrays by mesh, and by whether the store records the release.
   std::map<std::pair<std::string_view, bool>, std::vector<const Released*>> groups;
   for (const Released& each : released) {
-    groups[{each.mesh_id, each.durable}].push_back(&each);
+    if (each.key.empty()) {
+      groups[{each.mesh_id, each.durable}].push_back(&each);
+    } else {
+      AddTombstone(each.array_id, each.mesh_id, each.ranks,
+                   std::make_shared<ReleasedBatch>(ReleasedBatch{.key = each.key}));
+    }
   }
   for (const auto& [group, members] : groups) {
     for (size_t begin = 0; begin < members.size(); begin += kMaxReleased) {
@@ -1869,9 +1978,6 @@ absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) co
   if (live > 0) {
     const auto first = std::find_if(found->second.begin(), found->second.end(), is_live);
     std::string example = StrCat("array ", first->first);
-    // Bound the search for an example: most names may belong to arrays on other meshes, and all
-    // other calls wait for the lock.
-    constexpr int64_t kNamesLookedAt = 1'000;
     int64_t looked_at = 0;
     for (const auto& [name, named] : names_) {
       if (found->second.contains(named.entry.array_id)) {
@@ -1923,12 +2029,13 @@ void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revi
   events_.MakeCalls();
 }
 
-void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment) {
+void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment,
+                              std::optional<int64_t> epoch) {
   SHARDMESH_PASSES("registry.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
   if (presence.attachment > attachment) return;  // the worker has attached again
-  presence = {.attachment = attachment, .is_lost = true};
+  presence = {.attachment = attachment, .is_lost = true, .lost_epoch = epoch};
   const auto arrays = arrays_by_mesh_.find(mesh_id);
   if (arrays == arrays_by_mesh_.end()) return;
   for (const auto& [id, entry] : arrays->second) SetMissing(*entry, rank, true);
@@ -1969,13 +2076,14 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
   {
     absl::MutexLock lock(&mutex_);
     for (const auto& [mesh_id, mesh] : inventory.meshes) {
-      if (!mesh.rank.has_value()) continue;
+      // EndMeshChange has erased the presences of the former ranks.
+      if (!mesh.rank.has_value() || HasMeshChanged(mesh_id, mesh.revision)) continue;
       Presence& presence = presence_[{mesh_id, *mesh.rank}];
       if (presence.attachment > inventory.attachment ||
           (presence.attachment == inventory.attachment && presence.is_lost)) {
         continue;
       }
-      presence = {.attachment = inventory.attachment, .is_lost = false};
+      presence = {.attachment = inventory.attachment, .lost_epoch = presence.lost_epoch};
       taking.ranks.emplace(mesh_id, *mesh.rank);
     }
   }
@@ -2115,17 +2223,21 @@ bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Ta
 
 bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::string* last) {
   presence_[{std::string(mesh_id), rank}].has_listed = true;
+  if (!orphans_by_mesh_.contains(mesh_id)) return true;
+  // The number of ranks from 0 on that have all brought their inventories. It is counted once for
+  // all orphans, because a mesh may have thousands of ranks.
+  int64_t listed = 0;
+  for (auto each = presence_.lower_bound({std::string(mesh_id), 0});
+       each != presence_.end() && each->first.first == mesh_id && each->first.second == listed &&
+       each->second.has_listed && !each->second.is_lost;
+       ++each) {
+    ++listed;
+  }
   return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
     mutex_.AssertHeld();
     const auto orphan = orphans_.find(id);
     const Orphan& found = orphan->second;
-    if (found.has_committed) return;
-    for (size_t each = 0; each < found.identities.size(); ++each) {
-      const auto presence = presence_.find({found.descriptor.mesh_id, static_cast<int64_t>(each)});
-      if (presence == presence_.end() || presence->second.is_lost || !presence->second.has_listed) {
-        return;
-      }
-    }
+    if (found.has_committed || std::ssize(found.identities) > listed) return;
     PutAside(found.descriptor, found.identities, kUnknownWork);
     EraseOrphan(orphan);
   });

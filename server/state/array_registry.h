@@ -116,6 +116,9 @@ struct ArrayCommit {
   std::string array_id;
   Durability durability = Durability::kMemory;
   std::vector<uint32_t> tile_crc32c;  // by rank: as many as the mesh has devices
+  // WorkOutcome::epoch of the put or step. Losses of ranks up to this epoch do not count: the
+  // workers have staged these tiles since.
+  int64_t epoch = 0;
 };
 
 // Points `name` to an array, or deletes the name.
@@ -138,6 +141,11 @@ struct CommitRequest {
   // the request.
   std::string request_id;
   std::string answer;
+  // Ids of arrays that the caller gives up: the commit also records the release of each of them
+  // that the moves leave without a name. Pins still hold the array until the end of this process.
+  // After a restart it is released, and not kept for the grace period. Has no effect on an array
+  // that has a name, that never had one, or whose release would move its tiles into quarantine.
+  std::vector<std::string> superseded = {};
 };
 
 struct CommitResult {
@@ -191,6 +199,7 @@ struct InventoryMesh {
   const Mesh* mesh = nullptr;
   std::optional<int64_t> rank = {};               // the worker's own rank; nullopt: it serves none
   absl::Span<const std::string> identities = {};  // each rank's worker; empty: none is assigned yet
+  Revision revision = 0;                          // of the mesh's definition that has these ranks
 };
 
 // The complete list of a worker's tiles.
@@ -226,13 +235,13 @@ struct InventoryVerdict {
     bool array_lives = false;  // true: the worker must never drop the tile for lack of space
   };
   // Arrays in the registry. The worker commits those of them that it has only staged.
-  std::vector<std::string> commit;
-  std::vector<std::string> drop;  // released or discarded; the worker deletes their tiles
-  std::vector<Aside> quarantine;  // tiles that the registry does not count as this worker's
+  std::vector<std::string> commit = {};
+  std::vector<std::string> drop = {};  // released or discarded; the worker deletes their tiles
+  std::vector<Aside> quarantine = {};  // tiles that the registry does not count as this worker's
   // Arrays of Inventory::quarantined: those that are live, and those that certainly do not exist.
   // Arrays that may still be live are in neither list.
-  std::vector<std::string> live;
-  std::vector<std::string> unknown;
+  std::vector<std::string> live = {};
+  std::vector<std::string> unknown = {};
 };
 
 // Named arrays are durable: a commit writes array and name to the store before it is acknowledged.
@@ -245,8 +254,9 @@ struct InventoryVerdict {
 // Companions. An array whose definition has `replica_of` is held by the array of that id, from its
 // commit to the release of that array, and is released with it. Its record `array/ID` is written by
 // its commit, although no name points to it. A commit whose array is gone by then releases the
-// companion at once. Open finds the pairs by the records; a companion without its array is treated
-// as an array without a name.
+// companion at once. Open finds the pairs by the records. It releases a companion without a name
+// whose array has a recorded release. Any other companion without its array is treated as an array
+// without a name.
 //
 // Releases. Workers delete committed tiles only of arrays whose release the registry has recorded.
 // The registry remembers each release until every rank of the mesh has confirmed it. A rank
@@ -255,6 +265,13 @@ struct InventoryVerdict {
 // neither known nor released, its workers move its tiles to quarantine. A worker does not serve
 // quarantined tiles. It drops them only at a limit of its quarantine, for lack of space, or on an
 // order of the coordinator.
+//
+// A commit may record a release in the transaction that takes the last name of the array: see
+// CommitRequest::superseded. Pins keep such an array until the end of the process, but not beyond a
+// restart, and it does not become cached. A new name takes the record back: Open ignores the record
+// of an array that has a name, and the registry deletes the record after the commit of the name.
+// Open ignores such records also in states that may have lost records or names, since the array may
+// have got a name that is lost. The array is then unknown: see "Adoption".
 //
 // Adoption. For a grace period after Open, the registry does not send unknown committed arrays to
 // quarantine. It adopts such an array once every rank has reported its tile. Unnamed arrays thus
@@ -294,7 +311,8 @@ struct InventoryVerdict {
 //   name/NAME            a name; or its deletion, if a manifest still mentions the name
 //   manifest/ID          makes the manifest's chunks (names with arrays) valid, at its revision
 //   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
-//   released/ID          arrays that were released and that workers may still have
+//   released/ID          arrays that were released and that workers may still have; ID is random
+//   released/ARRAY       the array of this id, which the commit that took its last name gave up
 // clang-format on
 //
 // A commit too large for one transaction is written as a manifest. The chunks come first and are
@@ -393,7 +411,8 @@ class ArrayRegistry {
   //                        committing one of the arrays, or the request lists an array twice; or
   //                        the array of a companion is gone, or has a companion already.
   //   INVALID_ARGUMENT     a malformed name; two moves of one name; a wrong number of checksums; or
-  //                        (LIMIT_EXCEEDED) more than 100 names to delete.
+  //                        (LIMIT_EXCEEDED) more than 100 names to delete, where a superseded array
+  //                        counts as two names.
   //   FAILED_PRECONDITION  another coordinator has taken over this store.
   //   RESOURCE_EXHAUSTED   (LIMIT_EXCEEDED) there would be more names than SetMaxNames allows.
   //   other errors         as for Store::Commit.
@@ -418,6 +437,9 @@ class ArrayRegistry {
   absl::Status CheckNameMove(const NameMove& move) const;
   // Returns whether a name points to the array.
   bool HasName(std::string_view array_id) const;
+  // Returns `array "NAME" (ID)` for an error message; `array ID` if no name points to the array, or
+  // if its name is not among the first 1,000. For a companion, names the array that it copies.
+  std::string LabelOf(std::string_view array_id) const;
   // The numbers of names and pins that keep an array alive.
   struct Holds {
     int64_t names = 0;
@@ -514,8 +536,11 @@ class ArrayRegistry {
   void TakeBack(std::string_view array_id);
 
   // Records that the worker of this rank is lost, with its tiles. No effect if a later attachment
-  // of the rank's worker has already brought its inventory.
-  void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
+  // of the rank's worker has already brought its inventory. `epoch`: the epoch of the loss, see
+  // ArrayCommit::epoch; nullopt: the rank has moved to another worker, and the tiles of staged
+  // arrays are lost too, whenever they arrive.
+  void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment,
+                 std::optional<int64_t> epoch = std::nullopt);
   // Records that the rank's tile of a committed array is damaged and no longer served. No effect on
   // other arrays.
   void TileDamaged(std::string_view array_id, int64_t rank);
@@ -524,7 +549,8 @@ class ArrayRegistry {
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
   // Processes the inventory of an attached worker. The inventory is complete: tiles of the worker's
   // ranks that it does not list count as missing. If the attachment has ended by now, or another
-  // attachment has replaced it, the inventory does not change which tiles count as missing.
+  // attachment has replaced it, or the mesh has changed since InventoryMesh::revision, the
+  // inventory does not change which tiles count as missing.
   //
   // Takes time linear in the worker's tiles and in the arrays and unconfirmed releases on its
   // meshes. Holds the lock for a few thousand of these objects at a time. A worker may bring
@@ -560,6 +586,7 @@ class ArrayRegistry {
     std::vector<bool> missing = {};  // by rank
     int64_t missing_count = 0;
     int64_t names = 0;
+    int64_t names_to_come = 0;  // moves of running commits that point names to the array
     int64_t pins = 0;
     bool is_given = false;
     int64_t cached_as = 0;  // key in cached_; 0: the array is not cached
@@ -584,6 +611,9 @@ class ArrayRegistry {
     // its record in both cases.
     bool was_named = false;
     bool has_record = false;  // at Open, the store had its record but no name of it
+    // The key of the record of its release, which the commit that took its last name wrote; empty:
+    // there is no such record.
+    std::string release_key = {};
     // The id of the array's companion, one of whose pins belongs to this array; empty: none.
     std::string companion = {};
     // The last kFormerVersions versions of names that pointed to the array and no longer do.
@@ -625,12 +655,16 @@ class ArrayRegistry {
     std::string mesh_id;
     int64_t ranks = 0;
     bool durable = false;
+    std::string key = {};  // of the record, if the store has it already
   };
   // The last known state of a rank's worker.
   struct Presence {
     uint64_t attachment = 0;
     bool is_lost = false;
     bool has_listed = false;  // its whole inventory is judged
+    // Epoch of the last loss, also of an earlier attachment. Nullopt: there was none, or the last
+    // one was a move of the rank.
+    std::optional<int64_t> lost_epoch = {};
   };
   struct Name {
     NameEntry entry;
@@ -660,6 +694,9 @@ class ArrayRegistry {
   void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshStays(const ArrayDescriptor& descriptor) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Whether the mesh was changed after this revision of its definition.
+  bool HasMeshChanged(std::string_view mesh_id, Revision revision) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -691,6 +728,10 @@ class ArrayRegistry {
   // Fills in the transaction of a commit. If one transaction does not suffice, fills in all except
   // the manifest's chunks.
   void Write(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds the releases of superseded arrays to the last transaction of a commit. Must be called
+  // right before this transaction is passed to the store: a commit that was passed earlier may name
+  // these arrays.
+  void WriteReleases(Pending* pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Encodes the manifest's chunks. Runs without the lock, because it takes long with many names.
   static void MakeChunks(Pending* pending);
   void WriteChunk(std::shared_ptr<Pending> pending, size_t next)
@@ -707,6 +748,8 @@ class ArrayRegistry {
   // does not have.
   void SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts the tiles of a staged array as there whose ranks were last lost up to this epoch.
+  void ForgetLosses(ArrayEntry& entry, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the array in its current state.
   const ArrayPtr& Current(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static ArrayState StateOf(const ArrayEntry& entry);
@@ -765,7 +808,7 @@ class ArrayRegistry {
   // cached, and deletes the records with the keys dead_keys_ from the store.
   void FlushReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Remembers released arrays until their ranks confirm the release. For releases that must survive
-  // this process, also writes a record to the store.
+  // this process, also writes a record to the store, unless it has one already.
   void AddTombstones(const std::vector<Released>& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddTombstone(std::string array_id, const std::string& mesh_id, int64_t ranks,
                     const std::shared_ptr<ReleasedBatch>& batch)

@@ -45,7 +45,8 @@ struct StepOutputs {
   // that has the elements of another array. The descriptors here have no effect. May be shorter
   // than the list of results.
   std::vector<ArrayDefinition> definitions = {};
-  OtherMoves other_moves = nullptr;  // gets the id of the first result
+  OtherMoves other_moves = nullptr;          // gets the id of the first result
+  std::vector<std::string> superseded = {};  // as CommitRequest::superseded
 
   // Returns the name of a result; empty if the result gets no name.
   const std::string& NameOf(size_t output) const {

@@ -159,7 +159,8 @@ CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const Step
     places.emplace(array_id, i);
     commit.arrays.push_back({.array_id = array_id,
                              .durability = Durability::kMemory,
-                             .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())});
+                             .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size()),
+                             .epoch = outcome.epoch});
     if (const std::string& name = outputs.NameOf(i); !name.empty()) {
       commit.moves.push_back({.name = name,
                               .array_id = array_id,
@@ -172,6 +173,7 @@ CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const Step
     const std::vector<NameMove> others = outputs.other_moves(described.front().array_id);
     commit.moves.insert(commit.moves.end(), others.begin(), others.end());
   }
+  commit.superseded = outputs.superseded;
   for (const RankResult& rank : outcome.ranks) {
     for (const StagedTileReport& tile : rank.tiles) {
       if (const auto place = places.find(tile.array_id); place != places.end()) {

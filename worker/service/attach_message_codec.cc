@@ -107,6 +107,7 @@ internal::v1::HeldTile Encode(const ShardStore::HeldTile& from) {
   to.set_committed(from.state == TileState::kCommitted);
   if (!to.committed()) {
     to.set_transfer_id(description.transfer_id);
+    to.set_of_step(description.transfer_id.starts_with(kStepTransferPrefix));
   }
   return to;
 }

@@ -29,6 +29,10 @@
 
 namespace shardmesh::worker {
 
+// TileDescription::transfer_id of the result of a step is this prefix and the step's sequence
+// number.
+inline constexpr std::string_view kStepTransferPrefix = "step-";
+
 // A value that a step reads, and whether the step may use up its array.
 struct StepOperand {
   // The id of a committed array, or a whole tensor. The coordinator sends such a tensor to every

@@ -14,7 +14,6 @@
 #include "process/failpoint.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
-#include "rpc/contract.h"
 #include "sharding/device_group.h"
 #include "sharding/reshard/plan.h"
 #include "status/reason.h"
@@ -343,14 +342,13 @@ class RankStep {
     const StepOutput& wanted = order_.outputs[output];
     const LocalValue& value = values_[plan_.outputs[output]];
     const auto stage = [&] {
-      return options_.store->Stage(
-          {.array_id = wanted.array.array_id,
-           .dtype = value.dtype,
-           .array_shape = wanted.array.shape,
-           .tile = value.tile,
-           .array_descriptor = wanted.encoded,
-           .transfer_id = StrCat(rpc::kStepTransferPrefix, order_.sequence)},
-          /*durable=*/false, value.donated);
+      return options_.store->Stage({.array_id = wanted.array.array_id,
+                                    .dtype = value.dtype,
+                                    .array_shape = wanted.array.shape,
+                                    .tile = value.tile,
+                                    .array_descriptor = wanted.encoded,
+                                    .transfer_id = StrCat(kStepTransferPrefix, order_.sequence)},
+                                   /*durable=*/false, value.donated);
     };
     absl::StatusOr<std::unique_ptr<StagedTile>> staged = stage();
     if (WasRoomMade(staged.status(), value.size_bytes)) staged = stage();

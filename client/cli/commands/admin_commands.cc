@@ -84,10 +84,11 @@ void PrintUnreached(const std::vector<UnreachedWorker>& workers, std::string_vie
 }
 
 void PrintUnnamed(const std::vector<UnnamedArray>& arrays) {
-  std::cout << FormatCount(static_cast<int64_t>(arrays.size()), "array")
-            << " without a name, which a worker brought after the coordinator's start and the "
-               "registry\ndoes not know. `shardmesh admin quarantine restore ARRAY --as NAME` "
-               "gives one a name; others go\ninto quarantine when they are held no longer.\n\n";
+  std::cout
+      << FormatCount(static_cast<int64_t>(arrays.size()), "array")
+      << " without a name, which the coordinator found after its start. `shardmesh admin\n"
+         "quarantine restore ARRAY --as NAME` gives one a name; others are released or go into "
+         "quarantine\nwhen they are held no longer.\n\n";
   Table table({{"array"},
                {"what"},
                {"size", Table::Align::kRight},
@@ -520,7 +521,7 @@ void AddAdminCommands(CommandLine* line) {
   restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
       ->check([](const std::string& name) {
         return name.empty() ? "the name is empty; leave --as out for restored/ARRAY"
-                            : RefuseIdAsName(name);
+                            : RefuseNameWithAt(name);
       });
   restore->add_flag("--validate-only", *validates_restore, "check everything, and restore nothing");
 

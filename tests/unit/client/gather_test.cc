@@ -10,11 +10,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/client_core.h"
 #include "client/mesh_client.h"
+#include "client/remote/transfer.h"
 #include "client/remote/worker_connections.h"
 #include "process/failpoint.h"
 #include "status/reason.h"
@@ -166,6 +168,60 @@ TEST_F(GatherTest, MemoryMustFitTheTensor) {
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
   EXPECT_THAT(gather(Dtype::kI32, {8, 12}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kShapeMismatch));
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+// The copy of the tile of each rank is on the worker of the next rank.
+TEST_F(GatherTest, AWorkerThatIsLostBetweenPiecesIsReplacedByTheSecondCopy) {
+  const std::string bytes = Put("a", Dtype::kF32, {8, 12}, Both());
+  ArrayDescriptor copied = client_->arrays().DescribeArray(ArraySelector::ByName("a"))->descriptor;
+  const std::string array_id = copied.array_id;
+  copied.array_id = "copy";
+  std::vector<TransferDevice> next = coordinator_->devices();
+  std::rotate(next.begin(), next.begin() + 1, next.end());
+  v1::SecondCopy copy;
+  copy.set_array_id("copy");
+  copy.set_token(test::GetToken("copy"));
+  for (size_t rank = 0; rank < next.size(); ++rank) {
+    next[rank].rank = static_cast<int32_t>(rank);
+    v1::DeviceEndpoint& device = *copy.add_devices();
+    device.set_rank(next[rank].rank);
+    device.set_identity(next[rank].identity);
+    device.add_endpoints()->set_address(next[rank].addresses[0]);
+  }
+  Cancellation streams;
+  ASSERT_THAT(Upload(next,
+                     {{&copied, test::PutToken("copy"),
+                       *TensorView::Create(copied.dtype, copied.shape, bytes)}},
+                     &streams, {.deadline = SteadyDeadline::After(absl::Seconds(60))}),
+              IsOk());
+  coordinator_->OfferSecondCopy(copy);
+
+  Collector collector;
+  TensorSink sink = collector.sink();
+  sink.append = [&, append = sink.append](absl::Span<const char> piece) {
+    if (collector.bytes.empty()) workers_[3]->Stop();
+    return append(piece);
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Array gathered,
+      client_->arrays().GatherTo(ArraySelector::ByName("a"), sink, {.piece_bytes = 48}));
+  EXPECT_EQ(collector.bytes, bytes);
+  EXPECT_EQ(gathered.descriptor.array_id, array_id) << "and not the copy";
+  EXPECT_EQ(coordinator_->answered_gets(), 1) << "without another question";
+
+  // Slices of one element in each tile, and a file.
+  for (const auto& [row, column] : {std::pair(1, 2), std::pair(1, 9), std::pair(6, 2), {6, 9}}) {
+    const auto element = client_->arrays().Gather(ArraySelector::ByName("a"),
+                                                  ArraySlice{{row, row + 1}, {column, column + 1}});
+    ASSERT_THAT(element, IsOk());
+    EXPECT_EQ(Bytes(element->view().bytes()),
+              bytes.substr(static_cast<size_t>(4 * (12 * row + column)), 4));
+  }
+  ASSERT_THAT(client_->arrays().GatherToSafetensors(
+                  std::vector<FileTensor>{{.name = "a", .array = ArraySelector::ByName("a")}},
+                  Path("a.safetensors")),
+              IsOk());
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
 }
 

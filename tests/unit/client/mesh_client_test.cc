@@ -20,7 +20,7 @@
 #include "absl/time/time.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
-#include "process/start_thread.h"
+#include "process/thread_pool.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "sharding/digest.h"

@@ -550,6 +550,11 @@ bool SmallCoordinator::AwaitHeld(HeldCall call) {
   return mutex_.AwaitWithTimeout(absl::Condition(&is_held), kGenerous);
 }
 
+void SmallCoordinator::OfferSecondCopy(v1::SecondCopy copy) {
+  absl::MutexLock lock(&mutex_);
+  second_copy_ = std::move(copy);
+}
+
 void SmallCoordinator::BeforeNextGet(std::function<void()> run) {
   absl::MutexLock lock(&mutex_);
   before_get_ = std::move(run);
@@ -848,6 +853,9 @@ grpc::Status SmallCoordinator::BeginGet(grpc::ServerContext* context,
     endpoint.add_endpoints()->set_address(device.addresses[0]);
   }
   response->set_token(GetToken(found->second.array_descriptor().array_id()));
+  if (second_copy_.has_value() && request->accept_second_copy()) {
+    *response->mutable_second_copy() = *second_copy_;
+  }
   return grpc::Status::OK;
 }
 

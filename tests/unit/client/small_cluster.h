@@ -144,6 +144,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void LetGo(HeldCall call);
   // Waits until a call of this kind is held; false after a generous time.
   bool AwaitHeld(HeldCall call);
+  // Offers this copy, as that of any array, to the gets that accept one.
+  void OfferSecondCopy(v1::SecondCopy copy);
   // Runs once, when BeginGet was asked and has not looked for the array yet.
   void BeforeNextGet(std::function<void()> run);
   // Points the name to the array of another name.
@@ -238,6 +240,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::vector<v1::TensorContent> claims_ ABSL_GUARDED_BY(mutex_);
   std::set<HeldCall> held_ ABSL_GUARDED_BY(mutex_);
   std::multiset<HeldCall> waiting_ ABSL_GUARDED_BY(mutex_);  // calls that are held
+  std::optional<v1::SecondCopy> second_copy_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::WatchClusterResponse> changes_ ABSL_GUARDED_BY(mutex_);
   absl::Status forget_answer_ ABSL_GUARDED_BY(mutex_);

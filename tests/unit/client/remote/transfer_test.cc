@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "client/remote/worker_client.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
@@ -259,6 +261,73 @@ TEST_F(TransferTest, TakesAnotherHolderWhenOneIsLostMidway) {
   EXPECT_THAT(degraded, shardmesh::test::CarriesFacts(Reason::kArrayDegraded,
                                                       {{fact::kArray, tensors[0].array.array_id}}));
   EXPECT_THAT(degraded.status().ToString(), HasSubstr("[32,64)x[0,64)"));
+}
+
+// The copy of the tile of each rank is on the worker of the next rank.
+TEST_F(TransferTest, TakesTheSecondCopyOfTilesThatTheOwnHoldersDoNotGive) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kFsdp, kTp}), Shape{64, 64});
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  const TestTensor copied("copy", mesh_, Spec({kFsdp, kTp}), Shape{64, 64});
+  std::vector<TransferDevice> next = coordinator_->devices();
+  std::rotate(next.begin(), next.begin() + 1, next.end());
+  for (size_t rank = 0; rank < next.size(); ++rank) next[rank].rank = static_cast<int32_t>(rank);
+  ASSERT_THAT(Upload(next, {copied.upload()}, &cancellation_, options_), IsOk());
+  const SecondCopy copy{.array_id = "copy", .token = GetToken("copy"), .devices = next};
+  const std::vector<TransferDevice> devices = coordinator_->devices();
+  const auto download = [&](std::vector<TransferDevice> from) {
+    return DownloadAll(tensors[0], std::move(from));
+  };
+  options_.second_copy = &copy;
+
+  // All four are alive: the copy is not asked.
+  for (auto& worker : workers_) EXPECT_EQ(worker->gets(), 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(std::string bytes, download(devices));
+  EXPECT_TRUE(bytes == tensors[0].bytes);
+  for (auto& worker : workers_) EXPECT_EQ(worker->gets(), 1);
+
+  // The coordinator knows that the worker of rank 1 is lost, or learns it later.
+  workers_[1]->Stop();
+  std::vector<TransferDevice> known = devices;
+  known.erase(known.begin() + 1);
+  for (const std::vector<TransferDevice>& from : {known, devices}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(bytes, download(from));
+    EXPECT_TRUE(bytes == tensors[0].bytes);
+  }
+
+  // A part that lies within the lost tile needs one worker only.
+  const Tile part{{{3, 20}, {40, 41}}};
+  std::string column(17 * sizeof(float), '\0');
+  std::string expected = column;
+  ASSERT_THAT(CopyTileBytes(tensors[0].view(), part, 0, absl::MakeSpan(expected)), IsOk());
+  const int64_t before = workers_[2]->gets();
+  ASSERT_THAT(Download(tensors[0].array, part, GetToken("a"), known,
+                       *MutableTensorView::Create(Dtype::kF32, {17, 1}, absl::MakeSpan(column)),
+                       &cancellation_, options_),
+              IsOk());
+  EXPECT_TRUE(column == expected);
+  EXPECT_EQ(workers_[2]->gets(), before + 1);
+
+  workers_[2]->Stop();  // it has the copy of the tile of rank 1
+  const absl::StatusOr<std::string> degraded = download(devices);
+  EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(degraded.status().ToString(), HasSubstr("tile [0,32)x[32,64) of array a"));
+}
+
+TEST_F(TransferTest, DoesNotAskAWorkerAgainThatAnEarlierDownloadHasLost) {
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("a", mesh_, Spec({kTp}), Shape{64, 64});  // ranks 0, 2 and 1, 3 hold alike
+  ASSERT_THAT(UploadAll(tensors), IsOk());
+  workers_[0]->BreakGets();
+  absl::flat_hash_set<std::string> lost;
+  options_.lost_workers = &lost;
+  for (int i = 0; i < 3; ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes,
+                                   DownloadAll(tensors[0], coordinator_->devices()));
+    EXPECT_TRUE(bytes == tensors[0].bytes);
+  }
+  EXPECT_EQ(workers_[0]->gets(), 1);
+  EXPECT_THAT(lost, testing::UnorderedElementsAre("w-0"));
 }
 
 TEST_F(TransferTest, AGetOfPartialSumsNamesTheCommandThatReducesThem) {

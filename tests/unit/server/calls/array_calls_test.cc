@@ -26,6 +26,7 @@
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/calls_fixture.h"
+#include "tests/unit/server/define_mesh.h"
 
 namespace shardmesh::server {
 namespace {
@@ -45,9 +46,10 @@ class ArrayCallsTest : public CallsFixture {
  protected:
   ArrayCallsTest() : CallsFixture({"w0", "w1"}) {}
 
-  // An array of that spec under a name. Without a name, a pin keeps it.
+  // An array of that spec under a name. Without a name, a pin keeps it, or the array `replica_of`
+  // whose companion it is.
   ArrayDescriptor AddArray(const std::string& name, const PartitionSpec& spec,
-                           const std::string& mesh_id = "m") {
+                           const std::string& mesh_id = "m", const std::string& replica_of = "") {
     const ArrayDescriptor descriptor{.array_id = RandomId(),
                                      .dtype = Dtype::kF32,
                                      .shape = {8},
@@ -56,10 +58,12 @@ class ArrayCallsTest : public CallsFixture {
                                      .mesh_revision = 1,
                                      .mesh = *Mesh::Parse("x=2"),
                                      .cut_points = {}};
-    EXPECT_THAT(registry_->Stage({.descriptor = descriptor}), IsOk());
+    EXPECT_THAT(registry_->Stage({.descriptor = descriptor, .replica_of = replica_of}), IsOk());
     CommitRequest commit;
     commit.arrays.push_back({.array_id = descriptor.array_id, .tile_crc32c = {1, 2}});
-    if (name.empty()) {
+    if (name.empty() && !replica_of.empty()) {
+      // The array holds its companion.
+    } else if (name.empty()) {
       EXPECT_THAT(registry_->Pin(descriptor.array_id), IsOk());
     } else {
       commit.moves.push_back(
@@ -453,6 +457,175 @@ TEST_F(BeginGetTest, AGetOfAWholeArrayListsNoTiles) {
   ASSERT_THAT(got, IsOk());
   EXPECT_EQ(got->tiles_size(), 0);
   EXPECT_EQ(got->devices_size(), 2);
+}
+
+// The copies of the tiles of mesh "m" are on mesh "c", whose ranks have the workers w1 and w0.
+class SecondCopyTest : public BeginGetTest {
+ protected:
+  SecondCopyTest() {
+    DefineMesh(definition_store_.get(), "c", *Mesh::Parse("x=2"));
+    EXPECT_THAT(members_.AddMesh("c", 2, {"w1", "w0"}), IsOk());
+  }
+
+  absl::StatusOr<v1::BeginGetResponse> GetEither(const v1::ArraySelector& array,
+                                                 const std::optional<Tile>& slice) {
+    v1::BeginGetRequest request;
+    request.set_session_id(session_);
+    *request.mutable_array() = array;
+    if (slice.has_value()) rpc::Encode(*slice, request.mutable_slice());
+    request.set_accept_second_copy(true);
+    v1::BeginGetResponse response;
+    const absl::Status status = BeginGet(Parts(), request, &response);
+    if (!status.ok()) return status;
+    return response;
+  }
+  absl::StatusOr<v1::BeginGetResponse> GetEither(const std::string& name,
+                                                 const std::optional<Tile>& slice) {
+    v1::ArraySelector array;
+    array.set_name(name);
+    return GetEither(array, slice);
+  }
+  // The worker is lost with its tiles of both copies, and the registry knows it.
+  void Lose(size_t worker) {
+    members_.Detach(attachments_[worker], "it is gone");
+    registry_->TilesLost("m", static_cast<int64_t>(worker), attachments_[worker]);
+    registry_->TilesLost("c", 1 - static_cast<int64_t>(worker), attachments_[worker]);
+  }
+  static std::vector<int> RanksOf(
+      const google::protobuf::RepeatedPtrField<v1::DeviceEndpoint>& devices) {
+    std::vector<int> ranks;
+    for (const v1::DeviceEndpoint& each : devices) ranks.push_back(each.rank());
+    return ranks;
+  }
+
+  const ArrayDescriptor rows_ = AddArray("rows", kRows);
+  const std::string copy_id_ = AddArray("", kRows, "c", rows_.array_id).array_id;
+  const Tile first_ = rows_.Tiling()->TileOf(0);
+  const Tile second_ = rows_.Tiling()->TileOf(1);
+};
+
+TEST_F(SecondCopyTest, AnArrayThatLacksTilesIsReadFromBothCopies) {
+  Lose(1);
+  const auto got = GetEither("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_EQ(got->array().array_descriptor().array_id(), rows_.array_id);
+  EXPECT_EQ(got->array().array_descriptor().mesh_id(), "m");
+  EXPECT_EQ(got->array().state(), v1::ARRAY_STATE_DEGRADED);
+  EXPECT_THAT(RanksOf(got->devices()), ElementsAre(0));
+  EXPECT_EQ(got->second_copy().array_id(), copy_id_);
+  EXPECT_THAT(RanksOf(got->second_copy().devices()), ElementsAre(1));
+  EXPECT_EQ(got->second_copy().devices(0).identity(), "w0");
+
+  const absl::Time end = clock_.Now() + absl::Minutes(5);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const rpc::VerifiedToken token,
+      rpc::VerifyToken(got->second_copy().token(), "key", rpc::TransferDirection::kGet,
+                       end - absl::Nanoseconds(1)));
+  EXPECT_EQ(token.array.array_id, copy_id_);
+  EXPECT_EQ(token.claims.session_id, session_);
+  EXPECT_EQ(token.claims.expire_time, end);
+}
+
+TEST_F(SecondCopyTest, ASliceListsTheRanksOfEachCopy) {
+  const Tile across = Tile{{{2, 6}}};
+  const auto before = GetEither("rows", across);
+  ASSERT_THAT(before, IsOk());
+  for (const int i : {0, 1}) {
+    EXPECT_THAT(before->tiles(i).ranks(), ElementsAre(i));
+    EXPECT_THAT(before->tiles(i).second_copy_ranks(), ElementsAre(i));
+  }
+
+  members_.Detach(attachments_[1], "it is gone");  // the registry has not heard of it
+  const auto after = GetEither("rows", across);
+  ASSERT_THAT(after, IsOk());
+  EXPECT_THAT(after->tiles(0).ranks(), ElementsAre(0));
+  EXPECT_THAT(after->tiles(0).second_copy_ranks(), IsEmpty());
+  EXPECT_THAT(after->tiles(1).ranks(), IsEmpty());
+  EXPECT_THAT(after->tiles(1).second_copy_ranks(), ElementsAre(1));
+
+  const auto of_first = GetEither("rows", first_);
+  ASSERT_THAT(of_first, IsOk());
+  EXPECT_THAT(RanksOf(of_first->devices()), ElementsAre(0));
+  EXPECT_THAT(of_first->second_copy().devices(), IsEmpty());
+  const auto of_second = GetEither("rows", second_);
+  ASSERT_THAT(of_second, IsOk());
+  EXPECT_THAT(of_second->devices(), IsEmpty());
+  EXPECT_THAT(RanksOf(of_second->second_copy().devices()), ElementsAre(1));
+}
+
+TEST_F(SecondCopyTest, ATileThatNeitherCopyHasIsNamed) {
+  const auto degraded =
+      CarriesFacts(Reason::kArrayDegraded,
+                   {{fact::kArray, rows_.array_id}, {fact::kName, "rows"}, {fact::kRank, "1"}});
+  Lose(1);
+  registry_->TileDamaged(copy_id_, 1);
+  EXPECT_THAT(GetEither("rows", std::nullopt).status(), degraded);
+  EXPECT_THAT(GetEither("rows", second_).status(), degraded);
+  EXPECT_THAT(GetEither("rows", first_), IsOk());
+  EXPECT_EQ(sessions_.Get(session_)->pinned_arrays, 1) << "by the call that succeeded";
+}
+
+TEST_F(SecondCopyTest, ACopyOnALiveWorkerIsNotWaitedFor) {
+  members_.Detach(attachments_[1], "it is gone");
+  registry_->TilesLost("m", 1, attachments_[1]);
+  registry_->TilesLost("c", 0, attachments_[1]);
+  recovery_.Lost("w1");  // its tiles are on its disk
+  EXPECT_THAT(Get("rows", std::nullopt).status(),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  EXPECT_THAT(GetEither("rows", std::nullopt), IsOk());
+}
+
+TEST_F(SecondCopyTest, ClientsThatDoNotAcceptTheCopyAreAnsweredWithoutIt) {
+  const auto got = Get("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_FALSE(got->has_second_copy());
+  Lose(1);
+  for (const std::optional<Tile>& slice : {std::optional<Tile>(), std::optional(second_)}) {
+    EXPECT_THAT(Get("rows", slice).status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  }
+  const auto of_first = Get("rows", first_);
+  ASSERT_THAT(of_first, IsOk());
+  EXPECT_THAT(of_first->tiles(0).second_copy_ranks(), IsEmpty());
+}
+
+TEST_F(SecondCopyTest, OnlyTheArrayThatHoldsTheCopyIsReadFromIt) {
+  AddArray("single", kRows);
+  const auto single = GetEither("single", std::nullopt);
+  ASSERT_THAT(single, IsOk());
+  EXPECT_FALSE(single->has_second_copy());
+  v1::ArraySelector copy;
+  copy.set_array_id(copy_id_);
+  const auto of_copy = GetEither(copy, std::nullopt);
+  ASSERT_THAT(of_copy, IsOk());
+  EXPECT_FALSE(of_copy->has_second_copy()) << "a pin of the copy does not keep its array";
+}
+
+TEST_F(SecondCopyTest, ThePinOfTheArrayKeepsTheCopy) {
+  ASSERT_THAT(GetEither("rows", std::nullopt), IsOk());
+  CommitRequest removal;
+  removal.moves.push_back({.name = "rows", .array_id = "", .expected_version = std::nullopt});
+  absl::Notification done;
+  registry_->Commit(std::move(removal), [&done](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+    done.Notify();
+  });
+  done.WaitForNotification();
+  EXPECT_THAT(registry_->FindArray(copy_id_), IsOk());
+  v1::ReleaseArraysRequest request;
+  request.set_session_id(session_);
+  request.add_array_ids(rows_.array_id);
+  v1::ReleaseArraysResponse response;
+  ASSERT_THAT(ReleaseArrays(Parts(), request, &response), IsOk());
+  EXPECT_EQ(response.released(), 1);
+  EXPECT_THAT(registry_->FindArray(copy_id_), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(SecondCopyTest, ACopyWhoseMeshIsGoneIsLeftOut) {
+  ASSERT_THAT(members_.RemoveMesh("c"), IsOk());
+  const auto got = GetEither("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_FALSE(got->has_second_copy());
 }
 
 }  // namespace

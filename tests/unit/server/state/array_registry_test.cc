@@ -116,7 +116,8 @@ class ArrayRegistryTest : public ::testing::Test {
                         .attachment = ++attachments_,
                         .meshes = {},
                         .tiles = std::move(tiles)};
-    inventory.meshes["m"] = {.mesh = &mesh_, .rank = rank, .identities = identities_};
+    inventory.meshes["m"] = {
+        .mesh = &mesh_, .rank = rank, .identities = identities_, .revision = 3};
     return inventory;
   }
   // The worker of a rank attaches and brings its inventory.
@@ -204,6 +205,17 @@ class ArrayRegistryTest : public ::testing::Test {
   absl::StatusOr<CommitResult> Put(const std::string& name, const std::string& id,
                                    std::optional<int64_t> expected = std::nullopt) {
     return Commit({{Staged(id)}, {{name, id, expected}}, "", ""});
+  }
+  // Commits a new array under `name`, and gives up the arrays that lose the name by it.
+  absl::StatusOr<CommitResult> Replace(const std::string& name, std::vector<std::string> superseded,
+                                       std::string* new_id = nullptr) {
+    const std::string id = Stage();
+    if (new_id != nullptr) *new_id = id;
+    return Commit({.arrays = {Staged(id)},
+                   .moves = {{name, id, std::nullopt}},
+                   .request_id = "",
+                   .answer = "",
+                   .superseded = std::move(superseded)});
   }
   // Waits for the store's thread to have made the calls that it began.
   void Settle() { ASSERT_THAT(CommitAndWait(*store_, {}), IsOk()); }
@@ -329,6 +341,15 @@ TEST_F(ArrayRegistryTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
   registry_->TilesLost("m", 0, attachments_);
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+}
+
+TEST_F(ArrayRegistryTest, LabelsArraysByNameAndId) {
+  const std::string named = Stage();
+  const std::string unnamed = Stage();
+  ASSERT_THAT(Put("w", named), IsOk());
+  EXPECT_EQ(registry_->LabelOf(named), StrCat("array \"w\" (", named, ")"));
+  EXPECT_EQ(registry_->LabelOf(unnamed), StrCat("array ", unnamed));
+  EXPECT_EQ(registry_->LabelOf("gone"), "array gone");
 }
 
 TEST_F(ArrayRegistryTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
@@ -849,6 +870,51 @@ TEST_F(ArrayRegistryTest, TheLossOfAnAttachmentDoesNotUndoTheNextOnesInventory) 
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
 }
 
+// A worker may be lost and come back between the staging of an array and the begin of its put.
+TEST_F(ArrayRegistryTest, ALossBeforeAPutBeganDoesNotDegradeItsArray) {
+  constexpr int64_t kEpochOfLoss = 5;
+  const auto put_of_epoch = [&](int64_t epoch) {
+    const std::string id = Stage();
+    Attach(1, {});
+    registry_->TilesLost("m", 1, attachments_, kEpochOfLoss);
+    Attach(1, {});
+    ArrayCommit commit = Staged(id);
+    commit.epoch = epoch;
+    EXPECT_THAT(Commit({{commit}, {{StrCat("w", epoch), id, std::nullopt}}, "", ""}), IsOk());
+    return id;
+  };
+  EXPECT_EQ(StateOf(put_of_epoch(kEpochOfLoss + 1)), ArrayState::kAvailable);
+  EXPECT_EQ(StateOf(put_of_epoch(kEpochOfLoss)), ArrayState::kAvailable);
+  const std::string lost = put_of_epoch(kEpochOfLoss - 1);
+  EXPECT_THAT((*registry_->FindArray(lost))->missing_ranks, ElementsAre(1));
+}
+
+TEST_F(ArrayRegistryTest, ATileOfARankThatMovesDuringAPutIsMissing) {
+  const std::string id = Stage();
+  registry_->TilesLost("m", 1, attachments_);
+  ArrayCommit commit = Staged(id);
+  commit.epoch = 1'000;
+  EXPECT_THAT(Commit({{commit}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_THAT((*registry_->FindArray(id))->missing_ranks, ElementsAre(1));
+}
+
+// The new worker of a rank may have attached before the former one.
+TEST_F(ArrayRegistryTest, AnInventoryThatWasReadBeforeAChangeOfItsMeshSaysNothingOfTheNewRanks) {
+  Inventory newcomer = InventoryOf(1, {});
+  const Inventory former = InventoryOf(1, {});
+  ASSERT_THAT(registry_->BeginMeshChange("m"), IsOk());
+  registry_->EndMeshChange("m", 7);
+  registry_->TakeInventory(former);
+  ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+  definition.descriptor.mesh_revision = 7;
+  const std::string id = definition.descriptor.array_id;
+  ASSERT_THAT(registry_->Stage(std::move(definition)), IsOk());
+  ASSERT_THAT(Put("w", id), IsOk());
+  newcomer.meshes["m"].revision = 7;
+  registry_->TakeInventory(newcomer);
+  EXPECT_THAT((*registry_->FindArray(id))->missing_ranks, ElementsAre(1));
+}
+
 // What lies elsewhere costs nothing: after a start all workers of all meshes bring theirs at once.
 TEST_F(ArrayRegistryTest, AnInventoryCostsWhatLiesOnTheWorkersMeshes) {
   constexpr int kElsewhere = 50'000;
@@ -1045,6 +1111,38 @@ TEST_F(ArrayRegistryTest, TheResultOfAStepThatARankDidNotEndIsPutAside) {
   EXPECT_EQ(registry_->FindUnnamed(first), std::nullopt);
 }
 
+// All workers of a large mesh attach at once after a start, and steps may have ended before it.
+TEST_F(ArrayRegistryTest, ResultsThatMayBeAdoptedCostLittleHoweverManyRanksThereAre) {
+  constexpr int64_t kRanks = 1'024;
+  constexpr int64_t kResults = 200;
+  const Mesh large = *Mesh::Parse(StrCat("dp=", kRanks));
+  const std::vector<std::string> identities(kRanks, "w");
+  std::vector<InventoryTile> results;
+  for (int64_t i = 0; i < kResults; ++i) {
+    ArrayDescriptor descriptor = Descriptor(RandomId());
+    descriptor.shape = {kRanks};
+    descriptor.mesh_id = "large";
+    descriptor.mesh = large;
+    results.push_back({.array_id = descriptor.array_id,
+                       .tile = descriptor.Tiling()->TileOf(0),
+                       .committed = false,
+                       .of_step = true,
+                       .descriptor = descriptor});
+  }
+  const double started = ThreadCpuSeconds();
+  for (int64_t rank = 0; rank < kRanks - 1; ++rank) {
+    Inventory inventory{.identity = "w",
+                        .attachment = ++attachments_,
+                        .meshes = {},
+                        .tiles = std::exchange(results, {})};
+    inventory.meshes["large"] = {.mesh = &large, .rank = rank, .identities = identities};
+    registry_->TakeInventory(inventory);
+  }
+  // With a look at all ranks for each result it took tens of seconds.
+  EXPECT_LT(ThreadCpuSeconds() - started, 2);
+  EXPECT_EQ(registry_->CountUnnamed(), kResults) << "they wait for the last rank";
+}
+
 TEST_F(ArrayRegistryTest, AResultWaitsForARankThatIsLost) {
   const std::string id = RandomId();
   Attach(1, {});
@@ -1140,14 +1238,257 @@ TEST_F(ArrayRegistryTest, WhatASessionHeldWhenItsNameWentIsKeptForTheGrace) {
   ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
   Reopen();
   EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+  ASSERT_EQ(registry_->CountUnnamed(), 1);
+  const UnnamedArray kept = registry_->ListUnnamed("", 10).front();
+  EXPECT_EQ(kept.descriptor.array_id, id);
+  EXPECT_TRUE(kept.can_be_named);
+  EXPECT_EQ(kept.until, clock_.Now() + ArrayRegistry::kAdoptionGrace);
+  EXPECT_THAT(kept.missing_ranks, ElementsAre(1));
   EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).commit, ElementsAre(id));
+  EXPECT_THAT(registry_->FindUnnamed(id)->missing_ranks, IsEmpty());
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
   clock_.Advance(ArrayRegistry::kAdoptionGrace);
   EXPECT_THAT(Released(), ElementsAre(id));
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
   EXPECT_EQ(StoredReleases(), 1);
   Reopen();
   EXPECT_EQ(StateOf(id), ArrayState::kReleased);
   EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).drop, ElementsAre(id));
+}
+
+TEST_F(ArrayRegistryTest, WhatACommitGaveUpDoesNotOutliveTheProcess) {
+  const std::string old = Stage();
+  ASSERT_THAT(Put("w", old), IsOk());
+  ASSERT_THAT(registry_->Pin(old), IsOk());
+  std::string fresh;
+  ASSERT_THAT(Replace("w", {old, old, "never heard of"}, &fresh), IsOk());
+  EXPECT_THAT(Released(), IsEmpty()) << "the pin holds it as long as the process runs";
+  EXPECT_EQ(StateOf(old), ArrayState::kAvailable);
+  EXPECT_EQ(registry_->HoldsOf(old).pins, 1);
+  EXPECT_EQ(StoredReleases(), 1);
+  EXPECT_THAT(store_->Get(StrCat("array/", old)), StatusIs(absl::StatusCode::kNotFound));
+
+  Reopen();
+  EXPECT_EQ(StateOf(old), ArrayState::kReleased);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(registry_->CountUnconfirmed(), 1);
+  InventoryVerdict verdict = Attach(0, {Held(old, 0, 10), Held(fresh, 0, 10)});
+  EXPECT_THAT(verdict.drop, ElementsAre(old));
+  EXPECT_THAT(verdict.commit, ElementsAre(fresh));
+  EXPECT_THAT(verdict.quarantine, IsEmpty());
+  EXPECT_THAT(Attach(1, {Held(old, 1, 11), Held(fresh, 1, 11)}).drop, ElementsAre(old));
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  EXPECT_THAT(registry_->CheckMeshChange("m"), IsOk()) << "nothing lies on the mesh";
+  for (const int64_t rank : {0, 1}) Confirm(rank, {old, fresh});
+  Settle();
+  EXPECT_EQ(registry_->CountUnconfirmed(), 0);
+  EXPECT_EQ(StoredReleases(), 0);
+}
+
+TEST_F(ArrayRegistryTest, TheReleaseOfAnArrayThatWasGivenUpIsRecordedOnce) {
+  for (const bool is_pinned : {false, true}) {
+    released_.clear();
+    const std::string name = StrCat("w", is_pinned ? 1 : 0);
+    const std::string old = Stage();
+    ASSERT_THAT(Put(name, old), IsOk());
+    if (is_pinned) {
+      ASSERT_THAT(registry_->Pin(old), IsOk());
+    }
+    ASSERT_THAT(Replace(name, {old}), IsOk());
+    if (is_pinned) registry_->Unpin(old);
+    EXPECT_THAT(Released(), ElementsAre(old));
+    EXPECT_EQ(registry_->CountUnconfirmed(), 1);
+    EXPECT_EQ(StoredReleases(), 1);
+    Confirm(0, {old});
+    Settle();
+    EXPECT_EQ(StoredReleases(), 1) << "rank 1 has not confirmed it";
+    Confirm(1, {old});
+    Settle();
+    EXPECT_EQ(registry_->CountUnconfirmed(), 0);
+    EXPECT_EQ(StoredReleases(), 0);
+  }
+}
+
+TEST_F(ArrayRegistryTest, ANameTakesBackTheRecordedReleaseOfItsArray) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(Replace("w", {id}), IsOk());
+  const std::string record = store_->Get(StrCat("released/", id))->value;
+  ASSERT_THAT(Commit({{}, {{"v", id, std::nullopt}}, "", ""}), IsOk());
+  Settle();
+  EXPECT_EQ(StoredReleases(), 0);
+  registry_->Unpin(id);
+  EXPECT_THAT(Released(), IsEmpty());
+  // The end of the process between the commit of the name and the deletion of the record.
+  ASSERT_THAT(CommitAndWait(*store_, {.puts = {{StrCat("released/", id), record}}}), IsOk());
+  Reopen();
+  Settle();
+  EXPECT_EQ(registry_->FindName("v")->array_id, id);
+  EXPECT_EQ(registry_->CountUnconfirmed(), 0);
+  EXPECT_EQ(StoredReleases(), 0);
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).commit, ElementsAre(id));
+  // From now on it is kept and released like any other array.
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(DeleteName("v"), IsOk());
+  Reopen();
+  EXPECT_THAT(registry_->FindUnnamed(id), testing::Optional(testing::_));
+  // An array that is kept for the grace can be given up too.
+  ASSERT_THAT(Replace("w", {id}), IsOk());
+  EXPECT_THAT(registry_->FindArray(id), IsOk());
+  Reopen();
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).drop, ElementsAre(id));
+}
+
+TEST_F(ArrayRegistryTest, AnArrayWithANameIsNotGivenUp) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(Commit({{}, {{"alias", id, std::nullopt}}, "", ""}), IsOk());
+  ASSERT_THAT(Replace("w", {id}), IsOk());
+  EXPECT_EQ(StoredReleases(), 0);
+  // The same request points another name to it.
+  ASSERT_THAT(Commit({{},
+                      {{"alias", "", std::nullopt}, {"other", id, std::nullopt}},
+                      "",
+                      "",
+                      /*superseded=*/{id}}),
+              IsOk());
+  EXPECT_EQ(StoredReleases(), 0);
+  // A commit that is not yet in the store does so.
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  absl::Notification named;
+  registry_->Commit({{}, {{"late", id, std::nullopt}}, "", ""},
+                    [&](const absl::StatusOr<CommitResult>& committed) {
+                      EXPECT_THAT(committed, IsOk());
+                      named.Notify();
+                    });
+  const std::string fresh = Stage();
+  absl::Notification moved;
+  registry_->Commit({{Staged(fresh)}, {{"other", fresh, std::nullopt}}, "", "", {id}},
+                    [&](const absl::StatusOr<CommitResult>& committed) {
+                      EXPECT_THAT(committed, IsOk());
+                      moved.Notify();
+                    });
+  gate.Notify();
+  named.WaitForNotification();
+  moved.WaitForNotification();
+  EXPECT_EQ(StoredReleases(), 0);
+  EXPECT_THAT(Released(), IsEmpty());
+  Reopen();
+  EXPECT_EQ(registry_->FindName("late")->array_id, id);
+  EXPECT_THAT(registry_->left_out(), IsEmpty());
+  EXPECT_THAT(registry_->FindArray(id), IsOk());
+}
+
+TEST_F(ArrayRegistryTest, ANameThatFollowsARunningCommitKeepsTheArrayThatItGaveUp) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string fresh = Stage();
+  absl::Notification gate;
+  store_->Commit({.puts = {{"other", "1"}}},
+                 [&](const absl::StatusOr<Revision>&) { gate.WaitForNotification(); });
+  absl::BlockingCounter done(2);
+  const auto committed = [&](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+    done.DecrementCount();
+  };
+  registry_->Commit({{Staged(fresh)}, {{"w", fresh, std::nullopt}}, "", "", {id}}, committed);
+  registry_->Commit({{}, {{"v", id, std::nullopt}}, "", ""}, committed);
+  gate.Notify();
+  done.Wait();
+  Settle();
+  EXPECT_EQ(StoredReleases(), 0);
+  EXPECT_EQ(registry_->HoldsOf(id).pins, 0);
+  Reopen();
+  EXPECT_THAT(registry_->left_out(), IsEmpty());
+  EXPECT_EQ(registry_->FindName("v")->array_id, id);
+}
+
+TEST_F(ArrayRegistryTest, AFailedCommitGivesNothingUp) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto successor,
+      ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {}));
+  EXPECT_THAT(Replace("w", {id}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStaleTerm));
+  EXPECT_EQ(registry_->HoldsOf(id).pins, 0);
+  EXPECT_EQ(registry_->FindName("w")->array_id, id);
+  EXPECT_EQ(StoredReleases(), 0);
+}
+
+TEST_F(ArrayRegistryTest, ArraysOfManifestsAreGivenUpToo) {
+  std::vector<std::string> ids;
+  ASSERT_THAT(Commit(LoadOf(200, &ids)), IsOk());
+  for (const std::string& id : ids) ASSERT_THAT(registry_->Pin(id), IsOk());
+  // One by a small commit, some by one that is a manifest itself.
+  ASSERT_THAT(Replace("w0", {ids[0]}), IsOk());
+  CommitRequest load;
+  for (size_t i = 1; i < 150; ++i) {
+    const std::string id = Stage();
+    load.arrays.push_back(Staged(id));
+    load.moves.push_back({StrCat("w", i), id, std::nullopt});
+    if (i <= 50) load.superseded.push_back(ids[i]);
+  }
+  ASSERT_THAT(Commit(std::move(load)), IsOk());
+  EXPECT_EQ(StoredReleases(), 51);
+  EXPECT_THAT(Released(), IsEmpty());
+  Reopen();
+  EXPECT_EQ(registry_->CountNames(), 200);
+  EXPECT_EQ(registry_->CountUnconfirmed(), 51);
+  EXPECT_EQ(registry_->CountUnnamed(), 0) << "the manifest was the only record of the others";
+  for (size_t i = 0; i <= 50; ++i) {
+    EXPECT_THAT(Attach(0, {Held(ids[i], 0, 10)}).drop, ElementsAre(ids[i])) << i;
+  }
+
+  CommitRequest many;
+  for (int i = 0; i < 51; ++i) many.superseded.push_back(StrCat(i));
+  EXPECT_THAT(Commit(std::move(many)),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+}
+
+TEST_F(ArrayRegistryTest, WhatACommitGaveUpIsNotCached) {
+  registry_->SetCaching(true);
+  const std::string old = StageLoaded();
+  ASSERT_THAT(Put("w", old), IsOk());
+  ASSERT_THAT(registry_->Pin(old), IsOk());
+  ASSERT_THAT(Replace("w", {old}), IsOk());
+  registry_->Unpin(old);
+  EXPECT_THAT(Released(), ElementsAre(old));
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  Reopen();
+  EXPECT_THAT(CachedIds(), IsEmpty());
+  EXPECT_EQ(registry_->CountUnconfirmed(), 1);
+}
+
+// After the snapshot the array that a pin held may have got a name.
+TEST_F(ArrayRegistryTest, WhatWasGivenUpInARestoredStateIsPutAsideAndNotDeleted) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(Replace("w", {id}), IsOk());
+  ASSERT_THAT(CommitAndWait(
+                  *store_, {.puts = {{std::string(kRestoredKey),
+                                      EncodeRestored({.digest = "abc", .may_lack_names = true})}}}),
+              IsOk());
+  Reopen();
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).drop, IsEmpty());
+  EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).drop, IsEmpty());
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  EXPECT_TRUE(registry_->FindUnnamed(id)->can_be_named);
+  Settle();
+  EXPECT_EQ(StoredReleases(), 0);
+  told_.clear();
+  clock_.Advance(ArrayRegistry::kAdoptionGrace);
+  EXPECT_THAT(Released(), IsEmpty());
+  ASSERT_THAT(told_, SizeIs(2));
+  for (const auto& [identity, verdict] : told_) {
+    EXPECT_THAT(verdict.drop, IsEmpty());
+    EXPECT_THAT(verdict.quarantine, SizeIs(1));
+  }
 }
 
 // In the snapshot a session held it without a name; what became of it later nobody knows.
@@ -1567,6 +1908,8 @@ TEST_F(ArrayRegistryTest, ACompanionIsHeldByItsArrayAndReleasedWithIt) {
   ASSERT_NE(registry_->FindTwin(id), nullptr);
   EXPECT_EQ(registry_->FindTwin(id)->definition.descriptor.array_id, companion);
   EXPECT_EQ(registry_->FindTwin(companion)->definition.descriptor.array_id, id);
+  EXPECT_EQ(registry_->LabelOf(companion),
+            StrCat("the second replica of ", registry_->LabelOf(id)));
   EXPECT_THAT(registry_->ListNameless("", 10).arrays, IsEmpty());
   EXPECT_EQ(registry_->CountArrays().available, 1);
   EXPECT_EQ(registry_->CountCompanions().available, 1);
@@ -1637,6 +1980,43 @@ TEST_F(ArrayRegistryTest, ACompanionWhoseArrayIsGoneIsKeptForTheGracePeriodOnly)
   EXPECT_THAT(registry_->FindArray(companion), IsOk());
   clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
   EXPECT_THAT(Released(), ElementsAre(companion));
+}
+
+TEST_F(ArrayRegistryTest, ACompanionOfAnArrayThatWasGivenUpDoesNotOutliveTheProcess) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  std::string fresh;
+  ASSERT_THAT(Replace("w", {id, companion}, &fresh), IsOk());
+  EXPECT_EQ(StoredReleases(), 1) << "the array holds its companion";
+  EXPECT_NE(registry_->FindTwin(id), nullptr);
+  for (int start = 0; start < 2; ++start) {
+    Reopen();
+    EXPECT_EQ(registry_->CountUnnamed(), 0);
+    EXPECT_EQ(registry_->CountUnconfirmed(), 2) << start;
+    EXPECT_THAT(registry_->ListArrays("", 10), SizeIs(1));
+    Settle();
+    EXPECT_EQ(StoredReleases(), 2);
+    EXPECT_THAT(store_->List("array/")->items, SizeIs(1));
+  }
+  // The same without a pin, in one process.
+  const std::string second = StageCompanion(registry_.get(), Descriptor(fresh), fresh);
+  ASSERT_THAT(Commit({{Staged(second)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(Replace("w", {fresh}), IsOk());
+  EXPECT_THAT(Released(), testing::UnorderedElementsAre(fresh, second));
+  EXPECT_EQ(StoredReleases(), 4);
+}
+
+TEST_F(ArrayRegistryTest, AnArrayThatWasGivenUpGetsNoCompanion) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("w", id), IsOk());
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(Replace("w", {id}), IsOk());
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  EXPECT_THAT(Commit({{Staged(companion)}, {}, "", ""}), StatusIs(absl::StatusCode::kAborted));
+  registry_->Discard({companion});
 }
 
 TEST_F(ArrayRegistryTest, ACompanionOfAnArrayThatWasReleasedMeanwhileIsRefused) {

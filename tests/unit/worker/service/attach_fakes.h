@@ -196,13 +196,14 @@ inline internal::v1::AttachResponse MembershipOf(int64_t epoch,
 
 // Stages an array of four elements with one tile, in memory. Returns whether that worked.
 inline bool StageFour(ShardStore& store, const std::string& array_id,
-                      const std::string& descriptor = "") {
+                      const std::string& descriptor = "",
+                      const std::string& transfer_id = "t") {
   auto staged = store.Stage({.array_id = array_id,
                              .dtype = Dtype::kF32,
                              .array_shape = {4},
                              .tile = {{{0, 4}}},
                              .array_descriptor = descriptor,
-                             .transfer_id = "t"},
+                             .transfer_id = transfer_id},
                             /*durable=*/false);
   if (!staged.ok()) return false;
   (*staged)->mutable_bytes()[0] = 'x';

@@ -10,10 +10,12 @@
 
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/worker_error_codec.h"
+#include "status/str_cat.h"
 #include "tensor/buffer.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/service/attach_fakes.h"
+#include "worker/step/step_executor.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -113,6 +115,20 @@ TEST_F(AttachInventoryTest, ACommittedTileNamesNoTransfer) {
   ASSERT_THAT(pages[0].tiles(), SizeIs(1));
   EXPECT_TRUE(pages[0].tiles(0).committed());
   EXPECT_EQ(pages[0].tiles(0).transfer_id(), "");
+}
+
+TEST_F(AttachInventoryTest, TheStagedResultOfAStepSaysSo) {
+  const std::string of_step = StrCat(kStepTransferPrefix, 7);
+  ASSERT_TRUE(StageFour(*store_, "a", "", of_step));
+  ASSERT_TRUE(StageFour(*store_, "b"));
+  ASSERT_TRUE(StageFour(*store_, "c", "", of_step));
+  ASSERT_THAT(store_->Commit({"c"}), IsOk());
+  const std::vector<internal::v1::InventoryPage> pages = Pages();
+  ASSERT_THAT(pages, SizeIs(1));
+  ASSERT_THAT(pages[0].tiles(), SizeIs(3));
+  EXPECT_TRUE(pages[0].tiles(0).of_step());
+  EXPECT_FALSE(pages[0].tiles(1).of_step());
+  EXPECT_FALSE(pages[0].tiles(2).of_step());
 }
 
 TEST_F(AttachInventoryTest, AVerdictCommitsEachArrayThatIsThere) {
