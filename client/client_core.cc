@@ -9,6 +9,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "client/remote/operation_calls.h"
 #include "client/types/cancellation.h"
+#include "process/thread_pool.h"
 #include "rpc/call.h"
 #include "rpc/call_memory.h"
 #include "rpc/codec/status.h"
@@ -31,6 +32,9 @@ constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 // Like kAbortTimeout, but for an abort after the put's deadline: the caller expects the put to end
 // at the deadline.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
+// If less of a put's time is left when the workers have not said whether they can read its files,
+// the client does not send the tensors instead: it would not come to an end.
+constexpr absl::Duration kMinSendTime = absl::Seconds(1);
 // Time limit for the release of an array that was read.
 constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 // The largest number of arrays that one call releases.
@@ -92,7 +96,7 @@ class TransferWatch {
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
                 const SteadyDeadline& deadline, const std::string& traceparent,
                 Cancellation* streams)
-      : thread_([this, &connection, transfer_id, deadline, traceparent, streams] {
+      : thread_(StartThread([this, &connection, transfer_id, deadline, traceparent, streams] {
           const absl::StatusOr<Operation> operation = WatchOperation(
               connection, transfer_id, [](const Operation&) { return true; },
               {.deadline = deadline.wall(), .cancellation = &stop_, .traceparent = traceparent});
@@ -100,15 +104,18 @@ class TransferWatch {
                                  operation->state == OperationState::kCancelled)) {
             streams->Cancel();
           }
-        }) {}
+        })) {}
   ~TransferWatch() {
     stop_.Cancel();
-    thread_.join();
+    if (thread_.ok()) thread_->join();
   }
+
+  // RESOURCE_EXHAUSTED: the host allows no more threads, and nothing watches the transfer.
+  absl::Status status() const { return thread_.status(); }
 
  private:
   Cancellation stop_;
-  std::thread thread_;  // declared last: the thread uses the members above
+  absl::StatusOr<std::thread> thread_;  // declared last: the thread uses the members above
 };
 
 // The limit of a call that cleans up after a call with `options`. The cancellation of `options` is
@@ -126,7 +133,8 @@ class FillWatch {
             const SteadyDeadline& deadline, const std::string& traceparent,
             const ProgressCallback& progress) {
     if (progress == nullptr) return;
-    thread_ = std::thread([this, &connection, transfer_id, deadline, traceparent, &progress] {
+    // Without a thread, the put goes on and reports no progress.
+    thread_ = StartThread([this, &connection, transfer_id, deadline, traceparent, &progress] {
       int64_t reported = 0;
       // The put does not depend on its progress report: the result does not matter.
       WatchOperation(
@@ -144,12 +152,13 @@ class FillWatch {
   }
   ~FillWatch() {
     stop_.Cancel();
-    if (thread_.joinable()) thread_.join();
+    if (thread_.ok() && thread_->joinable()) thread_->join();
   }
 
  private:
   Cancellation stop_;
-  std::thread thread_;  // declared last: the thread uses the members above
+  // Declared last: the thread uses the members above.
+  absl::StatusOr<std::thread> thread_ = std::thread();
 };
 
 // Compares the tensors that a put sends with the checksums of their saved checkpoints, while the
@@ -159,7 +168,7 @@ class SavedCheck {
   // `streams` outlives this object, and its cancellation ends the comparison.
   SavedCheck(std::vector<SavedPart> parts, const SteadyDeadline& deadline, Cancellation* streams) {
     if (parts.empty()) return;
-    thread_ = std::thread([this, parts = std::move(parts), deadline, streams] {
+    thread_ = StartThread([this, parts = std::move(parts), deadline, streams] {
       status_ = CheckSavedChecksums(parts, [this, deadline, streams]() -> absl::Status {
         if (streams->is_cancelled() || stop_.is_cancelled()) {
           return absl::CancelledError("the put has ended");
@@ -175,23 +184,31 @@ class SavedCheck {
   }
   ~SavedCheck() {
     stop_.Cancel();
-    if (thread_.joinable()) thread_.join();
+    Join();
   }
+
+  // RESOURCE_EXHAUSTED: the host allows no more threads, and nothing is compared.
+  absl::Status status() const { return thread_.status(); }
 
   // Waits for the end of the comparison, which ends soon if `sent` is an error. Returns the error
   // of the put; OK if all was sent and has its checksums.
   absl::Status Conclude(const absl::Status& sent) {
     if (!sent.ok()) stop_.Cancel();
-    if (thread_.joinable()) thread_.join();
+    Join();
     const bool is_cause =
         !status_.ok() && !absl::IsCancelled(status_) && !absl::IsDeadlineExceeded(status_);
     return is_cause || sent.ok() ? status_ : sent;
   }
 
  private:
+  void Join() {
+    if (thread_.ok() && thread_->joinable()) thread_->join();
+  }
+
   Cancellation stop_;
   absl::Status status_;  // written by the thread, read after its end
-  std::thread thread_;   // declared last: the thread uses the members above
+  // Declared last: the thread uses the members above.
+  absl::StatusOr<std::thread> thread_ = std::thread();
 };
 
 // Adds up the bytes of all tiles of the put, including replicas, and those that nobody sends.
@@ -356,7 +373,10 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
                         /*claims=*/{}, limit);
       });
   if (!begun.ok()) {
-    *is_refused = MaySendInstead(begun.status()) && !deadline.is_over();
+    // At the end of the put's time, the error names the workers that did not answer.
+    const bool has_time = absl::IsDeadlineExceeded(begun.status()) ? deadline.left() >= kMinSendTime
+                                                                   : !deadline.is_over();
+    *is_refused = MaySendInstead(begun.status()) && has_time;
     return begun.status();
   }
   BegunPut put = *std::move(begun);
@@ -459,7 +479,9 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
     }
     const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
                               &streams);
+    SHARDMESH_RETURN_IF_ERROR(watch.status());
     SavedCheck check(std::move(saved), deadline, &streams);
+    SHARDMESH_RETURN_IF_ERROR(check.status());
     TransferOptions transfer = Transfer(deadline, progress, options);
     transfer.handover = put_options.handover;
     transfer.handover_outcome = &handover;

@@ -250,7 +250,7 @@ absl::StatusOr<DiffAnswer> LayoutClient::DiffLayouts(const DiffQuestion& questio
     CallContext context(connection, attempt);
     const auto stream = connection.layouts->DiffLayouts(context.get());
     absl::Status unreadable;
-    WriteWhileReading(
+    const absl::Status exchanged = WriteWhileReading(
         [&] {
           v1::DiffLayoutsRequest request;
           EncodeHeader(question, request.mutable_header());
@@ -266,7 +266,9 @@ absl::StatusOr<DiffAnswer> LayoutClient::DiffLayouts(const DiffQuestion& questio
             context.TryCancel();
           }
         });
+    if (!exchanged.ok()) context.TryCancel();
     const absl::Status status = connection.StatusOf(stream->Finish());
+    if (!exchanged.ok()) return exchanged;
     return unreadable.ok() ? status : unreadable;
   }));
   return answer;

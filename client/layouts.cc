@@ -492,7 +492,7 @@ absl::StatusOr<TreeAnswer> LayoutClient::ResolveTree(const TreeQuestion& questio
     CallContext context(connection, attempt);
     const auto stream = connection.layouts->ResolveTree(context.get());
     absl::Status unreadable;
-    WriteWhileReading(
+    const absl::Status exchanged = WriteWhileReading(
         [&] {
           v1::ResolveTreeRequest request;
           EncodeHeader(question, request.mutable_header());
@@ -508,7 +508,9 @@ absl::StatusOr<TreeAnswer> LayoutClient::ResolveTree(const TreeQuestion& questio
             context.TryCancel();
           }
         });
+    if (!exchanged.ok()) context.TryCancel();
     const absl::Status status = connection.StatusOf(stream->Finish());
+    if (!exchanged.ok()) return exchanged;
     return unreadable.ok() ? status : unreadable;
   }));
   if (question.stored_tree.empty() && answer.placements.size() != tensors.size()) {

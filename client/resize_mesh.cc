@@ -91,8 +91,10 @@ absl::StatusOr<ResizeResult> ArrayClient::ResizeMesh(const std::string& mesh,
       SHARDMESH_RETURN_IF_ERROR(ErrorOf(*ended));
       return result;
     }
-    const bool is_given_up = deadline.is_over() || (options.cancellation != nullptr &&
-                                                    options.cancellation->is_cancelled());
+    // The coordinator answers shortly before the deadline.
+    const bool is_given_up =
+        deadline.is_over() || absl::IsDeadlineExceeded(ended.status()) ||
+        (options.cancellation != nullptr && options.cancellation->is_cancelled());
     // A coordinator that started again does not know the operation. The resize is where it was, and
     // goes on with the next request.
     if (!is_given_up && (absl::IsNotFound(ended.status()) || absl::IsUnavailable(ended.status()))) {

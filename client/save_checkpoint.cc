@@ -106,8 +106,11 @@ absl::StatusOr<SavedCheckpoint> ArrayClient::SaveCheckpoint(const std::string& p
   if (save_options.on_begun) save_options.on_begun(begun.operation_id());
   absl::StatusOr<SavedCheckpoint> saved =
       AwaitSave(connection, begun.operation_id(), save_options, deadline, options);
-  const bool is_given_up = deadline.is_over() || (options.cancellation != nullptr &&
-                                                  options.cancellation->is_cancelled());
+  // The coordinator answers shortly before the deadline. A save that has ended ignores the
+  // cancellation.
+  const bool is_given_up =
+      deadline.is_over() || absl::IsDeadlineExceeded(saved.status()) ||
+      (options.cancellation != nullptr && options.cancellation->is_cancelled());
   if (!saved.ok() && is_given_up) {
     v1::CancelOperationRequest cancel;
     cancel.set_operation_id(begun.operation_id());

@@ -1,5 +1,5 @@
 // Threads for work that a gRPC reaction must not do: long computation, and waits for disks or
-// peers.
+// peers. Also threads of a process whose host may allow no more of them.
 #ifndef SHARDMESH_PROCESS_THREAD_POOL_H_
 #define SHARDMESH_PROCESS_THREAD_POOL_H_
 
@@ -7,6 +7,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -14,9 +15,21 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
 namespace shardmesh {
+
+// Starts a thread, which the caller joins. RESOURCE_EXHAUSTED: the host allows no more threads
+// (ulimit -u, or the limit of a container). The constructor of std::thread throws there. Failpoint:
+// thread.start.
+absl::StatusOr<std::thread> StartThread(absl::AnyInvocable<void() &&> run);
+
+// Calls `body(i)` for each i in [0, count), on at most `max_threads` >= 1 threads, one of which is
+// the calling one. Returns after the last call. If the host allows no more threads, those that
+// there are make all calls: a call must not wait for another one.
+void RunOnThreads(size_t count, size_t max_threads, absl::FunctionRef<void(size_t i)> body);
 
 // Runs tasks on its own threads. Tasks of one key begin in the order of their Run calls. Keys take
 // turns, so that no key can starve another. Thread-safe.
@@ -34,6 +47,9 @@ class ThreadPool {
   // must bound the number of waiting tasks.
   explicit ThreadPool(int threads);
   ThreadPool(int threads, const Limits& limits);
+  // Like the constructor, which ends the process if the host allows no more threads. This function
+  // returns RESOURCE_EXHAUSTED there.
+  static absl::StatusOr<std::unique_ptr<ThreadPool>> Start(int threads);
   // Runs all waiting tasks, then joins the threads.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -36,6 +36,10 @@ std::string HostOfPeer(const std::string& peer);
 // has no effect. Negative after the deadline; InfiniteDuration without a deadline.
 absl::Duration TimeLeft(const grpc::ServerContextBase& context);
 
+// A call that waits for workers gives up this long before its deadline, so that the client still
+// gets an error that names them.
+inline constexpr absl::Duration kTimeToTell = absl::Milliseconds(100);
+
 }  // namespace shardmesh::rpc
 
 #endif  // SHARDMESH_RPC_CALLER_H_

@@ -283,8 +283,9 @@ absl::Status Server::OpenState() {
               [this] {
                 if (!options_.no_repair) repairs_->LookAgain();
               },
-          .free_memory = [this](std::string_view identity,
-                                int64_t need_bytes) { return cache_->Free(identity, need_bytes); },
+          .free_memory = [this](
+                             std::string_view identity, int64_t need_bytes,
+                             bool on_disk) { return cache_->Free(identity, need_bytes, on_disk); },
           .hello_timeout = limits.hello_timeout,
           .inventory_timeout = limits.inventory_timeout,
           .max_inventory_tiles = limits.max_inventory_tiles,
@@ -390,7 +391,8 @@ absl::Status Server::OpenState() {
                                          &changes_, watches));
   AddStreamingService("shardmesh.v1.CatalogService",
                       MakeCatalogService(definition_store_.get(), registry_.get(), watches));
-  AddStreamingService("shardmesh.v1.OperationService", MakeOperationService(context));
+  AddStreamingService("shardmesh.v1.OperationService",
+                      MakeOperationService(context, step_watch_.get()));
   saves_ = std::make_unique<Saves>(Saves::Parts{.registry = registry_.get(),
                                                 .sessions = sessions_.get(),
                                                 .membership = membership_.get(),
@@ -398,7 +400,8 @@ absl::Status Server::OpenState() {
                                                 .operations = operations_.get(),
                                                 .access = worker_streams_.get(),
                                                 .cluster_id = registry_->cluster_id()});
-  AddStreamingService("shardmesh.v1.SaveService", MakeSaveService(saves_.get(), sessions_.get()));
+  AddStreamingService("shardmesh.v1.SaveService",
+                      MakeSaveService(&clock_, saves_.get(), sessions_.get(), step_watch_.get()));
   AddStreamingService("shardmesh.v1.AdminService",
                       MakeAdminService(context, store_.get(), options_.data_dir));
   AddStreamingService(

@@ -196,7 +196,8 @@ class WorkerServer::Impl {
                                                          .data_dir = options_.data_dir,
                                                          .quarantine = options_.quarantine,
                                                          .free_disk = [this](int64_t need_bytes) {
-                                                           return memory_requests_.Free(need_bytes);
+                                                           return memory_requests_.Free(
+                                                               need_bytes, /*on_disk=*/true);
                                                          }}));
     saves_ = std::make_unique<SaveOrders>(store_.get(), std::move(write_roots));
     LogRecovery();

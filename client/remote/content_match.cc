@@ -2,14 +2,13 @@
 #include "client/remote/content_match.h"
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "process/crc32c.h"
+#include "process/thread_pool.h"
 #include "sharding/digest.h"
 #include "sharding/tile.h"
 #include "status/status_macros.h"
@@ -166,22 +165,13 @@ std::vector<std::optional<ContentClaim>> MatchContent(absl::Span<const TensorEle
                                                       const MatchOptions& options) {
   std::vector<std::optional<ContentClaim>> claims(tensors.size());
   const LayoutsByForm layouts = SortByForm(candidates, options.mesh);
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next.fetch_add(1); i < tensors.size(); i = next.fetch_add(1)) {
-      const auto found = layouts.find({tensors[i].dtype(), tensors[i].shape()});
-      if (found == layouts.end()) continue;
-      auto claim = Match(tensors[i], found->second, options.is_over);
-      // The put itself meets the error of a producer, and reports it.
-      if (claim.ok()) claims[i] = *std::move(claim);
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int i = 1; i < options.threads && threads.size() + 1 < tensors.size(); ++i) {
-    threads.emplace_back(work);
-  }
-  work();
-  for (std::thread& thread : threads) thread.join();
+  RunOnThreads(tensors.size(), static_cast<size_t>(options.threads), [&](size_t i) {
+    const auto found = layouts.find({tensors[i].dtype(), tensors[i].shape()});
+    if (found == layouts.end()) return;
+    auto claim = Match(tensors[i], found->second, options.is_over);
+    // The put itself meets the error of a producer, and reports it.
+    if (claim.ok()) claims[i] = *std::move(claim);
+  });
   return claims;
 }
 

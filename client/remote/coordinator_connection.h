@@ -24,6 +24,7 @@
 #include "client/types/array.h"
 #include "client/types/cancellation.h"
 #include "client/types/plan_questions.h"
+#include "process/thread_pool.h"
 #include "rpc/call.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/flight_codec.h"
@@ -49,6 +50,7 @@
 #include "shardmesh/v1/save_service.grpc.pb.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/reason.h"
+#include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::client {
@@ -230,12 +232,13 @@ absl::Status CoordinatorConnection::Call(const std::unique_ptr<Stub>& stub,
 std::string NewRequestId();
 
 // Runs `write` on another thread and `read` on this one. Thus the two directions of a stream do not
-// wait for each other.
+// wait for each other. RESOURCE_EXHAUSTED: the host allows no more threads, and neither has run.
 template <typename Write, typename Read>
-void WriteWhileReading(const Write& write, const Read& read) {
-  std::thread writer(write);
+absl::Status WriteWhileReading(const Write& write, const Read& read) {
+  SHARDMESH_ASSIGN_OR_RETURN(std::thread writer, StartThread(write));
   read();
   writer.join();
+  return absl::OkStatus();
 }
 
 // Upper bound on the bytes of entries in one message of a stream.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "process/steady_deadline.h"
+#include "process/thread_pool.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 
@@ -121,12 +122,13 @@ absl::StatusOr<std::string> SessionKeeper::Get(const CallLimit& limit) {
   absl::MutexLock lock(&mutex_);
   is_opening_ = false;
   SHARDMESH_RETURN_IF_ERROR(session.status());
-  session_id_ = session->session_id;
   renew_after_ = session->ttl / 3;
-  changed_.Signal();
   if (!renewer_.joinable()) {
-    renewer_ = std::thread([this] { Renew(); });
+    // A session that nothing renews would end in the middle of a put. This one expires.
+    SHARDMESH_ASSIGN_OR_RETURN(renewer_, StartThread([this] { Renew(); }));
   }
+  session_id_ = session->session_id;
+  changed_.Signal();
   return session_id_;
 }
 

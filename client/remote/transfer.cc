@@ -6,7 +6,6 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -18,6 +17,7 @@
 #include "client/remote/handover_room.h"
 #include "client/remote/tile_handover.h"
 #include "client/remote/worker_client.h"
+#include "process/thread_pool.h"
 #include "rpc/call.h"
 #include "rpc/contract.h"
 #include "sharding/tile.h"
@@ -95,21 +95,6 @@ bool IsOfEndedPut(const absl::Status& status) {
 
 std::string NameOf(const TransferDevice& device) {
   return StrCat("rank ", device.rank, " (worker ", device.identity, ")");
-}
-
-// Runs `body(i)` for each of `count` workers, each on its own thread, and waits for all threads.
-// One worker needs no thread.
-template <typename Body>
-void RunOnThreads(size_t count, const Body& body) {
-  if (count == 1) return body(0);
-  std::vector<std::thread> threads;
-  threads.reserve(count);
-  for (size_t i = 0; i < count; ++i) {
-    threads.emplace_back([&body, i] { body(i); });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
 }
 
 // The tiles of one worker, in sending order.
@@ -374,7 +359,7 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
   absl::Mutex mutex;
   HandoverRoom room(options.handover == Handover::kAuto ? MemoryLeftInGroup() : std::nullopt);
   HandoverOutcome outcome{.refusal = UnnamedStreamed(tensors, options.handover)};
-  RunOnThreads(plan.size(), [&](size_t i) {
+  RunOnThreads(plan.size(), /*max_threads=*/plan.size(), [&](size_t i) {
     const auto put = [&]() -> absl::Status {
       SHARDMESH_ASSIGN_OR_RETURN(
           const std::unique_ptr<WorkerClient> worker,
@@ -484,7 +469,7 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
     }
     FirstError error;
     absl::Mutex mutex;
-    RunOnThreads(plan->size(), [&](size_t i) {
+    RunOnThreads(plan->size(), /*max_threads=*/plan->size(), [&](size_t i) {
       Inbound& inbound = (*plan)[i];
       absl::Status status =
           WithContext(Fetch(inbound, into, progress, &streams, options), NameOf(*inbound.device));

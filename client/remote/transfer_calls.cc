@@ -298,7 +298,7 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
     call->stream = connection.arrays->BeginPut(&call->context);
     absl::Status unreadable;
     bool is_complete = false;
-    WriteWhileReading(
+    SHARDMESH_RETURN_IF_ERROR(WriteWhileReading(
         [&] {
           v1::BeginPutRequest request;
           EncodeHeader(request_id, session_id, put_options, request.mutable_header());
@@ -329,7 +329,7 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
           if (!unreadable.ok()) {
             call->context.TryCancel();
           }
-        });
+        }));
     SHARDMESH_RETURN_IF_ERROR(unreadable);
     if (is_complete) {
       put.hold = std::move(call);

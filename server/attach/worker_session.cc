@@ -472,10 +472,10 @@ absl::Status WorkerSession::TakeMemoryRequest(const internal::v1::MemoryRequest&
   SHARDMESH_RETURN_IF_ERROR(Hold("its request for memory was answered"));
   const int64_t order_id = asked.order_id();
   const bool taken = streams_->memory_requests().Run(
-      identity(), [this, order_id, need_bytes = asked.need_bytes()] {
+      identity(), [this, order_id, need_bytes = asked.need_bytes(), on_disk = asked.on_disk()] {
         const auto& free = streams_->options().free_memory;
         const bool is_wanted = free != nullptr && !is_closed();
-        Send(EncodeMemoryAnswer(order_id, is_wanted ? free(identity(), need_bytes) : 0));
+        Send(EncodeMemoryAnswer(order_id, is_wanted ? free(identity(), need_bytes, on_disk) : 0));
         Release();
       });
   if (!taken) {

@@ -74,10 +74,11 @@ struct WorkerStreamsOptions {
   // Called without a lock after a worker has reported a damaged tile, which now counts as missing.
   // May be null.
   std::function<void()> damaged = nullptr;
-  // Called without a lock, on a thread of its own, if a step needs this many bytes of memory more
-  // on the worker. Releases arrays that are only cached, and returns the bytes that they take
-  // there. May be null.
-  std::function<int64_t(std::string_view identity, int64_t need_bytes)> free_memory = nullptr;
+  // Called without a lock, on a thread of its own, if the worker needs this many bytes of memory
+  // more, or of its disk if `on_disk`. Releases arrays that are only cached, and returns the bytes
+  // that they take there. May be null.
+  std::function<int64_t(std::string_view identity, int64_t need_bytes, bool on_disk)> free_memory =
+      nullptr;
   // Time for each endpoint of a worker to identify itself. After the first correct answer, the
   // other endpoints have only EndpointCheck::kGrace more.
   absl::Duration verify_timeout = absl::Seconds(3);

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -167,6 +168,53 @@ std::string Describe(const UnreadableRecords& unreadable) {
 
 }  // namespace
 
+std::vector<Finding> StepWatch::FindWorkers(const MembershipView& view,
+                                            const DiagnosisOptions& options) const {
+  std::vector<Finding> findings;
+  std::set<std::string> told;  // a worker that serves several meshes is named once
+  for (const auto& [mesh_id, mesh] : view.meshes) {
+    std::vector<ObservedRank> ranks;
+    for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
+      ranks.push_back(Observe(view, static_cast<int64_t>(rank), mesh->identities[rank], 0));
+    }
+    for (Finding& finding : DiagnoseWorkers(ranks, mesh_id, options)) {
+      if (told.insert(finding.culprits.front().identity).second) {
+        findings.push_back(std::move(finding));
+      }
+    }
+  }
+  return findings;
+}
+
+absl::Status StepWatch::ExplainLate(std::string_view what,
+                                    absl::Span<const std::string> waiting_for) const {
+  // Maximum number of workers that the error names.
+  constexpr size_t kNamed = 4;
+  const std::vector<Finding> findings = FindWorkers(*membership_->view(), OptionsNow());
+  std::vector<std::string> why;
+  std::vector<std::string> identities;
+  for (const Finding& finding : findings) {
+    if (why.size() == kNamed) break;
+    why.push_back(finding.summary);
+    identities.push_back(finding.culprits.front().identity);
+  }
+  size_t count = findings.size();
+  if (findings.empty()) {
+    count = waiting_for.size();
+    waiting_for = waiting_for.subspan(0, kNamed);
+    identities.assign(waiting_for.begin(), waiting_for.end());
+    for (const std::string& identity : identities) {
+      why.push_back(StrCat("worker \"", identity, "\" has not answered yet"));
+    }
+  }
+  const std::string more = count > kNamed ? StrCat("; and ", count - kNamed, " more") : "";
+  return WithReason(
+      absl::DeadlineExceededError(
+          StrCat(what, " has not ended within the time of the call",
+                 why.empty() ? "; give it more time" : StrCat(": ", StrJoin(why, "; "), more))),
+      Reason::kDeadline, {{fact::kIdentity, StrJoin(identities, ",")}});
+}
+
 StepWatch::Verdict StepWatch::Diagnose(int64_t sequence,
                                        const std::vector<Sequencer::LiveWork>& live,
                                        int64_t degraded_arrays,
@@ -191,17 +239,8 @@ StepWatch::Verdict StepWatch::Diagnose(int64_t sequence,
     }
   }
   if (sequence == 0) {
-    std::set<std::string> told;  // a worker that serves several meshes is named once
-    for (const auto& [mesh_id, mesh] : view->meshes) {
-      std::vector<ObservedRank> ranks;
-      for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
-        ranks.push_back(Observe(*view, static_cast<int64_t>(rank), mesh->identities[rank], 0));
-      }
-      for (Finding& finding : DiagnoseWorkers(ranks, mesh_id, options)) {
-        if (told.insert(finding.culprits.front().identity).second) {
-          verdict.findings.push_back(std::move(finding));
-        }
-      }
+    for (Finding& finding : FindWorkers(*view, options)) {
+      verdict.findings.push_back(std::move(finding));
     }
     if (degraded_arrays > 0) {
       Finding finding{.kind = FindingKind::kDegraded, .since = options.now};

@@ -4,9 +4,12 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "process/clock.h"
 #include "server/diagnosis/diagnosis.h"
 #include "server/diagnosis/flight_log.h"
@@ -30,6 +33,13 @@ class StepWatch {
   // Returns the explanation of a step, for Sequencer::Options::explain.
   StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
 
+  // Returns the error of a call that waited for an operation until its deadline: DEADLINE_EXCEEDED
+  // (DEADLINE). The error names the workers that serve a rank and are lost or silent, or do not
+  // reach their peers. If there are none, it names `waiting_for`: the workers whose answers the
+  // operation waits for, as far as that is known. `what` names the operation, such as "the save".
+  absl::Status ExplainLate(std::string_view what,
+                           absl::Span<const std::string> waiting_for = {}) const;
+
   struct Verdict {
     // The whole verdict in one sentence.
     std::string sentence;
@@ -43,6 +53,10 @@ class StepWatch {
                    int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 
  private:
+  // Returns one finding for each worker of a mesh that is lost or silent, or that does not reach
+  // its peers.
+  std::vector<Finding> FindWorkers(const MembershipView& view,
+                                   const DiagnosisOptions& options) const;
   ObservedRank Observe(const MembershipView& view, int64_t rank, const std::string& identity,
                        int64_t sequence) const;
   ObservedStep Observe(const WorkRef& work, const std::vector<Participant>& waiting_for) const;

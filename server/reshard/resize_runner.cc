@@ -8,6 +8,7 @@
 #include "absl/synchronization/notification.h"
 #include "process/failpoint.h"
 #include "process/log.h"
+#include "process/thread_pool.h"
 #include "rpc/codec/field_check.h"
 #include "server/reshard/reshard_call.h"
 #include "server/state/request_index.h"
@@ -498,16 +499,20 @@ absl::StatusOr<BegunResize> ResizeRunner::Begin(const ResizeCall& call,
   running->begun = begun;
   running->run->SetOperation(id);
   parts_.operations->SetTotal(id, begun.plan.array_count, begun.plan.total_bytes);
-  absl::MutexLock lock(&mutex_);
-  if (!stopped_.ok()) running->run->Stop(stopped_);
-  Running* const raw = running.get();
-  running_.emplace(id, std::move(running));
-  raw->thread = std::thread([this, id, run = raw->run] {
+  absl::StatusOr<std::thread> thread = StartThread([this, id, run = running->run] {
     const absl::Status status = run->Execute();
     if (!status.ok()) LogWarning("a resize did not end well", {{"error", status}});
     run->Over();
     parts_.operations->End(id, status);
   });
+  if (!thread.ok()) {
+    parts_.operations->End(id, thread.status());
+    return std::move(thread).status();
+  }
+  running->thread = *std::move(thread);
+  absl::MutexLock lock(&mutex_);
+  if (!stopped_.ok()) running->run->Stop(stopped_);
+  running_.emplace(id, std::move(running));
   if (!call.request_id.empty() &&
       requests_.insert_or_assign(key, Remembered{call.fingerprint, begun}).second) {
     request_order_.push_back(key);

@@ -95,6 +95,7 @@ struct SaveRun::Shared {
   absl::Mutex mutex;
   int64_t written_bytes ABSL_GUARDED_BY(mutex) = 0;  // as the workers have reported
   std::deque<Event> events ABSL_GUARDED_BY(mutex);
+  std::set<std::string> waiting ABSL_GUARDED_BY(mutex);  // workers with an order of RunLanes
   absl::Status cancelled ABSL_GUARDED_BY(mutex);
   bool is_publishing ABSL_GUARDED_BY(mutex) = false;
 };
@@ -103,6 +104,11 @@ SaveRun::SaveRun(Options options)
     : options_(std::move(options)), shared_(std::make_shared<Shared>()) {
   for (const auto& [identity, regions] : options_.plan.regions) identities_.push_back(identity);
   probe_ = RandomBytes(kProbeBytes);
+}
+
+std::vector<std::string> SaveRun::WaitsFor() const {
+  absl::MutexLock lock(&shared_->mutex);
+  return {shared_->waiting.begin(), shared_->waiting.end()};
 }
 
 absl::Status SaveRun::Cancel(const absl::Status& reason) {
@@ -164,11 +170,19 @@ void SaveRun::Send(const std::string& identity, Order order) {
 absl::Status SaveRun::RunLanes(Lanes lanes, absl::Duration timeout, OnError on_error,
                                const std::function<void(const Event&)>& answered) {
   const bool is_end = on_error == OnError::kIgnore;
+  {
+    absl::MutexLock lock(&shared_->mutex);
+    shared_->waiting.clear();
+  }
   std::set<std::string> waiting;  // each worker has one order at a time
   const auto send_next = [&](const std::string& identity) {
     std::optional<Order> order = lanes.at(identity)();
     if (!order.has_value()) return;
     waiting.insert(identity);
+    {
+      absl::MutexLock lock(&shared_->mutex);
+      shared_->waiting.insert(identity);
+    }
     Send(identity, *std::move(order));
   };
   std::vector<std::string> identities;
@@ -193,6 +207,7 @@ absl::Status SaveRun::RunLanes(Lanes lanes, absl::Duration timeout, OnError on_e
       if (!is_end && !shared_->cancelled.ok()) return shared_->cancelled;
       event = std::move(shared_->events.front());
       shared_->events.pop_front();
+      if (event.is_end == is_end) shared_->waiting.erase(event.identity);
     }
     if (event.is_end != is_end) continue;  // a late answer to an order before the end
     waiting.erase(event.identity);
@@ -325,7 +340,13 @@ absl::Status SaveRun::CannotWrite(std::vector<Refusal> refusals) const {
   std::sort(refusals.begin(), refusals.end(),
             [](const Refusal& a, const Refusal& b) { return a.identity < b.identity; });
   for (const Refusal& refusal : refusals) {
-    if (ReasonOf(refusal.status) == Reason::kWorkerLost) return refusal.status;
+    // Neither says anything about the folder. A worker without a thread or a descriptor gives no
+    // reason.
+    const Reason reason = ReasonOf(refusal.status);
+    if (reason == Reason::kWorkerLost ||
+        (reason == Reason::kUnspecified && absl::IsResourceExhausted(refusal.status))) {
+      return refusal.status;
+    }
   }
   std::string text;
   for (size_t i = 0; i < refusals.size() && i < kMostNamed; ++i) {

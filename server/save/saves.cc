@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "process/log.h"
 #include "process/random_bytes.h"
+#include "process/thread_pool.h"
 #include "rpc/codec/status.h"
 #include "server/state/array_selection.h"
 #include "server/state/request_index.h"
@@ -307,13 +308,18 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
                request.session_id, session.number,
                [run = running->run](const absl::Status& reason) { return run->Cancel(reason); }));
   begun.operation_id = *id;
+  absl::StatusOr<std::thread> thread =
+      StartThread([this, id = *id, raw = running.get()] { Execute(id, raw); });
+  if (!thread.ok()) {
+    parts_.operations->End(*id, thread.status());
+    return std::move(thread).status();
+  }
   std::move(unpin).Cancel();
+  running->thread = *std::move(thread);
   absl::MutexLock lock(&mutex_);
   // A run that was cancelled before it began ends at once.
   if (!stopped_.ok()) running->run->Cancel(stopped_).IgnoreError();
-  Running* const raw = running.get();
   running_.emplace(*id, std::move(running));
-  raw->thread = std::thread([this, id = *id, raw] { Execute(id, raw); });
   if (!request.request_key.empty() &&
       requests_.insert_or_assign(request.request_key, Remembered{request, begun}).second) {
     request_order_.push_back(request.request_key);
@@ -426,6 +432,17 @@ int64_t Saves::Wait(const std::string& operation_id, WaitCallback callback) {
         }
         std::move(callback)(std::move(result));
       });
+}
+
+std::vector<std::string> Saves::WaitsFor(const std::string& operation_id) const {
+  std::shared_ptr<SaveRun> run;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = running_.find(operation_id);
+    if (found == running_.end()) return {};
+    run = found->second->run;
+  }
+  return run->WaitsFor();
 }
 
 void Saves::StopWaiting(const std::string& operation_id, int64_t number) {

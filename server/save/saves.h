@@ -100,6 +100,9 @@ class Saves {
   // Calls `callback` when the save has ended, with its result; at once if it has ended. NOT_FOUND:
   // no such save, or it is forgotten. Returns a number for StopWaiting; 0 if `callback` was called.
   int64_t Wait(const std::string& operation_id, WaitCallback callback);
+  // Returns the workers for whose answers a running save waits, by name; none if there is no such
+  // save.
+  std::vector<std::string> WaitsFor(const std::string& operation_id) const;
   // Destroys the callback of a waiting caller, unless the save has just ended and calls it.
   void StopWaiting(const std::string& operation_id, int64_t number);
 

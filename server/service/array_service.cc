@@ -80,10 +80,8 @@ class ArrayService final : public ArrayServiceBase {
         context_.transfers->Progress(request->transfer_id());
     const absl::Duration limit =
         progress.ok() && progress->is_filled ? Transfers::kTimeout : kCommitTimeout;
-    // Gives up shortly before the client's own deadline, so that the client still gets an error
-    // that names the missing ranks.
     const absl::Time give_up =
-        context_.clock->Now() + std::min(rpc::TimeLeft(*context) - absl::Milliseconds(100), limit);
+        context_.clock->Now() + std::min(rpc::TimeLeft(*context) - rpc::kTimeToTell, limit);
     const absl::Time started = progress.ok() ? progress->started : context_.clock->Now();
     context_.transfers->Commit(
         request->transfer_id(),

@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,16 +24,22 @@ constexpr absl::Duration kWatchInterval = absl::Milliseconds(100);
 constexpr int64_t kOutboxBytes = int64_t{64} << 10;
 
 // WatchOperation, as synchronous code:
-//   while (true) { write(progress); if (progress.ended) finish; sleep(kWatchInterval) }
+//   while (true) {
+//     if (!progress.ended && the call's time is over) fail with the workers that are late;
+//     write(progress); if (progress.ended) finish; sleep(kWatchInterval)
+//   }
 // The interval starts when the previous message is written, so a slow client gets fewer messages.
 class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationResponse> {
  public:
-  WatchReactor(Clock* clock, const AllOperations* calls, StreamSet<WatchReactor>* streams,
-               std::string operation_id)
+  // `give_up`: when the call ends although the operation goes on.
+  WatchReactor(Clock* clock, const AllOperations* calls, const StepWatch* watch,
+               StreamSet<WatchReactor>* streams, std::string operation_id, absl::Time give_up)
       : calls_(calls),
+        watch_(watch),
         streams_(streams),
         operation_id_(std::move(operation_id)),
         clock_(clock),
+        give_up_(give_up),
         outbox_(kOutboxBytes, [this](const v1::WatchOperationResponse* m) { StartWrite(m); }),
         next_look_(std::make_unique<Alarm>(clock, [this] { Look(); })) {
     streams_->Add(this);
@@ -49,7 +56,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   void OnWriteDone(bool ok) override {
     outbox_.OnWriteDone(ok);
     if (ok) {
-      next_look_->SetNoLaterThan(clock_->Now() + kWatchInterval);
+      next_look_->SetNoLaterThan(std::min(clock_->Now() + kWatchInterval, give_up_));
     }
   }
   void OnCancel() override { Close(absl::CancelledError("the watcher left")); }
@@ -67,6 +74,9 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
     if (!progress.ok()) {
       return Close(progress.status());
     }
+    if (!progress->ended && clock_->Now() >= give_up_) {
+      return Close(watch_->ExplainLate("the operation"));
+    }
     auto response = std::make_shared<v1::WatchOperationResponse>();
     Encode(*progress, response->mutable_operation());
     const auto size_bytes = static_cast<int64_t>(response->ByteSizeLong());
@@ -82,17 +92,21 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   }
 
   const AllOperations* const calls_;
+  const StepWatch* const watch_;
   StreamSet<WatchReactor>* const streams_;
   const std::string operation_id_;
   Clock* const clock_;
+  const absl::Time give_up_;
   Outbox outbox_;
   std::unique_ptr<Alarm> next_look_;  // its destructor waits for Look
 };
 
 class OperationService final : public v1::OperationService::CallbackService {
  public:
-  explicit OperationService(const CoordinatorParts& parts)
-      : clock_(parts.clock), calls_(parts.transfers, parts.operations, parts.sessions) {}
+  OperationService(const CoordinatorParts& parts, const StepWatch* watch)
+      : clock_(parts.clock),
+        watch_(watch),
+        calls_(parts.transfers, parts.operations, parts.sessions) {}
 
   grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext* context,
                                          const v1::GetOperationRequest* request,
@@ -115,8 +129,9 @@ class OperationService final : public v1::OperationService::CallbackService {
   }
 
   grpc::ServerWriteReactor<v1::WatchOperationResponse>* WatchOperation(
-      grpc::CallbackServerContext*, const v1::WatchOperationRequest* request) override {
-    return new WatchReactor(clock_, &calls_, &watches_, request->operation_id());
+      grpc::CallbackServerContext* context, const v1::WatchOperationRequest* request) override {
+    return new WatchReactor(clock_, &calls_, watch_, &watches_, request->operation_id(),
+                            clock_->Now() + rpc::TimeLeft(*context) - rpc::kTimeToTell);
   }
 
   void EndWatches() { watches_.EndAll(); }
@@ -130,14 +145,15 @@ class OperationService final : public v1::OperationService::CallbackService {
   }
 
   Clock* const clock_;
+  const StepWatch* const watch_;
   const AllOperations calls_;
   StreamSet<WatchReactor> watches_;
 };
 
 }  // namespace
 
-StreamingService MakeOperationService(const CoordinatorParts& parts) {
-  auto service = std::make_unique<OperationService>(parts);
+StreamingService MakeOperationService(const CoordinatorParts& parts, const StepWatch* watch) {
+  auto service = std::make_unique<OperationService>(parts, watch);
   OperationService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
 }

@@ -242,9 +242,10 @@ class PutStreams::Stream final
     SHARDMESH_ASSIGN_OR_RETURN(FileReaders readers, requests_.plan().Readers());
     // The work of the check ends with the call of FilesChecked.
     SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
-    std::shared_ptr<FileCheck> check =
-        FileCheck::Start(parts_.plan.fill, parts_.clock, std::move(readers),
-                         [this](absl::Status status) { FilesChecked(std::move(status)); });
+    std::shared_ptr<FileCheck> check = FileCheck::Start(
+        parts_.plan.fill, parts_.clock, std::move(readers),
+        [this](absl::Status status) { FilesChecked(std::move(status)); },
+        rpc::TimeLeft(*call_) - rpc::kTimeToTell);
     Keep([check = std::move(check)] { check->Cancel(); });
     return absl::OkStatus();
   }

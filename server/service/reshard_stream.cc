@@ -20,10 +20,6 @@
 namespace shardmesh::server {
 namespace {
 
-// The call ends this long before its deadline, so that the client still gets an error that names
-// what is missing.
-constexpr absl::Duration kTimeToTell = absl::Milliseconds(100);
-
 // Reshard, as synchronous code:
 //   write(plan)
 //   while (arrays = those that have moved since the last message) write(arrays)
@@ -218,7 +214,7 @@ grpc::ServerWriteReactor<v1::ReshardResponse>* ReshardStreams::Open(
       Decode(std::make_shared<const v1::ReshardRequest>(request), now);
   if (!decoded.ok()) return new RefusedReshard(decoded.status());
   decoded->caller = rpc::CallerOf(call);
-  decoded->deadline = std::min(decoded->deadline, now + rpc::TimeLeft(call) - kTimeToTell);
+  decoded->deadline = std::min(decoded->deadline, now + rpc::TimeLeft(call) - rpc::kTimeToTell);
   return new ReshardStream(&runner_, *std::move(decoded));
 }
 

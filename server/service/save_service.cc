@@ -24,32 +24,47 @@
 namespace shardmesh::server {
 namespace {
 
-// WaitSave: the save answers the call, or the client's cancellation does, which also stops the
-// wait. The call ends once; a save that ends at the same time finds it answered.
+// WaitSave: the save answers the call. The client's cancellation and the alarm before the call's
+// deadline also answer it, and stop the wait. The call ends once: a save that ends at the same time
+// finds it answered.
 class WaitSaveReactor final : public grpc::ServerUnaryReactor {
  public:
-  explicit WaitSaveReactor(v1::WaitSaveResponse* response)
-      : call_(std::make_shared<Call>(this, response)) {}
+  WaitSaveReactor(Clock* clock, Saves* saves, const StepWatch* watch,
+                  v1::WaitSaveResponse* response)
+      : saves_(saves),
+        watch_(watch),
+        call_(std::make_shared<Call>(this, response)),
+        overdue_(std::make_unique<Alarm>(clock, [this] { GiveUp(); })) {}
 
   // Cancellations come only after the method has returned the reactor, and Start before it.
-  void Start(Saves* saves, const std::string& operation_id) {
-    saves_ = saves;
+  // `give_up`: when the call ends without an answer of the save.
+  void Start(const std::string& operation_id, absl::Time give_up) {
     operation_id_ = operation_id;
-    number_ = saves->Wait(operation_id, [call = call_](const absl::StatusOr<SaveResult>& result) {
+    number_ = saves_->Wait(operation_id, [call = call_](const absl::StatusOr<SaveResult>& result) {
       call->Answer([&result](v1::WaitSaveResponse* response) {
         if (result.ok()) Encode(*result, response);
         return rpc::ToGrpc(result.status());
       });
     });
+    overdue_->SetNoLaterThan(give_up);
   }
 
   void OnCancel() override {
     saves_->StopWaiting(operation_id_, number_);
     call_->Answer([](v1::WaitSaveResponse*) { return grpc::Status::CANCELLED; });
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    overdue_.reset();
+    delete this;
+  }
 
  private:
+  void GiveUp() {
+    saves_->StopWaiting(operation_id_, number_);
+    const absl::Status late = watch_->ExplainLate("the save", saves_->WaitsFor(operation_id_));
+    call_->Answer([&late](v1::WaitSaveResponse*) { return rpc::ToGrpc(late); });
+  }
+
   // Outlives the reactor if the save ends after the call.
   struct Call {
     Call(WaitSaveReactor* reactor_in, v1::WaitSaveResponse* response_in)
@@ -65,16 +80,19 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
     std::atomic<bool> is_answered = false;
   };
 
+  Saves* const saves_;
+  const StepWatch* const watch_;
   const std::shared_ptr<Call> call_;
   // These are constant after Start.
-  Saves* saves_ = nullptr;
   std::string operation_id_;
   int64_t number_ = 0;
+  std::unique_ptr<Alarm> overdue_;  // last: its destructor waits for GiveUp
 };
 
 class SaveService final : public v1::SaveService::CallbackService {
  public:
-  SaveService(Saves* saves, const SessionTable* sessions) : saves_(saves), sessions_(sessions) {}
+  SaveService(Clock* clock, Saves* saves, const SessionTable* sessions, const StepWatch* watch)
+      : clock_(clock), saves_(saves), sessions_(sessions), watch_(watch) {}
 
   grpc::ServerUnaryReactor* BeginSave(grpc::CallbackServerContext* context,
                                       const v1::BeginSaveRequest* request,
@@ -88,11 +106,12 @@ class SaveService final : public v1::SaveService::CallbackService {
         request->validate_only() ? &validations_ : &background_);
   }
 
-  grpc::ServerUnaryReactor* WaitSave(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* WaitSave(grpc::CallbackServerContext* context,
                                      const v1::WaitSaveRequest* request,
                                      v1::WaitSaveResponse* response) override {
-    auto* const reactor = new WaitSaveReactor(response);
-    reactor->Start(saves_, request->operation_id());
+    auto* const reactor = new WaitSaveReactor(clock_, saves_, watch_, response);
+    reactor->Start(request->operation_id(),
+                   clock_->Now() + rpc::TimeLeft(*context) - rpc::kTimeToTell);
     return reactor;
   }
 
@@ -119,16 +138,19 @@ class SaveService final : public v1::SaveService::CallbackService {
     return absl::OkStatus();
   }
 
+  Clock* const clock_;
   Saves* const saves_;
   const SessionTable* const sessions_;
+  const StepWatch* const watch_;
   Background background_{1};  // these last: their threads use the members above
   Background validations_{2};
 };
 
 }  // namespace
 
-StreamingService MakeSaveService(Saves* saves, const SessionTable* sessions) {
-  auto service = std::make_unique<SaveService>(saves, sessions);
+StreamingService MakeSaveService(Clock* clock, Saves* saves, const SessionTable* sessions,
+                                 const StepWatch* watch) {
+  auto service = std::make_unique<SaveService>(clock, saves, sessions, watch);
   SaveService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndSaves(); }};
 }

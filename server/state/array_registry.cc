@@ -1496,8 +1496,10 @@ std::vector<CachedArray> ArrayRegistry::ListCached() const {
   absl::MutexLock lock(&mutex_);
   cached.reserve(cached_.size());
   for (const auto& [order, id] : cached_) {
-    const ArrayDescriptor& descriptor = arrays_.find(id)->second.array->definition.descriptor;
-    cached.push_back({id, descriptor.mesh_id, RankBytes(descriptor)});
+    const Array& array = *arrays_.find(id)->second.array;
+    const ArrayDescriptor& descriptor = array.definition.descriptor;
+    cached.push_back(
+        {id, descriptor.mesh_id, RankBytes(descriptor), array.durability == Durability::kDisk});
   }
   return cached;
 }

@@ -168,6 +168,7 @@ struct CachedArray {
   std::string array_id;
   std::string mesh_id;
   std::vector<int64_t> rank_bytes;  // size of the tile of each rank
+  bool on_disk = false;             // whether the tiles are on disk too
 };
 
 // The arrays that the registry keeps as a cache.

@@ -9,6 +9,19 @@
 #include <vector>
 
 namespace shardmesh::server {
+namespace {
+
+// Returns the size of the worker's tile of a cached array.
+int64_t BytesOn(const MembershipView& view, const CachedArray& array, std::string_view identity) {
+  const MeshRanks* const ranks = view.FindMesh(array.mesh_id);
+  if (ranks == nullptr) return 0;
+  const std::optional<int64_t> rank = ranks->RankOf(identity);
+  return rank.has_value() && *rank < std::ssize(array.rank_bytes)
+             ? array.rank_bytes[static_cast<size_t>(*rank)]
+             : 0;
+}
+
+}  // namespace
 
 int64_t CachedBytesOn(const MembershipView& view, const ArrayRegistry::BytesByMesh& cached,
                       std::string_view identity) {
@@ -43,14 +56,9 @@ ArrayCache::IdsByMesh ArrayCache::EvictBeyond(const Limits& limits, int64_t* fre
   std::vector<CachedArray> chosen;
   for (CachedArray& array : registry_->ListCached()) {
     if (excess.empty()) break;
-    const MeshRanks* const ranks = view->FindMesh(array.mesh_id);
-    if (ranks == nullptr) continue;
     bool is_chosen = false;
     for (auto worker = excess.begin(); worker != excess.end();) {
-      const std::optional<int64_t> rank = ranks->RankOf(worker->first);
-      const int64_t bytes = rank.has_value() && *rank < std::ssize(array.rank_bytes)
-                                ? array.rank_bytes[static_cast<size_t>(*rank)]
-                                : 0;
+      const int64_t bytes = BytesOn(*view, array, worker->first);
       *freed += bytes;
       worker->second -= bytes;
       is_chosen = is_chosen || bytes > 0;
@@ -81,7 +89,21 @@ void ArrayCache::DropNow(const IdsByMesh& evicted) const {
   for (const auto& [mesh_id, ids] : evicted) drop_(mesh_id, ids);
 }
 
-int64_t ArrayCache::Free(std::string_view identity, int64_t need_bytes) {
+int64_t ArrayCache::Free(std::string_view identity, int64_t need_bytes, bool on_disk) {
+  if (on_disk) {
+    const std::shared_ptr<const MembershipView> view = membership_->view();
+    int64_t freed = 0;
+    std::vector<CachedArray> chosen;
+    for (CachedArray& array : registry_->ListCached()) {
+      if (freed >= need_bytes) break;
+      const int64_t bytes = array.on_disk ? BytesOn(*view, array, identity) : 0;
+      if (bytes == 0) continue;
+      freed += bytes;
+      chosen.push_back(std::move(array));
+    }
+    DropNow(Evict(chosen));
+    return freed;
+  }
   const int64_t cached = CachedBytesOn(*membership_->view(), registry_->CachedBytes(), identity);
   return Limit({{std::string(identity), cached - need_bytes}});
 }

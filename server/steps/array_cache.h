@@ -41,9 +41,9 @@ class ArrayCache {
   // Evicts until the cached tiles on each of these workers are within their limit. Returns the
   // bytes that this frees on these workers.
   int64_t Limit(const Limits& limits);
-  // Evicts until `need_bytes` of cached tiles on the worker are freed, or none is left there.
-  // Returns the freed bytes.
-  int64_t Free(std::string_view identity, int64_t need_bytes);
+  // Evicts until `need_bytes` of cached tiles on the worker are freed, or none is left there. If
+  // `on_disk`, evicts only arrays on disk. Returns the freed bytes.
+  int64_t Free(std::string_view identity, int64_t need_bytes, bool on_disk = false);
   // Evicts all. Returns the number of the arrays and the bytes of their tiles.
   CacheTotals DropAll();
   // Evicts until all attached workers are within the limits that they attached with. May be called

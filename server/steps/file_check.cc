@@ -108,16 +108,19 @@ absl::Status CannotRead(absl::Span<const FileRefusal> refusals) {
 }
 
 std::shared_ptr<FileCheck> FileCheck::Start(FillTransport* transport, Clock* clock,
-                                            FileReaders readers, Done done) {
+                                            FileReaders readers, Done done,
+                                            absl::Duration timeout) {
   const std::shared_ptr<FileCheck> check(
-      new FileCheck(transport, clock, std::move(readers), std::move(done)));
+      new FileCheck(transport, clock, std::move(readers), std::move(done), timeout));
   check->Ask();
   return check;
 }
 
-FileCheck::FileCheck(FillTransport* transport, Clock* clock, FileReaders readers, Done done)
+FileCheck::FileCheck(FillTransport* transport, Clock* clock, FileReaders readers, Done done,
+                     absl::Duration timeout)
     : transport_(transport),
       clock_(clock),
+      timeout_(std::clamp(timeout, absl::ZeroDuration(), kTimeout)),
       readers_(std::move(readers)),
       done_(std::move(done)),
       workers_(readers_.identities.size()),
@@ -129,7 +132,7 @@ void FileCheck::Ask() {
       check->TimeIsOver();
     }
   });
-  deadline_->SetNoLaterThan(clock_->Now() + kTimeout);
+  deadline_->SetNoLaterThan(clock_->Now() + timeout_);
   const std::string files = EncodeFiles(readers_.files);
   for (size_t i = 0; i < readers_.identities.size(); ++i) {
     const int64_t number = transport_->CheckFiles(
@@ -178,11 +181,10 @@ void FileCheck::TimeIsOver() {
       if (workers_[i].is_answered) continue;
       refusals_.push_back(
           {.identity = readers_.identities[i],
-           .status =
-               WithReason(absl::DeadlineExceededError(
-                              StrCat("no answer came within ", absl::FormatDuration(kTimeout),
-                                     "; the disk of the files may be slow")),
-                          Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kTimeout)}})});
+           .status = WithReason(
+               absl::DeadlineExceededError(StrCat("no answer came within ", FormatRounded(timeout_),
+                                                  "; the disk of the files may be slow")),
+               Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(timeout_)}})});
     }
     status = CannotRead(refusals_);
     ended = End();

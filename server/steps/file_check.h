@@ -52,9 +52,10 @@ class FileCheck : public std::enable_shared_from_this<FileCheck> {
   // Time for the workers to answer. They look at the files' states and read their headers.
   static constexpr absl::Duration kTimeout = absl::Seconds(30);
 
-  // Asks the workers. `transport` and `clock` outlive the check.
+  // Asks the workers, and waits for `timeout` at most. `transport` and `clock` outlive the check.
   static std::shared_ptr<FileCheck> Start(FillTransport* transport, Clock* clock,
-                                          FileReaders readers, Done done);
+                                          FileReaders readers, Done done,
+                                          absl::Duration timeout = kTimeout);
   FileCheck(const FileCheck&) = delete;
   FileCheck& operator=(const FileCheck&) = delete;
 
@@ -67,7 +68,8 @@ class FileCheck : public std::enable_shared_from_this<FileCheck> {
     bool is_answered = false;
   };
 
-  FileCheck(FillTransport* transport, Clock* clock, FileReaders readers, Done done);
+  FileCheck(FillTransport* transport, Clock* clock, FileReaders readers, Done done,
+            absl::Duration timeout);
 
   void Ask();
   void Answered(size_t worker, const FileVerdict& verdict);
@@ -83,6 +85,7 @@ class FileCheck : public std::enable_shared_from_this<FileCheck> {
 
   FillTransport* const transport_;
   Clock* const clock_;
+  const absl::Duration timeout_;
   const FileReaders readers_;
 
   absl::Mutex mutex_;

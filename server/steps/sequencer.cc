@@ -44,9 +44,21 @@ absl::Status WithWork(absl::Status error, const WorkRef& ref) {
                     {fact::kOp, ref.op}});
 }
 
+// Maximum number of participants that an error names.
+constexpr size_t kMostNamed = 16;
+
+// Names the participants: `rank 1 (worker-1), rank 2 (worker-2)`.
+std::string DescribeParticipants(absl::Span<const Participant> participants) {
+  std::string text = StrJoin(participants.subspan(0, kMostNamed), ", ",
+                             [](std::string* out, const Participant& each) { *out += Name(each); });
+  if (participants.size() > kMostNamed) {
+    StrAppend(&text, " and ", participants.size() - kMostNamed, " more");
+  }
+  return text;
+}
+
 // Adds the participants of a step to an error, as facts.
 absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> participants) {
-  constexpr size_t kMostNamed = 16;
   participants = participants.subspan(0, kMostNamed);
   return WithFacts(
       std::move(error),
@@ -225,7 +237,11 @@ absl::Status Sequencer::AbortTransfer(std::string_view transfer_id, absl::Status
     }
     if (MayHave(ReasonOf(reason), fact::kStep)) reason = WithWork(std::move(reason), work->ref);
     if (ReasonOf(reason) == Reason::kDeadline) {
-      reason = WithParticipants(std::move(reason), work->WaitingFor());
+      const std::vector<Participant> waiting = work->WaitingFor();
+      if (!waiting.empty()) {
+        reason = WithContext(reason, StrCat("waited for ", DescribeParticipants(waiting)));
+      }
+      reason = WithParticipants(std::move(reason), waiting);
     }
     End(work, std::move(reason));
   }
@@ -722,19 +738,16 @@ void Sequencer::AbortOverdue() {
         next = std::min(next, work->ref.deadline);
         continue;
       }
-      std::vector<std::string> waiting;
       const std::vector<Participant> awaited = work->WaitingFor();
-      for (const Participant& participant : awaited) {
-        waiting.push_back(Name(participant));
-      }
       StepExplanation explanation = Explain(*work, &explanations_left);
       work->ref.blamed = std::move(explanation.blamed);
       const absl::Status overdue = WithReason(
-          absl::DeadlineExceededError(StrCat(
-              Name(work->ref), " did not end within ", FormatRounded(work->timeout),
-              explanation.text.empty()
-                  ? StrCat("; waited for ", waiting.empty() ? "the client" : StrJoin(waiting, ", "))
-                  : StrCat(": ", explanation.text))),
+          absl::DeadlineExceededError(
+              StrCat(Name(work->ref), " did not end within ", FormatRounded(work->timeout),
+                     explanation.text.empty()
+                         ? StrCat("; waited for ",
+                                  awaited.empty() ? "the client" : DescribeParticipants(awaited))
+                         : StrCat(": ", explanation.text))),
           Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(work->timeout)}});
       const std::vector<Participant>& named = work->ref.blamed.empty() ? awaited : work->ref.blamed;
       End(work, WithParticipants(WithWork(overdue, work->ref), named));

@@ -212,6 +212,19 @@ TEST_F(ResizeTest, ACancelledResizeLeavesTheMeshAsBefore) {
   for (int i = 0; i < 40; ++i) ExpectArray(StrCat("w/", 10 + i), 12, "dp=4", static_cast<float>(i));
 }
 
+TEST_F(ResizeTest, ADeadlineNamesTheWorkerThatIsStopped) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  Put("w", 12);
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+  const absl::Status late =
+      arrays().ResizeMesh("default", "dp=2", {}, {.timeout = absl::Seconds(4)}).status();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(late.message()), HasSubstr("worker-1"));
+  EXPECT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+  ASSERT_TRUE(Eventually([&] { return ShapeOfDefault() == "dp=4" && Meshes().size() == 1; }))
+      << "a resize whose caller gave up is cancelled";
+}
+
 TEST_F(ResizeTest, ACoordinatorKilledMidwayGoesOnWithTheNextRequest) {
   ASSERT_NO_FATAL_FAILURE(Start(/*durable=*/true));
   for (int i = 0; i < 30; ++i) Put(StrCat("w/", 10 + i), 12, static_cast<float>(i));

@@ -357,6 +357,32 @@ TEST_F(SaveTest, AnInterruptedCommandSaysThatItCanGoOn) {
                     HasSubstr("repeat the command to go on")));
 }
 
+TEST_F(SaveTest, ADeadlineNamesTheWorkerThatIsStopped) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  ASSERT_THAT(
+      PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
+      IsOk());
+  client::SaveOptions options;
+  for (const bool has_progress : {false, true}) {
+    if (has_progress) options.progress = [](int64_t, int64_t) {};
+    ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+    const absl::Status late = cluster->client()
+                                  .arrays()
+                                  .SaveCheckpoint("", Path(StrCat("run-", has_progress)), options,
+                                                  {.timeout = absl::Seconds(2)})
+                                  .status();
+    EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+    EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+    EXPECT_THAT(std::string(late.message()), HasSubstr("worker-1"));
+  }
+  const auto has_ended = [&] {
+    return JsonOf(cluster->Run(
+        {"ops", "ls", "--kind=save", "--state=running", "--output=json"}))["operations"]
+        .empty();
+  };
+  EXPECT_TRUE(Eventually(has_ended)) << "a save whose caller gave up is cancelled";
+}
+
 TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {
   const struct {
     std::string worker;

@@ -1,6 +1,7 @@
 // Puts that the workers of real clusters read from files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <chrono>
 #include <cstdint>
@@ -397,6 +398,22 @@ TEST_F(SourcesTest, AFileThatChangesWhileWorkersReadItGivesItsOldBytesOrNothing)
     std::filesystem::remove(path);
   }
   EXPECT_GT(refused, 0) << "no file changed while it was read";
+  EXPECT_TRUE(NothingIsLeft());
+}
+
+TEST_F(SourcesTest, ADeadlineNamesTheWorkerThatIsStopped) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  const std::string model = files_ + "/model.safetensors";
+  ASSERT_EQ(cluster_->Run({"make-checkpoint", "--out", model}).exit_code, 0);
+  for (const char* const source : {"--source=workers", "--source=auto", "--source=client"}) {
+    SCOPED_TRACE(source);
+    ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+    const CommandResult late =
+        cluster_->Run({"load", model, "--rules", kRules, "--quiet", source, "--deadline=3s"});
+    EXPECT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+    EXPECT_NE(late.exit_code, 0);
+    EXPECT_THAT(late.err, HasSubstr("worker-1"));
+  }
   EXPECT_TRUE(NothingIsLeft());
 }
 

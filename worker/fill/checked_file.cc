@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
 #include "absl/time/time.h"
 #include "process/failpoint.h"
@@ -20,6 +21,8 @@ namespace shardmesh::worker {
 namespace {
 
 constexpr int64_t kHeadPieceBytes = int64_t{1} << 20;
+// How often a thread that waits for its turn asks whether it is to go on.
+constexpr absl::Duration kTurnPollInterval = absl::Milliseconds(50);
 
 absl::StatusOr<std::string> HeadDigest(const RootedFile& file, const SourceFile& source,
                                        const KeepGoing& keep_going) {
@@ -65,6 +68,27 @@ absl::StatusOr<RootedFile> OpenAsDescribed(const ReadRoots& roots, const SourceF
 }
 
 }  // namespace
+
+absl::Status FillTurn::Take(const KeepGoing& keep_going) {
+  const auto is_free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !is_taken_; };
+  for (;;) {
+    SHARDMESH_RETURN_IF_ERROR(keep_going());
+    absl::MutexLock lock(&mutex_);
+    if (!mutex_.AwaitWithTimeout(absl::Condition(&is_free), kTurnPollInterval)) continue;
+    is_taken_ = true;
+    return absl::OkStatus();
+  }
+}
+
+bool FillTurn::TryTake() {
+  absl::MutexLock lock(&mutex_);
+  return !std::exchange(is_taken_, true);
+}
+
+void FillTurn::End() {
+  absl::MutexLock lock(&mutex_);
+  is_taken_ = false;
+}
 
 absl::StatusOr<RootedFile> OpenChecked(const ReadRoots& roots, const SourceFile& source,
                                        const KeepGoing& keep_going) {
@@ -112,11 +136,13 @@ absl::StatusOr<std::shared_ptr<const RootedFile>> CheckedFiles::Get(const Source
                                                                     const KeepGoing& keep_going) {
   std::shared_ptr<Entry> idle;
   const std::shared_ptr<Entry> entry = Touch(source, &idle);
-  if (idle != nullptr) {
-    absl::MutexLock lock(&idle->mutex);
+  // A file that another thread is just opening stays open until the transfer ends.
+  if (idle != nullptr && idle->turn.TryTake()) {
     idle->file.reset();
+    idle->turn.End();
   }
-  absl::MutexLock lock(&entry->mutex);
+  SHARDMESH_RETURN_IF_ERROR(entry->turn.Take(keep_going));
+  const absl::Cleanup end = [&entry] { entry->turn.End(); };
   if (entry->file != nullptr) return entry->file;
   SHARDMESH_ASSIGN_OR_RETURN(RootedFile file, OpenAsDescribed(*roots_, source));
   if (!entry->was_checked || !(entry->checked == file.state)) {

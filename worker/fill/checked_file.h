@@ -23,6 +23,22 @@ namespace shardmesh::worker {
 // Called between pieces of work. An error ends the work and becomes its error.
 using KeepGoing = std::function<absl::Status()>;
 
+// Lets one thread at a time do slow work, such as reading a file. Thread-safe.
+class FillTurn {
+ public:
+  // Waits until no thread has the turn, and takes it. Calls `keep_going` at the beginning and
+  // several times a second; an error of it ends the wait, and is returned.
+  absl::Status Take(const KeepGoing& keep_going);
+  // Takes the turn if no thread has it.
+  bool TryTake();
+  // Requires that the calling thread has the turn.
+  void End();
+
+ private:
+  absl::Mutex mutex_;
+  bool is_taken_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
 // Opens a file and compares size, modify time and the digest of its head with `source`. Reads the
 // head in pieces and calls `keep_going` before each.
 // - FAILED_PRECONDITION (FILE_CHANGED): the file is not as `source` describes it.
@@ -49,16 +65,18 @@ class CheckedFiles {
   CheckedFiles(const CheckedFiles&) = delete;
   CheckedFiles& operator=(const CheckedFiles&) = delete;
 
-  // Errors of OpenChecked. The file stays open as long as anyone holds the pointer.
+  // Errors of OpenChecked; an error of `keep_going` also ends the wait for a thread that opens the
+  // file. The file stays open as long as anyone holds the pointer.
   absl::StatusOr<std::shared_ptr<const RootedFile>> Get(const SourceFile& source,
                                                         const KeepGoing& keep_going);
 
  private:
+  // Used by the thread that has the turn, which opens the file and reads its head.
   struct Entry {
-    absl::Mutex mutex;  // held while the file is opened and its head is read
-    std::shared_ptr<const RootedFile> file ABSL_GUARDED_BY(mutex);  // null: not open
-    FileState checked ABSL_GUARDED_BY(mutex);  // the state in which its head was right
-    bool was_checked ABSL_GUARDED_BY(mutex) = false;
+    FillTurn turn;
+    std::shared_ptr<const RootedFile> file;  // null: not open
+    FileState checked;                       // the state in which its head was right
+    bool was_checked = false;
   };
 
   // Returns the file's entry, the last in use now. Moves the entry to be closed to `*idle`.

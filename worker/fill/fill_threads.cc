@@ -304,7 +304,7 @@ class FillThreads final : public TileFiller {
     const FileRange& range = std::get<FileRange>(tile.source);
     const SourceFile& source = order.files[static_cast<size_t>(range.file)];
     // Before memory is taken: a file that is not as described costs nothing.
-    const absl::Status prepared = transfer.saved.Prepare(source.path);
+    const absl::Status prepared = transfer.saved.Prepare(source.path, keep_going);
     SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const RootedFile> file,
                                transfer.files.Get(source, keep_going));
     SHARDMESH_RETURN_IF_ERROR(prepared);

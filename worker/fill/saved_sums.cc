@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "process/file.h"
@@ -24,7 +25,11 @@
 namespace shardmesh::worker {
 namespace {
 
-absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& path) {
+// The most bytes that are read before `keep_going` is called again.
+constexpr size_t kTextPieceBytes = size_t{1} << 20;
+
+absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& path,
+                                     const KeepGoing& keep_going) {
   SHARDMESH_ASSIGN_OR_RETURN(RootedFile rooted, roots.OpenFile(path));
   const InputFile file{.descriptor = std::move(rooted.descriptor),
                        .size_bytes = rooted.state.size_bytes};
@@ -33,14 +38,19 @@ absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& 
                                         kMaxCheckpointManifestBytes, " are read"));
   }
   std::string text(static_cast<size_t>(file.size_bytes), '\0');
-  SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(text)));
+  for (size_t at = 0; at < text.size(); at += kTextPieceBytes) {
+    SHARDMESH_RETURN_IF_ERROR(keep_going());
+    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, static_cast<int64_t>(at),
+                                          absl::MakeSpan(text).subspan(at, kTextPieceBytes)));
+  }
   return text;
 }
 
 // Returns nullopt if there is no such file.
 absl::StatusOr<std::optional<std::string>> ReadTextIfThere(const ReadRoots& roots,
-                                                           const std::string& path) {
-  absl::StatusOr<std::string> text = ReadText(roots, path);
+                                                           const std::string& path,
+                                                           const KeepGoing& keep_going) {
+  absl::StatusOr<std::string> text = ReadText(roots, path, keep_going);
   if (absl::IsNotFound(text.status())) return std::nullopt;
   SHARDMESH_RETURN_IF_ERROR(text.status());
   return *std::move(text);
@@ -71,14 +81,15 @@ std::pair<std::string, std::string> Split(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<SavedSums::Files> SavedSums::ReadFiles(const std::string& folder) const {
+absl::StatusOr<SavedSums::Files> SavedSums::ReadFiles(const std::string& folder,
+                                                      const KeepGoing& keep_going) const {
   const std::string marker_path = StrCat(folder, "/", kCheckpointMarker);
   const std::string path = StrCat(folder, "/", kCheckpointManifest);
   for (int attempt = 1;; ++attempt) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<std::string> marker,
-                               ReadTextIfThere(*roots_, marker_path));
+                               ReadTextIfThere(*roots_, marker_path, keep_going));
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<std::string> manifest,
-                               ReadTextIfThere(*roots_, path));
+                               ReadTextIfThere(*roots_, path, keep_going));
     if (!marker.has_value() && !manifest.has_value()) return Files();
     // Without a marker, the save has not ended, or another one takes its place right now. The
     // checksums are those of the files in the folder all the same.
@@ -90,22 +101,30 @@ absl::StatusOr<SavedSums::Files> SavedSums::ReadFiles(const std::string& folder)
   }
 }
 
-absl::StatusOr<SavedSums::SharedFiles> SavedSums::FilesOf(const std::string& folder) {
-  absl::MutexLock lock(&mutex_);
-  const auto [entry, is_new] = files_.try_emplace(folder, SharedFiles());
-  if (is_new) {
-    absl::StatusOr<Files> files = ReadFiles(folder);
-    if (files.ok()) {
-      entry->second = std::make_shared<const Files>(*std::move(files));
-    } else {
-      entry->second = files.status();
-    }
+absl::StatusOr<SavedSums::SharedFiles> SavedSums::FilesOf(const std::string& path,
+                                                          const KeepGoing& keep_going) {
+  Folder* folder = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    folder = &folders_[path];
   }
-  return entry->second;
+  SHARDMESH_RETURN_IF_ERROR(folder->turn.Take(keep_going));
+  const absl::Cleanup end = [folder] { folder->turn.End(); };
+  if (!folder->is_read) {
+    absl::StatusOr<Files> files = ReadFiles(path, keep_going);
+    if (files.ok()) {
+      folder->files = std::make_shared<const Files>(*std::move(files));
+    } else {
+      SHARDMESH_RETURN_IF_ERROR(keep_going());  // its error says nothing about the folder
+      folder->files = files.status();
+    }
+    folder->is_read = true;
+  }
+  return folder->files;
 }
 
-absl::Status SavedSums::Prepare(const std::string& path) {
-  return FilesOf(Split(path).first).status();
+absl::Status SavedSums::Prepare(const std::string& path, const KeepGoing& keep_going) {
+  return FilesOf(Split(path).first, keep_going).status();
 }
 
 absl::Status SavedSums::CheckInPlace(const RootedFile& file, const std::string& path) const {
@@ -168,7 +187,7 @@ absl::Status SavedSums::Compare(const RootedFile& file, const std::string& path,
 absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
                               FileTileReader& reader, const KeepGoing& keep_going) {
   const auto [folder, name] = Split(path);
-  SHARDMESH_ASSIGN_OR_RETURN(const SharedFiles files, FilesOf(folder));
+  SHARDMESH_ASSIGN_OR_RETURN(const SharedFiles files, FilesOf(folder, keep_going));
   const auto listed = std::find_if(files->begin(), files->end(),
                                    [&name = name](const auto& each) { return each.name == name; });
   if (listed == files->end() || !listed->has_checksums) return absl::OkStatus();

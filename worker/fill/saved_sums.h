@@ -2,8 +2,6 @@
 #ifndef SHARDMESH_WORKER_FILL_SAVED_SUMS_H_
 #define SHARDMESH_WORKER_FILL_SAVED_SUMS_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -47,8 +45,9 @@ class SavedSums {
 
   // Reads the manifest in the folder of the file at `path`, if it has one. Call it before the file
   // is opened: a save that takes the checkpoint away afterwards then takes no checksums with it.
-  // INVALID_ARGUMENT (BAD_FILE): the manifest or the marker of the folder is damaged.
-  absl::Status Prepare(const std::string& path);
+  // INVALID_ARGUMENT (BAD_FILE): the manifest or the marker of the folder is damaged. Calls
+  // `keep_going` while it reads, or waits for a thread that does; its error ends the wait.
+  absl::Status Prepare(const std::string& path, const KeepGoing& keep_going);
 
   // Compares a tile that was read from `file`, which was opened at `path`, with all checksums of
   // the manifest that cover one of its bytes, whatever the tiles of the save. Compares the header
@@ -67,9 +66,16 @@ class SavedSums {
   using Files = std::vector<ManifestFile>;
   using SharedFiles = std::shared_ptr<const Files>;
 
+  // Used by the thread that has the turn, which reads the manifest.
+  struct Folder {
+    FillTurn turn;
+    bool is_read = false;
+    absl::StatusOr<SharedFiles> files = SharedFiles();
+  };
+
   // Returns the files that the manifest in the folder lists; none if no save wrote the folder.
-  absl::StatusOr<SharedFiles> FilesOf(const std::string& folder);
-  absl::StatusOr<Files> ReadFiles(const std::string& folder) const;
+  absl::StatusOr<SharedFiles> FilesOf(const std::string& path, const KeepGoing& keep_going);
+  absl::StatusOr<Files> ReadFiles(const std::string& folder, const KeepGoing& keep_going) const;
   absl::Status Compare(const RootedFile& file, const std::string& path, const ManifestFile& listed,
                        const ReadTile& tile, FileTileReader& reader, const KeepGoing& keep_going);
   absl::Status CompareHeader(const RootedFile& file, const std::string& path,
@@ -77,9 +83,10 @@ class SavedSums {
   absl::Status CheckInPlace(const RootedFile& file, const std::string& path) const;
 
   const ReadRoots* const roots_;
-  absl::Mutex mutex_;  // held while a manifest is read
-  std::map<std::string, absl::StatusOr<SharedFiles>> files_ ABSL_GUARDED_BY(mutex_);  // by folder
-  std::set<std::string> intact_headers_ ABSL_GUARDED_BY(mutex_);                      // paths
+  absl::Mutex mutex_;                                              // held only for short times
+  std::map<std::string, Folder> folders_ ABSL_GUARDED_BY(mutex_);  // by path; none is removed
+  // Paths and inodes of files whose headers are as the manifest says.
+  std::set<std::pair<std::string, uint64_t>> intact_headers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::worker

@@ -350,18 +350,22 @@ absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Join(const WriteRoots& r
   SHARDMESH_ASSIGN_OR_RETURN(save->staging_,
                              OpenBeneath(save->folder_, target.folder, std::string(kSaveStaging),
                                          O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor file, OpenRegular(save->staging_, target.folder,
-                                                                    std::string(kProbe), O_RDONLY));
-  std::string found(probe.size() + 1, '\0');
-  const ssize_t count = pread(file.get(), found.data(), found.size(), 0);
-  if (count < 0) return FileError("read", target.folder, errno);
-  if (std::string_view(found.data(), static_cast<size_t>(count)) != probe) {
-    return absl::NotFoundError(StrCat(target.folder, " is another folder there"));
-  }
+  save->probe_ = std::string(probe);
+  SHARDMESH_ASSIGN_OR_RETURN(const bool has_probe, save->HasProbe());
+  if (!has_probe) return absl::NotFoundError(StrCat(target.folder, " is another folder there"));
   if (faccessat(save->staging_.get(), ".", W_OK | X_OK, AT_EACCESS) != 0) {
     return FileError("write into", target.folder, errno);
   }
   return save;
+}
+
+absl::StatusOr<bool> SaveFolder::HasProbe() const {
+  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor file,
+                             OpenRegular(staging_, target_.folder, std::string(kProbe), O_RDONLY));
+  std::string found(probe_.size() + 1, '\0');
+  const ssize_t count = pread(file.get(), found.data(), found.size(), 0);
+  if (count < 0) return FileError("read", target_.folder, errno);
+  return std::string_view(found.data(), static_cast<size_t>(count)) == probe_;
 }
 
 absl::Status SaveFolder::CheckLock() const {
@@ -993,9 +997,24 @@ void SaveFolder::TryRemoveStaging() {
   }
 }
 
+void SaveFolder::Spoil() {
+  if (is_published_) return;
+  has_kept_ = false;
+  if (is_leader_ || HasProbe().value_or(false)) {
+    if (const absl::Status removed = Unlink(staging_, target_.folder, kCheckpointManifest);
+        !removed.ok()) {
+      LogWarning("files of a save whose disk failed may be used by the next save",
+                 {{"folder", target_.folder}, {"error", removed}});
+    }
+    return;
+  }
+  // The leader has left. If another save has the lock, it has taken the files already.
+  if (Lock().ok()) is_leader_ = true;  // Abandon removes the staging folder
+}
+
 void SaveFolder::Leave() {
   if (is_leader_ && has_made_ && !is_published_ && target_.min_kept_bytes > 0 &&
-      made_bytes_ >= target_.min_kept_bytes) {
+      made_bytes_ >= target_.min_kept_bytes && HasEntry(staging_, kCheckpointManifest)) {
     keeps_staging_ = true;
     Unlink(staging_, target_.folder, kProbe).IgnoreError();
   }

@@ -147,8 +147,12 @@ class SaveFolder {
   // Syncs all files that Open has returned. Failpoint: save.sync.
   absl::Status Sync();
 
+  // Lets no save use the files in the staging folder, after an error of a disk: a page cache may
+  // show bytes that the disk lacks. Removes their manifest; Leave then removes the staging folder.
+  // A worker that has joined also removes it if the leader has kept it already.
+  void Spoil();
   // As Abandon, but the leader keeps the staging folder for the next save, if MakeFiles has made at
-  // least min_kept_bytes.
+  // least min_kept_bytes, and no worker has called Spoil.
   void Leave();
   // The leader removes the staging folder, and the folders that Lead created if they are empty, and
   // releases the lock. After Publish, only the lock is left to release. Other workers close files.
@@ -159,6 +163,8 @@ class SaveFolder {
   explicit SaveFolder(SaveTarget target) : target_(std::move(target)) {}
 
   absl::Status Lock();
+  // Whether the staging folder has the probe file of this save.
+  absl::StatusOr<bool> HasProbe() const;
   // ALREADY_EXISTS if another save has the lock.
   absl::Status CheckLock() const;
   absl::Status CheckTarget(bool overwrite) const;
@@ -218,6 +224,7 @@ class SaveFolder {
   FileDescriptor staging_;
   bool is_leader_ = false;
   int new_levels_ = 0;  // folders that Lead created
+  std::string probe_;
   bool is_published_ = false;
   bool has_kept_ = false;       // the staging folder may have kept files
   bool has_made_ = false;       // MakeFiles has succeeded

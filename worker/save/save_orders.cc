@@ -37,6 +37,11 @@ absl::Status Cancelled() {
   return WithReason(absl::CancelledError("the save was cancelled"), Reason::kCancelled);
 }
 
+// Whether a disk failed to take or to deliver bytes.
+bool IsDiskError(const absl::Status& status) {
+  return absl::IsDataLoss(status) && ReasonOf(status) == Reason::kUnspecified;
+}
+
 SaveTarget TargetOf(const internal::v1::SaveOrder& order) {
   SaveTarget target{.folder = order.folder()};
   if (order.has_step()) target.step = order.step();
@@ -81,12 +86,18 @@ struct SaveOrders::Save {
   std::atomic<bool> is_cancelled = false;
   std::atomic<bool> is_ended = false;
   std::unique_ptr<SaveFolder> folder;  // used only on the thread
-  ThreadPool thread{1};                // last: its thread uses the members above
+  bool has_disk_error = false;         // used only on the thread
+  std::unique_ptr<ThreadPool> thread;  // last: its thread uses the members above
 
   void End(bool keep) {
-    if (folder != nullptr && keep) folder->Leave();
+    if (folder != nullptr && keep && !has_disk_error) folder->Leave();
     folder.reset();
     is_ended = true;
+  }
+  // The coordinator, which orders that nothing is kept after such an error, may be lost.
+  void Spoil() {
+    has_disk_error = true;
+    if (folder != nullptr) folder->Spoil();
   }
   absl::Status CheckOpen() const {
     if (is_cancelled) return Cancelled();
@@ -161,23 +172,35 @@ SaveOrders::~SaveOrders() {
 void SaveOrders::Take(internal::v1::SaveOrder order, Reply reply) {
   // Destroyed after the lock is released: joins threads that have no work left.
   std::vector<std::unique_ptr<Save>> ended;
-  absl::MutexLock lock(&mutex_);
-  for (auto save = saves_.begin(); save != saves_.end();) {
-    const auto current = save++;
-    if (current->second->is_ended && current->first != order.save_id()) {
-      ended.push_back(std::move(current->second));
-      saves_.erase(current);
+  absl::Status refused;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (auto save = saves_.begin(); save != saves_.end();) {
+      const auto current = save++;
+      if (current->second->is_ended && current->first != order.save_id()) {
+        ended.push_back(std::move(current->second));
+        saves_.erase(current);
+      }
     }
+    const absl::StatusOr<Save*> save = FindOrBegin(order.save_id());
+    if (save.ok()) {
+      if (order.has_end()) (*save)->is_cancelled = true;
+      (*save)->thread->Push(
+          [store = store_, roots = &roots_, save = *save, order = std::move(order),
+           reply = std::move(reply)] { Execute(store, *roots, save, order, reply); });
+      return;
+    }
+    refused = save.status();
   }
-  std::unique_ptr<Save>& entry = saves_[order.save_id()];
-  if (entry == nullptr) {
-    entry = std::make_unique<Save>();
-    entry->thread.Push(LowerPriority);
-  }
-  Save* const save = entry.get();
-  if (order.has_end()) save->is_cancelled = true;
-  save->thread.Push([store = store_, roots = &roots_, save, order = std::move(order),
-                     reply = std::move(reply)] { Execute(store, *roots, save, order, reply); });
+  Answer(order, internal::v1::SaveAnswer(), refused, reply);
+}
+
+absl::StatusOr<SaveOrders::Save*> SaveOrders::FindOrBegin(const std::string& save_id) {
+  if (const auto found = saves_.find(save_id); found != saves_.end()) return found->second.get();
+  auto save = std::make_unique<Save>();
+  SHARDMESH_ASSIGN_OR_RETURN(save->thread, ThreadPool::Start(1));
+  save->thread->Push(LowerPriority);
+  return saves_.emplace(save_id, std::move(save)).first->second.get();
 }
 
 void SaveOrders::EndAll() {
@@ -186,14 +209,21 @@ void SaveOrders::EndAll() {
     Save* const save = entry.get();
     save->is_cancelled = true;
     // The coordinator may be back soon, and the save begun again.
-    save->thread.Push([save] { save->End(/*keep=*/true); });
+    save->thread->Push([save] { save->End(/*keep=*/true); });
   }
+}
+
+void SaveOrders::Answer(const internal::v1::SaveOrder& order, internal::v1::SaveAnswer answer,
+                        const absl::Status& status, const Reply& reply) {
+  answer.set_order_id(order.order_id());
+  rpc::Encode(status, answer.mutable_error());
+  if (!answer.error().ByteSizeLong()) answer.clear_error();
+  reply.answer(std::move(answer));
 }
 
 void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
                          const internal::v1::SaveOrder& order, const Reply& reply) {
   internal::v1::SaveAnswer answer;
-  answer.set_order_id(order.order_id());
   const auto execute = [&]() -> absl::Status {
     if (order.has_end()) {
       save->End(order.end().keep());
@@ -268,9 +298,9 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
             "this worker does not know an order of the save; update the worker");
     }
   };
-  rpc::Encode(execute(), answer.mutable_error());
-  if (!answer.error().ByteSizeLong()) answer.clear_error();
-  reply.answer(std::move(answer));
+  const absl::Status executed = execute();
+  if (IsDiskError(executed)) save->Spoil();
+  Answer(order, std::move(answer), executed, reply);
 }
 
 }  // namespace shardmesh::worker

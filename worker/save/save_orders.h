@@ -9,6 +9,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "worker/save/save_folder.h"
@@ -21,7 +22,8 @@ namespace shardmesh::worker {
 // orders in their order; EndSave also stops the order in progress. Thread-safe.
 class SaveOrders {
  public:
-  // The way back to the coordinator. Called on the thread of the save, and also after EndAll.
+  // The way back to the coordinator. Called on the thread of the save, and also after EndAll. Take
+  // calls `answer` if no thread can be started.
   struct Reply {
     std::function<void(internal::v1::SaveAnswer)> answer;
     std::function<void(internal::v1::SaveProgress)> progress;
@@ -34,7 +36,8 @@ class SaveOrders {
   SaveOrders(const SaveOrders&) = delete;
   SaveOrders& operator=(const SaveOrders&) = delete;
 
-  // Queues an order. Calls `reply.answer` once.
+  // Queues an order. Calls `reply.answer` once. RESOURCE_EXHAUSTED, in the answer: the host allows
+  // no more threads.
   void Take(internal::v1::SaveOrder order, Reply reply);
 
   // Ends all saves: their coordinator is gone. Does not wait.
@@ -43,6 +46,12 @@ class SaveOrders {
  private:
   struct Save;
 
+  // RESOURCE_EXHAUSTED: the host allows no more threads.
+  absl::StatusOr<Save*> FindOrBegin(const std::string& save_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Answers an order with its result.
+  static void Answer(const internal::v1::SaveOrder& order, internal::v1::SaveAnswer answer,
+                     const absl::Status& status, const Reply& reply);
   static void Execute(ShardStore* store, const WriteRoots& roots, Save* save,
                       const internal::v1::SaveOrder& order, const Reply& reply);
 

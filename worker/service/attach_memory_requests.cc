@@ -7,7 +7,7 @@
 
 namespace shardmesh::worker {
 
-bool MemoryRequests::Free(int64_t need_bytes) {
+bool MemoryRequests::Free(int64_t need_bytes, bool on_disk) {
   int64_t order_id = 0;
   AttachSinkPtr stream;
   {
@@ -20,6 +20,7 @@ bool MemoryRequests::Free(int64_t need_bytes) {
   internal::v1::AttachRequest request;
   request.mutable_memory_request()->set_order_id(order_id);
   request.mutable_memory_request()->set_need_bytes(need_bytes);
+  request.mutable_memory_request()->set_on_disk(on_disk);
   stream->Send(std::move(request));
   absl::MutexLock lock(&mutex_);
   const auto is_answered = [this, order_id]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {

@@ -1,4 +1,4 @@
-// Asks the coordinator for memory that tiles of released arrays take.
+// Asks the coordinator for memory or disk space that tiles of released arrays take.
 #ifndef SHARDMESH_WORKER_SERVICE_ATTACH_MEMORY_REQUESTS_H_
 #define SHARDMESH_WORKER_SERVICE_ATTACH_MEMORY_REQUESTS_H_
 
@@ -21,11 +21,12 @@ class MemoryRequests {
   MemoryRequests(const MemoryRequests&) = delete;
   MemoryRequests& operator=(const MemoryRequests&) = delete;
 
-  // Asks the coordinator to free `need_bytes` on this worker, and waits. Returns whether the
+  // Asks the coordinator to free `need_bytes` of this worker's memory, or of its disk if `on_disk`,
+  // and waits. Returns whether the
   // coordinator has ordered the worker to drop arrays; the worker has carried out the orders then.
   // Returns false at once if the worker is not attached. Blocks: do not call it on a gRPC thread,
   // nor on the thread that calls Answered.
-  bool Free(int64_t need_bytes);
+  bool Free(int64_t need_bytes, bool on_disk = false);
 
   // Called when the worker has attached, and when its stream has ended.
   void Attached(AttachSinkPtr stream);

@@ -215,6 +215,14 @@ int64_t PoolBytes(int64_t size_bytes) {
   return (size_bytes + unit - 1) / unit * unit;
 }
 
+// Returns about how many bytes a tile file takes on disk: its header and its elements in whole
+// blocks, and a block for its folder. `size_bytes`: size of the elements.
+int64_t DiskBytes(const TileFileHeader& header, int64_t size_bytes) {
+  constexpr int64_t kBlockBytes = 4096;
+  const int64_t file_bytes = TileFileHeaderBytes(header) + size_bytes;
+  return (file_bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes + kBlockBytes;
+}
+
 // Returns the limit for the quarantine on disk if the operator sets none.
 int64_t DefaultQuarantineBytes(const std::string& data_dir) {
   std::error_code error;
@@ -384,14 +392,11 @@ absl::StatusOr<StoredTilePtr> StagedTile::FinishOnce(std::optional<uint32_t> crc
   }
   SHARDMESH_RETURN_IF_ERROR(store_->CheckReceiving(description_));
   auto stored = std::make_shared<const StoredTile>(description_, buffer_, found, durable_);
-  absl::Status status = durable_ ? store_->WriteStagedFile(*stored) : absl::OkStatus();
-  // Dropping quarantined files helps only if the disk is full. Other shortages, such as a shortage
-  // of descriptors, have other causes.
-  if (ReasonOf(status) == Reason::kStoreFull && store_->DropQuarantinedFiles(size_bytes_)) {
-    status = store_->WriteStagedFile(*stored);
-  }
-  if (ReasonOf(status) == Reason::kStoreFull && store_->FreeDisk(size_bytes_)) {
-    status = store_->WriteStagedFile(*stored);
+  absl::Status status = absl::OkStatus();
+  if (durable_) {
+    status = store_->MakeRoom(
+        *stored, [&] { return store_->WriteStagedFile(*stored); },
+        [&] { return store_->CheckReceiving(description_).ok(); });
   }
   if (status.ok()) {
     status = store_->Publish(stored);
@@ -1235,8 +1240,39 @@ bool ShardStore::GiveUpMemory(int64_t need_bytes) {
   return was_dropped || was_idle;
 }
 
+absl::Status ShardStore::MakeRoom(const StoredTile& tile, absl::FunctionRef<absl::Status()> write,
+                                  absl::FunctionRef<bool()> is_wanted) {
+  for (;;) {
+    const int64_t removals = removals_done_.load();
+    const absl::Status written = write();
+    // Dropping files helps only if the disk is full. Other shortages, such as a shortage of
+    // descriptors, have other causes.
+    if (ReasonOf(written) != Reason::kStoreFull || !is_wanted()) return written;
+    // Files that were dropped earlier may have left the disk only now.
+    AwaitRemovals();
+    if (removals_done_.load() != removals) continue;
+    const int64_t need_bytes = DiskBytes({tile.description(), cluster_id(), tile.crc32c()},
+                                         static_cast<int64_t>(tile.bytes().size()));
+    if (DropQuarantinedFiles(need_bytes) || FreeDisk(need_bytes)) continue;
+    // Another tile that needs room may have dropped the last files.
+    AwaitRemovals();
+    if (removals_done_.load() == removals) return written;
+  }
+}
+
 bool ShardStore::FreeDisk(int64_t need_bytes) {
-  if (!free_disk_ || !free_disk_(need_bytes)) return false;
+  if (!free_disk_) return false;
+  const int64_t asked = disk_requests_.load();
+  {
+    absl::MutexLock lock(&free_disk_mutex_);
+    // If another thread asked while this one waited for the lock, its answer counts for both. Many
+    // threads on a full disk therefore do not wait for the coordinator one after the other.
+    if (disk_requests_.load() == asked) {
+      disk_requests_.fetch_add(1);
+      was_disk_freed_ = free_disk_(need_bytes);
+    }
+    if (!was_disk_freed_) return false;
+  }
   AwaitRemovals();
   return true;
 }
@@ -1249,7 +1285,9 @@ bool ShardStore::DropQuarantinedFiles(int64_t need_bytes) {
     while (freed_bytes < need_bytes && !droppable_on_disk_.empty()) {
       DropFromQuarantine(quarantine_.find(std::get<2>(*droppable_on_disk_.begin())),
                          "the disk is full", &dropped);
-      freed_bytes += dropped.back().size_bytes();
+      for (const QuarantinedTile& tile : dropped.back().tiles) {
+        freed_bytes += DiskBytes({tile.description, cluster_id_, tile.crc32c}, tile.size_bytes);
+      }
     }
     if (dropped.empty()) {
       return false;
@@ -1588,9 +1626,10 @@ void ShardStore::RunFiles() {
       }
     }
     for (std::string& path : effects.to_remove) {
-      removals_.Push([path = std::move(path)] {
+      removals_.Push([this, path = std::move(path)] {
         std::error_code ignored;  // the next start removes the rest of the trash
         fs::remove_all(path, ignored);
+        removals_done_.fetch_add(1);
       });
     }
     {
@@ -1732,8 +1771,20 @@ absl::Status ShardStore::RewriteFile(const StoredTilePtr& tile) {
   // process ends first.
   const std::string written = Path(Path(data_dir_, kTrashFolder),
                                    StrCat(description.array_id, ".rewritten-", next_rewrite_++));
-  SHARDMESH_RETURN_IF_ERROR(
-      WriteTileFile(written, {description, cluster_id(), tile->crc32c()}, tile->bytes()));
+  const auto check_committed = [&] {
+    absl::MutexLock lock(&mutex_);
+    return CheckCommitted(tile);
+  };
+  const absl::Status made = MakeRoom(
+      *tile,
+      [&] {
+        return WriteTileFile(written, {description, cluster_id(), tile->crc32c()}, tile->bytes());
+      },
+      [&] { return check_committed().ok(); });
+  if (!made.ok()) {
+    SHARDMESH_RETURN_IF_ERROR(check_committed());
+    return made;
+  }
   absl::Status ended;
   absl::Notification done;
   {

@@ -18,6 +18,7 @@
 #include "absl/container/btree_map.h"
 #include "absl/container/btree_set.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -249,9 +250,10 @@ class ShardStore {
     // The data folder, created if missing. If empty, the store keeps tiles only in memory.
     std::string data_dir;
     QuarantineLimits quarantine = {};
-    // Called if the disk is full although no quarantined file is left to drop, on the thread that
-    // finishes a tile. May block. Returns whether arrays that take about `need_bytes` on disk were
-    // dropped (Drop) for it. May be null.
+    // Called if the disk is full although no quarantined file is left to drop, on a thread that
+    // writes a tile. `need_bytes` is about the size of the tile's file on disk. May block. Returns
+    // whether arrays were dropped (Drop) for it, also if these take fewer bytes. The store calls it
+    // again, one call at a time, until the tile fits or the function returns false. May be null.
     std::function<bool(int64_t need_bytes)> free_disk = nullptr;
   };
 
@@ -541,13 +543,19 @@ class ShardStore {
   // Like DropQuarantinedMemory, but also gives idle buffers of the pool back to the budget. Returns
   // true if it freed tiles or buffers.
   bool GiveUpMemory(int64_t need_bytes);
+  // Writes the tile's file with `write`. While the disk is full, makes room and writes again, as
+  // long as files leave the disk: first those of tiles that were dropped earlier, then quarantined
+  // ones, uncommitted ones first, then those of Options::free_disk. Ends when `is_wanted` returns
+  // false. Returns the status of the last `write`. Blocks.
+  absl::Status MakeRoom(const StoredTile& tile, absl::FunctionRef<absl::Status()> write,
+                        absl::FunctionRef<bool()> is_wanted);
   // Called when the disk is full. Drops quarantined files until the dropped files add up to
   // `need_bytes`, or until no droppable file is left. Waits until the dropped files are removed.
   // Returns whether it dropped any file.
   bool DropQuarantinedFiles(int64_t need_bytes);
-  // Called when the disk is full and DropQuarantinedFiles has dropped nothing, or not enough. Calls
-  // Options::free_disk, and waits until the files of dropped arrays are removed. Returns the result
-  // of that call.
+  // Called when the disk is full and DropQuarantinedFiles has dropped nothing. Calls
+  // Options::free_disk, unless another thread calls it meanwhile, and waits until the files of
+  // dropped arrays are removed. Returns the result of that call.
   bool FreeDisk(int64_t need_bytes);
   // Returns ALREADY_EXISTS if the store also has one of these tiles outside the quarantine, or has
   // a tile of the array that is not Committed.
@@ -606,7 +614,12 @@ class ShardStore {
   int64_t next_discard_ = 0;
   // Paths of files of quarantined tiles that could not be moved. Used only by the thread of files_.
   absl::btree_set<std::string> unmoved_;
-  std::atomic<int64_t> next_rewrite_ = 0;  // number in the name of the next file of RewriteFile
+  std::atomic<int64_t> next_rewrite_ = 0;   // number in the name of the next file of RewriteFile
+  std::atomic<int64_t> removals_done_ = 0;  // paths that removals_ has removed
+  std::atomic<int64_t> disk_requests_ = 0;  // calls of free_disk_; written under free_disk_mutex_
+  absl::Mutex free_disk_mutex_;             // held while free_disk_ runs; never under mutex_
+  // The result of the last call of free_disk_.
+  bool was_disk_freed_ ABSL_GUARDED_BY(free_disk_mutex_) = false;
 
   // Held while the file with the cluster id or the worker's identity is written.
   absl::Mutex owner_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);

@@ -102,6 +102,24 @@ class MetadataReader {
   const SafetensorsMetadata& metadata_;
 };
 
+std::vector<SafetensorsWriter::Tensor> TensorsOf(const TileDescription& description) {
+  return {{kTensorName, description.dtype, description.tile.shape()}};
+}
+
+SafetensorsMetadata MetadataOf(const TileFileHeader& header) {
+  const TileDescription& description = header.description;
+  return {
+      {kFormatKey, kFormat},
+      {kArrayIdKey, description.array_id},
+      {kArrayShapeKey, StrJoin(description.array_shape, ",")},
+      {kTileKey, EncodeTile(description.tile)},
+      {kChecksumKey, StrCat(absl::Hex(header.crc32c, absl::kZeroPad8))},
+      {kClusterIdKey, header.cluster_id},
+      {kTransferIdKey, description.transfer_id},
+      {kDescriptorKey, absl::Base64Escape(description.array_descriptor)},
+  };
+}
+
 absl::Status WrongChecksum(std::string_view path, uint32_t have, uint32_t need) {
   return WithReason(
       absl::DataLossError(absl::StrFormat("tile file %s is damaged: its bytes have CRC-32C %08x, "
@@ -201,24 +219,18 @@ std::string TileFileName(const Tile& tile) {
   return StrCat(name, kSuffix);
 }
 
+int64_t TileFileHeaderBytes(const TileFileHeader& header) {
+  const absl::StatusOr<EncodedSafetensorsHeader> encoded =
+      EncodeSafetensorsHeader("", TensorsOf(header.description), MetadataOf(header));
+  return encoded.ok() ? static_cast<int64_t>(encoded->bytes.size()) : 0;
+}
+
 absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header,
                            absl::Span<const char> bytes) {
   SHARDMESH_FAILPOINT("tile_file.write");
-  const TileDescription& description = header.description;
-  const SafetensorsMetadata metadata = {
-      {kFormatKey, kFormat},
-      {kArrayIdKey, description.array_id},
-      {kArrayShapeKey, StrJoin(description.array_shape, ",")},
-      {kTileKey, EncodeTile(description.tile)},
-      {kChecksumKey, StrCat(absl::Hex(header.crc32c, absl::kZeroPad8))},
-      {kClusterIdKey, header.cluster_id},
-      {kTransferIdKey, description.transfer_id},
-      {kDescriptorKey, absl::Base64Escape(description.array_descriptor)},
-  };
   SHARDMESH_ASSIGN_OR_RETURN(
       SafetensorsWriter writer,
-      SafetensorsWriter::Create(path, {{kTensorName, description.dtype, description.tile.shape()}},
-                                metadata));
+      SafetensorsWriter::Create(path, TensorsOf(header.description), MetadataOf(header)));
   SHARDMESH_RETURN_IF_ERROR(writer.Append(bytes));
   return writer.Finish();
 }

@@ -52,6 +52,10 @@ struct TileFileHeader {
 // Returns the name of a tile's file, such as "0-192x0-384.safetensors" or "scalar.safetensors".
 std::string TileFileName(const Tile& tile);
 
+// Returns the size in bytes of a tile file without its elements: its header, with the padding
+// before the elements. Returns 0 if WriteTileFile refuses the header.
+int64_t TileFileHeaderBytes(const TileFileHeader& header);
+
 // Writes a tile file. After a crash, the file is either complete and synced, or does not exist.
 // Requires that `bytes` has TileSizeBytes bytes.
 absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header,

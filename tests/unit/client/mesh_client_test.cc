@@ -19,6 +19,8 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "process/thread_pool.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "sharding/digest.h"
@@ -130,6 +132,42 @@ TEST_F(MeshClientTest, LoadsACheckpointAndGathersItsTensors) {
   ASSERT_THAT(client_->arrays().GatherToNpy(ArraySelector::ByName("i"), npy), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile file, NpyFile::Open(npy));
   EXPECT_EQ(file.View().dtype(), Dtype::kI64);
+}
+
+TEST_F(MeshClientTest, ALimitOfThreadsEndsNoMoreThanTheCall) {
+  const std::string bytes(96, 'b');
+  int refused = 0;
+  bool is_armed = false;
+  for (int start = 1; !is_armed; ++start) {
+    SCOPED_TRACE(start);
+    ASSERT_LT(start, 20);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto client, MeshClient::Connect(coordinator_->address()));
+    const PutTensor tensor{.name = StrCat("w", start),
+                           .view = *TensorView::Create(Dtype::kU8, {8, 12}, bytes),
+                           .spec = PartitionSpec({SpecEntry::Axis("tp")})};
+    ASSERT_THAT(ArmFailpoints(StrCat("thread.start=emfile:", start)), IsOk());
+    absl::Status status = client->arrays().PutTensors({tensor}).status();
+    if (status.ok()) {
+      status = client->arrays().Gather(ArraySelector::ByName(tensor.name)).status();
+    }
+    // The last round needs fewer threads than it takes to meet the limit.
+    is_armed = IsArmed("thread.start");
+    if (is_armed) {
+      EXPECT_THAT(status, IsOk());
+      ASSERT_THAT(ArmFailpoints("thread.start=emfile"), IsOk());
+      EXPECT_THAT(StartThread([] {}).status(), StatusIs(absl::StatusCode::kResourceExhausted));
+    }
+    if (!status.ok()) {
+      ++refused;
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("ulimit -u"));
+    }
+    EXPECT_THAT(client->arrays().PutTensors({tensor}), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor gathered,
+                                   client->arrays().Gather(ArraySelector::ByName(tensor.name)));
+    EXPECT_EQ(std::string(gathered.view().bytes().data(), gathered.view().bytes().size()), bytes);
+  }
+  EXPECT_GT(refused, 0);
 }
 
 // A checkpoint of one tensor of 48 bytes.

@@ -92,8 +92,9 @@ class WorkerStreamsFixture : public testing::Test {
     options.clock = &clock_;
     options.recovery = &recovery_;
     options.damaged = [this] { ++damaged_; };
-    options.free_memory = [this](std::string_view identity, int64_t need_bytes) {
+    options.free_memory = [this](std::string_view identity, int64_t need_bytes, bool on_disk) {
       if (free_memory_) free_memory_(need_bytes);
+      is_disk_asked_for_ = on_disk;
       return identity == "a" ? 2 * need_bytes : 0;
     };
     options.tile_staged = [this](std::string_view transfer_id, std::string_view,
@@ -129,6 +130,7 @@ class WorkerStreamsFixture : public testing::Test {
   std::vector<Question> questions_;
   std::function<void(std::string_view, int64_t)> tile_staged_;  // set before workers attach
   std::function<void(int64_t)> free_memory_;                    // set before workers attach
+  std::atomic<bool> is_disk_asked_for_ = false;                 // by the last request for memory
   std::atomic<int> damaged_ = 0;                                // reports of damaged tiles
   std::unique_ptr<WorkerStreams> streams_;
   std::unique_ptr<Sequencer> sequencer_;

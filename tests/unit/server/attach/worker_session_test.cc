@@ -565,6 +565,20 @@ TEST_F(WorkerSessionTest, ReadsOnWhileARequestForMemoryWaitsForTheCache) {
   EXPECT_EQ(answers(), 11);
 }
 
+TEST_F(WorkerSessionTest, ARequestForMemorySaysWhetherDiskSpaceIsNeeded) {
+  FakeWorker a(streams_.get(), sequencer_.get());
+  a.SayHello("a");
+  AnswerAs("a");
+  a.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
+  internal::v1::AttachRequest request;
+  request.mutable_memory_request()->set_order_id(5);
+  request.mutable_memory_request()->set_need_bytes(100);
+  request.mutable_memory_request()->set_on_disk(true);
+  a.Say(request);
+  EXPECT_TRUE(Eventually([&] { return is_disk_asked_for_.load(); }));
+}
+
 TEST_F(WorkerSessionTest, AnswersARequestForMemory) {
   FakeWorker a(streams_.get(), sequencer_.get());
   a.SayHello("a");

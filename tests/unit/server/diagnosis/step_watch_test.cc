@@ -6,6 +6,8 @@
 
 #include <utility>
 
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/fake_clock.h"
@@ -75,6 +77,24 @@ class StepWatchTest : public ::testing::Test {
   std::map<int64_t, uint64_t> attachments_;
   absl::Time begun_ = clock_.Now();
 };
+
+TEST_F(StepWatchTest, ALateCallNamesTheWorkersThatAreSilentOrElseThoseItWaitsFor) {
+  const absl::Status unknown = watch_.ExplainLate("the save");
+  EXPECT_THAT(unknown, test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("the save has not ended"));
+  const std::vector<std::string> waiting = {"a", "b", "c", "d", "e", "f"};
+  const absl::Status slow = watch_.ExplainLate("the save", waiting);
+  EXPECT_THAT(std::string(slow.message()),
+              AllOf(HasSubstr("worker \"a\" has not answered yet"), HasSubstr("; and 2 more")));
+  EXPECT_EQ(FactOf(slow, fact::kIdentity), "a,b,c,d");
+  clock_.Advance(absl::Seconds(3));
+  Beat(0, std::nullopt);
+  const absl::Status late = watch_.ExplainLate("the operation", waiting);
+  EXPECT_THAT(late, test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(late.message()),
+              AllOf(HasSubstr("rank 1 (worker-1)"), HasSubstr("no heartbeat for 3s")));
+  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1");
+}
 
 TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {
   Beat(0, Waiting(0));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "process/failpoint.h"
 #include "server/codec/reshard_codec.h"
 #include "server/state/definitions.h"
 #include "server/steps/resize_mesh.h"
@@ -116,6 +117,17 @@ TEST_F(ResizeRunnerTest, NoMoreResizesRunThanThereMayBe) {
 }
 
 // The coordinator destroys the sequencer afterwards.
+TEST_F(ResizeRunnerTest, ALimitOfThreadsRefusesTheResize) {
+  const ResizeCall call = CallOf(0);
+  ASSERT_THAT(ArmFailpoints("thread.start=emfile"), IsOk());
+  EXPECT_THAT(Begin(call), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_FALSE(IsArmed("thread.start"));
+  EXPECT_EQ(operations_.CountRunning(), 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(call));
+  EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
+  EXPECT_THAT(operations_.Progress(begun.operation_id)->status, IsOk());
+}
+
 TEST_F(ResizeRunnerTest, JoinWaitsForTheEndsOfAllResizes) {
   endpoints_.on_each_check = [this] { go_.WaitForNotification(); };
   std::vector<std::string> operations;

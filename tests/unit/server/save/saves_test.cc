@@ -40,8 +40,10 @@ namespace {
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 // Workers of this process, which carry out orders as real ones do.
 class LocalWorkers final : public SaveAccess {
@@ -381,6 +383,40 @@ TEST_F(SavesTest, ACallerThatStopsWaitingIsForgotten) {
   go_on.Notify();
   EXPECT_THAT(Await(save.operation_id), IsOk());
   EXPECT_EQ(*caller, 0);
+}
+
+TEST_F(SavesTest, ALimitOfThreadsEndsNoMoreThanTheSave) {
+  const std::string a = Put("a", {16}, Rows());
+  // Threads of the coordinator, of the first worker and of the second one.
+  for (const int start : {1, 2, 3}) {
+    SCOPED_TRACE(start);
+    ASSERT_THAT(ArmFailpoints(StrCat("thread.start=emfile:", start)), IsOk());
+    EXPECT_THAT(Save(Request()), StatusIs(absl::StatusCode::kResourceExhausted));
+    EXPECT_FALSE(IsArmed("thread.start"));
+    EXPECT_FALSE(std::filesystem::exists(folder_));
+  }
+  EXPECT_EQ(operations_->CountRunning(), 0);
+  EXPECT_THAT(Save(Request()), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(BytesOf(checkpoint, "a"), a);
+}
+
+TEST_F(SavesTest, SaysForWhichWorkersItWaits) {
+  Put("a", {16}, Rows());
+  absl::Notification ordered;
+  absl::Notification go_on;
+  workers_.on_order_ = [&](const std::string& identity, const internal::v1::SaveOrder& order) {
+    if (!order.has_tiles() || identity != "w-1" || ordered.HasBeenNotified()) return;
+    ordered.Notify();
+    go_on.WaitForNotification();
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(Request()));
+  ordered.WaitForNotification();
+  EXPECT_THAT(saves_->WaitsFor(save.operation_id), Contains("w-1"));
+  EXPECT_THAT(saves_->WaitsFor("other"), IsEmpty());
+  go_on.Notify();
+  EXPECT_THAT(Await(save.operation_id), IsOk());
+  EXPECT_THAT(saves_->WaitsFor(save.operation_id), IsEmpty());
 }
 
 TEST_F(SavesTest, CutsACheckpointIntoFilesWithAnIndex) {

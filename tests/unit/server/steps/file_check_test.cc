@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,15 +49,17 @@ absl::Status TooOld() {
 
 class FileCheckTest : public ::testing::Test {
  protected:
-  void Start(std::vector<std::string> identities) {
-    check_ = FileCheck::Start(&fill_, &clock_,
-                              {.identities = std::move(identities),
-                               .files = {{.path = "/a", .head_sha256 = std::string(32, 'a')},
-                                         {.path = "/b", .head_sha256 = std::string(32, 'b')}}},
-                              [this](absl::Status status) {
-                                ++ends_;
-                                status_ = std::move(status);
-                              });
+  void Start(std::vector<std::string> identities, absl::Duration timeout = FileCheck::kTimeout) {
+    check_ = FileCheck::Start(
+        &fill_, &clock_,
+        {.identities = std::move(identities),
+         .files = {{.path = "/a", .head_sha256 = std::string(32, 'a')},
+                   {.path = "/b", .head_sha256 = std::string(32, 'b')}}},
+        [this](absl::Status status) {
+          ++ends_;
+          status_ = std::move(status);
+        },
+        timeout);
   }
 
   test::FakeClock clock_;
@@ -154,6 +157,23 @@ TEST_F(FileCheckTest, NamesTheWorkersThatDoNotAnswerInTime) {
   EXPECT_THAT(*status_, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_EQ(FactOf(*status_, fact::kIdentity), "w0,w2");
   EXPECT_EQ(fill_.waiting(), 0u);  // late answers are not waited for
+}
+
+TEST_F(FileCheckTest, WaitsNoLongerThanItsCall) {
+  for (const absl::Duration timeout : {absl::Seconds(3), absl::ZeroDuration(), -absl::Seconds(1)}) {
+    ends_ = 0;
+    Start({"w0", "w1"}, timeout);
+    fill_.Answer("w0", {});
+    clock_.Advance(std::max(timeout, absl::ZeroDuration()));
+    EXPECT_EQ(ends_, 1) << timeout;
+    EXPECT_THAT(*status_, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+    EXPECT_THAT(std::string(status_->message()), HasSubstr("worker \"w1\""));
+    EXPECT_EQ(FactOf(*status_, fact::kIdentity), "w1");
+  }
+  ends_ = 0;
+  Start({"w0"}, absl::InfiniteDuration());
+  clock_.Advance(FileCheck::kTimeout);
+  EXPECT_EQ(ends_, 1);
 }
 
 TEST_F(FileCheckTest, ACancelledCheckForgetsItsQuestions) {

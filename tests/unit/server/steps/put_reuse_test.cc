@@ -107,6 +107,7 @@ class PutReuseTest : public ReadyCluster {
     std::string mesh_id = "m";
     PartitionSpec spec = PartitionSpec({SpecEntry::Axis("x")});
     bool by_workers = false;
+    bool on_disk = false;  // what the workers report about the tiles
     bool reuse = true;
     bool validate_only = false;
     std::optional<ContentClaim> content = {};
@@ -154,7 +155,7 @@ class PutReuseTest : public ReadyCluster {
     return plan.Begin();
   }
   // Commits the put after the workers have reported the tiles that it needs. Returns its array.
-  std::string Commit(const BegunPut& put) {
+  std::string Commit(const BegunPut& put, bool on_disk = false) {
     absl::Notification done;
     absl::StatusOr<TransferResult> result;
     transfers_.Commit(put.transfer_id, "", clock_.Now() + absl::Minutes(1),
@@ -164,10 +165,11 @@ class PutReuseTest : public ReadyCluster {
                       });
     const std::string& array_id = put.items[0].definition.descriptor.array_id;
     for (int rank = 0; rank < 2 && !put.items[0].is_kept(); ++rank) {
-      EXPECT_THAT(sequencer_->ReportTransfer(put.transfer_id, 7,
-                                             {.identity = StrCat("w", rank),
-                                              .rank = rank,
-                                              .tiles = {{.array_id = array_id, .crc32c = 7}}}),
+      EXPECT_THAT(sequencer_->ReportTransfer(
+                      put.transfer_id, 7,
+                      {.identity = StrCat("w", rank),
+                       .rank = rank,
+                       .tiles = {{.array_id = array_id, .crc32c = 7, .on_disk = on_disk}}}),
                   IsOk());
     }
     done.WaitForNotification();
@@ -177,7 +179,7 @@ class PutReuseTest : public ReadyCluster {
   std::string Put(const Given& given) {
     const absl::StatusOr<BegunPutPtr> put = Begin(given);
     EXPECT_THAT(put, IsOk());
-    return put.ok() ? Commit(**put) : "";
+    return put.ok() ? Commit(**put, given.on_disk) : "";
   }
   std::string ArrayOf(const std::string& name) {
     const auto entry = registry_->FindName(name);
@@ -604,6 +606,22 @@ TEST_F(PutReuseTest, EvictsWhatWasUsedLongestAgoUntilAllWorkersAreWithinTheirLim
   EXPECT_EQ(cache_.Free("w1", 1'000), 64);
   EXPECT_EQ(cache_.Free("w1", 1'000), 0);
   EXPECT_EQ(registry_->cache_totals().arrays, 0);
+}
+
+TEST_F(PutReuseTest, ARequestForDiskSpaceEvictsOnlyArraysOnDisk) {
+  registry_->SetCaching(true);
+  const std::string in_memory = Put({.name = "a", .offset_bytes = 0});
+  ASSERT_EQ((*registry_->FindArray(in_memory))->durability, Durability::kMemory);
+  DeleteName("a");
+  const std::string on_disk = Put({.name = "b", .offset_bytes = 64, .on_disk = true});
+  ASSERT_EQ((*registry_->FindArray(on_disk))->durability, Durability::kDisk);
+  DeleteName("b");
+  EXPECT_EQ(registry_->cache_totals().arrays, 2);
+  EXPECT_EQ(cache_.Free("unknown", 1, /*on_disk=*/true), 0);
+  EXPECT_EQ(cache_.Free("w1", 1, /*on_disk=*/true), 64);
+  EXPECT_EQ(cache_.Free("w1", 1'000, /*on_disk=*/true), 0);
+  EXPECT_EQ(registry_->cache_totals().arrays, 1);
+  EXPECT_EQ(cache_.Free("w1", 1'000), 64);
 }
 
 TEST_F(PutReuseTest, AValidationIsNoUseOfTheCache) {

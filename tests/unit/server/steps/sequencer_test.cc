@@ -275,9 +275,12 @@ TEST_F(SequencerTest, AnAbortedTransferIsNamedByFacts) {
   };
   EXPECT_THAT(abort(WithReason(absl::CancelledError("enough"), Reason::kCancelled)),
               test::CarriesFacts(Reason::kCancelled, {{fact::kOp, "put"}}));
-  EXPECT_THAT(abort(WithReason(absl::DeadlineExceededError("late"), Reason::kDeadline)),
+  const absl::Status late =
+      abort(WithReason(absl::DeadlineExceededError("late"), Reason::kDeadline));
+  EXPECT_THAT(late,
               test::CarriesFacts(Reason::kDeadline,
                                  {{fact::kOp, "put"}, {fact::kRank, 0}, {fact::kIdentity, "a"}}));
+  EXPECT_EQ(std::string(late.message()), "waited for rank 0 (a): late");
 }
 
 TEST_F(SequencerTest, AnErrorOfOneRankAbortsTheStepOnceAndIsNamed) {

@@ -41,6 +41,7 @@ TEST_F(MemoryRequestsTest, ReturnsWhetherTheCoordinatorHasReleasedArrays) {
   requests_.Attached(stream_);
   internal::v1::MemoryRequest request = Ask(1'000);
   EXPECT_EQ(request.need_bytes(), 1'000);
+  EXPECT_FALSE(request.on_disk());
   requests_.Answered(request.order_id() + 1, 1);  // of another request
   requests_.Answered(request.order_id(), 4'096);
   EXPECT_TRUE(asked_.get());
@@ -50,6 +51,16 @@ TEST_F(MemoryRequestsTest, ReturnsWhetherTheCoordinatorHasReleasedArrays) {
   EXPECT_NE(request.order_id(), last);
   requests_.Answered(request.order_id(), 0);
   EXPECT_FALSE(asked_.get());
+}
+
+TEST_F(MemoryRequestsTest, AsksForDiskSpaceToo) {
+  requests_.Attached(stream_);
+  asked_ = std::async(std::launch::async, [this] { return requests_.Free(7, /*on_disk=*/true); });
+  EXPECT_TRUE(test::Eventually([&] { return stream_->count() == 1; }));
+  const internal::v1::MemoryRequest request = stream_->Take().front().memory_request();
+  EXPECT_TRUE(request.on_disk());
+  requests_.Answered(request.order_id(), 8);
+  EXPECT_TRUE(asked_.get());
 }
 
 TEST_F(MemoryRequestsTest, EndsWithTheStream) {

@@ -22,6 +22,7 @@
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/small_disk.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -1101,9 +1102,164 @@ TEST_F(ShardStoreTest, AFullDiskAsksForRoomThatCachedArraysTake) {
   ASSERT_THAT(store->Commit({"cached"}), IsOk());
   ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
   EXPECT_THAT(StageRow(*store, "new", 0), IsOk());
-  EXPECT_EQ(asked_bytes, kRowBytes);
+  const auto file_bytes = static_cast<int64_t>(std::filesystem::file_size(
+      StrCat(data_dir_, "/staged/new/", TileFileName(Row("new", 0).tile))));
+  EXPECT_GT(file_bytes, kRowBytes);
+  EXPECT_GE(asked_bytes, file_bytes) << "the header takes room too";
   ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
   EXPECT_THAT(StageRow(*store, "newer", 0), StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(ShardStoreTest, AFullDiskAsksForRoomUntilNothingIsFreed) {
+  ShardStore* opened = nullptr;
+  std::vector<std::string> cached = {"c", "b", "a"};
+  int asked = 0;
+  std::string place;
+  free_disk_ = [&](int64_t) {
+    ++asked;
+    if (cached.empty()) return false;
+    opened->Drop({cached.back()}, [](const absl::Status&) {});
+    cached.pop_back();
+    // The disk is still full until the last array has left it.
+    if (!cached.empty()) {
+      EXPECT_THAT(ArmFailpoints(place + "=enospc"), IsOk());
+    }
+    return true;
+  };
+  int tries = 0;
+  for (const char* each :
+       {"file.write", "file.create", "file.sync", "tiles.make_folder", "tile_file.write"}) {
+    SCOPED_TRACE(each);
+    place = each;
+    std::filesystem::remove_all(data_dir_);
+    const auto store = OpenDisk();
+    opened = store.get();
+    cached = {"c", "b", "a"};
+    asked = 0;
+    for (const std::string& id : cached) {
+      ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+      ASSERT_THAT(store->Commit({id}), IsOk());
+    }
+    store->AwaitFiles();
+    ASSERT_THAT(ArmFailpoints(place + "=enospc"), IsOk());
+    EXPECT_THAT(StageRow(*store, StrCat("new-", ++tries), 0), IsOk());
+    EXPECT_EQ(asked, 3);
+    ASSERT_THAT(ArmFailpoints(place + "=enospc"), IsOk());
+    EXPECT_THAT(StageRow(*store, "none-left", 0),
+                StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
+    EXPECT_EQ(asked, 4);
+  }
+}
+
+TEST_F(ShardStoreTest, AFullDiskTakesTheRoomThatOthersMake) {
+  ShardStore* opened = nullptr;
+  free_disk_ = [&](int64_t) {
+    opened->Drop({"removed"}, [](const absl::Status&) {});
+    return false;
+  };
+  const auto store = OpenDisk();
+  opened = store.get();
+  for (const char* id : {"removed", "before"}) {
+    ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+    ASSERT_THAT(store->Commit({id}), IsOk());
+  }
+  store->AwaitFiles();
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(StageRow(*store, "new", 0), IsOk()) << "a name was removed meanwhile";
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(StageRow(*store, "newer", 0),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
+}
+
+TEST_F(ShardStoreTest, AnAbortedTileMakesNoRoom) {
+  ShardStore* opened = nullptr;
+  int asked = 0;
+  free_disk_ = [&](int64_t) {
+    ++asked;
+    EXPECT_THAT(opened->Abort({"new"}), IsOk());
+    EXPECT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+    return true;
+  };
+  const auto store = OpenDisk();
+  opened = store.get();
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(StageRow(*store, "new", 0), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_EQ(asked, 1);
+}
+
+TEST_F(ShardStoreTest, AFileThatIsWrittenAgainMakesRoomToo) {
+  const auto store = OpenDisk();
+  for (const char* id : {"old", "new"}) {
+    ASSERT_THAT(StageRow(*store, id, 0), IsOk());
+    ASSERT_THAT(store->Commit({id}), IsOk());
+  }
+  ASSERT_TRUE(PutAside(*store, "old", Row("old", 0).tile, "test", false, absl::UnixEpoch()));
+  store->AwaitFiles();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr tile, store->Find("new", Row("new", 0).tile));
+  ASSERT_THAT(ArmFailpoints("file.write=enospc"), IsOk());
+  EXPECT_THAT(store->RewriteFile(tile), IsOk());
+  EXPECT_EQ(store->quarantine_totals().arrays, 0);
+}
+
+// A worker whose disk is full of tiles of interrupted puts, which went to quarantine when the
+// coordinator came back.
+class FullOfInterruptedPutsTest : public ShardStoreTest {
+ protected:
+  static constexpr int64_t kTileBytes = 96 << 10;
+  static constexpr int kInterrupted = 6;
+
+  void SetUp() override {
+    SHARDMESH_NEEDS_DISK(disk_);
+    data_dir_ = disk_.folder() + "/worker";
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        store_, ShardStore::Open({BufferPool::Create(&large_, 0), data_dir_, quarantine_}));
+    ASSERT_THAT(store_->SetClusterId("cluster"), IsOk());
+    ASSERT_THAT(Stage("kept"), IsOk());
+    ASSERT_THAT(store_->Commit({"kept"}), IsOk());
+    ASSERT_TRUE(PutAside(*store_, "kept", Whole("kept").tile, "test", false, absl::UnixEpoch()));
+    for (int i = 0; i < kInterrupted; ++i) {
+      const std::string id = StrCat("interrupted-", i);
+      ASSERT_THAT(Stage(id), IsOk());
+      ASSERT_TRUE(PutAside(*store_, id, Whole(id).tile, "test", false,
+                           absl::UnixEpoch() + absl::Seconds(1)));
+    }
+    store_->AwaitFiles();
+    ASSERT_NO_FATAL_FAILURE(disk_.Fill());
+  }
+
+  static TileDescription Whole(const std::string& id) {
+    return {id, Dtype::kU8, {1, kTileBytes}, {{{0, 1}, {0, kTileBytes}}}, "descriptor", "transfer"};
+  }
+  absl::Status Stage(const std::string& id) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<StagedTile> staged,
+                               store_->Stage(Whole(id), /*durable=*/true));
+    const std::string bytes(static_cast<size_t>(kTileBytes), 'x');
+    SHARDMESH_RETURN_IF_ERROR(staged->Append(0, bytes, Crc32c(bytes)));
+    return staged->Finish(Crc32c(bytes)).status();
+  }
+
+  test::SmallDisk disk_{2 << 20};
+  MemoryBudget large_{16 << 20};
+  std::unique_ptr<ShardStore> store_;
+};
+
+TEST_F(FullOfInterruptedPutsTest, TheseTilesGoFirst) {
+  for (int i = 0; i < kInterrupted; ++i) {
+    EXPECT_THAT(Stage(StrCat("again-", i)), IsOk());
+    EXPECT_THAT(store_->ListQuarantine({"kept"}, "", 1), SizeIs(1)) << i;
+  }
+  EXPECT_THAT(Stage("more"), IsOk());
+  EXPECT_EQ(store_->quarantine_totals().arrays, 0);
+  EXPECT_THAT(Stage("too-much"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
+}
+
+TEST_F(FullOfInterruptedPutsTest, TilesThatComeAtOnceAllFit) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kInterrupted; ++i) {
+    threads.emplace_back([this, i] { EXPECT_THAT(Stage(StrCat("again-", i)), IsOk()); });
+  }
+  for (std::thread& each : threads) each.join();
 }
 
 TEST_F(ShardStoreTest, ALackOfDescriptorsTakesNothingOutOfTheQuarantine) {

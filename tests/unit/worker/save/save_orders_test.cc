@@ -1,0 +1,160 @@
+// SaveOrders after the loss of the coordinator: what stays for the next save, and what does not.
+#include "worker/save/save_orders.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/notification.h"
+#include "process/failpoint.h"
+#include "rpc/codec/worker_error_codec.h"
+#include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::worker {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+
+class SaveOrdersTest : public testing::Test {
+ protected:
+  SaveOrdersTest()
+      : root_(StrCat(testing::TempDir(), "/save_orders_",
+                     testing::UnitTest::GetInstance()->current_test_info()->name())),
+        folder_(root_ + "/run") {
+    std::filesystem::remove_all(root_);
+    std::filesystem::create_directories(root_);
+    leader_ = MakeWorker();
+    joined_ = MakeWorker();
+  }
+  ~SaveOrdersTest() override {
+    leader_.reset();
+    joined_.reset();
+    std::filesystem::remove_all(root_);
+  }
+
+  std::unique_ptr<SaveOrders> MakeWorker() const {
+    return std::make_unique<SaveOrders>(/*store=*/nullptr, *WriteRoots::Create({root_}));
+  }
+  internal::v1::SaveOrder Order() const {
+    internal::v1::SaveOrder order;
+    order.set_save_id("save");
+    order.set_folder(folder_);
+    return order;
+  }
+  static absl::Status Run(SaveOrders& worker, internal::v1::SaveOrder order) {
+    absl::Status status;
+    absl::Notification answered;
+    worker.Take(std::move(order), {.answer =
+                                       [&](const internal::v1::SaveAnswer& answer) {
+                                         status = rpc::Decode(answer.error());
+                                         answered.Notify();
+                                       },
+                                   .progress = [](const internal::v1::SaveProgress&) {}});
+    answered.WaitForNotification();
+    return status;
+  }
+  // Begins a save of one file with both workers.
+  void Begin() {
+    internal::v1::SaveOrder open = Order();
+    open.mutable_open()->set_probe("probe");
+    open.mutable_open()->set_min_kept_bytes(1);
+    ASSERT_THAT(Run(*leader_, open), IsOk());
+    internal::v1::SaveOrder check = Order();
+    check.mutable_check()->set_probe("probe");
+    ASSERT_THAT(Run(*joined_, check), IsOk());
+    internal::v1::SaveOrder text = Order();
+    text.mutable_text()->set_name(std::string(kCheckpointManifest));
+    text.mutable_text()->set_text("{}");
+    ASSERT_THAT(Run(*leader_, text), IsOk());
+    internal::v1::SaveOrder make = Order();
+    internal::v1::SavedFile* const file = make.mutable_make()->add_files();
+    file->set_name("model.safetensors");
+    file->set_size_bytes(8);
+    ASSERT_THAT(Run(*leader_, make), IsOk());
+  }
+  // Lets an order to write tiles meet an error of the disk.
+  void FailDisk(SaveOrders& worker) const {
+    internal::v1::SaveOrder tiles = Order();
+    tiles.mutable_tiles()->set_sync(true);
+    ASSERT_THAT(ArmFailpoints("save.tiles=eio"), IsOk());
+    ASSERT_THAT(Run(worker, tiles), StatusIs(absl::StatusCode::kDataLoss));
+  }
+  // Loses the coordinator, and waits until the worker has ended its saves.
+  static void LoseCoordinator(std::unique_ptr<SaveOrders>& worker) {
+    worker->EndAll();
+    worker.reset();
+  }
+  bool HasStaging() const {
+    return std::filesystem::exists(StrCat(folder_, "/", kSaveStaging)) ||
+           std::filesystem::exists(StrCat(folder_, "/", kSaveLock));
+  }
+
+  const std::string root_;
+  const std::string folder_;
+  std::unique_ptr<SaveOrders> leader_;
+  std::unique_ptr<SaveOrders> joined_;
+};
+
+TEST_F(SaveOrdersTest, ALostCoordinatorLeavesTheFilesToTheNextSave) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  LoseCoordinator(leader_);
+  LoseCoordinator(joined_);
+  EXPECT_TRUE(HasStaging());
+}
+
+TEST_F(SaveOrdersTest, AnErrorOfTheLeadersDiskLeavesNothing) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(FailDisk(*leader_));
+  LoseCoordinator(leader_);
+  LoseCoordinator(joined_);
+  EXPECT_FALSE(HasStaging());
+}
+
+TEST_F(SaveOrdersTest, AnErrorOfAnotherWorkersDiskLeavesNothing) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  ASSERT_NO_FATAL_FAILURE(FailDisk(*joined_));
+  EXPECT_FALSE(
+      std::filesystem::exists(StrCat(folder_, "/", kSaveStaging, "/", kCheckpointManifest)))
+      << "the leader may end in any way";
+  LoseCoordinator(joined_);
+  LoseCoordinator(leader_);
+  EXPECT_FALSE(HasStaging());
+}
+
+TEST_F(SaveOrdersTest, AnErrorThatComesAfterTheLeaderHasLeftLeavesNothing) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  LoseCoordinator(leader_);
+  ASSERT_TRUE(HasStaging());
+  ASSERT_NO_FATAL_FAILURE(FailDisk(*joined_));
+  LoseCoordinator(joined_);
+  EXPECT_FALSE(HasStaging());
+}
+
+TEST_F(SaveOrdersTest, AnErrorThatComesDuringTheNextSaveLeavesThatSaveAlone) {
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  LoseCoordinator(leader_);
+  leader_ = MakeWorker();
+  internal::v1::SaveOrder open = Order();
+  open.mutable_open()->set_probe("another");
+  open.mutable_open()->set_min_kept_bytes(1);
+  ASSERT_THAT(Run(*leader_, open), IsOk());
+  internal::v1::SaveOrder text = Order();
+  text.mutable_text()->set_name(std::string(kCheckpointManifest));
+  text.mutable_text()->set_text("{}");
+  ASSERT_THAT(Run(*leader_, text), IsOk());
+  ASSERT_NO_FATAL_FAILURE(FailDisk(*joined_));
+  LoseCoordinator(joined_);
+  EXPECT_TRUE(
+      std::filesystem::exists(StrCat(folder_, "/", kSaveStaging, "/", kCheckpointManifest)));
+}
+
+}  // namespace
+}  // namespace shardmesh::worker
