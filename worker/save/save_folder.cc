@@ -548,8 +548,8 @@ absl::StatusOr<VerifiedLinks> SaveFolder::OpenBase() const {
 
 absl::StatusOr<std::vector<uint32_t>> SaveFolder::MakeFiles(
     absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-    std::vector<FoundTiles>* found) {
-  absl::StatusOr<std::vector<uint32_t>> linked = LinkAndReserve(files, keep_going, found);
+    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces) {
+  absl::StatusOr<std::vector<uint32_t>> linked = LinkAndReserve(files, keep_going, found, pieces);
   if (linked.ok()) {
     has_made_ = true;
     return linked;
@@ -589,7 +589,12 @@ absl::StatusOr<std::map<std::string, ManifestFile>> SaveFolder::ReadOwnManifest(
 
 absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-    std::vector<FoundTiles>* found) {
+    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces) {
+  const auto add_pieces = [pieces](size_t file, std::vector<uint32_t> piece_crc32c) {
+    if (pieces == nullptr) return;
+    pieces->push_back(
+        {.file = static_cast<uint32_t>(file), .piece_crc32c = std::move(piece_crc32c)});
+  };
   // The checkpoint to which files may be linked: the newest step, or the one to be replaced.
   SHARDMESH_ASSIGN_OR_RETURN(const VerifiedLinks base, OpenBase());
   if (const absl::StatusOr<FileDescriptor> target = OpenTarget(); target.ok()) {
@@ -611,9 +616,11 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     if (const std::string* const from = base.Find(file.content_key, file.size_bytes);
         from != nullptr) {
       // A link that fails is no error: the workers then write the file.
+      std::vector<uint32_t> piece_crc32c;
       SHARDMESH_ASSIGN_OR_RETURN(const bool is_linked,
-                                 base.Link(*from, staging_, file.name, keep_going));
+                                 base.Link(*from, staging_, file.name, keep_going, &piece_crc32c));
       if (is_linked) {
+        add_pieces(i, std::move(piece_crc32c));
         linked.push_back(static_cast<uint32_t>(i));
         continue;
       }
@@ -621,9 +628,12 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     const auto listed = own.find(file.name);
     if (found != nullptr && listed != own.end() && listed->second.content_key == file.content_key &&
         listed->second.size_bytes == file.size_bytes) {
-      SHARDMESH_ASSIGN_OR_RETURN(std::vector<bool> intact,
-                                 kept::Reuse(staging_, target_.folder, listed->second, keep_going));
+      std::vector<uint32_t> piece_crc32c;
+      SHARDMESH_ASSIGN_OR_RETURN(
+          std::vector<bool> intact,
+          kept::Reuse(staging_, target_.folder, listed->second, keep_going, &piece_crc32c));
       if (!intact.empty()) {
+        add_pieces(i, std::move(piece_crc32c));
         reused_.emplace_back(file.name, file.content_key);
         found->push_back({.file = static_cast<uint32_t>(i), .is_intact = std::move(intact)});
         continue;  // its bytes are reserved, or it has holes
