@@ -74,6 +74,11 @@ class LocalWorkers final : public SaveAccess {
                  SaveProgressed progressed, SaveAnswered answered) override {
     if (on_order_) on_order_(identity, order);
     Worker& to = workers_[identity];
+    if (order.has_compare() && identity == old_build_) {
+      internal::v1::SaveAnswer answer;
+      rpc::Encode(absl::UnimplementedError("an unknown order"), answer.mutable_error());
+      return std::move(answered)(std::move(answer));
+    }
     if (to.is_lost) return std::move(answered)(NotAttached(identity));
     auto shared = std::make_shared<SaveAnswered>(std::move(answered));
     to.orders->Take(order, {.answer =
@@ -94,6 +99,7 @@ class LocalWorkers final : public SaveAccess {
 
   std::function<void(const std::string& identity, const internal::v1::SaveOrder& order)> on_order_;
   std::function<void(const std::string& identity)> on_answered_;
+  std::string old_build_;  // a worker that knows no order to compare
 
  private:
   MemoryBudget budget_{int64_t{1} << 30};
@@ -146,6 +152,14 @@ class SavesTest : public testing::Test {
   // that the coordinator has not yet told that the array is committed.
   std::string Put(const std::string& name, const Shape& shape, const PartitionSpec& spec,
                   DeviceId late = -1) {
+    std::string bytes(static_cast<size_t>(*ElementCount(shape)), '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random_());
+    PutBytes(name, shape, spec, bytes, late);
+    return bytes;
+  }
+  // Makes an array of these elements.
+  void PutBytes(const std::string& name, const Shape& shape, const PartitionSpec& spec,
+                const std::string& bytes, DeviceId late = -1) {
     const ArrayDescriptor array{.array_id = RandomId(),
                                 .dtype = Dtype::kU8,
                                 .shape = shape,
@@ -154,8 +168,6 @@ class SavesTest : public testing::Test {
                                 .mesh_revision = 0,
                                 .mesh = *Mesh::Parse("x=2"),
                                 .cut_points = {}};
-    std::string bytes(static_cast<size_t>(*array.SizeBytes()), '\0');
-    for (char& byte : bytes) byte = static_cast<char>(random_());
     const TensorView view = *TensorView::Create(Dtype::kU8, shape, bytes);
     const Tiling tiling = *array.Tiling();
     ArrayCommit commit{
@@ -186,7 +198,6 @@ class SavesTest : public testing::Test {
       done.Notify();
     });
     done.WaitForNotification();
-    return bytes;
   }
 
   SaveRequest Request(const std::string& prefix = "") const {
@@ -441,6 +452,142 @@ TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {
   }
   EXPECT_THAT(Checkpoint::Open(folder_), IsOk());
   EXPECT_THAT(Checkpoint::Open(folder_, 1), StatusIs(absl::StatusCode::kNotFound));
+}
+
+// Saves arrays of equal bytes with other ids, as results of steps that did not change have them.
+class EqualBytesTest : public SavesTest {
+ protected:
+  // Puts tensors for three files, and saves them as step 1.
+  void PutAndSave() {
+    for (const char* const name : {"a", "b", "c"}) bytes_[name] = Put(name, kShape, specs_[name]);
+    request_ = Request();
+    request_.max_file_bytes = kBytes;
+    request_.destination.step = 1;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+    EXPECT_EQ(saved.linked_files, 0);
+    request_.destination.step = 2;
+  }
+  // Puts the tensors again.
+  void PutAgain() {
+    for (const auto& [name, bytes] : bytes_) PutBytes(name, kShape, specs_[name], bytes);
+  }
+  void ExpectSaved(const SaveResult& saved) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(saved.path));
+    for (const auto& [name, bytes] : bytes_)
+      EXPECT_TRUE(BytesOf(checkpoint, name) == bytes) << name;
+    EXPECT_EQ(ExpectPieces(saved.path), 5);
+  }
+  std::string FileOf(int64_t step, int file) const {
+    return StrCat(folder_, "/", StepFolderName(step), "/model-0000", file, "-of-00003.safetensors");
+  }
+
+  static constexpr int64_t kBytes = int64_t{3'000} * 1'000;
+  const Shape kShape = {3'000, 1'000};
+  std::map<std::string, PartitionSpec> specs_ = {
+      {"a", Rows()}, {"b", Columns()}, {"c", PartitionSpec()}};
+  std::map<std::string, std::string> bytes_;
+  SaveRequest request_;
+};
+
+TEST_F(EqualBytesTest, AreLinked) {
+  PutAndSave();
+  PutAgain();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 3);
+  EXPECT_EQ(saved.written_bytes, 0);
+  ExpectSaved(saved);
+  EXPECT_TRUE(std::filesystem::equivalent(FileOf(1, 2), FileOf(2, 2)));
+}
+
+TEST_F(EqualBytesTest, OfAnotherClusterAreLinked) {
+  PutAndSave();
+  Saves::Parts parts = Parts();
+  parts.cluster_id = "another";
+  saves_ = std::make_unique<Saves>(std::move(parts));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 3);
+  EXPECT_EQ(saved.written_bytes, 0);
+  ExpectSaved(saved);
+}
+
+TEST_F(EqualBytesTest, AreLinkedBetweenCutsByRowsOnly) {
+  PutAndSave();
+  specs_["a"] = PartitionSpec();
+  specs_["b"] = Rows();  // was cut by columns
+  specs_["c"] = Rows();
+  PutAgain();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 2);
+  EXPECT_EQ(saved.written_bytes, kBytes);
+  ExpectSaved(saved);
+  EXPECT_FALSE(std::filesystem::equivalent(FileOf(1, 2), FileOf(2, 2)));
+}
+
+TEST_F(EqualBytesTest, AFileWithOneOtherByteIsWritten) {
+  PutAndSave();
+  bytes_["b"].back() = static_cast<char>(bytes_["b"].back() ^ 1);
+  PutAgain();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 2);
+  EXPECT_EQ(saved.written_bytes, kBytes);
+  ExpectSaved(saved);
+}
+
+// Equal checksums of other bytes: here the bytes changed after the save listed the checksums.
+TEST_F(EqualBytesTest, AreNotTakenForEqualByTheirChecksums) {
+  PutAndSave();
+  for (int file = 1; file <= 3; ++file) {
+    std::fstream stream(FileOf(1, file), std::ios::in | std::ios::out | std::ios::binary);
+    // In the last row: in the part of the second worker.
+    stream.seekg(-500, std::ios::end);
+    const int byte = stream.get();
+    stream.seekp(-500, std::ios::end);
+    stream.put(static_cast<char>(byte ^ 1));
+  }
+  PutAgain();
+  int compared = 0;
+  absl::Mutex mutex;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    absl::MutexLock lock(&mutex);
+    compared += order.has_compare() ? 1 : 0;
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  workers_.on_order_ = nullptr;
+  EXPECT_EQ(compared, 2);  // each worker has one order
+  EXPECT_EQ(saved.linked_files, 0);
+  EXPECT_EQ(saved.written_bytes, 3 * kBytes);
+  ExpectSaved(saved);
+}
+
+TEST_F(EqualBytesTest, AreWrittenIfAWorkerCannotCompareThem) {
+  PutAndSave();
+  PutAgain();
+  workers_.old_build_ = "w-1";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 0);
+  EXPECT_EQ(saved.written_bytes, 3 * kBytes);
+  ExpectSaved(saved);
+}
+
+TEST_F(EqualBytesTest, ASaveThatIsCancelledWhileItComparesLeavesTheOldCheckpointAlone) {
+  PutAndSave();
+  PutAgain();
+  std::string operation_id;
+  absl::Notification begun;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (!order.has_compare()) return;
+    begun.WaitForNotification();
+    operations_->Cancel(operation_id, session_.id).IgnoreError();
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(request_));
+  operation_id = save.operation_id;
+  begun.Notify();
+  EXPECT_THAT(Await(operation_id), StatusIs(absl::StatusCode::kCancelled));
+  workers_.on_order_ = nullptr;
+  EXPECT_FALSE(std::filesystem::exists(FileOf(2, 1)));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 3);
+  ExpectSaved(saved);
 }
 
 TEST_F(SavesTest, SavesNamesAtOneRevisionWhilePutsGoOn) {
