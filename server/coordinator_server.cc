@@ -397,7 +397,8 @@ absl::Status Server::OpenState() {
                                                 .recovery = &recovery_,
                                                 .operations = operations_.get(),
                                                 .access = worker_streams_.get(),
-                                                .cluster_id = registry_->cluster_id()});
+                                                .cluster_id = registry_->cluster_id(),
+                                                .store = store_.get()});
   AddStreamingService("shardmesh.v1.SaveService", MakeSaveService(saves_.get(), sessions_.get()));
   AddStreamingService("shardmesh.v1.AdminService",
                       MakeAdminService(context, store_.get(), options_.data_dir));

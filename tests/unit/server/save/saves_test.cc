@@ -454,6 +454,131 @@ TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {
   EXPECT_THAT(Checkpoint::Open(folder_, 1), StatusIs(absl::StatusCode::kNotFound));
 }
 
+// Saves that the next coordinator knows.
+class SavedPlacesTest : public SavesTest {
+ protected:
+  SavedPlacesTest() { Reopen(); }
+
+  // Ends the coordinator, and starts the next one with its store.
+  void Reopen() {
+    saves_.reset();
+    registry_.reset();
+    registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    Saves::Parts parts = Parts();
+    parts.store = store_.get();
+    saves_ = std::make_unique<Saves>(std::move(parts));
+  }
+  void SaveTo(const std::string& prefix, const std::string& folder) {
+    SaveRequest request = Request(prefix);
+    request.destination.folder = StrCat(root_, "/", folder);
+    EXPECT_THAT(Save(request), IsOk());
+  }
+  // The file of the newest checkpoint of the array with the name, without the root.
+  std::string FileOf(const std::string& name) {
+    const ArraySource place =
+        (*registry_->FindArray(registry_->FindName(name)->array_id))->checkpoint;
+    if (place.file == nullptr) return "(none)";
+    EXPECT_EQ(place.file->modify_time, absl::InfinitePast());
+    EXPECT_EQ(place.file->head_bytes, place.offset_bytes) << "the first tensor of its file";
+    EXPECT_EQ(place.file->head_sha256.size(), 32);
+    return place.file->path.substr(root_.size() + 1);
+  }
+  // The number of records, when all commits so far are done.
+  int64_t Records() {
+    EXPECT_THAT(CommitAndWait(*store_, {.deletes = {"none"}}), IsOk());
+    return std::ssize(store_->List("saved/")->items);
+  }
+};
+
+TEST_F(SavedPlacesTest, AreKnownAfterARestart) {
+  Put("a", {8}, Rows());
+  Put("b/x", {8}, Rows());
+  SaveTo("a", "first");
+  SaveTo("b/", "second");
+  EXPECT_EQ(Records(), 2);
+  SaveTo("b/", "third");
+  EXPECT_EQ(Records(), 2) << "the record of the second is gone";
+  for (int start = 0; start < 3; ++start) {
+    EXPECT_EQ(FileOf("a"), "first/model.safetensors") << start;
+    EXPECT_EQ(FileOf("b/x"), "third/model.safetensors") << start;
+    Reopen();
+  }
+  // A save deletes records that the process before has written.
+  Put("b/x", {8}, Rows());
+  EXPECT_EQ(FileOf("b/x"), "(none)");
+  SaveTo("b/", "fourth");
+  EXPECT_EQ(Records(), 2);
+  Reopen();
+  EXPECT_EQ(FileOf("a"), "first/model.safetensors");
+  EXPECT_EQ(FileOf("b/x"), "fourth/model.safetensors");
+}
+
+TEST_F(SavedPlacesTest, GoWithTheirArrays) {
+  Put("a", {8}, Rows());
+  Put("b", {8}, Rows());
+  SaveTo("a", "a");
+  SaveTo("b", "b");
+  Put("a", {8}, Rows());  // another array
+  EXPECT_EQ(FileOf("a"), "(none)");
+  EXPECT_EQ(Records(), 2);
+  SaveTo("b", "again");
+  EXPECT_EQ(Records(), 1) << "the next save deletes the records of the other two";
+  Put("b", {8}, Rows());
+  EXPECT_EQ(Records(), 1);
+  Reopen();
+  EXPECT_EQ(Records(), 0) << "so does a restart";
+  EXPECT_EQ(FileOf("b"), "(none)");
+}
+
+TEST_F(SavedPlacesTest, OfManyArraysAreInSeveralRecords) {
+  std::vector<SavedPlace> places;
+  const auto file =
+      std::make_shared<const SourceFile>(SourceFile{.path = root_ + "/f",
+                                                    .modify_time = absl::InfinitePast(),
+                                                    .head_sha256 = std::string(32, 'h'),
+                                                    .head_bytes = 0});
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = StrCat("t", i);
+    Put(name, {8}, Rows());
+    places.push_back({.array_id = registry_->FindName(name)->array_id,
+                      .source = {.file = file, .offset_bytes = 0}});
+  }
+  int64_t records = 0;
+  {
+    SavedPlaces saved(registry_.get(), store_.get(), /*max_record_bytes=*/500);
+    saved.Remember(places);
+    records = Records();
+    EXPECT_GT(records, 1);
+    saved.Remember(places);
+    EXPECT_EQ(Records(), records) << "the new ones only";
+  }
+  Reopen();
+  EXPECT_EQ(Records(), records);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(FileOf(StrCat("t", i)), "f");
+}
+
+TEST_F(SavedPlacesTest, ThatAreDamagedAreDeleted) {
+  Put("a", {8}, Rows());
+  SaveTo("a", "a");
+  ASSERT_EQ(Records(), 1);
+  const std::string record = store_->List("saved/")->items.front().value;
+  EXPECT_THAT(
+      CommitAndWait(*store_, {.puts = {{"saved/damaged", "\xff"},
+                                       {"saved/cut", record.substr(0, record.size() - 4)}}}),
+      IsOk());
+  Reopen();
+  EXPECT_EQ(Records(), 1);
+  EXPECT_EQ(FileOf("a"), "a/model.safetensors");
+}
+
+TEST_F(SavedPlacesTest, AreWrittenOnlyByTheCoordinatorOfTheNewestTerm) {
+  Put("a", {8}, Rows());
+  const std::unique_ptr<ArrayRegistry> next =
+      *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+  SaveTo("a", "a");
+  EXPECT_EQ(Records(), 0);
+}
+
 // Saves arrays of equal bytes with other ids, as results of steps that did not change have them.
 class EqualBytesTest : public SavesTest {
  protected:
