@@ -32,10 +32,6 @@ namespace {
 constexpr mode_t kFileMode = 0666;    // before the umask
 constexpr mode_t kFolderMode = 0777;  // before the umask
 constexpr size_t kMaxOpenFiles = 64;
-// Folders in the staging folder that have the files of a checkpoint while it is replaced: of the
-// folder itself, and of a step. No file of a checkpoint has such a name.
-constexpr std::string_view kAside = ".aside";
-constexpr std::string_view kAsidePrefix = ".aside-";
 // A folder in the staging folder that takes the place of a step's folder, or has been there.
 constexpr std::string_view kNext = ".next";
 // How often a lock file may be replaced between its opening and its locking.
@@ -824,8 +820,8 @@ absl::StatusOr<bool> SaveFolder::Exchange(const FileDescriptor& target,
 }
 
 std::string SaveFolder::AsideName() const {
-  return target_.step.has_value() ? StrCat(kAsidePrefix, StepFolderName(*target_.step))
-                                  : std::string(kAside);
+  return target_.step.has_value() ? StrCat(kSaveAside, "-", StepFolderName(*target_.step))
+                                  : std::string(kSaveAside);
 }
 
 absl::Status SaveFolder::SetAside(const FileDescriptor& target) {
@@ -906,7 +902,7 @@ absl::Status SaveFolder::RestoreAll() {
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                              ListFolder(staging_, target_.folder));
   for (const std::string& name : names) {
-    if (!name.starts_with(kAside)) continue;
+    if (!name.starts_with(kSaveAside)) continue;
     if (const absl::Status restored = Restore(name); !restored.ok()) {
       return WithContext(
           restored, StrCat("a checkpoint that a lost save was replacing is in ", target_.folder,
@@ -931,7 +927,7 @@ absl::Status SaveFolder::Restore(const std::string& aside_name) {
       const FileDescriptor aside,
       OpenBeneath(staging_, target_.folder, aside_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   std::string step_name;
-  if (aside_name != kAside) step_name = aside_name.substr(kAsidePrefix.size());
+  if (aside_name != kSaveAside) step_name = aside_name.substr(kSaveAside.size() + 1);
   const std::string path = StrCat(target_.folder, step_name.empty() ? "" : "/", step_name);
   if (!step_name.empty() && mkdirat(folder_.get(), step_name.c_str(), kFolderMode) != 0 &&
       errno != EEXIST) {
@@ -1014,7 +1010,7 @@ absl::Status SaveFolder::RemoveStaging() {
   bool has_more = false;
   for (const std::string& entry : entries) {
     // Files that are set aside stay until they are put back.
-    if (entry.starts_with(kAside)) continue;
+    if (entry.starts_with(kSaveAside)) continue;
     if (entry == kNext) {
       removed.Update(RemoveNext(*staging, target_.folder));
       continue;
