@@ -11,16 +11,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "server/state/array_record.h"
 #include "server/state/array_registry.h"
 #include "server/store/store.h"
 
 namespace shardmesh::server {
-
-// An array in a checkpoint.
-struct SavedPlace {
-  std::string array_id;
-  ArraySource source;
-};
 
 // Repairs read lost tiles from the newest checkpoint of an array. The registry has this place in
 // memory; the store has it in records `saved/ID`, one for each save with up to about 20,000 arrays.
@@ -30,11 +25,8 @@ struct SavedPlace {
 // Thread-safe. Registry and store outlive this object.
 class SavedPlaces {
  public:
-  // The largest record, but for one array.
-  static constexpr size_t kMaxRecordBytes = size_t{1} << 20;
-
   // `registry` is open. `store` may be null: then all places are forgotten with the process.
-  SavedPlaces(ArrayRegistry* registry, Store* store, size_t max_record_bytes = kMaxRecordBytes);
+  SavedPlaces(ArrayRegistry* registry, Store* store, size_t max_record_bytes = kMaxChunkBytes);
   SavedPlaces(const SavedPlaces&) = delete;
   SavedPlaces& operator=(const SavedPlaces&) = delete;
 
