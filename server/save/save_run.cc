@@ -97,10 +97,15 @@ struct SaveRun::TileLane {
 
 struct SaveRun::CompareLane {
   const std::vector<RegionToWrite>* regions = nullptr;
-  size_t next = 0;                                      // the next region to order
-  std::vector<size_t> sent = {};                        // regions of the last order
-  std::map<size_t, uint32_t> crc32c = {};               // by region that is equal
-  std::map<size_t, std::vector<uint32_t>> pieces = {};  // the same
+  size_t next = 0;                // the next region to order
+  std::vector<size_t> sent = {};  // regions of the last order
+  // The regions that are equal, in their order, and the checksums of all their pieces.
+  std::vector<std::pair<size_t, uint32_t>> equal = {};
+  std::vector<uint32_t> pieces = {};
+
+  int64_t PiecesOf(size_t region) const {
+    return CountSavedPieces((*regions)[region].size_bytes());
+  }
 };
 
 struct SaveRun::Event {
@@ -465,12 +470,14 @@ absl::Status SaveRun::TakeCompared(const Event& event, CompareLane* lane,
       differing->insert(file_of(region));
       continue;
     }
-    lane->crc32c[region] = answer.crc32c(static_cast<int>(i));
-    const int64_t left = answer.piece_crc32c().end() - piece;
-    const auto end =
-        piece + std::min(left, CountSavedPieces((*lane->regions)[region].size_bytes()));
-    lane->pieces[region].assign(piece, end);
-    piece = end;
+    const int64_t count = lane->PiecesOf(region);
+    if (count > answer.piece_crc32c().end() - piece) {
+      return absl::InternalError(
+          StrCat("worker \"", event.identity, "\" reported too few checksums of a save"));
+    }
+    lane->equal.emplace_back(region, answer.crc32c(static_cast<int>(i)));
+    lane->pieces.insert(lane->pieces.end(), piece, piece + count);
+    piece += count;
   }
   return absl::OkStatus();
 }
@@ -503,12 +510,16 @@ absl::Status SaveRun::CompareAlike() {
   std::map<std::string, std::vector<uint32_t>> crc32c;
   std::map<std::string, std::vector<uint32_t>> piece_crc32c;
   for (const auto& [identity, lane] : compare_lanes) {
-    for (const auto& [region, sum] : lane.crc32c) {
-      if (others.Has(plan, (*lane.regions)[region])) continue;
-      crc32c[identity].push_back(sum);
-      const std::vector<uint32_t>& pieces = lane.pieces.at(region);
-      std::vector<uint32_t>& all = piece_crc32c[identity];
-      all.insert(all.end(), pieces.begin(), pieces.end());
+    std::vector<uint32_t>& of_regions = crc32c[identity];
+    std::vector<uint32_t>& of_pieces = piece_crc32c[identity];
+    auto piece = lane.pieces.begin();
+    for (const auto& [region, sum] : lane.equal) {
+      const auto end = piece + lane.PiecesOf(region);
+      if (!others.Has(plan, (*lane.regions)[region])) {
+        of_regions.push_back(sum);
+        of_pieces.insert(of_pieces.end(), piece, end);
+      }
+      piece = end;
     }
   }
   SHARDMESH_RETURN_IF_ERROR(CheckWritten(plan, others, crc32c));
