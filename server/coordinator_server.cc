@@ -399,7 +399,8 @@ absl::Status Server::OpenState() {
                                                 .recovery = &recovery_,
                                                 .operations = operations_.get(),
                                                 .access = worker_streams_.get(),
-                                                .cluster_id = registry_->cluster_id()});
+                                                .cluster_id = registry_->cluster_id(),
+                                                .store = store_.get()});
   AddStreamingService("shardmesh.v1.SaveService",
                       MakeSaveService(&clock_, saves_.get(), sessions_.get(), step_watch_.get()));
   AddStreamingService("shardmesh.v1.AdminService",

@@ -275,6 +275,51 @@ absl::Status ReadSums(const InputFile& file, std::string_view path, const Manife
   return checked_bytes == listed.size_bytes ? absl::OkStatus() : NotCovered(path);
 }
 
+// Returns the CRC-32C of the whole tensor; nullopt if its tiles are not runs that fill it.
+std::optional<uint32_t> WholeCrc32c(const ManifestTensor& tensor) {
+  struct Stretch {
+    int64_t offset_bytes;
+    int64_t size_bytes;
+    uint32_t crc32c;
+  };
+  std::vector<Stretch> stretches;
+  for (const ManifestTile& tile : tensor.tiles) {
+    const absl::StatusOr<TileRegion> region =
+        TileRegion::Create(tensor.dtype, tensor.shape, tile.tile);
+    if (!region.ok() || !region->contiguous()) return std::nullopt;
+    if (region->size_bytes() == 0) continue;
+    stretches.push_back({.offset_bytes = region->offset_bytes(),
+                         .size_bytes = region->size_bytes(),
+                         .crc32c = tile.crc32c});
+  }
+  std::sort(stretches.begin(), stretches.end(),
+            [](const Stretch& a, const Stretch& b) { return a.offset_bytes < b.offset_bytes; });
+  int64_t end_bytes = 0;
+  uint32_t whole = 0;
+  for (const Stretch& stretch : stretches) {
+    if (stretch.offset_bytes != end_bytes) return std::nullopt;
+    whole = ConcatCrc32c(whole, stretch.crc32c, stretch.size_bytes);
+    end_bytes += stretch.size_bytes;
+  }
+  if (end_bytes != tensor.size_bytes) return std::nullopt;
+  return whole;
+}
+
+bool HaveEqualTensorChecksums(const ManifestTensor& a, const ManifestTensor& b) {
+  if (a.name != b.name || a.dtype != b.dtype || a.shape != b.shape ||
+      a.offset_bytes != b.offset_bytes || a.size_bytes != b.size_bytes) {
+    return false;
+  }
+  const bool has_equal_tiles =
+      std::equal(a.tiles.begin(), a.tiles.end(), b.tiles.begin(), b.tiles.end(),
+                 [](const ManifestTile& x, const ManifestTile& y) {
+                   return x.tile == y.tile && x.crc32c == y.crc32c;
+                 });
+  if (has_equal_tiles) return true;
+  const std::optional<uint32_t> whole = WholeCrc32c(a);
+  return whole.has_value() && whole == WholeCrc32c(b);
+}
+
 absl::Status NoManifest(std::string_view name) {
   return InvalidArgument(Reason::kBadFile, StrCat(name, " is no manifest of a checkpoint"),
                          {{fact::kFile, name}});
@@ -372,6 +417,13 @@ absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
     files.push_back(std::move(file));
   }
   return files;
+}
+
+bool HaveEqualChecksums(const ManifestFile& a, const ManifestFile& b) {
+  return a.has_checksums && b.has_checksums && a.size_bytes == b.size_bytes &&
+         a.header_bytes == b.header_bytes && a.header_crc32c == b.header_crc32c &&
+         std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(),
+                    HaveEqualTensorChecksums);
 }
 
 absl::Status OtherTileBytes(std::string_view path, std::string_view tensor, const Tile& tile,

@@ -72,6 +72,13 @@ struct ManifestFile {
   std::vector<ManifestTensor> tensors;  // by rising offset
 };
 
+// Returns whether the files have equal sizes, equal tensors at equal places, and equal checksums of
+// their headers and of all tensors. Such files almost always have equal bytes, but two checksums
+// may be equal by chance or by intention: compare the bytes. Tensors whose tiles are cut in two
+// ways are compared if all tiles are whole rows. Other cuts, and files without checksums, count as
+// unequal.
+bool HaveEqualChecksums(const ManifestFile& a, const ManifestFile& b);
+
 // Whether a file of a checkpoint may have this name: no path, not hidden, at most 255 bytes.
 bool IsCheckpointFileName(std::string_view name);
 

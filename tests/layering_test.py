@@ -46,7 +46,7 @@ ALLOWED = {
     "server/repair": VALUES | {"rpc", "rpc/codec", "server/state", "server/steps"},
     "server/reshard": VALUES | {"rpc", "rpc/codec", "server/state", "server/resolve", "server/steps"},
     "server/attach": VALUES | {"rpc", "rpc/codec", "rpc/metrics", "rpc/stream", "server/content", "server/diagnosis", "server/state", "server/steps"},
-    "server/save": VALUES | {"rpc", "rpc/codec", "server/state", "server/steps", "server/attach"},
+    "server/save": VALUES | {"rpc", "rpc/codec", "server/store", "server/state", "server/steps", "server/attach"},
     "server/quarantine": VALUES | {"rpc", "rpc/*", "server/state", "server/steps", "server/attach"},
     "server/codec": VALUES | {"rpc", "rpc/*", "server/diagnosis", "server/state", "server/steps", "server/reshard", "server/attach", "server/resolve",
                               "server/save"},

@@ -256,6 +256,14 @@ void AddWrittenPieces(const SavePlan& plan, const PresentBytes& present,
   }
 }
 
+PresentBytes AllBut(const SavePlan& plan, const std::set<size_t>& files) {
+  PresentBytes present;
+  for (size_t file = 0; file < plan.files.size(); ++file) {
+    if (!files.contains(file)) present.linked.insert(file);
+  }
+  return present;
+}
+
 absl::Status CheckWritten(const SavePlan& plan, const PresentBytes& present,
                           const std::map<std::string, std::vector<uint32_t>>& crc32c) {
   // The regions of each tile, by their beginning.

@@ -62,7 +62,9 @@ struct FileInPlan {
   std::string header;  // the first bytes of the file
   int64_t size_bytes = 0;
   // 64 hexadecimal digits. Files with equal keys have equal bytes: the key is the hash of the
-  // header and of the ids of the arrays, and an array never changes.
+  // header and of the ids of the arrays, and an array never changes. Files with other keys may have
+  // equal bytes too: the leader finds these by the checksums of the tiles, and workers compare
+  // them.
   std::string content_key;
 };
 
@@ -118,6 +120,10 @@ struct PresentBytes {
            found.contains({region.tensor, region.part});
   }
 };
+
+// Returns the bytes that are present if only the files `files` have regions to write, or to
+// compare.
+PresentBytes AllBut(const SavePlan& plan, const std::set<size_t>& files);
 
 // Checks the checksums of written regions against those of the tiles. `crc32c`: of each region of
 // plan.regions that is not present, by worker. DATA_LOSS (CHECKSUM_MISMATCH) names the tensor, the

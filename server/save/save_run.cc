@@ -2,6 +2,7 @@
 #include "server/save/save_run.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "process/steady_deadline.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/worker_error_codec.h"
+#include "sharding/digest.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -57,6 +59,25 @@ void Encode(const FileInPlan& from, internal::v1::SavedFile* to) {
   to->set_name(from.name);
   to->set_size_bytes(from.size_bytes);
   to->set_content_key(from.content_key);
+  to->set_header_sha256(Sha256(from.header));
+}
+
+// Encodes a region, with its file as an index into `files`: adds the file if it is new.
+int64_t EncodeRegion(const SavePlan& plan, const RegionToWrite& region,
+                     std::map<size_t, uint32_t>* file_of,
+                     google::protobuf::RepeatedPtrField<std::string>* files,
+                     internal::v1::SavedRegion* to) {
+  const TensorPlace& place = plan.places[region.tensor];
+  const auto [file, is_new] = file_of->emplace(place.file, static_cast<uint32_t>(file_of->size()));
+  if (is_new) *files->Add() = plan.files[place.file].name;
+  const TensorToSave& tensor = plan.tensors[region.tensor];
+  to->set_array_id(tensor.array->definition.descriptor.array_id);
+  rpc::Encode(tensor.parts[region.part].tile, to->mutable_tile());
+  to->set_begin_bytes(region.begin_bytes);
+  to->set_end_bytes(region.end_bytes);
+  to->set_file(file->second);
+  to->set_offset_bytes(place.offset_bytes);
+  return static_cast<int64_t>(to->ByteSizeLong()) + 64;
 }
 
 }  // namespace
@@ -72,6 +93,19 @@ struct SaveRun::TileLane {
   bool has_begun = false;
   int64_t pieces = 0;  // regions of the last order
   int64_t bytes = 0;   // that the last order writes
+};
+
+struct SaveRun::CompareLane {
+  const std::vector<RegionToWrite>* regions = nullptr;
+  size_t next = 0;                // the next region to order
+  std::vector<size_t> sent = {};  // regions of the last order
+  // The regions that are equal, in their order, and the checksums of all their pieces.
+  std::vector<std::pair<size_t, uint32_t>> equal = {};
+  std::vector<uint32_t> pieces = {};
+
+  int64_t PiecesOf(size_t region) const {
+    return CountSavedPieces((*regions)[region].size_bytes());
+  }
 };
 
 struct SaveRun::Event {
@@ -396,6 +430,7 @@ absl::Status SaveRun::MakeFiles(SaveResult* result) {
     Event answer;
     SHARDMESH_RETURN_IF_ERROR(AskLeader(std::move(order), &answer));
     for (const uint32_t linked : answer.answer->linked()) present_.linked.insert(first + linked);
+    for (const uint32_t alike : answer.answer->alike()) alike_.insert(first + alike);
     for (const internal::v1::FoundTiles& found : answer.answer->found()) {
       SHARDMESH_RETURN_IF_ERROR(TakeFound(first + found.file(), found.is_intact(), result));
     }
@@ -404,6 +439,128 @@ absl::Status SaveRun::MakeFiles(SaveResult* result) {
     }
   }
   return absl::OkStatus();
+}
+
+std::optional<SaveRun::Order> SaveRun::NextCompare(CompareLane* lane,
+                                                   const std::set<size_t>& differing) const {
+  const SavePlan& plan = options_.plan;
+  Order order = NewOrder();
+  internal::v1::CompareSaveTiles& tiles = *order.message.mutable_compare();
+  lane->sent.clear();
+  std::map<size_t, uint32_t> file_of;
+  int64_t encoded_bytes = 0;
+  int64_t compared_bytes = 0;
+  for (; lane->next < lane->regions->size(); ++lane->next) {
+    const RegionToWrite& region = (*lane->regions)[lane->next];
+    const size_t file = plan.places[region.tensor].file;
+    if (!alike_.contains(file) || differing.contains(file)) continue;
+    if (encoded_bytes >= kRegionBytes || compared_bytes >= kWriteBytes) break;
+    encoded_bytes +=
+        EncodeRegion(plan, region, &file_of, tiles.mutable_files(), tiles.add_regions());
+    compared_bytes += region.size_bytes();
+    lane->sent.push_back(lane->next);
+  }
+  if (lane->sent.empty()) return std::nullopt;
+  return order;
+}
+
+absl::Status SaveRun::TakeCompared(const Event& event, CompareLane* lane,
+                                   std::set<size_t>* differing) const {
+  const SavePlan& plan = options_.plan;
+  const auto file_of = [&](size_t region) {
+    return plan.places[(*lane->regions)[region].tensor].file;
+  };
+  if (absl::IsUnimplemented(event.answer.status())) {  // a worker of an older build
+    for (size_t region = 0; region < lane->regions->size(); ++region) {
+      if (alike_.contains(file_of(region))) differing->insert(file_of(region));
+    }
+    return absl::OkStatus();
+  }
+  SHARDMESH_RETURN_IF_ERROR(event.answer.status());
+  const internal::v1::SaveAnswer& answer = *event.answer;
+  if (answer.crc32c_size() != std::ssize(lane->sent)) {
+    return absl::InternalError(StrCat("worker \"", event.identity, "\" compared ",
+                                      answer.crc32c_size(), " of ", lane->sent.size(),
+                                      " regions of a save"));
+  }
+  const std::set<uint32_t> unequal(answer.differing().begin(), answer.differing().end());
+  auto piece = answer.piece_crc32c().begin();
+  for (size_t i = 0; i < lane->sent.size(); ++i) {
+    const size_t region = lane->sent[i];
+    if (unequal.contains(static_cast<uint32_t>(i))) {
+      differing->insert(file_of(region));
+      continue;
+    }
+    const int64_t count = lane->PiecesOf(region);
+    if (count > answer.piece_crc32c().end() - piece) {
+      return absl::InternalError(
+          StrCat("worker \"", event.identity, "\" reported too few checksums of a save"));
+    }
+    lane->equal.emplace_back(region, answer.crc32c(static_cast<int>(i)));
+    lane->pieces.insert(lane->pieces.end(), piece, piece + count);
+    piece += count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SaveRun::CompareAlike() {
+  if (alike_.empty()) return absl::OkStatus();
+  const SavePlan& plan = options_.plan;
+  std::set<size_t> differing;
+  std::map<std::string, CompareLane> compare_lanes;  // by worker
+  absl::Status failed;
+  Lanes lanes;
+  for (const auto& [identity, regions] : plan.regions) {
+    CompareLane* const lane = &compare_lanes[identity];
+    lane->regions = &regions;
+    lanes.emplace(identity, [this, lane, &differing, &failed]() -> std::optional<Order> {
+      return failed.ok() ? NextCompare(lane, differing) : std::nullopt;
+    });
+  }
+  // An older build ends the comparisons of one worker, and not the save.
+  SHARDMESH_RETURN_IF_ERROR(
+      RunLanes(std::move(lanes), absl::InfiniteDuration(), OnError::kGoOn, [&](const Event& event) {
+        failed.Update(TakeCompared(event, &compare_lanes.at(event.identity), &differing));
+      }));
+  SHARDMESH_RETURN_IF_ERROR(failed);
+  std::set<size_t> equal;
+  std::set_difference(alike_.begin(), alike_.end(), differing.begin(), differing.end(),
+                      std::inserter(equal, equal.end()));
+  // As for written regions: the checksums are of the bytes in the workers' memory.
+  const PresentBytes others = AllBut(plan, equal);
+  std::map<std::string, std::vector<uint32_t>> crc32c;
+  std::map<std::string, std::vector<uint32_t>> piece_crc32c;
+  for (const auto& [identity, lane] : compare_lanes) {
+    std::vector<uint32_t>& of_regions = crc32c[identity];
+    std::vector<uint32_t>& of_pieces = piece_crc32c[identity];
+    auto piece = lane.pieces.begin();
+    for (const auto& [region, sum] : lane.equal) {
+      const auto end = piece + lane.PiecesOf(region);
+      if (!others.Has(plan, (*lane.regions)[region])) {
+        of_regions.push_back(sum);
+        of_pieces.insert(of_pieces.end(), piece, end);
+      }
+      piece = end;
+    }
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckWritten(plan, others, crc32c));
+  AddWrittenPieces(plan, others, piece_crc32c, &pieces_);
+  present_.linked.insert(equal.begin(), equal.end());
+  return ReplaceLinks(differing);
+}
+
+absl::Status SaveRun::ReplaceLinks(const std::set<size_t>& files) {
+  std::deque<Order> orders;
+  for (const size_t file : files) {
+    if (orders.empty() ||
+        orders.back().message.replace().files_size() >= static_cast<int>(kFilesInOrder)) {
+      orders.push_back(NewOrder());
+    }
+    Encode(options_.plan.files[file], orders.back().message.mutable_replace()->add_files());
+  }
+  Lanes lanes;
+  lanes.emplace(leader_, LaneOf(std::move(orders)));
+  return RunLanes(std::move(lanes), absl::InfiniteDuration(), OnError::kStop, [](const Event&) {});
 }
 
 absl::Status SaveRun::WriteTexts(
@@ -439,20 +596,10 @@ SaveRun::Order SaveRun::NextTiles(TileLane* lane) const {
   int64_t encoded_bytes = 0;
   for (; lane->next < lane->regions->size(); ++lane->next) {
     const RegionToWrite& region = (*lane->regions)[lane->next];
-    const TensorPlace& place = plan.places[region.tensor];
     if (present_.Has(plan, region)) continue;
     if (encoded_bytes >= kRegionBytes || order.bytes >= kWriteBytes) break;
-    const auto [file, is_new] = file_of.emplace(place.file, static_cast<uint32_t>(file_of.size()));
-    if (is_new) tiles.add_files(plan.files[place.file].name);
-    const TensorToSave& tensor = plan.tensors[region.tensor];
-    internal::v1::SavedRegion& added = *tiles.add_regions();
-    added.set_array_id(tensor.array->definition.descriptor.array_id);
-    rpc::Encode(tensor.parts[region.part].tile, added.mutable_tile());
-    added.set_begin_bytes(region.begin_bytes);
-    added.set_end_bytes(region.end_bytes);
-    added.set_file(file->second);
-    added.set_offset_bytes(place.offset_bytes);
-    encoded_bytes += static_cast<int64_t>(added.ByteSizeLong()) + 64;
+    encoded_bytes +=
+        EncodeRegion(plan, region, &file_of, tiles.mutable_files(), tiles.add_regions());
     lane->pieces += 1;
     order.bytes += region.size_bytes();
   }
@@ -559,6 +706,7 @@ absl::Status SaveRun::RunPhases(SaveResult* result) {
   const std::string manifest = ManifestText(options_.plan, options_.description);
   SHARDMESH_RETURN_IF_ERROR(WriteTexts({{std::string(kCheckpointManifest), manifest}}));
   SHARDMESH_RETURN_IF_ERROR(MakeFiles(result));
+  SHARDMESH_RETURN_IF_ERROR(CompareAlike());
   std::vector<std::pair<std::string, std::string_view>> headers;
   for (size_t i = 0; i < options_.plan.files.size(); ++i) {
     const FileInPlan& file = options_.plan.files[i];

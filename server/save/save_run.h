@@ -48,9 +48,10 @@ struct SaveResult {
 };
 
 // Phases: open (leader) -> check (the others) -> manifest (leader) -> make the files (leader) ->
-// headers (leader) -> tiles (all) -> index (leader) -> publish (leader) -> end (all). After an
-// error, a lost worker or a cancellation, the end follows at once. The leader then keeps what is
-// written for the next save, if it is much, or removes it. After an error of a disk, it removes it.
+// compare links with tiles (all) -> replace links (leader) -> headers (leader) -> tiles (all) ->
+// index (leader) -> publish (leader) -> end (all). After an error, a lost worker or a cancellation,
+// the end follows at once. The leader then keeps what is written for the next save, if it is much,
+// or removes it. After an error of a disk, it removes it.
 //
 // Run blocks its thread until the save has ended. Cancel is thread-safe.
 class SaveRun {
@@ -125,6 +126,16 @@ class SaveRun {
   absl::Status MakeFiles(SaveResult* result);
   // Takes the tiles of a file that are present; `is_intact`: as FoundTiles.is_intact.
   absl::Status TakeFound(size_t file, std::string_view is_intact, SaveResult* result);
+  // Lets the workers compare the files of alike_ with their tiles. Those that are equal are linked,
+  // and the leader creates the others.
+  absl::Status CompareAlike();
+  // The orders of one worker to compare its tiles.
+  struct CompareLane;
+  std::optional<Order> NextCompare(CompareLane* lane, const std::set<size_t>& differing) const;
+  // Takes a worker's answer: the checksums of equal regions, or the files that differ.
+  absl::Status TakeCompared(const Event& event, CompareLane* lane,
+                            std::set<size_t>* differing) const;
+  absl::Status ReplaceLinks(const std::set<size_t>& files);
   absl::Status WriteTexts(const std::vector<std::pair<std::string, std::string_view>>& texts);
   absl::Status WriteTiles(SaveResult* result);
   // The orders of one worker to write its tiles.
@@ -141,6 +152,7 @@ class SaveRun {
   std::vector<std::string> opened_;      // those that got an order
   PresentBytes present_;
   PieceChecksums pieces_;
+  std::set<size_t> alike_;  // files that the leader has linked by their checksums
   std::string probe_;
 };
 

@@ -351,9 +351,13 @@ absl::Status Saves::MakeRoom() {
       kMaxRunning, "saves");
 }
 
-// Tells the registry where the checkpoint has each array. The modify times of the files are not
-// known here: the digest of the header, which names the tensors, takes their place.
-void Saves::RememberPlaces(const SavePlan& plan, const std::string& path) const {
+Saves::Saves(Parts parts) : parts_(std::move(parts)), places_(parts_.registry, parts_.store) {
+  places_.Load();
+}
+
+// Tells registry and store where the checkpoint has each array. The modify times of the files are
+// not known here: the digest of the header, which names the tensors, takes their place.
+void Saves::RememberPlaces(const SavePlan& plan, const std::string& path) {
   std::vector<std::shared_ptr<const SourceFile>> files;
   files.reserve(plan.files.size());
   for (const FileInPlan& file : plan.files) {
@@ -364,11 +368,14 @@ void Saves::RememberPlaces(const SavePlan& plan, const std::string& path) const 
                    .head_sha256 = Sha256(file.header),
                    .head_bytes = static_cast<int64_t>(file.header.size())}));
   }
+  std::vector<SavedPlace> places;
+  places.reserve(plan.tensors.size());
   for (size_t i = 0; i < plan.tensors.size(); ++i) {
-    parts_.registry->SetCheckpoint(
-        plan.tensors[i].array->definition.descriptor.array_id,
-        {.file = files[plan.places[i].file], .offset_bytes = plan.places[i].offset_bytes});
+    places.push_back({.array_id = plan.tensors[i].array->definition.descriptor.array_id,
+                      .source = {.file = files[plan.places[i].file],
+                                 .offset_bytes = plan.places[i].offset_bytes}});
   }
+  places_.Remember(places);
 }
 
 absl::Status Saves::CheckRoomForTiles(int64_t tiles) const {

@@ -23,11 +23,13 @@
 #include "server/attach/save_access.h"
 #include "server/save/save_plan.h"
 #include "server/save/save_run.h"
+#include "server/save/saved_places.h"
 #include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "server/state/operation_table.h"
 #include "server/state/recovery.h"
 #include "server/state/session.h"
+#include "server/store/store.h"
 
 namespace shardmesh::server {
 
@@ -70,6 +72,8 @@ class Saves {
     OperationTable* operations = nullptr;
     SaveAccess* access = nullptr;
     std::string cluster_id;
+    // Keeps the places of checkpoints for repairs after a restart. May be null: then they are lost.
+    Store* store = nullptr;
     int64_t max_tiles = kMaxTiles;
     int64_t min_kept_bytes = SaveRun::kMinKeptBytes;
   };
@@ -83,7 +87,8 @@ class Saves {
   // Results that are remembered for Wait; the oldest are dropped first.
   static constexpr size_t kMaxResults = 1'000;
 
-  explicit Saves(Parts parts) : parts_(std::move(parts)) {}
+  // Tells the registry what the store knows of earlier saves (SavedPlaces).
+  explicit Saves(Parts parts);
   // Cancels all saves and waits for their ends.
   ~Saves();
   Saves(const Saves&) = delete;
@@ -133,12 +138,13 @@ class Saves {
   absl::Status AddLeader(const MembershipView& view, SavePlan* plan) const;
   // Removes saves that are over. RESOURCE_EXHAUSTED (OVERLOADED): kMaxRunning are not.
   absl::Status MakeRoom();
-  void RememberPlaces(const SavePlan& plan, const std::string& path) const;
+  void RememberPlaces(const SavePlan& plan, const std::string& path);
   // RESOURCE_EXHAUSTED (OVERLOADED): the running saves leave no room for so many tiles.
   absl::Status CheckRoomForTiles(int64_t tiles) const;
   void Execute(const std::string& id, Running* running);
 
   const Parts parts_;
+  SavedPlaces places_;
   absl::Mutex begin_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);  // held by Begin
   mutable absl::Mutex mutex_;                             // held only for short times
   absl::Status stopped_ ABSL_GUARDED_BY(mutex_);

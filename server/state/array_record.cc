@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -355,6 +356,77 @@ absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::s
   if (record.ranks() < 1) return Damaged(key, "counts no ranks");
   return ReleasedRecord{
       record.mesh_id(), record.ranks(), {record.array_ids().begin(), record.array_ids().end()}};
+}
+
+std::vector<SavedPlacesRecord> EncodeSavedPlaces(absl::Span<const SavedPlace> places,
+                                                 size_t max_bytes) {
+  // Tags, lengths and numbers of a place, or of a file, take less than this.
+  constexpr size_t kOtherBytes = 64;
+  std::vector<SavedPlacesRecord> records;
+  proto::SavedPlacesRecord record;
+  std::map<const SourceFile*, uint32_t> file_of;
+  size_t bytes = 0;
+  const auto flush = [&] {
+    records.push_back(
+        {.places = static_cast<size_t>(record.places_size()), .bytes = record.SerializeAsString()});
+    record.Clear();
+    file_of.clear();
+    bytes = 0;
+  };
+  for (const SavedPlace& place : places) {
+    const SourceFile& file = *place.source.file;
+    const size_t place_bytes = place.array_id.size() + kOtherBytes;
+    const size_t file_bytes = file.path.size() + file.head_sha256.size() + kOtherBytes;
+    if (bytes > 0 &&
+        bytes + place_bytes + (file_of.count(&file) > 0 ? 0 : file_bytes) > max_bytes) {
+      flush();
+    }
+    const auto [number, is_new] =
+        file_of.emplace(&file, static_cast<uint32_t>(record.files_size()));
+    if (is_new) {
+      proto::SavedFileRecord& added = *record.add_files();
+      added.set_path(file.path);
+      added.set_size_bytes(file.size_bytes);
+      added.set_head_sha256(file.head_sha256);
+      added.set_head_bytes(file.head_bytes);
+    }
+    proto::SavedPlaceRecord& added = *record.add_places();
+    added.set_array_id(place.array_id);
+    added.set_file(number->second);
+    added.set_offset_bytes(place.source.offset_bytes);
+    bytes += place_bytes + (is_new ? file_bytes : 0);
+  }
+  if (bytes > 0) flush();
+  return records;
+}
+
+absl::StatusOr<std::vector<SavedPlace>> DecodeSavedPlaces(std::string_view key,
+                                                          const std::string& bytes) {
+  constexpr size_t kDigestBytes = 32;
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::SavedPlacesRecord>(key, bytes));
+  std::vector<std::shared_ptr<const SourceFile>> files;
+  for (const proto::SavedFileRecord& file : record.files()) {
+    if (file.path().empty() || file.size_bytes() < 0 || file.head_bytes() < 0 ||
+        file.head_sha256().size() != kDigestBytes) {
+      return Damaged(key, "describes an impossible file");
+    }
+    files.push_back(
+        std::make_shared<const SourceFile>(SourceFile{.path = file.path(),
+                                                      .size_bytes = file.size_bytes(),
+                                                      .modify_time = absl::InfinitePast(),
+                                                      .head_sha256 = file.head_sha256(),
+                                                      .head_bytes = file.head_bytes()}));
+  }
+  std::vector<SavedPlace> places;
+  for (const proto::SavedPlaceRecord& place : record.places()) {
+    if (place.file() >= files.size() || place.offset_bytes() < 0) {
+      return Damaged(key, "has an array in no file");
+    }
+    places.push_back(
+        {.array_id = place.array_id(),
+         .source = {.file = files[place.file()], .offset_bytes = place.offset_bytes()}});
+  }
+  return places;
 }
 
 std::string EncodeRequest(const RequestRecord& request) {

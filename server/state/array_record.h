@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "server/state/array_registry.h"
 
 namespace shardmesh::server {
@@ -105,6 +106,23 @@ struct RanksRecords {
 absl::StatusOr<RanksRecords> WithRanks(std::string_view key, const std::string* before,
                                        const Mesh& mesh, const std::vector<std::string>& workers,
                                        int64_t version, absl::Time now);
+
+// An array in a saved checkpoint. The modify time of the file is not known.
+struct SavedPlace {
+  std::string array_id;
+  ArraySource source;
+};
+// A record of some places; `places` is their number.
+struct SavedPlacesRecord {
+  size_t places = 0;
+  std::string bytes;
+};
+// Splits the places into records of at most `max_bytes`, in their order. A larger place gets a
+// record of its own.
+std::vector<SavedPlacesRecord> EncodeSavedPlaces(absl::Span<const SavedPlace> places,
+                                                 size_t max_bytes = kMaxChunkBytes);
+absl::StatusOr<std::vector<SavedPlace>> DecodeSavedPlaces(std::string_view key,
+                                                          const std::string& bytes);
 
 struct RequestRecord {
   std::string fingerprint;

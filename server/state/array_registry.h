@@ -98,7 +98,7 @@ struct Array {
   std::vector<int64_t> missing_ranks;  // rising; not empty if and only if degraded
   std::vector<uint32_t> tile_crc32c;   // by rank; set by the commit
   absl::Time created;                  // time of the commit
-  // The array in the newest checkpoint that this process saved; `file` is null if there is none.
+  // The array in the newest checkpoint that was saved of it; `file` is null if none is known.
   ArraySource checkpoint = {};
 };
 using ArrayPtr = std::shared_ptr<const Array>;
@@ -569,8 +569,8 @@ class ArrayRegistry {
   absl::Status CheckTile(std::string_view array_id, int64_t rank, const Tile& tile,
                          uint32_t crc32c) const;
 
-  // Records that a checkpoint has the array. Kept as long as this process, and ignored if there is
-  // no such array.
+  // Records in memory that a checkpoint has the array; server/save/saved_places.h keeps this for
+  // the next start. Ignored if there is no such array.
   void SetCheckpoint(std::string_view array_id, ArraySource checkpoint);
 
   // Returns the number of releases that some ranks have not confirmed yet.

@@ -200,6 +200,25 @@ TEST_F(RepairTest, ACheckpointThatWasSavedRestoresATileThatNoOtherWorkerHas) {
   EXPECT_TRUE(Has("once"));
 }
 
+TEST_F(RepairTest, ACheckpointIsKnownAfterARestartOfTheCoordinator) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.durable = true,
+                    .coordinator_flags = {},
+                    .worker_flags = {"--read-root=" + files_, "--write-root=" + files_}}));
+  ASSERT_NO_FATAL_FAILURE(Put("once", {"fsdp", "tp"}));
+  const CommandResult saved = cluster_->Run({"save", "", files_ + "/saved"});
+  ASSERT_EQ(saved.exit_code, 0) << saved.err;
+  // Commits are durable in their order, so that of the checkpoint is when this one is.
+  ASSERT_NO_FATAL_FAILURE(Put("later", {"fsdp"}));
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());
+  ASSERT_GT(std::filesystem::remove_all(cluster_->folder() + "/data/worker-3"), 0u);
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->Restart("worker-3"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return Degraded() == 0; })) << cluster_->Run({"ls"}).out;
+  EXPECT_TRUE(Has("once"));
+}
+
 TEST_F(RepairTest, AWorkerWithoutTheRootOfTheFileIsNamed) {
   ASSERT_NO_FATAL_FAILURE(StartCluster(
       {.mesh = "fsdp=2", .coordinator_flags = {}, .worker_flags = {"--read-root=" + files_}}));

@@ -254,6 +254,64 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
               HasSubstr("Removed the checkpoints of steps 3, 4\n"));
 }
 
+TEST_F(SaveTest, EqualBytesOfAnotherClusterAndOfStepsAreLinked) {
+  const auto save = [&](TestCluster& cluster, const std::string& prefix, const std::string& folder,
+                        int step, const std::string& file_bytes) {
+    return JsonOf(cluster.Run({"save", prefix, Path(folder), StrCat("--step=", step),
+                               "--max-shard-size=" + file_bytes, "--output=json", "--quiet"}));
+  };
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+    Load(*cluster);
+    EXPECT_EQ(save(*cluster, "", "run", 1, "20MiB")["linked_files"], 0);
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  const CommandResult loaded =
+      cluster->Run({"load", Path("run"), "--rules", Path("rules.yaml"), "--quiet"});
+  ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+  json saved = save(*cluster, "", "run", 2, "20MiB");
+  EXPECT_GT(saved["files"], 1) << saved;
+  EXPECT_EQ(saved["linked_files"], saved["files"]) << saved;
+  EXPECT_EQ(saved["written_bytes"], 0) << saved;
+  ExpectEqualToMade(Path("run/step-00000002"));
+  // One changed byte in the file of the previous checkpoint: only this file is written.
+  {
+    std::fstream file(Path("run/step-00000002/model-00002-of-0000") +
+                          std::to_string(saved["files"].get<int>()) + ".safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const int last = file.get();
+    file.seekp(-1, std::ios::end);
+    file.put(static_cast<char>(last ^ 1));
+  }
+  saved = save(*cluster, "", "run", 3, "20MiB");
+  EXPECT_EQ(saved["linked_files"].get<int>() + 1, saved["files"].get<int>()) << saved;
+  ExpectEqualToMade(Path("run/step-00000003"));
+  // A result that a step computes again is another array.
+  const auto put = [&](int seed) {
+    const std::string x = Path("x.npy");
+    ASSERT_EQ(cluster->Run({"make-tensor", "--shape=64,64", StrCat("--seed=", seed), "--out", x})
+                  .exit_code,
+              0);
+    ASSERT_EQ(cluster->Run({"put", x, "--as=r/x", "--spec=-,-"}).exit_code, 0);
+  };
+  put(1);
+  for (int step = 1; step <= 3; ++step) {
+    if (step == 3) put(2);
+    if (step < 3) {
+      const CommandResult computed = cluster->Run({"matmul", "r/x", "r/x", "--as=r/y"});
+      ASSERT_EQ(computed.exit_code, 0) << computed.err;
+    }
+    saved = save(*cluster, "r/", "steps", step, "16KiB");
+    EXPECT_EQ(saved["files"], 2) << saved;
+    EXPECT_EQ(saved["linked_files"], step == 1 ? 0 : step == 2 ? 2 : 1) << saved;
+    EXPECT_EQ(saved["written_bytes"], step == 1 ? 32768 : step == 2 ? 0 : 16384) << saved;
+    if (step == 1) {
+      ASSERT_EQ(cluster->Run({"rm", "r/y"}).exit_code, 0);
+    }
+  }
+}
+
 TEST_F(SaveTest, AFolderWithAPlainCheckpointAndStepsSaysWhichIsTaken) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   Load(*cluster);

@@ -174,21 +174,26 @@ class Writer {
 
 }  // namespace
 
+absl::StatusOr<TileRegion> RegionOf(const RegionPlace& place, int64_t tile_bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
+                             TileRegion::Create(place.dtype, place.tensor_shape, place.tile));
+  if (place.begin_bytes >= 0 && place.begin_bytes <= place.end_bytes &&
+      place.end_bytes <= region.size_bytes() && region.size_bytes() == tile_bytes) {
+    return region;
+  }
+  return InvalidArgument(
+      Reason::kBadTile,
+      StrCat("bytes [", place.begin_bytes, ", ", place.end_bytes, ") are not within the ",
+             tile_bytes, " bytes of the tile ", place.tile.ToString()),
+      {{fact::kHave, place.end_bytes}, {fact::kNeed, tile_bytes}});
+}
+
 absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_view path,
                                      absl::Span<const char> tile_bytes, const RegionPlace& place,
                                      const RegionWriterOptions& options,
                                      std::vector<uint32_t>* piece_crc32c) {
   SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
-                             TileRegion::Create(place.dtype, place.tensor_shape, place.tile));
-  if (place.begin_bytes < 0 || place.begin_bytes > place.end_bytes ||
-      place.end_bytes > region.size_bytes() ||
-      region.size_bytes() != static_cast<int64_t>(tile_bytes.size())) {
-    return InvalidArgument(
-        Reason::kBadTile,
-        StrCat("bytes [", place.begin_bytes, ", ", place.end_bytes, ") are not within the ",
-               tile_bytes.size(), " bytes of the tile ", place.tile.ToString()),
-        {{fact::kHave, place.end_bytes}, {fact::kNeed, tile_bytes.size()}});
-  }
+                             RegionOf(place, static_cast<int64_t>(tile_bytes.size())));
   Writer writer(file, path, options);
   uint32_t crc32c = 0;
   for (int64_t begin = place.begin_bytes; begin < place.end_bytes;) {

@@ -13,6 +13,7 @@
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "tensor/dtype.h"
+#include "tensor/view.h"
 
 namespace shardmesh::worker {
 
@@ -26,6 +27,10 @@ struct RegionPlace {
   int64_t end_bytes = 0;
   int64_t offset_bytes = 0;
 };
+
+// Returns the tile's place in its tensor. `tile_bytes`: the size of the tile. INVALID_ARGUMENT
+// (BAD_TILE) if the region is not within the tile. Other errors: those of TileRegion::Create.
+absl::StatusOr<TileRegion> RegionOf(const RegionPlace& place, int64_t tile_bytes);
 
 struct RegionWriterOptions {
   // Whether range locks (F_OFD_SETLK) keep all writers of the file apart. They do if all writers
@@ -47,9 +52,8 @@ inline constexpr int64_t kMaxSpanBytes = 1 << 20;
 
 // Writes the region, and returns the CRC-32C of its bytes. `tile_bytes`: all bytes of the tile. The
 // file is open for reading and writing. `path` is for errors, which are as FileError, and those of
-// TileRegion::Create. INVALID_ARGUMENT (BAD_TILE) if the region is not within the tile. If
-// `piece_crc32c` is not null, appends to it the CRC-32C of each kSavedPieceBytes of the region; the
-// last of them may be fewer bytes. Failpoint: save.write.
+// RegionOf. If `piece_crc32c` is not null, appends to it the CRC-32C of each kSavedPieceBytes of
+// the region; the last of them may be fewer bytes. Failpoint: save.write.
 absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_view path,
                                      absl::Span<const char> tile_bytes, const RegionPlace& place,
                                      const RegionWriterOptions& options,

@@ -476,6 +476,10 @@ absl::StatusOr<const FileDescriptor*> SaveFolder::Open(const std::string& name) 
   return &files_.front().second;
 }
 
+absl::StatusOr<InputFile> SaveFolder::OpenLink(const std::string& name) const {
+  return OpenToRead(staging_, StrCat(target_.folder, "/", kSaveStaging), name);
+}
+
 absl::Status SaveFolder::Sync() {
   for (const auto& [name, file] : files_) {
     if (SHARDMESH_FAILS("save.sync") || fdatasync(file.get()) != 0) {
@@ -548,8 +552,9 @@ absl::StatusOr<VerifiedLinks> SaveFolder::OpenBase() const {
 
 absl::StatusOr<std::vector<uint32_t>> SaveFolder::MakeFiles(
     absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces) {
-  absl::StatusOr<std::vector<uint32_t>> linked = LinkAndReserve(files, keep_going, found, pieces);
+    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces, std::vector<uint32_t>* alike) {
+  absl::StatusOr<std::vector<uint32_t>> linked =
+      LinkAndReserve(files, keep_going, found, pieces, alike);
   if (linked.ok()) {
     has_made_ = true;
     return linked;
@@ -566,12 +571,14 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::MakeFiles(
   return linked;
 }
 
-absl::StatusOr<std::map<std::string, ManifestFile>> SaveFolder::ReadOwnManifest() {
+absl::StatusOr<std::map<std::string, ManifestFile>> SaveFolder::ReadOwnManifest(bool is_wanted) {
   std::map<std::string, ManifestFile> by_name;
-  if (!has_kept_) return by_name;
-  // On the disk before a file has a name by which this manifest says what the file has.
-  SHARDMESH_RETURN_IF_ERROR(Sync());
-  SHARDMESH_RETURN_IF_ERROR(SyncDescriptor(staging_, target_.folder));
+  if (!has_kept_ && !is_wanted) return by_name;
+  if (has_kept_) {
+    // On the disk before a file has a name by which this manifest says what the file has.
+    SHARDMESH_RETURN_IF_ERROR(Sync());
+    SHARDMESH_RETURN_IF_ERROR(SyncDescriptor(staging_, target_.folder));
+  }
   SHARDMESH_ASSIGN_OR_RETURN(std::optional<std::vector<ManifestFile>> manifest,
                              ReadManifest(staging_, target_.folder));
   std::set<std::string, std::less<>> keys;
@@ -581,6 +588,7 @@ absl::StatusOr<std::map<std::string, ManifestFile>> SaveFolder::ReadOwnManifest(
       by_name.emplace(file.name, std::move(file));
     }
   }
+  if (!has_kept_) return by_name;
   SHARDMESH_RETURN_IF_ERROR(TakeFromTarget(keys));
   // Frees their bytes for the files of this save.
   SHARDMESH_RETURN_IF_ERROR(kept::RemoveOthers(staging_, target_.folder, keys));
@@ -589,7 +597,7 @@ absl::StatusOr<std::map<std::string, ManifestFile>> SaveFolder::ReadOwnManifest(
 
 absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces) {
+    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces, std::vector<uint32_t>* alike) {
   const auto add_pieces = [pieces](size_t file, std::vector<uint32_t> piece_crc32c) {
     if (pieces == nullptr) return;
     pieces->push_back(
@@ -603,8 +611,10 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     // Before anything is written; Publish checks again.
     SHARDMESH_RETURN_IF_ERROR(CheckNames(*target, names));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const auto own, ReadOwnManifest());
+  SHARDMESH_ASSIGN_OR_RETURN(const auto own,
+                             ReadOwnManifest(/*is_wanted=*/alike != nullptr && !base.empty()));
   std::vector<uint32_t> linked;
+  std::vector<bool> is_link(files.size());
   int64_t total_bytes = 0;
   for (size_t i = 0; i < files.size(); ++i) {
     const FileToSave& file = files[i];
@@ -613,21 +623,23 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
                              StrCat("\"", file.name, "\" is not the name of a file"),
                              {{fact::kField, "make.files"}, {fact::kValue, file.name}});
     }
-    if (const std::string* const from = base.Find(file.content_key, file.size_bytes);
-        from != nullptr) {
+    const std::string* const same = base.Find(file.content_key, file.size_bytes);
+    if (same != nullptr) {
       // A link that fails is no error: the workers then write the file.
       std::vector<uint32_t> piece_crc32c;
       SHARDMESH_ASSIGN_OR_RETURN(const bool is_linked,
-                                 base.Link(*from, staging_, file.name, keep_going, &piece_crc32c));
+                                 base.Link(*same, staging_, file.name, keep_going, &piece_crc32c));
       if (is_linked) {
         add_pieces(i, std::move(piece_crc32c));
         linked.push_back(static_cast<uint32_t>(i));
+        is_link[i] = true;
         continue;
       }
     }
     const auto listed = own.find(file.name);
-    if (found != nullptr && listed != own.end() && listed->second.content_key == file.content_key &&
-        listed->second.size_bytes == file.size_bytes) {
+    const bool is_listed = listed != own.end() && listed->second.content_key == file.content_key &&
+                           listed->second.size_bytes == file.size_bytes;
+    if (found != nullptr && has_kept_ && is_listed) {
       std::vector<uint32_t> piece_crc32c;
       SHARDMESH_ASSIGN_OR_RETURN(
           std::vector<bool> intact,
@@ -639,39 +651,66 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
         continue;  // its bytes are reserved, or it has holes
       }
     }
+    // A file of the same key that could not be linked is damaged.
+    if (alike != nullptr && same == nullptr && is_listed && !file.header_sha256.empty()) {
+      const std::string* const from = base.FindAlike(listed->second);
+      if (from != nullptr && base.LinkAlike(*from, file.header_sha256, staging_, file.name)) {
+        alike->push_back(static_cast<uint32_t>(i));
+        is_link[i] = true;
+        continue;
+      }
+    }
     total_bytes += file.size_bytes;
   }
   const std::optional<int64_t> free_bytes =
       FreeBytes(staging_);  // before the files take their bytes
-  size_t next_linked = 0;
   for (size_t i = 0; i < files.size(); ++i) {
-    if (next_linked < linked.size() && linked[next_linked] == i) {
-      ++next_linked;
-      continue;
-    }
-    const FileToSave& file = files[i];
-    SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor* const made, Open(file.name));
-    if (file.size_bytes == 0) continue;
-    made_bytes_ += file.size_bytes;
-    const std::string path = StrCat(target_.folder, "/", file.name);
-    int error = 0;
-    do {
-      error = SHARDMESH_FAILS("save.reserve") || fallocate(made->get(), 0, 0, file.size_bytes) != 0
-                  ? errno
-                  : 0;
-    } while (error == EINTR);
-    if (error == EOPNOTSUPP) {  // such as NFS 3: compare with the free space instead
-      if (free_bytes.value_or(total_bytes) < total_bytes) {
-        return NoSpace(target_.folder, free_bytes, total_bytes);
-      }
-      error = ftruncate(made->get(), file.size_bytes) != 0 ? errno : 0;
-    }
-    if (error == ENOSPC || error == EDQUOT) {
-      return NoSpace(target_.folder, free_bytes, total_bytes);
-    }
-    if (error != 0) return FileError("reserve the bytes of", path, error);
+    if (!is_link[i]) SHARDMESH_RETURN_IF_ERROR(Reserve(files[i], free_bytes, total_bytes));
   }
   return linked;
+}
+
+absl::Status SaveFolder::Reserve(const FileToSave& file, std::optional<int64_t> free_bytes,
+                                 int64_t total_bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor* const made, Open(file.name));
+  if (file.size_bytes == 0) return absl::OkStatus();
+  made_bytes_ += file.size_bytes;
+  int error = 0;
+  do {
+    error = SHARDMESH_FAILS("save.reserve") || fallocate(made->get(), 0, 0, file.size_bytes) != 0
+                ? errno
+                : 0;
+  } while (error == EINTR);
+  if (error == EOPNOTSUPP) {  // such as NFS 3: compare with the free space instead
+    if (free_bytes.value_or(total_bytes) < total_bytes) {
+      return NoSpace(target_.folder, free_bytes, total_bytes);
+    }
+    error = ftruncate(made->get(), file.size_bytes) != 0 ? errno : 0;
+  }
+  if (error == ENOSPC || error == EDQUOT) return NoSpace(target_.folder, free_bytes, total_bytes);
+  if (error != 0) {
+    return FileError("reserve the bytes of", StrCat(target_.folder, "/", file.name), error);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SaveFolder::ReplaceLinks(absl::Span<const FileToSave> files) {
+  int64_t total_bytes = 0;
+  for (const FileToSave& file : files) {
+    if (!IsCheckpointFileName(file.name) || file.size_bytes < 0) {
+      return InvalidArgument(Reason::kBadField,
+                             StrCat("\"", file.name, "\" is not the name of a file"),
+                             {{fact::kField, "replace.files"}, {fact::kValue, file.name}});
+    }
+    total_bytes += file.size_bytes;
+  }
+  const std::optional<int64_t> free_bytes = FreeBytes(staging_);
+  for (const FileToSave& file : files) {
+    SHARDMESH_RETURN_IF_ERROR(
+        Unlink(staging_, StrCat(target_.folder, "/", kSaveStaging), file.name));
+    SHARDMESH_RETURN_IF_ERROR(Reserve(file, free_bytes, total_bytes));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<int64_t>> SaveFolder::Publish(absl::Span<const std::string> files,

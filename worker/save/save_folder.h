@@ -39,6 +39,8 @@ struct FileToSave {
   std::string name;
   int64_t size_bytes = 0;
   std::string content_key;  // files with equal keys have equal bytes
+  // The SHA-256 of the header, 32 bytes; empty if it is not known.
+  std::string header_sha256 = {};
 };
 
 // Checksums of a file that the leader has read whole.
@@ -119,13 +121,20 @@ class SaveFolder {
   // If `found` is given and WriteText has written the manifest, files of a save that ended early
   // are taken where the manifest lists the same content key, and some of their tiles are intact:
   // `*found` gets these tiles. `*pieces`, if given, gets the checksums of linked and of taken
-  // files. After an error, these files are there for the next save, and those of an incomplete
+  // files. If `alike` is given and WriteText has written the manifest, further files are linked to
+  // files of the newest complete checkpoint that have their header and equal checksums
+  // (HaveEqualChecksums); `*alike` gets their indexes, which are not among the returned ones. The
+  // bytes of these links must be compared, and ReplaceLinks called for those that differ. After an
+  // error, files of a save that ended early are there for the next save, and those of an incomplete
   // checkpoint are in its place again. ALREADY_EXISTS: a file of this name is in the checkpoint's
   // place, and no save wrote it. RESOURCE_EXHAUSTED (STORE_FULL): the disk has too little space.
   // Failpoint: save.reserve.
   absl::StatusOr<std::vector<uint32_t>> MakeFiles(
       absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going = {},
-      std::vector<FoundTiles>* found = nullptr, std::vector<FilePieces>* pieces = nullptr);
+      std::vector<FoundTiles>* found = nullptr, std::vector<FilePieces>* pieces = nullptr,
+      std::vector<uint32_t>* alike = nullptr);
+  // Removes links that MakeFiles made, and creates files in their place. Errors: as MakeFiles.
+  absl::Status ReplaceLinks(absl::Span<const FileToSave> files);
   // Writes bytes of a file in the staging folder, which it creates if it is missing.
   absl::Status WriteText(const std::string& name, int64_t offset_bytes, std::string_view text);
   // Moves the files, in this order, to the place of the checkpoint, and the marker after them. Sets
@@ -144,6 +153,8 @@ class SaveFolder {
   // the next call. ALREADY_EXISTS: the file has a second name, and may be one of another
   // checkpoint.
   absl::StatusOr<const FileDescriptor*> Open(const std::string& name);
+  // Returns a file of the staging folder, or a link, open for reading only. Errors: as OpenToRead.
+  absl::StatusOr<InputFile> OpenLink(const std::string& name) const;
   // Syncs all files that Open has returned. Failpoint: save.sync.
   absl::Status Sync();
 
@@ -180,12 +191,17 @@ class SaveFolder {
   // The same for the files that a save has moved in the place of a checkpoint that is aside.
   absl::Status KeepMoved(const FileDescriptor& target, std::string_view path) const;
   absl::StatusOr<VerifiedLinks> OpenBase() const;
-  // Returns what the manifest in the staging folder lists, by name, if there are kept files, and
-  // removes those kept files that it does not list.
-  absl::StatusOr<std::map<std::string, ManifestFile>> ReadOwnManifest();
+  // Returns what the manifest in the staging folder lists, by name, if there are kept files or
+  // `is_wanted`. Removes those kept files that it does not list.
+  absl::StatusOr<std::map<std::string, ManifestFile>> ReadOwnManifest(bool is_wanted);
   absl::StatusOr<std::vector<uint32_t>> LinkAndReserve(
       absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-      std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces);
+      std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces,
+      std::vector<uint32_t>* alike);
+  // Creates a file, and reserves its bytes. `free_bytes`: of the disk, before the files whose bytes
+  // are `total_bytes` took any.
+  absl::Status Reserve(const FileToSave& file, std::optional<int64_t> free_bytes,
+                       int64_t total_bytes);
   // CheckTarget and CheckNames, and whether the target can be written.
   absl::Status ValidateTarget(bool overwrite, absl::Span<const FileToSave> files) const;
   // Returns the bytes on the disk of what earlier saves left: this one frees or uses them.

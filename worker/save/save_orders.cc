@@ -5,11 +5,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "process/failpoint.h"
+#include "process/log.h"
 #include "process/steady_deadline.h"
 #include "process/thread_pool.h"
 #include "rpc/codec/spec_codec.h"
@@ -17,6 +19,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "worker/save/region_comparer.h"
 #include "worker/save/region_writer.h"
 
 namespace shardmesh::worker {
@@ -53,8 +56,10 @@ std::vector<FileToSave> FilesOf(
     const google::protobuf::RepeatedPtrField<internal::v1::SavedFile>& from) {
   std::vector<FileToSave> files;
   for (const internal::v1::SavedFile& file : from) {
-    files.push_back(
-        {.name = file.name(), .size_bytes = file.size_bytes(), .content_key = file.content_key()});
+    files.push_back({.name = file.name(),
+                     .size_bytes = file.size_bytes(),
+                     .content_key = file.content_key(),
+                     .header_sha256 = file.header_sha256()});
   }
   return files;
 }
@@ -108,6 +113,77 @@ struct SaveOrders::Save {
 
 namespace {
 
+// A tile of the store, and the place of a region of it.
+struct StoredRegion {
+  StoredTilePtr tile;
+  RegionPlace place;
+};
+
+absl::StatusOr<StoredRegion> FindRegion(ShardStore* store, const internal::v1::SavedRegion& region,
+                                        int files) {
+  if (region.file() >= static_cast<uint32_t>(files)) {
+    return absl::InternalError(StrCat("an order has no file ", region.file()));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(region.tile()));
+  const absl::StatusOr<StoredTilePtr> stored = store->FindStaged(region.array_id(), tile);
+  if (!stored.ok()) {
+    return absl::UnavailableError(
+        StrCat("tile ", tile.ToString(), " of array ", region.array_id(),
+               " is no longer there: ", ToStd(stored.status().message())));
+  }
+  const TileDescription& about = (*stored)->description();
+  return StoredRegion{.tile = *stored,
+                      .place = {.dtype = about.dtype,
+                                .tensor_shape = about.array_shape,
+                                .tile = tile,
+                                .begin_bytes = region.begin_bytes(),
+                                .end_bytes = region.end_bytes(),
+                                .offset_bytes = region.offset_bytes()}};
+}
+
+// Compares the regions of an order with the links of the staging folder. A file that cannot be read
+// counts as one with other bytes.
+absl::Status CompareTiles(ShardStore* store, const SaveFolder& folder,
+                          const std::atomic<bool>& is_cancelled,
+                          const internal::v1::CompareSaveTiles& tiles,
+                          internal::v1::SaveAnswer* answer) {
+  const auto keep_going = [&is_cancelled] { return is_cancelled ? Cancelled() : absl::OkStatus(); };
+  std::vector<bool> differs(static_cast<size_t>(tiles.files_size()));
+  absl::StatusOr<InputFile> file = absl::NotFoundError("no file is open");
+  std::optional<uint32_t> opened;
+  for (int i = 0; i < tiles.regions_size(); ++i) {
+    const internal::v1::SavedRegion& region = tiles.regions(i);
+    SHARDMESH_ASSIGN_OR_RETURN(const StoredRegion found,
+                               FindRegion(store, region, tiles.files_size()));
+    const std::string& name = tiles.files(static_cast<int>(region.file()));
+    if (opened != region.file()) {
+      file = folder.OpenLink(name);
+      opened = region.file();
+    }
+    absl::StatusOr<std::optional<uint32_t>> crc32c = std::optional<uint32_t>();
+    std::vector<uint32_t> piece_crc32c;
+    if (!differs[region.file()]) {
+      crc32c = file.ok() ? CompareRegion(*file, name, found.tile->bytes(), found.place, keep_going,
+                                         &piece_crc32c)
+                         : file.status();
+    }
+    SHARDMESH_RETURN_IF_ERROR(keep_going());
+    if (!crc32c.ok()) {
+      LogWarning("a file of an earlier checkpoint cannot be compared, and is written anew",
+                 {{"file", name}, {"error", crc32c.status()}});
+    }
+    const bool is_equal = crc32c.ok() && crc32c->has_value();
+    answer->add_crc32c(is_equal ? **crc32c : 0);
+    if (is_equal) {
+      answer->mutable_piece_crc32c()->Add(piece_crc32c.begin(), piece_crc32c.end());
+    } else {
+      answer->add_differing(static_cast<uint32_t>(i));
+      differs[region.file()] = true;
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Writes the regions of an order one after the other.
 absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
                         const std::atomic<bool>& is_cancelled, const internal::v1::SaveOrder& order,
@@ -128,28 +204,13 @@ absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
   };
   std::vector<uint32_t> piece_crc32c;
   for (const internal::v1::SavedRegion& region : tiles.regions()) {
-    if (region.file() >= static_cast<uint32_t>(tiles.files_size())) {
-      return absl::InternalError(StrCat("an order has no file ", region.file()));
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(const StoredRegion found,
+                               FindRegion(store, region, tiles.files_size()));
     const std::string& name = tiles.files(static_cast<int>(region.file()));
-    SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(region.tile()));
-    const absl::StatusOr<StoredTilePtr> stored = store->FindStaged(region.array_id(), tile);
-    if (!stored.ok()) {
-      return absl::UnavailableError(
-          StrCat("tile ", tile.ToString(), " of array ", region.array_id(),
-                 " is no longer there: ", ToStd(stored.status().message())));
-    }
     SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor* const file, folder->Open(name));
-    const TileDescription& about = (*stored)->description();
     SHARDMESH_ASSIGN_OR_RETURN(
         const uint32_t crc32c,
-        WriteRegion(*file, name, (*stored)->bytes(),
-                    {.dtype = about.dtype,
-                     .tensor_shape = about.array_shape,
-                     .tile = tile,
-                     .begin_bytes = region.begin_bytes(),
-                     .end_bytes = region.end_bytes(),
-                     .offset_bytes = region.offset_bytes()},
+        WriteRegion(*file, name, found.tile->bytes(), found.place,
                     {.locks_work = tiles.one_host(), .progress = progress}, &piece_crc32c));
     answer->add_crc32c(crc32c);
     if (is_cancelled) return Cancelled();
@@ -263,12 +324,14 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
         std::vector<FoundTiles> found;
         std::vector<FilePieces> pieces;
+        std::vector<uint32_t> alike;
         SHARDMESH_ASSIGN_OR_RETURN(
             const std::vector<uint32_t> linked,
             save->folder->MakeFiles(
                 FilesOf(order.make().files()),
                 [save] { return save->is_cancelled ? Cancelled() : absl::OkStatus(); }, &found,
-                &pieces));
+                &pieces, &alike));
+        answer.mutable_alike()->Add(alike.begin(), alike.end());
         answer.mutable_linked()->Add(linked.begin(), linked.end());
         for (const FoundTiles& each : found) Encode(each, answer.add_found());
         Encode(pieces, &answer);
@@ -282,6 +345,13 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
         SHARDMESH_FAILPOINT("save.tiles");
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
         return WriteTiles(store, save->folder.get(), save->is_cancelled, order, reply, &answer);
+      case internal::v1::SaveOrder::kCompare:
+        SHARDMESH_FAILPOINT("save.compare");
+        SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
+        return CompareTiles(store, *save->folder, save->is_cancelled, order.compare(), &answer);
+      case internal::v1::SaveOrder::kReplace:
+        SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
+        return save->folder->ReplaceLinks(FilesOf(order.replace().files()));
       case internal::v1::SaveOrder::kPublish: {
         SHARDMESH_FAILPOINT("save.publish");
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());

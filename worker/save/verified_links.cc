@@ -4,9 +4,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "process/log.h"
+#include "sharding/digest.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
@@ -22,6 +26,26 @@ absl::StatusOr<std::vector<ManifestFile>> ReadFiles(const FileDescriptor& folder
                              ReadText(folder, path, kCheckpointManifest));
   SHARDMESH_RETURN_IF_ERROR(CheckMarker(path, manifest, marker));
   return ParseManifest(StrCat(path, "/", kCheckpointManifest), manifest);
+}
+
+// Links the open file itself, whatever its name refers to by now.
+bool LinkOpened(const InputFile& file, const FileDescriptor& to, const std::string& name) {
+  const std::string opened = StrCat("/proc/self/fd/", file.descriptor.get());
+  return linkat(AT_FDCWD, opened.c_str(), to.get(), name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+}
+
+// Returns the SHA-256 of the first bytes of the file.
+absl::StatusOr<std::string> HeadSha256(const InputFile& file, std::string_view path,
+                                       int64_t size_bytes) {
+  constexpr int64_t kStepBytes = int64_t{1} << 20;
+  Sha256Stream digest;
+  std::string buffer;
+  for (int64_t at = 0; at < size_bytes; at += kStepBytes) {
+    buffer.resize(static_cast<size_t>(std::min(kStepBytes, size_bytes - at)));
+    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, at, absl::MakeSpan(buffer)));
+    digest.Add(buffer);
+  }
+  return digest.Finish();
 }
 
 }  // namespace
@@ -48,6 +72,32 @@ const std::string* VerifiedLinks::Find(std::string_view content_key, int64_t siz
   return files_.find(found->second)->second.size_bytes == size_bytes ? &found->second : nullptr;
 }
 
+const std::string* VerifiedLinks::FindAlike(const ManifestFile& file) const {
+  const auto found = std::find_if(files_.begin(), files_.end(), [&file](const auto& each) {
+    return HaveEqualChecksums(each.second, file);
+  });
+  return found == files_.end() ? nullptr : &found->first;
+}
+
+bool VerifiedLinks::LinkAlike(const std::string& from, std::string_view header_sha256,
+                              const FileDescriptor& to, const std::string& name) const {
+  const auto listed = files_.find(from);
+  if (listed == files_.end()) return false;
+  const std::string path = StrCat(path_, "/", from);
+  const absl::StatusOr<InputFile> file = OpenToRead(folder_, path_, from);
+  const absl::StatusOr<std::string> sha256 =
+      !file.ok() ? file.status()
+      : file->size_bytes != listed->second.size_bytes
+          ? absl::StatusOr<std::string>(absl::DataLossError(StrCat(path, " has another size")))
+          : HeadSha256(*file, path, listed->second.header_bytes);
+  if (sha256.ok() && *sha256 == header_sha256) return LinkOpened(*file, to, name);
+  LogWarning(
+      "a file of an earlier checkpoint is not linked, but written anew",
+      {{"file", path},
+       {"error", sha256.ok() ? absl::DataLossError("its header has changed") : sha256.status()}});
+  return false;
+}
+
 absl::StatusOr<bool> VerifiedLinks::Link(const std::string& from, const FileDescriptor& to,
                                          const std::string& name,
                                          const std::function<absl::Status()>& keep_going,
@@ -70,9 +120,7 @@ absl::StatusOr<bool> VerifiedLinks::Link(const std::string& from, const FileDesc
                {{"file", path}, {"error", intact}});
     return false;
   }
-  // This path leads to the open file itself, whatever its name refers to by now.
-  const std::string opened = StrCat("/proc/self/fd/", file->descriptor.get());
-  return linkat(AT_FDCWD, opened.c_str(), to.get(), name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  return LinkOpened(*file, to, name);
 }
 
 }  // namespace shardmesh::worker

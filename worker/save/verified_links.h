@@ -28,8 +28,20 @@ class VerifiedLinks {
   // no files, and the log says so. `path` is for errors and the log.
   VerifiedLinks(FileDescriptor folder, std::string path);
 
+  bool empty() const { return files_.empty(); }
+
   // Returns the name of the file with this content key and size; null if there is none.
   const std::string* Find(std::string_view content_key, int64_t size_bytes) const;
+
+  // Returns the name of a file whose checksums equal those of `file` (HaveEqualChecksums); null if
+  // there is none.
+  const std::string* FindAlike(const ManifestFile& file) const;
+
+  // Links the file `from` of the folder as `name` in `to` if its header has the SHA-256. The other
+  // bytes are not compared. Returns false if the header has another one, or if the file cannot be
+  // read or linked: the file must then be written.
+  bool LinkAlike(const std::string& from, std::string_view header_sha256, const FileDescriptor& to,
+                 const std::string& name) const;
 
   // Reads the file `from` of the folder, and links it as `name` in `to` if it has the bytes that
   // the manifest lists. Returns false, and logs why, if it has not, or if the file system has no

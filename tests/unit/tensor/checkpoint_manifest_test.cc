@@ -86,6 +86,64 @@ ManifestTensor ListTensor(const std::string& bytes, Dtype dtype, const Shape& sh
   return tensor;
 }
 
+// Returns a file with a tensor that is cut as `parts` says.
+ManifestFile ListFile(const std::string& bytes, const Shape& shape,
+                      const std::vector<int64_t>& parts) {
+  ManifestFile file{.name = "f",
+                    .size_bytes = 8 + static_cast<int64_t>(bytes.size()),
+                    .header_bytes = 8,
+                    .header_crc32c = Crc32c(std::string_view("a header")),
+                    .tensors = {}};
+  file.tensors.push_back(ListTensor(bytes, Dtype::kU8, shape, parts, 8));
+  return file;
+}
+
+TEST(ManifestChecksumsTest, AreComparedInEqualLayoutsAndBetweenCutsByRows) {
+  std::mt19937 random(4);
+  const Shape shape = {12, 10};
+  const std::string bytes = RandomText(120, &random);
+  std::string other = bytes;
+  other[77] = static_cast<char>(other[77] ^ 1);
+  for (const std::vector<int64_t>& a :
+       {std::vector<int64_t>{1, 1}, {2, 1}, {3, 1}, {1, 2}, {2, 2}}) {
+    for (const std::vector<int64_t>& b : {std::vector<int64_t>{1, 1}, {4, 1}, {1, 2}, {2, 2}}) {
+      const bool is_known = a == b || (a[1] == 1 && b[1] == 1);
+      EXPECT_EQ(HaveEqualChecksums(ListFile(bytes, shape, a), ListFile(bytes, shape, b)), is_known);
+      EXPECT_FALSE(HaveEqualChecksums(ListFile(bytes, shape, a), ListFile(other, shape, b)));
+    }
+  }
+  // A tensor without elements has no tiles.
+  EXPECT_TRUE(HaveEqualChecksums(ListFile("", {0, 3}, {0, 1}), ListFile("", {0, 3}, {0, 1})));
+}
+
+TEST(ManifestChecksumsTest, AreNotEqualIfAnythingElseDiffers) {
+  std::mt19937 random(5);
+  const ManifestFile file = ListFile(RandomText(120, &random), {12, 10}, {2, 1});
+  ASSERT_TRUE(HaveEqualChecksums(file, file));
+  const std::vector<void (*)(ManifestFile*)> changes = {
+      [](ManifestFile* of) { of->has_checksums = false; },
+      [](ManifestFile* of) { of->size_bytes += 1; },
+      [](ManifestFile* of) { of->header_bytes += 1; },
+      [](ManifestFile* of) { of->header_crc32c += 1; },
+      [](ManifestFile* of) { of->tensors.clear(); },
+      [](ManifestFile* of) { of->tensors[0].name = "other"; },
+      [](ManifestFile* of) { of->tensors[0].dtype = Dtype::kI8; },
+      [](ManifestFile* of) {
+        of->tensors[0].shape = {10, 12};
+      },
+      [](ManifestFile* of) { of->tensors[0].offset_bytes += 1; },
+      [](ManifestFile* of) { of->tensors[0].size_bytes += 1; },
+      [](ManifestFile* of) { of->tensors[0].tiles.pop_back(); },
+      [](ManifestFile* of) { of->tensors[0].tiles[0].tile.ranges[0].stop = 99; },
+      [](ManifestFile* of) { of->tensors[0].tiles[1].crc32c += 1; }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    ManifestFile changed = file;
+    changes[i](&changed);
+    EXPECT_FALSE(HaveEqualChecksums(file, changed)) << i;
+    EXPECT_FALSE(HaveEqualChecksums(changed, file)) << i;
+  }
+}
+
 TEST_F(ManifestTest, FindsAnyChangedByteOfTilesOfAnyLayout) {
   std::mt19937 random(20);
   struct Case {

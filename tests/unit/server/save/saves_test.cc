@@ -25,12 +25,15 @@
 #include "process/random_bytes.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "server/attach/quarantine_orders.h"
+#include "server/save/saved_places.h"
 #include "server/store/local_store.h"
+#include "sharding/shape.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
 #include "tensor/safetensors.h"
+#include "tensor/source_file.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/save/save_orders.h"
 
@@ -76,6 +79,11 @@ class LocalWorkers final : public SaveAccess {
                  SaveProgressed progressed, SaveAnswered answered) override {
     if (on_order_) on_order_(identity, order);
     Worker& to = workers_[identity];
+    if (order.has_compare() && identity == old_build_) {
+      internal::v1::SaveAnswer answer;
+      rpc::Encode(absl::UnimplementedError("an unknown order"), answer.mutable_error());
+      return std::move(answered)(std::move(answer));
+    }
     if (to.is_lost) return std::move(answered)(NotAttached(identity));
     auto shared = std::make_shared<SaveAnswered>(std::move(answered));
     to.orders->Take(order, {.answer =
@@ -96,6 +104,7 @@ class LocalWorkers final : public SaveAccess {
 
   std::function<void(const std::string& identity, const internal::v1::SaveOrder& order)> on_order_;
   std::function<void(const std::string& identity)> on_answered_;
+  std::string old_build_;  // a worker that knows no order to compare
 
  private:
   MemoryBudget budget_{int64_t{1} << 30};
@@ -148,6 +157,14 @@ class SavesTest : public testing::Test {
   // that the coordinator has not yet told that the array is committed.
   std::string Put(const std::string& name, const Shape& shape, const PartitionSpec& spec,
                   DeviceId late = -1) {
+    std::string bytes(static_cast<size_t>(*ElementCount(shape)), '\0');
+    for (char& byte : bytes) byte = static_cast<char>(random_());
+    PutBytes(name, shape, spec, bytes, late);
+    return bytes;
+  }
+  // Makes an array of these elements.
+  void PutBytes(const std::string& name, const Shape& shape, const PartitionSpec& spec,
+                const std::string& bytes, DeviceId late = -1) {
     const ArrayDescriptor array{.array_id = RandomId(),
                                 .dtype = Dtype::kU8,
                                 .shape = shape,
@@ -156,8 +173,6 @@ class SavesTest : public testing::Test {
                                 .mesh_revision = 0,
                                 .mesh = *Mesh::Parse("x=2"),
                                 .cut_points = {}};
-    std::string bytes(static_cast<size_t>(*array.SizeBytes()), '\0');
-    for (char& byte : bytes) byte = static_cast<char>(random_());
     const TensorView view = *TensorView::Create(Dtype::kU8, shape, bytes);
     const Tiling tiling = *array.Tiling();
     ArrayCommit commit{
@@ -188,7 +203,6 @@ class SavesTest : public testing::Test {
       done.Notify();
     });
     done.WaitForNotification();
-    return bytes;
   }
 
   SaveRequest Request(const std::string& prefix = "") const {
@@ -477,6 +491,267 @@ TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {
   }
   EXPECT_THAT(Checkpoint::Open(folder_), IsOk());
   EXPECT_THAT(Checkpoint::Open(folder_, 1), StatusIs(absl::StatusCode::kNotFound));
+}
+
+// Saves that the next coordinator knows.
+class SavedPlacesTest : public SavesTest {
+ protected:
+  SavedPlacesTest() { Reopen(); }
+
+  // Ends the coordinator, and starts the next one with its store.
+  void Reopen() {
+    saves_.reset();
+    registry_.reset();
+    registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+    Saves::Parts parts = Parts();
+    parts.store = store_.get();
+    saves_ = std::make_unique<Saves>(std::move(parts));
+  }
+  void SaveTo(const std::string& prefix, const std::string& folder) {
+    SaveRequest request = Request(prefix);
+    request.destination.folder = StrCat(root_, "/", folder);
+    EXPECT_THAT(Save(request), IsOk());
+  }
+  // The file of the newest checkpoint of the array with the name, without the root.
+  std::string FileOf(const std::string& name) {
+    const ArraySource place =
+        (*registry_->FindArray(registry_->FindName(name)->array_id))->checkpoint;
+    if (place.file == nullptr) return "(none)";
+    EXPECT_EQ(place.file->modify_time, absl::InfinitePast());
+    EXPECT_EQ(place.file->head_bytes, place.offset_bytes) << "the first tensor of its file";
+    EXPECT_EQ(place.file->head_sha256.size(), 32);
+    return place.file->path.substr(root_.size() + 1);
+  }
+  // The number of records, when all commits so far are done.
+  int64_t Records() {
+    EXPECT_THAT(CommitAndWait(*store_, {.deletes = {"none"}}), IsOk());
+    return std::ssize(store_->List("saved/")->items);
+  }
+};
+
+TEST_F(SavedPlacesTest, AreKnownAfterARestart) {
+  Put("a", {8}, Rows());
+  Put("b/x", {8}, Rows());
+  SaveTo("a", "first");
+  SaveTo("b/", "second");
+  EXPECT_EQ(Records(), 2);
+  SaveTo("b/", "third");
+  EXPECT_EQ(Records(), 2) << "the record of the second is gone";
+  for (int start = 0; start < 3; ++start) {
+    EXPECT_EQ(FileOf("a"), "first/model.safetensors") << start;
+    EXPECT_EQ(FileOf("b/x"), "third/model.safetensors") << start;
+    Reopen();
+  }
+  // A save deletes records that the process before has written.
+  Put("b/x", {8}, Rows());
+  EXPECT_EQ(FileOf("b/x"), "(none)");
+  SaveTo("b/", "fourth");
+  EXPECT_EQ(Records(), 2);
+  Reopen();
+  EXPECT_EQ(FileOf("a"), "first/model.safetensors");
+  EXPECT_EQ(FileOf("b/x"), "fourth/model.safetensors");
+}
+
+TEST_F(SavedPlacesTest, GoWithTheirArrays) {
+  Put("a", {8}, Rows());
+  Put("b", {8}, Rows());
+  SaveTo("a", "a");
+  SaveTo("b", "b");
+  Put("a", {8}, Rows());  // another array
+  EXPECT_EQ(FileOf("a"), "(none)");
+  EXPECT_EQ(Records(), 2);
+  SaveTo("b", "again");
+  EXPECT_EQ(Records(), 1) << "the next save deletes the records of the other two";
+  Put("b", {8}, Rows());
+  EXPECT_EQ(Records(), 1);
+  Reopen();
+  EXPECT_EQ(Records(), 0) << "so does a restart";
+  EXPECT_EQ(FileOf("b"), "(none)");
+}
+
+TEST_F(SavedPlacesTest, OfManyArraysAreInSeveralRecords) {
+  std::vector<SavedPlace> places;
+  const auto file =
+      std::make_shared<const SourceFile>(SourceFile{.path = root_ + "/f",
+                                                    .modify_time = absl::InfinitePast(),
+                                                    .head_sha256 = std::string(32, 'h'),
+                                                    .head_bytes = 0});
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = StrCat("t", i);
+    Put(name, {8}, Rows());
+    places.push_back({.array_id = registry_->FindName(name)->array_id,
+                      .source = {.file = file, .offset_bytes = 0}});
+  }
+  int64_t records = 0;
+  {
+    SavedPlaces saved(registry_.get(), store_.get(), /*max_record_bytes=*/500);
+    saved.Remember(places);
+    records = Records();
+    EXPECT_GT(records, 1);
+    saved.Remember(places);
+    EXPECT_EQ(Records(), records) << "the new ones only";
+  }
+  Reopen();
+  EXPECT_EQ(Records(), records);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(FileOf(StrCat("t", i)), "f");
+}
+
+TEST_F(SavedPlacesTest, ThatAreDamagedAreDeleted) {
+  Put("a", {8}, Rows());
+  SaveTo("a", "a");
+  ASSERT_EQ(Records(), 1);
+  const std::string record = store_->List("saved/")->items.front().value;
+  EXPECT_THAT(
+      CommitAndWait(*store_, {.puts = {{"saved/damaged", "\xff"},
+                                       {"saved/cut", record.substr(0, record.size() - 4)}}}),
+      IsOk());
+  Reopen();
+  EXPECT_EQ(Records(), 1);
+  EXPECT_EQ(FileOf("a"), "a/model.safetensors");
+}
+
+TEST_F(SavedPlacesTest, AreWrittenOnlyByTheCoordinatorOfTheNewestTerm) {
+  Put("a", {8}, Rows());
+  const std::unique_ptr<ArrayRegistry> next =
+      *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
+  SaveTo("a", "a");
+  EXPECT_EQ(Records(), 0);
+}
+
+// Saves arrays of equal bytes with other ids, as results of steps that did not change have them.
+class EqualBytesTest : public SavesTest {
+ protected:
+  // Puts tensors for three files, and saves them as step 1.
+  void PutAndSave() {
+    for (const char* const name : {"a", "b", "c"}) bytes_[name] = Put(name, kShape, specs_[name]);
+    request_ = Request();
+    request_.max_file_bytes = kBytes;
+    request_.destination.step = 1;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+    EXPECT_EQ(saved.linked_files, 0);
+    request_.destination.step = 2;
+  }
+  // Puts the tensors again.
+  void PutAgain() {
+    for (const auto& [name, bytes] : bytes_) PutBytes(name, kShape, specs_[name], bytes);
+  }
+  void ExpectSaved(const SaveResult& saved) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(saved.path));
+    for (const auto& [name, bytes] : bytes_)
+      EXPECT_TRUE(BytesOf(checkpoint, name) == bytes) << name;
+    EXPECT_EQ(ExpectPieces(saved.path), 5);
+  }
+  std::string FileOf(int64_t step, int file) const {
+    return StrCat(folder_, "/", StepFolderName(step), "/model-0000", file, "-of-00003.safetensors");
+  }
+
+  static constexpr int64_t kBytes = int64_t{3'000} * 1'000;
+  const Shape kShape = {3'000, 1'000};
+  std::map<std::string, PartitionSpec> specs_ = {
+      {"a", Rows()}, {"b", Columns()}, {"c", PartitionSpec()}};
+  std::map<std::string, std::string> bytes_;
+  SaveRequest request_;
+};
+
+TEST_F(EqualBytesTest, AreLinked) {
+  PutAndSave();
+  PutAgain();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 3);
+  EXPECT_EQ(saved.written_bytes, 0);
+  ExpectSaved(saved);
+  EXPECT_TRUE(std::filesystem::equivalent(FileOf(1, 2), FileOf(2, 2)));
+}
+
+TEST_F(EqualBytesTest, OfAnotherClusterAreLinked) {
+  PutAndSave();
+  Saves::Parts parts = Parts();
+  parts.cluster_id = "another";
+  saves_ = std::make_unique<Saves>(std::move(parts));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 3);
+  EXPECT_EQ(saved.written_bytes, 0);
+  ExpectSaved(saved);
+}
+
+TEST_F(EqualBytesTest, AreLinkedBetweenCutsByRowsOnly) {
+  PutAndSave();
+  specs_["a"] = PartitionSpec();
+  specs_["b"] = Rows();  // was cut by columns
+  specs_["c"] = Rows();
+  PutAgain();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 2);
+  EXPECT_EQ(saved.written_bytes, kBytes);
+  ExpectSaved(saved);
+  EXPECT_FALSE(std::filesystem::equivalent(FileOf(1, 2), FileOf(2, 2)));
+}
+
+TEST_F(EqualBytesTest, AFileWithOneOtherByteIsWritten) {
+  PutAndSave();
+  bytes_["b"].back() = static_cast<char>(bytes_["b"].back() ^ 1);
+  PutAgain();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 2);
+  EXPECT_EQ(saved.written_bytes, kBytes);
+  ExpectSaved(saved);
+}
+
+// Equal checksums of other bytes: here the bytes changed after the save listed the checksums.
+TEST_F(EqualBytesTest, AreNotTakenForEqualByTheirChecksums) {
+  PutAndSave();
+  for (int file = 1; file <= 3; ++file) {
+    std::fstream stream(FileOf(1, file), std::ios::in | std::ios::out | std::ios::binary);
+    // In the last row: in the part of the second worker.
+    stream.seekg(-500, std::ios::end);
+    const int byte = stream.get();
+    stream.seekp(-500, std::ios::end);
+    stream.put(static_cast<char>(byte ^ 1));
+  }
+  PutAgain();
+  int compared = 0;
+  absl::Mutex mutex;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    absl::MutexLock lock(&mutex);
+    compared += order.has_compare() ? 1 : 0;
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  workers_.on_order_ = nullptr;
+  EXPECT_EQ(compared, 2);  // each worker has one order
+  EXPECT_EQ(saved.linked_files, 0);
+  EXPECT_EQ(saved.written_bytes, 3 * kBytes);
+  ExpectSaved(saved);
+}
+
+TEST_F(EqualBytesTest, AreWrittenIfAWorkerCannotCompareThem) {
+  PutAndSave();
+  PutAgain();
+  workers_.old_build_ = "w-1";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 0);
+  EXPECT_EQ(saved.written_bytes, 3 * kBytes);
+  ExpectSaved(saved);
+}
+
+TEST_F(EqualBytesTest, ASaveThatIsCancelledWhileItComparesLeavesTheOldCheckpointAlone) {
+  PutAndSave();
+  PutAgain();
+  std::string operation_id;
+  absl::Notification begun;
+  workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+    if (!order.has_compare()) return;
+    begun.WaitForNotification();
+    operations_->Cancel(operation_id, session_.id).IgnoreError();
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(request_));
+  operation_id = save.operation_id;
+  begun.Notify();
+  EXPECT_THAT(Await(operation_id), StatusIs(absl::StatusCode::kCancelled));
+  workers_.on_order_ = nullptr;
+  EXPECT_FALSE(std::filesystem::exists(FileOf(2, 1)));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request_));
+  EXPECT_EQ(saved.linked_files, 3);
+  ExpectSaved(saved);
 }
 
 TEST_F(SavesTest, SavesNamesAtOneRevisionWhilePutsGoOn) {

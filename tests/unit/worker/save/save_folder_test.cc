@@ -21,6 +21,7 @@
 
 #include "process/crc32c.h"
 #include "process/failpoint.h"
+#include "sharding/digest.h"
 #include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -373,6 +374,52 @@ TEST_F(SaveFolderTest, LinksNothingToACheckpointWhoseManifestOrMarkerIsDamaged) 
   EXPECT_THAT(linked_, IsEmpty());
   EXPECT_THAT(Save(4, "same"), IsOk());
   EXPECT_THAT(linked_, ElementsAre(0));
+}
+
+TEST_F(SaveFolderTest, LinksFilesOfOtherKeysByTheirChecksumsAndReplacesThem) {
+  const std::string name(kSingleCheckpointFile);
+  const std::string text = "header and tensor";
+  const auto size = static_cast<int64_t>(text.size());
+  EXPECT_THAT(Save(1, text, "key"), IsOk());
+  const auto make = [&](SaveFolder* save, const std::string& saved, const std::string& header) {
+    std::vector<uint32_t> alike;
+    EXPECT_THAT(save->WriteText(std::string(kCheckpointManifest), 0, Manifest(name, saved, "new")),
+                IsOk());
+    EXPECT_THAT(save->MakeFiles({{{name, size, "new", header}}}, {}, nullptr, nullptr, &alike),
+                IsOkAndHolds(IsEmpty()));
+    return alike;
+  };
+  const std::string header_sha256 = Sha256(text.substr(0, 1));
+  const std::string old = folder_ + "/step-00000001/model.safetensors";
+  const std::string staged = StrCat(folder_, "/", kSaveStaging, "/", name);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto save, Lead(2));
+    EXPECT_THAT(make(save.get(), text, header_sha256), ElementsAre(0));
+    EXPECT_EQ(InodeOf(staged), InodeOf(old));
+    EXPECT_THAT(save->OpenLink(name), IsOk());
+    // Nobody writes into the link.
+    EXPECT_THAT(save->Open(name), StatusIs(absl::StatusCode::kAlreadyExists));
+    EXPECT_THAT(save->ReplaceLinks({{{name, size, "new", header_sha256}}}), IsOk());
+    EXPECT_NE(InodeOf(staged), InodeOf(old));
+    EXPECT_EQ(std::filesystem::file_size(staged), text.size());
+    EXPECT_THAT(save->WriteText(name, 0, "other header, too"), IsOk());
+    EXPECT_THAT(save->ReplaceLinks({{{"../x", size, "new", ""}}}),
+                StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+  EXPECT_EQ(Read(old), text);
+  // A tensor with another checksum, a header with another digest, and a build that names none.
+  std::string other = text;
+  other.back() = 'x';
+  for (const auto& [saved, header] : std::vector<std::pair<std::string, std::string>>{
+           {other, header_sha256}, {text, Sha256("h!")}, {text, ""}}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto save, Lead(2));
+    EXPECT_THAT(make(save.get(), saved, header), IsEmpty());
+    EXPECT_NE(InodeOf(staged), InodeOf(old));
+  }
+  // A file that was cut since.
+  std::filesystem::resize_file(old, 2);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto save, Lead(2));
+  EXPECT_THAT(make(save.get(), text, header_sha256), IsEmpty());
 }
 
 TEST_F(SaveFolderTest, StopsReadingAFileWhenTheSaveIsCancelled) {
