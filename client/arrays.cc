@@ -35,12 +35,12 @@ constexpr int kMaxGatherAttempts = 8;
 
 // Returns the error for an array whose workers this client cannot reach, although the coordinator
 // counts them as attached. Returns `status` unchanged if it is not ARRAY_DEGRADED.
-absl::Status WithoutReach(const absl::Status& status) {
+absl::Status WithoutReach(const ArraySelector& array, const absl::Status& status) {
   if (ReasonOf(status) != Reason::kArrayDegraded) {
     return status;
   }
   return absl::UnavailableError(
-      StrCat(ToStd(status.message()),
+      StrCat(array.name.empty() ? "" : StrCat("\"", array.name, "\": "), ToStd(status.message()),
              "; those workers are attached to the coordinator, but this client exchanges elements "
              "with them directly: run it where it can reach the workers' addresses"));
 }
@@ -109,7 +109,7 @@ absl::Status ReadPart(ClientCore& core, ArraySelector array, const ArraySlice* s
     // moved or were lost. Wait, so that the coordinator can learn of the change, and ask again.
     const absl::Duration delay = backoff.NextDelay(outcome.status);
     if (attempt == kMaxGatherAttempts || delay >= deadline.left()) {
-      return WithoutReach(outcome.status);
+      return WithoutReach(array, outcome.status);
     }
     core.OnWait(outcome.status);
     SleepUnlessCancelled(delay, options.cancellation);

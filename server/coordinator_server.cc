@@ -619,7 +619,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       worker_streams_->WorkerLost(event.identity, event.worker->attachment);
       sequencer_->WorkerLost(event.identity, event.epoch, reason);
       for (const auto& [mesh_id, rank] : membership_->RanksOf(event.identity)) {
-        registry_->TilesLost(mesh_id, rank, event.worker->attachment);
+        registry_->TilesLost(mesh_id, rank, event.worker->attachment, event.epoch);
       }
       TellOfWorker(event, WorkerChange::Kind::kLost);
       break;

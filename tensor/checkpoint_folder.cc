@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <system_error>
 
+#include "absl/time/clock.h"
 #include "process/folders/folder_entries.h"
+#include "process/steady_deadline.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -23,6 +26,8 @@ constexpr std::string_view kStepPrefix = "step-";
 constexpr size_t kStepDigits = 8;
 // The largest number of steps that an error lists.
 constexpr size_t kMostNamed = 8;
+// Between two looks at a checkpoint that a save replaces.
+constexpr absl::Duration kReplacePause = absl::Milliseconds(5);
 
 bool HasFile(const std::filesystem::path& folder, std::string_view name) {
   std::error_code ignored;
@@ -33,6 +38,44 @@ bool HasFile(const std::filesystem::path& folder, std::string_view name) {
 uint64_t NumberOf(const FileDescriptor& folder) {
   struct stat about = {};
   return folder.valid() && fstat(folder.get(), &about) == 0 ? about.st_ino : 0;
+}
+
+FileDescriptor OpenPath(const std::filesystem::path& path, int flags) {
+  return FileDescriptor(open(path.c_str(), O_PATH | O_CLOEXEC | flags));
+}
+
+// Returns the inode that the path leads to; 0 if there is none.
+uint64_t NumberAt(const std::filesystem::path& path) {
+  struct stat about = {};
+  return stat(path.c_str(), &about) == 0 ? about.st_ino : 0;
+}
+
+// Whether the checkpoint in `place` is aside in the staging folder of `folder`.
+bool IsAside(const std::filesystem::path& folder, std::string_view aside,
+             const std::filesystem::path& place) {
+  return HasFile(folder / kSaveStaging, aside) && !HasFile(place, kCheckpointMarker);
+}
+
+// Whether a step of the folder is being replaced: the given one, or any.
+bool HasStepAside(const std::filesystem::path& folder, std::optional<int64_t> step) {
+  const std::string prefix = StrCat(kSaveAside, "-");
+  std::error_code error;
+  std::filesystem::directory_iterator entry(folder / kSaveStaging, error);
+  for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (!name.starts_with(prefix)) continue;
+    const std::string of_step = name.substr(prefix.size());
+    const std::optional<int64_t> found = StepOfFolder(of_step);
+    if (!found.has_value() || (step.has_value() && found != step)) continue;
+    if (IsAside(folder, name, folder / of_step)) return true;
+  }
+  return false;
+}
+
+// Returns when `is_done` does, or after kMaxReplaceTime. Calls it at least once.
+void AwaitUntil(const std::function<bool()>& is_done) {
+  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
+  while (!is_done() && !deadline.is_over()) absl::SleepFor(kReplacePause);
 }
 
 // Whether the folder has a safetensors file of any name: other writers name theirs as they like.
@@ -96,12 +139,24 @@ absl::StatusOr<bool> HasCheckpoint(const std::string& folder) {
 
 HeldFolder::HeldFolder(const std::string& folder)
     : path_(folder),
-      folder_(open(folder.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC)),
-      number_(NumberOf(folder_)) {}
+      folder_(OpenPath(folder, O_DIRECTORY)),
+      marker_(OpenPath(std::filesystem::path(folder) / kCheckpointMarker, 0)),
+      number_(NumberOf(folder_)),
+      marker_number_(NumberOf(marker_)) {}
 
 bool HeldFolder::IsInPlace() const {
-  struct stat about = {};
-  return (stat(path_.c_str(), &about) == 0 ? about.st_ino : 0) == number_;
+  return NumberAt(path_) == number_ &&
+         NumberAt(std::filesystem::path(path_) / kCheckpointMarker) == marker_number_;
+}
+
+bool IsBeingReplaced(const std::string& folder) {
+  const std::filesystem::path place = folder;
+  return IsAside(place, kSaveAside, place) ||
+         IsAside(place.parent_path(), StrCat(kSaveAside, "-", place.filename().string()), place);
+}
+
+void AwaitReplaced(const std::string& folder) {
+  AwaitUntil([&folder] { return !IsBeingReplaced(folder); });
 }
 
 absl::StatusOr<std::vector<int64_t>> CompleteSteps(const std::string& folder) {
@@ -146,8 +201,10 @@ absl::Status CheckCheckpointComplete(const std::string& folder) {
       {{fact::kFile, folder}});
 }
 
-absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
-                                                 std::optional<int64_t> step) {
+namespace {
+
+// FindCheckpointFolder, as the folder is at this moment.
+absl::StatusOr<std::string> FindFolderOnce(const std::string& folder, std::optional<int64_t> step) {
   absl::Status own_complete;
   if (!step.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, HasCheckpoint(folder));
@@ -180,6 +237,24 @@ absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
                               : StrCat("folder ", folder, " has no .safetensors file, no ",
                                        kCheckpointIndex, " and no complete checkpoint of a step")),
       Reason::kNotFound, {{fact::kKind, "checkpoint"}, {fact::kName, folder}});
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
+                                                 std::optional<int64_t> step) {
+  const std::string place =
+      step.has_value() ? (std::filesystem::path(folder) / StepFolderName(*step)).string() : folder;
+  absl::StatusOr<std::string> found;
+  int attempts = 0;
+  AwaitUntil([&] {
+    const HeldFolder held(place);
+    found = FindFolderOnce(folder, step);
+    // A search that met a save halfway says nothing about the checkpoints before and after.
+    if (HasStepAside(folder, step) || IsBeingReplaced(place)) return false;
+    return held.IsInPlace() || ++attempts == kMaxFolderAttempts;
+  });
+  return found;
 }
 
 }  // namespace shardmesh

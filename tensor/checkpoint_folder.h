@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "process/file.h"
 
 namespace shardmesh {
@@ -24,6 +25,9 @@ inline constexpr std::string_view kSingleCheckpointFile = "model.safetensors";
 // The folder in which a running save keeps its files, and the file that it locks.
 inline constexpr std::string_view kSaveStaging = ".shardmesh-save";
 inline constexpr std::string_view kSaveLock = ".shardmesh-save.lock";
+// The folder in kSaveStaging that has the files of a checkpoint while a save replaces it. That of a
+// step has `-` and the name of the step's folder after it.
+inline constexpr std::string_view kSaveAside = ".aside";
 
 // The largest number of a step.
 inline constexpr int64_t kMaxCheckpointStep = 99'999'999;
@@ -37,7 +41,8 @@ std::optional<int64_t> StepOfFolder(std::string_view name);
 // set; else `folder` itself if it has a complete checkpoint; else the folder of the highest step
 // whose checkpoint is complete. NOT_FOUND names the steps that there are. INVALID_ARGUMENT
 // (BAD_FILE): the only checkpoint there is unfinished: a save ended before it had moved all files.
-// Errors as FileError if a folder cannot be read.
+// Errors as FileError if a folder cannot be read. While a save replaces a checkpoint that may be
+// the one to read, waits until the save has done so, at most kMaxReplaceTime.
 absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
                                                  std::optional<int64_t> step = {});
 
@@ -45,20 +50,34 @@ absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
 // FileError.
 absl::StatusOr<std::vector<int64_t>> CompleteSteps(const std::string& folder);
 
-// Holds the folder at a path, for a reader that opens several files in it by the path: a save may
-// exchange the folder of a step for another one. If IsInPlace returns false afterwards, the reader
-// begins anew, at most kMaxFolderAttempts times.
+// The longest time that a reader waits for a save that replaces a checkpoint: it renames each file
+// twice, and syncs. A save that died meanwhile leaves its files aside, and costs each reader this
+// time.
+inline constexpr absl::Duration kMaxReplaceTime = absl::Seconds(5);
+
+// Whether a save has taken the marker of the folder's checkpoint away to replace the checkpoint,
+// and has not written the new one.
+bool IsBeingReplaced(const std::string& folder);
+// Waits until the folder is not being replaced, at most kMaxReplaceTime.
+void AwaitReplaced(const std::string& folder);
+
+// Holds the folder at a path and the checkpoint in it, for a reader that opens several files in it
+// by the path: a save may exchange the folder of a step for another one, or replace the files one
+// by one. If IsInPlace or IsBeingReplaced says so afterwards, the reader begins anew, at most
+// kMaxFolderAttempts times.
 class HeldFolder {
  public:
   explicit HeldFolder(const std::string& folder);
-  // Whether the path still leads to the same folder, or still to none.
+  // Whether the path still leads to the same folder with the same marker, or still to none.
   bool IsInPlace() const;
 
  private:
   const std::string path_;
   // The folder stays open: the number of a folder that is gone may be that of the next one.
   const FileDescriptor folder_;
+  const FileDescriptor marker_;
   const uint64_t number_;
+  const uint64_t marker_number_;
 };
 inline constexpr int kMaxFolderAttempts = 10;
 

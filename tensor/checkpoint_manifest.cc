@@ -2,9 +2,12 @@
 #include "tensor/checkpoint_manifest.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -25,6 +28,7 @@ using Json = nlohmann::json;
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 constexpr std::string_view kDigestName = "sha256 ";
 constexpr size_t kDigestDigits = 64;
+constexpr size_t kPieceDigits = 8;  // of the checksum of a piece
 
 absl::Status Damaged(std::string_view folder, std::string_view name, std::string_view what) {
   const std::string file = StrCat(folder, "/", name);
@@ -61,11 +65,28 @@ std::optional<uint32_t> Checksum(const Json& value) {
   return static_cast<uint32_t>(*number);
 }
 
+// Returns no checksums if the text is not one of PieceText.
+std::vector<uint32_t> PiecesFrom(const Json& value) {
+  std::vector<uint32_t> pieces;
+  if (!value.is_string()) return pieces;
+  const std::string_view text = value.get_ref<const std::string&>();
+  if (text.size() % kPieceDigits != 0) return pieces;
+  for (size_t at = 0; at < text.size(); at += kPieceDigits) {
+    uint32_t crc32c = 0;
+    const char* const end = text.data() + at + kPieceDigits;
+    const auto [parsed, error] = std::from_chars(text.data() + at, end, crc32c, 16);
+    if (error != std::errc() || parsed != end) return {};
+    pieces.push_back(crc32c);
+  }
+  return pieces;
+}
+
 std::optional<ManifestTile> TileFrom(const Json& from) {
   const Json& ranges = Member(from, "ranges");
   const std::optional<uint32_t> crc32c = Checksum(Member(from, "crc32c"));
   if (!ranges.is_array() || !crc32c.has_value()) return std::nullopt;
-  ManifestTile tile{.tile = {}, .crc32c = *crc32c};
+  ManifestTile tile{
+      .tile = {}, .crc32c = *crc32c, .piece_crc32c = PiecesFrom(Member(from, "piece_crc32c"))};
   for (const Json& range : ranges) {
     if (!range.is_array() || range.size() != 2) return std::nullopt;
     const std::optional<int64_t> start = Number(range[0]);
@@ -124,19 +145,43 @@ class TileSum {
     region_.ForEachRun(done_bytes_, limit, [&](int64_t offset, int64_t size) {
       if (offset >= end) return;
       const int64_t count = std::min(size, end - offset);
-      crc32c_ = ExtendCrc32c(
-          crc32c_, piece.subspan(static_cast<size_t>(offset - begin), static_cast<size_t>(count)));
+      Extend(piece.subspan(static_cast<size_t>(offset - begin), static_cast<size_t>(count)));
       taken += count;
     });
     done_bytes_ += taken;
   }
-  bool is_intact() const { return crc32c_ == listed_->crc32c; }
+  // The next functions are for a tile whose bytes have all come.
+  bool is_intact() const { return crc32c() == listed_->crc32c; }
   absl::Status Check(std::string_view path, std::string_view tensor) const {
     if (is_intact()) return absl::OkStatus();
-    return OtherTileBytes(path, tensor, listed_->tile, crc32c_, listed_->crc32c);
+    return OtherTileBytes(path, tensor, listed_->tile, crc32c(), listed_->crc32c);
   }
+  // Returns the checksum of each piece.
+  const std::vector<uint32_t>& piece_crc32c() const { return pieces_; }
 
  private:
+  uint32_t crc32c() const {
+    uint32_t whole = 0;
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      whole = ConcatCrc32c(whole, pieces_[i],
+                           i + 1 < pieces_.size() ? kSavedPieceBytes : last_piece_bytes_);
+    }
+    return whole;
+  }
+  // Adds the next bytes to the checksums of the pieces.
+  void Extend(absl::Span<const char> bytes) {
+    while (!bytes.empty()) {
+      if (pieces_.empty() || last_piece_bytes_ == kSavedPieceBytes) {
+        pieces_.push_back(0);
+        last_piece_bytes_ = 0;
+      }
+      const absl::Span<const char> next =
+          bytes.subspan(0, static_cast<size_t>(kSavedPieceBytes - last_piece_bytes_));
+      pieces_.back() = ExtendCrc32c(pieces_.back(), next);
+      last_piece_bytes_ += static_cast<int64_t>(next.size());
+      bytes.remove_prefix(next.size());
+    }
+  }
   // The offset of the tile's next byte in the tensor.
   int64_t Next() const {
     int64_t next = 0;
@@ -148,8 +193,16 @@ class TileSum {
   TileRegion region_;
   const ManifestTile* listed_;
   int64_t done_bytes_ = 0;
-  uint32_t crc32c_ = 0;
+  std::vector<uint32_t> pieces_;  // their checksums, up to done_bytes_
+  int64_t last_piece_bytes_ = 0;
 };
+
+void AppendPieces(const std::vector<TileSum>& sums, std::vector<uint32_t>* piece_crc32c) {
+  if (piece_crc32c == nullptr) return;
+  for (const TileSum& sum : sums) {
+    piece_crc32c->insert(piece_crc32c->end(), sum.piece_crc32c().begin(), sum.piece_crc32c().end());
+  }
+}
 
 absl::Status NotCovered(std::string_view path) {
   return WithReason(
@@ -251,6 +304,17 @@ absl::Status CheckMarker(std::string_view folder, std::string_view manifest,
                              "is damaged: it is not the line with the digest of the manifest");
 }
 
+std::string PieceText(absl::Span<const uint32_t> piece_crc32c) {
+  std::string text;
+  text.reserve(piece_crc32c.size() * kPieceDigits);
+  for (const uint32_t crc32c : piece_crc32c) {
+    char digits[kPieceDigits + 1];
+    std::snprintf(digits, sizeof(digits), "%08x", static_cast<unsigned>(crc32c));
+    text += digits;
+  }
+  return text;
+}
+
 bool IsCheckpointFileName(std::string_view name) {
   return !name.empty() && name.front() != '.' && name.size() <= 255 &&
          name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos;
@@ -282,6 +346,7 @@ absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
                      .header_crc32c = crc32c.value_or(0),
                      .tensors = {}});
   }
+  const bool has_pieces = Number(Member(parsed, "piece_bytes")) == kSavedPieceBytes;
   const Json& tensors = Member(parsed, "tensors");
   for (const Json& from : tensors.is_array() ? tensors : Json::array()) {
     const Json& of = Member(from, "file");
@@ -290,6 +355,9 @@ absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
     if (file == by_name.end()) continue;
     std::optional<ManifestTensor> tensor = TensorFrom(from);
     if (tensor.has_value()) {
+      if (!has_pieces) {
+        for (ManifestTile& tile : tensor->tiles) tile.piece_crc32c.clear();
+      }
       file->second.tensors.push_back(*std::move(tensor));
     } else {
       file->second.has_checksums = false;
@@ -312,10 +380,19 @@ absl::Status OtherTileBytes(std::string_view path, std::string_view tensor, cons
                     need);
 }
 
+absl::Status OtherPieceBytes(std::string_view path, std::string_view tensor, const Tile& tile,
+                             int64_t begin_bytes, int64_t end_bytes, uint32_t have, uint32_t need) {
+  return OtherBytes(path,
+                    StrCat("bytes [", begin_bytes, ", ", end_bytes, ") of the tile ",
+                           tile.ToString(), " of tensor \"", tensor, "\""),
+                    have, need);
+}
+
 absl::Status CheckChecksums(const InputFile& file, std::string_view path,
                             const ManifestFile& listed,
                             const std::function<absl::Status()>& keep_going,
-                            const std::function<bool(const ManifestTensor&)>& is_wanted) {
+                            const std::function<bool(const ManifestTensor&)>& is_wanted,
+                            std::vector<uint32_t>* piece_crc32c) {
   return ReadSums(
       file, path, listed, keep_going, is_wanted,
       [&](uint32_t header_crc32c) {
@@ -327,19 +404,22 @@ absl::Status CheckChecksums(const InputFile& file, std::string_view path,
         for (const TileSum& sum : sums) {
           SHARDMESH_RETURN_IF_ERROR(sum.Check(path, tensor.name));
         }
+        AppendPieces(sums, piece_crc32c);
         return absl::OkStatus();
       });
 }
 
 absl::StatusOr<std::vector<bool>> FindIntactTiles(const InputFile& file, std::string_view path,
                                                   const ManifestFile& listed,
-                                                  const std::function<absl::Status()>& keep_going) {
+                                                  const std::function<absl::Status()>& keep_going,
+                                                  std::vector<uint32_t>* piece_crc32c) {
   std::vector<bool> intact;
   SHARDMESH_RETURN_IF_ERROR(ReadSums(
       file, path, listed, keep_going, /*is_wanted=*/nullptr,
       [](uint32_t) { return absl::OkStatus(); },
-      [&intact](const ManifestTensor&, const std::vector<TileSum>& sums) {
+      [&](const ManifestTensor&, const std::vector<TileSum>& sums) {
         for (const TileSum& sum : sums) intact.push_back(sum.is_intact());
+        AppendPieces(sums, piece_crc32c);
         return absl::OkStatus();
       }));
   return intact;

@@ -10,12 +10,25 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "process/file.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "tensor/dtype.h"
 
 namespace shardmesh {
+
+// The bytes of a piece of a saved tile. Pieces of a tile follow one another in its row-major bytes;
+// the last one may be shorter.
+inline constexpr int64_t kSavedPieceBytes = int64_t{1} << 20;
+
+// Returns the number of pieces of a tile of this size.
+inline int64_t CountSavedPieces(int64_t tile_bytes) {
+  return (tile_bytes + kSavedPieceBytes - 1) / kSavedPieceBytes;
+}
+
+// Returns checksums of pieces as the manifest has them: eight hexadecimal digits each.
+std::string PieceText(absl::Span<const uint32_t> piece_crc32c);
 
 // The largest manifest that is read.
 inline constexpr int64_t kMaxCheckpointManifestBytes = int64_t{1} << 30;
@@ -32,6 +45,9 @@ absl::Status CheckMarker(std::string_view folder, std::string_view manifest,
 struct ManifestTile {
   Tile tile;
   uint32_t crc32c = 0;
+  // The CRC-32C of each piece of the tile. Empty if the manifest does not list them, as for tiles
+  // of one piece. The count is not checked against the size of the tile.
+  std::vector<uint32_t> piece_crc32c = {};
 };
 
 // A tensor of a file.
@@ -69,24 +85,31 @@ absl::StatusOr<std::vector<ManifestFile>> ParseManifest(std::string_view name,
 absl::Status OtherTileBytes(std::string_view path, std::string_view tensor, const Tile& tile,
                             uint32_t have, uint32_t need);
 
+// The same for bytes [begin_bytes, end_bytes) of the row-major tile.
+absl::Status OtherPieceBytes(std::string_view path, std::string_view tensor, const Tile& tile,
+                             int64_t begin_bytes, int64_t end_bytes, uint32_t have, uint32_t need);
+
 // Reads the whole file, and compares it with the checksums. Takes a few MiB of memory. `path` is
 // for errors. `keep_going` is called after each piece; its error ends the work. It may be null. If
 // `is_wanted` is not null, reads and compares only the header and the tensors for which it returns
-// true.
+// true. If `piece_crc32c` is not null, appends to it the CRC-32C of each piece of each tile that
+// was read, in the order of `listed.tensors`, and of the tiles of each.
 //   DATA_LOSS  (CHECKSUM_MISMATCH) the file has other bytes, or the checksums do not cover it. For
 //              a tile, the message names the tensor and both checksums.
 //   others     as FileError, and those of TileRegion::Create.
 absl::Status CheckChecksums(const InputFile& file, std::string_view path,
                             const ManifestFile& listed,
                             const std::function<absl::Status()>& keep_going,
-                            const std::function<bool(const ManifestTensor&)>& is_wanted = nullptr);
+                            const std::function<bool(const ManifestTensor&)>& is_wanted = nullptr,
+                            std::vector<uint32_t>* piece_crc32c = nullptr);
 
 // Returns for each tile whether the file has the bytes of its checksum. The tiles are in the order
-// of `listed.tensors`, and of the tiles of each. The header is not compared. Errors as
-// CheckChecksums, but for tiles and a header with other bytes.
+// of `listed.tensors`, and of the tiles of each. The header is not compared. `piece_crc32c` as in
+// CheckChecksums. Errors as CheckChecksums, but for tiles and a header with other bytes.
 absl::StatusOr<std::vector<bool>> FindIntactTiles(const InputFile& file, std::string_view path,
                                                   const ManifestFile& listed,
-                                                  const std::function<absl::Status()>& keep_going);
+                                                  const std::function<absl::Status()>& keep_going,
+                                                  std::vector<uint32_t>* piece_crc32c = nullptr);
 
 }  // namespace shardmesh
 

@@ -149,6 +149,10 @@ absl::StatusOr<Dictionary> ReadDictionary(std::string_view source, std::string_v
       return BadFile(
           source, StrCat("the header has the key \"", Escaped(*key), "\" twice, or it is unknown"));
     }
+    if (*key == "shape" && static_cast<int64_t>(dictionary.shape.size()) == kMaxRank && !read) {
+      return BadFile(source, StrCat("the array has more than ", kMaxRank,
+                                    " dimensions, the most that a tensor may have; reshape it"));
+    }
     if (!read) {
       return BadFile(source,
                      StrCat("the header has a bad value for ", *key, ": ", Escaped(before)));

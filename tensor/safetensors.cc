@@ -537,12 +537,13 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::option
   Checkpoint checkpoint(path);
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
-    SHARDMESH_ASSIGN_OR_RETURN(const std::string folder, FindCheckpointFolder(path, step));
     for (int attempt = 1;; ++attempt) {
+      SHARDMESH_ASSIGN_OR_RETURN(const std::string folder, FindCheckpointFolder(path, step));
       const HeldFolder held(folder);
       absl::StatusOr<Checkpoint> opened = OpenFolder(folder);
-      // A save may have replaced the folder meanwhile: no mixture of both is returned.
-      if (held.IsInPlace() || attempt == kMaxFolderAttempts) return opened;
+      // A save may have replaced the checkpoint meanwhile: no mixture of both is returned.
+      const bool is_same = held.IsInPlace() && !IsBeingReplaced(folder);
+      if (is_same || attempt == kMaxFolderAttempts) return opened;
     }
   }
   if (step.has_value() && std::filesystem::exists(path, ignored)) {

@@ -76,6 +76,8 @@ absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
 
 // Returns the files that the manifest in the folder lists; none if no save has written the folder.
 absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder) {
+  // The manifest that comes then shows that the file is of another checkpoint.
+  AwaitReplaced(folder);
   std::error_code ignored;
   if (!std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) ||
       !CheckCheckpointComplete(folder).ok()) {

@@ -282,10 +282,12 @@ absl::Status ExplainUnreachable(const absl::Status& error, const std::string& cl
   if (!record.ok() || record->processes.empty()) return error;
   const RecordedProcess& coordinator = record->processes.front();
   if (IsRunning(coordinator.id)) return error;
-  return absl::UnavailableError(
-      StrCat("the coordinator of the cluster \"", cluster_name, "\" at ", record->address, " (pid ",
-             coordinator.id.pid, ") has ended; the same `shardmesh up` starts it again",
-             coordinator.log_path.empty() ? "" : StrCat("; its log is ", coordinator.log_path)));
+  return absl::UnavailableError(StrCat(
+      "the coordinator of the cluster \"", cluster_name, "\" at ", record->address, " (pid ",
+      coordinator.id.pid,
+      ") has ended; the same `shardmesh up` starts it again, and follows one that was started "
+      "by hand at that address",
+      coordinator.log_path.empty() ? "" : StrCat("; its log is ", coordinator.log_path)));
 }
 
 // Flushes standard output. Returns an error if the output was not written completely, for example
@@ -404,9 +406,8 @@ CommandLine::CommandLine()
   app_.set_version_flag("--version", StrCat(kProgram, " ", shardmesh::BuildVersion()));
   app_.require_subcommand(1);
   app_.footer(
-      "`shardmesh COMMAND --help` explains a command, `shardmesh man COMMAND` too. Exit codes: 0 "
-      "done, 1 the operation "
-      "failed, 2 wrong use, 3 the cluster cannot be reached.");
+      "`shardmesh help COMMAND` explains a command, as do `shardmesh COMMAND --help` and `man`. "
+      "Exit codes: 0 done, 1 the operation failed, 2 wrong use, 3 the cluster cannot be reached.");
   AddCommonOptions();
 }
 
@@ -765,6 +766,18 @@ Invocation CommandLine::MakeInvocation() const {
 }
 
 void CommandLine::Parse(int argc, const char* const* argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "help") {
+    // `shardmesh help COMMAND` is another spelling of `shardmesh COMMAND --help`.
+    std::vector<const char*> words = {argv[0]};
+    words.insert(words.end(), argv + 2, argv + argc);
+    words.push_back("--help");
+    ParseWords(static_cast<int>(words.size()), words.data());
+    return;
+  }
+  ParseWords(argc, argv);
+}
+
+void CommandLine::ParseWords(int argc, const char* const* argv) {
   const auto [command, after_command] = FindCommand(argc, argv);
   std::vector<std::string> arguments = Arguments(argc, argv, command, after_command);
   // CLI11 expects the arguments in reverse order.

@@ -175,6 +175,8 @@ class CommandLine {
                                      int after_command) const;
   // Reads the arguments into the options' targets. Throws CLI::ParseError.
   void Parse(int argc, const char* const* argv);
+  // Like Parse, but `help COMMAND` has become `COMMAND --help`.
+  void ParseWords(int argc, const char* const* argv);
   // Returns a wrong-use error if a common option does not fit the command, or if common options
   // contradict each other.
   absl::Status CheckCommonOptions(const CLI::App* command) const;

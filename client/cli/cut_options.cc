@@ -36,6 +36,11 @@ std::optional<std::vector<int64_t>> ParseCounts(std::string_view text) {
   return numbers;
 }
 
+absl::Status NamedTwice(const DimensionCuts& cuts) {
+  return WrongUse(StrCat("--cuts names dimension ", cuts.dim,
+                         " twice; list all its starts in one: ", cuts.dim, ":100,300"));
+}
+
 }  // namespace
 
 absl::StatusOr<DimensionCuts> ParseCuts(std::string_view text) {
@@ -126,10 +131,7 @@ absl::StatusOr<std::vector<CutPoints>> CutPointsFor(const CutOptions& options, c
     }
     const int64_t extent = shape[static_cast<size_t>(cuts.dim)];
     CutPoints& points = cut_points[static_cast<size_t>(cuts.dim)];
-    if (!points.empty()) {
-      return WrongUse(StrCat("--cuts names dimension ", cuts.dim,
-                             " twice; list all its starts in one: ", cuts.dim, ":100,300"));
-    }
+    if (!points.empty()) return NamedTwice(cuts);
     if (cuts.starts.back() > extent) {
       return WrongUse(StrCat("--cuts ", cuts.dim, ":", StrJoin(cuts.starts, ","),
                              ": a part cannot start at ", cuts.starts.back(), "; dimension ",
@@ -138,6 +140,23 @@ absl::StatusOr<std::vector<CutPoints>> CutPointsFor(const CutOptions& options, c
     points.push_back(0);
     points.insert(points.end(), cuts.starts.begin(), cuts.starts.end());
     points.push_back(extent);
+  }
+  return cut_points;
+}
+
+absl::StatusOr<std::vector<CutPoints>> CutPointsForAll(const CutOptions& options) {
+  std::vector<CutPoints> cut_points;
+  for (const DimensionCuts& cuts : options.cuts) {
+    if (cuts.dim >= kMaxRank) {
+      return WrongUse(StrCat("--cuts ", cuts.dim, ":", StrJoin(cuts.starts, ","),
+                             ": an array has at most ", kMaxRank, " dimensions, counted from 0"));
+    }
+    const auto dim = static_cast<size_t>(cuts.dim);
+    if (dim >= cut_points.size()) cut_points.resize(dim + 1);
+    if (!cut_points[dim].empty()) return NamedTwice(cuts);
+    cut_points[dim] = cuts.starts;
+    cut_points[dim].insert(cut_points[dim].begin(), 0);
+    cut_points[dim].push_back(cuts.starts.back());
   }
   return cut_points;
 }

@@ -41,6 +41,7 @@ struct CutOptions {
   std::optional<UnevenCuts> uneven;
   std::optional<std::vector<int64_t>> weights;
 
+  bool is_given() const { return !cuts.empty() || uneven.has_value() || weights.has_value(); }
   // The rule that --uneven and --weights select.
   UnevenCuts rule() const {
     return weights.has_value() ? UnevenCuts::kByWeights : uneven.value_or(UnevenCuts::kEqualOnly);
@@ -49,6 +50,10 @@ struct CutOptions {
 
 // Adds --cuts, which may be repeated. `options` outlives the app.
 void AddCutsOption(CLI::App* app, CutOptions* options);
+// The rules that a command takes which moves tensors onto a mesh and corrects their specs.
+inline constexpr std::string_view kUnevenRules =
+    "ceil (parts of ceil(extent/parts)), memory or speed (in proportion to the workers'), equal "
+    "(drop such axes)";
 // Adds --uneven and --weights. `rules` lists the rules that the command takes, in the help.
 void AddUnevenOptions(CLI::App* app, CutOptions* options, std::string_view rules);
 // Returns a wrong-use error if the options contradict one another.
@@ -57,6 +62,10 @@ absl::Status CheckCutOptions(const CutOptions& options);
 // lists without --cuts. The error, about a dimension or a start that the tensor does not have, is
 // wrong use.
 absl::StatusOr<std::vector<CutPoints>> CutPointsFor(const CutOptions& options, const Shape& shape);
+// Returns the cut points by --cuts for arrays of different shapes, as ReshardOptions takes them:
+// the last point of a dimension stands for the end of the array's own dimension. The error, about a
+// dimension that is named twice or that no array has, is wrong use.
+absl::StatusOr<std::vector<CutPoints>> CutPointsForAll(const CutOptions& options);
 
 // Returns cut points in the notation of ParseCuts, such as `0:3,6 1:5`; `-` if all parts are equal.
 std::string FormatCutPoints(absl::Span<const CutPoints> cut_points);

@@ -258,8 +258,12 @@ bool IsArrayId(std::string_view text) {
          text.find_first_not_of("0123456789abcdef", 1) == std::string_view::npos;
 }
 
-std::string RefuseIdAsName(const std::string& name) {
-  return IsArrayId(name) ? StrCat("\"", name, "\" is the id of an array, not a name") : "";
+std::string RefuseNameWithAt(const std::string& name) {
+  if (IsArrayId(name)) return StrCat("\"", name, "\" is the id of an array, not a name");
+  if (name.find('@') == std::string::npos) return "";
+  return StrCat("\"", name,
+                "\" has an @, which stands before a version where a name is read, as in NAME@3; "
+                "choose a name without @");
 }
 
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text) {

@@ -65,9 +65,10 @@ absl::StatusOr<std::vector<AxisValue>> ParseAxes(std::string_view text);
 
 // Whether the text has the form `@ID`, which names an array by its id of 32 hexadecimal digits.
 bool IsArrayId(std::string_view text);
-// A check for CLI::Option: returns an error for a name that has the form `@ID`, because commands
-// would interpret such a name as an id. Otherwise returns an empty string.
-std::string RefuseIdAsName(const std::string& name);
+// A check for CLI::Option: returns an error for the name of a new array that has an @, because
+// commands would read `@ID` as an id, and what follows an @ as a version. Otherwise returns an
+// empty string.
+std::string RefuseNameWithAt(const std::string& name);
 // Parses `NAME`, `NAME@VERSION` for a version other than the current one, or `@ID`. If the name
 // itself contains an @, the version is required.
 absl::StatusOr<ArraySelector> ParseArrayName(std::string_view text);

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "client/cli/interruption.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
@@ -49,6 +50,34 @@ std::string FormatReplicas(const ArrayReplicas& replicas) {
   return text;
 }
 
+void ReplicaSums::Add(const Array& array) {
+  const bool is_complete = array.replicas->complete == array.replicas->wanted;
+  if (!is_complete) ++incomplete_;
+  if (is_complete && !array.replicas->by_spec) copied_bytes_ += array.size_bytes;
+  if (array.state == ArrayState::kDegraded && array.replicas->complete > 0) ++recoverable_;
+}
+
+std::string ReplicaSums::Clause(int64_t array_bytes) const {
+  std::string text;
+  if (copied_bytes_ > 0) {
+    text = StrCat(", ", FormatBytes(array_bytes + copied_bytes_), " with second replicas");
+  }
+  if (incomplete_ > 0) {
+    StrAppend(&text, "; ", FormatCount(incomplete_, "second replica"),
+              incomplete_ == 1 ? " is not complete" : " are not complete");
+  }
+  return text;
+}
+
+std::string ReplicaSums::Advice() const {
+  if (recoverable_ == 0) return "";
+  return StrCat(
+      FormatCount(recoverable_, "degraded array"),
+      recoverable_ == 1 ? " has its missing tiles" : " have their missing tiles",
+      " in second replicas: `get` reads them there, and they come back once workers serve "
+      "the missing ranks (`shardmesh status`)\n");
+}
+
 Json ReplicasJson(const std::optional<ArrayReplicas>& replicas) {
   if (!replicas.has_value()) return nullptr;
   return {{"wanted", replicas->wanted},
@@ -61,8 +90,12 @@ Json ReplicasJson(const std::optional<ArrayReplicas>& replicas) {
 
 absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64_t replicas,
                                                        absl::Span<const std::string> names,
-                                                       bool quiet) {
+                                                       bool quiet, OutputForm output) {
   if (replicas < 2) return std::vector<Array>();
+  const Interruption interruption(
+      "the arrays are there, and the workers go on with the second copies: `shardmesh ls` shows "
+      "which are not complete",
+      output);
   ProgressBar bar("copying second replicas", quiet);
   absl::StatusOr<std::vector<Array>> arrays = client->arrays().AwaitReplicas(names, ShowOn(&bar));
   if (arrays.ok()) return arrays;

@@ -27,9 +27,30 @@ Json ReplicasJson(const std::optional<ArrayReplicas>& replicas);
 
 // Waits for the second replicas of the arrays with a progress bar, if `replicas` is 2. Returns the
 // arrays; none if there is nothing to wait for. An error says that the arrays themselves are there.
+// A signal ends the program; its message, in the form `output`, says what goes on. Call this
+// function after the Interruption of the put has ended.
 absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64_t replicas,
                                                        absl::Span<const std::string> names,
-                                                       bool quiet);
+                                                       bool quiet, OutputForm output);
+// Sums of the replicas of a list of arrays. Not thread-safe.
+class ReplicaSums {
+ public:
+  // Counts an array that wants two replicas.
+  void Add(const Array& array);
+
+  // The end of the line with the sum of the arrays: the bytes with the complete second copies, and
+  // how many are not complete. Empty if there is nothing to say. Example, for arrays of 2 KiB:
+  // `, 3.00 KiB with second replicas; 1 second replica is not complete`.
+  std::string Clause(int64_t array_bytes) const;
+  // A line about degraded arrays that get their tiles back from second replicas; empty for none.
+  std::string Advice() const;
+
+ private:
+  int64_t copied_bytes_ = 0;  // of complete second copies
+  int64_t incomplete_ = 0;
+  int64_t recoverable_ = 0;  // degraded arrays whose missing tiles are in second replicas
+};
+
 // Prints one line about the replicas of these arrays; nothing for none.
 void PrintSecondReplicas(absl::Span<const Array> arrays);
 

@@ -64,22 +64,32 @@ absl::Status AdviseTree(MeshClient* client, const absl::Status& status, const st
              ": --tree ", name, " takes ", arrays->size() == 1 ? "it" : "them"));
 }
 
-absl::Status CheckAxesOfSpec(MeshClient* client, std::string_view option, const std::string& mesh,
-                             const PartitionSpec& spec) {
-  const absl::StatusOr<Mesh> known = FetchMesh(client, mesh.empty() ? "default" : mesh);
-  if (!known.ok()) return absl::OkStatus();  // the command itself says why
+absl::Status CheckAxesOfSpec(std::string_view option, const PartitionSpec& spec, const Mesh& mesh,
+                             std::string_view lenient) {
   for (const SpecEntry& entry : spec.entries()) {
     if (entry.is_unconstrained()) continue;
     for (const AxisName& axis : entry.axes()) {
-      if (!axis.has_value() || known->HasAxis(*axis)) continue;
-      return WrongUse(StrCat(option, ": the mesh ", known->ToString(), " has no axis \"", *axis,
-                             "\"",
-                             axis->find(':') != std::string::npos
-                                 ? "; a comma stands between the axes of two dimensions: fsdp,tp"
-                                 : known->DidYouMeanAxis(*axis)));
+      if (!axis.has_value() || mesh.HasAxis(*axis)) continue;
+      std::string message =
+          StrCat(option, ": the mesh ", mesh.ToString(), " has no axis \"", *axis, "\"",
+                 axis->find(':') != std::string::npos
+                     ? "; a comma stands between the axes of two dimensions: fsdp,tp"
+                     : mesh.DidYouMeanAxis(*axis));
+      if (!lenient.empty()) {
+        StrAppend(&message, message.ends_with('?') ? " With " : "; with ", lenient,
+                  " such an axis is dropped");
+      }
+      return WrongUse(message);
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckAxesOfSpec(MeshClient* client, std::string_view option, const std::string& mesh,
+                             const PartitionSpec& spec, std::string_view lenient) {
+  const absl::StatusOr<Mesh> known = FetchMesh(client, mesh.empty() ? "default" : mesh);
+  if (!known.ok()) return absl::OkStatus();  // the command itself says why
+  return CheckAxesOfSpec(option, spec, *known, lenient);
 }
 
 Json MarkIfValidated(Json answer, bool validate_only) {

@@ -50,10 +50,15 @@ absl::Status WithMessage(const absl::Status& status, std::string_view message);
 absl::Status AdviseTree(MeshClient* client, const absl::Status& status, const std::string& name);
 
 // Returns a wrong-use error if the spec that a user wrote for `option` has an axis that the mesh
-// lacks. Without this check, such an axis is dropped, and the tensors are replicated. `mesh`: a
-// name in the catalog; empty: the default one. OK if the mesh cannot be fetched.
+// lacks; the message suggests the nearest axis. Without this check, such an axis is dropped, and
+// the tensors are replicated. `lenient` is the option, such as `--exact`, with which the command
+// drops the axis; empty: there is none.
+absl::Status CheckAxesOfSpec(std::string_view option, const PartitionSpec& spec, const Mesh& mesh,
+                             std::string_view lenient = "");
+// Does the same for a mesh of the cluster. `mesh`: a name in the catalog; empty: the default one.
+// OK if the mesh cannot be fetched.
 absl::Status CheckAxesOfSpec(MeshClient* client, std::string_view option, const std::string& mesh,
-                             const PartitionSpec& spec);
+                             const PartitionSpec& spec, std::string_view lenient = "");
 
 // Returns `answer`, the JSON answer of a command that can change something. With `validate_only`,
 // adds "validate_only": true, which says that the command only made checks.

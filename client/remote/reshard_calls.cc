@@ -33,6 +33,8 @@ v1::ReshardRequest EncodeReshard(const std::string& session_id, const ReshardSou
     EncodeSelector(from.rules, to.mutable_rule_set());
   }
   rpc::Encode(from.cut_points, to.mutable_cut_points());
+  to.set_uneven(rpc::Encode(from.uneven));
+  to.mutable_weights()->Add(from.weights.begin(), from.weights.end());
   EncodeSelector(from.profile, to.mutable_profile());
   if (from.mode.has_value()) rpc::Encode(*from.mode, to.mutable_mode());
   to.set_compatibility(EncodeCompatibility(from.compatibility));

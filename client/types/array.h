@@ -60,7 +60,9 @@ struct ArrayRepair {
 // The replicas of an array that wants each tile on two workers (PutOptions::replicas).
 struct ArrayReplicas {
   int64_t wanted = 0;
-  int64_t complete = 0;  // copies of the array of which no tile is missing
+  // How many workers have the tile that the fewest workers have, at most `wanted`. 1 after the loss
+  // of a worker: the other copies of its tiles are there.
+  int64_t complete = 0;
   // Whether the array's own spec puts each tile on two hosts, so that no second copy is made.
   bool by_spec = false;
   bool shares_host = false;  // both copies of some tile are on one host

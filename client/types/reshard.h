@@ -16,6 +16,7 @@
 #include "sharding/mode.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "tensor/array_descriptor.h"
 
 namespace shardmesh::client {
@@ -29,8 +30,13 @@ struct ReshardOptions {
   RuleSetSelector rules = {};
   std::optional<std::vector<AxisValue>> axes = std::nullopt;
   std::string preset = {};
-  // As in Tiling::Create; for each array.
+  // As in Tiling::Create; for each array. The last point of a dimension stands for the end of each
+  // array's own dimension.
   std::vector<CutPoints> cut_points = {};
+  // The rule that cuts the new arrays if there are no `cut_points`, as in PutOptions. With
+  // kEqualOnly, an array keeps the cut points that it has if no layout is set.
+  UnevenCuts uneven = UnevenCuts::kEqualOnly;
+  std::vector<int64_t> weights = {};  // only with kByWeights: one for each device of the mesh
   // The profile and the mode with which `axes` and `preset` are resolved; see PutOptions.
   ProfileSelector profile = {};
   std::optional<Mode> mode = std::nullopt;

@@ -879,11 +879,15 @@ v1::UnevenCuts Encode(UnevenCuts from) {
   return v1::UNEVEN_CUTS_UNSPECIFIED;
 }
 
-absl::StatusOr<UnevenCuts> DecodeUnevenCuts(v1::UnevenCuts from, bool has_weights) {
+absl::StatusOr<UnevenCuts> DecodeUnevenCuts(v1::UnevenCuts from, bool has_weights,
+                                            bool has_cut_points) {
   if (has_weights && from != v1::UNEVEN_CUTS_BY_WEIGHTS) {
     return BadField("weights",
                     "are set, and `uneven` is another rule than BY_WEIGHTS; set it to BY_WEIGHTS, "
                     "or leave the weights out");
+  }
+  if (has_cut_points && from != v1::UNEVEN_CUTS_UNSPECIFIED && from != v1::UNEVEN_CUTS_EQUAL_ONLY) {
+    return BadField("cut_points", "are given beside a rule in `uneven`; give one of them");
   }
   switch (from) {
     case v1::UNEVEN_CUTS_UNSPECIFIED:

@@ -142,9 +142,11 @@ void Encode(const Tile& from, v1::Tile* to);
 absl::StatusOr<Tile> Decode(const v1::Tile& from);
 
 v1::UnevenCuts Encode(UnevenCuts from);
-// INVALID_ARGUMENT (BAD_FIELD) names the field `uneven` or `weights`: the rule is unknown, or the
-// request has weights and another rule than BY_WEIGHTS.
-absl::StatusOr<UnevenCuts> DecodeUnevenCuts(v1::UnevenCuts from, bool has_weights);
+// INVALID_ARGUMENT (BAD_FIELD) names the field `uneven`, `weights` or `cut_points`: the rule is
+// unknown; the request has weights and another rule than BY_WEIGHTS; or it has cut points for all
+// its arrays and another rule than EQUAL_ONLY.
+absl::StatusOr<UnevenCuts> DecodeUnevenCuts(v1::UnevenCuts from, bool has_weights,
+                                            bool has_cut_points = false);
 
 // Encodes the cut points of a tensor. The message omits the first and last points (0 and the
 // extent), and dimensions with equal parts.

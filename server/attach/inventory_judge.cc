@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <utility>
+#include <variant>
 
 #include "process/log.h"
 
@@ -28,6 +29,8 @@ void LeaveDoubtfulSums(const Definitions& state, std::vector<InventoryTile>* til
   }
 }
 
+// Returns a mesh without ranks if the membership has yet to hear of its new definition. `state` is
+// newer than `view`.
 InventoryMesh MeshOf(const MembershipView& view, const Definitions& state,
                      std::string_view identity, std::string_view mesh_id) {
   InventoryMesh mesh;
@@ -35,10 +38,16 @@ InventoryMesh MeshOf(const MembershipView& view, const Definitions& state,
     mesh.rank = ranks->RankOf(identity);
     mesh.identities = ranks->identities;
   }
-  if (const auto definition = state.FindMesh(mesh_id); definition.ok()) {
-    mesh.mesh = &(*definition)->mesh;
-  }
-  return mesh;
+  const auto definition = state.Find(DefinitionKind::kMesh, mesh_id);
+  if (!definition.ok()) return mesh;
+  mesh.mesh = &std::get<MeshDefinition>((*definition)->value).mesh;
+  mesh.revision = (*definition)->revision;
+  // Only the worker's own rank is compared: thousands of workers may attach at once.
+  const std::vector<std::string>& workers = WorkersOf(**definition);
+  const bool is_outdated = std::ssize(mesh.identities) != mesh.mesh->size() ||
+                           (mesh.rank.has_value() && !workers.empty() &&
+                            workers[static_cast<size_t>(*mesh.rank)] != identity);
+  return is_outdated ? InventoryMesh{.mesh = mesh.mesh} : mesh;
 }
 
 }  // namespace
@@ -78,7 +87,8 @@ JudgedInventory InventoryJudge::JudgeWhole(const std::string& identity, uint64_t
   // The inventory lists every mesh that the worker serves, also one without tiles. The registry can
   // then find arrays of the mesh whose tiles the worker lacks.
   for (const ServedRank& served : serves) {
-    inventory.meshes.emplace(served.mesh_id, MeshOf(*view, *state, identity, served.mesh_id));
+    const InventoryMesh mesh = MeshOf(*view, *state, identity, served.mesh_id);
+    if (!mesh.identities.empty()) inventory.meshes.emplace(served.mesh_id, mesh);
   }
   LeaveDoubtfulSums(*state, &inventory.tiles);
   judged.verdict = registry_->TakeInventory(inventory);
@@ -96,11 +106,12 @@ JudgedInventory InventoryJudge::JudgeRestored(const std::string& identity, uint6
   LeaveDoubtfulSums(*state, &restored.tiles);
   JudgedInventory judged;
   for (const std::string& mesh_id : mesh_ids) {
-    const MeshRanks* const ranks = view->FindMesh(mesh_id);
-    if (ranks == nullptr || ranks->identities.empty()) {
+    if (restored.meshes.contains(mesh_id)) continue;
+    const InventoryMesh mesh = MeshOf(*view, *state, identity, mesh_id);
+    if (mesh.identities.empty()) {
       judged.undecided.insert(mesh_id);
-    } else if (!restored.meshes.contains(mesh_id)) {
-      restored.meshes.emplace(mesh_id, MeshOf(*view, *state, identity, mesh_id));
+    } else {
+      restored.meshes.emplace(mesh_id, mesh);
     }
   }
   judged.verdict = registry_->TakeRestored(restored);

@@ -273,7 +273,8 @@ void WorkerStreams::WorkerLost(std::string_view identity, uint64_t attachment) {
   }
 }
 
-void WorkerStreams::Start(const WorkRef& work, const EncodedStepPtr& message) {
+std::optional<Participant> WorkerStreams::Start(const WorkRef& work,
+                                                const EncodedStepPtr& message) {
   const WorkNumber number{.sequence = work.sequence, .epoch = work.epoch, .term = work.term};
   bool all_know = true;
   {
@@ -289,15 +290,20 @@ void WorkerStreams::Start(const WorkRef& work, const EncodedStepPtr& message) {
   // Encodes without the lock, which heartbeats need. A worker that attaches over another stream
   // during the encoding lacks the plan, and asks for it.
   const WorkerMessage start = EncodeStart(number, *message, /*with_plan=*/!all_know);
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  std::optional<Participant> missed;
   absl::MutexLock lock(&mutex_);
   started_.emplace(
       work.sequence,
       Started{.number = number, .step = message, .with_plan = all_know ? nullptr : start});
   for (const Participant& participant : work.participants) {
-    if (WorkerStream* stream = StreamOf(participant.identity); stream != nullptr) {
+    if (WorkerStream* stream = CurrentStreamOf(*view, participant.identity); stream != nullptr) {
       stream->Send(start);
-    }
+    } else if (view->IsAlive(participant.identity)) {
+      missed = participant;
+    }  // else the membership reports its loss
   }
+  return missed;
 }
 
 void WorkerStreams::Commit(const WorkRef& work) { End(work, absl::OkStatus()); }

@@ -168,7 +168,7 @@ class WorkerStreams final : public StepTransport,
                  SaveProgressed progressed, SaveAnswered answered) override;
 
   // StepTransport.
-  void Start(const WorkRef& work, const EncodedStepPtr& message) override;
+  std::optional<Participant> Start(const WorkRef& work, const EncodedStepPtr& message) override;
   void Commit(const WorkRef& work) override;
   void Abort(const WorkRef& work, const absl::Status& reason) override;
 

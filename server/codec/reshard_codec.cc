@@ -104,6 +104,10 @@ absl::StatusOr<ReshardCall> Decode(const std::shared_ptr<const v1::ReshardReques
     SHARDMESH_DECODE(timeout, "timeout", rpc::Decode(from->timeout()));
     call.deadline = now + timeout;
   }
+  call.weights.assign(from->weights().begin(), from->weights().end());
+  SHARDMESH_ASSIGN_OR_RETURN(call.uneven,
+                             rpc::DecodeUnevenCuts(from->uneven(), !call.weights.empty(),
+                                                   /*has_cut_points=*/!from->cut_points().empty()));
   if (from->cut_points_size() > 0) {
     call.cut_points = [from](const Shape& shape) {
       return rpc::DecodeCutPoints(from->cut_points(), shape);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
@@ -10,6 +11,7 @@
 #include "process/log.h"
 #include "process/random_bytes.h"
 #include "server/repair/early_cancel.h"
+#include "server/repair/tile_retry.h"
 #include "server/steps/committed_bytes.h"
 #include "sharding/tile.h"
 #include "status/detail.h"
@@ -33,23 +35,9 @@ constexpr absl::Duration kDelay = absl::Seconds(1);
 constexpr int kMaxDelays = 20;
 // Waiting tiles of a worker that are examined for one whose delay is over.
 constexpr size_t kMaxExamined = 16;
-// Time that a tile may take: a fixed part, and its bytes at a rate below any that is of use.
-constexpr absl::Duration kBaseTimeout = absl::Minutes(5);
-constexpr double kSlowestBytesPerSecond = 4 << 20;
-
-absl::Duration TimeoutOf(int64_t size_bytes) {
-  return kBaseTimeout + absl::Seconds(static_cast<double>(size_bytes) / kSlowestBytesPerSecond);
-}
 
 bool IsMissing(const Array& array, int64_t rank) {
   return std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(), rank);
-}
-
-// The status in words, with its reason if it has one.
-std::string WordsOf(const absl::Status& status) {
-  const Reason reason = ReasonOf(status);
-  return reason == Reason::kUnspecified ? std::string(status.message())
-                                        : StrCat(status.message(), " (", ReasonName(reason), ")");
 }
 
 absl::Status NothingLeft() {
@@ -62,34 +50,19 @@ absl::Status NothingLeft() {
 
 }  // namespace
 
-Repairs::Repairs(RepairParts parts, Options options) : parts_(std::move(parts)), options_(options) {
-  absl::MutexLock lock(&mutex_);
-  alarm_ = std::make_unique<Alarm>(parts_.clock, [this] { OnThread([this] { Look(); }); });
-  pool_ = std::make_unique<ThreadPool>(1);
-}
+Repairs::Repairs(RepairParts parts, Options options)
+    : parts_(std::move(parts)), options_(options), thread_(parts_.clock, [this] { Look(); }) {}
 
 Repairs::~Repairs() { Stop(); }
-
-void Repairs::OnThread(ThreadPool::Task task) {
-  absl::MutexLock lock(&mutex_);
-  if (!is_stopped_) pool_->Push(std::move(task));
-}
-
-void Repairs::LookAt(absl::Time when) {
-  if (!is_stopped_) alarm_->SetNoLaterThan(std::max(when, no_look_before_));
-}
 
 void Repairs::WorkerJoined(std::string_view identity, uint64_t attachment) {
   absl::MutexLock lock(&mutex_);
   joined_.insert_or_assign(std::string(identity), attachment);
   arrived_.emplace(identity);
-  LookAt(parts_.clock->Now() + options_.gather);
+  thread_.SearchAt(parts_.clock->Now() + options_.gather);
 }
 
-void Repairs::LookAgain() {
-  absl::MutexLock lock(&mutex_);
-  LookAt(parts_.clock->Now() + options_.gather);
-}
+void Repairs::LookAgain() { thread_.SearchAt(parts_.clock->Now() + options_.gather); }
 
 void Repairs::TilesArriving(std::string_view transfer_id, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
@@ -102,16 +75,7 @@ void Repairs::TilesArriving(std::string_view transfer_id, int64_t bytes) {
 }
 
 void Repairs::Stop() {
-  std::unique_ptr<Alarm> alarm;
-  std::unique_ptr<ThreadPool> pool;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (std::exchange(is_stopped_, true)) return;
-    alarm = std::move(alarm_);
-    pool = std::move(pool_);
-  }
-  alarm.reset();
-  pool.reset();
+  if (!thread_.Stop()) return;
   std::vector<std::string> transfers;
   std::vector<std::string> operations;
   {
@@ -135,7 +99,7 @@ void Repairs::Look() {
   std::set<std::string, std::less<>> arrived;
   {
     absl::MutexLock lock(&mutex_);
-    if (is_stopped_) return;
+    if (thread_.is_stopped()) return;
     joined = joined_;
     arrived.swap(arrived_);
   }
@@ -144,11 +108,8 @@ void Repairs::Look() {
   const bool are_tiles_lost = parts_.registry->CountArrays().degraded > 0 ||
                               parts_.registry->CountCompanions().degraded > 0;
   if (are_tiles_lost) found = FindLost(joined);
-  {
-    absl::MutexLock lock(&mutex_);
-    const absl::Duration took = absl::Seconds(ThreadCpuSeconds() - start);
-    no_look_before_ = parts_.clock->Now() + std::max(kMinGap, 10 * took);
-  }
+  const absl::Duration took = absl::Seconds(ThreadCpuSeconds() - start);
+  thread_.NoSearchBefore(parts_.clock->Now() + std::max(kMinGap, 10 * took));
   Merge(std::move(found), arrived);
   Pump();
 }
@@ -229,7 +190,7 @@ void Repairs::Merge(Tiles found, const std::set<std::string, std::less<>>& arriv
       next = std::min(next, tile.not_before);
     }
   }
-  LookAt(next);
+  thread_.SearchAt(next);
   for (const auto& [identity, worker] : workers_) UpdateTotal(worker);
 }
 
@@ -243,7 +204,7 @@ std::optional<Repairs::Chosen> Repairs::Choose() {
   absl::MutexLock lock(&mutex_);
   int64_t running = 0;
   for (const auto& [identity, worker] : workers_) running += worker.running;
-  if (is_stopped_ || running >= kMaxRunning) return std::nullopt;
+  if (thread_.is_stopped() || running >= kMaxRunning) return std::nullopt;
   for (auto& [identity, worker] : workers_) {
     if (worker.running >= options_.tiles_at_once || !worker.cancelled.ok()) continue;
     size_t examined = 0;
@@ -332,7 +293,7 @@ void Repairs::Begin(const Chosen& chosen) {
     tiles_.find(chosen.key)->second.transfer_id = transfer_id;
     by_transfer_.emplace(transfer_id, chosen.key);
   }
-  const absl::Duration timeout = TimeoutOf(chosen.size_bytes);
+  const absl::Duration timeout = CopyTimeout(chosen.size_bytes);
   // From the decision until the worker was told of it, the array is not released: the worker must
   // hear of the commit first.
   const auto is_pinned = std::make_shared<bool>(false);
@@ -353,7 +314,7 @@ void Repairs::Begin(const Chosen& chosen) {
       std::move(request), [this, key = chosen.key, transfer_id, title = source->title,
                            is_pinned](const WorkOutcome& outcome) {
         if (*is_pinned) parts_.registry->Unpin(key.first);
-        OnThread([this, key, transfer_id, title, status = outcome.status] {
+        thread_.Run([this, key, transfer_id, title, status = outcome.status] {
           Ended(key, transfer_id, title, status);
         });
       });
@@ -554,7 +515,7 @@ void Repairs::Ended(const TileKey& key, const std::string& transfer_id, const st
       ++tile.delays;
       tile.not_before = now + kDelay;
       worker.queue.push_front(key);
-      LookAt(tile.not_before);
+      thread_.SearchAt(tile.not_before);
     } else {
       tile.failures.push_back({source, status});
       tile.delays = 0;
@@ -570,6 +531,7 @@ void Repairs::Ended(const TileKey& key, const std::string& transfer_id, const st
 }
 
 void Repairs::Fail(const TileKey& key, std::optional<Failure> obstacle, bool is_repairable) {
+  const std::string label = parts_.registry->LabelOf(key.first);
   absl::MutexLock lock(&mutex_);
   LostTile* const tile = EndTurn(key);
   if (tile == nullptr) return;
@@ -577,25 +539,25 @@ void Repairs::Fail(const TileKey& key, std::optional<Failure> obstacle, bool is_
   tile->state = LostTile::State::kFailed;
   ++tile->rounds;
   const bool is_old_build = ReasonOf(tile->failures.back().status) == Reason::kNotAvailable;
-  absl::Duration wait = options_.first_retry;
-  for (int i = 1; i < tile->rounds && wait < options_.last_retry; ++i) wait *= 2;
-  tile->next_try = is_old_build ? absl::InfiniteFuture()
-                                : parts_.clock->Now() + std::min(wait, options_.last_retry);
-  LookAt(tile->next_try);
+  tile->next_try = is_old_build
+                       ? absl::InfiniteFuture()
+                       : parts_.clock->Now() +
+                             RetryWait(tile->rounds, options_.first_retry, options_.last_retry);
+  thread_.SearchAt(tile->next_try);
   Worker& worker = workers_[tile->identity];
   if (worker.operation_id.empty()) return;
   if (!is_repairable) return UpdateTotal(worker);
   ++worker.failed;
   if (worker.first_failure.ok()) {
-    worker.first_failure =
-        WithReason(absl::FailedPreconditionError(
-                       StrCat("the tile of rank ", key.second, " of array ", key.first, ": ",
-                              StrJoin(tile->failures, "; ",
-                                      [](std::string* out, const Failure& failure) {
-                                        if (!failure.source.empty()) *out += failure.source + ": ";
-                                        *out += WordsOf(failure.status);
-                                      }))),
-                   Reason::kArrayDegraded, {{fact::kArray, key.first}, {fact::kRank, key.second}});
+    worker.first_failure = WithReason(
+        absl::FailedPreconditionError(StrCat("the tile of rank ", key.second, " of ", label, ": ",
+                                             StrJoin(tile->failures, "; ",
+                                                     [](std::string* out, const Failure& failure) {
+                                                       if (!failure.source.empty())
+                                                         *out += failure.source + ": ";
+                                                       *out += FailureInWords(failure.status);
+                                                     }))),
+        Reason::kArrayDegraded, {{fact::kArray, key.first}, {fact::kRank, key.second}});
   }
 }
 
@@ -614,7 +576,7 @@ void Repairs::Cancel(const std::string& identity, const std::string& operation_i
     }
   }
   for (const std::string& id : transfers) parts_.sequencer->AbortTransfer(id, reason).IgnoreError();
-  OnThread([this] { Pump(); });
+  thread_.Run([this] { Pump(); });
 }
 
 // Ends the operations that have nothing left to try.
@@ -696,7 +658,7 @@ std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
           StrCat("rank ", each->first.second, ": ",
                  StrJoin(tile.failures, "; ", [](std::string* out, const Failure& failure) {
                    if (!failure.source.empty()) *out += failure.source + ": ";
-                   *out += WordsOf(failure.status);
+                   *out += FailureInWords(failure.status);
                  }));
     }
   }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,8 +19,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
-#include "process/thread_pool.h"
 #include "server/repair/repair_sources.h"
+#include "server/repair/search_thread.h"
 #include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "server/state/operation_table.h"
@@ -146,7 +145,7 @@ class Repairs {
   using Tiles = std::map<TileKey, LostTile>;
   using Joined = std::map<std::string, uint64_t, std::less<>>;
 
-  // The functions from here to LookAt run on the own thread, except Take and Cancel.
+  // The functions from here on run on the own thread, except Take and Cancel.
   void Look();
   Tiles FindLost(const Joined& joined) const;
   void Merge(Tiles found, const std::set<std::string, std::less<>>& arrived)
@@ -174,15 +173,11 @@ class Repairs {
   void EndOperations();
   // Tells the operation of the worker how much there is to do.
   void UpdateTotal(const Worker& worker) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LookAt(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls `task` on the own thread, unless Stop was called.
-  void OnThread(ThreadPool::Task task) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const RepairParts parts_;
   const Options options_;
 
   mutable absl::Mutex mutex_;
-  bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   // The attachment of each worker whose inventory was judged.
   Joined joined_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> arrived_ ABSL_GUARDED_BY(mutex_);  // since the last Look
@@ -192,10 +187,8 @@ class Repairs {
   std::map<std::string, Worker, std::less<>> workers_ ABSL_GUARDED_BY(mutex_);  // by identity
   int64_t repaired_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t repaired_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Time no_look_before_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
 
-  std::unique_ptr<Alarm> alarm_ ABSL_GUARDED_BY(mutex_);      // for Look; null after Stop
-  std::unique_ptr<ThreadPool> pool_ ABSL_GUARDED_BY(mutex_);  // one thread; null after Stop
+  SearchThread thread_;  // the own thread, which calls Look; last: its tasks use the members above
 };
 
 }  // namespace shardmesh::server

@@ -14,6 +14,7 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/transfer_token.h"
 #include "server/repair/early_cancel.h"
+#include "server/repair/tile_retry.h"
 #include "server/steps/array_cache.h"
 #include "server/steps/committed_bytes.h"
 #include "server/steps/fill_codec.h"
@@ -33,9 +34,6 @@ namespace {
 constexpr int64_t kArraysOfPage = 1'000;
 // Time between two searches: at least ten times the processor time that a search takes.
 constexpr int kSearchShare = 10;
-// Time that a copy may take: a fixed part, and its largest tile at a rate below any that is of use.
-constexpr absl::Duration kFixedTimeout = absl::Minutes(5);
-constexpr double kLeastBytesPerSecond = 4 << 20;
 
 const Mesh& ShapeOf(const Definition& mesh) { return std::get<MeshDefinition>(mesh.value).mesh; }
 
@@ -47,49 +45,47 @@ bool PassesSoon(const absl::Status& status) {
          absl::IsAborted(status) || absl::IsNotFound(status);  // the membership learns of meshes
 }
 
-std::string InWords(const absl::Status& status) {
-  const Reason reason = ReasonOf(status);
-  return reason == Reason::kUnspecified ? std::string(status.message())
-                                        : StrCat(status.message(), " (", ReasonName(reason), ")");
+// Returns how many workers have the tile that the fewest workers have. The arguments are the ranks
+// whose tiles the array and its companion lack, rising. The companion has the same tile at each
+// rank.
+int64_t CopiesWithCompanion(const std::vector<int64_t>& missing,
+                            const std::vector<int64_t>& companion_missing) {
+  const bool is_nowhere =
+      std::any_of(missing.begin(), missing.end(), [&companion_missing](int64_t rank) {
+        return std::binary_search(companion_missing.begin(), companion_missing.end(), rank);
+      });
+  if (is_nowhere) return 0;
+  return missing.empty() && companion_missing.empty() ? 2 : 1;
+}
+
+// Whether some worker has each tile of the array; companions do not count.
+bool EachTileIsHeld(const Array& array, const Tiling& tiling) {
+  const std::vector<int64_t>& missing = array.missing_ranks;
+  if (missing.empty()) return true;
+  const std::vector<OwnedTile> tiles =
+      tiling.OwnersOf(Tile::Whole(array.definition.descriptor.shape));
+  return std::all_of(tiles.begin(), tiles.end(), [&missing](const OwnedTile& tile) {
+    return std::any_of(tile.devices.begin(), tile.devices.end(), [&missing](DeviceId device) {
+      return !std::binary_search(missing.begin(), missing.end(), device);
+    });
+  });
 }
 
 }  // namespace
 
 Replicas::Replicas(ReplicaParts parts, Options options)
-    : parts_(std::move(parts)), options_(options) {
-  absl::MutexLock lock(&mutex_);
-  alarm_ = std::make_unique<Alarm>(parts_.clock, [this] { OnThread([this] { Refill(); }); });
-  pool_ = std::make_unique<ThreadPool>(1);
-}
+    : parts_(std::move(parts)), options_(options), thread_(parts_.clock, [this] { Refill(); }) {}
 
 Replicas::~Replicas() { Stop(); }
-
-void Replicas::OnThread(ThreadPool::Task task) {
-  absl::MutexLock lock(&mutex_);
-  if (!is_stopped_) pool_->Push(std::move(task));
-}
-
-void Replicas::LookAt(absl::Time when) {
-  if (!is_stopped_) alarm_->SetNoLaterThan(std::max(when, no_look_before_));
-}
 
 void Replicas::Look(bool is_chance) {
   absl::MutexLock lock(&mutex_);
   is_chance_ |= is_chance;
-  LookAt(parts_.clock->Now());
+  thread_.SearchAt(parts_.clock->Now());
 }
 
 void Replicas::Stop() {
-  std::unique_ptr<Alarm> alarm;
-  std::unique_ptr<ThreadPool> pool;
-  {
-    absl::MutexLock lock(&mutex_);
-    if (std::exchange(is_stopped_, true)) return;
-    alarm = std::move(alarm_);
-    pool = std::move(pool_);
-  }
-  alarm.reset();
-  pool.reset();
+  if (!thread_.Stop()) return;
   std::vector<std::string> transfers;
   std::string operation_id;
   {
@@ -146,7 +142,7 @@ void Replicas::Refill() {
     absl::MutexLock lock(&mutex_);
     const absl::Duration took = absl::Seconds(ThreadCpuSeconds() - start);
     const absl::Time now = parts_.clock->Now();
-    no_look_before_ = now + std::max(options_.poll / 4, kSearchShare * took);
+    thread_.NoSearchBefore(now + std::max(options_.poll / 4, kSearchShare * took));
     std::set<std::string_view> there;
     for (const Waiting& each : wanting) there.insert(each.array_id);
     const bool is_chance = std::exchange(is_chance_, false);
@@ -168,7 +164,7 @@ void Replicas::Refill() {
       queue_.push_back(each);
       queued_bytes_ = AddCapped(queued_bytes_, each.size_bytes);
     }
-    LookAt(next);
+    thread_.SearchAt(next);
     UpdateTotal();
   }
   Pump();
@@ -188,7 +184,8 @@ void Replicas::Pump() {
         queue_.clear();
         queued_bytes_ = 0;
       }
-      if (is_stopped_ || queue_.empty() || running_.size() >= options_.arrays_at_once) break;
+      if (thread_.is_stopped() || queue_.empty() || running_.size() >= options_.arrays_at_once)
+        break;
       queued_bytes_ -= queue_.front().size_bytes;
       array_id = std::move(queue_.front().array_id);
       queue_.pop_front();
@@ -213,8 +210,7 @@ void Replicas::Begin(const std::string& array_id) {
   const std::string transfer_id = RandomId();
   int64_t largest = 0;
   for (const auto& [identity, bytes] : planned->copy.by_worker) largest = std::max(largest, bytes);
-  const absl::Duration timeout =
-      kFixedTimeout + absl::Seconds(static_cast<double>(largest) / kLeastBytesPerSecond);
+  const absl::Duration timeout = CopyTimeout(largest);
   TransferRequest request{
       .transfer_id = transfer_id,
       .op = "replicate",
@@ -240,7 +236,7 @@ void Replicas::Begin(const std::string& array_id) {
       std::move(request), [this, transfer_id, companion_id](const WorkOutcome& outcome) {
         if (!outcome.status.ok()) parts_.registry->Discard({companion_id});
         parts_.registry->Unpin(companion_id);
-        OnThread([this, transfer_id, status = outcome.status] {
+        thread_.Run([this, transfer_id, status = outcome.status] {
           Ended(transfer_id, status);
           Pump();
         });
@@ -422,8 +418,7 @@ void Replicas::RemoveUnused() {
       are_left = true;
     }
   }
-  absl::MutexLock lock(&mutex_);
-  if (are_left) LookAt(parts_.clock->Now() + options_.tidy);
+  if (are_left) thread_.SearchAt(parts_.clock->Now() + options_.tidy);
 }
 
 // Orders each worker of the auxiliary mesh to fetch its tile.
@@ -455,8 +450,10 @@ absl::Status Replicas::Send(const Planned& planned, const std::string& transfer_
 void Replicas::Commit(const ArrayPtr& array, const std::string& companion_id,
                       const WorkOutcome& outcome,
                       absl::AnyInvocable<void(absl::Status) &&> decided) const {
-  ArrayCommit commit{
-      .array_id = companion_id, .durability = Durability::kDisk, .tile_crc32c = array->tile_crc32c};
+  ArrayCommit commit{.array_id = companion_id,
+                     .durability = Durability::kDisk,
+                     .tile_crc32c = array->tile_crc32c,
+                     .epoch = outcome.epoch};
   for (const RankResult& rank : outcome.ranks) {
     if (rank.tiles.size() != 1 || rank.tiles.front().array_id != companion_id) {
       return std::move(decided)(absl::InternalError(
@@ -510,6 +507,7 @@ void Replicas::Ended(const std::string& transfer_id, const absl::Status& status)
 
 void Replicas::Fail(const std::string& array_id, const absl::Status& status) {
   const bool is_gone = !parts_.registry->FindArray(array_id).ok();
+  const std::string label = parts_.registry->LabelOf(array_id);
   const absl::Time now = parts_.clock->Now();
   absl::MutexLock lock(&mutex_);
   if (is_gone) {  // released meanwhile
@@ -526,17 +524,16 @@ void Replicas::Fail(const std::string& array_id, const absl::Status& status) {
   trouble.status = status;
   if (trouble.is_waiting) {
     trouble.next_try = now + options_.poll;
-    return LookAt(trouble.next_try);
+    return thread_.SearchAt(trouble.next_try);
   }
   ++trouble.rounds;
-  absl::Duration wait = options_.first_retry;
-  for (int i = 1; i < trouble.rounds && wait < options_.last_retry; ++i) wait *= 2;
   trouble.next_try =
-      cancelled_.ok() ? now + std::min(wait, options_.last_retry) : absl::InfiniteFuture();
-  LookAt(trouble.next_try);
+      cancelled_.ok() ? now + RetryWait(trouble.rounds, options_.first_retry, options_.last_retry)
+                      : absl::InfiniteFuture();
+  thread_.SearchAt(trouble.next_try);
   if (operation_id_.empty()) return;
   ++failed_;
-  if (first_failure_.ok()) first_failure_ = WithContext(status, StrCat("array ", array_id));
+  if (first_failure_.ok()) first_failure_ = WithContext(status, label);
   UpdateTotal();
 }
 
@@ -621,7 +618,7 @@ void Replicas::Cancel(const std::string& operation_id, const absl::Status& reaso
     for (const auto& [id, copy] : running_) transfers.push_back(id);
   }
   for (const std::string& id : transfers) parts_.sequencer->AbortTransfer(id, reason).IgnoreError();
-  OnThread([this] { Pump(); });
+  thread_.Run([this] { Pump(); });
 }
 
 void Replicas::TileArriving(std::string_view transfer_id, std::string_view identity,
@@ -640,15 +637,14 @@ void Replicas::TileArriving(std::string_view transfer_id, std::string_view ident
 std::optional<ArrayReplicas> Replicas::Describe(const Array& array) const {
   if (array.definition.replicas < 2) return std::nullopt;
   const ArrayDescriptor& descriptor = array.definition.descriptor;
-  const auto is_complete = [](const Array& each) { return each.missing_ranks.empty() ? 1 : 0; };
-  ArrayReplicas replicas{.wanted = array.definition.replicas, .complete = is_complete(array)};
+  ArrayReplicas replicas{.wanted = array.definition.replicas};
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
   const MeshRanks* const ranks = view->FindMesh(descriptor.mesh_id);
   const std::vector<std::string> hosts =
       ranks == nullptr ? std::vector<std::string>() : HostsOf(*view, ranks->identities);
   const ArrayPtr companion = parts_.registry->FindTwin(descriptor.array_id);
   if (companion != nullptr) {
-    replicas.complete += is_complete(*companion);
+    replicas.complete = CopiesWithCompanion(array.missing_ranks, companion->missing_ranks);
     const MeshRanks* const copies = view->FindMesh(companion->definition.descriptor.mesh_id);
     if (copies == nullptr) return replicas;
     const std::vector<std::string> others = HostsOf(*view, copies->identities);
@@ -658,9 +654,11 @@ std::optional<ArrayReplicas> Replicas::Describe(const Array& array) const {
     return replicas;
   }
   const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
-  if (tiling.ok() && IsBySpec(array, *tiling)) {
-    replicas.by_spec = true;
-    replicas.complete *= 2;
+  replicas.by_spec = tiling.ok() && IsBySpec(array, *tiling);
+  replicas.complete = replicas.by_spec && array.missing_ranks.empty() ? 2
+                      : tiling.ok() && EachTileIsHeld(array, *tiling) ? 1
+                                                                      : 0;
+  if (replicas.by_spec) {
     replicas.shares_host = std::all_of(
         hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts.front(); });
     return replicas;
@@ -668,7 +666,7 @@ std::optional<ArrayReplicas> Replicas::Describe(const Array& array) const {
   absl::MutexLock lock(&mutex_);
   const auto trouble = trouble_.find(descriptor.array_id);
   if (trouble != trouble_.end() && !trouble->second.is_waiting) {
-    replicas.failure = InWords(trouble->second.status);
+    replicas.failure = FailureInWords(trouble->second.status);
   } else {
     replicas.operation_id = operation_id_;
   }

@@ -21,7 +21,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
-#include "process/thread_pool.h"
+#include "server/repair/search_thread.h"
 #include "server/state/array_registry.h"
 #include "server/state/definitions.h"
 #include "server/state/membership.h"
@@ -171,9 +171,6 @@ class Replicas {
   bool IsBySpec(const Array& array, const Tiling& tiling) const;
   void Cancel(const std::string& operation_id, const absl::Status& reason);
   void UpdateTotal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LookAt(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Calls `task` on the own thread, unless Stop was called.
-  void OnThread(ThreadPool::Task task) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const ReplicaParts parts_;
   const Options options_;
@@ -182,9 +179,7 @@ class Replicas {
   std::map<std::string, absl::Time> deletable_;
 
   mutable absl::Mutex mutex_;
-  bool is_stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_chance_ ABSL_GUARDED_BY(mutex_) = false;  // see Look
-  absl::Time no_look_before_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   std::deque<Waiting> queue_ ABSL_GUARDED_BY(mutex_);
   int64_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;                             // of queue_
   std::map<std::string, Copy, std::less<>> running_ ABSL_GUARDED_BY(mutex_);     // by transfer
@@ -199,8 +194,8 @@ class Replicas {
   int64_t copied_arrays_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t copied_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  std::unique_ptr<Alarm> alarm_ ABSL_GUARDED_BY(mutex_);      // for Refill; null after Stop
-  std::unique_ptr<ThreadPool> pool_ ABSL_GUARDED_BY(mutex_);  // one thread; null after Stop
+  SearchThread thread_;  // the own thread, which calls Refill; last: its tasks use the members
+                         // above
 };
 
 }  // namespace shardmesh::server

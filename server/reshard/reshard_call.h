@@ -23,6 +23,7 @@
 #include "sharding/shape.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "tensor/array_descriptor.h"
 
 namespace shardmesh::server {
@@ -57,8 +58,11 @@ struct ReshardCall {
   bool has_rules = false;
   std::optional<std::vector<AxisValue>> axes = {};
   std::string preset = {};
-  // Returns the cut points for an array of this shape; null: equal parts.
+  // Returns the cut points for an array of this shape; null: `uneven` decides.
   std::function<absl::StatusOr<std::vector<CutPoints>>(const Shape& shape)> cut_points = nullptr;
+  // With kEqualOnly, an array keeps its cut points if the call has no layout.
+  UnevenCuts uneven = UnevenCuts::kEqualOnly;
+  std::vector<int64_t> weights = {};  // only with kByWeights: one for each device
   // As PutPlan::RuleSource. Polls `is_cancelled` and ends with CANCELLED once it returns true.
   std::function<absl::StatusOr<std::optional<RuleSetDefinition>>(
       const Definitions& definitions, const std::function<bool()>& is_cancelled)>

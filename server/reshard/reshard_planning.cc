@@ -10,6 +10,7 @@
 
 #include "process/random_bytes.h"
 #include "rpc/codec/status.h"
+#include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
 #include "server/steps/committed_bytes.h"
 #include "server/steps/replica_mesh.h"
@@ -66,7 +67,10 @@ std::vector<SelectedArray> SelectOnMesh(const ArrayRegistry& registry, const std
       after = named.name.name;
       if (named.array->definition.descriptor.mesh_id != mesh_id) continue;
       if (!seen.insert(named.name.array_id).second) continue;
-      selected.push_back({.array = std::move(named.array), .name = std::move(named.name)});
+      ArrayPtr companion = CompanionOf(registry, *named.array);
+      selected.push_back({.array = std::move(named.array),
+                          .name = std::move(named.name),
+                          .companion = std::move(companion)});
       if (std::ssize(selected) == kMaxReshardedArrays) return selected;
     }
   }
@@ -162,7 +166,8 @@ bool KeepsLayout(const ReshardCall& call) {
 // Whether the new array gets the cut points of the old one. They belong to the effective spec: the
 // requested one may have axes that a correction has dropped.
 bool KeepsCutPoints(const ReshardCall& call, const ArrayDefinition& source) {
-  return KeepsLayout(call) && call.cut_points == nullptr && !source.descriptor.cut_points.empty();
+  return KeepsLayout(call) && call.cut_points == nullptr && call.uneven == UnevenCuts::kEqualOnly &&
+         !source.descriptor.cut_points.empty();
 }
 
 // Returns the tensor of a put that would make the new array.
@@ -311,6 +316,8 @@ class MeshPlans {
            .mode = call_.mode,
            .compatibility = call_.compatibility,
            .path = "",
+           .uneven = call_.uneven,
+           .weights = call_.weights,
            .may_be_resize_mesh = call_.mesh_id.empty() || !call_.operation_id.empty()},
           call_.caller,
           [this](const Definitions& state) { return call_.rule_source(state, is_cancelled_); },
@@ -493,41 +500,41 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
 absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& call,
                                 const Membership& membership) {
   const std::vector<ReshardMemoryNeed>& memory = plan.outline.memory;
-  const auto fits = [](const ReshardMemoryNeed& need) {
-    return need.need_bytes <= need.have_bytes;
-  };
-  const auto short_of = std::find_if_not(memory.begin(), memory.end(), fits);
-  if (short_of == memory.end()) return absl::OkStatus();
+  const std::vector<ReshardMemoryNeed> short_ranks = ShortRanks(memory);
+  if (short_ranks.empty()) return absl::OkStatus();
   const std::shared_ptr<const MembershipView> view = membership.view();
   SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads released,
                              LoadsOf(*view, call, plan.items, /*release_source=*/true));
-  const auto all_fit = [&memory](const auto& need_of) {
-    return std::all_of(memory.begin(), memory.end(), [&](const ReshardMemoryNeed& each) {
-      return need_of(each.identity) <= each.have_bytes;
-    });
+  // Returns the ranks that would be short if each worker needed what `need_of` says.
+  const auto short_with = [&memory](const auto& need_of) {
+    std::vector<ReshardMemoryNeed> other = memory;
+    for (ReshardMemoryNeed& each : other) each.need_bytes = need_of(each.identity);
+    return ShortRanks(other);
   };
-  std::string advice = "release arrays, or start workers with more --memory";
-  if (!call.release_source &&
-      all_fit([&](const std::string& worker) { return released.PeakOf(worker); })) {
-    advice = StrCat("with release_source (--release-source) the reshard needs at most ",
-                    released.PeakOf(short_of->identity), " bytes there, and fits");
-  } else if (plan.items.size() > 1 &&
-             all_fit([&](const std::string& worker) { return released.LargestOf(worker); })) {
-    advice = StrCat(
-        "each array by itself fits: reshard them one after the other, and release the "
-        "old ones between; or ",
-        advice);
+  const auto with_release = [&](const std::string& worker) { return released.PeakOf(worker); };
+  const auto alone = [&](const std::string& worker) { return released.LargestOf(worker); };
+  const std::vector<ReshardMemoryNeed> short_released =
+      call.release_source ? short_ranks : short_with(with_release);
+  std::vector<std::string> advice;
+  if (short_released.empty()) {
+    int64_t most_bytes = 0;
+    for (const ReshardMemoryNeed& each : short_ranks) {
+      most_bytes = std::max(most_bytes, with_release(each.identity));
+    }
+    advice.push_back(StrCat("with release_source (--release-source) the reshard needs at most ",
+                            most_bytes, " bytes there, and fits"));
+  } else if (plan.items.size() > 1 && short_with(alone).empty()) {
+    advice.push_back(
+        "each array by itself fits: reshard them one after the other, and release the old ones "
+        "between");
   }
-  return WithReason(absl::ResourceExhaustedError(StrCat(
-                        "rank ", short_of->rank, " of the mesh \"", short_of->mesh_id,
-                        "\" (worker \"", short_of->identity, "\") has ", short_of->have_bytes,
-                        " of ", short_of->capacity_bytes, " bytes left, and the reshard needs ",
-                        short_of->need_bytes, " there; nothing was moved; ", advice)),
-                    Reason::kMemoryLimit,
-                    {{fact::kHave, short_of->have_bytes},
-                     {fact::kNeed, short_of->need_bytes},
-                     {fact::kRank, short_of->rank},
-                     {fact::kIdentity, short_of->identity}});
+  advice.push_back("release arrays");
+  const std::string memory_flag = MemoryFlagFor(short_ranks);
+  advice.push_back(StrCat("start these workers with ", memory_flag, " or more"));
+  if (!short_released.empty() && MemoryFlagFor(short_released) != memory_flag) {
+    StrAppend(&advice.back(), "; with --release-source: ", MemoryFlagFor(short_released));
+  }
+  return TooLittleMemory(short_ranks, "the reshard", "--plan-only", StrJoin(advice, "; or "));
 }
 
 }  // namespace shardmesh::server

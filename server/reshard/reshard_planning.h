@@ -81,8 +81,8 @@ inline constexpr size_t kReshardsAtOnce = 4;
 absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const ReshardCall& call,
                                             const std::function<bool()>& is_cancelled);
 
-// RESOURCE_EXHAUSTED (MEMORY_LIMIT): a worker has too little memory for the plan. The message names
-// the rank, what it has, what it needs, and what would fit.
+// RESOURCE_EXHAUSTED (MEMORY_LIMIT): workers have too little memory for the plan. The message names
+// their ranks, each with what it has and needs (see TooLittleMemory), and says what would fit.
 absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& call,
                                 const Membership& membership);
 

@@ -8,7 +8,9 @@
 #include <utility>
 
 #include "rpc/codec/field_check.h"
+#include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
+#include "server/resolve/cut_weights.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/state/array_selection.h"
 #include "server/steps/committed_bytes.h"
@@ -30,7 +32,7 @@ namespace {
 
 constexpr int64_t kNamesOfPage = 1'000;
 // The maximum number of refused arrays that one error names.
-constexpr size_t kRefusalsNamed = 8;
+constexpr size_t kRefusalsNamed = 4;
 
 absl::Status PlanCancelled() {
   return absl::CancelledError("the call was cancelled before anything moved");
@@ -44,9 +46,31 @@ bool HasAxes(const Mesh& mesh, const std::vector<MeshAxis>& axes) {
   return std::equal(mesh.axes().begin(), mesh.axes().end(), axes.begin(), axes.end());
 }
 
-std::string TitleOfRefused(const ResizeRefusal& refusal) {
-  return refusal.name.empty() ? StrCat("array ", refusal.array_id)
-                              : StrCat("array ", PythonRepr(refusal.name));
+// Returns one line for each of the first refused arrays, and a last line with what to do.
+std::string LinesOfRefused(const PlannedResize& plan) {
+  std::string lines;
+  bool are_cut = false;    // some parts would be unequal
+  bool lack_axes = false;  // some specs name axes that the shape lacks
+  const size_t named = std::min(plan.refusals.size(), kRefusalsNamed);
+  for (size_t i = 0; i < named; ++i) {
+    const ResizeRefusal& each = plan.refusals[i];
+    const Reason reason = ReasonOf(each.error);
+    are_cut |= reason == Reason::kNotDivisible || reason == Reason::kInvalidCutPoints;
+    lack_axes |= reason == Reason::kAxisNotInMesh;
+    StrAppend(&lines, "\n  ",
+              each.name.empty() ? StrCat("array ", each.array_id)
+                                : StrCat("array ", PythonRepr(each.name)),
+              ": ", each.error.message());
+  }
+  const int64_t more = plan.refusal_count - static_cast<int64_t>(named);
+  if (more > 0) StrAppend(&lines, "\n  and ", more, " more; --validate-only lists them");
+  if (are_cut) {
+    StrAppend(&lines,
+              "\nChoose a shape that divides them, or --uneven ceil, which cuts them into unequal "
+              "parts");
+  }
+  if (lack_axes) StrAppend(&lines, "\nKeep the axes that specs name, with size 1");
+  return lines;
 }
 
 // Plans one call.
@@ -152,11 +176,12 @@ class Planning {
     }
     if (plan_.workers.size() == need) return absl::OkStatus();
     return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ", need,
-            " workers, and the pool has ", plan_.workers.size(), ": the mesh has ", present.size(),
-            ", and ", others.size(), others.size() == 1 ? " other is" : " others are",
-            " attached and not drained; start ", need - plan_.workers.size(), " more")),
+        absl::FailedPreconditionError(
+            StrCat("the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ",
+                   need, " workers, and there are ", plan_.workers.size(), ": ", present.size(),
+                   " of the mesh, and ", others.size(),
+                   " others that are attached and not drained\nStart ", need - plan_.workers.size(),
+                   " more: `shardmesh-worker --identity NAME --coordinator HOST:PORT`")),
         Reason::kMeshIncomplete,
         {{fact::kMesh, call_.mesh_id}, {fact::kHave, plan_.workers.size()}, {fact::kNeed, need}});
   }
@@ -167,22 +192,13 @@ class Planning {
 
   absl::Status WeighWorkers() {
     ResizeLayouts& layouts = plan_.layouts;
-    switch (call_.uneven) {
-      case UnevenCuts::kEqualOnly:
-      case UnevenCuts::kCeilChunks:
-        return absl::OkStatus();
-      case UnevenCuts::kByWeights:
-        layouts.weights = call_.weights;
-        return rpc::WithField(CheckWeights(layouts.weights, layouts.mesh.size()), "weights");
-      case UnevenCuts::kByMemory:
-      case UnevenCuts::kBySpeed:
-        break;
-    }
-    for (const std::string& identity : plan_.workers) {
-      const WorkerStatus* const worker = view_->FindWorker(identity);
-      layouts.weights.push_back(worker == nullptr ? 0 : WeightOf(call_.uneven, worker->info));
-    }
-    return rpc::WithField(CheckWeights(layouts.weights, layouts.mesh.size()), "uneven");
+    SHARDMESH_ASSIGN_OR_RETURN(layouts.weights, ChooseWeights({.rule = call_.uneven,
+                                                               .weights = call_.weights,
+                                                               .mesh = &layouts.mesh,
+                                                               .mesh_id = call_.mesh_id,
+                                                               .workers = plan_.workers},
+                                                              *view_));
+    return absl::OkStatus();
   }
 
   absl::Status AddNamed() {
@@ -196,7 +212,9 @@ class Planning {
       for (const ArrayRegistry::NamedArray& named : page) {
         after = named.name.name;
         if (!Concerns(*named.array) || !seen.insert(named.name.array_id).second) continue;
-        const absl::Status added = Add({.array = named.array, .name = named.name});
+        const absl::Status added = Add({.array = named.array,
+                                        .name = named.name,
+                                        .companion = CompanionOf(*parts_.registry, *named.array)});
         if (absl::IsCancelled(added)) return added;
         if (!added.ok()) Refuse(*named.array, named.name.name, added);
       }
@@ -226,12 +244,11 @@ class Planning {
         Refuse(
             *array, "",
             WithReason(absl::FailedPreconditionError(StrCat(
-                           "it has no name, and a session holds it (`shardmesh admin sessions` "
-                           "lists them), or the coordinator found it without a name at its last "
-                           "start and keeps it for its --unnamed-grace; end that session, resize "
-                           "again after that time, or name the array (`shardmesh reshard @",
+                           "it has no name. A session holds it (`shardmesh admin sessions`), or "
+                           "the coordinator keeps it for its --unnamed-grace. End that session, or "
+                           "resize after that time, or name the array with `shardmesh reshard @",
                            descriptor.array_id, " --mesh ", descriptor.mesh_id,
-                           " --as NAME`) and release it there")),
+                           " --as NAME` and release it in that session")),
                        Reason::kMeshInUse,
                        {{fact::kMesh, descriptor.mesh_id}, {fact::kArray, descriptor.array_id}}));
       }
@@ -459,35 +476,31 @@ absl::Status CheckResize(const PlannedResize& plan) {
                                   plan.layouts.mesh.ToString(), ", and nothing was moved");
   if (!plan.refusals.empty()) {
     const absl::Status& first = plan.refusals.front().error;
-    std::string message = what;
-    for (size_t i = 0; i < std::min(plan.refusals.size(), kRefusalsNamed); ++i) {
-      const ResizeRefusal& each = plan.refusals[i];
-      StrAppend(&message, i == 0 ? ": " : "; ", TitleOfRefused(each), ": ", each.error.message());
-    }
-    const int64_t more = plan.refusal_count - static_cast<int64_t>(kRefusalsNamed);
-    if (more > 0) StrAppend(&message, "; and ", more, " more (--validate-only lists them)");
+    const std::string message =
+        StrCat(what, ": ", plan.refusal_count, plan.refusal_count == 1 ? " array" : " arrays",
+               " cannot move", LinesOfRefused(plan));
     absl::Status status(first.code(), ToAbsl(message));
     first.ForEachPayload([&status](absl::string_view type, const absl::Cord& payload) {
       status.SetPayload(type, payload);
     });
     return status;
   }
-  const auto short_of = std::find_if(plan.ranks.begin(), plan.ranks.end(), [](const auto& rank) {
-    return rank.need_bytes > rank.have_bytes;
-  });
-  if (short_of == plan.ranks.end()) return absl::OkStatus();
-  const int64_t rank = short_of - plan.ranks.begin();
-  return WithReason(
-      absl::ResourceExhaustedError(
-          StrCat(what, ": rank ", rank, " (worker \"", short_of->identity, "\") has ",
-                 short_of->have_bytes, " of ", short_of->capacity_bytes,
-                 " bytes left, and the resize needs ", short_of->need_bytes,
-                 " there; release arrays, start workers with more --memory, or choose more ranks")),
-      Reason::kMemoryLimit,
-      {{fact::kHave, short_of->have_bytes},
-       {fact::kNeed, short_of->need_bytes},
-       {fact::kRank, rank},
-       {fact::kIdentity, short_of->identity}});
+  std::vector<ReshardMemoryNeed> memory;
+  for (size_t rank = 0; rank < plan.ranks.size(); ++rank) {
+    const ResizeRank& each = plan.ranks[rank];
+    memory.push_back({.mesh_id = plan.definition->name,
+                      .rank = static_cast<int64_t>(rank),
+                      .identity = each.identity,
+                      .have_bytes = each.have_bytes,
+                      .capacity_bytes = each.capacity_bytes,
+                      .need_bytes = each.need_bytes});
+  }
+  const std::vector<ReshardMemoryNeed> short_ranks = ShortRanks(memory);
+  if (short_ranks.empty()) return absl::OkStatus();
+  return TooLittleMemory(short_ranks, StrCat("the resize to ", plan.layouts.mesh.ToString()),
+                         "--validate-only",
+                         StrCat("release arrays, choose more ranks, or start these workers with ",
+                                MemoryFlagFor(short_ranks), " or more"));
 }
 
 }  // namespace shardmesh::server

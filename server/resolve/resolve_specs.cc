@@ -454,7 +454,8 @@ absl::StatusOr<std::vector<CutPoints>> CutsOf(const v1::DescribeTilingRequest& r
                                               const Shape& shape, const Mesh& mesh,
                                               const PartitionSpec& spec) {
   SHARDMESH_ASSIGN_OR_RETURN(const UnevenCuts rule,
-                             rpc::DecodeUnevenCuts(request.uneven(), !request.weights().empty()));
+                             rpc::DecodeUnevenCuts(request.uneven(), !request.weights().empty(),
+                                                   !request.cut_points().empty()));
   if (rule == UnevenCuts::kByMemory || rule == UnevenCuts::kBySpeed) {
     return rpc::BadField("uneven",
                          "is a rule by the workers of a mesh, and a question is about a mesh "
@@ -462,9 +463,6 @@ absl::StatusOr<std::vector<CutPoints>> CutsOf(const v1::DescribeTilingRequest& r
   }
   if (rule == UnevenCuts::kEqualOnly) {
     return rpc::DecodeCutPoints(request.cut_points(), shape);
-  }
-  if (!request.cut_points().empty()) {
-    return rpc::BadField("cut_points", "are given beside a rule in `uneven`; give one of them");
   }
   // The tiling reports a spec that does not fit the mesh or the shape.
   if (mesh.empty() || !CheckDistinctAxes(spec).ok() || !CheckAxesInMesh(spec, mesh).ok() ||

@@ -15,6 +15,7 @@
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
+#include "tensor/checkpoint_manifest.h"
 #include "tensor/dtype.h"
 #include "tensor/safetensors.h"
 
@@ -29,6 +30,13 @@ constexpr int kManifestFormat = 1;
 
 const ArrayDescriptor& DescriptorOf(const TensorToSave& tensor) {
   return tensor.array->definition.descriptor;
+}
+
+int64_t PartBytes(const SavePlan& plan, size_t tensor, size_t part) {
+  // Create has checked the layout.
+  return DescriptorOf(plan.tensors[tensor])
+      .TileSizeBytes(plan.tensors[tensor].parts[part].tile)
+      .value_or(0);
 }
 
 std::string FileName(size_t file, size_t count) {
@@ -87,9 +95,7 @@ absl::Status MakeHeaders(const SaveLayout& layout, SavePlan* plan) {
 // Cuts a tile among its holders, or gives it to the holder that has least to write so far.
 void AssignPart(size_t tensor, size_t part, std::map<std::string, int64_t>* load, SavePlan* plan) {
   const HeldPart& held = plan->tensors[tensor].parts[part];
-  // Create has checked the layout.
-  const int64_t size_bytes =
-      DescriptorOf(plan->tensors[tensor]).TileSizeBytes(held.tile).value_or(0);
+  const int64_t size_bytes = PartBytes(*plan, tensor, part);
   const auto count = static_cast<int64_t>(held.identities.size());
   const auto assign = [&](const std::string& identity, int64_t begin, int64_t end) {
     plan->regions[identity].push_back(
@@ -111,6 +117,21 @@ void AssignPart(size_t tensor, size_t part, std::map<std::string, int64_t>* load
       held.identities.begin(), held.identities.end(),
       [load](const std::string& a, const std::string& b) { return (*load)[a] < (*load)[b]; });
   assign(least, 0, size_bytes);
+}
+
+// Adds the checksums of a tile's pieces if the tile has several, and they make up its checksum.
+void AddPieces(const SavePlan& plan, size_t tensor, size_t part, std::vector<uint32_t> sums,
+               PieceChecksums* pieces) {
+  const int64_t size_bytes = PartBytes(plan, tensor, part);
+  const int64_t count = CountSavedPieces(size_bytes);
+  if (count < 2 || static_cast<int64_t>(sums.size()) != count) return;
+  uint32_t whole = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t piece_bytes = std::min(kSavedPieceBytes, size_bytes - i * kSavedPieceBytes);
+    whole = ConcatCrc32c(whole, sums[static_cast<size_t>(i)], piece_bytes);
+  }
+  if (whole != plan.tensors[tensor].parts[part].crc32c) return;
+  pieces->insert_or_assign({tensor, part}, std::move(sums));
 }
 
 }  // namespace
@@ -148,13 +169,15 @@ std::string IndexText(const SavePlan& plan) {
          "\n";
 }
 
-std::string ManifestText(const SavePlan& plan, const SaveDescription& description) {
+std::string ManifestText(const SavePlan& plan, const SaveDescription& description,
+                         const PieceChecksums& pieces) {
   Json manifest = {{"format", kManifestFormat},
                    {"cluster", description.cluster_id},
                    {"prefix", description.prefix},
                    {"revision", description.revision}};
   if (description.step.has_value()) manifest["step"] = *description.step;
   manifest["size_bytes"] = plan.size_bytes;
+  if (!pieces.empty()) manifest["piece_bytes"] = kSavedPieceBytes;
   Json& files = manifest["files"] = Json::array();
   for (const FileInPlan& file : plan.files) {
     files.push_back({{"name", file.name},
@@ -168,10 +191,16 @@ std::string ManifestText(const SavePlan& plan, const SaveDescription& descriptio
     const TensorToSave& tensor = plan.tensors[i];
     const ArrayDescriptor& array = DescriptorOf(tensor);
     Json tiles = Json::array();
-    for (const HeldPart& part : tensor.parts) {
+    for (size_t part = 0; part < tensor.parts.size(); ++part) {
       Json ranges = Json::array();
-      for (const IndexRange& range : part.tile.ranges) ranges.push_back({range.start, range.stop});
-      tiles.push_back({{"ranges", std::move(ranges)}, {"crc32c", part.crc32c}});
+      for (const IndexRange& range : tensor.parts[part].tile.ranges) {
+        ranges.push_back({range.start, range.stop});
+      }
+      Json tile = {{"ranges", std::move(ranges)}, {"crc32c", tensor.parts[part].crc32c}};
+      if (const auto found = pieces.find({i, part}); found != pieces.end()) {
+        tile["piece_crc32c"] = PieceText(found->second);
+      }
+      tiles.push_back(std::move(tile));
     }
     tensors.push_back({{"name", tensor.name},
                        {"file", plan.files[plan.places[i].file].name},
@@ -186,6 +215,45 @@ std::string ManifestText(const SavePlan& plan, const SaveDescription& descriptio
   }
   // The prefix may end within a character.
   return manifest.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+void AddFilePieces(const SavePlan& plan, size_t file, absl::Span<const uint32_t> piece_crc32c,
+                   PieceChecksums* pieces) {
+  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
+    if (plan.places[tensor].file != file) continue;
+    for (size_t part = 0; part < plan.tensors[tensor].parts.size(); ++part) {
+      const auto count = static_cast<size_t>(CountSavedPieces(PartBytes(plan, tensor, part)));
+      if (count > piece_crc32c.size()) return;
+      AddPieces(plan, tensor, part, {piece_crc32c.begin(), piece_crc32c.begin() + count}, pieces);
+      piece_crc32c.remove_prefix(count);
+    }
+  }
+}
+
+void AddWrittenPieces(const SavePlan& plan, const PresentBytes& present,
+                      const std::map<std::string, std::vector<uint32_t>>& piece_crc32c,
+                      PieceChecksums* pieces) {
+  // The checksums of the regions of each tile, by the beginning of the region.
+  std::map<std::pair<size_t, size_t>, std::map<int64_t, absl::Span<const uint32_t>>> regions_of;
+  for (const auto& [identity, regions] : plan.regions) {
+    const auto found = piece_crc32c.find(identity);
+    if (found == piece_crc32c.end()) continue;
+    absl::Span<const uint32_t> left = found->second;
+    for (const RegionToWrite& region : regions) {
+      if (present.Has(plan, region)) continue;
+      const auto count = static_cast<size_t>(CountSavedPieces(region.size_bytes()));
+      if (count > left.size()) break;
+      regions_of[{region.tensor, region.part}][region.begin_bytes] = left.subspan(0, count);
+      left.remove_prefix(count);
+    }
+  }
+  for (const auto& [key, of_tile] : regions_of) {
+    std::vector<uint32_t> sums;
+    for (const auto& [begin, of_region] : of_tile) {
+      sums.insert(sums.end(), of_region.begin(), of_region.end());
+    }
+    AddPieces(plan, key.first, key.second, std::move(sums), pieces);
+  }
 }
 
 absl::Status CheckWritten(const SavePlan& plan, const PresentBytes& present,

@@ -98,9 +98,15 @@ struct SaveDescription {
 // Returns model.safetensors.index.json: metadata.total_size and weight_map. Empty if the plan has
 // only one file, which needs no index.
 std::string IndexText(const SavePlan& plan);
+
+// The CRC-32C of each piece (kSavedPieceBytes) of tiles, by the tensor and its part.
+using PieceChecksums = std::map<std::pair<size_t, size_t>, std::vector<uint32_t>>;
+
 // Returns the manifest: the files with their content keys and the checksums of their headers, and
-// of each tensor the array, its layout and the checksums of its tiles.
-std::string ManifestText(const SavePlan& plan, const SaveDescription& description);
+// of each tensor the array, its layout and the checksums of its tiles, and of the pieces that
+// `pieces` has.
+std::string ManifestText(const SavePlan& plan, const SaveDescription& description,
+                         const PieceChecksums& pieces = {});
 
 // The bytes that the files of a save have before the workers write.
 struct PresentBytes {
@@ -118,6 +124,18 @@ struct PresentBytes {
 // tile and the workers.
 absl::Status CheckWritten(const SavePlan& plan, const PresentBytes& present,
                           const std::map<std::string, std::vector<uint32_t>>& crc32c);
+
+// Adds the checksums that the leader found in a file that it read whole, those of all tiles of the
+// file. Leaves out tiles of one piece, and tiles whose checksum these are not.
+void AddFilePieces(const SavePlan& plan, size_t file, absl::Span<const uint32_t> piece_crc32c,
+                   PieceChecksums* pieces);
+
+// Adds the checksums that workers computed while they wrote: of each piece of each region of
+// plan.regions that is not present, by worker. Leaves out tiles as AddFilePieces does, and those of
+// workers that reported fewer.
+void AddWrittenPieces(const SavePlan& plan, const PresentBytes& present,
+                      const std::map<std::string, std::vector<uint32_t>>& piece_crc32c,
+                      PieceChecksums* pieces);
 
 }  // namespace shardmesh::server
 

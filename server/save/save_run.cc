@@ -378,6 +378,9 @@ absl::Status SaveRun::MakeFiles(SaveResult* result) {
     for (const internal::v1::FoundTiles& found : answer.answer->found()) {
       SHARDMESH_RETURN_IF_ERROR(TakeFound(first + found.file(), found.is_intact(), result));
     }
+    for (const internal::v1::FilePieces& each : answer.answer->pieces()) {
+      AddFilePieces(options_.plan, first + each.file(), each.piece_crc32c(), &pieces_);
+    }
   }
   return absl::OkStatus();
 }
@@ -459,19 +462,31 @@ absl::Status SaveRun::WriteTiles(SaveResult* result) {
   }
   if (options_.total) options_.total(total_pieces, total_bytes);
   std::map<std::string, std::vector<uint32_t>> crc32c;
+  std::map<std::string, std::vector<uint32_t>> piece_crc32c;
   SHARDMESH_RETURN_IF_ERROR(
       RunLanes(std::move(lanes), absl::InfiniteDuration(), OnError::kStop, [&](const Event& event) {
         if (!event.answer.ok()) return;
         const TileLane& lane = tile_lanes.at(event.identity);
         std::vector<uint32_t>& sums = crc32c[event.identity];
         sums.insert(sums.end(), event.answer->crc32c().begin(), event.answer->crc32c().end());
+        std::vector<uint32_t>& of_pieces = piece_crc32c[event.identity];
+        of_pieces.insert(of_pieces.end(), event.answer->piece_crc32c().begin(),
+                         event.answer->piece_crc32c().end());
         result->written_bytes += lane.bytes;
         if (options_.progress) options_.progress(lane.pieces, 0);
       }));
-  return CheckWritten(plan, present_, crc32c);
+  SHARDMESH_RETURN_IF_ERROR(CheckWritten(plan, present_, crc32c));
+  AddWrittenPieces(plan, present_, piece_crc32c, &pieces_);
+  return absl::OkStatus();
 }
 
-absl::Status SaveRun::Publish(const std::string& manifest, SaveResult* result) {
+absl::Status SaveRun::Publish(const std::string& first_manifest, SaveResult* result) {
+  // The checksums of pieces are known only now. The text only grows, so nothing of the first one is
+  // left. If the leader dies in between, the next save writes its files anew.
+  const std::string manifest = ManifestText(options_.plan, options_.description, pieces_);
+  if (manifest != first_manifest) {
+    SHARDMESH_RETURN_IF_ERROR(WriteTexts({{std::string(kCheckpointManifest), manifest}}));
+  }
   const std::string index = IndexText(options_.plan);
   if (!index.empty()) {
     SHARDMESH_RETURN_IF_ERROR(WriteTexts({{std::string(kCheckpointIndex), index}}));

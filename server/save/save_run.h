@@ -127,7 +127,8 @@ class SaveRun {
   // The orders of one worker to write its tiles.
   struct TileLane;
   Order NextTiles(TileLane* lane) const;
-  absl::Status Publish(const std::string& manifest, SaveResult* result);
+  // `first_manifest`: what the folder has as manifest so far.
+  absl::Status Publish(const std::string& first_manifest, SaveResult* result);
   void EndAll(bool keep);
 
   const Options options_;
@@ -136,6 +137,7 @@ class SaveRun {
   std::vector<std::string> identities_;  // all workers of the save, the leader first
   std::vector<std::string> opened_;      // those that got an order
   PresentBytes present_;
+  PieceChecksums pieces_;
   std::string probe_;
 };
 

@@ -169,7 +169,9 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
                                             "\", which is a partial sum; reduce it first, or save "
                                             "by a prefix that leaves it out"));
     }
-    const SelectedArray selected{.array = each.array, .name = each.name};
+    const SelectedArray selected{.array = each.array,
+                                 .name = each.name,
+                                 .companion = CompanionOf(*parts_.registry, *each.array)};
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<OwnedTile> held,
         FindHolders(selected, Tile::Whole(array.shape), *view, *parts_.recovery));

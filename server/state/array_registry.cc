@@ -18,6 +18,10 @@
 namespace shardmesh::server {
 namespace {
 
+// Limit on the names that a search for an error message looks at, because all other calls wait for
+// the lock.
+constexpr int64_t kNamesLookedAt = 1'000;
+
 constexpr std::string_view kClusterKey = "cluster";
 constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kNamePrefix = "name/";
@@ -515,9 +519,8 @@ absl::Status ArrayRegistry::CheckStage(const ArrayDescriptor& descriptor) const 
 }
 
 absl::Status ArrayRegistry::CheckMeshStays(const ArrayDescriptor& descriptor) const {
-  const auto floor = mesh_floors_.find(descriptor.mesh_id);
   if (!changing_meshes_.contains(descriptor.mesh_id) &&
-      (floor == mesh_floors_.end() || descriptor.mesh_revision >= floor->second)) {
+      !HasMeshChanged(descriptor.mesh_id, descriptor.mesh_revision)) {
     return absl::OkStatus();
   }
   return WithReason(
@@ -529,6 +532,11 @@ absl::Status ArrayRegistry::CheckMeshStays(const ArrayDescriptor& descriptor) co
       {{fact::kKind, "mesh"},
        {fact::kName, descriptor.mesh_id},
        {fact::kNeed, descriptor.mesh_revision}});
+}
+
+bool ArrayRegistry::HasMeshChanged(std::string_view mesh_id, Revision revision) const {
+  const auto floor = mesh_floors_.find(mesh_id);
+  return floor != mesh_floors_.end() && revision < floor->second;
 }
 
 absl::Status ArrayRegistry::Stage(ArrayDefinition definition) {
@@ -598,7 +606,9 @@ void ArrayRegistry::Commit(CommitRequest request, CommitCallback callback) {
     } else {
       const absl::Time now = clock_->Now();
       for (const ArrayCommit& commit : pending->request.arrays) {
-        auto array = std::make_shared<Array>(*arrays_.find(commit.array_id)->second.array);
+        ArrayEntry& entry = arrays_.find(commit.array_id)->second;
+        ForgetLosses(entry, commit.epoch);
+        auto array = std::make_shared<Array>(*entry.array);
         array->state = ArrayState::kAvailable;
         array->durability = commit.durability;
         array->tile_crc32c = commit.tile_crc32c;
@@ -1046,6 +1056,18 @@ void ArrayRegistry::SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
   entry.missing_count += is_missing ? 1 : -1;
   entry.is_outdated = true;
   Count(entry, 1);
+}
+
+void ArrayRegistry::ForgetLosses(ArrayEntry& entry, int64_t epoch) {
+  if (entry.missing_count == 0) return;
+  const std::string& mesh_id = entry.array->definition.descriptor.mesh_id;
+  for (int64_t rank = 0; rank < std::ssize(entry.missing); ++rank) {
+    if (!entry.missing[static_cast<size_t>(rank)]) continue;
+    const auto presence = presence_.find({mesh_id, rank});
+    if (presence == presence_.end()) continue;
+    const std::optional<int64_t> lost = presence->second.lost_epoch;
+    if (lost.has_value() && *lost <= epoch) SetMissing(entry, rank, false);
+  }
 }
 
 const ArrayPtr& ArrayRegistry::Current(const ArrayEntry& entry) const {
@@ -1653,6 +1675,21 @@ bool ArrayRegistry::HasName(std::string_view array_id) const {
   return found != arrays_.end() && found->second.names > 0;
 }
 
+std::string ArrayRegistry::LabelOf(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  const bool is_companion = found != arrays_.end() && IsCompanion(array_id, found->second);
+  const std::string_view prefix = is_companion ? "the second replica of " : "";
+  const std::string_view id =
+      is_companion ? std::string_view(found->second.array->definition.replica_of) : array_id;
+  int64_t looked_at = 0;
+  for (const auto& [name, named] : names_) {
+    if (named.entry.array_id == id) return StrCat(prefix, "array \"", name, "\" (", id, ")");
+    if (++looked_at == kNamesLookedAt) break;
+  }
+  return StrCat(prefix, "array ", id);
+}
+
 ArrayRegistry::Holds ArrayRegistry::HoldsOf(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
@@ -1939,9 +1976,6 @@ absl::Status ArrayRegistry::CheckMeshChangeLocked(const std::string& mesh_id) co
   if (live > 0) {
     const auto first = std::find_if(found->second.begin(), found->second.end(), is_live);
     std::string example = StrCat("array ", first->first);
-    // Bound the search for an example: most names may belong to arrays on other meshes, and all
-    // other calls wait for the lock.
-    constexpr int64_t kNamesLookedAt = 1'000;
     int64_t looked_at = 0;
     for (const auto& [name, named] : names_) {
       if (found->second.contains(named.entry.array_id)) {
@@ -1993,12 +2027,13 @@ void ArrayRegistry::EndMeshChange(const std::string& mesh_id, std::optional<Revi
   events_.MakeCalls();
 }
 
-void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment) {
+void ArrayRegistry::TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment,
+                              std::optional<int64_t> epoch) {
   SHARDMESH_PASSES("registry.tiles_lost");
   absl::MutexLock lock(&mutex_);
   Presence& presence = presence_[{std::string(mesh_id), rank}];
   if (presence.attachment > attachment) return;  // the worker has attached again
-  presence = {.attachment = attachment, .is_lost = true};
+  presence = {.attachment = attachment, .is_lost = true, .lost_epoch = epoch};
   const auto arrays = arrays_by_mesh_.find(mesh_id);
   if (arrays == arrays_by_mesh_.end()) return;
   for (const auto& [id, entry] : arrays->second) SetMissing(*entry, rank, true);
@@ -2039,13 +2074,14 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
   {
     absl::MutexLock lock(&mutex_);
     for (const auto& [mesh_id, mesh] : inventory.meshes) {
-      if (!mesh.rank.has_value()) continue;
+      // EndMeshChange has erased the presences of the former ranks.
+      if (!mesh.rank.has_value() || HasMeshChanged(mesh_id, mesh.revision)) continue;
       Presence& presence = presence_[{mesh_id, *mesh.rank}];
       if (presence.attachment > inventory.attachment ||
           (presence.attachment == inventory.attachment && presence.is_lost)) {
         continue;
       }
-      presence = {.attachment = inventory.attachment, .is_lost = false};
+      presence = {.attachment = inventory.attachment, .lost_epoch = presence.lost_epoch};
       taking.ranks.emplace(mesh_id, *mesh.rank);
     }
   }
@@ -2185,17 +2221,21 @@ bool ArrayRegistry::MissOrphans(std::string_view mesh_id, int64_t rank, const Ta
 
 bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::string* last) {
   presence_[{std::string(mesh_id), rank}].has_listed = true;
+  if (!orphans_by_mesh_.contains(mesh_id)) return true;
+  // The number of ranks from 0 on that have all brought their inventories. It is counted once for
+  // all orphans, because a mesh may have thousands of ranks.
+  int64_t listed = 0;
+  for (auto each = presence_.lower_bound({std::string(mesh_id), 0});
+       each != presence_.end() && each->first.first == mesh_id && each->first.second == listed &&
+       each->second.has_listed && !each->second.is_lost;
+       ++each) {
+    ++listed;
+  }
   return ForSomeOf(orphans_by_mesh_, mesh_id, last, [&](const std::string& id) {
     mutex_.AssertHeld();
     const auto orphan = orphans_.find(id);
     const Orphan& found = orphan->second;
-    if (found.has_committed) return;
-    for (size_t each = 0; each < found.identities.size(); ++each) {
-      const auto presence = presence_.find({found.descriptor.mesh_id, static_cast<int64_t>(each)});
-      if (presence == presence_.end() || presence->second.is_lost || !presence->second.has_listed) {
-        return;
-      }
-    }
+    if (found.has_committed || std::ssize(found.identities) > listed) return;
     PutAside(found.descriptor, found.identities, kUnknownWork);
     EraseOrphan(orphan);
   });

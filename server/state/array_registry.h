@@ -116,6 +116,9 @@ struct ArrayCommit {
   std::string array_id;
   Durability durability = Durability::kMemory;
   std::vector<uint32_t> tile_crc32c;  // by rank: as many as the mesh has devices
+  // WorkOutcome::epoch of the put or step. Losses of ranks up to this epoch do not count: the
+  // workers have staged these tiles since.
+  int64_t epoch = 0;
 };
 
 // Points `name` to an array, or deletes the name.
@@ -195,6 +198,7 @@ struct InventoryMesh {
   const Mesh* mesh = nullptr;
   std::optional<int64_t> rank = {};               // the worker's own rank; nullopt: it serves none
   absl::Span<const std::string> identities = {};  // each rank's worker; empty: none is assigned yet
+  Revision revision = 0;                          // of the mesh's definition that has these ranks
 };
 
 // The complete list of a worker's tiles.
@@ -432,6 +436,9 @@ class ArrayRegistry {
   absl::Status CheckNameMove(const NameMove& move) const;
   // Returns whether a name points to the array.
   bool HasName(std::string_view array_id) const;
+  // Returns `array "NAME" (ID)` for an error message; `array ID` if no name points to the array, or
+  // if its name is not among the first 1,000. For a companion, names the array that it copies.
+  std::string LabelOf(std::string_view array_id) const;
   // The numbers of names and pins that keep an array alive.
   struct Holds {
     int64_t names = 0;
@@ -528,8 +535,11 @@ class ArrayRegistry {
   void TakeBack(std::string_view array_id);
 
   // Records that the worker of this rank is lost, with its tiles. No effect if a later attachment
-  // of the rank's worker has already brought its inventory.
-  void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment);
+  // of the rank's worker has already brought its inventory. `epoch`: the epoch of the loss, see
+  // ArrayCommit::epoch; nullopt: the rank has moved to another worker, and the tiles of staged
+  // arrays are lost too, whenever they arrive.
+  void TilesLost(std::string_view mesh_id, int64_t rank, uint64_t attachment,
+                 std::optional<int64_t> epoch = std::nullopt);
   // Records that the rank's tile of a committed array is damaged and no longer served. No effect on
   // other arrays.
   void TileDamaged(std::string_view array_id, int64_t rank);
@@ -538,7 +548,8 @@ class ArrayRegistry {
   std::vector<size_t> FindUnknown(const std::vector<InventoryTile>& tiles) const;
   // Processes the inventory of an attached worker. The inventory is complete: tiles of the worker's
   // ranks that it does not list count as missing. If the attachment has ended by now, or another
-  // attachment has replaced it, the inventory does not change which tiles count as missing.
+  // attachment has replaced it, or the mesh has changed since InventoryMesh::revision, the
+  // inventory does not change which tiles count as missing.
   //
   // Takes time linear in the worker's tiles and in the arrays and unconfirmed releases on its
   // meshes. Holds the lock for a few thousand of these objects at a time. A worker may bring
@@ -650,6 +661,9 @@ class ArrayRegistry {
     uint64_t attachment = 0;
     bool is_lost = false;
     bool has_listed = false;  // its whole inventory is judged
+    // Epoch of the last loss, also of an earlier attachment. Nullopt: there was none, or the last
+    // one was a move of the rank.
+    std::optional<int64_t> lost_epoch = {};
   };
   struct Name {
     NameEntry entry;
@@ -679,6 +693,9 @@ class ArrayRegistry {
   void DiscardStaged(const std::vector<std::string>& array_ids) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Load() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshStays(const ArrayDescriptor& descriptor) const
+      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Whether the mesh was changed after this revision of its definition.
+  bool HasMeshChanged(std::string_view mesh_id, Revision revision) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   absl::Status CheckMeshChangeLocked(const std::string& mesh_id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -730,6 +747,8 @@ class ArrayRegistry {
   // does not have.
   void SetMissing(ArrayEntry& entry, int64_t rank, bool is_missing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts the tiles of a staged array as there whose ranks were last lost up to this epoch.
+  void ForgetLosses(ArrayEntry& entry, int64_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns the array in its current state.
   const ArrayPtr& Current(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static ArrayState StateOf(const ArrayEntry& entry);

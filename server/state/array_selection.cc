@@ -22,6 +22,15 @@ bool ComesBack(const MeshRanks* mesh, const Recovery& recovery, int64_t rank) {
          recovery.ComesBack(mesh->identities[static_cast<size_t>(rank)]);
 }
 
+// Whether the array has a companion with the tiles of all these ranks.
+bool HasSecondReplica(const SelectedArray& selected, const std::vector<int64_t>& ranks) {
+  if (selected.companion == nullptr) return false;
+  const std::vector<int64_t>& lacking = selected.companion->missing_ranks;
+  return std::none_of(ranks.begin(), ranks.end(), [&lacking](int64_t rank) {
+    return std::binary_search(lacking.begin(), lacking.end(), rank);
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
@@ -46,7 +55,14 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
     return WithReason(absl::NotFoundError(StrCat("array ", array_id, " is not committed yet")),
                       Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
   }
+  selected.companion = CompanionOf(registry, *selected.array);
   return selected;
+}
+
+ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array) {
+  return array.state == ArrayState::kDegraded
+             ? registry.FindTwin(array.definition.descriptor.array_id)
+             : nullptr;
 }
 
 absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
@@ -80,12 +96,22 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   const bool is_running = repair.has_value() && repair->tiles > 0;
   const std::string repair_text =
       repair.has_value() ? StrCat(repair->ToString(recovery.now()), "; ") : "";
+  const bool has_copy = HasSecondReplica(selected, missing);
   const std::string_view advice =
       is_running ? "try again when it has ended: `shardmesh ops watch` shows how far it is"
-      : is_lost  ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
-                   "quarantine list` shows which tiles are in quarantine and can be restored; "
-                   "otherwise load the array again; if it was a result of a computation, its tiles "
-                   "were in memory: compute it again, or `shardmesh rm NAME`"
+      : has_copy && is_lost
+          ? "the second replica has these tiles, and `shardmesh get` reads them there; a worker of "
+            "these ranks is attached: `shardmesh ops ls --kind repair` shows whether they are "
+            "being "
+            "copied back"
+      : has_copy
+          ? "the second replica has these tiles, and `shardmesh get` reads them there; they are "
+            "copied back once workers serve these ranks again: start those workers, or give their "
+            "ranks to others with `shardmesh admin worker replace`"
+      : is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
+                  "quarantine list` shows which tiles are in quarantine and can be restored; "
+                  "otherwise load the array again; if it was a result of a computation, its tiles "
+                  "were in memory: compute it again, or `shardmesh rm NAME`"
       : array.durability == Durability::kDisk
           ? "start those workers again: the tiles are on their disks"
           : "the tiles were in memory: load the array again, unless those workers still run and "

@@ -27,6 +27,8 @@ struct ArrayReference {
 struct SelectedArray {
   ArrayPtr array;
   NameEntry name;
+  // The companion with the second replicas of a degraded array; null: there is none.
+  ArrayPtr companion = nullptr;
 };
 
 // How often a call looks a name up whose array is replaced and released meanwhile.
@@ -37,10 +39,14 @@ inline constexpr int kMaxSelections = 10;
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                                      const ArrayReference& reference);
 
+// Returns the companion of a degraded array, for SelectedArray; null for other arrays.
+ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array);
+
 // Returns the error for an array that lacks tiles. The error names the array, the ranks whose tiles
-// are missing, and their workers. UNAVAILABLE (RECOVERING): those workers are expected back with
-// the tiles. FAILED_PRECONDITION (ARRAY_DEGRADED), with advice: in all other cases. `missing`: the
-// missing ranks whose tiles the call needs, rising; not empty.
+// are missing, and their workers; it says if the second replica has these tiles. UNAVAILABLE
+// (RECOVERING): those workers are expected back with the tiles. FAILED_PRECONDITION
+// (ARRAY_DEGRADED), with advice: in all other cases. `missing`: the missing ranks whose tiles the
+// call needs, rising; not empty.
 absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
                       const MembershipView& membership, const Recovery& recovery);
 

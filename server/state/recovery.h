@@ -59,7 +59,8 @@ struct RepairTotals {
 // The replicas of an array that wants more than one.
 struct ArrayReplicas {
   int64_t wanted = 0;
-  int64_t complete = 0;  // copies of the array of which no tile is missing
+  // How many workers have the tile that the fewest workers have, at most `wanted`.
+  int64_t complete = 0;
   // Whether the array's own spec puts each tile on two hosts, so that no second copy is made.
   bool by_spec = false;
   // Whether both copies of some tile are on one host: the mesh has one host only, or one of its

@@ -10,6 +10,7 @@
 #include "process/random_bytes.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
+#include "server/resolve/cut_weights.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/steps/committed_bytes.h"
 #include "server/steps/fill_codec.h"
@@ -25,12 +26,6 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
-
-int64_t WeightOf(UnevenCuts rule, const WorkerInfo& worker) {
-  // In KiB and in MFLOP/s.
-  return rule == UnevenCuts::kByMemory ? worker.capacity_bytes >> 10
-                                       : static_cast<int64_t>(worker.f32_flops_per_second / 1e6);
-}
 
 absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
                                  const RuleSource& rule_source,
@@ -102,42 +97,20 @@ absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
 }
 
 absl::Status PutPlan::ChooseWeights() {
-  switch (header_.uneven) {
-    case UnevenCuts::kEqualOnly:
-    case UnevenCuts::kCeilChunks:
-      return absl::OkStatus();
-    case UnevenCuts::kByWeights:
-      weights_ = header_.weights;
-      return rpc::WithField(CheckWeights(weights_, mesh_.size()), "header.weights");
-    case UnevenCuts::kByMemory:
-    case UnevenCuts::kBySpeed:
-      break;
+  CutQuestion question{.rule = header_.uneven,
+                       .weights = header_.weights,
+                       .mesh = &mesh_,
+                       .mesh_id = header_.mesh_id,
+                       .path = header_.path};
+  if (WeighsWorkers(question.rule)) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
+                               parts_.endpoints->Endpoints(header_.mesh_id));
+    // Only live workers have endpoints.
+    if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) return MeshChanged();
+    for (const RankEndpoint& endpoint : endpoints) question.workers.push_back(endpoint.identity);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<RankEndpoint> endpoints,
-                             parts_.endpoints->Endpoints(header_.mesh_id));
-  if (static_cast<int64_t>(endpoints.size()) != mesh_.size()) {
-    return MeshChanged();
-  }
-  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
-  weights_.clear();
-  for (const RankEndpoint& endpoint : endpoints) {
-    const WorkerStatus* const worker = view->FindWorker(endpoint.identity);
-    if (worker == nullptr) {
-      return MeshChanged();
-    }
-    weights_.push_back(WeightOf(header_.uneven, worker->info));
-    if (header_.uneven == UnevenCuts::kByMemory) continue;
-    if (weights_.back() == 0) {
-      return rpc::WithField(
-          WithReason(absl::FailedPreconditionError(
-                         StrCat("rank ", endpoint.rank, " (worker \"", endpoint.identity,
-                                "\") has not measured the speed of its kernels, by which the put "
-                                "is to be cut; cut by memory or by weights")),
-                     Reason::kNotAvailable),
-          "header.uneven");
-    }
-  }
-  return rpc::WithField(CheckWeights(weights_, mesh_.size()), "header.uneven");
+  SHARDMESH_ASSIGN_OR_RETURN(weights_, server::ChooseWeights(question, *parts_.membership->view()));
+  return absl::OkStatus();
 }
 
 absl::Status PutPlan::TakeTensor(PutTensor tensor) {
@@ -153,6 +126,7 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor) {
   item.name = tensor.name;
   item.expected_version = tensor.expected_version;
   item.definition.replicas = header_.replicas;
+  item.wants_one_replica = header_.replicas == 1;
   if (header_.replicas == 0) {
     const bool has_name = !tensor.name.empty() && parts_.registry != nullptr;
     item.definition.replicas = has_name ? parts_.registry->ReplicasOf(tensor.name) : 1;

@@ -108,10 +108,6 @@ struct PutTensor {
   std::optional<ContentClaim> content = {};
 };
 
-// Returns the weight of a worker's device by the rule kByMemory or kBySpeed, such that the sum of
-// many weights fits int64; 0: the worker has not measured its speed.
-int64_t WeightOf(UnevenCuts rule, const WorkerInfo& worker);
-
 // Collects a put as its client describes it. Calls, in this order:
 //   TakeHeader, TakeTensor for each tensor, FindReusable if may_reuse(), Begin
 // If TakeClaims after FindReusable returns claims, a ContentCheck of them and UseContent follow. If
@@ -133,10 +129,7 @@ class PutPlan {
   // is named with a version, or is an auxiliary mesh (see may_be_resize_mesh); or replicas are
   // wanted on a mesh of one worker, or on one with a name that leaves no room for that of its
   // auxiliary mesh. NOT_FOUND: no such mesh. Further errors: those of SessionTable::Check, of
-  // MeshEndpoints::CheckReady, of CheckWeights, and of `rule_source` and `profile_source`.
-  // FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the workers that the rule for uneven
-  // cuts weighs are not all there. FAILED_PRECONDITION (NOT_AVAILABLE): a worker has not measured
-  // its speed.
+  // MeshEndpoints::CheckReady, of server::ChooseWeights, and of `rule_source` and `profile_source`.
   absl::Status TakeHeader(PutHeader header, const rpc::Caller& caller,
                           const RuleSource& rule_source, const ProfileSource& profile_source);
 

@@ -157,6 +157,7 @@ bool PutReuse::IsWhatThePutMakes(const Array& array, const PutItem& item) {
   return LieAlike(array.definition.descriptor, item.definition.descriptor) &&
          array.definition.requested_spec == item.definition.requested_spec &&
          array.definition.replicas >= item.definition.replicas &&
+         !(item.wants_one_replica && array.definition.replicas > 1) &&
          (array.durability == Durability::kDisk || !IsDurable(item.definition.descriptor.mesh_id));
 }
 

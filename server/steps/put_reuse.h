@@ -58,7 +58,8 @@ class PutReuse {
 
   // Sets `item.reused` if an available array has the elements of the item's tensor:
   // - An array that is what the put would make becomes the item's array: layout, requested spec and
-  //   durability are the same, it wants at least as many replicas, and the item has a name.
+  //   durability are the same, it wants at least as many replicas, and the item has a name. A put
+  //   that asks for one replica takes no array with two: the copy has no companion.
   //   Preferred is the array that the name points to.
   // - From another array the workers copy. Preferred is the one from which they send least.
   void Find(PutItem& item);

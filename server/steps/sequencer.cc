@@ -112,7 +112,7 @@ struct Sequencer::Work {
   }
 
   WorkOutcome Outcome(absl::Status status) const {
-    return {std::move(status), ref.sequence, ranks};
+    return {std::move(status), ref.sequence, ranks, ref.epoch};
   }
 };
 
@@ -541,10 +541,18 @@ void Sequencer::AdmitWaiting() {
     Run(work.get());
     work->ref.sequence = ++last_sequence_;
     steps_.emplace(work->ref.sequence, work);
-    events_.Add([transport = transport_, ref = work->ref, message = work->message] {
-      transport->Start(ref, message);
-    });
+    events_.Add(
+        [this, work, ref = work->ref, message = work->message] { Start(work, ref, message); });
   }
+}
+
+void Sequencer::Start(const WorkPtr& work, const WorkRef& ref, const EncodedStepPtr& message) {
+  const std::optional<Participant> missed = transport_->Start(ref, message);
+  if (!missed.has_value()) return;
+  absl::MutexLock lock(&mutex_);
+  if (!live_.contains(work->ticket) || work->state == State::kCommitting) return;
+  FailFor(work, *missed, "is attaching again", "");
+  AdmitWaiting();
 }
 
 absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
@@ -656,22 +664,26 @@ void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what)
     if (work->state == State::kCommitting) continue;
     for (const Participant& participant : work->ref.participants) {
       if (participant.identity != identity) continue;
-      const std::string waiting = Explain(*work, &explanations_left).waiting;
-      work->ref.blamed = {participant};
-      End(work, WithReason(absl::UnavailableError(
-                               StrCat(Name(participant), " ", what, " during ", Name(work->ref),
-                                      waiting.empty() ? std::string() : StrCat(", while ", waiting),
-                                      "; retry when it is back")),
-                           Reason::kWorkerLost,
-                           {{fact::kRank, participant.rank},
-                            {fact::kIdentity, participant.identity},
-                            {fact::kStep,
-                             work->ref.sequence == 0 ? std::string() : StrCat(work->ref.sequence)},
-                            {fact::kOp, work->ref.op}}));
+      FailFor(work, participant, what, Explain(*work, &explanations_left).waiting);
       break;
     }
   }
   AdmitWaiting();
+}
+
+void Sequencer::FailFor(const WorkPtr& work, const Participant& participant, std::string_view what,
+                        std::string_view waiting) {
+  work->ref.blamed = {participant};
+  End(work, WithReason(absl::UnavailableError(
+                           StrCat(Name(participant), " ", what, " during ", Name(work->ref),
+                                  waiting.empty() ? std::string() : StrCat(", while ", waiting),
+                                  "; retry when it is back")),
+                       Reason::kWorkerLost,
+                       {{fact::kRank, participant.rank},
+                        {fact::kIdentity, participant.identity},
+                        {fact::kStep,
+                         work->ref.sequence == 0 ? std::string() : StrCat(work->ref.sequence)},
+                        {fact::kOp, work->ref.op}}));
 }
 
 StepExplanation Sequencer::Explain(const Work& work, int64_t* left) const {

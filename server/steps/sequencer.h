@@ -79,6 +79,7 @@ struct WorkOutcome {
   absl::Status status;
   int64_t sequence = 0;
   std::vector<RankResult> ranks;  // in the order of participants; ranks without a report are empty
+  int64_t epoch = 0;              // WorkRef::epoch
 };
 
 // Makes the outcome of work durable before the workers get the outcome. Calls `decided` exactly
@@ -140,12 +141,13 @@ struct StepExplanation {
 
 // Sends the sequencer's decisions to the workers. The sequencer makes one call at a time, in the
 // order of the decisions, without a lock. Implementations send to each participant in the order of
-// the calls, and neither block nor fail. A participant that cannot be reached gets nothing. The
-// membership then reports that participant as lost.
+// the calls, and do not block. A participant that cannot be reached gets nothing.
 class StepTransport {
  public:
   virtual ~StepTransport() = default;
-  virtual void Start(const WorkRef& work, const EncodedStepPtr& message) = 0;
+  // Returns a participant that cannot be reached although it is attached: it has attached over
+  // another stream, which gets no steps yet. The sequencer aborts the step. Nullopt: there is none.
+  virtual std::optional<Participant> Start(const WorkRef& work, const EncodedStepPtr& message) = 0;
   virtual void Commit(const WorkRef& work) = 0;
   virtual void Abort(const WorkRef& work, const absl::Status& reason) = 0;
 };
@@ -168,7 +170,7 @@ class StepTransport {
 //
 // clang-format off
 //   the rank's own code          a rank reported an error
-//   UNAVAILABLE (WORKER_LOST)    a participant was lost
+//   UNAVAILABLE (WORKER_LOST)    a participant was lost, or attaches again
 //   DEADLINE_EXCEEDED (DEADLINE) not all reports came in time; names the ranks at fault or, if
 //                                these are unknown, the ranks without a report
 //   CANCELLED (CANCELLED)        Cancel, AbortTransfer
@@ -305,6 +307,13 @@ class Sequencer {
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Aborts work because a participant has gone. `what` happened to the participant. `waiting` says
+  // which ranks waited where; empty: not known.
+  void FailFor(const WorkPtr& work, const Participant& participant, std::string_view what,
+               std::string_view waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Passes an admitted step to the transport.
+  void Start(const WorkPtr& work, const WorkRef& ref, const EncodedStepPtr& message)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Explains a step. Each explanation of one call lowers `*left` by one; at 0 the result is empty.
   // A few explanations suffice, because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);

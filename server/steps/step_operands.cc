@@ -1,10 +1,13 @@
 // Finds operands, and checks that they lie on the current version of one mesh.
 #include "server/steps/step_operands.h"
 
+#include <string>
 #include <utility>
 #include <variant>
 
+#include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
+#include "server/steps/replica_mesh.h"
 #include "server/steps/resize_mesh.h"
 #include "sharding/mesh_definition.h"
 #include "status/fact_keys.h"
@@ -13,6 +16,33 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
+namespace {
+
+// Names the array of an operand for an error message: by the caller's name, if any, and by its id.
+std::string OperandLabel(const FoundOperand& operand) {
+  const std::string& id = operand.array->definition.descriptor.array_id;
+  return operand.name.empty() ? StrCat("array ", id)
+                              : StrCat("array \"", operand.name, "\" (", id, ")");
+}
+
+// Checks that a caller may choose this mesh for results. Arrays of callers on an auxiliary mesh
+// would keep the coordinator from deleting it.
+absl::Status CheckNotAuxiliary(const std::string& mesh_id) {
+  if (const std::string_view owner = ReplicatedMeshOf(mesh_id); !owner.empty()) {
+    return rpc::BadField("mesh_id", StrCat("is \"", mesh_id,
+                                           "\", the auxiliary mesh for second replicas of arrays "
+                                           "on \"",
+                                           owner, "\"; name that mesh"));
+  }
+  if (const std::string_view owner = ResizedMeshOf(mesh_id); !owner.empty()) {
+    return rpc::BadField("mesh_id",
+                         StrCat("is \"", mesh_id, "\", the auxiliary mesh of a resize of \"", owner,
+                                "\", which is deleted at its end; name that mesh"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<FoundOperand> OperandFinder::FindOne(StepOperand operand) const {
   FoundOperand found;
@@ -84,6 +114,9 @@ absl::StatusOr<FoundOperands> OperandFinder::Find(StepOperands operands) const {
                                                       : operands.mesh_id;
   SHARDMESH_ASSIGN_OR_RETURN(const auto mesh,
                              sources_.definition_store->state().Find(DefinitionKind::kMesh, name));
+  if (first == nullptr) {
+    SHARDMESH_RETURN_IF_ERROR(CheckNotAuxiliary(name));
+  }
   result.ranks_revision = RanksRevisionOf(*mesh);
   SHARDMESH_ASSIGN_OR_RETURN(result.target, FindTarget(name, result.operands));
   return result;
@@ -105,10 +138,10 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
     const ArrayDescriptor& descriptor = array->definition.descriptor;
     return rpc::WithField(
         WithReason(absl::FailedPreconditionError(
-                       StrCat("array ", descriptor.array_id, " lies on the mesh \"", mesh_id,
-                              "\" as ", descriptor.mesh.ToString(), " of revision ",
-                              descriptor.mesh_revision, ", which is ", mesh.ToString(),
-                              " of revision ", definition->revision, " now; load it again")),
+                       StrCat(OperandLabel(operands[i]), " lies on the mesh \"", mesh_id, "\" as ",
+                              descriptor.mesh.ToString(), " of revision ", descriptor.mesh_revision,
+                              ", which is ", mesh.ToString(), " of revision ", definition->revision,
+                              " now; load it again")),
                    Reason::kMeshMismatch,
                    {{fact::kArray, descriptor.array_id},
                     {fact::kHave, descriptor.mesh.ToString()},
@@ -134,7 +167,7 @@ absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessi
     if (!operand.donate && !registry.HasName(array_id)) {
       return rpc::WithField(
           WithReason(absl::PermissionDeniedError(StrCat(
-                         "array \"", array_id, "\" is not kept by session \"", session_id,
+                         OperandLabel(operand), " is not kept by session \"", session_id,
                          "\", which may not donate it; begin a get of it in this session first, or "
                          "do not donate it")),
                      Reason::kNotOwner, {{fact::kKind, "array"}, {fact::kName, array_id}}),

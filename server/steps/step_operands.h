@@ -52,6 +52,8 @@ class OperandFinder {
 
   // Finds the operands. An error about one operand names its field.
   //   NOT_FOUND                              no such array or name (see Select), or no such mesh.
+  //   INVALID_ARGUMENT (BAD_FIELD)           no operand is an array, and StepOperands::mesh_id
+  //                                          names an auxiliary mesh.
   //   the errors of Degraded                 an array lacks tiles.
   //   FAILED_PRECONDITION (MESH_MISMATCH)    the operands lie on different meshes.
   //   FAILED_PRECONDITION (MESH_MISMATCH)    the mesh changed since an operand was made on it.

@@ -159,7 +159,8 @@ CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const Step
     places.emplace(array_id, i);
     commit.arrays.push_back({.array_id = array_id,
                              .durability = Durability::kMemory,
-                             .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())});
+                             .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size()),
+                             .epoch = outcome.epoch});
     if (const std::string& name = outputs.NameOf(i); !name.empty()) {
       commit.moves.push_back({.name = name,
                               .array_id = array_id,

@@ -25,14 +25,6 @@ constexpr std::string_view kPutOf = "put of ";
 // Maximum number of puts that List examines for one page, because it examines them under the lock.
 constexpr int64_t kMostLooks = 2'000;
 
-absl::Status NoTransfer(std::string_view transfer_id) {
-  return WithReason(
-      absl::NotFoundError(StrCat(
-          "there is no transfer \"", transfer_id,
-          "\"; it may have ended long ago: `shardmesh ls` shows whether its arrays are there")),
-      Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
-}
-
 // Returns the bytes of all tiles of an array, including replicas.
 absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.descriptor.Tiling());
@@ -81,6 +73,7 @@ OperationProgress AsOperation(const TransferProgress& put) {
 Transfers::Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessions,
                      Sequencer* sequencer, OperationTable* operations)
     : clock_(clock),
+      started_(clock->Now()),
       registry_(registry),
       sessions_(sessions),
       sequencer_(sequencer),
@@ -118,6 +111,23 @@ absl::Status Transfers::Check(const std::string& session_id,
       std::find_if(items.begin(), items.end(), [](const PutItem& item) { return !item.is_kept(); });
   return first == items.end() ? absl::OkStatus()
                               : registry_->CheckStage(first->definition.descriptor);
+}
+
+absl::Status Transfers::NoTransfer(std::string_view transfer_id) const {
+  // A transfer is remembered for kRememberFor after its end. If this process is younger, the
+  // transfer began before its start.
+  const absl::Duration age = clock_->Now() - started_;
+  const std::string why =
+      age < kRememberFor
+          ? StrCat(
+                "the coordinator started ",
+                absl::FormatDuration(absl::Trunc(age, absl::Seconds(1))),
+                " ago, and puts that had not ended before are lost: run the command again, unless "
+                "`shardmesh ls` shows its arrays")
+          : "it may have ended long ago: `shardmesh ls` shows whether its arrays are there";
+  return WithReason(
+      absl::NotFoundError(StrCat("there is no transfer \"", transfer_id, "\"; ", why)),
+      Reason::kNotFound, {{fact::kKind, "transfer"}, {fact::kName, transfer_id}});
 }
 
 bool Transfers::IsForgotten(const TransferProgress& progress) const {
@@ -281,7 +291,8 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
     } else {
       request.arrays.push_back({.array_id = item.definition.descriptor.array_id,
                                 .durability = Durability::kDisk,
-                                .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size())});
+                                .tile_crc32c = std::vector<uint32_t>(outcome.ranks.size()),
+                                .epoch = outcome.epoch});
     }
     if (!item.name.empty()) {
       request.moves.push_back({.name = item.name,

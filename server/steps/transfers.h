@@ -38,6 +38,8 @@ struct PutItem {
   std::optional<int64_t> expected_version;  // expected version of the name; see NameMove
   OtherMoves other_moves = nullptr;         // null: none
   std::string superseded = {};              // an id for CommitRequest::superseded; empty: none
+  // The put asks for one replica, so that an array with two is not the array that it makes.
+  bool wants_one_replica = false;
   // An array that has the elements already; null: there is none.
   std::shared_ptr<const PinnedArray> reused = nullptr;
   int64_t moved_bytes = 0;  // bytes that workers send to one another to copy from `reused`
@@ -226,6 +228,9 @@ class Transfers {
   using TransferPtr = std::shared_ptr<Transfer>;
 
   absl::Status CheckVersion(const PutItem& item) const;
+  // Returns the error for an id that no transfer has, and says if a start of the coordinator is the
+  // reason.
+  absl::Status NoTransfer(std::string_view transfer_id) const;
   // Whether the put ended more than kRememberFor ago.
   bool IsForgotten(const TransferProgress& progress) const;
   // UNAVAILABLE (WORKER_LOST): the array that the item keeps has lost a tile since the put began.
@@ -247,6 +252,7 @@ class Transfers {
   TransferPtr Find(std::string_view transfer_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
 
   Clock* const clock_;
+  const absl::Time started_;
   ArrayRegistry* const registry_;
   SessionTable* const sessions_;
   Sequencer* const sequencer_;

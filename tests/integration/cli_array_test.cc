@@ -48,6 +48,8 @@ TEST_F(ClusterCommandTest, AnswersWithEachOption) {
       {{"put", x, "--as=h", "--axes=__EMBED__,-", "--mode=train", "--exact"}, 0, "Put h"},
       {{"put", x, "--as=i", "--spec=sp,-", "--strict"}, 1, "AXIS_NOT_IN_MESH"},
       {{"put", x, "--as=i", "--spec=sp,-", "--strict"}, 1, "; to mend it, ask for "},
+      {{"put", x, "--as=i", "--spec=fdsp,-"}, 2, "has no axis \"fdsp\"; did you mean \"fsdp\"?"},
+      {{"put", x, "--as=i", "--spec=sp,-", "--exact"}, 0, "corrected: dimension 0: 'sp' dropped"},
       {{"put", x, "--as=i", "--spec=-,-", "--mesh=nope"}, 1, "there is no mesh named \"nope\""},
       {{"shardings", "w", "--mesh=fsdp=-1", "--devices=4"}, 0, "fsdp,tp  fsdp=2,tp=2"},
       {{"shardings", "w", "--mesh=fsdp=0", "--exact"}, 1, "NO_MESH"},

@@ -143,10 +143,11 @@ TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
 
   ASSERT_NO_FATAL_FAILURE(Kill(before, "coordinator"));
   ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
-  result = Run({"up", "--mesh", "fsdp=2", "--detach"});
-  EXPECT_EQ(result.exit_code, 1) << "this one is in memory";
+  result = Run({"up", "--mesh", "fsdp=2", "--data-dir", folder_ + "/other", "--detach"});
+  EXPECT_EQ(result.exit_code, 1) << "this is another folder";
   EXPECT_THAT(result.err, AllOf(HasSubstr("have ended: coordinator, worker-1"),
-                                HasSubstr("--data-dir " + folder_ + "/data")));
+                                HasSubstr(StrCat("--data-dir ", folder_, "/other (the cluster has ",
+                                                 folder_, "/data); leave them out"))));
   result = Run(up);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err,
@@ -164,6 +165,86 @@ TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("is up at " + after["address"].get<std::string>()));
   EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, StartsAWorkerAgainWithTheFlagsOfTheFirstUp) {
+  std::filesystem::create_directories(folder_ + "/a");
+  CommandResult result = Run({"up", "--mesh", "fsdp=1,tp=2", "--memory", "96MiB", "--read-root",
+                              folder_ + "/a", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json before = json::parse(result.out);
+  ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
+  result = Run({"up", "--mesh", "fsdp=4", "--memory", "64MiB", "--detach"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("--mesh fsdp=4 (the cluster has fsdp=1,tp=2)"),
+                                HasSubstr("--memory 67108864 (the cluster has 100663296)"),
+                                HasSubstr("shardmesh down --cluster default")));
+
+  result = Run({"up", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("Restarted the processes that had ended: worker-1\n"),
+                                HasSubstr("--mesh fsdp=1,tp=2, --memory 100663296, --read-root ")));
+  const json after = json::parse(result.out);
+  EXPECT_EQ(after["mesh"], "fsdp=1,tp=2");
+  EXPECT_EQ(PidOf(after, "worker-0"), PidOf(before, "worker-0"));
+  const std::vector<std::string> command = absl::StrSplit(
+      ReadFile(StrCat("/proc/", PidOf(after, "worker-1"), "/cmdline")), '\0', absl::SkipEmpty());
+  EXPECT_THAT(command, ::testing::IsSupersetOf({std::string("--memory=100663296"),
+                                                StrCat("--read-root=", folder_, "/a")}));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, FollowsAClusterOfWhichEachProcessWasStartedByHand) {
+  CommandResult result = Run(
+      {"up", "--mesh", "fsdp=1", "--data-dir", folder_ + "/data", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json cluster = json::parse(result.out);
+  std::vector<client::ProcessOptions> commands;
+  for (const char* const identity : {"coordinator", "worker-0"}) {
+    client::ProcessOptions options;
+    options.command = absl::StrSplit(
+        ReadFile(StrCat("/proc/", PidOf(cluster, identity), "/cmdline")), '\0', absl::SkipEmpty());
+    options.log_path = StrCat(folder_, "/", identity, ".log");
+    commands.push_back(std::move(options));
+  }
+  // The coordinator got a free port; by hand it must listen at the recorded address.
+  for (std::string& argument : commands[0].command) {
+    if (argument.starts_with("--listen=")) {
+      argument = "--listen=" + cluster["address"].get<std::string>();
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(Kill(cluster, "worker-0"));
+  ASSERT_NO_FATAL_FAILURE(Kill(cluster, "coordinator"));
+  std::vector<client::ChildProcess> by_hand;
+  for (const client::ProcessOptions& options : commands) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess process,
+                                   client::ChildProcess::Start(options));
+    by_hand.push_back(std::move(process));
+  }
+  const std::string address = "--address=" + cluster["address"].get<std::string>();
+  ASSERT_TRUE(Eventually(
+      [&] {
+        const CommandResult status = Run({"status", address, "--output=json"});
+        return status.exit_code == 0 &&
+               json::parse(status.out)["workers"][0]["pid"] == by_hand[1].id().pid;
+      },
+      absl::Seconds(60)));
+  // All recorded processes have ended, and the cluster is up nevertheless.
+  result = Run({"up", "--detach"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("restarted by hand"),
+                    HasSubstr(StrCat("coordinator (pid ", PidOf(cluster, "coordinator"),
+                                     " has ended, pid ", by_hand[0].id().pid, " runs)")),
+                    HasSubstr("is up at")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record,
+                                 client::ReadRecord(RecordFolder("default")));
+  EXPECT_EQ(record.processes[1].id, by_hand[1].id());
+  EXPECT_EQ(Run({"status"}).exit_code, 0) << "the record leads to the cluster";
+  result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("Stopped the cluster \"default\""));
+  for (client::ChildProcess& process : by_hand) EXPECT_TRUE(process.Ended().has_value());
 }
 
 TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {

@@ -162,6 +162,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"make-tensor", "--shape", "2", "--out", "-"}, "--out: this is not written to"},
       {{"put", "x.npy", "--spec", "-", "--as", "@0123456789abcdef0123456789abcdef"},
        "--as: \"@0123456789abcdef0123456789abcdef\" is the id of an array, not a name"},
+      {{"put", "x.npy", "--spec", "-", "--as", "a@1"}, "--as: \"a@1\" has an @"},
       {{"matmul", "a", "b", "--as", "@0123456789abcdef0123456789abcdef"}, "is the id of an array"},
       {{"admin", "snapshot", "-"}, "FILE: this is not written to standard output"},
       {{"make-checkpoint", "--out", "x", "--like", "llama"}, "--like llama needs a --size"},

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "client/cli/local/child_process.h"
 #include "client/mesh_client.h"
 #include "client/types/reshard.h"
 #include "status/reason.h"
@@ -90,8 +92,14 @@ TEST_F(ReplicaTest, TilesOfALostWorkerComeBackWithoutTheFile) {
   for (const char* worker : {"worker-0", "worker-3", "worker-1"}) {
     SCOPED_TRACE(worker);
     ASSERT_THAT(cluster_->Kill(worker), IsOk());
-    ASSERT_TRUE(Becomes("w", 0)) << cluster_->Run({"ls"}).out;
-    EXPECT_THAT(cluster_->Run({"ls"}).out, HasSubstr("replicas 0 of 2"));
+    ASSERT_TRUE(Becomes("w", 1)) << cluster_->Run({"ls"}).out;
+    const CommandResult listed = cluster_->Run({"ls"});
+    EXPECT_THAT(listed.out, HasSubstr("replicas 1 of 2"));
+    EXPECT_THAT(listed.out, HasSubstr("1 degraded array has its missing tiles in second replicas"));
+    EXPECT_THAT(listed.out, Not(HasSubstr("with second replicas")));
+    const CommandResult computed = cluster_->Run({"matmul", "w", "w"});
+    EXPECT_EQ(computed.exit_code, 1);
+    EXPECT_THAT(computed.err, HasSubstr("the second replica has these tiles"));
     ASSERT_THAT(cluster_->Restart(worker), IsOk());
     ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
     EXPECT_EQ(BytesOf("w"), bytes);
@@ -120,9 +128,9 @@ TEST_F(ReplicaTest, ReadsGoOnFromTheSecondCopyWhileAWorkerIsLost) {
 
     ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
     EXPECT_EQ(read(), bytes) << "perhaps before the coordinator has noticed the loss";
-    ASSERT_TRUE(Becomes("w", 0)) << cluster_->Run({"ls"}).out;
+    ASSERT_TRUE(Becomes("w", 1)) << cluster_->Run({"ls"}).out;
     EXPECT_EQ(read(), bytes);
-    EXPECT_EQ(Complete("w"), 0) << "it is still degraded";
+    EXPECT_EQ(Complete("w"), 1) << "it is still degraded";
     // One slice lies within each tile, and the last one in all four.
     for (const char* slice : {"5:6,7:8", "5:6,40:41", "50:51,7:8", "50:51,40:41", "31:33,31:33"}) {
       const CommandResult got =
@@ -165,7 +173,7 @@ TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) 
     return cluster_->Run({"status"}).out.find("spare") != std::string::npos;
   })) << spare.Log();
   ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
-  ASSERT_TRUE(Becomes("w", 0));
+  ASSERT_TRUE(Becomes("w", 1));
   const CommandResult replaced = cluster_->Run({"admin", "worker", "replace", "worker-2", "spare"});
   ASSERT_EQ(replaced.exit_code, 0) << replaced.err;
   ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out << spare.Log();
@@ -173,7 +181,7 @@ TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) 
   // The copies on the new worker are of use in turn.
   ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
   ASSERT_GT(std::filesystem::remove_all(cluster_->folder() + "/data/worker-0"), 0u);
-  ASSERT_TRUE(Becomes("w", 0));
+  ASSERT_TRUE(Becomes("w", 1));
   ASSERT_THAT(cluster_->Restart("worker-0"), IsOk());
   ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
   EXPECT_EQ(BytesOf("w"), bytes);
@@ -203,6 +211,7 @@ TEST_F(ReplicaTest, APutUnderTheNameKeepsTheWishAndReplacesTheCopy) {
   ASSERT_THAT(arrays().DeleteName("w"), IsOk());
   EXPECT_EQ(Complete("v"), 2);
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == 2 * 32 * 32 * 4; })) << UsedBytes();
+  // The elements are there, and they are not taken with both copies.
   ASSERT_EQ(Put("v", {"--spec=tp,fsdp", "--replicas=1"}, "32,32").exit_code, 0);
   EXPECT_EQ(Complete("v"), -1);
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == 32 * 32 * 4; })) << UsedBytes();
@@ -264,6 +273,37 @@ TEST_F(ReplicaTest, ACoordinatorThatDiesDuringTheCopyMakesItAfterItsRestart) {
   EXPECT_TRUE(Eventually([&] { return UsedBytes() == 0; })) << UsedBytes();
 }
 
+TEST_F(ReplicaTest, ASignalDuringTheWaitSaysThatTheCopiesGoOn) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(
+      {.mesh = "dp=2", .coordinator_flags = {}, .worker_flags = {"--failpoints=fill.open=delay"}}));
+  const std::string npy = StrCat(files_, "/x.npy");
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=2048,2048", "--out", npy}).exit_code, 0);
+  std::string log;
+  // The first copy is delayed for half a second. On a busy machine, the signal may come late.
+  for (int attempt = 0; attempt < 5 && log.find("interrupted") == std::string::npos; ++attempt) {
+    const std::string name = StrCat("w", attempt);
+    client::ProcessOptions options;
+    options.command = {SHARDMESH_BINARY_DIR "/shardmesh",
+                       "put",
+                       npy,
+                       "--as=" + name,
+                       "--spec=dp",
+                       "--source=client",
+                       "--no-reuse",
+                       "--replicas=2",
+                       "--address=" + cluster_->address()};
+    options.log_path = StrCat(files_, "/", name, ".log");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess put, client::ChildProcess::Start(options));
+    ASSERT_TRUE(Eventually([&] { return Complete(name) > 0; }))
+        << client::ReadLog(options.log_path);
+    client::SendSignal(put.id(), SIGINT).IgnoreError();
+    ASSERT_TRUE(client::WaitUntilGone(put.id(), absl::Now() + absl::Seconds(30)));
+    log = client::ReadLog(options.log_path);
+    EXPECT_TRUE(Becomes(name, 2)) << cluster_->Run({"ls"}).out;
+  }
+  EXPECT_THAT(log, HasSubstr("interrupted: the arrays are there, and the workers go on"));
+}
+
 TEST_F(ReplicaTest, UnevenTilesHaveReplicas) {
   ASSERT_NO_FATAL_FAILURE(
       StartCluster({.mesh = "dp=3", .coordinator_flags = {}, .worker_flags = {}}));
@@ -272,7 +312,7 @@ TEST_F(ReplicaTest, UnevenTilesHaveReplicas) {
   const std::string bytes = BytesOf("w");
   for (const char* worker : {"worker-0", "worker-1", "worker-2"}) {
     ASSERT_THAT(cluster_->Kill(worker), IsOk());
-    ASSERT_TRUE(Becomes("w", 0));
+    ASSERT_TRUE(Becomes("w", 1));
     ASSERT_THAT(cluster_->Restart(worker), IsOk());
     ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
     EXPECT_EQ(BytesOf("w"), bytes);

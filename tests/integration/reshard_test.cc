@@ -11,10 +11,12 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/types/reshard.h"
 #include "sharding/mesh_definition.h"
+#include "sharding/uneven.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/integration/cli_fixture.h"
@@ -176,6 +178,73 @@ TEST_F(ReshardTest, ATreeMovesByRulesAndOnlyOnce) {
   for (const client::ReshardedArray& array : again.arrays) EXPECT_TRUE(array.is_skipped);
 }
 
+TEST_F(ReshardTest, RulesCutArraysAndTreesAnew) {
+  const PartitionSpec over_all({SpecEntry::Axes({"fsdp", "tp"}), SpecEntry()});
+  const PartitionSpec over_x({SpecEntry::Axis("x"), SpecEntry()});
+  const auto rows_at = [](CutPoints points) {
+    return std::vector<CutPoints>{std::move(points), CutPoints()};
+  };
+  // Arrays in memory move as steps, and arrays on disk as transfers.
+  for (const bool durable : {false, true}) {
+    SCOPED_TRACE(durable ? "on disk" : "in memory");
+    ASSERT_NO_FATAL_FAILURE(
+        StartCluster({.durable = durable, .coordinator_flags = {}, .worker_flags = {}}));
+    ASSERT_NO_FATAL_FAILURE(DefineMesh("pair", "x=2", {"worker-3", "worker-1"}));
+    std::vector<float> numbers[2];
+    for (int i = 0; i < 2; ++i) {
+      numbers[i].resize(35);
+      std::iota(numbers[i].begin(), numbers[i].end(), static_cast<float>(100 * i));
+      ASSERT_THAT(PutFloats(client(), StrCat("t/", i), {7, 5}, numbers[i], kWhole), IsOk());
+    }
+    const auto expect_kept = [&](const std::vector<CutPoints>& cut_points) {
+      for (int i = 0; i < 2; ++i) {
+        const std::string name = StrCat("t/", i);
+        EXPECT_EQ(Describe(name).descriptor.cut_points, cut_points) << name;
+        EXPECT_EQ(Read(name), numbers[i]) << name;
+      }
+    };
+    client::ReshardOptions weighted{.spec = over_all,
+                                    .uneven = UnevenCuts::kByWeights,
+                                    .weights = {1, 0, 2, 1},
+                                    .strict = true};
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ReshardResult moved, Move("t/0", weighted));
+    EXPECT_EQ(moved.arrays[0].descriptor.cut_points, rows_at({0, 2, 2, 5, 7}));
+    EXPECT_EQ(Describe("t/0").descriptor.cut_points, rows_at({0, 2, 2, 5, 7}));
+    EXPECT_EQ(Read("t/0"), numbers[0]);
+
+    const client::ReshardOptions ceil{
+        .spec = over_all, .uneven = UnevenCuts::kCeilChunks, .release_source = true};
+    ASSERT_THAT(arrays().ReshardTree("t/", ceil), IsOk());
+    expect_kept(rows_at({0, 2, 4, 6, 7}));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ReshardResult again,
+                                   arrays().ReshardTree("t/", ceil));
+    for (const client::ReshardedArray& array : again.arrays) EXPECT_TRUE(array.is_skipped);
+
+    // Cut points are for arrays of any shape, and may follow a move onto another mesh.
+    ASSERT_THAT(arrays().ReshardTree(
+                    "t/", {.mesh = "pair", .spec = over_x, .uneven = UnevenCuts::kByMemory}),
+                IsOk());
+    expect_kept(rows_at({0, 4, 7}));
+    ASSERT_THAT(arrays().ReshardTree("t/", {.spec = over_x, .cut_points = {{0, 5, 5}}}), IsOk());
+    expect_kept(rows_at({0, 5, 7}));
+
+    // Without a layout a rule cuts the spec that the array has.
+    ASSERT_THAT(Move("t/1", {.uneven = UnevenCuts::kByWeights, .weights = {0, 1}}), IsOk());
+    EXPECT_EQ(Describe("t/1").descriptor.cut_points, rows_at({0, 0, 7}));
+    EXPECT_EQ(Read("t/1"), numbers[1]);
+    ASSERT_THAT(Move("t/1", {.uneven = UnevenCuts::kBySpeed}), IsOk());
+    EXPECT_EQ(Read("t/1"), numbers[1]);
+
+    weighted.weights = {1, 2};
+    weighted.mesh = "default";
+    const auto refused = Move("t/0", weighted);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidCutPoints));
+    EXPECT_THAT(std::string(refused.status().message()),
+                HasSubstr("there are 2 weights, and the mesh has 4 devices"));
+    EXPECT_EQ(Describe("t/0").descriptor.cut_points, rows_at({0, 5, 7}));
+  }
+}
+
 TEST_F(ReshardTest, ACancelledTreeGoesOnWhereItStopped) {
   for (int i = 0; i < 40; ++i) Put(StrCat("t/", 10 + i), kRows, static_cast<float>(i));
   client::ReshardOptions options{.spec = kColumns, .release_source = true};
@@ -299,14 +368,49 @@ TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
   EXPECT_EQ(Read("layer/w"), Numbers());
   result = cluster_->Run({"reshard", "layer/w", "--to=fsdp,-", "--cuts=2:3"});
   EXPECT_EQ(result.exit_code, 2) << result.out;
-  result = cluster_->Run({"reshard", "--tree=layer/", "--to=fsdp,-", "--cuts=0:3"});
-  EXPECT_THAT(result.err, HasSubstr("--cuts is about one array"));
+  result = cluster_->Run({"reshard", "--tree=layer/", "--to=fsdp,-", "--cuts=0:5"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("0:5"));
+  result = cluster_->Run({"reshard", "--tree=layer/", "--to=fsdp,-", "--cuts=0:9"});
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("beyond the extent, 8"));
+  for (const char* name : {"layer/w", "layer/v"}) {
+    EXPECT_EQ(Describe(name).descriptor.cut_points,
+              (std::vector<CutPoints>{{0, 5, 8}, CutPoints()}));
+  }
+  result = cluster_->Run({"reshard", "--tree=layer/", "--weights=1,1,3,3", "-ojson"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  for (const json& array : json::parse(result.out)["arrays"]) {
+    EXPECT_EQ(array["cut_points"], json::parse("[[0, 2, 8], []]"));
+  }
+  EXPECT_EQ(Read("layer/w"), Numbers());
+  EXPECT_EQ(Read("layer/v"), Numbers(5));
+  result = cluster_->Run({"reshard", "layer/w", "--to=-,tp", "--uneven=memory", "--plan-only"});
+  EXPECT_THAT(result.out, HasSubstr("Would move 1 array"));
+  result = cluster_->Run({"reshard", "layer/w", "--to=-,tp", "--weights=1,2"});
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("the mesh has 4 devices"));
+  result = cluster_->Run({"reshard", "--tree=layer/", "--to=fsdp,-", "--uneven=equal"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(Describe("layer/v").descriptor.cut_points.empty());
   result = cluster_->Run({"reshard", "layer/w", "--to=-,tp"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  result = cluster_->Run({"reshard", "layer/w", "--to=dp,tp"});
+  for (const std::vector<std::string>& mistyped :
+       {std::vector<std::string>{"reshard", "layer/w", "--to=fdsp,tp"},
+        {"reshard", "layer/w", "--to=default:fdsp,tp"},
+        {"reshard", "layer/w", "--to=fdsp,tp", "--mesh=default"},
+        {"reshard", "--tree=layer/", "--to=fdsp,tp", "--plan-only"}}) {
+    result = cluster_->Run(mistyped);
+    EXPECT_EQ(result.exit_code, 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("has no axis \"fdsp\"; did you mean \"fsdp\"? With --exact"));
+  }
+  result = cluster_->Run({"reshard", "layer/w", "--to=fdsp,tp", "--strict"});
+  EXPECT_EQ(result.exit_code, 1) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("AXIS_NOT_IN_MESH"));
+  result = cluster_->Run({"reshard", "layer/w", "--to=dp,tp", "--exact"});
   EXPECT_THAT(result.out, HasSubstr("corrected: dimension 0: 'dp' dropped"));
   EXPECT_THAT(result.out, HasSubstr("1 array lies so already\n"));
-  result = cluster_->Run({"reshard", "--tree=layer/", "--to=tp,dp", "--plan-only"});
+  result = cluster_->Run({"reshard", "--tree=layer/", "--to=tp,dp", "--plan-only", "--exact"});
   EXPECT_THAT(result.out, HasSubstr("The specs of 2 of 2 arrays were corrected to fit"));
   result = cluster_->Run({"reshard", "--tree=layer/", StrCat("--rules=", rules), "-ojson"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -331,6 +435,12 @@ TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
     std::string text;
   } kWrong[] = {
       {{"reshard", "copy"}, "say where to"},
+      {{"reshard", "copy", "--uneven=equal"}, "say where to"},
+      {{"reshard", "copy", "--to=-,tp", "--uneven=ciel"}, "is none of equal, ceil"},
+      {{"reshard", "copy", "--to=-,tp", "--cuts=0:3", "--uneven=ceil"}, "not both"},
+      {{"reshard", "copy", "--to=-,tp", "--uneven=ceil", "--weights=1,1"}, "not both"},
+      {{"reshard", "--tree=c", "--to=-,tp", "--cuts=16:1"}, "at most 16 dimensions"},
+      {{"reshard", "--from=tp=4:tp", "--to=-", "--shape=8", "--weights=1,2"}, "go with the name"},
       {{"reshard"}, "name an array to move"},
       {{"reshard", "copy", "--to=-,tp", "--rules=r"}, "give one of --to"},
       {{"reshard", "copy", "--tree=x", "--to=-,tp"}, "and not both"},

@@ -300,7 +300,7 @@ TEST_F(ReuseTest, AnotherCheckpointAndAStepTakeTheMemoryOfTheCache) {
   const std::string big = files_ + "/big.npy";
   const std::vector<std::vector<std::string>> commands = {
       {"make-tensor", "--shape=3072,2048", "--out=" + big},
-      {"put", big, "--as=big", "--spec=null,null"},
+      {"put", big, "--as=big", "--spec=-,-"},
       {"collective", "all-reduce", "big", "--axes=tp", "--as=sum"}};
   for (const std::vector<std::string>& command : commands) {
     const CommandResult done = cluster_->Run(command);

@@ -146,6 +146,50 @@ TEST_F(SaveTest, WorkersRefuseTilesWithOtherBytesThanTheSaveWrote) {
   EXPECT_THAT(cluster->Run({"ls"}).out, testing::Not(HasSubstr("w ")));
 }
 
+// The save has two tiles of rows; the loads have one, four of rows, and two of columns.
+TEST_F(SaveTest, WorkersRefuseChangedBytesInLayoutsThatAreNotThoseOfTheSave) {
+  const std::string file = Path("run/model.safetensors");
+  const auto start = [&](const std::string& mesh) {
+    TestCluster::Options options;
+    options.mesh = mesh;
+    options.worker_flags = {"--write-root=" + root_, "--read-root=" + root_};
+    return TestCluster::Start(options);
+  };
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, start("tp=2"));
+    const std::string x = Path("x.npy");
+    ASSERT_EQ(cluster->Run({"make-tensor", "--shape=2048,1024", "--out", x}).exit_code, 0);
+    ASSERT_EQ(cluster->Run({"put", x, "--as=w", "--spec=tp,-"}).exit_code, 0);
+    ASSERT_EQ(cluster->Run({"save", "w", Path("run"), "--single-file"}).exit_code, 0);
+  }
+  const auto flip = [&file] {
+    std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(-1, std::ios::end);
+    const int last = stream.get();
+    stream.seekp(-1, std::ios::end);
+    stream.put(static_cast<char>(last ^ 1));
+  };
+  for (const auto& [mesh, spec] : std::vector<std::pair<std::string, std::string>>{
+           {"tp=2", "-,tp"}, {"tp=4", "tp,-"}, {"tp=1", "-,-"}}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, start(mesh));
+    const auto load = [&, spec = spec] {
+      return cluster->Run(
+          {"load", Path("run"), "--spec=" + spec, "--source=workers", "--no-reuse"});
+    };
+    const CommandResult intact = load();
+    ASSERT_EQ(intact.exit_code, 0) << mesh << " " << intact.err;
+    ASSERT_EQ(cluster->Run({"rm", "w"}).exit_code, 0);
+    flip();
+    const CommandResult damaged = load();
+    EXPECT_EQ(damaged.exit_code, 1) << mesh;
+    EXPECT_THAT(damaged.err,
+                AllOf(HasSubstr("CHECKSUM_MISMATCH"), HasSubstr(file), HasSubstr("tensor \"w\"")))
+        << mesh;
+    EXPECT_THAT(cluster->Run({"ls"}).out, testing::Not(HasSubstr("w "))) << mesh;
+    flip();
+  }
+}
+
 TEST_F(SaveTest, ThePackageSafetensorsReadsASavedCheckpoint) {
   if (std::system("python3 -c 'import numpy, safetensors' 2>/dev/null") != 0) {
     GTEST_SKIP() << "NO OTHER READER WAS TRIED: python3 cannot import numpy and safetensors; "

@@ -233,7 +233,7 @@ absl::Status RandomClient::CallReshard(const v1::ReshardRequest& request,
 }
 
 absl::Status RandomClient::ReshardBadly(v1::ReshardRequest request, Dice& dice) {
-  switch (dice.Below(9)) {
+  switch (dice.Below(11)) {
     case 0:
       request.set_session_id("nosuchsession");
       break;
@@ -259,6 +259,13 @@ absl::Status RandomClient::ReshardBadly(v1::ReshardRequest request, Dice& dice) 
       break;
     case 7:
       request.mutable_array()->set_array_id("nosucharray");
+      break;
+    case 8:
+      request.add_weights(1);
+      break;
+    case 9:
+      request.set_uneven(v1::UNEVEN_CUTS_CEIL_CHUNKS);
+      request.add_cut_points()->add_starts(1);
       break;
     default:
       request.set_request_id("");

@@ -38,6 +38,19 @@ absl::Status ReadSpan(const RootedFile& file, std::string_view path, int64_t at,
   return absl::OkStatus();
 }
 
+absl::Status CheckTensorInFile(const RootedFile& file, std::string_view path, int64_t offset_bytes,
+                               const TileRegion& region) {
+  if (offset_bytes > file.state.size_bytes ||
+      region.tensor_size_bytes() > file.state.size_bytes - offset_bytes) {
+    return InvalidArgument(
+        Reason::kBadFile,
+        StrCat(path, " has ", file.state.size_bytes, " bytes, but the tensor takes ",
+               region.tensor_size_bytes(), " from byte ", offset_bytes, " on"),
+        {{fact::kFile, path}, {fact::kPosition, offset_bytes}});
+  }
+  return absl::OkStatus();
+}
+
 // Consecutive runs of a tile that one read covers.
 struct Group {
   int64_t file_begin = 0;  // in the tensor
@@ -51,57 +64,59 @@ struct Group {
 
 }  // namespace
 
+absl::Status FileTileReader::ReadPart(const RootedFile& file, std::string_view path,
+                                      int64_t offset_bytes, const TileRegion& region,
+                                      int64_t begin_bytes, absl::Span<char> out,
+                                      const KeepGoing& keep_going) {
+  SHARDMESH_RETURN_IF_ERROR(CheckTensorInFile(file, path, offset_bytes, region));
+  const auto read = [&](const Group& group) -> absl::Status {
+    SHARDMESH_RETURN_IF_ERROR(keep_going());
+    const auto size = static_cast<size_t>(group.file_end - group.file_begin);
+    const absl::Span<char> to = out.subspan(static_cast<size_t>(group.tile_begin - begin_bytes),
+                                            static_cast<size_t>(group.tile_end - group.tile_begin));
+    if (!group.has_gaps()) return ReadSpan(file, path, offset_bytes + group.file_begin, to);
+    span_.resize(static_cast<size_t>(kSpanBytes));
+    SHARDMESH_RETURN_IF_ERROR(
+        ReadSpan(file, path, offset_bytes + group.file_begin, absl::MakeSpan(span_.data(), size)));
+    char* next = to.data();
+    region.ForEachRun(group.tile_begin, group.tile_end, [&](int64_t at, int64_t run_bytes) {
+      std::memcpy(next, span_.data() + (at - group.file_begin), static_cast<size_t>(run_bytes));
+      next += run_bytes;
+    });
+    return absl::OkStatus();
+  };
+  absl::Status status;
+  Group group{.tile_begin = begin_bytes, .tile_end = begin_bytes};
+  const int64_t end_bytes = begin_bytes + static_cast<int64_t>(out.size());
+  region.ForEachRun(begin_bytes, end_bytes, [&](int64_t at, int64_t run_bytes) {
+    if (!status.ok()) return;
+    if (!group.empty() &&
+        (at - group.file_end > kMaxGapBytes || at + run_bytes - group.file_begin > kSpanBytes)) {
+      status = read(group);
+      group = {.tile_begin = group.tile_end, .tile_end = group.tile_end};
+    }
+    if (group.empty()) group.file_begin = at;
+    group.file_end = at + run_bytes;
+    group.tile_end += run_bytes;
+  });
+  if (status.ok() && !group.empty()) status = read(group);
+  return status;
+}
+
 absl::StatusOr<uint32_t> FileTileReader::Read(const RootedFile& file, std::string_view path,
                                               int64_t offset_bytes, const TileRegion& region,
                                               absl::Span<char> out, const KeepGoing& keep_going,
                                               const std::function<void(int64_t bytes)>& progress) {
-  if (offset_bytes > file.state.size_bytes ||
-      region.tensor_size_bytes() > file.state.size_bytes - offset_bytes) {
-    return InvalidArgument(
-        Reason::kBadFile,
-        StrCat(path, " has ", file.state.size_bytes, " bytes, but the tensor takes ",
-               region.tensor_size_bytes(), " from byte ", offset_bytes, " on"),
-        {{fact::kFile, path}, {fact::kPosition, offset_bytes}});
-  }
-  const auto read = [&](const Group& group) -> absl::Status {
-    SHARDMESH_RETURN_IF_ERROR(keep_going());
-    const auto size = static_cast<size_t>(group.file_end - group.file_begin);
-    if (!group.has_gaps()) {
-      return ReadSpan(file, path, offset_bytes + group.file_begin,
-                      out.subspan(static_cast<size_t>(group.tile_begin), size));
-    }
-    span_.resize(static_cast<size_t>(kSpanBytes));
-    SHARDMESH_RETURN_IF_ERROR(
-        ReadSpan(file, path, offset_bytes + group.file_begin, absl::MakeSpan(span_.data(), size)));
-    char* to = out.data() + group.tile_begin;
-    region.ForEachRun(group.tile_begin, group.tile_end, [&](int64_t at, int64_t run_bytes) {
-      std::memcpy(to, span_.data() + (at - group.file_begin), static_cast<size_t>(run_bytes));
-      to += run_bytes;
-    });
-    return absl::OkStatus();
-  };
+  SHARDMESH_RETURN_IF_ERROR(CheckTensorInFile(file, path, offset_bytes, region));
   uint32_t crc = 0;
-  const auto size_bytes = static_cast<int64_t>(out.size());
-  for (int64_t begin = 0; begin < size_bytes; begin += kPieceBytes) {
-    const int64_t end = std::min(size_bytes, begin + kPieceBytes);
-    absl::Status status;
-    Group group{.tile_begin = begin, .tile_end = begin};
-    region.ForEachRun(begin, end, [&](int64_t at, int64_t run_bytes) {
-      if (!status.ok()) return;
-      if (!group.empty() &&
-          (at - group.file_end > kMaxGapBytes || at + run_bytes - group.file_begin > kSpanBytes)) {
-        status = read(group);
-        group = {.tile_begin = group.tile_end, .tile_end = group.tile_end};
-      }
-      if (group.empty()) group.file_begin = at;
-      group.file_end = at + run_bytes;
-      group.tile_end += run_bytes;
-    });
-    if (status.ok() && !group.empty()) status = read(group);
-    SHARDMESH_RETURN_IF_ERROR(status);
-    crc = ExtendCrc32c(crc,
-                       out.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
-    if (progress) progress(end - begin);
+  for (absl::Span<char> left = out; !left.empty();) {
+    const absl::Span<char> piece = left.subspan(0, static_cast<size_t>(kPieceBytes));
+    SHARDMESH_RETURN_IF_ERROR(ReadPart(file, path, offset_bytes, region,
+                                       static_cast<int64_t>(out.size() - left.size()), piece,
+                                       keep_going));
+    crc = ExtendCrc32c(crc, piece);
+    if (progress) progress(static_cast<int64_t>(piece.size()));
+    left.remove_prefix(piece.size());
   }
   SHARDMESH_RETURN_IF_ERROR(CheckUnchanged(file, path));
   return crc;

@@ -41,6 +41,13 @@ class FileTileReader {
                                 const KeepGoing& keep_going,
                                 const std::function<void(int64_t bytes)>& progress = nullptr);
 
+  // Fills `out` with the bytes of the tile from `begin_bytes` on. Calls `keep_going` before each
+  // read. `out` ends within the tile. Errors as Read, but the caller compares the state of the file
+  // after the last read (CheckUnchanged).
+  absl::Status ReadPart(const RootedFile& file, std::string_view path, int64_t offset_bytes,
+                        const TileRegion& region, int64_t begin_bytes, absl::Span<char> out,
+                        const KeepGoing& keep_going);
+
  private:
   std::vector<char> span_;  // empty until a tile has short runs
 };

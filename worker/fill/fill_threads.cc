@@ -304,8 +304,10 @@ class FillThreads final : public TileFiller {
     const FileRange& range = std::get<FileRange>(tile.source);
     const SourceFile& source = order.files[static_cast<size_t>(range.file)];
     // Before memory is taken: a file that is not as described costs nothing.
+    const absl::Status prepared = transfer.saved.Prepare(source.path);
     SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const RootedFile> file,
                                transfer.files.Get(source, keep_going));
+    SHARDMESH_RETURN_IF_ERROR(prepared);
     SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<IncomingTile> incoming,
                                Open(transfer, tile, array));
     if (incoming == nullptr) return absl::OkStatus();
@@ -318,8 +320,12 @@ class FillThreads final : public TileFiller {
                     keep_going, [&](int64_t bytes) { incoming->Advance(bytes); }));
     SHARDMESH_FAILPOINT("fill.finish");
     SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
-    SHARDMESH_RETURN_IF_ERROR(transfer.saved.Check(*file, source.path, range.offset_bytes,
-                                                   incoming->description(), crc32c));
+    const ReadTile read{.description = incoming->description(),
+                        .region = region,
+                        .offset_bytes = range.offset_bytes,
+                        .bytes = incoming->mutable_bytes(),
+                        .crc32c = crc32c};
+    SHARDMESH_RETURN_IF_ERROR(transfer.saved.Check(*file, source.path, read, reader, keep_going));
     file_bytes_.fetch_add(incoming->size_bytes());
     return incoming->FinishInPlace(crc32c);
   }

@@ -37,8 +37,9 @@ struct FillOptions {
 };
 
 // Tiles of different transfers take turns. The orders that wait are those of the coordinator's
-// messages: tiles of transfers that have begun. Each thread takes at most 4 MiB beyond the tiles,
-// and two messages of each worker from which it reads.
+// messages: tiles of transfers that have begun. Each thread takes at most 5 MiB beyond the tiles,
+// 8 MiB where arrays are other views of saved tensors, and two messages of each worker from which
+// it reads.
 std::unique_ptr<TileFiller> MakeTileFiller(FillOptions options);
 
 }  // namespace shardmesh::worker

@@ -1,34 +1,66 @@
 // Reads manifests below the read roots, and finds the checksums of tiles in them.
 #include "worker/fill/saved_sums.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "process/file.h"
-#include "process/log.h"
+#include "sharding/tile.h"
+#include "status/detail.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/source_file.h"
+#include "worker/fill/saved_tile.h"
 
 namespace shardmesh::worker {
 namespace {
 
-absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& path,
-                                     int64_t max_bytes) {
+absl::StatusOr<std::string> ReadText(const ReadRoots& roots, const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(RootedFile rooted, roots.OpenFile(path));
   const InputFile file{.descriptor = std::move(rooted.descriptor),
                        .size_bytes = rooted.state.size_bytes};
-  if (file.size_bytes > max_bytes) {
-    return absl::OutOfRangeError(
-        StrCat(path, " has ", file.size_bytes, " bytes; at most ", max_bytes, " are read"));
+  if (file.size_bytes > kMaxCheckpointManifestBytes) {
+    return absl::OutOfRangeError(StrCat(path, " has ", file.size_bytes, " bytes; at most ",
+                                        kMaxCheckpointManifestBytes, " are read"));
   }
   std::string text(static_cast<size_t>(file.size_bytes), '\0');
   SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, 0, absl::MakeSpan(text)));
   return text;
+}
+
+// Returns nullopt if there is no such file.
+absl::StatusOr<std::optional<std::string>> ReadTextIfThere(const ReadRoots& roots,
+                                                           const std::string& path) {
+  absl::StatusOr<std::string> text = ReadText(roots, path);
+  if (absl::IsNotFound(text.status())) return std::nullopt;
+  SHARDMESH_RETURN_IF_ERROR(text.status());
+  return *std::move(text);
+}
+
+// Returns another descriptor of the open file.
+absl::StatusOr<InputFile> SameFile(const RootedFile& file, std::string_view path) {
+  const int descriptor = fcntl(file.descriptor.get(), F_DUPFD_CLOEXEC, 0);
+  if (descriptor < 0) return FileError("open", path, errno);
+  return InputFile{.descriptor = FileDescriptor(descriptor), .size_bytes = file.state.size_bytes};
+}
+
+// Reads the header and all tensors of which the range of the file has a byte, and compares them.
+absl::Status CompareTensorsIn(const RootedFile& file, const std::string& path,
+                              const ManifestFile& listed, int64_t begin_bytes, int64_t end_bytes,
+                              const KeepGoing& keep_going) {
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile input, SameFile(file, path));
+  return CheckChecksums(input, path, listed, keep_going, [&](const ManifestTensor& tensor) {
+    return tensor.offset_bytes < end_bytes && tensor.offset_bytes + tensor.size_bytes > begin_bytes;
+  });
 }
 
 // Returns the folder and the name of a file at an absolute path.
@@ -39,29 +71,41 @@ std::pair<std::string, std::string> Split(const std::string& path) {
 
 }  // namespace
 
-SavedSums::Files SavedSums::ReadFiles(const std::string& folder) const {
-  const absl::StatusOr<std::string> marker =
-      ReadText(*roots_, StrCat(folder, "/", kCheckpointMarker), kMaxCheckpointManifestBytes);
-  if (!marker.ok()) return {};
+absl::StatusOr<SavedSums::Files> SavedSums::ReadFiles(const std::string& folder) const {
+  const std::string marker_path = StrCat(folder, "/", kCheckpointMarker);
   const std::string path = StrCat(folder, "/", kCheckpointManifest);
-  const auto read = [&]() -> absl::StatusOr<Files> {
-    SHARDMESH_ASSIGN_OR_RETURN(const std::string manifest,
-                               ReadText(*roots_, path, kMaxCheckpointManifestBytes));
-    SHARDMESH_RETURN_IF_ERROR(CheckMarker(folder, manifest, *marker));
-    return ParseManifest(path, manifest);
-  };
-  absl::StatusOr<Files> files = read();
-  if (files.ok()) return *std::move(files);
-  LogWarning("tiles of a saved checkpoint are not compared with its checksums",
-             {{"folder", folder}, {"error", files.status()}});
-  return {};
+  for (int attempt = 1;; ++attempt) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<std::string> marker,
+                               ReadTextIfThere(*roots_, marker_path));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<std::string> manifest,
+                               ReadTextIfThere(*roots_, path));
+    if (!marker.has_value() && !manifest.has_value()) return Files();
+    // Without a marker, the save has not ended, or another one takes its place right now. The
+    // checksums are those of the files in the folder all the same.
+    const absl::Status whole =
+        marker.has_value() ? CheckMarker(folder, manifest.value_or(""), *marker) : absl::OkStatus();
+    if (whole.ok()) return ParseManifest(path, manifest.value_or(""));
+    // A save may have replaced the checkpoint between the two reads.
+    if (attempt == kMaxFolderAttempts) return whole;
+  }
 }
 
-std::shared_ptr<const SavedSums::Files> SavedSums::FilesOf(const std::string& folder) {
+absl::StatusOr<SavedSums::SharedFiles> SavedSums::FilesOf(const std::string& folder) {
   absl::MutexLock lock(&mutex_);
-  std::shared_ptr<const Files>& files = files_[folder];
-  if (files == nullptr) files = std::make_shared<const Files>(ReadFiles(folder));
-  return files;
+  const auto [entry, is_new] = files_.try_emplace(folder, SharedFiles());
+  if (is_new) {
+    absl::StatusOr<Files> files = ReadFiles(folder);
+    if (files.ok()) {
+      entry->second = std::make_shared<const Files>(*std::move(files));
+    } else {
+      entry->second = files.status();
+    }
+  }
+  return entry->second;
+}
+
+absl::Status SavedSums::Prepare(const std::string& path) {
+  return FilesOf(Split(path).first).status();
 }
 
 absl::Status SavedSums::CheckInPlace(const RootedFile& file, const std::string& path) const {
@@ -72,25 +116,67 @@ absl::Status SavedSums::CheckInPlace(const RootedFile& file, const std::string& 
   return FileChanged(path, "number", StrCat(now.state.inode), StrCat(file.state.inode));
 }
 
-absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, int64_t offset_bytes,
-                              const TileDescription& description, uint32_t crc32c) {
+absl::Status SavedSums::CompareHeader(const RootedFile& file, const std::string& path,
+                                      const ManifestFile& listed, const KeepGoing& keep_going) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (intact_headers_.contains({path, file.state.inode})) return absl::OkStatus();
+  }
+  // This also finds out whether the checksums cover the whole file.
+  SHARDMESH_RETURN_IF_ERROR(CompareTensorsIn(file, path, listed, 0, 0, keep_going));
+  absl::MutexLock lock(&mutex_);
+  intact_headers_.insert({path, file.state.inode});
+  return absl::OkStatus();
+}
+
+absl::Status SavedSums::Compare(const RootedFile& file, const std::string& path,
+                                const ManifestFile& listed, const ReadTile& tile,
+                                FileTileReader& reader, const KeepGoing& keep_going) {
+  SHARDMESH_RETURN_IF_ERROR(CompareHeader(file, path, listed, keep_going));
+  if (tile.bytes.empty()) return absl::OkStatus();
+  const TileDescription& read = tile.description;
+  const auto compare_tensors = [&] {
+    return CompareTensorsIn(file, path, listed, tile.offset_bytes,
+                            tile.offset_bytes + tile.region.tensor_size_bytes(), keep_going);
+  };
+  auto tensor = std::lower_bound(
+      listed.tensors.begin(), listed.tensors.end(), tile.offset_bytes,
+      [](const ManifestTensor& each, int64_t offset) { return each.offset_bytes < offset; });
+  // Tensors without elements lie where the next tensor begins.
+  while (tensor != listed.tensors.end() && tensor->offset_bytes == tile.offset_bytes &&
+         tensor->size_bytes == 0) {
+    ++tensor;
+  }
+  // The array is another view of the bytes than the saved tensor.
+  if (tensor == listed.tensors.end() || tensor->offset_bytes != tile.offset_bytes ||
+      tensor->dtype != read.dtype || tensor->shape != read.array_shape) {
+    return compare_tensors();
+  }
+  for (const ManifestTile& saved : tensor->tiles) {
+    if (saved.tile == read.tile) {
+      if (saved.crc32c == tile.crc32c) continue;
+      return OtherTileBytes(path, tensor->name, saved.tile, tile.crc32c, saved.crc32c);
+    }
+    if (!Intersect(saved.tile, read.tile).has_value()) continue;
+    const absl::StatusOr<SavedTileCheck> check = SavedTileCheck::Create(*tensor, saved, read.tile);
+    if (!check.ok()) return compare_tensors();
+    SHARDMESH_RETURN_IF_ERROR(check->Run(file, path, tile.bytes, reader, keep_going));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
+                              FileTileReader& reader, const KeepGoing& keep_going) {
   const auto [folder, name] = Split(path);
-  const std::shared_ptr<const Files> files = FilesOf(folder);
+  SHARDMESH_ASSIGN_OR_RETURN(const SharedFiles files, FilesOf(folder));
   const auto listed = std::find_if(files->begin(), files->end(),
                                    [&name = name](const auto& each) { return each.name == name; });
   if (listed == files->end() || !listed->has_checksums) return absl::OkStatus();
-  auto tensor = std::lower_bound(
-      listed->tensors.begin(), listed->tensors.end(), offset_bytes,
-      [](const ManifestTensor& each, int64_t offset) { return each.offset_bytes < offset; });
-  for (; tensor != listed->tensors.end() && tensor->offset_bytes == offset_bytes; ++tensor) {
-    if (tensor->dtype != description.dtype || tensor->shape != description.array_shape) continue;
-    for (const ManifestTile& saved : tensor->tiles) {
-      if (saved.tile != description.tile || saved.crc32c == crc32c) continue;
-      SHARDMESH_RETURN_IF_ERROR(CheckInPlace(file, path));
-      return OtherTileBytes(path, tensor->name, saved.tile, crc32c, saved.crc32c);
-    }
-  }
-  return absl::OkStatus();
+  absl::Status compared = Compare(file, path, *listed, tile, reader, keep_going);
+  if (ReasonOf(compared) != Reason::kChecksumMismatch) return compared;
+  SHARDMESH_RETURN_IF_ERROR(CheckUnchanged(file, path));
+  SHARDMESH_RETURN_IF_ERROR(CheckInPlace(file, path));
+  return compared;
 }
 
 }  // namespace shardmesh::worker

@@ -2,22 +2,41 @@
 #ifndef SHARDMESH_WORKER_FILL_SAVED_SUMS_H_
 #define SHARDMESH_WORKER_FILL_SAVED_SUMS_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "process/roots/read_root.h"
 #include "tensor/checkpoint_manifest.h"
+#include "tensor/view.h"
+#include "worker/fill/checked_file.h"
+#include "worker/fill/file_tile.h"
 #include "worker/store/tile_file.h"
 
 namespace shardmesh::worker {
 
-// The manifests beside the source files of one transfer. Each is read once, at its first use.
+// A tile that was read from a file. The objects outlive it.
+struct ReadTile {
+  const TileDescription& description;
+  const TileRegion& region;  // of the tile in its tensor
+  int64_t offset_bytes = 0;  // of the tensor in the file
+  absl::Span<const char> bytes;
+  uint32_t crc32c = 0;  // of `bytes`
+};
+
+// The manifests beside the source files of one transfer. Each is read once, at its first use. The
+// header of each file is compared once.
 // Thread-safe.
 class SavedSums {
  public:
@@ -26,26 +45,41 @@ class SavedSums {
   SavedSums(const SavedSums&) = delete;
   SavedSums& operator=(const SavedSums&) = delete;
 
-  // Compares the CRC-32C of a tile that was read from `file`, which was opened at `path`. The
-  // tile's tensor begins at `offset_bytes`. Returns OK if there is nothing to compare with: no save
-  // wrote the folder, or it wrote another tensor there, or other tiles.
+  // Reads the manifest in the folder of the file at `path`, if it has one. Call it before the file
+  // is opened: a save that takes the checkpoint away afterwards then takes no checksums with it.
+  // INVALID_ARGUMENT (BAD_FILE): the manifest or the marker of the folder is damaged.
+  absl::Status Prepare(const std::string& path);
+
+  // Compares a tile that was read from `file`, which was opened at `path`, with all checksums of
+  // the manifest that cover one of its bytes, whatever the tiles of the save. Compares the header
+  // of the file too. `reader` reads what the checksums cover beyond the tile. Returns OK without a
+  // comparison only if no save wrote the folder or the file, or if the manifest has no checksums,
+  // as builds before wrote it.
   // - DATA_LOSS (CHECKSUM_MISMATCH): the file has other bytes than the save wrote.
-  // - FAILED_PRECONDITION (FILE_CHANGED): the checksums differ, and another file has taken the
-  //   place of `file`, so that the manifest need not be that of `file`.
-  absl::Status Check(const RootedFile& file, const std::string& path, int64_t offset_bytes,
-                     const TileDescription& description, uint32_t crc32c);
+  // - FAILED_PRECONDITION (FILE_CHANGED): the checksums differ, and the file has changed since it
+  //   was opened, or another file has taken its place, so that the manifest need not be that of
+  //   `file`.
+  // - Errors of Prepare, of `keep_going`, and of FileTileReader::ReadPart.
+  absl::Status Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
+                     FileTileReader& reader, const KeepGoing& keep_going);
 
  private:
   using Files = std::vector<ManifestFile>;
+  using SharedFiles = std::shared_ptr<const Files>;
 
   // Returns the files that the manifest in the folder lists; none if no save wrote the folder.
-  std::shared_ptr<const Files> FilesOf(const std::string& folder);
-  Files ReadFiles(const std::string& folder) const;
+  absl::StatusOr<SharedFiles> FilesOf(const std::string& folder);
+  absl::StatusOr<Files> ReadFiles(const std::string& folder) const;
+  absl::Status Compare(const RootedFile& file, const std::string& path, const ManifestFile& listed,
+                       const ReadTile& tile, FileTileReader& reader, const KeepGoing& keep_going);
+  absl::Status CompareHeader(const RootedFile& file, const std::string& path,
+                             const ManifestFile& listed, const KeepGoing& keep_going);
   absl::Status CheckInPlace(const RootedFile& file, const std::string& path) const;
 
   const ReadRoots* const roots_;
   absl::Mutex mutex_;  // held while a manifest is read
-  std::map<std::string, std::shared_ptr<const Files>> files_ ABSL_GUARDED_BY(mutex_);  // by folder
+  std::map<std::string, absl::StatusOr<SharedFiles>> files_ ABSL_GUARDED_BY(mutex_);  // by folder
+  std::set<std::string> intact_headers_ ABSL_GUARDED_BY(mutex_);                      // paths
 };
 
 }  // namespace shardmesh::worker

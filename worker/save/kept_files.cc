@@ -57,7 +57,8 @@ bool CanTake(const ManifestFile& file, const FileDescriptor& folder) {
 // Returns the tiles that are intact; none if the file is not as it must be.
 std::vector<bool> IntactTilesOf(const FileDescriptor& staging, std::string_view path,
                                 const std::string& name, const ManifestFile& listed,
-                                const std::function<absl::Status()>& keep_going) {
+                                const std::function<absl::Status()>& keep_going,
+                                std::vector<uint32_t>* piece_crc32c) {
   const absl::StatusOr<InputFile> file = OpenToRead(staging, path, name);
   struct stat about = {};
   absl::Status status = file.status();
@@ -66,7 +67,9 @@ std::vector<bool> IntactTilesOf(const FileDescriptor& staging, std::string_view 
     status = absl::FailedPreconditionError("it is not as the save left it");
   }
   absl::StatusOr<std::vector<bool>> intact =
-      status.ok() ? FindIntactTiles(*file, StrCat(path, "/", name), listed, keep_going) : status;
+      status.ok()
+          ? FindIntactTiles(*file, StrCat(path, "/", name), listed, keep_going, piece_crc32c)
+          : status;
   if (intact.ok()) return *std::move(intact);
   LogWarning("a file of a save that ended early is written anew",
              {{"file", listed.name}, {"error", intact.status()}});
@@ -128,7 +131,8 @@ absl::Status RemoveOthers(const FileDescriptor& staging, std::string_view path,
 
 absl::StatusOr<std::vector<bool>> Reuse(const FileDescriptor& staging, std::string_view path,
                                         const ManifestFile& listed,
-                                        const std::function<absl::Status()>& keep_going) {
+                                        const std::function<absl::Status()>& keep_going,
+                                        std::vector<uint32_t>* piece_crc32c) {
   const std::string name = NameOf(listed.content_key);
   struct stat about = {};
   if (!IsKey(listed.content_key) ||
@@ -140,7 +144,7 @@ absl::StatusOr<std::vector<bool>> Reuse(const FileDescriptor& staging, std::stri
     if (keep_going) stopped = keep_going();
     return stopped;
   };
-  std::vector<bool> intact = IntactTilesOf(staging, path, name, listed, still_wanted);
+  std::vector<bool> intact = IntactTilesOf(staging, path, name, listed, still_wanted, piece_crc32c);
   SHARDMESH_RETURN_IF_ERROR(stopped);
   if (std::find(intact.begin(), intact.end(), true) == intact.end()) {
     SHARDMESH_RETURN_IF_ERROR(Remove(staging, path, name));

@@ -52,10 +52,12 @@ absl::Status RemoveOthers(const FileDescriptor& staging, std::string_view path,
 // Reads the kept file with the content key of `listed`, and compares its tiles with their
 // checksums. If some are intact, renames the file to the name that the manifest gives it, and
 // returns which. Otherwise removes it, and returns no tiles. No tiles also if there is no such
-// file. `keep_going`: as CheckChecksums; only its error is returned.
+// file. `keep_going` and `piece_crc32c`: as FindIntactTiles; only the error of `keep_going` is
+// returned.
 absl::StatusOr<std::vector<bool>> Reuse(const FileDescriptor& staging, std::string_view path,
                                         const ManifestFile& listed,
-                                        const std::function<absl::Status()>& keep_going);
+                                        const std::function<absl::Status()>& keep_going,
+                                        std::vector<uint32_t>* piece_crc32c = nullptr);
 // Undoes the rename of Reuse.
 absl::Status PutBack(const FileDescriptor& staging, std::string_view path, const std::string& name,
                      const std::string& content_key);

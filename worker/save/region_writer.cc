@@ -20,6 +20,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_manifest.h"
 #include "tensor/view.h"
 
 namespace shardmesh::worker {
@@ -28,6 +29,7 @@ namespace {
 // The bytes of the tile between two calls of `progress`. Checksum and write of these bytes follow
 // each other, so the write finds them in the cache.
 constexpr int64_t kChunkBytes = 4 << 20;
+static_assert(kChunkBytes % kSavedPieceBytes == 0);
 // Pauses between two attempts to lock a range that another writer holds. Each pause is twice as
 // long as the one before. A writer holds a range for one write of at most some MiB.
 constexpr absl::Duration kFirstLockPause = absl::Microseconds(50);
@@ -174,7 +176,8 @@ class Writer {
 
 absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_view path,
                                      absl::Span<const char> tile_bytes, const RegionPlace& place,
-                                     const RegionWriterOptions& options) {
+                                     const RegionWriterOptions& options,
+                                     std::vector<uint32_t>* piece_crc32c) {
   SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
                              TileRegion::Create(place.dtype, place.tensor_shape, place.tile));
   if (place.begin_bytes < 0 || place.begin_bytes > place.end_bytes ||
@@ -192,7 +195,13 @@ absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_vie
     const int64_t end = std::min(place.end_bytes, begin + kChunkBytes);
     absl::Span<const char> left =
         tile_bytes.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
-    crc32c = ExtendCrc32c(crc32c, left);
+    for (absl::Span<const char> rest = left; !rest.empty();) {
+      const absl::Span<const char> piece = rest.subspan(0, kSavedPieceBytes);
+      const uint32_t sum = Crc32c(piece);
+      crc32c = ConcatCrc32c(crc32c, sum, static_cast<int64_t>(piece.size()));
+      if (piece_crc32c != nullptr) piece_crc32c->push_back(sum);
+      rest.remove_prefix(piece.size());
+    }
     absl::Status written;
     region.ForEachRun(begin, end, [&](int64_t tensor_offset, int64_t size) {
       if (!written.ok()) return;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -46,11 +47,13 @@ inline constexpr int64_t kMaxSpanBytes = 1 << 20;
 
 // Writes the region, and returns the CRC-32C of its bytes. `tile_bytes`: all bytes of the tile. The
 // file is open for reading and writing. `path` is for errors, which are as FileError, and those of
-// TileRegion::Create. INVALID_ARGUMENT (BAD_TILE) if the region is not within the tile.
-// Failpoint: save.write.
+// TileRegion::Create. INVALID_ARGUMENT (BAD_TILE) if the region is not within the tile. If
+// `piece_crc32c` is not null, appends to it the CRC-32C of each kSavedPieceBytes of the region; the
+// last of them may be fewer bytes. Failpoint: save.write.
 absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_view path,
                                      absl::Span<const char> tile_bytes, const RegionPlace& place,
-                                     const RegionWriterOptions& options);
+                                     const RegionWriterOptions& options,
+                                     std::vector<uint32_t>* piece_crc32c = nullptr);
 
 }  // namespace shardmesh::worker
 

@@ -32,10 +32,6 @@ namespace {
 constexpr mode_t kFileMode = 0666;    // before the umask
 constexpr mode_t kFolderMode = 0777;  // before the umask
 constexpr size_t kMaxOpenFiles = 64;
-// Folders in the staging folder that have the files of a checkpoint while it is replaced: of the
-// folder itself, and of a step. No file of a checkpoint has such a name.
-constexpr std::string_view kAside = ".aside";
-constexpr std::string_view kAsidePrefix = ".aside-";
 // A folder in the staging folder that takes the place of a step's folder, or has been there.
 constexpr std::string_view kNext = ".next";
 // How often a lock file may be replaced between its opening and its locking.
@@ -548,8 +544,8 @@ absl::StatusOr<VerifiedLinks> SaveFolder::OpenBase() const {
 
 absl::StatusOr<std::vector<uint32_t>> SaveFolder::MakeFiles(
     absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-    std::vector<FoundTiles>* found) {
-  absl::StatusOr<std::vector<uint32_t>> linked = LinkAndReserve(files, keep_going, found);
+    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces) {
+  absl::StatusOr<std::vector<uint32_t>> linked = LinkAndReserve(files, keep_going, found, pieces);
   if (linked.ok()) {
     has_made_ = true;
     return linked;
@@ -589,7 +585,12 @@ absl::StatusOr<std::map<std::string, ManifestFile>> SaveFolder::ReadOwnManifest(
 
 absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-    std::vector<FoundTiles>* found) {
+    std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces) {
+  const auto add_pieces = [pieces](size_t file, std::vector<uint32_t> piece_crc32c) {
+    if (pieces == nullptr) return;
+    pieces->push_back(
+        {.file = static_cast<uint32_t>(file), .piece_crc32c = std::move(piece_crc32c)});
+  };
   // The checkpoint to which files may be linked: the newest step, or the one to be replaced.
   SHARDMESH_ASSIGN_OR_RETURN(const VerifiedLinks base, OpenBase());
   if (const absl::StatusOr<FileDescriptor> target = OpenTarget(); target.ok()) {
@@ -611,9 +612,11 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     if (const std::string* const from = base.Find(file.content_key, file.size_bytes);
         from != nullptr) {
       // A link that fails is no error: the workers then write the file.
+      std::vector<uint32_t> piece_crc32c;
       SHARDMESH_ASSIGN_OR_RETURN(const bool is_linked,
-                                 base.Link(*from, staging_, file.name, keep_going));
+                                 base.Link(*from, staging_, file.name, keep_going, &piece_crc32c));
       if (is_linked) {
+        add_pieces(i, std::move(piece_crc32c));
         linked.push_back(static_cast<uint32_t>(i));
         continue;
       }
@@ -621,9 +624,12 @@ absl::StatusOr<std::vector<uint32_t>> SaveFolder::LinkAndReserve(
     const auto listed = own.find(file.name);
     if (found != nullptr && listed != own.end() && listed->second.content_key == file.content_key &&
         listed->second.size_bytes == file.size_bytes) {
-      SHARDMESH_ASSIGN_OR_RETURN(std::vector<bool> intact,
-                                 kept::Reuse(staging_, target_.folder, listed->second, keep_going));
+      std::vector<uint32_t> piece_crc32c;
+      SHARDMESH_ASSIGN_OR_RETURN(
+          std::vector<bool> intact,
+          kept::Reuse(staging_, target_.folder, listed->second, keep_going, &piece_crc32c));
       if (!intact.empty()) {
+        add_pieces(i, std::move(piece_crc32c));
         reused_.emplace_back(file.name, file.content_key);
         found->push_back({.file = static_cast<uint32_t>(i), .is_intact = std::move(intact)});
         continue;  // its bytes are reserved, or it has holes
@@ -775,8 +781,8 @@ absl::StatusOr<bool> SaveFolder::Exchange(const FileDescriptor& target,
 }
 
 std::string SaveFolder::AsideName() const {
-  return target_.step.has_value() ? StrCat(kAsidePrefix, StepFolderName(*target_.step))
-                                  : std::string(kAside);
+  return target_.step.has_value() ? StrCat(kSaveAside, "-", StepFolderName(*target_.step))
+                                  : std::string(kSaveAside);
 }
 
 absl::Status SaveFolder::SetAside(const FileDescriptor& target) {
@@ -857,7 +863,7 @@ absl::Status SaveFolder::RestoreAll() {
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                              ListFolder(staging_, target_.folder));
   for (const std::string& name : names) {
-    if (!name.starts_with(kAside)) continue;
+    if (!name.starts_with(kSaveAside)) continue;
     if (const absl::Status restored = Restore(name); !restored.ok()) {
       return WithContext(
           restored, StrCat("a checkpoint that a lost save was replacing is in ", target_.folder,
@@ -882,7 +888,7 @@ absl::Status SaveFolder::Restore(const std::string& aside_name) {
       const FileDescriptor aside,
       OpenBeneath(staging_, target_.folder, aside_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
   std::string step_name;
-  if (aside_name != kAside) step_name = aside_name.substr(kAsidePrefix.size());
+  if (aside_name != kSaveAside) step_name = aside_name.substr(kSaveAside.size() + 1);
   const std::string path = StrCat(target_.folder, step_name.empty() ? "" : "/", step_name);
   if (!step_name.empty() && mkdirat(folder_.get(), step_name.c_str(), kFolderMode) != 0 &&
       errno != EEXIST) {
@@ -965,7 +971,7 @@ absl::Status SaveFolder::RemoveStaging() {
   bool has_more = false;
   for (const std::string& entry : entries) {
     // Files that are set aside stay until they are put back.
-    if (entry.starts_with(kAside)) continue;
+    if (entry.starts_with(kSaveAside)) continue;
     if (entry == kNext) {
       removed.Update(RemoveNext(*staging, target_.folder));
       continue;

@@ -41,6 +41,14 @@ struct FileToSave {
   std::string content_key;  // files with equal keys have equal bytes
 };
 
+// Checksums of a file that the leader has read whole.
+struct FilePieces {
+  uint32_t file = 0;  // index of the file in the order to make files
+  // The CRC-32C of each piece of each tile (kSavedPieceBytes), in the order of the manifest:
+  // tensors by rising offset, and the tiles of each.
+  std::vector<uint32_t> piece_crc32c;
+};
+
 // What SaveFolder::Validate finds.
 struct FolderFacts {
   bool is_there = false;
@@ -110,13 +118,14 @@ class SaveFolder {
   // are read; its error ends the work. It may be null.
   // If `found` is given and WriteText has written the manifest, files of a save that ended early
   // are taken where the manifest lists the same content key, and some of their tiles are intact:
-  // `*found` gets these tiles. After an error, these files are there for the next save, and those
-  // of an incomplete checkpoint are in its place again. ALREADY_EXISTS: a file of this name is in
-  // the checkpoint's place, and no save wrote it. RESOURCE_EXHAUSTED (STORE_FULL): the disk has too
-  // little space. Failpoint: save.reserve.
+  // `*found` gets these tiles. `*pieces`, if given, gets the checksums of linked and of taken
+  // files. After an error, these files are there for the next save, and those of an incomplete
+  // checkpoint are in its place again. ALREADY_EXISTS: a file of this name is in the checkpoint's
+  // place, and no save wrote it. RESOURCE_EXHAUSTED (STORE_FULL): the disk has too little space.
+  // Failpoint: save.reserve.
   absl::StatusOr<std::vector<uint32_t>> MakeFiles(
       absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going = {},
-      std::vector<FoundTiles>* found = nullptr);
+      std::vector<FoundTiles>* found = nullptr, std::vector<FilePieces>* pieces = nullptr);
   // Writes bytes of a file in the staging folder, which it creates if it is missing.
   absl::Status WriteText(const std::string& name, int64_t offset_bytes, std::string_view text);
   // Moves the files, in this order, to the place of the checkpoint, and the marker after them. Sets
@@ -170,7 +179,7 @@ class SaveFolder {
   absl::StatusOr<std::map<std::string, ManifestFile>> ReadOwnManifest();
   absl::StatusOr<std::vector<uint32_t>> LinkAndReserve(
       absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
-      std::vector<FoundTiles>* found);
+      std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces);
   // CheckTarget and CheckNames, and whether the target can be written.
   absl::Status ValidateTarget(bool overwrite, absl::Span<const FileToSave> files) const;
   // Returns the bytes on the disk of what earlier saves left: this one frees or uses them.

@@ -26,6 +26,9 @@ constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
 // Of the threads that write: beside a thread of a step on the same core they get about a tenth of
 // the time, so that steps go on at their pace.
 constexpr int kNice = 10;
+// The most checksums of pieces in an answer about files that were read whole: those of 256 GiB, in
+// 1 MiB of the message.
+constexpr size_t kMaxPieces = size_t{1} << 18;
 
 // Lowers the priority of the calling thread alone, as Linux does for the id 0.
 void LowerPriority() { setpriority(PRIO_PROCESS, 0, kNice); }
@@ -58,6 +61,18 @@ void Encode(const FoundTiles& from, internal::v1::FoundTiles* to) {
   }
   to->set_file(from.file);
   to->set_is_intact(std::move(bits));
+}
+
+// Leaves out the files beyond kMaxPieces. Readers of these files then compare whole tiles.
+void Encode(const std::vector<FilePieces>& from, internal::v1::SaveAnswer* to) {
+  size_t count = 0;
+  for (const FilePieces& each : from) {
+    count += each.piece_crc32c.size();
+    if (count > kMaxPieces) return;
+    internal::v1::FilePieces& added = *to->add_pieces();
+    added.set_file(each.file);
+    added.mutable_piece_crc32c()->Add(each.piece_crc32c.begin(), each.piece_crc32c.end());
+  }
 }
 
 }  // namespace
@@ -100,6 +115,7 @@ absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
     }
     return !is_cancelled;
   };
+  std::vector<uint32_t> piece_crc32c;
   for (const internal::v1::SavedRegion& region : tiles.regions()) {
     if (region.file() >= static_cast<uint32_t>(tiles.files_size())) {
       return absl::InternalError(StrCat("an order has no file ", region.file()));
@@ -114,18 +130,20 @@ absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
     }
     SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor* const file, folder->Open(name));
     const TileDescription& about = (*stored)->description();
-    SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c,
-                               WriteRegion(*file, name, (*stored)->bytes(),
-                                           {.dtype = about.dtype,
-                                            .tensor_shape = about.array_shape,
-                                            .tile = tile,
-                                            .begin_bytes = region.begin_bytes(),
-                                            .end_bytes = region.end_bytes(),
-                                            .offset_bytes = region.offset_bytes()},
-                                           {.locks_work = tiles.one_host(), .progress = progress}));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const uint32_t crc32c,
+        WriteRegion(*file, name, (*stored)->bytes(),
+                    {.dtype = about.dtype,
+                     .tensor_shape = about.array_shape,
+                     .tile = tile,
+                     .begin_bytes = region.begin_bytes(),
+                     .end_bytes = region.end_bytes(),
+                     .offset_bytes = region.offset_bytes()},
+                    {.locks_work = tiles.one_host(), .progress = progress}, &piece_crc32c));
     answer->add_crc32c(crc32c);
     if (is_cancelled) return Cancelled();
   }
+  answer->mutable_piece_crc32c()->Add(piece_crc32c.begin(), piece_crc32c.end());
   return tiles.sync() ? folder->Sync() : absl::OkStatus();
 }
 
@@ -214,13 +232,16 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
         SHARDMESH_FAILPOINT("save.make");
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
         std::vector<FoundTiles> found;
+        std::vector<FilePieces> pieces;
         SHARDMESH_ASSIGN_OR_RETURN(
             const std::vector<uint32_t> linked,
             save->folder->MakeFiles(
                 FilesOf(order.make().files()),
-                [save] { return save->is_cancelled ? Cancelled() : absl::OkStatus(); }, &found));
+                [save] { return save->is_cancelled ? Cancelled() : absl::OkStatus(); }, &found,
+                &pieces));
         answer.mutable_linked()->Add(linked.begin(), linked.end());
         for (const FoundTiles& each : found) Encode(each, answer.add_found());
+        Encode(pieces, &answer);
         return absl::OkStatus();
       }
       case internal::v1::SaveOrder::kText:

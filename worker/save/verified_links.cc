@@ -50,7 +50,8 @@ const std::string* VerifiedLinks::Find(std::string_view content_key, int64_t siz
 
 absl::StatusOr<bool> VerifiedLinks::Link(const std::string& from, const FileDescriptor& to,
                                          const std::string& name,
-                                         const std::function<absl::Status()>& keep_going) const {
+                                         const std::function<absl::Status()>& keep_going,
+                                         std::vector<uint32_t>* piece_crc32c) const {
   const auto listed = files_.find(from);
   if (listed == files_.end()) return false;
   absl::Status stopped;
@@ -60,8 +61,9 @@ absl::StatusOr<bool> VerifiedLinks::Link(const std::string& from, const FileDesc
   };
   const std::string path = StrCat(path_, "/", from);
   const absl::StatusOr<InputFile> file = OpenToRead(folder_, path_, from);
-  const absl::Status intact =
-      file.ok() ? CheckChecksums(*file, path, listed->second, still_wanted) : file.status();
+  const absl::Status intact = file.ok() ? CheckChecksums(*file, path, listed->second, still_wanted,
+                                                         /*is_wanted=*/nullptr, piece_crc32c)
+                                        : file.status();
   SHARDMESH_RETURN_IF_ERROR(stopped);
   if (!intact.ok()) {
     LogWarning("a file of an earlier checkpoint is not linked, but written anew",

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -32,11 +33,12 @@ class VerifiedLinks {
 
   // Reads the file `from` of the folder, and links it as `name` in `to` if it has the bytes that
   // the manifest lists. Returns false, and logs why, if it has not, or if the file system has no
-  // links: the file must then be written. `keep_going`: as CheckChecksums; only its error is
-  // returned.
+  // links: the file must then be written. `keep_going` and `piece_crc32c`: as CheckChecksums; only
+  // the error of `keep_going` is returned.
   absl::StatusOr<bool> Link(const std::string& from, const FileDescriptor& to,
                             const std::string& name,
-                            const std::function<absl::Status()>& keep_going) const;
+                            const std::function<absl::Status()>& keep_going,
+                            std::vector<uint32_t>* piece_crc32c = nullptr) const;
 
  private:
   FileDescriptor folder_;

@@ -521,7 +521,7 @@ void AddAdminCommands(CommandLine* line) {
   restore->add_option("--as", *as, "the name that one array gets (default: restored/ARRAY)")
       ->check([](const std::string& name) {
         return name.empty() ? "the name is empty; leave --as out for restored/ARRAY"
-                            : RefuseIdAsName(name);
+                            : RefuseNameWithAt(name);
       });
   restore->add_flag("--validate-only", *validates_restore, "check everything, and restore nothing");
 

@@ -509,7 +509,8 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     std::vector<std::string> names;
     for (const PutTensor& tensor : tensors) names.push_back(tensor.name);
     SHARDMESH_ASSIGN_OR_RETURN(
-        replicated, AwaitSecondReplicas(client.get(), flags.replicas, names, invocation.quiet));
+        replicated, AwaitSecondReplicas(client.get(), flags.replicas, names, invocation.quiet,
+                                        invocation.output));
   }
   if (options.reader == PutReader::kAuto) NoteWhyClientRead(load.why_client, &*result);
 
@@ -711,6 +712,11 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   interruption.emplace("nothing was put", invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
+  // With --strict the coordinator refuses the spec, and its error has the fixes.
+  if (flags.spec.has_value() && !flags.strict && !flags.exact.exact) {
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckAxesOfSpec(client.get(), "--spec", flags.mesh, *flags.spec, "--exact"));
+  }
   options.on_begun = [&](const std::string& transfer_id) {
     interruption->Begun(client.get(), transfer_id);
   };
@@ -724,8 +730,9 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   std::vector<Array> replicated;
   if (!flags.validate_only) {
-    SHARDMESH_ASSIGN_OR_RETURN(replicated, AwaitSecondReplicas(client.get(), flags.replicas,
-                                                               flags.names, invocation.quiet));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        replicated, AwaitSecondReplicas(client.get(), flags.replicas, flags.names, invocation.quiet,
+                                        invocation.output));
   }
   for (size_t i = 0; options.reader == PutReader::kAuto && i < tensors.size(); ++i) {
     if (!tensors[i].source.has_value()) {
@@ -809,7 +816,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
                wide("array"),
                {"state"}});
   int64_t total_bytes = 0;
-  int64_t copied_bytes = 0;
+  ReplicaSums replicas;
   for (const Array& array : arrays) {
     total_bytes += array.size_bytes;
     table.AddRow(
@@ -819,18 +826,14 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
          FormatSpec(array.requested_spec.value_or(array.descriptor.spec)),
          FormatBytes(array.size_bytes), array.descriptor.mesh_id,
          std::string(DurabilityName(array.durability)), array.descriptor.array_id, StateOf(array)});
-    if (array.replicas.has_value() && !array.replicas->by_spec) copied_bytes += array.size_bytes;
+    if (array.replicas.has_value()) replicas.Add(array);
   }
   if (!arrays.empty()) {
     table.Print();
   }
   if (!invocation.headers) return absl::OkStatus();
   std::cout << (arrays.empty() ? "" : "\n") << FormatCount(arrays.size(), "array") << ", "
-            << FormatBytes(total_bytes);
-  if (copied_bytes > 0) {
-    std::cout << ", " << FormatBytes(total_bytes + copied_bytes) << " with second replicas";
-  }
-  std::cout << "\n";
+            << FormatBytes(total_bytes) << replicas.Clause(total_bytes) << "\n";
   constexpr int kMostRepairs = 8;
   int repairs = 0;
   for (const Array& array : arrays) {
@@ -840,6 +843,7 @@ absl::Status RunLs(const Invocation& invocation, const std::string& prefix, bool
   if (repairs > kMostRepairs) {
     std::cout << "... and repairs of " << FormatCount(repairs - kMostRepairs, "array") << " more\n";
   }
+  std::cout << replicas.Advice();
   const bool has_degraded = std::any_of(arrays.begin(), arrays.end(), [](const Array& array) {
     return array.state == ArrayState::kDegraded;
   });
@@ -1233,10 +1237,6 @@ absl::Status RunRm(const Invocation& invocation, const RmFlags& flags) {
   return absl::OkStatus();
 }
 
-constexpr char kUnevenRules[] =
-    "ceil (parts of ceil(extent/parts)), memory or speed (in proportion to the workers'), equal "
-    "(drop such axes)";
-
 void AddLoad(CommandLine* line, CLI::App* parent) {
   auto flags = std::make_shared<LoadFlags>();
   CLI::App* const load = line->AddCommand(
@@ -1290,7 +1290,7 @@ void AddPut(CommandLine* line, CLI::App* parent) {
                         "it for a file; name the array ",
                         name.substr(0, name.size() - 4));
         }
-        return RefuseIdAsName(name);
+        return RefuseNameWithAt(name);
       });
   AddParsedOption(put, "--spec", &flags->spec, ParseSpec,
                   "mesh axes, one entry a dimension: fsdp,tp; - for none");

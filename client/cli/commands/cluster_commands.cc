@@ -50,7 +50,7 @@ struct UpFlags {
   bool detach = false;
   std::string memory;
   std::optional<int64_t> min_sharding_size;
-  std::string transport = "auto";
+  std::string transport;
   std::string algorithms;
   std::vector<std::string> read_roots;
   std::vector<std::string> write_roots;
@@ -140,6 +140,10 @@ void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
     std::cerr << "Restarted the processes that had ended: " << StrJoin(cluster.restarted(), ", ")
               << "\n";
+    if (!cluster.kept_flags().empty()) {
+      std::cerr << "They have the flags with which the cluster was started: "
+                << StrJoin(cluster.kept_flags(), ", ") << "\n";
+    }
   }
   if (const std::vector<std::string>& replaced = cluster.replaced(); !replaced.empty()) {
     std::cerr << cluster.replaced_why() << ": stopped " << StrJoin(replaced, ", ")
@@ -177,8 +181,7 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   options.folder = ClusterFolder(invocation.cluster_name);
   SHARDMESH_ASSIGN_OR_RETURN(options.binary_folder, OwnBinaryFolder());
   options.mesh = std::move(mesh);
-  options.takes_stored_mesh =
-      flags.mesh.empty() && !flags.workers.has_value() && !flags.data_folder.empty();
+  options.takes_stored_mesh = flags.mesh.empty() && !flags.workers.has_value();
   options.port = flags.port;
   if (!flags.data_folder.empty()) {
     options.data_folder = std::filesystem::absolute(flags.data_folder).lexically_normal().string();
@@ -192,18 +195,23 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
     }
     SHARDMESH_RETURN_IF_ERROR(WriteCertificates(certificates).status());
   }
-  options.worker_memory = flags.memory;
+  if (!flags.memory.empty()) {
+    options.worker_flags.push_back(StrCat("--memory=", flags.memory));
+  }
   if (flags.min_sharding_size.has_value()) {
     options.coordinator_flags.push_back(StrCat("--min-sharding-size=", *flags.min_sharding_size));
   }
   if (!flags.algorithms.empty()) {
     options.coordinator_flags.push_back(StrCat("--collective-algorithms=", flags.algorithms));
   }
-  options.worker_flags.push_back(StrCat("--transport=", flags.transport));
+  if (!flags.transport.empty()) {
+    options.worker_flags.push_back(StrCat("--transport=", flags.transport));
+  }
   SHARDMESH_RETURN_IF_ERROR(PassRoots("--read-root", flags.read_roots, &options.worker_flags));
   SHARDMESH_RETURN_IF_ERROR(PassRoots("--write-root", flags.write_roots, &options.worker_flags));
   options.ends_with_parent = !flags.detach;
   options.on_wait = SayWaiting;
+  options.on_correction = [](const std::string& what) { std::cerr << what << "\n"; };
 
   std::optional<StopSignal> stop;
   if (!flags.detach) {
@@ -270,8 +278,11 @@ absl::Status RunDown(const Invocation& invocation) {
                       Reason::kNotFound, {{fact::kKind, "cluster"}, {fact::kName, name}});
   }
   SHARDMESH_RETURN_IF_ERROR(record.status());
+  const FollowedRestarts followed = FollowRestarts(&*record, deadline.wall());
   const bool was_up = record->IsUp();
-  FollowRestarts(&*record, deadline.wall());
+  if (!followed.corrected.empty()) {
+    std::cerr << followed.Sentence() << "\n";
+  }
   const std::vector<std::string> killed = StopRecorded(folder, *record, kGrace);
   SHARDMESH_RETURN_IF_ERROR(CheckStopped(*record));
   if (!was_up) {

@@ -56,6 +56,7 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh save encoder /srv/checkpoints/bert --validate-only"},
       {"shardmesh reshard encoder.layer.0.output.dense.weight --to tp,-"},
       {"shardmesh reshard --tree encoder --rules bert.yaml --plan-only"},
+      {"shardmesh reshard --tree encoder --rules bert.yaml --uneven memory"},
       {"shardmesh ls encoder.layer.0"},
       {"shardmesh ls -o name --no-headers"},
       {"shardmesh describe encoder.layer.0.output.dense.weight"},

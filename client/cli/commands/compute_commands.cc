@@ -403,7 +403,7 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
       "write the result to this .npy file");
   CLI::Option* const as =
       command->add_option("--as", flags->name, "keep the result in the cluster under this name")
-          ->check(RefuseIdAsName);
+          ->check(RefuseNameWithAt);
   AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
   command

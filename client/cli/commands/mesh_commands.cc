@@ -290,9 +290,10 @@ void PrintResizePlan(const ResizeResult& result) {
 // program's exit code must show the refusal.
 absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape) {
   if (plan.refusal_count > 0) {
-    return absl::FailedPreconditionError(
-        StrCat("the resize would be refused: ", FormatCount(plan.refusal_count, "array"),
-               " cannot move to ", shape));
+    return absl::FailedPreconditionError(StrCat(
+        "the resize would be refused: ", FormatCount(plan.refusal_count, "array"),
+        " cannot move to ", shape,
+        "; the lines `refused:` say why. Choose a shape that divides them, or --uneven ceil"));
   }
   const auto short_of =
       std::find_if(plan.ranks.begin(), plan.ranks.end(),
@@ -300,7 +301,8 @@ absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape) {
   if (short_of == plan.ranks.end()) return absl::OkStatus();
   return absl::FailedPreconditionError(StrCat(
       "the resize would be refused: rank ", short_of->rank, " (worker \"", short_of->identity,
-      "\") has ", short_of->have_bytes, " bytes left and needs ", short_of->need_bytes));
+      "\") has ", short_of->have_bytes, " bytes left and needs ", short_of->need_bytes,
+      ". Release arrays, start workers with more --memory, or choose more ranks"));
 }
 
 absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {

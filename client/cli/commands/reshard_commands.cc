@@ -209,7 +209,7 @@ bool HasMoveFlags(const ReshardFlags& flags) {
   return !flags.mesh.empty() || !flags.rules.empty() || flags.axes.has_value() ||
          !flags.preset.empty() || flags.mode.text.has_value() || !flags.profile.empty() ||
          !flags.name.empty() || flags.expected_version.has_value() || flags.release_source ||
-         flags.plan_only || flags.strict || flags.exact.exact || !flags.cuts.cuts.empty();
+         flags.plan_only || flags.strict || flags.exact.exact || flags.cuts.is_given();
 }
 
 absl::Status RunQuestion(const Invocation& invocation, const ReshardFlags& flags) {
@@ -220,9 +220,9 @@ absl::Status RunQuestion(const Invocation& invocation, const ReshardFlags& flags
   }
   if (HasMoveFlags(flags)) {
     return WrongUse(
-        "--mesh, --rules, --axes, --preset, --mode, --profile, --cuts, --as, --if-version, "
-        "--release-source, --plan-only, --strict and --exact go with the name of an array or "
-        "--tree, and not with --from");
+        "--mesh, --rules, --axes, --preset, --mode, --profile, --cuts, --uneven, --weights, --as, "
+        "--if-version, --release-source, --plan-only, --strict and --exact go with the name of an "
+        "array or --tree, and not with --from");
   }
   ReshardQuestion question = {.shape = *flags.shape,
                               .dtype = flags.dtype.value_or(Dtype::kBF16),
@@ -268,19 +268,19 @@ absl::StatusOr<ReshardOptions> OptionsOf(const ReshardFlags& flags) {
   const int layouts = (flags.to.empty() ? 0 : 1) + (flags.rules.empty() ? 0 : 1) +
                       (flags.axes.has_value() ? 1 : 0) + (flags.preset.empty() ? 0 : 1);
   if (layouts > 1) return WrongUse("give one of --to, --rules, --axes and --preset");
-  if (layouts == 0 && flags.mesh.empty()) {
+  SHARDMESH_RETURN_IF_ERROR(CheckCutOptions(flags.cuts));
+  // A rule cuts anew what has a layout.
+  const bool has_rule = flags.cuts.rule() != UnevenCuts::kEqualOnly;
+  if (layouts == 0 && flags.mesh.empty() && !has_rule) {
     return WrongUse(
-        "say where to: --to, --rules, --axes or --preset for another layout, or --mesh "
-        "for another mesh");
+        "say where to: --to, --rules, --axes or --preset for another layout, --mesh for another "
+        "mesh, or --uneven or --weights for other cuts");
   }
   if (flags.mode.text.has_value() && !flags.axes.has_value()) {
     return WrongUse("--mode is about --axes; a preset has its own mode");
   }
   if (!flags.profile.empty() && !flags.axes.has_value() && flags.preset.empty()) {
     return WrongUse("--profile is about --axes and --preset");
-  }
-  if (flags.tree.has_value() && !flags.cuts.cuts.empty()) {
-    return WrongUse("--cuts is about one array; the arrays of --tree have shapes of their own");
   }
   if (flags.tree.has_value() && (!flags.name.empty() || flags.expected_version.has_value())) {
     return WrongUse(
@@ -289,6 +289,8 @@ absl::StatusOr<ReshardOptions> OptionsOf(const ReshardFlags& flags) {
   ReshardOptions options{.mesh = flags.mesh,
                          .axes = flags.axes,
                          .preset = flags.preset,
+                         .uneven = flags.cuts.rule(),
+                         .weights = flags.cuts.weights.value_or(std::vector<int64_t>()),
                          .compatibility = flags.exact.compatibility(),
                          .strict = flags.strict,
                          .name = flags.name,
@@ -307,6 +309,9 @@ absl::StatusOr<ReshardOptions> OptionsOf(const ReshardFlags& flags) {
                            ": arrays move onto a mesh of the cluster, by its name; `shardmesh "
                            "status` lists the meshes"));
   }
+  if (flags.tree.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(options.cut_points, CutPointsForAll(flags.cuts));
+  }
   if (flags.expected_version.has_value()) options.precondition = *flags.expected_version;
   SHARDMESH_ASSIGN_OR_RETURN(options.rules, SelectRules(flags.rules, options.compatibility));
   SHARDMESH_ASSIGN_OR_RETURN(options.mode, SelectMode(flags.mode, options.compatibility));
@@ -322,6 +327,7 @@ Json MoveJson(const ReshardResult& result, bool plan_only) {
                       {"source_array_id", array.source_array_id},
                       {"array_id", array.descriptor.array_id},
                       {"spec", SpecJson(array.descriptor.spec)},
+                      {"cut_points", CutPointsJson(array.descriptor.cut_points)},
                       {"mesh", array.descriptor.mesh_id},
                       {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
                       {"moved_bytes", array.moved_bytes},
@@ -372,15 +378,26 @@ void PrintCorrections(const std::vector<ReshardedArray>& arrays) {
 
 // `all`: also the arrays that stay where they are.
 void PrintMove(const ReshardResult& result, bool plan_only, bool all) {
-  Table table({{"array"}, {"spec"}, {"mesh"}, {"moves", Table::Align::kRight}, {"version"}});
+  const bool is_cut =
+      std::any_of(result.arrays.begin(), result.arrays.end(),
+                  [](const ReshardedArray& array) { return !array.descriptor.cut_points.empty(); });
+  std::vector<Table::Column> columns = {{"array"}, {"spec"}};
+  if (is_cut) columns.push_back({"cuts"});
+  columns.insert(columns.end(), {{"mesh"}, {"moves", Table::Align::kRight}, {"version"}});
+  Table table(std::move(columns));
   bool is_empty = true;
   for (const ReshardedArray& array : result.arrays) {
     if (array.is_skipped && !all) continue;
     is_empty = false;
-    table.AddRow({array.name.empty() ? StrCat("@", array.descriptor.array_id) : array.name,
-                  FormatSpec(array.descriptor.spec), array.descriptor.mesh_id,
-                  array.is_skipped ? "stays" : FormatBytes(array.moved_bytes),
-                  plan_only || array.name_version == 0 ? "-" : StrCat(array.name_version)});
+    std::vector<std::string> cells = {
+        array.name.empty() ? StrCat("@", array.descriptor.array_id) : array.name,
+        FormatSpec(array.descriptor.spec)};
+    if (is_cut) cells.push_back(FormatCutPoints(array.descriptor.cut_points));
+    cells.insert(
+        cells.end(),
+        {array.descriptor.mesh_id, array.is_skipped ? "stays" : FormatBytes(array.moved_bytes),
+         plan_only || array.name_version == 0 ? "-" : StrCat(array.name_version)});
+    table.AddRow(std::move(cells));
   }
   if (!is_empty) {
     table.Print();
@@ -402,6 +419,30 @@ void PrintMove(const ReshardResult& result, bool plan_only, bool all) {
   std::cout << "\n";
 }
 
+// Returns a wrong-use error if --to has an axis that a mesh lacks on which an array would lie.
+absl::Status CheckAxesOfMove(MeshClient* client, const ReshardFlags& flags,
+                             const ReshardOptions& options) {
+  // With --strict the coordinator refuses the spec, and its error has the fixes.
+  if (!options.spec.has_value() || flags.strict || flags.exact.exact) return absl::OkStatus();
+  if (!options.mesh.empty()) {
+    return CheckAxesOfSpec(client, "--to", options.mesh, *options.spec, "--exact");
+  }
+  // Each array stays on its own mesh. Errors are those of the move, which explains them.
+  std::vector<Array> arrays;
+  if (flags.tree.has_value()) {
+    absl::StatusOr<std::vector<Array>> listed = client->arrays().ListArrays(*flags.tree);
+    if (listed.ok()) arrays = *std::move(listed);
+  } else if (absl::StatusOr<Array> array = client->arrays().DescribeArray(*flags.array);
+             array.ok()) {
+    arrays.push_back(*std::move(array));
+  }
+  for (const Array& array : arrays) {
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckAxesOfSpec("--to", *options.spec, array.descriptor.mesh, "--exact"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(ReshardOptions options, OptionsOf(flags));
   // Declared before the interruption, whose destructor may still use the client.
@@ -412,7 +453,8 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
                                 : "nothing was moved",
                             invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
-  if (!flags.cuts.cuts.empty()) {
+  SHARDMESH_RETURN_IF_ERROR(CheckAxesOfMove(client.get(), flags, options));
+  if (flags.array.has_value() && !flags.cuts.cuts.empty()) {
     SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(*flags.array));
     SHARDMESH_ASSIGN_OR_RETURN(options.cut_points,
                                CutPointsFor(flags.cuts, array.descriptor.shape));
@@ -483,8 +525,9 @@ void AddReshardCommands(CommandLine* line) {
   AddModeOption(reshard, &flags->mode, "with --axes: ");
   reshard->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
   AddCutsOption(reshard, &flags->cuts);
+  AddUnevenOptions(reshard, &flags->cuts, kUnevenRules);
   reshard->add_option("--as", flags->name, "name of the result (default: that of the array)")
-      ->check(RefuseIdAsName);
+      ->check(RefuseNameWithAt);
   reshard
       ->add_option("--if-version", flags->expected_version,
                    "move only if the name of the result is at this version")

@@ -146,6 +146,10 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.data_folder = json.value("data_dir", "");
     record.tls_folder = json.value("tls_dir", "");
     record.workers = json.value("workers", std::vector<std::string>());
+    for (const auto& [key, flags] : {std::pair("coordinator_flags", &record.coordinator_flags),
+                                     std::pair("worker_flags", &record.worker_flags)}) {
+      if (json.contains(key)) *flags = json.at(key).get<std::vector<std::string>>();
+    }
     if (const auto supervisor = json.find("supervisor"); supervisor != json.end()) {
       record.supervisor = ProcessFromJson(*supervisor);
     }
@@ -173,6 +177,10 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
                {"tls_dir", record.tls_folder},
                {"workers", record.workers},
                {"processes", Json::array()}};
+  for (const auto& [key, flags] : {std::pair("coordinator_flags", &record.coordinator_flags),
+                                   std::pair("worker_flags", &record.worker_flags)}) {
+    if (flags->has_value()) json[key] = **flags;
+  }
   for (const RecordedProcess& process : record.processes) {
     Json entry = {{"identity", process.identity}};
     entry.update(ToJson(process.id));

@@ -47,6 +47,10 @@ struct ClusterRecord {
   std::string data_folder;
   // The folder with the certificates of the cluster's processes and clients; empty means plaintext.
   std::string tls_folder = {};
+  // The flags of `up` for the coordinator and for each worker, such as `--memory=1048576`. An `up`
+  // that restarts ended processes uses them. Nullopt in records of older builds.
+  std::optional<std::vector<std::string>> coordinator_flags = {};
+  std::optional<std::vector<std::string>> worker_flags = {};
   // The cluster's processes, the coordinator first.
   std::vector<RecordedProcess> processes;
   // The `up` process that stays in the foreground. When this `up` process is stopped, it stops the

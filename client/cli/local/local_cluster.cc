@@ -14,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
+#include "client/cli/local/recorded_flags.h"
 #include "client/mesh_client.h"
 #include "process/file.h"
 #include "process/steady_deadline.h"
@@ -173,15 +174,18 @@ std::vector<std::string> Choose(const ClusterRecord& record,
   return chosen;
 }
 
-// Returns OK if the ended processes of a cluster can be restarted with `options`.
-absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptions& options,
-                            const std::vector<std::string>& ended) {
+// Takes into `options` what the record has and `options` does not give. FAILED_PRECONDITION if the
+// `ended` processes of the cluster cannot be restarted with `options`. Returns the flags that came
+// from the record.
+absl::StatusOr<std::vector<std::string>> TakeRecordedFlags(const ClusterRecord& record,
+                                                           const std::vector<std::string>& ended,
+                                                           LocalClusterOptions* options) {
   const auto refused = [&](std::string_view why) {
     return WithReason(absl::FailedPreconditionError(StrCat(
                           "the cluster \"", record.name, "\" at ", record.address,
                           " runs without these processes, which have ended: ", StrJoin(ended, ", "),
-                          "; ", why, ", or stop them with `shardmesh down --cluster ", record.name,
-                          "` and start again: what is under --data-dir stays")),
+                          "; ", why, ", or stop the others with `shardmesh down --cluster ",
+                          record.name, "` and start again: what is under --data-dir stays")),
                       Reason::kAlreadyExists,
                       {{fact::kKind, "cluster"}, {fact::kName, record.name}});
   };
@@ -189,18 +193,26 @@ absl::Status CheckResumable(const ClusterRecord& record, const LocalClusterOptio
     return refused(
         StrCat("stop the `shardmesh up` in the foreground, pid ", record.supervisor->pid));
   }
-  const bool same_port =
-      options.port == 0 || absl::EndsWith(record.address, StrCat(":", options.port));
-  const bool same_mesh = options.takes_stored_mesh || record.mesh == options.mesh.ToString();
-  if (!same_mesh || record.data_folder != options.data_folder ||
-      record.tls_folder != options.tls_folder || !same_port) {
-    return refused(StrCat("to start them again, give the cluster's own --mesh ", record.mesh,
-                          record.data_folder.empty() ? " without --data-dir" : " and --data-dir ",
-                          record.data_folder,
-                          record.tls_folder.empty() ? ", without --tls" : " and --tls ",
-                          record.tls_folder, same_port ? "" : ", and no other --port"));
+  RecordedFlags flags;
+  flags.Merge("--mesh", record.mesh,
+              options->takes_stored_mesh ? std::string() : options->mesh.ToString());
+  if (options->port != 0 && !absl::EndsWith(record.address, StrCat(":", options->port))) {
+    flags.Merge("--port", record.address.substr(record.address.rfind(':') + 1),
+                StrCat(options->port));
   }
-  return absl::OkStatus();
+  options->data_folder = flags.Merge("--data-dir", record.data_folder, options->data_folder);
+  options->tls_folder = flags.Merge("--tls", record.tls_folder, options->tls_folder);
+  options->coordinator_flags = flags.Merge(record.coordinator_flags, options->coordinator_flags);
+  options->worker_flags = flags.Merge(record.worker_flags, options->worker_flags);
+  if (!flags.differences().empty()) {
+    return refused(
+        StrCat("this `up` has other flags than the cluster: ", StrJoin(flags.differences(), ", "),
+               "; leave them out to start the ended processes as before"));
+  }
+  if (options->takes_stored_mesh) {
+    SHARDMESH_ASSIGN_OR_RETURN(options->mesh, Mesh::Parse(record.mesh));
+  }
+  return flags.taken();
 }
 
 }  // namespace
@@ -254,9 +266,6 @@ ProcessOptions LocalCluster::WorkerProcess(const std::string& identity) const {
   const auto at = std::find(workers.begin(), workers.end(), identity);
   if (at != workers.end()) {
     process.command.push_back(StrCat("--host-part=", at - workers.begin(), "/", workers.size()));
-  }
-  if (!options_.worker_memory.empty()) {
-    process.command.push_back("--memory=" + options_.worker_memory);
   }
   if (!options_.data_folder.empty()) {
     process.command.push_back(StrCat("--data-dir=", options_.data_folder, "/", identity));
@@ -436,6 +445,8 @@ LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(opt
   record_.workers = RankWorkers(options_.mesh);
   record_.data_folder = options_.data_folder;
   record_.tls_folder = options_.tls_folder;
+  record_.coordinator_flags = options_.coordinator_flags;
+  record_.worker_flags = options_.worker_flags;
   if (options_.ends_with_parent) {
     record_.supervisor = *IdentifyProcess(getpid());
   }
@@ -446,9 +457,11 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(
     const std::vector<std::string>& elsewhere, FileDescriptor lock, absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> identities, RecordedIdentities(record));
-  SHARDMESH_RETURN_IF_ERROR(
-      CheckResumable(record, options, Choose(record, identities, /*running=*/false)));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      std::vector<std::string> kept_flags,
+      TakeRecordedFlags(record, Choose(record, identities, /*running=*/false), &options));
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
+  cluster->kept_flags_ = std::move(kept_flags);
   cluster->detached_ = true;
   cluster->lock_ = std::move(lock);
   cluster->record_.address = record.address;
@@ -501,8 +514,17 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   if (!old.ok() && !absl::IsNotFound(old.status())) {
     return old.status();
   }
+  FollowedRestarts followed;
+  if (old.ok()) {
+    // All recorded processes may have ended, and others may have taken their place.
+    followed = FollowRestarts(&*old, limit.wall());
+    if (!followed.corrected.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(WriteRecord(options.folder, *old));
+      if (options.on_correction) options.on_correction(followed.Sentence());
+    }
+  }
   if (old.ok() && old->IsUp()) {
-    const std::vector<std::string> elsewhere = FollowRestarts(&*old, limit.wall());
+    const std::vector<std::string>& elsewhere = followed.elsewhere;
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> identities, RecordedIdentities(*old));
     std::erase_if(identities, [&elsewhere](const std::string& identity) {
       return std::find(elsewhere.begin(), elsewhere.end(), identity) != elsewhere.end();
@@ -705,7 +727,14 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   return killed;
 }
 
-std::vector<std::string> FollowRestarts(ClusterRecord* record, absl::Time deadline) {
+std::string FollowedRestarts::Sentence() const {
+  return corrected.empty()
+             ? std::string()
+             : StrCat("Processes were restarted by hand, and the record of `up` follows them: ",
+                      StrJoin(corrected, ", "));
+}
+
+FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (record->cluster_id.empty()) {
     return {};  // without an id, the coordinator at the address may belong to another cluster
   }
@@ -723,7 +752,9 @@ std::vector<std::string> FollowRestarts(ClusterRecord* record, absl::Time deadli
     record->workers = RankWorkers(mesh->mesh, mesh->workers);
   }
   // Whether the process of that identity runs, but is not recorded.
-  const auto follow = [record](const std::string& identity, int64_t pid, std::string_view program) {
+  FollowedRestarts followed;
+  const auto follow = [record, &followed](const std::string& identity, int64_t pid,
+                                          std::string_view program) {
     const auto process =
         std::find_if(record->processes.begin(), record->processes.end(),
                      [&](const RecordedProcess& each) { return each.identity == identity; });
@@ -740,17 +771,18 @@ std::vector<std::string> FollowRestarts(ClusterRecord* record, absl::Time deadli
     if (process == record->processes.end()) {
       return true;
     }
+    followed.corrected.push_back(
+        StrCat(identity, " (pid ", process->id.pid, " has ended, pid ", pid, " runs)"));
     *process = {identity, *id, LogOf(id->pid)};
     return false;
   };
   follow(kCoordinator, status->pid, kCoordinatorProgram);
-  std::vector<std::string> elsewhere;
   for (const WorkerStatus& worker : status->workers) {
     if (follow(worker.identity, worker.pid, kWorkerProgram)) {
-      elsewhere.push_back(worker.identity);
+      followed.elsewhere.push_back(worker.identity);
     }
   }
-  return elsewhere;
+  return followed;
 }
 
 }  // namespace shardmesh::client

@@ -28,9 +28,9 @@ struct LocalClusterOptions {
   std::string binary_folder;
   // The mesh "default" of the cluster. The cluster has one worker for each device of this mesh.
   Mesh mesh;
-  // If true and the data folder has a cluster's state, the mesh "default" of that state replaces
-  // `mesh`. If the state has no such mesh, Start defines `mesh`. If false, Start fails if the state
-  // has another mesh than `mesh`.
+  // If true and Start restarts processes of a cluster, or the data folder has a cluster's state,
+  // the mesh "default" of that cluster replaces `mesh`. If the state has no such mesh, Start
+  // defines `mesh`. If false, Start fails if the cluster has another mesh than `mesh`.
   bool takes_stored_mesh = false;
   // The coordinator's port; 0 means a free port.
   int port = 0;
@@ -39,9 +39,8 @@ struct LocalClusterOptions {
   // A folder made by WriteCertificates, with certificates for the workers' identities; empty means
   // plaintext.
   std::string tls_folder;
-  // The flag --memory of each worker; empty: the worker's default.
-  std::string worker_memory;
-  std::vector<std::string> coordinator_flags;  // further flags of the coordinator
+  // Further flags of the coordinator and of each worker, as `--name=value`. The record keeps them.
+  std::vector<std::string> coordinator_flags;
   std::vector<std::string> worker_flags;
   // Whether the cluster's processes end when this process ends. If false, they outlive this
   // process.
@@ -50,6 +49,9 @@ struct LocalClusterOptions {
   // Start and Restart call this if they must wait for the cluster's lock. `what` says which process
   // is starting or stopping the cluster.
   std::function<void(const std::string& what)> on_wait = {};
+  // Start calls this if the record named processes that have ended and whose place others have
+  // taken. `what` is a sentence that names them.
+  std::function<void(const std::string& what)> on_correction = {};
 };
 
 // The identity of a local cluster's worker: `worker-0`, ...
@@ -80,9 +82,10 @@ class LocalCluster {
   // - Some of its processes run: Start restarts the ended processes; see restarted(). If a restart
   //   fails, Start stops nothing, as after Detach. With `ends_with_parent`, only the restarted
   //   processes end with this process, even if this process is killed. Does not start a worker that
-  //   serves no rank any more, or that was started by hand and runs. FAILED_PRECONDITION if the
-  //   cluster has another mesh, port, data folder or certificates, or has an `up` in the
-  //   foreground.
+  //   serves no rank any more, or that was started by hand and runs. Flags, data folder and
+  //   certificates that `options` does not give are those of the record; see kept_flags().
+  //   FAILED_PRECONDITION if one that `options` gives, or the mesh or port, is not that of the
+  //   record (the message names each), or if the cluster has an `up` in the foreground.
   // - Some of its processes run, but are unusable: Start stops them and starts a new cluster; see
   //   replaced(). They are unusable in three cases. The earlier start was interrupted before the
   //   coordinator listened. The cluster is in memory, and its coordinator has ended. All running
@@ -105,6 +108,9 @@ class LocalCluster {
   const ClusterRecord& record() const { return record_; }
   // The identities of ended processes that Start restarted.
   const std::vector<std::string>& restarted() const { return restarted_; }
+  // The recorded flags of the cluster that the options of Start did not give, such as
+  // `--memory 1048576`; empty unless Start restarted processes.
+  const std::vector<std::string>& kept_flags() const { return kept_flags_; }
   // The identities of the processes that Start stopped, and the reason why Start stopped them. The
   // reason is the beginning of a sentence.
   const std::vector<std::string>& replaced() const { return replaced_; }
@@ -188,6 +194,7 @@ class LocalCluster {
   std::vector<Member> members_;  // the coordinator first
   ClusterRecord record_;
   std::vector<std::string> restarted_;
+  std::vector<std::string> kept_flags_;
   std::vector<std::string> replaced_;
   std::string replaced_why_;
   bool detached_ = false;
@@ -196,14 +203,25 @@ class LocalCluster {
   FileDescriptor lock_;
 };
 
+// How the processes of a cluster differ from its record.
+struct FollowedRestarts {
+  // The processes that took the place of recorded ones, such as
+  // `worker-0 (pid 12 has ended, pid 34 runs)`.
+  std::vector<std::string> corrected;
+  // The identities of attached workers that run on this host and are not recorded.
+  std::vector<std::string> elsewhere;
+
+  // A sentence that names the corrected processes; empty if there are none.
+  std::string Sentence() const;
+};
+
 // Updates the record for processes that were restarted by hand. If a recorded process has ended,
 // the coordinator may report another process for the same identity. If that other process runs on
 // this host, it replaces the ended process in the record. The record has the log of the other
 // process, but no metrics address. Also updates the record's mesh and the workers of its ranks.
-// Returns the identities of attached workers that run on this host and are not recorded. Leaves the
-// record unchanged if no coordinator answers by `deadline`, or if the coordinator of another
-// cluster answers.
-std::vector<std::string> FollowRestarts(ClusterRecord* record, absl::Time deadline);
+// Leaves the record unchanged if no coordinator answers by `deadline`, or if the coordinator of
+// another cluster answers.
+FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline);
 
 // Returns the folder of the running program, which also holds the other programs.
 absl::StatusOr<std::string> OwnBinaryFolder();

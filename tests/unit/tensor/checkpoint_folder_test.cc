@@ -6,8 +6,13 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "process/failpoint.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_manifest.h"
@@ -48,8 +53,71 @@ class CheckpointFolderTest : public testing::Test {
     if (is_complete) MakeMarker(name + "/");
   }
 
+  std::string Path(std::string_view name) const { return StrCat(folder_, "/", name); }
+
   const std::string folder_;
 };
+
+// As a save leaves the folder between the old and the new checkpoint.
+TEST_F(CheckpointFolderTest, WaitsForASaveThatReplacesTheCheckpoint) {
+  MakeStep(3, true);
+  const std::string staging = StrCat(folder_, "/", kSaveStaging, "/");
+  const struct {
+    std::string aside;
+    std::string place;
+    std::optional<int64_t> step;
+  } kCases[] = {{".aside", "", {}},
+                {".aside-step-00000020", "step-00000020/", {}},
+                {".aside-step-00000020", "step-00000020/", 20}};
+  for (const auto& each : kCases) {
+    std::filesystem::create_directories(staging + each.aside);
+    std::filesystem::create_directories(StrCat(folder_, "/", each.place));
+    const std::string own = StrCat(folder_, each.place.empty() ? "" : "/step-00000020");
+    EXPECT_TRUE(IsBeingReplaced(own));
+    std::thread save([&] {
+      absl::SleepFor(absl::Milliseconds(50));
+      Make(each.place + std::string(kCheckpointManifest));
+      Make(each.place + std::string(kSingleCheckpointFile));
+      Make(each.place + "marker", CheckpointMarkerText("x"));
+      std::filesystem::rename(Path(each.place + "marker"),
+                              Path(StrCat(each.place, kCheckpointMarker)));
+    });
+    EXPECT_THAT(FindCheckpointFolder(folder_, each.step), IsOkAndHolds(own)) << each.aside;
+    save.join();
+    EXPECT_FALSE(IsBeingReplaced(own));
+    // With the marker in place, the folder that is aside means nothing.
+    EXPECT_THAT(FindCheckpointFolder(folder_, each.step), IsOkAndHolds(own)) << each.aside;
+    std::filesystem::remove_all(staging);
+    std::filesystem::remove_all(each.place.empty() ? Path(kCheckpointMarker) : own);
+    std::filesystem::remove(Path(kCheckpointManifest));
+    std::filesystem::remove(Path(kSingleCheckpointFile));
+  }
+  // The step beside it is another checkpoint, and needs no wait.
+  std::filesystem::create_directories(staging + ".aside-step-00000020");
+  const absl::Time begin = absl::Now();
+  EXPECT_THAT(FindCheckpointFolder(folder_, 3), IsOkAndHolds(folder_ + "/step-00000003"));
+  EXPECT_LT(absl::Now() - begin, kMaxReplaceTime);
+}
+
+TEST_F(CheckpointFolderTest, ASaveThatDiedWhileItReplacedTheCheckpointIsWaitedForOnlySoLong) {
+  std::filesystem::create_directories(StrCat(folder_, "/", kSaveStaging, "/.aside"));
+  Make(std::string(kCheckpointManifest));
+  EXPECT_THAT(FindCheckpointFolder(folder_),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+}
+
+TEST_F(CheckpointFolderTest, AHeldFolderIsNotInPlaceIfItsMarkerIsNot) {
+  MakeStep(3, true);
+  const std::string step = folder_ + "/step-00000003";
+  const HeldFolder held(step);
+  EXPECT_TRUE(held.IsInPlace());
+  std::filesystem::remove(StrCat(step, "/", kCheckpointMarker));
+  EXPECT_FALSE(held.IsInPlace());
+  MakeMarker("step-00000003/");
+  EXPECT_FALSE(held.IsInPlace()) << "another file";
+  EXPECT_TRUE(HeldFolder(step).IsInPlace());
+  EXPECT_TRUE(HeldFolder(folder_ + "/missing").IsInPlace());
+}
 
 TEST_F(CheckpointFolderTest, NamesFoldersOfStepsSoThatTheySortByStep) {
   EXPECT_EQ(StepFolderName(7), "step-00000007");

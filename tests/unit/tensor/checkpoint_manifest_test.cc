@@ -211,6 +211,61 @@ TEST_F(ManifestTest, ListsFilesWithoutChecksumsIfTheseAreMissingOrMalformed) {
   }
 }
 
+TEST_F(ManifestTest, ListsTheChecksumsOfPiecesIfTheyAreOfThePieceSizeOfThisBuild) {
+  const auto parse = [](const std::string& piece_bytes, const std::string& pieces) {
+    const auto files = ParseManifest(
+        "m", StrCat("{", piece_bytes, R"("files":[{"name":"f","size_bytes":5,"header_bytes":1,)",
+                    R"("header_crc32c":7}],"tensors":[{"file":"f","dtype":"U8","shape":[4],)",
+                    R"("offset_bytes":1,"size_bytes":4,"tiles":[{"ranges":[[0,4]],"crc32c":5,)",
+                    R"("piece_crc32c":)", pieces, "}]}]}"));
+    EXPECT_THAT(files, IsOk());
+    EXPECT_TRUE(files->at(0).has_checksums);
+    return files->at(0).tensors.at(0).tiles.at(0).piece_crc32c;
+  };
+  const std::vector<uint32_t> pieces = {0, 0x00C0FFEE, 0xFFFFFFFF};
+  EXPECT_EQ(PieceText(pieces), "0000000000c0ffeeffffffff");
+  const std::string text = StrCat("\"", PieceText(pieces), "\"");
+  const std::string piece_bytes = StrCat(R"("piece_bytes":)", kSavedPieceBytes, ",");
+  EXPECT_EQ(parse(piece_bytes, text), pieces);
+  EXPECT_THAT(parse("", text), SizeIs(0));
+  EXPECT_THAT(parse(R"("piece_bytes":4096,)", text), SizeIs(0));
+  for (const char* const malformed : {"7", "[]", R"("")", R"("0000000")", R"("0000000g")",
+                                      R"("0000000000c0ffe")", R"("-0000001")"}) {
+    EXPECT_THAT(parse(piece_bytes, malformed), SizeIs(0)) << malformed;
+  }
+}
+
+TEST_F(ManifestTest, ReturnsTheChecksumsOfThePiecesThatItRead) {
+  std::mt19937 random(22);
+  const Shape shape = {3000, 1000};
+  const std::string first = RandomText(3'000'000, &random);
+  const std::string second = RandomText(5, &random);
+  const ManifestFile listed{.name = "f",
+                            .size_bytes = 3'000'009,
+                            .header_bytes = 4,
+                            .header_crc32c = Crc32c(std::string("head")),
+                            .tensors = {ListTensor(first, Dtype::kU8, shape, {1, 2}, 4),
+                                        ListTensor(second, Dtype::kU8, {5}, {1}, 3'000'004)}};
+  Write("head" + first + second);
+  std::vector<uint32_t> expected;
+  const TensorView view = *TensorView::Create(Dtype::kU8, shape, first);
+  for (const Tile& tile : Tiles(shape, {1, 2})) {
+    std::string of_tile(1'500'000, '\0');
+    EXPECT_THAT(CopyTileBytes(view, tile, 0, absl::MakeSpan(of_tile)), IsOk());
+    expected.push_back(Crc32c(of_tile.substr(0, kSavedPieceBytes)));
+    expected.push_back(Crc32c(of_tile.substr(kSavedPieceBytes)));
+  }
+  expected.push_back(Crc32c(second));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const InputFile file, OpenInputFile(path_));
+  std::vector<uint32_t> pieces;
+  EXPECT_THAT(CheckChecksums(file, path_, listed, nullptr, nullptr, &pieces), IsOk());
+  EXPECT_EQ(pieces, expected);
+  pieces.clear();
+  EXPECT_THAT(FindIntactTiles(file, path_, listed, nullptr, &pieces),
+              IsOkAndHolds(ElementsAre(true, true, true)));
+  EXPECT_EQ(pieces, expected);
+}
+
 TEST_F(ManifestTest, ListsTheContentKeysOfFiles) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const auto files,

@@ -90,6 +90,12 @@ TEST(NpyTest, RefusesMalformedFiles) {
        "bad value for shape"},
       {Version1("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}"), 0,
        Reason::kBadFile, "bad value for shape"},
+      {Version1("{'descr': '<f4', 'fortran_order': False, 'shape': "
+                "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1)}"),
+       4, Reason::kBadFile, "the array has more than 16 dimensions"},
+      {Version1("{'descr': '<f4', 'fortran_order': False, 'shape': "
+                "(1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,-1)}"),
+       4, Reason::kBadFile, "bad value for shape"},
       {Version1("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}"), 0,
        Reason::kBadFile, "f.npy"},
       {Version1("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} x"), 8, Reason::kBadFile,

@@ -80,6 +80,22 @@ TEST(CutOptionsTest, CompletesStartsToCutPoints) {
               HasSubstr("--cuts names dimension 0 twice"));
 }
 
+TEST(CutOptionsTest, CutPointsOfArraysOfAllShapesEndWhereTheArraysEnd) {
+  const CutOptions options = {.cuts = {{2, {3, 3, 5}}, {0, {1}}}, .uneven = {}, .weights = {}};
+  EXPECT_TRUE(options.is_given());
+  EXPECT_FALSE(CutOptions().is_given());
+  // The last point stands for the end.
+  EXPECT_THAT(CutPointsForAll(options), IsOkAndHolds(ElementsAre(ElementsAre(0, 1, 1), IsEmpty(),
+                                                                 ElementsAre(0, 3, 3, 5, 5))));
+  EXPECT_THAT(CutPointsForAll({}), IsOkAndHolds(IsEmpty()));
+  const CutOptions far = {.cuts = {{16, {1}}}, .uneven = {}, .weights = {}};
+  EXPECT_THAT(std::string(CutPointsForAll(far).status().message()),
+              HasSubstr("--cuts 16:1: an array has at most 16 dimensions, counted from 0"));
+  const CutOptions twice = {.cuts = {{0, {1}}, {0, {2}}}, .uneven = {}, .weights = {}};
+  EXPECT_THAT(std::string(CutPointsForAll(twice).status().message()),
+              HasSubstr("--cuts names dimension 0 twice"));
+}
+
 TEST(CutOptionsTest, WritesCutPointsAsItReadsThem) {
   const std::vector<CutPoints> points = {{0, 3, 3, 9}, {}, {0, 5, 6}};
   EXPECT_EQ(FormatCutPoints(points), "0:3,3 2:5");

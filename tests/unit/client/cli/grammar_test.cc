@@ -257,6 +257,16 @@ TEST(GrammarTest, ReadsTheVersionOfAnArrayName) {
   }
 }
 
+TEST(GrammarTest, RefusesNamesThatCouldNotBeWrittenLater) {
+  for (const char* const good : {"a", "model/layer.0", "größe"}) {
+    EXPECT_EQ(RefuseNameWithAt(good), "") << good;
+  }
+  for (const char* const bad : {"a@1", "@x", "a@", "a@b"}) {
+    EXPECT_THAT(RefuseNameWithAt(bad), HasSubstr("choose a name without @")) << bad;
+  }
+  EXPECT_THAT(RefuseNameWithAt("@" + std::string(32, '0')), HasSubstr("is the id of an array"));
+}
+
 TEST(GrammarTest, ReadsTheIdOfAnArrayAndPrintsItTheSameWay) {
   const std::string id = "24218fd54f1307227f6c2aeed67b36a6";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(ArraySelector array, ParseArrayName("@" + id));

@@ -356,7 +356,15 @@ TEST(SpecCodecTest, RulesForUnevenCutsCrossTheWire) {
     if (!weighted.ok()) {
       EXPECT_EQ(FieldOf(weighted.status()), "weights");
     }
+    const auto cut = DecodeUnevenCuts(Encode(rule), /*has_weights=*/false, /*has_cut_points=*/true);
+    EXPECT_EQ(cut.ok(), rule == UnevenCuts::kEqualOnly);
+    if (!cut.ok()) {
+      EXPECT_THAT(cut.status(), StatusIs(kInvalid, Reason::kBadField));
+      EXPECT_EQ(FieldOf(cut.status()), "cut_points");
+    }
   }
+  EXPECT_THAT(DecodeUnevenCuts(v1::UNEVEN_CUTS_UNSPECIFIED, false, /*has_cut_points=*/true),
+              IsOkAndHolds(UnevenCuts::kEqualOnly));
   EXPECT_THAT(DecodeUnevenCuts(v1::UNEVEN_CUTS_UNSPECIFIED, /*has_weights=*/false),
               IsOkAndHolds(UnevenCuts::kEqualOnly));
   const auto unknown = DecodeUnevenCuts(static_cast<v1::UnevenCuts>(77), /*has_weights=*/false);

@@ -165,7 +165,10 @@ TEST_F(WorkerStreamsTest, AStepGoesToItsParticipantsOnly) {
   FakeStream* const a = Join("a");
   FakeStream* const b = Join("b");
   FakeStream* const c = Attach("c");  // no member yet
-  streams_->Start(Work(11, {"a", "c"}), StepMessage());
+  const std::optional<Participant> missed = streams_->Start(Work(11, {"a", "c"}), StepMessage());
+  ASSERT_TRUE(missed.has_value());
+  EXPECT_EQ(missed->identity, "c");
+  EXPECT_EQ(missed->rank, 1);
   ASSERT_THAT(a->sent().kinds(), ElementsAre(Down::kRunStep));
   EXPECT_THAT(b->sent().kinds(), IsEmpty());
   EXPECT_THAT(c->sent().kinds(), IsEmpty());
@@ -634,6 +637,44 @@ TEST_F(WorkerStreamsTest, OrdersToAWorkerThatAttachesAgainAreNoOrdersToItsEarlie
   EXPECT_THAT(streams_->CheckCanFill("a"), IsOk());
   EXPECT_THAT(streams_->SendFill("a", ""), IsOk());
   EXPECT_THAT(second->sent().kinds(), ElementsAre(Down::kFillTiles));
+}
+
+TEST_F(WorkerStreamsTest, AStepWithAWorkerThatAttachesAgainEndsAtOnce) {
+  FakeStream* const a = Join("a");
+  FakeStream* const first = Join("b");
+  FakeStream* const second = Attach("b");  // the same process
+  absl::Status ended;
+  const auto submit = [&] {
+    StepRequest request;
+    request.op = "linear";
+    request.mesh_id = "m";
+    request.participants = {{.rank = 0, .identity = "a"}, {.rank = 1, .identity = "b"}};
+    request.message = StepMessage();
+    request.timeout = absl::Minutes(5);
+    return sequencer_->Submit(std::move(request),
+                              [&](const WorkOutcome& outcome) { ended = outcome.status; });
+  };
+  ASSERT_THAT(submit(), IsOk());
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(a->sent().kinds(), ElementsAre(Down::kRunStep, Down::kEndStep));
+  // The end goes to the member, as for each step.
+  EXPECT_THAT(first->sent().kinds(), ElementsAre(Down::kEndStep));
+  EXPECT_THAT(second->sent().kinds(), IsEmpty());
+  streams_->Join(second);
+  ended = absl::OkStatus();
+  const auto ticket = submit();
+  ASSERT_THAT(ticket, IsOk());
+  EXPECT_THAT(ended, IsOk());
+  EXPECT_THAT(second->sent().kinds(), ElementsAre(Down::kRunStep));
+  sequencer_->Cancel(*ticket);
+}
+
+// The membership reports the loss, with its reason.
+TEST_F(WorkerStreamsTest, AStepIsNotMissedByAWorkerThatIsLost) {
+  FakeStream* const a = Join("a");
+  members_.Detach(a->attachment(), "its stream broke");
+  streams_->Leave(a);
+  EXPECT_EQ(streams_->Start(Work(11, {"a"}), StepMessage()), std::nullopt);
 }
 
 TEST_F(WorkerStreamsTest, AnOrderToFillFromAnArrayNamesTheDevicesOfBothMeshes) {

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 class SilentTransport final : public StepTransport {
  public:
-  void Start(const WorkRef&, const EncodedStepPtr&) override {}
+  std::optional<Participant> Start(const WorkRef&, const EncodedStepPtr&) override { return {}; }
   void Commit(const WorkRef&) override {}
   void Abort(const WorkRef&, const absl::Status&) override {}
 };

@@ -325,6 +325,23 @@ TEST_F(ReplicasTest, AnArrayThatLacksTilesIsNotCopied) {
   EXPECT_THAT(Operations(), IsEmpty());
 }
 
+TEST_F(ReplicasTest, CountsTheWorkersThatHaveTheTileWithTheFewest) {
+  const std::string id = Add("w");
+  ReportAll(0);
+  ASSERT_TRUE(IsComplete(id));
+  const std::string copies = registry_->FindTwin(id)->definition.descriptor.mesh_id;
+  const auto lose = [this](const std::string& mesh, int64_t rank, const char* worker) {
+    registry_->TilesLost(mesh, rank, members_.view()->FindWorker(worker)->attachment);
+  };
+  // The worker w1 has rank 1 of the array, and rank 0 of the companion.
+  lose("m", 1, "w1");
+  EXPECT_EQ(StateOf(id).complete, 1);
+  lose(copies, 0, "w1");
+  EXPECT_EQ(StateOf(id).complete, 1) << "w0 has the other copy of each tile";
+  lose(copies, 1, "w0");
+  EXPECT_EQ(StateOf(id).complete, 0) << "nobody has the tile of rank 1";
+}
+
 TEST_F(ReplicasTest, MemoryThatDoesNotSufficeIsNamed) {
   Beat((1 << 20) - 15);
   const std::string id = Add("w");

@@ -62,6 +62,34 @@ TEST(ReshardCodecTest, ARequestIsTakenWhole) {
   EXPECT_FALSE(call.cut_points({2}).ok());
 }
 
+TEST(ReshardCodecTest, ARuleForUnevenCutsIsTakenWithItsWeights) {
+  EXPECT_EQ(Decoded(Request())->uneven, UnevenCuts::kEqualOnly);
+  v1::ReshardRequest request = Request();
+  request.set_prefix("t/");
+  request.set_uneven(v1::UNEVEN_CUTS_BY_WEIGHTS);
+  request.add_weights(1);
+  request.add_weights(3);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ReshardCall call, Decoded(request));
+  EXPECT_EQ(call.uneven, UnevenCuts::kByWeights);
+  EXPECT_EQ(call.weights, (std::vector<int64_t>{1, 3}));
+  EXPECT_EQ(call.cut_points, nullptr);
+  const auto field_of = [](const v1::ReshardRequest& wrong) {
+    const absl::Status refused = Decoded(wrong).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    const auto violations = rpc::FieldViolationsOf(refused);
+    return violations.empty() ? std::string() : violations.front().field;
+  };
+  request.set_uneven(v1::UNEVEN_CUTS_CEIL_CHUNKS);
+  EXPECT_EQ(field_of(request), "weights");
+  request.clear_weights();
+  EXPECT_THAT(Decoded(request), IsOk());
+  request.add_cut_points()->add_starts(3);
+  EXPECT_EQ(field_of(request), "cut_points");
+  request.set_uneven(static_cast<v1::UnevenCuts>(77));
+  request.clear_cut_points();
+  EXPECT_EQ(field_of(request), "uneven");
+}
+
 TEST(ReshardCodecTest, APrefixMayBeEmptyAndTheTimeUnlimited) {
   v1::ReshardRequest request = Request();
   request.set_prefix("");

@@ -578,6 +578,96 @@ TEST_F(ReshardRunnerTest, WithoutALayoutUnevenPartsAndTheRequestedSpecStay) {
   EXPECT_EQ(moved.requested_spec, uneven.requested_spec);
 }
 
+TEST_F(ReshardRunnerTest, ARuleCutsWhatTheAxesDoNotDivide) {
+  ArrayDescriptor odd = Descriptor();
+  odd.shape = {7};
+  odd.spec = PartitionSpec();
+  AddArray(odd, "w");
+  ReshardCall call = CallOf("w", kOverX);
+  call.uneven = UnevenCuts::kByWeights;
+  call.weights = {1, 3};
+  call.strict = true;  // no correction is needed
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  ASSERT_THAT(heard->Moved(), SizeIs(1));
+  EXPECT_THAT(heard->Moved().front().corrections, IsEmpty());
+  const ArrayDescriptor moved = (*registry_->FindArray(IdOfName("w")))->definition.descriptor;
+  EXPECT_EQ(moved.spec, kOverX);
+  EXPECT_THAT(moved.cut_points, ElementsAre(ElementsAre(0, 2, 7)));
+  // A repetition finds nothing to move.
+  ReshardCall again = CallOf("w", kOverX);
+  again.request_id = "r2";
+  again.uneven = UnevenCuts::kByWeights;
+  again.weights = {1, 3};
+  const std::unique_ptr<Heard> skipped = Start(std::move(again));
+  ASSERT_THAT(skipped->Wait(), IsOk());
+  EXPECT_TRUE(skipped->Moved().front().is_skipped);
+}
+
+TEST_F(ReshardRunnerTest, ARuleCutsATreeAnewWithoutALayout) {
+  // The rule replaces the cut points of the first array, and the replication of the second one.
+  ArrayDescriptor cut = Descriptor();
+  cut.cut_points = {{0, 2, 8}};
+  AddArray(cut, "t/cut");
+  ArrayDefinition corrected{.descriptor = Descriptor()};
+  corrected.descriptor.shape = {7};
+  corrected.descriptor.spec = PartitionSpec();
+  corrected.requested_spec = kOverX;
+  ASSERT_THAT(registry_->Stage(corrected), IsOk());
+  CommitRequest commit;
+  commit.arrays.push_back({.array_id = corrected.descriptor.array_id, .tile_crc32c = {1, 2}});
+  commit.moves.push_back(
+      {.name = "t/odd", .array_id = corrected.descriptor.array_id, .expected_version = {}});
+  registry_->Commit(std::move(commit), [](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+  });
+  ASSERT_TRUE(test::Eventually([&] { return registry_->VersionOf("t/odd") != 0; }));
+  const auto planned = [&](UnevenCuts rule) {
+    ReshardCall call = Call();
+    call.prefix = "t/";
+    call.uneven = rule;
+    call.validate_only = true;
+    const std::unique_ptr<Heard> heard = Start(std::move(call));
+    EXPECT_THAT(heard->Wait(), IsOk());
+    return heard->Moved();
+  };
+  std::vector<ReshardedArray> arrays = planned(UnevenCuts::kEqualOnly);
+  ASSERT_THAT(arrays, SizeIs(2));
+  EXPECT_TRUE(arrays[0].is_skipped);
+  EXPECT_TRUE(arrays[1].is_skipped);
+  // Both workers have a mebibyte.
+  for (const UnevenCuts rule : {UnevenCuts::kCeilChunks, UnevenCuts::kByMemory}) {
+    arrays = planned(rule);
+    ASSERT_THAT(arrays, SizeIs(2));
+    EXPECT_THAT(arrays[0].descriptor.cut_points, IsEmpty());
+    EXPECT_EQ(arrays[1].descriptor.spec, kOverX);
+    EXPECT_THAT(arrays[1].descriptor.cut_points, ElementsAre(ElementsAre(0, 4, 7)));
+    EXPECT_THAT(arrays[1].corrections, IsEmpty());
+  }
+}
+
+TEST_F(ReshardRunnerTest, WeightsThatDoNotFitTheMeshAreRefused) {
+  AddArray(Descriptor(), "w");
+  const auto field_of = [](const absl::Status& status) {
+    const auto violations = rpc::FieldViolationsOf(status);
+    return violations.empty() ? std::string() : violations.front().field;
+  };
+  ReshardCall call = CallOf("w", kOverX);
+  call.uneven = UnevenCuts::kByWeights;
+  call.weights = {1, 2, 3};
+  absl::Status refused = Refusal(std::move(call));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidCutPoints));
+  EXPECT_EQ(field_of(refused), "weights");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("array 'w'"));
+  call = CallOf("w", kOverX);
+  call.uneven = UnevenCuts::kBySpeed;  // these workers have not measured theirs
+  refused = Refusal(std::move(call));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_EQ(field_of(refused), "uneven");
+}
+
 TEST_F(ReshardRunnerTest, OnlyArraysThatNothingElseHoldsCountAsReleased) {
   // A whole copy of an array takes 80 KiB on each worker, and a half 40 KiB.
   ArrayDescriptor large = Descriptor();
@@ -843,16 +933,42 @@ TEST_F(ReshardRunnerTest, TooLittleMemoryIsRefusedWithWhatWouldFit) {
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat(3 * 409'600));
   EXPECT_EQ(FactOf(refused, fact::kHave), StrCat(1 << 20));
-  EXPECT_EQ(FactOf(refused, fact::kRank), "0");
+  EXPECT_EQ(FactOf(refused, fact::kRank), "0,1");
+  EXPECT_EQ(FactOf(refused, fact::kIdentity), "w0,w1");
   EXPECT_THAT(std::string(refused.message()),
-              testing::AllOf(HasSubstr("--release-source"), HasSubstr("needs at most 819200 bytes"),
-                             HasSubstr("nothing was moved")));
+              testing::AllOf(HasSubstr("rank 1 of the mesh \"m\" (worker \"w1\") has 1048576 of "
+                                       "1048576 bytes left, and the reshard needs 1228800 there"),
+                             HasSubstr("--release-source"), HasSubstr("needs at most 819200 bytes"),
+                             HasSubstr("nothing was moved"), HasSubstr("with --memory 2MiB")));
   ReshardCall call = CallOfTree("", kWhole);
   call.release_source = true;
   call.validate_only = true;
   const std::unique_ptr<Heard> heard = Start(std::move(call));
   EXPECT_THAT(heard->Wait(), IsOk());
   EXPECT_EQ(heard->Outline().memory.front().need_bytes, 819'200);
+}
+
+TEST_F(ReshardRunnerTest, ATreeThatFitsArrayByArrayIsToldSo) {
+  // A whole copy of an array takes 400 KiB. Pins keep the old arrays, so none of them goes.
+  ArrayDescriptor large = Descriptor();
+  large.shape = {102'400};
+  for (const char* name : {"a", "b", "c"}) {
+    large.array_id = RandomId();
+    ASSERT_THAT(registry_->Pin(AddArray(large, name)), IsOk());
+  }
+  Beat(/*used_bytes=*/0);
+  EXPECT_THAT(std::string(Refusal(CallOfTree("", kWhole)).message()),
+              testing::AllOf(HasSubstr("; each array by itself fits: reshard them one after"),
+                             HasSubstr("; or release arrays; or start these workers with "
+                                       "--memory 2MiB or more")));
+  // An array that is too large by itself needs more memory.
+  large.shape = {512 << 10};
+  large.array_id = RandomId();
+  AddArray(large, "d");
+  const std::string message(Refusal(CallOf("d", kWhole)).message());
+  EXPECT_THAT(message, HasSubstr("; nothing was moved; release arrays; or start these workers with "
+                                 "--memory "));
+  EXPECT_EQ(message.find("release_source"), std::string::npos) << message;
 }
 
 TEST_F(ReshardRunnerTest, TilesThatNoHeartbeatHasToldOfCountAsMemoryInUse) {

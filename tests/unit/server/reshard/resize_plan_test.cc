@@ -4,11 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "server/reshard/worker_loads.h"
 #include "server/steps/resize_mesh.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -68,6 +72,33 @@ TEST(ResizePlanTest, ARuleCutsWhatTheShapeDoesNotDivide) {
           {.mesh = *Mesh::Parse("dp=3"), .uneven = UnevenCuts::kByWeights, .weights = {2, 1, 1}},
           array));
   EXPECT_THAT(weighed.cut_points, ElementsAre(ElementsAre(0, 4, 6, 8), IsEmpty()));
+}
+
+TEST(ResizePlanTest, ARefusalSaysFirstWhatIsWrongAndLastWhatToDo) {
+  const auto definition = std::make_shared<Definition>();
+  definition->name = "m";
+  PlannedResize plan{.definition = definition, .layouts = {.mesh = *Mesh::Parse("dp=3,tp=2")}};
+  const absl::Status error = LayoutOn(plan.layouts, ArrayOf({8, 4}, kRowsOverDp)).status();
+  plan.refusals = {{.name = "w", .array_id = "a", .error = error},
+                   {.name = "", .array_id = "b", .error = error}};
+  plan.refusal_count = 7;
+  const absl::Status refused = CheckResize(plan);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kNotDivisible));
+  const std::vector<std::string> lines = absl::StrSplit(std::string(refused.message()), '\n');
+  ASSERT_EQ(lines.size(), 5u) << refused.message();
+  EXPECT_EQ(lines[0],
+            "the mesh \"m\" cannot become dp=3,tp=2, and nothing was moved: 7 arrays cannot move");
+  EXPECT_THAT(lines[1], ::testing::StartsWith("  array 'w': dimension 0"));
+  EXPECT_THAT(lines[2], ::testing::StartsWith("  array b: "));
+  EXPECT_EQ(lines[3], "  and 5 more; --validate-only lists them");
+  EXPECT_THAT(lines[4], HasSubstr("--uneven ceil"));
+
+  plan.refusals.resize(1);
+  plan.refusal_count = 1;
+  plan.refusals[0].error =
+      LayoutOn({.mesh = *Mesh::Parse("ep=4")}, ArrayOf({8, 4}, kRowsOverDp)).status();
+  EXPECT_THAT(std::string(CheckResize(plan).message()),
+              ::testing::EndsWith("\nKeep the axes that specs name, with size 1"));
 }
 
 TEST(ResizePlanTest, AnAxisThatDidNotFitBeforeComesBackIfItFitsNow) {
@@ -158,6 +189,30 @@ TEST(ResizePlanTest, PartialSumsAreRefused) {
   const ArrayDefinition array = ArrayOf({8, 4}, PartitionSpec({SpecEntry(), SpecEntry()}, {"dp"}));
   EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("dp=2")}, array),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidSpec));
+}
+
+TEST(ResizePlanTest, EachRankThatIsShortOfMemoryIsNamed) {
+  PlannedResize plan;
+  auto definition = std::make_shared<Definition>();
+  definition->name = "train";
+  plan.definition = definition;
+  plan.layouts.mesh = *Mesh::Parse("dp=3");
+  for (const char* identity : {"a", "b", "c"}) {
+    plan.ranks.push_back({.identity = identity,
+                          .have_bytes = 10,
+                          .capacity_bytes = 1 << 20,
+                          .need_bytes = identity[0] == 'a' ? 10 : 11});
+  }
+  const absl::Status refused = CheckResize(plan);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(refused.message(),
+            "rank 1 of the mesh \"train\" (worker \"b\") has 10 of 1048576 bytes left, and the "
+            "resize to dp=3 needs 11 there; rank 2 of the mesh \"train\" (worker \"c\") has 10 of "
+            "1048576 bytes left, and the resize to dp=3 needs 11 there; nothing was moved; release "
+            "arrays, choose more ranks, or start these workers with --memory 2MiB or more");
+  EXPECT_EQ(FactOf(refused, fact::kRank), "1,2");
+  plan.ranks.resize(1);
+  EXPECT_THAT(CheckResize(plan), IsOk());
 }
 
 TEST(WorkerLoadsTest, ThePeakIsTheMostBytesAtOneTime) {

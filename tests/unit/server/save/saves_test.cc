@@ -6,7 +6,9 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <random>
@@ -27,6 +29,7 @@
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
+#include "tensor/checkpoint_manifest.h"
 #include "tensor/safetensors.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/save/save_orders.h"
@@ -214,6 +217,41 @@ class SavesTest : public testing::Test {
     return {bytes.data(), bytes.size()};
   }
 
+  // Expects that the manifest in the folder has the checksums of the pieces of all tiles of several
+  // pieces, and of no other tiles. Returns the number of those tiles.
+  static int ExpectPieces(const std::string& folder) {
+    const auto read = [&folder](std::string_view name) {
+      std::ifstream file(StrCat(folder, "/", name), std::ios::binary);
+      return std::string(std::istreambuf_iterator<char>(file), {});
+    };
+    const std::string manifest = read(kCheckpointManifest);
+    EXPECT_THAT(CheckMarker(folder, manifest, read(kCheckpointMarker)), IsOk());
+    const auto files = ParseManifest("m", manifest);
+    const auto checkpoint = Checkpoint::Open(folder);
+    EXPECT_THAT(files, IsOk());
+    EXPECT_THAT(checkpoint, IsOk());
+    if (!files.ok() || !checkpoint.ok()) return 0;
+    int count = 0;
+    for (const ManifestFile& file : *files) {
+      EXPECT_TRUE(file.has_checksums);
+      for (const ManifestTensor& tensor : file.tensors) {
+        const TensorView view = checkpoint->View(*checkpoint->Find(tensor.name));
+        for (const ManifestTile& tile : tensor.tiles) {
+          std::string bytes(static_cast<size_t>(tile.tile.element_count()), '\0');
+          EXPECT_THAT(CopyTileBytes(view, tile.tile, 0, absl::MakeSpan(bytes)), IsOk());
+          std::vector<uint32_t> pieces;
+          for (size_t at = 0; at < bytes.size(); at += kSavedPieceBytes) {
+            pieces.push_back(Crc32c(std::string_view(bytes).substr(at, kSavedPieceBytes)));
+          }
+          if (pieces.size() < 2) pieces.clear();
+          EXPECT_EQ(tile.piece_crc32c, pieces) << tensor.name << " " << tile.tile.ToString();
+          count += pieces.empty() ? 0 : 1;
+        }
+      }
+    }
+    return count;
+  }
+
   const std::string root_;
   const std::string folder_;
   RealClock clock_;
@@ -253,6 +291,20 @@ TEST_F(SavesTest, WritesACheckpointThatAReaderFindsEqual) {
   EXPECT_EQ(BytesOf(checkpoint, "m/none"), none);
   EXPECT_FALSE(std::filesystem::exists(StrCat(folder_, "/", kSaveStaging)));
   EXPECT_FALSE(std::filesystem::exists(StrCat(folder_, "/", kSaveLock)));
+}
+
+TEST_F(SavesTest, ListsTheChecksumsOfPiecesOfWrittenAndOfLinkedFiles) {
+  Put("whole", {5 << 20}, PartitionSpec());  // both workers write it
+  Put("rows", {3000, 1000}, Rows());
+  Put("columns", {3000, 1000}, Columns());
+  Put("small", {1000, 6}, Columns());
+  SaveRequest request = Request();
+  for (int64_t step = 1; step <= 2; ++step) {
+    request.destination.step = step;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request));
+    EXPECT_EQ(saved.linked_files, step - 1);
+    EXPECT_EQ(ExpectPieces(saved.path), 5);
+  }
 }
 
 TEST_F(SavesTest, SavesTensorsWithoutElementsAlone) {
@@ -543,6 +595,20 @@ TEST_F(KeptSavesTest, ArraysThatWerePutMeanwhileAreWritten) {
   EXPECT_EQ(saved.written_bytes, 1 << 20);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
   EXPECT_EQ(BytesOf(checkpoint, "b"), b);
+}
+
+TEST_F(KeptSavesTest, TheChecksumsOfPiecesOfFoundTilesAreListed) {
+  Put("rows", {3000, 1000}, Rows());
+  Put("columns", {3000, 1000}, Columns());
+  workers_.on_order_ = [&](const std::string& identity, const internal::v1::SaveOrder& order) {
+    if (order.has_publish()) workers_.Lose(identity);
+  };
+  EXPECT_THAT(Save(Request()), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  workers_.on_order_ = nullptr;
+  Reattach("w-0");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request()));
+  EXPECT_EQ(saved.found_bytes, saved.size_bytes);
+  EXPECT_EQ(ExpectPieces(folder_), 4);
 }
 
 // A page cache may show what a disk has not taken.

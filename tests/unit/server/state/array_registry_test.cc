@@ -116,7 +116,8 @@ class ArrayRegistryTest : public ::testing::Test {
                         .attachment = ++attachments_,
                         .meshes = {},
                         .tiles = std::move(tiles)};
-    inventory.meshes["m"] = {.mesh = &mesh_, .rank = rank, .identities = identities_};
+    inventory.meshes["m"] = {
+        .mesh = &mesh_, .rank = rank, .identities = identities_, .revision = 3};
     return inventory;
   }
   // The worker of a rank attaches and brings its inventory.
@@ -340,6 +341,15 @@ TEST_F(ArrayRegistryTest, ANamedArrayIsThereAgainAfterARestartOnceItsTilesAre) {
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
   registry_->TilesLost("m", 0, attachments_);
   EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+}
+
+TEST_F(ArrayRegistryTest, LabelsArraysByNameAndId) {
+  const std::string named = Stage();
+  const std::string unnamed = Stage();
+  ASSERT_THAT(Put("w", named), IsOk());
+  EXPECT_EQ(registry_->LabelOf(named), StrCat("array \"w\" (", named, ")"));
+  EXPECT_EQ(registry_->LabelOf(unnamed), StrCat("array ", unnamed));
+  EXPECT_EQ(registry_->LabelOf("gone"), "array gone");
 }
 
 TEST_F(ArrayRegistryTest, ReplacingANameLetsGoOfTheOldArrayUnlessItIsPinned) {
@@ -860,6 +870,51 @@ TEST_F(ArrayRegistryTest, TheLossOfAnAttachmentDoesNotUndoTheNextOnesInventory) 
   EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
 }
 
+// A worker may be lost and come back between the staging of an array and the begin of its put.
+TEST_F(ArrayRegistryTest, ALossBeforeAPutBeganDoesNotDegradeItsArray) {
+  constexpr int64_t kEpochOfLoss = 5;
+  const auto put_of_epoch = [&](int64_t epoch) {
+    const std::string id = Stage();
+    Attach(1, {});
+    registry_->TilesLost("m", 1, attachments_, kEpochOfLoss);
+    Attach(1, {});
+    ArrayCommit commit = Staged(id);
+    commit.epoch = epoch;
+    EXPECT_THAT(Commit({{commit}, {{StrCat("w", epoch), id, std::nullopt}}, "", ""}), IsOk());
+    return id;
+  };
+  EXPECT_EQ(StateOf(put_of_epoch(kEpochOfLoss + 1)), ArrayState::kAvailable);
+  EXPECT_EQ(StateOf(put_of_epoch(kEpochOfLoss)), ArrayState::kAvailable);
+  const std::string lost = put_of_epoch(kEpochOfLoss - 1);
+  EXPECT_THAT((*registry_->FindArray(lost))->missing_ranks, ElementsAre(1));
+}
+
+TEST_F(ArrayRegistryTest, ATileOfARankThatMovesDuringAPutIsMissing) {
+  const std::string id = Stage();
+  registry_->TilesLost("m", 1, attachments_);
+  ArrayCommit commit = Staged(id);
+  commit.epoch = 1'000;
+  EXPECT_THAT(Commit({{commit}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+  EXPECT_THAT((*registry_->FindArray(id))->missing_ranks, ElementsAre(1));
+}
+
+// The new worker of a rank may have attached before the former one.
+TEST_F(ArrayRegistryTest, AnInventoryThatWasReadBeforeAChangeOfItsMeshSaysNothingOfTheNewRanks) {
+  Inventory newcomer = InventoryOf(1, {});
+  const Inventory former = InventoryOf(1, {});
+  ASSERT_THAT(registry_->BeginMeshChange("m"), IsOk());
+  registry_->EndMeshChange("m", 7);
+  registry_->TakeInventory(former);
+  ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
+  definition.descriptor.mesh_revision = 7;
+  const std::string id = definition.descriptor.array_id;
+  ASSERT_THAT(registry_->Stage(std::move(definition)), IsOk());
+  ASSERT_THAT(Put("w", id), IsOk());
+  newcomer.meshes["m"].revision = 7;
+  registry_->TakeInventory(newcomer);
+  EXPECT_THAT((*registry_->FindArray(id))->missing_ranks, ElementsAre(1));
+}
+
 // What lies elsewhere costs nothing: after a start all workers of all meshes bring theirs at once.
 TEST_F(ArrayRegistryTest, AnInventoryCostsWhatLiesOnTheWorkersMeshes) {
   constexpr int kElsewhere = 50'000;
@@ -1054,6 +1109,38 @@ TEST_F(ArrayRegistryTest, TheResultOfAStepThatARankDidNotEndIsPutAside) {
   EXPECT_THAT(aside, testing::UnorderedElementsAre(StrCat(0, " ", first), StrCat(1, " ", second)));
   EXPECT_THAT(registry_->FindUnnamed(committed), testing::Optional(testing::_));
   EXPECT_EQ(registry_->FindUnnamed(first), std::nullopt);
+}
+
+// All workers of a large mesh attach at once after a start, and steps may have ended before it.
+TEST_F(ArrayRegistryTest, ResultsThatMayBeAdoptedCostLittleHoweverManyRanksThereAre) {
+  constexpr int64_t kRanks = 1'024;
+  constexpr int64_t kResults = 200;
+  const Mesh large = *Mesh::Parse(StrCat("dp=", kRanks));
+  const std::vector<std::string> identities(kRanks, "w");
+  std::vector<InventoryTile> results;
+  for (int64_t i = 0; i < kResults; ++i) {
+    ArrayDescriptor descriptor = Descriptor(RandomId());
+    descriptor.shape = {kRanks};
+    descriptor.mesh_id = "large";
+    descriptor.mesh = large;
+    results.push_back({.array_id = descriptor.array_id,
+                       .tile = descriptor.Tiling()->TileOf(0),
+                       .committed = false,
+                       .of_step = true,
+                       .descriptor = descriptor});
+  }
+  const double started = ThreadCpuSeconds();
+  for (int64_t rank = 0; rank < kRanks - 1; ++rank) {
+    Inventory inventory{.identity = "w",
+                        .attachment = ++attachments_,
+                        .meshes = {},
+                        .tiles = std::exchange(results, {})};
+    inventory.meshes["large"] = {.mesh = &large, .rank = rank, .identities = identities};
+    registry_->TakeInventory(inventory);
+  }
+  // With a look at all ranks for each result it took tens of seconds.
+  EXPECT_LT(ThreadCpuSeconds() - started, 2);
+  EXPECT_EQ(registry_->CountUnnamed(), kResults) << "they wait for the last rank";
 }
 
 TEST_F(ArrayRegistryTest, AResultWaitsForARankThatIsLost) {
@@ -1821,6 +1908,8 @@ TEST_F(ArrayRegistryTest, ACompanionIsHeldByItsArrayAndReleasedWithIt) {
   ASSERT_NE(registry_->FindTwin(id), nullptr);
   EXPECT_EQ(registry_->FindTwin(id)->definition.descriptor.array_id, companion);
   EXPECT_EQ(registry_->FindTwin(companion)->definition.descriptor.array_id, id);
+  EXPECT_EQ(registry_->LabelOf(companion),
+            StrCat("the second replica of ", registry_->LabelOf(id)));
   EXPECT_THAT(registry_->ListNameless("", 10).arrays, IsEmpty());
   EXPECT_EQ(registry_->CountArrays().available, 1);
   EXPECT_EQ(registry_->CountCompanions().available, 1);

@@ -112,7 +112,8 @@ class PutReuseTest : public ReadyCluster {
     std::optional<ContentClaim> content = {};
     bool is_true = true;                // what the workers say about `content`
     ArrayRegistry* registry = nullptr;  // null: registry_
-    Transfers* transfers = nullptr;     // null: transfers_
+    int64_t replicas = 0;
+    Transfers* transfers = nullptr;  // null: transfers_
   };
   // Begins the put.
   absl::StatusOr<BegunPutPtr> Begin(const Given& given) {
@@ -129,6 +130,7 @@ class PutReuseTest : public ReadyCluster {
                   .token_key = "key"});
     PutHeader header{.request_id = "r", .session_id = session_, .mesh_id = given.mesh_id};
     header.reuse = given.reuse;
+    header.replicas = given.replicas;
     header.validate_only = given.validate_only;
     header.files = {std::make_shared<const SourceFile>(given.file)};
     SHARDMESH_RETURN_IF_ERROR(plan.TakeHeader(
@@ -238,6 +240,22 @@ TEST_F(PutReuseTest, AnotherNameGetsTheSameArray) {
   DeleteName("two");
   EXPECT_THAT(registry_->FindArray(array_id), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_NE(Put({.name = "one"}), array_id) << "it was released";
+}
+
+TEST_F(PutReuseTest, APutThatAsksForOneReplicaCopiesAnArrayWithTwo) {
+  const std::string twice = Put({.replicas = 2});
+  EXPECT_EQ(Put({}), twice) << "the wish stays with the name";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({.replicas = 1}));
+    EXPECT_TRUE(put->items[0].is_copied());
+    EXPECT_EQ(put->items[0].moved_bytes, 0);
+    EXPECT_EQ(put->items[0].definition.replicas, 1);
+    EXPECT_THAT(transfers_.Abort(put->transfer_id, absl::CancelledError("enough")), IsOk());
+  }
+  const std::string once = Put({.replicas = 1});
+  EXPECT_NE(once, twice);
+  EXPECT_THAT(registry_->FindArray(twice), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(Put({.replicas = 1}), once) << "it has one replica already";
 }
 
 TEST_F(PutReuseTest, ANameKeepsItsOwnArrayOfSeveral) {

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,12 +36,13 @@ namespace shardmesh::server {
 // Keeps what the workers would hear last.
 class KeepingTransport final : public StepTransport {
  public:
-  void Start(const WorkRef& work, const EncodedStepPtr& message) override {
+  std::optional<Participant> Start(const WorkRef& work, const EncodedStepPtr& message) override {
     if (on_start) on_start();
     absl::MutexLock lock(&mutex_);
     ++started_;
     work_ = work;
     message_ = message;
+    return std::nullopt;
   }
   void Commit(const WorkRef&) override {}
   void Abort(const WorkRef&, const absl::Status&) override {}

@@ -26,8 +26,9 @@ using ::testing::HasSubstr;
 // Writes down what the workers would hear.
 class RecordingTransport final : public StepTransport {
  public:
-  void Start(const WorkRef& work, const EncodedStepPtr& message) override {
+  std::optional<Participant> Start(const WorkRef& work, const EncodedStepPtr& message) override {
     Add(StrCat("start ", work.op));
+    return std::exchange(missed, std::nullopt);
   }
   void Commit(const WorkRef& work) override { Add(StrCat("commit ", work.op)); }
   void Abort(const WorkRef& work, const absl::Status&) override {
@@ -46,6 +47,8 @@ class RecordingTransport final : public StepTransport {
     absl::MutexLock lock(&mutex_);
     return blamed_;
   }
+
+  std::optional<Participant> missed;  // by the next start
 
  private:
   void Add(std::string what) {
@@ -370,6 +373,27 @@ TEST_F(ExplainedSequencerTest, AMismatchBlamesNobody) {
                                            Reason::kCollectiveMismatch)}),
               IsOk());
   EXPECT_THAT(transport_.blamed(), ElementsAre());
+}
+
+TEST_F(SequencerTest, AStepThatAWorkerMissesEndsAtOnce) {
+  transport_.missed = Participant{.rank = 1, .identity = "b"};
+  ASSERT_THAT(Submit(Step("linear", {"x"}, {"y"})), IsOk());
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_THAT(outcomes_[0].status, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(std::string(outcomes_[0].status.message()),
+              HasSubstr("rank 1 (b) is attaching again during step 101 (linear)"));
+  EXPECT_THAT(transport_.heard(), ElementsAre("start linear", "abort linear"));
+  EXPECT_THAT(transport_.blamed(), ElementsAre("b"));
+  ASSERT_THAT(Submit(Step("next", {"y"}, {"z"})), IsOk());
+  EXPECT_EQ(transport_.heard().back(), "start next") << "the failed step holds up no other";
+}
+
+TEST_F(SequencerTest, AnOutcomeHasTheEpochAtWhichItsWorkBegan) {
+  ASSERT_THAT(Submit(Step("linear", {"x"}, {"y"})), IsOk());
+  sequencer_.WorkerAttached("c", 9);  // takes no part
+  BothDone(101);
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_EQ(outcomes_[0].epoch, 2);
 }
 
 TEST_F(SequencerTest, ADeadlineNamesWhoWasWaitedFor) {

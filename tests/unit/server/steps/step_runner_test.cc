@@ -408,6 +408,22 @@ TEST_F(StepRunnerTest, LiteralsGoToTheWorkersAndComeBackWhole) {
   EXPECT_EQ(answer->outputs(0).literal().data(), "AAAABBBBCCCCDDDD");
 }
 
+// Arrays of callers would keep the coordinator from deleting these meshes.
+TEST_F(StepRunnerTest, RefusesAnAuxiliaryMeshForItsResults) {
+  for (const std::string name : {"m.replicas-0123456789ab", "m.resize-0123456789ab"}) {
+    DefineMesh(definition_store_.get(), name, mesh_);
+    ASSERT_THAT(members_.AddMesh(name, 2, {"w1", "w0"}), IsOk());
+    StepCall call =
+        Call({{.value = Literal{.dtype = Dtype::kF32, .shape = {4}, .bytes = "0123456789abcdef"}}},
+             CollectiveKind::kReduceScatter);
+    call.operands.mesh_id = name;
+    const absl::Status refused = Refusal(std::move(call));
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    EXPECT_THAT(refused.ToString(), HasSubstr("mesh_id"));
+    EXPECT_THAT(refused.ToString(), HasSubstr("\"m\"")) << "which mesh to name instead";
+  }
+}
+
 TEST_F(StepRunnerTest, ResultsThatCannotBeReturnedAreRefused) {
   AddArray(Descriptor(), "w");
   StepCall call = Call({Named("w")});

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,7 @@ using ::shardmesh::test::StatusIs;
 
 class DeafTransport final : public StepTransport {
  public:
-  void Start(const WorkRef&, const EncodedStepPtr&) override {}
+  std::optional<Participant> Start(const WorkRef&, const EncodedStepPtr&) override { return {}; }
   void Commit(const WorkRef&) override {
     if (on_commit) on_commit();
   }
@@ -149,6 +150,17 @@ TEST_F(TransfersTest, APutThatEndedLongAgoIsNotListed) {
   EXPECT_EQ(listed(), 0u);
   EXPECT_THAT(transfers_->Progress(transfer),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+}
+
+TEST_F(TransfersTest, TheErrorOfAnUnknownTransferTellsARestartFromALongTime) {
+  clock_.Advance(absl::Seconds(42));
+  EXPECT_THAT(std::string(transfers_->Progress("of-before").status().message()),
+              ::testing::HasSubstr("the coordinator started 42s ago"));
+  EXPECT_THAT(std::string(CommitNow("of-before", "r").status().message()),
+              ::testing::HasSubstr("run the command again"));
+  clock_.Advance(Transfers::kRememberFor);
+  EXPECT_THAT(std::string(transfers_->Progress("of-before").status().message()),
+              ::testing::HasSubstr("it may have ended long ago"));
 }
 
 // A worker that is told to drop an array before it is told of its commit gives up its stream.
@@ -309,6 +321,38 @@ TEST_F(TransfersTest, NothingIsKeptOfTheDeadlinesOfATransferThatHasEnded) {
   EXPECT_TRUE(IsArmed("transfer.abort"));
   EXPECT_THAT(transfers_->Abort(transfer, absl::CancelledError("enough")), IsOk());
   EXPECT_FALSE(IsArmed("transfer.abort"));
+}
+
+TEST_F(TransfersTest, AWorkerThatComesBackBeforeThePutBeginsMakesItsArrayComplete) {
+  std::string transfer;
+  int64_t epoch = 1;
+  // On a busy machine, this thread may be too late: the loss then ends the put.
+  for (int attempt = 0; attempt < 20 && sequencer_->CountTransfers().running == 0; ++attempt) {
+    ASSERT_THAT(ArmFailpoints("sequencer.begin_transfer=delay"), IsOk());
+    std::thread put([&] { transfer = Begin("w"); });
+    EXPECT_TRUE(test::Eventually([&] { return registry_->CountArrays().staging == 1; }));
+    sequencer_->WorkerLost("w0", ++epoch, "its stream broke");
+    registry_->TilesLost("m", 0, 1, epoch);
+    sequencer_->WorkerAttached("w0", ++epoch);
+    put.join();
+  }
+  Stage(transfer);
+  ASSERT_THAT(CommitNow(transfer, "r"), IsOk());
+  EXPECT_EQ((*registry_->FindArray(array_id_))->state, ArrayState::kAvailable);
+}
+
+TEST_F(TransfersTest, AWorkerThatIsLostWhileThePutCommitsLeavesADegradedArray) {
+  const std::string transfer = Begin("w");
+  ASSERT_THAT(ArmFailpoints("transfer.commit_to_registry=delay"), IsOk());
+  const std::unique_ptr<Commit> commit = BeginCommit(transfer, "r");
+  std::thread stage([&] { Stage(transfer); });
+  EXPECT_TRUE(test::Eventually([&] { return sequencer_->CountTransfers().committing == 1; }));
+  sequencer_->WorkerLost("w0", 2, "its stream broke");
+  registry_->TilesLost("m", 0, 1, 2);
+  stage.join();
+  ASSERT_TRUE(commit->done.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  ASSERT_THAT(commit->result, IsOk());
+  EXPECT_EQ((*registry_->FindArray(array_id_))->state, ArrayState::kDegraded);
 }
 
 TEST_F(TransfersTest, AnEndlessCommitIsNotOverdue) {

@@ -31,6 +31,8 @@
 #include "status/detail.h"
 #include "status/str_cat.h"
 #include "tensor/buffer.h"
+#include "tensor/checkpoint_folder.h"
+#include "tensor/checkpoint_manifest.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/fill/source_files.h"
@@ -46,6 +48,7 @@ using ::shardmesh::test::PlainTile;
 using ::shardmesh::test::RandomText;
 using ::shardmesh::test::SourceFolder;
 using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -301,6 +304,29 @@ TEST_F(FillFromFilesTest, StagesAndReportsTilesAsIfAClientHadPutThem) {
   worker().filler().EndTransfer("t");
   EXPECT_THAT(worker().gate().EndTransfer("t", /*commit=*/true), IsOk());
   EXPECT_THAT(worker().store().FindAll("a"), IsOk());
+}
+
+TEST_F(FillFromFilesTest, RefusesATileOfASavedFileWithAChangedByteInAnyLayout) {
+  const std::string bytes = "headerAAAABBBB";
+  const std::string manifest =
+      StrCat(R"({"files":[{"name":"m","size_bytes":14,"header_bytes":6,"header_crc32c":)",
+             Crc32c(bytes.substr(0, 6)), R"(}],"tensors":[{"name":"w","file":"m","dtype":"U8",)",
+             R"("shape":[8],"offset_bytes":6,"size_bytes":8,"tiles":[{"ranges":[[0,4]],"crc32c":)",
+             Crc32c(bytes.substr(6, 4)), R"(},{"ranges":[[4,8]],"crc32c":)",
+             Crc32c(bytes.substr(10)), "}]}]}");
+  folder_.Write(std::string(kCheckpointManifest), manifest);
+  folder_.Write(std::string(kCheckpointMarker), CheckpointMarkerText(manifest));
+  worker().Fill(FileOrder({Alone("a", {8})}, folder_.Write("m", bytes, 6), {6}, "intact"));
+  ASSERT_TRUE(worker().Await(1));
+  EXPECT_THAT(worker().failures(), IsEmpty());
+  const SourceFile changed = folder_.Write("m", "headerAAAABBBC", 6);
+  worker().Fill(FileOrder({Alone("b", {8})}, changed, {6}, "changed"));
+  ASSERT_TRUE(Eventually([&] { return !worker().failures().empty(); }));
+  const absl::Status refused = worker().failures()[0].status;
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(refused.message(),
+              AllOf(HasSubstr(changed.path), HasSubstr("the tile [4,8) of tensor \"w\"")));
+  EXPECT_THAT(worker().reports(), SizeIs(1));
 }
 
 TEST_F(FillFromFilesTest, TheSameOrderMayComeAgain) {

@@ -11,10 +11,12 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "process/crc32c.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_manifest.h"
 #include "tensor/view.h"
 #include "tests/testing/status_matchers.h"
 
@@ -56,6 +58,39 @@ class RegionWriterTest : public testing::Test {
 
   const std::string path_;
 };
+
+TEST_F(RegionWriterTest, ReturnsTheChecksumsOfThePiecesOfARegion) {
+  std::mt19937 random(8);
+  const int64_t row = 3000;
+  const int64_t rows = 2000;
+  const std::string tensor = RandomTensor(rows * row, random);
+  const Tile tile{{{0, rows}, {1000, row}}};
+  const std::string bytes = TileOf(tensor, {rows, row}, tile);
+  const FileDescriptor file = Open();
+  ASSERT_EQ(ftruncate(file.get(), rows * row), 0);
+  std::vector<uint32_t> pieces;
+  uint32_t whole = 0;
+  // The regions of two workers, as the plan of a save cuts a tile.
+  const int64_t cut = 3 * kSavedPieceBytes;
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>(0, cut), {cut, rows * 2000}}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint32_t region,
+                                   WriteRegion(file, path_, bytes,
+                                               {.dtype = Dtype::kU8,
+                                                .tensor_shape = {rows, row},
+                                                .tile = tile,
+                                                .begin_bytes = begin,
+                                                .end_bytes = end,
+                                                .offset_bytes = 0},
+                                               {.locks_work = true, .progress = nullptr}, &pieces));
+    whole = ConcatCrc32c(whole, region, end - begin);
+  }
+  EXPECT_EQ(whole, Crc32c(bytes));
+  std::vector<uint32_t> expected;
+  for (size_t at = 0; at < bytes.size(); at += kSavedPieceBytes) {
+    expected.push_back(Crc32c(std::string_view(bytes).substr(at, kSavedPieceBytes)));
+  }
+  EXPECT_EQ(pieces, expected);
+}
 
 TEST_F(RegionWriterTest, TilesOfAnyCutAndSplitFillTheFile) {
   std::mt19937 random(7);

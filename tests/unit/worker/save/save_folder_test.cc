@@ -26,6 +26,8 @@
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
+#include "tensor/dtype.h"
+#include "tensor/safetensors.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/status_matchers.h"
 
@@ -497,6 +499,67 @@ TEST_F(SaveFolderTest, ReadersOfAStepThatIsReplacedSeeTheOldOrTheNewCheckpointAt
   is_over = true;
   reader.join();
   EXPECT_GT(reads, 0);
+}
+
+// A checkpoint of two files and an index. Each tensor has eight times the same byte.
+class ReplacedSaveTest : public SaveFolderTest {
+ protected:
+  absl::Status SaveTwoFiles(std::optional<int64_t> step, char byte, int number) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<SaveFolder> save,
+                               Lead(step, /*overwrite=*/true));
+    std::string listed;
+    std::vector<std::string> names = {std::string(kCheckpointManifest)};
+    for (const char* const tensor : {"1", "2"}) {
+      const std::string name = StrCat("model-0000", tensor, "-of-00002.safetensors");
+      SHARDMESH_ASSIGN_OR_RETURN(
+          const EncodedSafetensorsHeader header,
+          EncodeSafetensorsHeader(name, {{.name = tensor, .dtype = Dtype::kU8, .shape = {8}}}, {}));
+      const std::string text = header.bytes + std::string(8, byte);
+      const auto size = static_cast<int64_t>(text.size());
+      const std::string key = StrCat("key ", number, " ", tensor);
+      SHARDMESH_RETURN_IF_ERROR(save->MakeFiles({{{name, size, key}}}).status());
+      SHARDMESH_RETURN_IF_ERROR(save->WriteText(name, 0, text));
+      names.push_back(name);
+      StrAppend(&listed, listed.empty() ? "" : ",", R"({"name":")", name, R"(","size_bytes":)",
+                size, R"(,"content_key":")", key, R"("})");
+    }
+    const std::string manifest = StrCat(R"({"files":[)", listed, "]}");
+    names.emplace_back(kCheckpointIndex);
+    SHARDMESH_RETURN_IF_ERROR(save->WriteText(names.front(), 0, manifest));
+    SHARDMESH_RETURN_IF_ERROR(
+        save->WriteText(names.back(), 0,
+                        R"({"weight_map":{"1":"model-00001-of-00002.safetensors",)"
+                        R"("2":"model-00002-of-00002.safetensors"}})"));
+    return save->Publish(names, CheckpointMarkerText(manifest), 0).status();
+  }
+};
+
+// For the folder itself, and for a step where folders cannot be exchanged.
+TEST_F(ReplacedSaveTest, ReadersOpenNoMixtureOfACheckpointThatIsReplacedFileByFile) {
+  for (const std::optional<int64_t> step : {std::optional<int64_t>(), std::optional<int64_t>(7)}) {
+    ASSERT_THAT(ArmFailpoints("save.exchange=eio"), IsOk());
+    ASSERT_THAT(SaveTwoFiles(step, 'a', 0), IsOk());
+    std::atomic<bool> is_over = false;
+    std::atomic<int> reads = 0;
+    std::thread reader([&] {
+      do {
+        const absl::StatusOr<Checkpoint> opened = Checkpoint::Open(folder_, step);
+        ASSERT_THAT(opened, IsOk());
+        ASSERT_EQ(opened->tensors().size(), 2);
+        const char first = opened->View(opened->tensors()[0]).bytes().front();
+        ASSERT_EQ(opened->View(opened->tensors()[1]).bytes().front(), first);
+        ++reads;
+      } while (!is_over);
+    });
+    for (int i = 1; i <= 50; ++i) {
+      EXPECT_THAT(SaveTwoFiles(step, static_cast<char>('a' + i % 26), i), IsOk()) << i;
+    }
+    is_over = true;
+    reader.join();
+    EXPECT_GT(reads, 0);
+    ASSERT_THAT(ArmFailpoints(""), IsOk());
+    std::filesystem::remove_all(folder_);
+  }
 }
 
 TEST_F(SaveFolderTest, AProcessThatDiesWhileItExchangesFoldersLeavesAWholeCheckpointInPlace) {

@@ -64,6 +64,22 @@ TEST(CommandGuideTest, EachExampleIsACommandLine) {
   }
 }
 
+TEST(CommandGuideTest, HelpIsAnotherSpellingOfTheOption) {
+  const auto output_of = [](std::vector<const char*> words) {
+    words.insert(words.begin(), "shardmesh");
+    CommandLine line;
+    AddAllCommands(&line);
+    ::testing::internal::CaptureStdout();
+    EXPECT_EQ(line.Run(static_cast<int>(words.size()), words.data()), 0);
+    return ::testing::internal::GetCapturedStdout();
+  };
+  EXPECT_EQ(output_of({"help"}), output_of({"--help"}));
+  EXPECT_EQ(output_of({"help", "load"}), output_of({"load", "--help"}));
+  EXPECT_EQ(output_of({"help", "catalog"}), output_of({"catalog", "--help"}));
+  EXPECT_EQ(output_of({"help", "catalog", "put"}), output_of({"catalog", "put", "--help"}));
+  EXPECT_THAT(output_of({"help"}), ::testing::HasSubstr("`shardmesh help COMMAND`"));
+}
+
 TEST(CommandGuideTest, CommonOptionsStandBeforeOrAfterTheCommand) {
   CommandLine line;
   AddAllCommands(&line);

@@ -150,6 +150,8 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
       .mesh = "tp=2",
       .cluster_id = "c1",
       .data_folder = "/data",
+      .coordinator_flags = std::vector<std::string>(),
+      .worker_flags = {{"--memory=1048576", "--read-root=/a", "--read-root=/b"}},
       .processes = {{"coordinator", self, folder + "/coordinator.log", "127.0.0.1:9"}},
       .supervisor = self};
   ASSERT_THAT(WriteRecord(folder, record), IsOk());
@@ -157,6 +159,8 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
   EXPECT_EQ(read.address, record.address);
   EXPECT_EQ(read.cluster_id, record.cluster_id);
   EXPECT_EQ(read.data_folder, record.data_folder);
+  EXPECT_EQ(read.coordinator_flags, record.coordinator_flags);
+  EXPECT_EQ(read.worker_flags, record.worker_flags);
   EXPECT_EQ(read.processes.front().id, self);
   EXPECT_EQ(read.processes.front().metrics_address, "127.0.0.1:9");
   EXPECT_EQ(read.supervisor, self);
@@ -209,6 +213,8 @@ TEST(ClusterRecordTest, ReadsWhatOlderBuildsWroteAndRefusesWhatNobodyDid) {
   EXPECT_EQ(read.mesh, "tp=2");
   EXPECT_EQ(read.cluster_id, "");
   EXPECT_EQ(read.data_folder, "");
+  EXPECT_FALSE(read.coordinator_flags.has_value());
+  EXPECT_FALSE(read.worker_flags.has_value());
   ASSERT_EQ(read.processes.size(), 1u);
   EXPECT_EQ(read.processes.front().log_path, "a.log");
   EXPECT_EQ(read.processes.front().metrics_address, "");

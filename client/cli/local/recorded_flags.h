@@ -1,0 +1,40 @@
+// Compares the flags of an `up` with those that the record of the cluster has.
+#ifndef SHARDMESH_CLIENT_CLI_LOCAL_RECORDED_FLAGS_H_
+#define SHARDMESH_CLIENT_CLI_LOCAL_RECORDED_FLAGS_H_
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace shardmesh::client {
+
+// The flags of an `up` that restarts processes of a recorded cluster. Not thread-safe.
+//
+// A flag that the `up` does not give keeps its recorded value. A flag that the `up` gives must have
+// its recorded value. Example: recorded `--memory=1048576 --transport=shm`, given
+// `--memory=2097152`: the merged flags are the recorded ones, and differences() is
+// `--memory 2097152 (the cluster has 1048576)`.
+class RecordedFlags {
+ public:
+  // Compares one flag that has at most one value. An empty value means that the flag is not given.
+  // Returns the recorded value.
+  std::string Merge(std::string_view name, const std::string& recorded, const std::string& given);
+  // Compares flags of the form `--name=value`, which may repeat in any order. Returns the recorded
+  // flags. If `recorded` is nullopt, returns `given`: an older build wrote the record.
+  std::vector<std::string> Merge(const std::optional<std::vector<std::string>>& recorded,
+                                 const std::vector<std::string>& given);
+
+  // The flags whose given value is not the recorded one, each with both values.
+  const std::vector<std::string>& differences() const { return differences_; }
+  // The recorded flags that the `up` does not give, such as `--memory 1048576`.
+  const std::vector<std::string>& taken() const { return taken_; }
+
+ private:
+  std::vector<std::string> differences_;
+  std::vector<std::string> taken_;
+};
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_CLI_LOCAL_RECORDED_FLAGS_H_

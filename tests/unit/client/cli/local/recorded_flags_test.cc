@@ -1,0 +1,65 @@
+// Which flags an `up` takes from the record, and which differ.
+#include "client/cli/local/recorded_flags.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "client/cli/local/local_cluster.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Flags = std::vector<std::string>;
+
+TEST(RecordedFlagsTest, TakesTheFlagsThatAreNotGiven) {
+  const Flags recorded = {"--memory=1048576", "--read-root=/a", "--read-root=/b"};
+  RecordedFlags flags;
+  EXPECT_EQ(flags.Merge("--data-dir", "/data", ""), "/data");
+  EXPECT_EQ(flags.Merge("--tls", "", ""), "");
+  EXPECT_EQ(flags.Merge(recorded, {}), recorded);
+  EXPECT_THAT(flags.differences(), IsEmpty());
+  EXPECT_THAT(flags.taken(),
+              ElementsAre("--data-dir /data", "--memory 1048576", "--read-root /a, /b"));
+}
+
+TEST(RecordedFlagsTest, AgreesWithTheSameFlagsInAnyOrder) {
+  RecordedFlags flags;
+  flags.Merge(Flags{"--read-root=/a", "--memory=1048576", "--read-root=/b"},
+              {"--read-root=/b", "--read-root=/a", "--read-root=/b", "--memory=1048576"});
+  EXPECT_THAT(flags.differences(), IsEmpty());
+  EXPECT_THAT(flags.taken(), IsEmpty());
+}
+
+TEST(RecordedFlagsTest, NamesEachFlagThatDiffersWithBothValues) {
+  RecordedFlags flags;
+  flags.Merge("--mesh", "fsdp=2,tp=2", "fsdp=4");
+  flags.Merge(Flags{"--memory=1048576", "--write-root=/w"},
+              {"--memory=2097152", "--transport=shm", "--write-root=/w"});
+  EXPECT_THAT(flags.differences(), ElementsAre("--mesh fsdp=4 (the cluster has fsdp=2,tp=2)",
+                                               "--memory 2097152 (the cluster has 1048576)",
+                                               "--transport shm (the cluster has none)"));
+}
+
+TEST(RecordedFlagsTest, KeepsTheGivenFlagsIfTheRecordIsOfAnOlderBuild) {
+  RecordedFlags flags;
+  EXPECT_THAT(flags.Merge(std::nullopt, {"--memory=1048576"}), ElementsAre("--memory=1048576"));
+  EXPECT_THAT(flags.differences(), IsEmpty());
+}
+
+TEST(FollowedRestartsTest, NamesTheProcessesOfBothSides) {
+  EXPECT_EQ(FollowedRestarts().Sentence(), "");
+  const FollowedRestarts followed{.corrected = {"worker-0 (pid 12 has ended, pid 34 runs)"},
+                                  .elsewhere = {}};
+  EXPECT_THAT(followed.Sentence(), HasSubstr("worker-0 (pid 12 has ended, pid 34 runs)"));
+}
+
+}  // namespace
+}  // namespace shardmesh::client

@@ -1,0 +1,55 @@
+// The sums of second replicas below a list of arrays.
+#include "client/cli/replica_wait.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "client/types/array.h"
+
+namespace shardmesh::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+Array ArrayWith(int64_t complete, bool by_spec = false) {
+  Array array;
+  array.size_bytes = 1024;
+  array.replicas.emplace();
+  array.replicas->wanted = 2;
+  array.replicas->complete = complete;
+  array.replicas->by_spec = by_spec;
+  array.state = ArrayState::kAvailable;
+  return array;
+}
+
+TEST(ReplicaSumsTest, CountsOnlyCopiesThatAreThere) {
+  ReplicaSums sums;
+  EXPECT_EQ(sums.Clause(1024), "");
+  sums.Add(ArrayWith(2, /*by_spec=*/true));
+  EXPECT_EQ(sums.Clause(1024), "") << "the spec needs no copy";
+  sums.Add(ArrayWith(1));
+  EXPECT_EQ(sums.Clause(2048), "; 1 second replica is not complete");
+  sums.Add(ArrayWith(2));
+  EXPECT_EQ(sums.Clause(3072), ", 4.00 KiB with second replicas; 1 second replica is not complete");
+  sums.Add(ArrayWith(1));
+  EXPECT_THAT(sums.Clause(4096), HasSubstr("; 2 second replicas are not complete"));
+  EXPECT_EQ(sums.Advice(), "");
+}
+
+TEST(ReplicaSumsTest, SaysWhichDegradedArraysComeBack) {
+  ReplicaSums sums;
+  Array array = ArrayWith(0);
+  array.state = ArrayState::kDegraded;
+  sums.Add(array);
+  EXPECT_EQ(sums.Advice(), "") << "nobody has some tile";
+  array.replicas->complete = 1;
+  sums.Add(array);
+  EXPECT_THAT(sums.Advice(),
+              HasSubstr("1 degraded array has its missing tiles in second replicas: `get` reads"));
+}
+
+}  // namespace
+}  // namespace shardmesh::client
