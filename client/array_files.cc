@@ -18,6 +18,7 @@
 
 #include "client/arrays.h"
 #include "client/client_core.h"
+#include "client/get_report.h"
 #include "client/remote/coordinator_connection.h"
 #include "process/file.h"
 #include "process/steady_deadline.h"
@@ -213,9 +214,18 @@ class TotalProgress {
   int64_t begun_bytes_ = 0;
 };
 
+// Begins the report of a get of all tensors.
+void BeginReportOf(absl::Span<const PlannedTensor> plan, GetReport& report) {
+  if (plan.empty()) return;
+  int64_t size_bytes = 0;
+  for (const PlannedTensor& each : plan) size_bytes += each.size_bytes;
+  const auto arrays = static_cast<int64_t>(plan.size());
+  report.Begin(DescribeGet(plan.front().array, plan.front().part, arrays), arrays, size_bytes);
+}
+
 // Writes the tensors to one safetensors file.
-absl::Status WriteFile(ArrayClient& client, absl::Span<const PlannedTensor> plan,
-                       const std::string& path, TotalProgress& progress, const CallOptions& options,
+absl::Status WriteFile(ClientCore& core, absl::Span<const PlannedTensor> plan,
+                       const std::string& path, TotalProgress& progress, GetReport& report,
                        std::vector<Array>* arrays) {
   std::vector<SafetensorsWriter::Tensor> tensors;
   for (const PlannedTensor& each : plan) tensors.push_back(each.tensor);
@@ -227,9 +237,10 @@ absl::Status WriteFile(ArrayClient& client, absl::Span<const PlannedTensor> plan
         .begin = [](const Array&, const Tile&) { return absl::OkStatus(); },
         .append = [&writer](absl::Span<const char> bytes) { return writer.Append(bytes); }};
     const absl::StatusOr<Array> gathered =
-        client.GatherTo(ArraySelector::ById(each.array.descriptor.array_id), sink,
-                        {.slice = each.slice, .progress = progress.Next(each.size_bytes)}, options);
+        GatherPieces(core, ArraySelector::ById(each.array.descriptor.array_id), sink,
+                     {.slice = each.slice, .progress = progress.Next(each.size_bytes)}, report);
     SHARDMESH_RETURN_IF_ERROR(gathered.status());
+    report.CountArray();
     arrays->push_back(each.array);
   }
   return writer.Finish();
@@ -329,31 +340,10 @@ class TemporaryFolder {
   std::string temporary_;  // empty once it has its name
 };
 
-}  // namespace
-
-absl::StatusOr<std::vector<Array>> ArrayClient::GatherToSafetensors(
-    absl::Span<const FileTensor> tensors, const std::string& path, const ProgressCallback& progress,
-    const CallOptions& options) {
-  HeldArrays held(core_, options);
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const std::vector<PlannedTensor> plan,
-      Plan(*this, *core_, tensors, core_->TransferDeadline(options), options, &held));
-  TotalProgress total(plan, progress);
-  std::vector<Array> arrays;
-  SHARDMESH_RETURN_IF_ERROR(WriteFile(*this, plan, path, total, options, &arrays));
-  return arrays;
-}
-
-absl::StatusOr<std::vector<Array>> ArrayClient::GatherToFolder(absl::Span<const FileTensor> tensors,
-                                                               const std::string& path,
-                                                               int64_t max_file_bytes,
-                                                               const ProgressCallback& progress,
-                                                               const CallOptions& options) {
-  HeldArrays held(core_, options);
-  SHARDMESH_ASSIGN_OR_RETURN(
-      std::vector<PlannedTensor> plan,
-      Plan(*this, *core_, tensors, core_->TransferDeadline(options), options, &held));
-  TotalProgress total(plan, progress);
+// Writes the tensors to the folder `path`: see ArrayClient::GatherToFolder.
+absl::StatusOr<std::vector<Array>> WriteFolder(ClientCore& core, std::vector<PlannedTensor> plan,
+                                               const std::string& path, int64_t max_file_bytes,
+                                               TotalProgress& progress, GetReport& report) {
   const std::vector<std::vector<PlannedTensor>> files =
       Split(std::move(plan), std::max<int64_t>(max_file_bytes, 1));
   SHARDMESH_ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(path));
@@ -362,7 +352,7 @@ absl::StatusOr<std::vector<Array>> ArrayClient::GatherToFolder(absl::Span<const 
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string name = files.size() == 1 ? kOneFile : FileName(i, files.size());
     SHARDMESH_RETURN_IF_ERROR(
-        WriteFile(*this, files[i], folder.File(name), total, options, &arrays));
+        WriteFile(core, files[i], folder.File(name), progress, report, &arrays));
     for (const PlannedTensor& each : files[i]) {
       index.push_back({.tensor = each.tensor.name, .file = name, .size_bytes = each.size_bytes});
     }
@@ -372,6 +362,46 @@ absl::StatusOr<std::vector<Array>> ArrayClient::GatherToFolder(absl::Span<const 
   }
   SHARDMESH_RETURN_IF_ERROR(folder.Commit());
   return arrays;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Array>> ArrayClient::GatherToSafetensors(
+    absl::Span<const FileTensor> tensors, const std::string& path, const ProgressCallback& progress,
+    const CallOptions& options) {
+  GetReport report(core_, options);
+  const auto gather = [&]() -> absl::StatusOr<std::vector<Array>> {
+    HeldArrays held(core_, report.options());
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const std::vector<PlannedTensor> plan,
+        Plan(*this, *core_, tensors, core_->TransferDeadline(options), report.options(), &held));
+    const ProgressCallback counting = report.Counting(progress);
+    TotalProgress total(plan, counting);
+    BeginReportOf(plan, report);
+    std::vector<Array> arrays;
+    SHARDMESH_RETURN_IF_ERROR(WriteFile(*core_, plan, path, total, report, &arrays));
+    return arrays;
+  };
+  return report.Conclude(gather());
+}
+
+absl::StatusOr<std::vector<Array>> ArrayClient::GatherToFolder(absl::Span<const FileTensor> tensors,
+                                                               const std::string& path,
+                                                               int64_t max_file_bytes,
+                                                               const ProgressCallback& progress,
+                                                               const CallOptions& options) {
+  GetReport report(core_, options);
+  const auto gather = [&]() -> absl::StatusOr<std::vector<Array>> {
+    HeldArrays held(core_, report.options());
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::vector<PlannedTensor> plan,
+        Plan(*this, *core_, tensors, core_->TransferDeadline(options), report.options(), &held));
+    const ProgressCallback counting = report.Counting(progress);
+    TotalProgress total(plan, counting);
+    BeginReportOf(plan, report);
+    return WriteFolder(*core_, std::move(plan), path, max_file_bytes, total, report);
+  };
+  return report.Conclude(gather());
 }
 
 absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const std::string& path,

@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "client/client_core.h"
+#include "client/get_report.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/reshard_calls.h"
 #include "client/remote/row_bands.h"
@@ -131,17 +132,29 @@ class SourceFinder {
   absl::flat_hash_map<const SourceFile*, std::shared_ptr<const SourceFile>> files_;
 };
 
+// Begins the report of a get of this part alone.
+absl::Status BeginReport(const Array& array, const Tile& part, bool is_slice, GetReport& report) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.descriptor.TileSizeBytes(part));
+  report.Begin(DescribeGet(array, is_slice ? std::optional(part) : std::nullopt, /*arrays=*/1),
+               /*arrays=*/1, size_bytes);
+  return absl::OkStatus();
+}
+
 // Gathers the array, or only `slice` of it if `slice` is not null.
 absl::StatusOr<GatheredTensor> GatherPart(ClientCore& core, const ArraySelector& array,
                                           const ArraySlice* slice, const ProgressCallback& progress,
                                           const CallOptions& options) {
+  GetReport report(&core, options);
+  const ProgressCallback counting = report.Counting(progress);
   std::optional<GatheredTensor> tensor;
   const auto gather = [&](const Array& read, const Tile& part,
                           const FetchTile& fetch) -> absl::Status {
     SHARDMESH_ASSIGN_OR_RETURN(tensor, GatheredTensor::Allocate(read, part));
-    return fetch(part, tensor->mutable_view(), progress);
+    SHARDMESH_RETURN_IF_ERROR(BeginReport(read, part, slice != nullptr, report));
+    return fetch(part, tensor->mutable_view(), counting);
   };
-  SHARDMESH_RETURN_IF_ERROR(ReadPart(core, array, slice, options, gather));
+  SHARDMESH_RETURN_IF_ERROR(
+      report.Conclude(ReadPart(core, array, slice, report.options(), gather)));
   return *std::move(tensor);
 }
 
@@ -383,27 +396,42 @@ absl::StatusOr<Array> ArrayClient::GatherInto(const ArraySelector& array,
                                               const MutableTensorView& into,
                                               const GatherOptions& gather_options,
                                               const CallOptions& options) {
+  GetReport report(core_, options);
+  const ProgressCallback counting = report.Counting(gather_options.progress);
+  const ArraySlice* const slice = Pointer(gather_options.slice);
   std::optional<Array> gathered;
   const auto gather = [&](const Array& read, const Tile& part,
                           const FetchTile& fetch) -> absl::Status {
     SHARDMESH_RETURN_IF_ERROR(CheckFits(into, read, part));
+    SHARDMESH_RETURN_IF_ERROR(BeginReport(read, part, slice != nullptr, report));
     gathered = read;
-    return fetch(part, into, gather_options.progress);
+    return fetch(part, into, counting);
   };
   SHARDMESH_RETURN_IF_ERROR(
-      ReadPart(*core_, array, Pointer(gather_options.slice), options, gather));
+      report.Conclude(ReadPart(*core_, array, slice, report.options(), gather)));
   return *std::move(gathered);
 }
 
 absl::StatusOr<Array> ArrayClient::GatherTo(const ArraySelector& array, const TensorSink& sink,
                                             const GatherOptions& gather_options,
                                             const CallOptions& options) {
+  GetReport report(core_, options);
+  GatherOptions counting = gather_options;
+  counting.progress = report.Counting(gather_options.progress);
+  return report.Conclude(GatherPieces(*core_, array, sink, counting, report));
+}
+
+absl::StatusOr<Array> GatherPieces(ClientCore& core, const ArraySelector& array,
+                                   const TensorSink& sink, const GatherOptions& gather_options,
+                                   GetReport& report) {
   PieceReader reader(sink, gather_options);
-  const auto gather = [&reader](const Array& read, const Tile& part, const FetchTile& fetch) {
+  const ArraySlice* const slice = Pointer(gather_options.slice);
+  const auto gather = [&](const Array& read, const Tile& part,
+                          const FetchTile& fetch) -> absl::Status {
+    SHARDMESH_RETURN_IF_ERROR(BeginReport(read, part, slice != nullptr, report));
     return reader.Read(read, part, fetch);
   };
-  SHARDMESH_RETURN_IF_ERROR(
-      ReadPart(*core_, array, Pointer(gather_options.slice), options, gather));
+  SHARDMESH_RETURN_IF_ERROR(ReadPart(core, array, slice, report.options(), gather));
   return reader.array();
 }
 

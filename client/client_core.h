@@ -176,6 +176,7 @@ class ClientCore {
 
   const CoordinatorConnection& connection() const { return *connection_; }
   CompiledPrograms& programs() { return programs_; }
+  int64_t min_reported_get_bytes() const { return options_.min_reported_get_bytes; }
   // The limits of a call that begins now.
   CallLimit LimitOf(const CallOptions& options) const {
     return LimitAt(Deadline(options), options);

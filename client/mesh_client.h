@@ -42,6 +42,9 @@ struct MeshClientOptions {
   // reason for the retry, such as RECOVERING. The call may come on any thread. The function must be
   // quick.
   std::function<void(const absl::Status& why)> on_wait = nullptr;
+  // Gathers of at least this many bytes are operations: others see their progress, and can cancel
+  // them. Smaller gathers are not reported, which saves them a thread and a call.
+  int64_t min_reported_get_bytes = int64_t{64} << 20;
 };
 
 // A connection to a cluster. The client opens a session (a lease at the coordinator) when a call

@@ -40,6 +40,7 @@ inline constexpr Feature kFeatures[] = {
     {"cluster_watch", {"shardmesh.v1.ClusterService.WatchCluster"}},
     {"content_reuse", {"shardmesh.v1.ArrayService.FindContent", "shardmesh.v1.PutTensor.content"}},
     {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
+    {"get_reports", {"shardmesh.v1.OperationService.ReportGet"}},
     {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},
     {"output_specs", {"shardmesh.v1.OutputLayout.output_spec"}},
     {"put_reuse", {"shardmesh.v1.BeginPutHeader.reuse", "shardmesh.v1.PutTensor.origin"}},

@@ -161,7 +161,7 @@ class Test:
     @contextlib.contextmanager
     def running_cluster(self):
         try:
-            self.call("up", "--cluster", self.cluster, "--mesh", "tp=2", "--detach")
+            self.call("up", "--cluster", self.cluster, "--mesh", "tp=2", "--write-root", str(self.folder), "--detach")
             yield
         finally:
             subprocess.run([self.program, "down", "--cluster", self.cluster], cwd=self.folder, env=self.environment,
@@ -234,12 +234,16 @@ class Test:
             text = command.all_text()
             expect(ESCAPE not in text and "writing" not in text, f"there is a bar: {text!r}")
 
+    def worker(self):
+        """The process of a worker."""
+        status = json.loads(self.call("status", "--cluster", self.cluster, "--output", "json"))
+        return next(each["pid"] for each in status["workers"] if each["identity"] == "worker-1")
+
     def load(self, path, *arguments, terminal=("stdout", "stderr")):
         """Loads, and pauses a worker once the placement is printed, which is before the transfer. Yields the ended
         command of each attempt."""
         (self.folder / "rules.yaml").write_text(RULES, encoding="utf-8")
-        status = json.loads(self.call("status", "--cluster", self.cluster, "--output", "json"))
-        worker = next(each["pid"] for each in status["workers"] if each["identity"] == "worker-1")
+        worker = self.worker()
         for _ in range(ATTEMPTS):
             with self.start("load", path, "--rules", "rules.yaml", "--no-reuse", "--cluster", self.cluster, *arguments,
                             terminal=terminal) as command:
@@ -263,10 +267,49 @@ class Test:
         expect(piped is not None, "the worker was never paused in the middle of a load")
         expect(ESCAPE not in piped.all_text() and "loading" not in piped.all_text(), f"{piped.all_text()!r}")
 
+    def operations(self, kind):
+        """The running operations of this kind."""
+        wanted = ("--kind", kind, "--state", "running")
+        return json.loads(self.call("ops", "ls", *wanted, "--output", "json", "--cluster", self.cluster))["operations"]
+
+    def hold(self, kind, *arguments, terminal=("stdout", "stderr")):
+        """Runs a command that is an operation, and lets a worker stand still for a while in the middle of it. Returns
+        the ended command."""
+        worker = self.worker()
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            with self.start(*arguments, "--cluster", self.cluster, terminal=terminal) as command:
+                end = time.monotonic() + SECONDS
+                while not self.operations(kind):
+                    expect(time.monotonic() < end, f"{' '.join(arguments)} is no operation:\n{command.all_text()!r}")
+                command.pause(worker)
+                code = command.end()
+                expect(code == 0, f"{' '.join(arguments)}: exit code {code}\n{command.all_text()!r}")
+                return command
+        finally:
+            os.kill(worker, signal.SIGCONT)
+
+    def bars_show_what_is_put_moved_saved_and_got(self):
+        self.call("make-tensor", "--shape", "4096,4096", "--out", "w.npy")  # 64 MiB: smaller gets are no operations
+        for kind, title, arguments in (
+                ("put", "putting", ("put", "w.npy", "--as", "bars/w", "--spec", "tp,-", "--source", "client")),
+                ("reshard", "resharding", ("reshard", "bars/w", "--to", "-,tp")),
+                ("save", "saving", ("save", "bars/", "saved")),
+                ("get", "gathering", ("get", "bars/w", "--out", "got.npy")),
+                ("resize", "resizing", ("mesh", "resize", "default", "tp=1"))):
+            text = self.hold(kind, *arguments).text()
+            expect(re.search(BAR.format(title), text), f"{kind} shows no bar on a terminal: {text!r}")
+            after = re.split(BAR.format(title), text)[-1]
+            expect(after.startswith(f"\r{CLEAR_LINE}"), f"the bar of {kind} stays: {after!r}")
+            if kind == "get":
+                piped = self.hold(kind, *arguments, terminal=())
+                expect(ESCAPE not in piped.all_text() and title not in piped.all_text(), f"{piped.all_text()!r}")
+
     def run(self):
         tests = [self.watch_repaints_a_terminal_until_ctrl_c, self.watch_of_a_pipe_has_no_escape_sequences,
                  self.a_bar_shows_what_is_written, self.a_bar_stays_out_of_piped_output,
-                 self.no_bar_without_a_terminal_or_if_quiet, self.a_bar_shows_what_is_loaded]
+                 self.no_bar_without_a_terminal_or_if_quiet, self.a_bar_shows_what_is_loaded,
+                 self.bars_show_what_is_put_moved_saved_and_got]
         faults = []
         try:
             with self.running_cluster():

@@ -62,4 +62,29 @@ absl::StatusOr<Operation> WatchOperation(const CoordinatorConnection& connection
   return last;
 }
 
+absl::Status ReportGet(const CoordinatorConnection& connection, const std::string& session_id,
+                       const ReportedGet& get, const std::function<GetProgress()>& next,
+                       const CallLimit& limit) {
+  CallContext context(connection, limit);
+  v1::ReportGetResponse response;
+  const auto stream = connection.operations->ReportGet(context.get(), &response);
+  v1::ReportGetRequest request;
+  v1::ReportGetHeader& header = *request.mutable_header();
+  header.set_session_id(session_id);
+  header.set_description(get.description);
+  header.set_total(get.arrays);
+  header.set_total_bytes(get.size_bytes);
+  bool is_open = true;
+  while (is_open && !request.has_result()) {
+    const GetProgress progress = next();
+    request.set_done(progress.done);
+    request.set_done_bytes(progress.done_bytes);
+    if (progress.result.has_value()) rpc::Encode(*progress.result, request.mutable_result());
+    is_open = stream->Write(request);  // fails once the coordinator has ended the call
+    request.clear_header();
+  }
+  if (is_open) stream->WritesDone();
+  return connection.StatusOf(stream->Finish());
+}
+
 }  // namespace shardmesh::client

@@ -121,6 +121,8 @@ inline OperationKind KindOf(v1::OperationKind from) {
       return OperationKind::kResize;
     case v1::OPERATION_KIND_REPLICATE:
       return OperationKind::kReplicate;
+    case v1::OPERATION_KIND_GET:
+      return OperationKind::kGet;
     default:
       return OperationKind::kUnknown;
   }

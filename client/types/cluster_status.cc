@@ -65,6 +65,8 @@ std::string_view OperationKindName(OperationKind kind) {
       return "resize";
     case OperationKind::kReplicate:
       return "replicate";
+    case OperationKind::kGet:
+      return "get";
     case OperationKind::kUnknown:
       break;
   }

@@ -37,7 +37,17 @@ struct ServerVersion {
 enum class WorkerState { kUnknown, kJoining, kReady, kDraining, kLost };
 enum class CoordinatorState { kUnknown, kRecovering, kServing, kDraining };
 enum class OperationState { kUnknown, kRunning, kDone, kFailed, kCancelled };
-enum class OperationKind { kUnknown, kPut, kLoad, kSave, kReshard, kRepair, kResize, kReplicate };
+enum class OperationKind {
+  kUnknown,
+  kPut,
+  kLoad,
+  kSave,
+  kReshard,
+  kRepair,
+  kResize,
+  kReplicate,
+  kGet
+};
 
 // The state's name in lower case, as users see it: "ready".
 std::string_view WorkerStateName(WorkerState state);

@@ -26,6 +26,8 @@ v1::OperationKind EncodeKind(OperationKind kind) {
       return v1::OPERATION_KIND_RESIZE;
     case OperationKind::kReplicate:
       return v1::OPERATION_KIND_REPLICATE;
+    case OperationKind::kGet:
+      return v1::OPERATION_KIND_GET;
   }
   return v1::OPERATION_KIND_UNSPECIFIED;
 }

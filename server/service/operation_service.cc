@@ -13,6 +13,8 @@
 #include "rpc/stream/outbox.h"
 #include "server/calls/all_operations.h"
 #include "server/codec/operation_codec.h"
+#include "server/service/service_mixins.h"
+#include "server/watch/get_report_stream.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "status/detail.h"
 #include "status/reason.h"
@@ -101,12 +103,23 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   std::unique_ptr<Alarm> next_look_;  // its destructor waits for Look
 };
 
-class OperationService final : public v1::OperationService::CallbackService {
+// ReportGet takes its requests as bytes (rpc/stream/message_bytes.h), the other methods as
+// messages.
+#define SHARDMESH_MESSAGES(Method) v1::OperationService::WithCallbackMethod_##Method
+using OperationServiceBase =
+    WithMethods<v1::OperationService::Service,
+                v1::OperationService::WithRawCallbackMethod_ReportGet,
+                SHARDMESH_MESSAGES(GetOperation), SHARDMESH_MESSAGES(ListOperations),
+                SHARDMESH_MESSAGES(WatchOperation), SHARDMESH_MESSAGES(CancelOperation)>::Type;
+#undef SHARDMESH_MESSAGES
+
+class OperationService final : public OperationServiceBase {
  public:
   OperationService(const CoordinatorParts& parts, const StepWatch* watch)
       : clock_(parts.clock),
         watch_(watch),
-        calls_(parts.transfers, parts.operations, parts.sessions) {}
+        calls_(parts.transfers, parts.operations, parts.sessions),
+        get_reports_(parts.clock, parts.operations, parts.sessions) {}
 
   grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext* context,
                                          const v1::GetOperationRequest* request,
@@ -134,7 +147,15 @@ class OperationService final : public v1::OperationService::CallbackService {
                             clock_->Now() + rpc::TimeLeft(*context) - rpc::kTimeToTell);
   }
 
-  void EndWatches() { watches_.EndAll(); }
+  grpc::ServerReadReactor<grpc::ByteBuffer>* ReportGet(grpc::CallbackServerContext* context,
+                                                       grpc::ByteBuffer* response) override {
+    return get_reports_.Open(context, response);
+  }
+
+  void EndStreams() {
+    watches_.EndAll();
+    get_reports_.EndAll();
+  }
 
  private:
   static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
@@ -148,6 +169,7 @@ class OperationService final : public v1::OperationService::CallbackService {
   const StepWatch* const watch_;
   const AllOperations calls_;
   StreamSet<WatchReactor> watches_;
+  GetReports get_reports_;
 };
 
 }  // namespace
@@ -155,7 +177,7 @@ class OperationService final : public v1::OperationService::CallbackService {
 StreamingService MakeOperationService(const CoordinatorParts& parts, const StepWatch* watch) {
   auto service = std::make_unique<OperationService>(parts, watch);
   OperationService* const raw = service.get();
-  return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
+  return {.service = std::move(service), .end_streams = [raw] { raw->EndStreams(); }};
 }
 
 }  // namespace shardmesh::server

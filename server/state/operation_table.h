@@ -26,7 +26,7 @@
 
 namespace shardmesh::server {
 
-enum class OperationKind { kPut, kLoad, kSave, kReshard, kRepair, kResize, kReplicate };
+enum class OperationKind { kPut, kLoad, kSave, kReshard, kRepair, kResize, kReplicate, kGet };
 
 // The bytes that an operation completed in its last seconds. Takes constant memory. Not
 // thread-safe.

@@ -596,6 +596,65 @@ TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
             0);
 }
 
+TEST(OperationsOfGetsTest, AGetIsShownToOthersWhoCancelItAndLeavesNoFile) {
+  // A worker that stands still holds the gets, and counts as attached.
+  TestCluster::Options started;
+  started.mesh = "tp=2";
+  started.coordinator_flags = {"--lost-after=10m"};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(started));
+  constexpr int64_t kElements = int64_t{16} << 20;  // 64 MiB
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::string array_id,
+      PutFloats(cluster->client(), "w", {kElements}, std::vector<float>(kElements, 1),
+                PartitionSpec({SpecEntry::Axis("tp")})));
+  const auto gets = [&] {
+    return json::parse(
+        cluster->Run({"ops", "ls", "--kind=get", "--output=json"}).out)["operations"];
+  };
+  const std::string folder = cluster->folder() + "/got";
+  std::filesystem::create_directory(folder);
+  size_t count = 0;
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"get", "w", "--out=" + folder + "/w.npy"},
+                                             {"get", "w", "--out=" + folder + "/w.safetensors"},
+                                             {"get", "--tree=w", "--out=" + folder + "/tree/"}}) {
+    SCOPED_TRACE(command.back());
+    ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+    client::ProcessOptions options;
+    options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "--address=" + cluster->address()};
+    options.command.insert(options.command.end(), command.begin(), command.end());
+    options.log_path = StrCat(cluster->folder(), "/get-", ++count, ".log");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess get, client::ChildProcess::Start(options));
+    ASSERT_TRUE(Eventually([&] { return gets().size() == count; }))
+        << client::ReadLog(options.log_path);
+    json operation = gets().back();
+    EXPECT_EQ(operation["state"], "running");
+    EXPECT_EQ(operation["description"], "get of w");
+    EXPECT_EQ(operation["total"], 1);
+    EXPECT_EQ(operation["total_bytes"], 4 * kElements);
+    const std::string id = operation["operation_id"];
+    EXPECT_EQ(cluster->Run({"ops", "cancel", id}).exit_code, 1) << "it is of another session";
+    const CommandResult cancelled = cluster->Run({"ops", "cancel", id, "--force"});
+    EXPECT_EQ(cancelled.exit_code, 0) << cancelled.err;
+    EXPECT_TRUE(client::WaitUntilGone(get.id(), absl::Now() + absl::Seconds(30)));
+    EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+    EXPECT_EQ(get.Ended(), "exited with code 1");
+    EXPECT_THAT(
+        client::ReadLog(options.log_path),
+        AllOf(HasSubstr("the get was cancelled: an administrator"), HasSubstr("CANCELLED")));
+    EXPECT_TRUE(std::filesystem::is_empty(folder));
+    EXPECT_EQ(gets().back()["state"], "cancelled");
+  }
+
+  // One that nobody cancels is done in the end; and a small get is no operation.
+  ASSERT_EQ(cluster->Run({"get", "w", "--out=" + folder + "/w.npy"}).exit_code, 0);
+  EXPECT_EQ(gets().back()["state"], "done");
+  EXPECT_EQ(gets().back()["done_bytes"], 4 * kElements);
+  ASSERT_EQ(cluster->Run({"get", "w", "--slice=0:1000", "--out=" + folder + "/s.npy"}).exit_code,
+            0);
+  EXPECT_EQ(gets().size(), count + 1);
+}
+
 TEST_F(ClusterCommandTest, WatchesAnIdleClusterWithoutSayingSoAgain) {
   client::ProcessOptions options;
   options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "ops", "watch",

@@ -184,6 +184,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"OperationService.ListOperations", &C::ListOperations},
       {"OperationService.WatchOperation", &C::WatchOperation},
       {"OperationService.CancelOperation", &C::CancelOperation},
+      {"OperationService.ReportGet", &C::ReportGet},
       {"ComputeService.Compile", &C::Compile},
       {"ComputeService.Execute", &C::Execute},
       {"ComputeService.Linear", &C::Linear},
@@ -1788,6 +1789,59 @@ absl::Status RandomClient::WatchOperation(Dice& dice) {
           ? state == v1::OPERATION_STATE_RUNNING
           : state == v1::OPERATION_STATE_FAILED || state == v1::OPERATION_STATE_CANCELLED;
   return Want(status.ok() && holds, "WatchOperation", request, status, last.ShortDebugString());
+}
+
+// A get that reads nothing, and reports that it did.
+absl::Status RandomClient::ReportGet(Dice& dice) {
+  const int slot = static_cast<int>(dice.Below(2));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string session, Session(slot, dice));
+  v1::ReportGetRequest first;
+  v1::ReportGetRequest last;
+  v1::ReportGetHeader& header = *first.mutable_header();
+  header.set_session_id(session);
+  header.set_description(OwnName(dice));
+  header.set_total(2);
+  header.set_total_bytes(dice.Below(1'000'000));
+  last.set_done(2);
+  last.set_done_bytes(header.total_bytes());
+  const bool is_failed = dice.OneIn(3);
+  if (is_failed) {
+    rpc::Encode(absl::DataLossError("a tile is broken"), last.mutable_result());
+  } else {
+    last.mutable_result();
+  }
+  const bool is_bad = dice.OneIn(4);
+  if (is_bad) {
+    switch (dice.Below(3)) {
+      case 0:
+        header.set_session_id("nosuchsession");
+        break;
+      case 1:
+        header.set_total_bytes(-1);
+        break;
+      default:
+        first.clear_header();
+    }
+  }
+  std::vector<std::string> answers;
+  const absl::Status status =
+      coordinator_.CallBytes(FindMethod("OperationService.ReportGet"),
+                             {first.SerializeAsString(), last.SerializeAsString()}, &answers);
+  if (is_bad) return Want(IsRefusal(status), "ReportGet", first, status, "a refusal");
+  v1::ReportGetResponse response;
+  if (!answers.empty()) response.ParseFromString(answers.front());
+  SHARDMESH_RETURN_IF_ERROR(Want(status.ok() && !response.operation_id().empty(), "ReportGet",
+                                 first, status, "the id of an operation"));
+  v1::GetOperationRequest request;
+  v1::GetOperationResponse shown;
+  request.set_operation_id(response.operation_id());
+  const absl::Status found = coordinator_.Call("OperationService.GetOperation", request, &shown);
+  const v1::Operation& operation = shown.operation();
+  return Want(
+      found.ok() && operation.kind() == v1::OPERATION_KIND_GET &&
+          operation.done_bytes() == last.done_bytes() &&
+          operation.state() == (is_failed ? v1::OPERATION_STATE_FAILED : v1::OPERATION_STATE_DONE),
+      "GetOperation", request, found, operation.ShortDebugString());
 }
 
 absl::Status RandomClient::CancelOperation(Dice& dice) {

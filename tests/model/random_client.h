@@ -153,6 +153,7 @@ class RandomClient {
   absl::Status WatchCluster(Dice& dice);
   absl::Status WatchOperation(Dice& dice);
   absl::Status CancelOperation(Dice& dice);
+  absl::Status ReportGet(Dice& dice);
   absl::Status ForceCancelOperation(Dice& dice);
   absl::Status Compile(Dice& dice);
   absl::Status Execute(Dice& dice);

@@ -147,10 +147,10 @@ struct OperationsFlags {
 absl::Status RunOpsLs(const Invocation& invocation, const OperationsFlags& flags) {
   constexpr OperationState kStates[] = {OperationState::kRunning, OperationState::kDone,
                                         OperationState::kFailed, OperationState::kCancelled};
-  constexpr OperationKind kKinds[] = {OperationKind::kPut,      OperationKind::kLoad,
-                                      OperationKind::kSave,     OperationKind::kReshard,
-                                      OperationKind::kRepair,   OperationKind::kResize,
-                                      OperationKind::kReplicate};
+  constexpr OperationKind kKinds[] = {OperationKind::kPut,       OperationKind::kLoad,
+                                      OperationKind::kSave,      OperationKind::kReshard,
+                                      OperationKind::kRepair,    OperationKind::kResize,
+                                      OperationKind::kReplicate, OperationKind::kGet};
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OperationState> states,
                              ValuesOf("--state", flags.states, kStates, &OperationStateName));
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OperationKind> kinds,
@@ -408,7 +408,7 @@ void AddOperationCommands(CommandLine* line) {
       ->delimiter(',');
   ls->add_option("--kind", list_flags->kinds,
                  "only these, separated by commas: put, load, save, reshard, repair, resize, "
-                 "replicate")
+                 "replicate, get")
       ->delimiter(',');
   line->PrintsNames(ls);
   line->CanBeWatched(ls);

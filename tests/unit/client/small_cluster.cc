@@ -445,6 +445,28 @@ class SmallCoordinator::Operations final : public v1::OperationService::Service 
     return grpc::Status::OK;
   }
 
+  grpc::Status ReportGet(grpc::ServerContext*, grpc::ServerReader<v1::ReportGetRequest>* reader,
+                         v1::ReportGetResponse* response) override {
+    size_t number = 0;
+    absl::Status error;
+    {
+      absl::MutexLock lock(&owner_.mutex_);
+      number = owner_.get_reports_.size();
+      owner_.get_reports_.emplace_back();
+      if (!owner_.report_errors_.empty()) {
+        error = std::move(owner_.report_errors_.front());
+        owner_.report_errors_.pop_front();
+      }
+    }
+    for (v1::ReportGetRequest request; reader->Read(&request);) {
+      absl::MutexLock lock(&owner_.mutex_);
+      owner_.get_reports_[number].push_back(request);
+      if (!error.ok()) return rpc::ToGrpc(error);
+    }
+    response->set_operation_id(StrCat("get-", number));
+    return grpc::Status::OK;
+  }
+
  private:
   SmallCoordinator& owner_;
 };
@@ -487,6 +509,16 @@ std::vector<TransferDevice> SmallCoordinator::devices() const {
 void SmallCoordinator::FailTransfers(absl::Status error) {
   absl::MutexLock lock(&mutex_);
   transfer_error_ = std::move(error);
+}
+
+void SmallCoordinator::EndNextReports(std::vector<absl::Status> errors) {
+  absl::MutexLock lock(&mutex_);
+  report_errors_.assign(errors.begin(), errors.end());
+}
+
+std::vector<std::vector<v1::ReportGetRequest>> SmallCoordinator::get_reports() const {
+  absl::MutexLock lock(&mutex_);
+  return get_reports_;
 }
 
 void SmallCoordinator::LoseAnswersToCommits(absl::Status error) {

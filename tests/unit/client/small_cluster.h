@@ -150,6 +150,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void BeforeNextGet(std::function<void()> run);
   // Points the name to the array of another name.
   void MoveName(const std::string& name, const std::string& to);
+  // The next reports of gets end with these errors, in order, after their first message.
+  void EndNextReports(std::vector<absl::Status> errors);
+  // The messages of all reports of gets so far, by call.
+  std::vector<std::vector<v1::ReportGetRequest>> get_reports() const;
   // Watches of the cluster report these; a watch ends only with its call.
   void ReportChanges(std::vector<v1::WatchClusterResponse> changes);
   // The next call of ForgetWorker forgets the worker, and this error is all that is heard of it.
@@ -242,6 +246,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::multiset<HeldCall> waiting_ ABSL_GUARDED_BY(mutex_);  // calls that are held
   std::optional<v1::SecondCopy> second_copy_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);
+  std::deque<absl::Status> report_errors_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<v1::ReportGetRequest>> get_reports_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::WatchClusterResponse> changes_ ABSL_GUARDED_BY(mutex_);
   absl::Status forget_answer_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> workers_known_ ABSL_GUARDED_BY(mutex_) = {"lost"};
