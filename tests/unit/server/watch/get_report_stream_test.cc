@@ -31,7 +31,7 @@ class GetReportStreamTest : public ::testing::Test {
     parts.clock = &clock_;
     parts.sessions = &sessions_;
     parts.operations = &operations_;
-    service_ = MakeOperationService(parts);
+    service_ = MakeOperationService(parts, nullptr);
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.service.get());
     server_ = builder.BuildAndStart();
