@@ -137,13 +137,20 @@ CollectiveCost CostOfMove(const ReshardPlan& plan, Dtype dtype) {
 int64_t MovePieceBytes(int64_t devices) {
   constexpr int64_t kMinPieceBytes = int64_t{16} << 10;
   constexpr int64_t kMaxPieceBytes = int64_t{1} << 20;
-  constexpr int64_t kWindowBytes = int64_t{64} << 20;
-  return std::clamp(kWindowBytes / 2 / devices, kMinPieceBytes, kMaxPieceBytes);
+  // Part of the protocol between workers, which may be of different builds.
+  constexpr int64_t kRoundBytes = int64_t{32} << 20;
+  return std::clamp(kRoundBytes / devices, kMinPieceBytes, kMaxPieceBytes);
 }
 
 int64_t MoveWindowBytes(int64_t devices) {
-  constexpr int64_t kWindowBytes = int64_t{64} << 20;
-  return std::max(kWindowBytes, ProductOf(devices, 2 * MovePieceBytes(devices)));
+  constexpr int64_t kWindowBytes = int64_t{16} << 20;
+  // The copies of one round must fit, or the ranks could wait for one another.
+  return std::max(kWindowBytes, ProductOf(devices, MovePieceBytes(devices)));
+}
+
+int64_t MovesAtOnce(int64_t devices) {
+  constexpr int64_t kCopiesBytes = int64_t{64} << 20;
+  return std::max<int64_t>(1, kCopiesBytes / MoveWindowBytes(devices));
 }
 
 int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost) {

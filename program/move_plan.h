@@ -41,11 +41,17 @@ Axes MoveAxes(const ReshardPlan& plan);
 CollectiveCost CostOfMove(const ReshardPlan& plan, Dtype dtype);
 
 // A region travels in messages of MovePieceBytes each; the last one may be shorter. A region that
-// is not one run of the sender's tile is copied piece by piece. A device has copies of at most
-// MoveWindowBytes that wait until the receivers have read them: 64 MiB on meshes of up to 2,048
-// devices, and two pieces for each device of a larger mesh.
+// is not one run of the sender's tile is copied piece by piece. For one move, a device has copies
+// of at most MoveWindowBytes that wait until the receivers have read them: 16 MiB, or one piece for
+// each device of the mesh if that is more. One piece for each device is at most 32 MiB on meshes of
+// up to 2,048 devices.
 int64_t MovePieceBytes(int64_t devices);
 int64_t MoveWindowBytes(int64_t devices);
+
+// Returns how many moves may run on a device at the same time so that the copies of all of them
+// have at most 64 MiB: 4 on meshes of up to 16 devices, at least 2 on meshes of up to 2,048, and at
+// least 1, whose copies may have more on meshes of more than 4,096 devices.
+int64_t MovesAtOnce(int64_t devices);
 
 // Returns an upper bound on the copies that one device makes at the same time to send them.
 int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "process/random_bytes.h"
+#include "program/move_plan.h"
 #include "rpc/codec/status.h"
 #include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
@@ -495,6 +496,18 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
   MarkFreed(parts, call, &plan.items);
   SHARDMESH_RETURN_IF_ERROR(AddMemory(parts, *view, call, is_cancelled, &plan));
   return plan;
+}
+
+size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source) {
+  if (release_source) return 1;
+  int64_t at_once = kReshardsAtOnce;
+  for (const ReshardItem& item : items) {
+    // Workers that fill tiles read as many of them at once as they have threads for it, however
+    // many arrays move.
+    if (item.is_skipped || !item.moves_as_step()) continue;
+    at_once = std::min(at_once, MovesAtOnce(item.target.descriptor.mesh.size()));
+  }
+  return static_cast<size_t>(at_once);
 }
 
 absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& call,

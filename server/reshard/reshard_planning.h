@@ -71,8 +71,13 @@ struct PlannedReshard {
 // The maximum number of arrays of one call.
 inline constexpr int64_t kMaxReshardedArrays = 40'000;
 
-// How many arrays of a call move at the same time: one if each must leave its memory to the next.
+// The most arrays of a call that move at the same time.
 inline constexpr size_t kReshardsAtOnce = 4;
+
+// Returns how many arrays of a call move at the same time: one if each must leave its memory to the
+// next. Otherwise as many that the copies that a worker makes to send all of them have at most
+// 64 MiB (MovesAtOnce in program/move_plan.h), at least one and at most kReshardsAtOnce.
+size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source);
 
 // Plans the call. Changes nothing. May take long: call it on a thread of the background.
 // CANCELLED: `is_cancelled`, which is polled, returned true. The other errors are those of

@@ -133,7 +133,6 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
       : runner_(runner),
         parts_(runner->parts_),
         key_(std::move(key)),
-        limit_(call.release_source ? 1 : kReshardsAtOnce),
         call_(std::move(call)),
         events_(std::move(events)) {}
 
@@ -154,6 +153,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
       return End();
     }
     plan_ = *std::move(planned);
+    limit_ = ReshardsAtOnce(plan_.items, call_.release_source);
     if (const absl::Status begun = BeginOperation(); !begun.ok()) {
       Fail(begun);
       return End();
@@ -648,10 +648,10 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
   ReshardRunner* const runner_;
   const ReshardParts parts_;
   const std::string key_;
-  const size_t limit_;
   const ReshardCall call_;
   ReshardEvents events_;
-  PlannedReshard plan_;  // constant once Begin has planned
+  PlannedReshard plan_;  // constant once Begin has planned, as is limit_
+  size_t limit_ = 1;     // how many arrays move at the same time
   BackgroundStop stop_;  // of the planning
 
   mutable absl::Mutex mutex_;

@@ -142,10 +142,9 @@ absl::Status DurableClient::Save(Dice& dice) {
     while (std::ssize(saves_) > kKeptSteps) saves_.erase(saves_.begin());
     return absl::OkStatus();
   }
-  // A checkpoint that is replaced goes before the new one comes.
+  // A checkpoint that is replaced stays until the new one is there.
+  if (possible.empty()) possible.push_back(std::nullopt);
   possible.push_back(std::move(tensors));
-  possible.push_back(std::nullopt);
-  has_checkpoint_ = has_checkpoint_ && !is_repeated;
   ++without_answer_;
   // It may have been complete, and have removed older steps.
   for (auto& [other, checkpoints] : saves_) {
@@ -168,6 +167,11 @@ absl::Status DurableClient::VerifySaves() {
     const bool may_be_gone = std::any_of(possible.begin(), possible.end(),
                                          [](const auto& each) { return !each.has_value(); });
     if (absl::IsNotFound(have.status())) {
+      // The next save puts it back.
+      if (IsSetAside(SaveFolder(), step)) {
+        ++found;
+        continue;
+      }
       if (!may_be_gone) return Violation(StrCat("the checkpoint of step ", step, " is lost"));
       if (is_settled) saves_.erase(current);
       continue;

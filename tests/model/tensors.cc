@@ -193,6 +193,12 @@ absl::StatusOr<SavedTensors> ReadCheckpoint(const std::string& folder,
   return tensors;
 }
 
+bool IsSetAside(const std::string& folder, int64_t step) {
+  std::error_code ignored;
+  return std::filesystem::exists(
+      StrCat(folder, "/", kSaveStaging, "/", kSaveAside, "-", StepFolderName(step)), ignored);
+}
+
 std::string Difference(const SavedTensors& have, const SavedTensors& want) {
   for (const auto& [name, content] : want) {
     const auto found = have.find(name);

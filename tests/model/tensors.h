@@ -68,6 +68,9 @@ using SavedTensors = std::map<std::string, std::optional<Content>>;
 // INTERNAL: it cannot be read.
 absl::StatusOr<SavedTensors> ReadCheckpoint(const std::string& folder,
                                             std::optional<int64_t> step = std::nullopt);
+// Returns whether a save into the folder died while it replaced the checkpoint of the step file by
+// file: the old files are aside, and the next save puts them back.
+bool IsSetAside(const std::string& folder, int64_t step);
 // Returns how a checkpoint differs from what it must have; empty if it does not.
 std::string Difference(const SavedTensors& have, const SavedTensors& want);
 

@@ -398,12 +398,17 @@ SavedTensors VerbClient::Wanted(bool is_new) const {
 }
 
 absl::Status VerbClient::VerifySaves(bool is_done) const {
-  // With --overwrite, the old checkpoint goes before the new one comes.
-  bool is_any = verb_ == Verb::kOverwrite && !is_done;
+  bool is_any = false;
   const int64_t last_step = verb_ == Verb::kSave ? kOldStep + 1 : kOldStep;
   for (int64_t step = kOldStep; step <= last_step; ++step) {
     const absl::StatusOr<SavedTensors> have = ReadCheckpoint(folder(), step);
-    if (absl::IsNotFound(have.status())) continue;
+    if (absl::IsNotFound(have.status())) {
+      // A save that died while it replaced the checkpoint keeps the old one for the next save. Only
+      // an overwrite replaces one, and the folder of a step loses it only where the file system
+      // cannot exchange folders.
+      is_any = is_any || (!is_done && verb_ == Verb::kOverwrite && IsSetAside(folder(), step));
+      continue;
+    }
     if (!have.ok()) return Violation(ToStd(have.status().message()));
     const std::string from_new = Difference(*have, Wanted(true));
     const std::string from_old = Difference(*have, Wanted(false));

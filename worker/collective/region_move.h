@@ -43,7 +43,7 @@ struct RegionMove {
   Dtype dtype = Dtype::kF32;
   OwnedBytes from;      // this rank's tile of plan->from()
   absl::Span<char> to;  // this rank's tile of plan->to(); does not overlap `from`
-  // The same on every rank. A message has at most `piece_bytes`, which is at least 1.
+  // A message has at most `piece_bytes`, which is at least 1 and the same on every rank.
   // `window_bytes` is at least one piece for each region that the rank sends.
   int64_t piece_bytes = int64_t{1} << 20;
   int64_t window_bytes = int64_t{64} << 20;

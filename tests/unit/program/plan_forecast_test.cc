@@ -108,7 +108,7 @@ TEST(PlanForecastTest, CopiesOfLargeMovesStayWithinTheWindow) {
                            .outputs = {1}};
   const Plan plan =
       *PlanProgram(program, {Value({extent, extent}, Spec({{"tp"}, {}}))}, Target("tp=2"));
-  EXPECT_EQ(plan.cost.memory_bytes, extent * extent * 4 / 2 + (int64_t{64} << 20));
+  EXPECT_EQ(plan.cost.memory_bytes, extent * extent * 4 / 2 + (int64_t{16} << 20));
 }
 
 // A collective on an operand that every device has whole.

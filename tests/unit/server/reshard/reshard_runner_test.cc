@@ -912,6 +912,30 @@ TEST_F(ReshardRunnerTest, OnlyAFewArraysMoveAtOnce) {
   EXPECT_EQ(PinnedBySession(), 0);
 }
 
+TEST(ReshardsAtOnceTest, FewerArraysMoveOnMeshesWhoseMovesTakeMoreMemory) {
+  const auto item_on = [](int64_t devices, Durability durability) {
+    auto array = std::make_shared<Array>();
+    array->definition.descriptor.mesh_id = "mesh";
+    array->durability = durability;
+    array->state = ArrayState::kAvailable;
+    ReshardItem item;
+    item.target.descriptor.mesh_id = "mesh";
+    item.target.descriptor.mesh = *Mesh::Create({{"x", devices}});
+    item.source.array = std::move(array);
+    return item;
+  };
+  const ReshardItem small = item_on(16, Durability::kMemory);
+  const ReshardItem large = item_on(32, Durability::kMemory);
+  EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/false), 4u);
+  EXPECT_EQ(ReshardsAtOnce({small, large}, /*release_source=*/false), 2u);
+  EXPECT_EQ(ReshardsAtOnce({item_on(8192, Durability::kMemory)}, /*release_source=*/false), 1u);
+  EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/true), 1u);
+  // No step moves these, so that they need no copies.
+  ReshardItem skipped = large;
+  skipped.is_skipped = true;
+  EXPECT_EQ(ReshardsAtOnce({skipped, item_on(32, Durability::kDisk)}, false), 4u);
+}
+
 TEST_F(ReshardRunnerTest, WorkersAreToldToDropTheOldArrayBeforeTheNextOneMoves) {
   for (const char* name : {"a", "b", "c"}) AddArray(Descriptor(), name);
   ReshardCall call = CallOfTree("", kWhole);
