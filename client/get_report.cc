@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "client/remote/coordinator_connection.h"
 #include "process/steady_deadline.h"
+#include "process/thread_pool.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -42,7 +43,8 @@ void GetReport::Begin(const std::string& description, int64_t arrays, int64_t si
   if (std::exchange(has_begun_, true)) return;
   if (size_bytes < core_->min_reported_get_bytes()) return;
   get_ = {.description = description, .arrays = arrays, .size_bytes = size_bytes};
-  thread_ = std::thread([this] { Report(); });
+  absl::StatusOr<std::thread> thread = StartThread([this] { Report(); });
+  if (thread.ok()) thread_ = *std::move(thread);
 }
 
 ProgressCallback GetReport::Counting(ProgressCallback progress) {

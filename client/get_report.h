@@ -24,7 +24,7 @@ namespace shardmesh::client {
 // One get, of one array or of several. From MeshClientOptions::min_reported_get_bytes on, the get
 // is an operation of the coordinator between Begin and Conclude. If somebody cancels the operation,
 // the calls with options() end. The get does not depend on its report: it goes on if the
-// coordinator is not reached, or is too old to know reports.
+// coordinator is not reached, or is too old to know reports, or if the host allows no more threads.
 //
 // Example:
 //   GetReport report(core, options);

@@ -13,25 +13,22 @@
 #include "status/str_cat.h"
 
 namespace shardmesh {
-namespace {
 
-absl::Status NoThread(std::string_view error) {
+absl::Status NoThread(const std::error_code& error) {
   return absl::ResourceExhaustedError(
-      StrCat("cannot start a thread: ", error,
+      StrCat("cannot start a thread: ", error.message(),
              "; the host allows this user or container no more threads: end other processes, or "
              "raise the limit (ulimit -u)"));
 }
 
-}  // namespace
-
 absl::StatusOr<std::thread> StartThread(absl::AnyInvocable<void() &&> run) {
   if (SHARDMESH_FAILS("thread.start")) {
-    return NoThread(std::system_category().message(EAGAIN));
+    return NoThread({EAGAIN, std::system_category()});
   }
   try {
     return std::thread(std::move(run));
   } catch (const std::system_error& error) {
-    return NoThread(error.code().message());
+    return NoThread(error.code());
   }
 }
 

@@ -10,16 +10,22 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 
 namespace shardmesh {
+
+// Returns the RESOURCE_EXHAUSTED of StartThread. `error`: of the std::system_error that the
+// constructor of std::thread throws.
+absl::Status NoThread(const std::error_code& error);
 
 // Starts a thread, which the caller joins. RESOURCE_EXHAUSTED: the host allows no more threads
 // (ulimit -u, or the limit of a container). The constructor of std::thread throws there. Failpoint:

@@ -150,7 +150,8 @@ bool HeldFolder::IsInPlace() const {
 }
 
 bool IsBeingReplaced(const std::string& folder) {
-  const std::filesystem::path place = folder;
+  std::filesystem::path place = folder;
+  if (!place.has_filename()) place = place.parent_path();  // without the `/` at the end
   return IsAside(place, kSaveAside, place) ||
          IsAside(place.parent_path(), StrCat(kSaveAside, "-", place.filename().string()), place);
 }

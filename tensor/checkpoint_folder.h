@@ -63,7 +63,7 @@ void AwaitReplaced(const std::string& folder);
 
 // Holds the folder at a path and the checkpoint in it, for a reader that opens several files in it
 // by the path: a save may exchange the folder of a step for another one, or replace the files one
-// by one. If IsInPlace or IsBeingReplaced says so afterwards, the reader begins anew, at most
+// by one. If IsInPlace then returns false, or IsBeingReplaced true, the reader begins anew, at most
 // kMaxFolderAttempts times.
 class HeldFolder {
  public:

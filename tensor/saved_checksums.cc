@@ -29,7 +29,7 @@ namespace shardmesh {
 namespace {
 
 // One thread checks about 3 GB/s, and the disk serves all of them.
-constexpr int kMaxThreads = 4;
+constexpr size_t kMaxThreads = 4;
 
 absl::StatusOr<std::vector<ManifestFile>> ReadFilesOf(const std::string& folder) {
   const std::string path = StrCat(folder, "/", kCheckpointManifest);
@@ -76,14 +76,19 @@ absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
 
 // Returns the files that the manifest in the folder lists; none if no save has written the folder.
 absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder) {
-  // The manifest that comes then shows that the file is of another checkpoint.
-  AwaitReplaced(folder);
-  std::error_code ignored;
-  if (!std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) ||
-      !CheckCheckpointComplete(folder).ok()) {
-    return std::vector<ManifestFile>();
+  for (int attempt = 1;; ++attempt) {
+    const HeldFolder held(folder);
+    // The manifest that comes then shows that the file is of another checkpoint.
+    AwaitReplaced(folder);
+    std::error_code ignored;
+    const bool is_saved =
+        std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) &&
+        CheckCheckpointComplete(folder).ok();
+    absl::StatusOr<std::vector<ManifestFile>> files =
+        is_saved ? ReadFilesOf(folder) : std::vector<ManifestFile>();
+    // A save that took the marker or the manifest away meanwhile leaves no file without checksums.
+    if (held.IsInPlace() || attempt == kMaxFolderAttempts) return files;
   }
-  return ReadFilesOf(folder);
 }
 
 }  // namespace
@@ -121,18 +126,14 @@ absl::Status CheckSavedChecksums(absl::Span<const SavedPart> parts,
     }
     return keep_going ? keep_going() : absl::OkStatus();
   };
-  {
-    ThreadPool pool(std::min(static_cast<int>(compared.size()), kMaxThreads));
-    for (const auto& [file, listed] : compared) {
-      pool.Push([&, file = file, listed = listed] {
-        absl::Status status = go_on();
-        if (status.ok()) status = CheckFile(*file, *listed, go_on);
-        absl::MutexLock lock(&mutex);
-        // The first error; the others are only stopped by it.
-        if (checked.ok()) checked = std::move(status);
-      });
-    }
-  }
+  RunOnThreads(compared.size(), kMaxThreads, [&](size_t i) {
+    const auto& [file, listed] = compared[i];
+    absl::Status status = go_on();
+    if (status.ok()) status = CheckFile(*file, *listed, go_on);
+    absl::MutexLock lock(&mutex);
+    // The first error; the others are only stopped by it.
+    if (checked.ok()) checked = std::move(status);
+  });
   absl::MutexLock lock(&mutex);
   return checked;
 }

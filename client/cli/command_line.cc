@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@
 #include "client/local/local_questions.h"
 #include "process/file.h"
 #include "process/host_port.h"
+#include "process/thread_pool.h"
 #include "process/version.h"
 #include "rpc/call.h"
 #include "rpc/codec/correction_codec.h"
@@ -860,6 +862,9 @@ int CommandLine::Run(int argc, const char* const* argv) {
     } else {
       status = RunHandler(invocation);
     }
+  } catch (const std::system_error& error) {
+    const bool is_limit = error.code() == std::errc::resource_unavailable_try_again;
+    status = is_limit ? NoThread(error.code()) : absl::InternalError(error.what());
   } catch (const std::exception& error) {
     status = absl::InternalError(error.what());
   }

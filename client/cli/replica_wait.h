@@ -32,6 +32,7 @@ Json ReplicasJson(const std::optional<ArrayReplicas>& replicas);
 absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64_t replicas,
                                                        absl::Span<const std::string> names,
                                                        bool quiet, OutputForm output);
+
 // Sums of the replicas of a list of arrays. Not thread-safe.
 class ReplicaSums {
  public:

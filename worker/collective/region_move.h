@@ -59,8 +59,8 @@ absl::StatusOr<std::vector<DeviceId>> MoveSources(const ReshardPlan& plan, Devic
 std::string MoveSignature(const ReshardPlan& plan, std::string_view value);
 
 // Runs the move. `call.group` has all devices of the mesh, in their order. Uses as many rounds as
-// the largest region has pieces. Calls `call.received` when a region is complete,
-// and `call.piece_received` after each piece.
+// the largest region has pieces. Calls `call.piece_received` after each piece, and `call.received`
+// when a region is complete.
 //
 // Errors: INVALID_ARGUMENT if the sizes of `from` and `to` are not those of the tiles; errors of
 // the link, of call.scratch and of call.check; DEADLINE_EXCEEDED if the receivers have not read

@@ -112,13 +112,13 @@ absl::StatusOr<SavedSums::SharedFiles> SavedSums::FilesOf(const std::string& pat
   const absl::Cleanup end = [folder] { folder->turn.End(); };
   if (!folder->is_read) {
     absl::StatusOr<Files> files = ReadFiles(path, keep_going);
-    if (files.ok()) {
-      folder->files = std::make_shared<const Files>(*std::move(files));
-    } else {
-      SHARDMESH_RETURN_IF_ERROR(keep_going());  // its error says nothing about the folder
-      folder->files = files.status();
-    }
-    folder->is_read = true;
+    // An error of `keep_going` says nothing about the folder.
+    if (!files.ok()) SHARDMESH_RETURN_IF_ERROR(keep_going());
+    // A folder without a manifest may be one whose checkpoint is being replaced.
+    folder->is_read = !files.ok() || !files->empty();
+    folder->files =
+        files.ok() ? absl::StatusOr<SharedFiles>(std::make_shared<const Files>(*std::move(files)))
+                   : files.status();
   }
   return folder->files;
 }

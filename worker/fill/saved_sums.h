@@ -33,8 +33,8 @@ struct ReadTile {
   uint32_t crc32c = 0;  // of `bytes`
 };
 
-// The manifests beside the source files of one transfer. Each is read once, at its first use. The
-// header of each file is compared once.
+// The manifests beside the source files of one transfer. Each is read once, at its first use; a
+// folder without one is looked at again. The header of each file is compared once.
 // Thread-safe.
 class SavedSums {
  public:

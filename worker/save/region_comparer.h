@@ -16,8 +16,9 @@
 namespace shardmesh::worker {
 
 // Compares the region with the bytes that the file has at its place, and stops at the first
-// difference. Takes up to 1 MiB of memory. Returns the CRC-32C of the region's bytes; nullopt if
-// the file has other bytes. `tile_bytes`: all bytes of the tile. `path` is for errors.
+// difference. Takes up to 1 MiB of memory, and 24 bytes for each run in it. Returns the CRC-32C of
+// the region's bytes; nullopt if the file has other bytes. `tile_bytes`: all bytes of the tile.
+// `path` is for errors.
 //
 // `keep_going` is called after each MiB; its error ends the work. It may be null. If the bytes are
 // equal, appends to `*piece_crc32c` the CRC-32C of each kSavedPieceBytes of the region; the last of

@@ -143,6 +143,15 @@ absl::Status IsForeign(std::string_view path, std::string_view name) {
                        "folder"));
 }
 
+absl::Status StillLink(std::string_view path) {
+  return WithReason(
+      absl::FailedPreconditionError(
+          StrCat(path,
+                 " is still the file of an earlier checkpoint on this host: its file system "
+                 "shows a new file too late; save again, or mount it without caches of folders")),
+      Reason::kFileChanged, {{fact::kFile, path}});
+}
+
 // Returns the free bytes of the folder's disk; nullopt if the file system does not say.
 std::optional<int64_t> FreeBytes(const FileDescriptor& folder) {
   struct statvfs about = {};
@@ -472,12 +481,22 @@ absl::StatusOr<const FileDescriptor*> SaveFolder::Open(const std::string& name) 
   if (about.st_nlink > 1) {
     return IsForeign(StrCat(target_.folder, "/", kSaveStaging), name);
   }
+  // The file that has taken the place of a link. Some file systems, such as NFS, show the link to
+  // other hosts for some time longer.
+  if (links_.contains(about.st_ino)) return StillLink(StrCat(target_.folder, "/", name));
   files_.emplace_front(name, std::move(file));
   return &files_.front().second;
 }
 
-absl::StatusOr<InputFile> SaveFolder::OpenLink(const std::string& name) const {
-  return OpenToRead(staging_, StrCat(target_.folder, "/", kSaveStaging), name);
+absl::StatusOr<InputFile> SaveFolder::OpenLink(const std::string& name) {
+  const std::string path = StrCat(target_.folder, "/", kSaveStaging);
+  SHARDMESH_ASSIGN_OR_RETURN(InputFile file, OpenToRead(staging_, path, name));
+  struct stat about = {};
+  if (fstat(file.descriptor.get(), &about) != 0) {
+    return FileError("examine", StrCat(path, "/", name), errno);
+  }
+  links_.insert(about.st_ino);
+  return file;
 }
 
 absl::Status SaveFolder::Sync() {

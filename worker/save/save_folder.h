@@ -151,10 +151,10 @@ class SaveFolder {
 
   // Returns a file of the staging folder, open for reading and writing. The pointer is valid until
   // the next call. ALREADY_EXISTS: the file has a second name, and may be one of another
-  // checkpoint.
+  // checkpoint. FAILED_PRECONDITION (FILE_CHANGED): it is the file that OpenLink returned.
   absl::StatusOr<const FileDescriptor*> Open(const std::string& name);
   // Returns a file of the staging folder, or a link, open for reading only. Errors: as OpenToRead.
-  absl::StatusOr<InputFile> OpenLink(const std::string& name) const;
+  absl::StatusOr<InputFile> OpenLink(const std::string& name);
   // Syncs all files that Open has returned. Failpoint: save.sync.
   absl::Status Sync();
 
@@ -248,6 +248,7 @@ class SaveFolder {
   int64_t made_bytes_ = 0;      // of the files that are not linked
   std::vector<std::pair<std::string, std::string>> reused_;  // kept files: name and content key
   std::vector<ManifestFile> taken_;                          // from the target
+  std::set<uint64_t> links_;                                 // inodes of files of OpenLink
   // Open files, the last used first; bounded. A file that is closed for lack of room is synced.
   std::list<std::pair<std::string, FileDescriptor>> files_;
 };

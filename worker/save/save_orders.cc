@@ -143,7 +143,7 @@ absl::StatusOr<StoredRegion> FindRegion(ShardStore* store, const internal::v1::S
 
 // Compares the regions of an order with the links of the staging folder. A file that cannot be read
 // counts as one with other bytes.
-absl::Status CompareTiles(ShardStore* store, const SaveFolder& folder,
+absl::Status CompareTiles(ShardStore* store, SaveFolder& folder,
                           const std::atomic<bool>& is_cancelled,
                           const internal::v1::CompareSaveTiles& tiles,
                           internal::v1::SaveAnswer* answer) {

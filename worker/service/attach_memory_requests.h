@@ -22,10 +22,9 @@ class MemoryRequests {
   MemoryRequests& operator=(const MemoryRequests&) = delete;
 
   // Asks the coordinator to free `need_bytes` of this worker's memory, or of its disk if `on_disk`,
-  // and waits. Returns whether the
-  // coordinator has ordered the worker to drop arrays; the worker has carried out the orders then.
-  // Returns false at once if the worker is not attached. Blocks: do not call it on a gRPC thread,
-  // nor on the thread that calls Answered.
+  // and waits. Returns whether the coordinator has ordered the worker to drop arrays; the worker
+  // has carried out the orders then. Returns false at once if the worker is not attached. Blocks:
+  // do not call it on a gRPC thread, nor on the thread that calls Answered.
   bool Free(int64_t need_bytes, bool on_disk = false);
 
   // Called when the worker has attached, and when its stream has ended.

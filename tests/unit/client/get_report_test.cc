@@ -11,6 +11,7 @@
 
 #include "absl/time/clock.h"
 #include "client/mesh_client.h"
+#include "process/failpoint.h"
 #include "rpc/codec/status.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
@@ -184,6 +185,13 @@ TEST_F(GetReportTest, AnOlderCoordinatorThatKnowsNoReportsIsAskedOnce) {
       client_->arrays().GatherTo(ArraySelector::ByName("a"), SlowSink(), {.piece_bytes = 8}),
       IsOk());
   EXPECT_EQ(coordinator_->get_reports().size(), 1u);
+}
+
+TEST_F(GetReportTest, AGetGoesOnUnreportedWhereTheHostAllowsNoMoreThreads) {
+  ASSERT_THAT(ArmFailpoints("thread.start=emfile"), IsOk());
+  ASSERT_THAT(client_->arrays().Gather(ArraySelector::ByName("a")), IsOk());
+  EXPECT_FALSE(IsArmed("thread.start"));
+  EXPECT_THAT(coordinator_->get_reports(), IsEmpty());
 }
 
 TEST_F(GetReportTest, TheResultOfAFailedGetIsReported) {

@@ -74,6 +74,7 @@ TEST_F(CheckpointFolderTest, WaitsForASaveThatReplacesTheCheckpoint) {
     std::filesystem::create_directories(StrCat(folder_, "/", each.place));
     const std::string own = StrCat(folder_, each.place.empty() ? "" : "/step-00000020");
     EXPECT_TRUE(IsBeingReplaced(own));
+    EXPECT_TRUE(IsBeingReplaced(own + "/"));
     std::thread save([&] {
       absl::SleepFor(absl::Milliseconds(50));
       Make(each.place + std::string(kCheckpointManifest));

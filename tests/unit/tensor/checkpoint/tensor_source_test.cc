@@ -4,13 +4,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
 #include "status/status_macros.h"
@@ -231,6 +235,42 @@ TEST_F(TensorSourceTest, ComparesOnlyTheWantedPartsOfASavedFile) {
   // The caller ends the work.
   EXPECT_THAT(CheckSavedChecksums(parts, [] { return absl::CancelledError("enough"); }),
               StatusIs(absl::StatusCode::kCancelled));
+}
+
+// A save takes the marker of the folder away and writes a new one, again and again.
+TEST_F(TensorSourceTest, ComparesSavedFilesWhileTheirCheckpointIsReplaced) {
+  WriteSafetensors("model.safetensors", "w", "bytes");
+  const std::string path = folder_ + "/model.safetensors";
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const size_t header = text.size() - 5;
+  const std::string manifest =
+      StrCat(R"({"files":[{"name":"model.safetensors","size_bytes":)", text.size(),
+             R"(,"content_key":"k","header_bytes":)", header, R"(,"header_crc32c":)",
+             Crc32c(text.substr(0, header)),
+             R"(}],"tensors":[{"name":"w","file":"model.safetensors","offset_bytes":)", header,
+             R"(,"size_bytes":5,"dtype":"U8","shape":[5],"tiles":[{"ranges":[[0,5]],"crc32c":)",
+             Crc32c(std::string("other")), "}]}]}");
+  Write(std::string(kCheckpointManifest), manifest);
+  const std::string marker = Write(std::string(kCheckpointMarker), CheckpointMarkerText(manifest));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
+  const std::vector<SavedPart> parts = PartsOf(source);
+  const std::string aside = StrCat(folder_, "/", kSaveStaging, "/", kSaveAside);
+  std::filesystem::create_directories(aside);
+  std::atomic<bool> is_over = false;
+  std::thread saves([&] {
+    while (!is_over) {
+      std::filesystem::rename(marker, aside + "/marker");
+      std::filesystem::rename(Write("next", CheckpointMarkerText(manifest)), marker);
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+  });
+  for (int i = 0; i < 300; ++i) {
+    EXPECT_THAT(CheckSavedChecksums(parts, nullptr),
+                StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  }
+  is_over = true;
+  saves.join();
 }
 
 TEST_F(TensorSourceTest, ListsTheNpyFilesOfAFolder) {

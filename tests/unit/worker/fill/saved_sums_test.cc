@@ -104,11 +104,13 @@ class SavedSumsTest : public testing::Test {
     file.put(static_cast<char>(byte ^ 4));
   }
   // Reads a tile of a tensor of this type and shape, and compares it. `between` is called after the
-  // tile was read.
+  // tile was read, `prepare` before.
   absl::Status CheckTile(Dtype dtype, const Shape& shape, const Tile& tile,
-                         const std::function<void()>& between = nullptr) const {
+                         const std::function<void()>& between = nullptr,
+                         const std::function<void(SavedSums&)>& prepare = nullptr) const {
     const std::string path = Path("m");
     SavedSums sums(&folder_.roots());
+    if (prepare) prepare(sums);
     const KeepGoing go_on = [] { return absl::OkStatus(); };
     const absl::StatusOr<RootedFile> file = folder_.roots().OpenFile(path);
     if (!file.ok()) return file.status();
@@ -330,6 +332,21 @@ TEST_F(SavedSumsTest, TakesNoTileOfAnOldFileForOneOfTheCheckpointThatReplacesIt)
   });
   EXPECT_THAT(mixed, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
   EXPECT_THAT(CheckTile(Dtype::kU8, {4}, {{{0, 2}}}), IsOk());
+}
+
+// A save has set the old checkpoint aside when the worker begins, and has linked the file again
+// when the worker has read it.
+TEST_F(SavedSumsTest, ComparesWithAManifestThatComesAfterTheFileWasOpened) {
+  std::mt19937 random(49);
+  const SavedTensor tensor{
+      .dtype = Dtype::kU8, .shape = {4}, .saved = {{{{0, 4}}}}, .bytes = RandomText(4, random)};
+  Write("m", kHeader + tensor.bytes);
+  Flip(kHeader.size());
+  const auto save = [&](SavedSums& sums) {
+    EXPECT_THAT(sums.Prepare(Path("m"), [] { return absl::OkStatus(); }), IsOk());
+    WriteManifest(tensor.Manifest());
+  };
+  EXPECT_THAT(CheckTile(Dtype::kU8, {4}, {{{0, 2}}}, nullptr, save), kDamaged);
 }
 
 // A save that replaces the checkpoint takes its manifest away while the worker reads.

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <set>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "client/cli/manual.h"
@@ -78,6 +80,18 @@ TEST(CommandGuideTest, HelpIsAnotherSpellingOfTheOption) {
   EXPECT_EQ(output_of({"help", "catalog"}), output_of({"catalog", "--help"}));
   EXPECT_EQ(output_of({"help", "catalog", "put"}), output_of({"catalog", "put", "--help"}));
   EXPECT_THAT(output_of({"help"}), ::testing::HasSubstr("`shardmesh help COMMAND`"));
+}
+
+TEST(CommandGuideTest, ALimitOfThreadsIsNamed) {
+  CommandLine line;
+  AddAllCommands(&line);
+  line.AddCommand("lonely", "starts a thread", [](const Invocation&) -> absl::Status {
+    throw std::system_error(EAGAIN, std::system_category());
+  });
+  const char* const words[] = {"shardmesh", "lonely"};
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(line.Run(2, words), 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::HasSubstr("ulimit -u"));
 }
 
 TEST(CommandGuideTest, CommonOptionsStandBeforeOrAfterTheCommand) {
