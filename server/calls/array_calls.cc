@@ -218,9 +218,14 @@ absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequ
   ReadTiles read{.is_slice = request.has_slice()};
   if (read.is_slice || !present->missing_ranks.empty()) {
     const ArrayPtr held = copy.array == nullptr ? present : WithCopy(*present, *copy.array);
-    SHARDMESH_ASSIGN_OR_RETURN(std::vector<OwnedTile> tiles,
-                               FindHolders({.array = held, .name = selected.name}, part,
-                                           *context.membership->view(), *context.recovery));
+    // The error says what the second copy has, except to a client that reads the copy already.
+    const SelectedArray readable{
+        .array = held,
+        .name = selected.name,
+        .companion = request.accept_second_copy() ? nullptr : selected.companion};
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::vector<OwnedTile> tiles,
+        FindHolders(readable, part, *context.membership->view(), *context.recovery));
     if (read.is_slice) read.tiles = std::move(tiles);
   }
   Encode(*selected.array, &selected.name, response->mutable_array());

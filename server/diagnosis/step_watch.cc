@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "status/fact_keys.h"
@@ -190,7 +191,13 @@ absl::Status StepWatch::ExplainLate(std::string_view what,
                                     absl::Span<const std::string> waiting_for) const {
   // Maximum number of workers that the error names.
   constexpr size_t kNamed = 4;
-  const std::vector<Finding> findings = FindWorkers(*membership_->view(), OptionsNow());
+  std::vector<Finding> findings = FindWorkers(*membership_->view(), OptionsNow());
+  if (!waiting_for.empty()) {  // others have nothing to do with it
+    const std::set<std::string_view> waited_for(waiting_for.begin(), waiting_for.end());
+    std::erase_if(findings, [&waited_for](const Finding& finding) {
+      return !waited_for.contains(finding.culprits.front().identity);
+    });
+  }
   std::vector<std::string> why;
   std::vector<std::string> identities;
   for (const Finding& finding : findings) {

@@ -35,8 +35,9 @@ class StepWatch {
 
   // Returns the error of a call that waited for an operation until its deadline: DEADLINE_EXCEEDED
   // (DEADLINE). The error names the workers that serve a rank and are lost or silent, or do not
-  // reach their peers. If there are none, it names `waiting_for`: the workers whose answers the
-  // operation waits for, as far as that is known. `what` names the operation, such as "the save".
+  // reach their peers. `waiting_for` lists the workers whose answers the operation waits for; empty
+  // if that is not known. If it is known, the error names no other workers: those of the list that
+  // are silent, or else all. `what` names the operation, such as "the save".
   absl::Status ExplainLate(std::string_view what,
                            absl::Span<const std::string> waiting_for = {}) const;
 

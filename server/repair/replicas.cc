@@ -45,29 +45,18 @@ bool PassesSoon(const absl::Status& status) {
          absl::IsAborted(status) || absl::IsNotFound(status);  // the membership learns of meshes
 }
 
-// Returns how many workers have the tile that the fewest workers have. The arguments are the ranks
-// whose tiles the array and its companion lack, rising. The companion has the same tile at each
-// rank.
-int64_t CopiesWithCompanion(const std::vector<int64_t>& missing,
-                            const std::vector<int64_t>& companion_missing) {
-  const bool is_nowhere =
-      std::any_of(missing.begin(), missing.end(), [&companion_missing](int64_t rank) {
-        return std::binary_search(companion_missing.begin(), companion_missing.end(), rank);
-      });
-  if (is_nowhere) return 0;
-  return missing.empty() && companion_missing.empty() ? 2 : 1;
-}
-
-// Whether some worker has each tile of the array; companions do not count.
-bool EachTileIsHeld(const Array& array, const Tiling& tiling) {
-  const std::vector<int64_t>& missing = array.missing_ranks;
-  if (missing.empty()) return true;
+// Whether some worker has each tile of the array or of its companion, which may be null. At each
+// rank, the companion has the same tile as the array; several ranks may have one tile.
+bool EachTileIsHeld(const Array& array, const Array* companion, const Tiling& tiling) {
+  const auto has = [](const Array* copy, DeviceId rank) {
+    return copy != nullptr &&
+           !std::binary_search(copy->missing_ranks.begin(), copy->missing_ranks.end(), rank);
+  };
   const std::vector<OwnedTile> tiles =
       tiling.OwnersOf(Tile::Whole(array.definition.descriptor.shape));
-  return std::all_of(tiles.begin(), tiles.end(), [&missing](const OwnedTile& tile) {
-    return std::any_of(tile.devices.begin(), tile.devices.end(), [&missing](DeviceId device) {
-      return !std::binary_search(missing.begin(), missing.end(), device);
-    });
+  return std::all_of(tiles.begin(), tiles.end(), [&](const OwnedTile& tile) {
+    return std::any_of(tile.devices.begin(), tile.devices.end(),
+                       [&](DeviceId rank) { return has(&array, rank) || has(companion, rank); });
   });
 }
 
@@ -644,8 +633,16 @@ std::optional<ArrayReplicas> Replicas::Describe(const Array& array) const {
   const std::vector<std::string> hosts =
       ranks == nullptr ? std::vector<std::string>() : HostsOf(*view, ranks->identities);
   const ArrayPtr companion = parts_.registry->FindTwin(descriptor.array_id);
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  replicas.by_spec = companion == nullptr && tiling.ok() && IsBySpec(array, *tiling);
+  const bool lacks_tiles =
+      !array.missing_ranks.empty() || (companion != nullptr && !companion->missing_ranks.empty());
+  if (!lacks_tiles) {
+    replicas.complete = companion != nullptr || replicas.by_spec ? 2 : 1;
+  } else {
+    replicas.complete = tiling.ok() && EachTileIsHeld(array, companion.get(), *tiling) ? 1 : 0;
+  }
   if (companion != nullptr) {
-    replicas.complete = CopiesWithCompanion(array.missing_ranks, companion->missing_ranks);
     const MeshRanks* const copies = view->FindMesh(companion->definition.descriptor.mesh_id);
     if (copies == nullptr) return replicas;
     const std::vector<std::string> others = HostsOf(*view, copies->identities);
@@ -654,11 +651,6 @@ std::optional<ArrayReplicas> Replicas::Describe(const Array& array) const {
     }
     return replicas;
   }
-  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
-  replicas.by_spec = tiling.ok() && IsBySpec(array, *tiling);
-  replicas.complete = replicas.by_spec && array.missing_ranks.empty() ? 2
-                      : tiling.ok() && EachTileIsHeld(array, *tiling) ? 1
-                                                                      : 0;
   if (replicas.by_spec) {
     replicas.shares_host = std::all_of(
         hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts.front(); });

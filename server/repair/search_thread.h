@@ -33,8 +33,8 @@ class SearchThread {
   void NoSearchBefore(absl::Time when);
   // Runs the task on the thread, unless Stop was called.
   void Run(ThreadPool::Task task);
-  // Ends the thread: no search or task begins after those that wait. Waits for these. Returns
-  // false, without waiting, if Stop was called before.
+  // Runs the searches and tasks that wait, and ends the thread. Later calls of Run and SearchAt
+  // have no effect. Returns false, without waiting, if Stop was called before.
   bool Stop();
   bool is_stopped() const;
 

@@ -13,6 +13,7 @@
 #include "server/reshard/array_fill.h"
 #include "server/state/request_memory.h"
 #include "server/state/session_pins.h"
+#include "server/steps/committed_bytes.h"
 #include "server/steps/pinned_array.h"
 #include "server/steps/transfers.h"
 #include "status/detail.h"
@@ -455,15 +456,13 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     absl::MutexLock lock(&mutex_);
     const auto step = received_.find(index);
     if (step == received_.end()) return;  // it has ended
-    int64_t& of_worker = step->second[std::string(identity)];
-    of_worker = std::max(of_worker, bytes);
-    int64_t sum = 0;
-    for (const auto& [worker, each] : step->second) {
-      if (__builtin_add_overflow(sum, each, &sum)) return;
-    }
+    int64_t& of_worker = step->second.by_worker[std::string(identity)];
+    if (bytes <= of_worker) return;  // an older heartbeat
+    step->second.total = AddCapped(step->second.total, bytes - of_worker);
+    of_worker = bytes;
     // Under the lock, so that no part comes after the Add for the whole array.
     parts_.operations->SetPart(plan_.outline.operation_id, StepPart(index),
-                               EstimateDone(plan_.items[index], sum));
+                               EstimateDone(plan_.items[index], step->second.total));
   }
 
   // Moves the array on its own mesh. The new array is in memory only.
@@ -663,8 +662,12 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
   size_t running_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<size_t, Sequencer::StepTicket> steps_ ABSL_GUARDED_BY(mutex_);  // by item
   std::map<size_t, std::string> transfers_ ABSL_GUARDED_BY(mutex_);        // by item
-  // By item that moves as a step, and by worker: bytes that other workers have sent.
-  std::map<size_t, std::map<std::string, int64_t>> received_ ABSL_GUARDED_BY(mutex_);
+  // Bytes that workers have received from other workers.
+  struct ReceivedBytes {
+    std::map<std::string, int64_t> by_worker = {};
+    int64_t total = 0;
+  };
+  std::map<size_t, ReceivedBytes> received_ ABSL_GUARDED_BY(mutex_);  // by item that is a step
   std::vector<ReshardedArray> moved_ ABSL_GUARDED_BY(mutex_);
   int64_t done_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   Revision revision_ ABSL_GUARDED_BY(mutex_) = 0;

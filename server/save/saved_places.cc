@@ -69,10 +69,14 @@ void SavedPlaces::Remember(const std::vector<SavedPlace>& places) {
     registry_->SetCheckpoint(place.array_id, place.source);
   }
   if (store_ == nullptr || places.empty()) return;
+  const std::vector<Newest::iterator> released = FindReleased();
   std::vector<Transaction> transactions;
   {
     absl::MutexLock state_lock(&state_->mutex);
-    ForgetReleased();
+    for (const Newest::iterator newest : released) {
+      --newest->second->second;
+      newest_.erase(newest);
+    }
     auto place = places.begin();
     for (SavedPlacesRecord& each : EncodeSavedPlaces(places, max_record_bytes_)) {
       const Records::iterator record =
@@ -93,15 +97,12 @@ void SavedPlaces::Move(const std::string& array_id, Records::iterator to) {
   ++to->second;
 }
 
-void SavedPlaces::ForgetReleased() {
-  for (auto newest = newest_.begin(); newest != newest_.end();) {
-    if (!absl::IsNotFound(registry_->FindArray(newest->first).status())) {
-      ++newest;
-      continue;
-    }
-    --newest->second->second;
-    newest = newest_.erase(newest);
+std::vector<SavedPlaces::Newest::iterator> SavedPlaces::FindReleased() {
+  std::vector<Newest::iterator> released;
+  for (auto newest = newest_.begin(); newest != newest_.end(); ++newest) {
+    if (absl::IsNotFound(registry_->FindArray(newest->first).status())) released.push_back(newest);
   }
+  return released;
 }
 
 void SavedPlaces::AddDeletes(Transaction* transaction) {

@@ -40,6 +40,7 @@ class SavedPlaces {
  private:
   // Number of arrays for which each record is the newest, by the key of the record.
   using Records = std::map<std::string, int64_t>;
+  using Newest = std::map<std::string, Records::iterator>;  // by array
   // Shared with the callbacks of the store, which may come after this object is gone.
   struct State {
     absl::Mutex mutex;
@@ -49,8 +50,9 @@ class SavedPlaces {
   // Makes the record the newest of the array.
   void Move(const std::string& array_id, Records::iterator to)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_, state_->mutex);
-  // Forgets the arrays that the registry no longer has.
-  void ForgetReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_, state_->mutex);
+  // Returns the arrays of newest_ that the registry no longer has. Takes long for many arrays, so
+  // the store's callbacks must not wait for it: does not need the mutex of the state.
+  std::vector<Newest::iterator> FindReleased() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds deletes of records that are the newest of no array.
   void AddDeletes(Transaction* transaction) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_, state_->mutex);
   void Commit(Transaction transaction) const;
@@ -62,7 +64,7 @@ class SavedPlaces {
   const std::shared_ptr<State> state_ = std::make_shared<State>();
   // Keeps the order of saves in the registry and in the store. Taken before that of the state.
   absl::Mutex mutex_;
-  std::map<std::string, Records::iterator> newest_ ABSL_GUARDED_BY(mutex_);  // by array
+  Newest newest_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::server

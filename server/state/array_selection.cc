@@ -102,8 +102,7 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
       : has_copy && is_lost
           ? "the second replica has these tiles, and `shardmesh get` reads them there; a worker of "
             "these ranks is attached: `shardmesh ops ls --kind repair` shows whether they are "
-            "being "
-            "copied back"
+            "being copied back"
       : has_copy
           ? "the second replica has these tiles, and `shardmesh get` reads them there; they are "
             "copied back once workers serve these ranks again: start those workers, or give their "

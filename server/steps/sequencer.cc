@@ -280,13 +280,16 @@ void Sequencer::StepReceived(int64_t sequence, std::string_view identity, int64_
     absl::MutexLock lock(&mutex_);
     const auto found = steps_.find(sequence);
     if (found == steps_.end() || found->second->state != State::kRunning) return;
-    const std::vector<Participant>& participants = found->second->ref.participants;
-    const bool takes_part =
-        std::any_of(participants.begin(), participants.end(),
-                    [&](const Participant& each) { return each.identity == identity; });
-    if (takes_part && found->second->received) work = found->second;
+    work = found->second;
   }
-  if (work != nullptr) work->received(identity, bytes);
+  if (!work->received) return;
+  // Without the lock: there may be thousands of participants, whose heartbeats all come here. The
+  // participants of work are constant.
+  const std::vector<Participant>& participants = work->ref.participants;
+  const bool takes_part =
+      std::any_of(participants.begin(), participants.end(),
+                  [&](const Participant& each) { return each.identity == identity; });
+  if (takes_part) work->received(identity, bytes);
 }
 
 absl::Status Sequencer::ReportTransfer(std::string_view transfer_id, int64_t term,

@@ -120,8 +120,7 @@ absl::Status Transfers::NoTransfer(std::string_view transfer_id) const {
   const std::string why =
       age < kRememberFor
           ? StrCat(
-                "the coordinator started ",
-                absl::FormatDuration(absl::Trunc(age, absl::Seconds(1))),
+                "the coordinator started ", FormatRounded(age),
                 " ago, and puts that had not ended before are lost: run the command again, unless "
                 "`shardmesh ls` shows its arrays")
           : "it may have ended long ago: `shardmesh ls` shows whether its arrays are there";

@@ -38,6 +38,7 @@ using ::shardmesh::test::kInvalid;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::Field;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 const PartitionSpec kRows({SpecEntry::Axis("x")});
@@ -581,8 +582,9 @@ TEST_F(SecondCopyTest, ClientsThatDoNotAcceptTheCopyAreAnsweredWithoutIt) {
   EXPECT_FALSE(got->has_second_copy());
   Lose(1);
   for (const std::optional<Tile>& slice : {std::optional<Tile>(), std::optional(second_)}) {
-    EXPECT_THAT(Get("rows", slice).status(),
-                StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+    const absl::Status refused = Get("rows", slice).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("the second replica has these tiles"));
   }
   const auto of_first = Get("rows", first_);
   ASSERT_THAT(of_first, IsOk());

@@ -78,7 +78,7 @@ class StepWatchTest : public ::testing::Test {
   absl::Time begun_ = clock_.Now();
 };
 
-TEST_F(StepWatchTest, ALateCallNamesTheWorkersThatAreSilentOrElseThoseItWaitsFor) {
+TEST_F(StepWatchTest, ALateCallNamesTheSilentWorkersOfThoseItWaitsForOrElseAllOfThem) {
   const absl::Status unknown = watch_.ExplainLate("the save");
   EXPECT_THAT(unknown, test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(unknown.message()), HasSubstr("the save has not ended"));
@@ -89,7 +89,10 @@ TEST_F(StepWatchTest, ALateCallNamesTheWorkersThatAreSilentOrElseThoseItWaitsFor
   EXPECT_EQ(FactOf(slow, fact::kIdentity), "a,b,c,d");
   clock_.Advance(absl::Seconds(3));
   Beat(0, std::nullopt);
-  const absl::Status late = watch_.ExplainLate("the operation", waiting);
+  EXPECT_EQ(watch_.ExplainLate("the save", waiting), slow) << "it does not wait for worker-1";
+  const std::vector<std::string> both = {"worker-0", "worker-1"};
+  EXPECT_EQ(FactOf(watch_.ExplainLate("the save", both), fact::kIdentity), "worker-1");
+  const absl::Status late = watch_.ExplainLate("the operation");
   EXPECT_THAT(late, test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(late.message()),
               AllOf(HasSubstr("rank 1 (worker-1)"), HasSubstr("no heartbeat for 3s")));

@@ -342,6 +342,28 @@ TEST_F(ReplicasTest, CountsTheWorkersThatHaveTheTileWithTheFewest) {
   EXPECT_EQ(StateOf(id).complete, 0) << "nobody has the tile of rank 1";
 }
 
+TEST_F(ReplicasTest, ATileThatAnotherRankHasIsNotLost) {
+  const std::string id = Add("w", /*is_over_x=*/false);  // each rank has the whole array
+  ArrayDefinition copy{.descriptor = Descriptor(), .replica_of = id};
+  copy.descriptor.spec = PartitionSpec({SpecEntry()});
+  copy.descriptor.mesh_id = "n";
+  CommitRequest commit;
+  commit.arrays.push_back({.array_id = copy.descriptor.array_id, .tile_crc32c = {1, 2}});
+  ASSERT_THAT(registry_->Stage(std::move(copy)), IsOk());
+  Commit(std::move(commit));
+  ASSERT_NE(registry_->FindTwin(id), nullptr);
+  const auto lose = [this](int64_t rank, const char* worker) {
+    for (const char* const mesh : {"m", "n"}) {
+      registry_->TilesLost(mesh, rank, members_.view()->FindWorker(worker)->attachment);
+    }
+  };
+  EXPECT_EQ(StateOf(id).complete, 2);
+  lose(0, "w0");
+  EXPECT_EQ(StateOf(id).complete, 1);
+  lose(1, "w1");
+  EXPECT_EQ(StateOf(id).complete, 0);
+}
+
 TEST_F(ReplicasTest, MemoryThatDoesNotSufficeIsNamed) {
   Beat((1 << 20) - 15);
   const std::string id = Add("w");
