@@ -26,6 +26,7 @@ namespace shardmesh::worker {
 namespace {
 
 using ::shardmesh::test::CarriesFacts;
+using ::shardmesh::test::GoOn;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::PlainTile;
 using ::shardmesh::test::RandomText;
@@ -34,8 +35,6 @@ using ::shardmesh::test::StatusIs;
 using ::testing::HasSubstr;
 
 const auto kFileChangedNow = StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged);
-
-absl::Status GoOn() { return absl::OkStatus(); }
 
 int64_t Draw(std::mt19937& random, int64_t least, int64_t most) {
   return std::uniform_int_distribution<int64_t>(least, most)(random);

@@ -20,10 +20,10 @@
 namespace shardmesh::worker {
 namespace {
 
+using ::shardmesh::test::GoOn;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 
-absl::Status GoOn() { return absl::OkStatus(); }
 absl::Status TransferOver() { return absl::CancelledError("the transfer has ended"); }
 
 // Stops a thread before its first read, as a slow disk would.

@@ -24,6 +24,9 @@
 
 namespace shardmesh::test {
 
+// A KeepGoing of work that nobody ends.
+inline absl::Status GoOn() { return absl::OkStatus(); }
+
 // A folder of files, with a read root above it.
 class SourceFolder {
  public:
