@@ -112,7 +112,7 @@ def main():
     arguments = parser.parse_args()
     source, handover = arguments.source, arguments.handover
     row, way_of_ours, target = {
-        ("client", "off"): ("S1-first", "stream a 2 GiB checkpoint onto", 1.0),
+        ("client", "off"): ("S1-first", "stream a 2 GiB checkpoint onto", 1 / 1.3),
         ("client", "on"): ("S1-handover", "hand a 2 GiB checkpoint over to", 1 / 1.3),
         ("workers", "off"): ("S1-workers", "a 2 GiB checkpoint, read by", 0.5)}.get((source, handover), (None,) * 3)
     if row is None:
