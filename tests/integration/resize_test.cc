@@ -217,7 +217,7 @@ TEST_F(ResizeTest, ADeadlineNamesTheWorkerThatIsStopped) {
   Put("w", 12);
   ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
   const absl::Status late =
-      arrays().ResizeMesh("default", "dp=2", {}, {.timeout = absl::Seconds(4)}).status();
+      arrays().ResizeMesh("default", "dp=2", {}, {.timeout = absl::Seconds(2)}).status();
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(late.message()), HasSubstr("worker-1"));
   EXPECT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());

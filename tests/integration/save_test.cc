@@ -290,7 +290,7 @@ TEST_F(SaveTest, EqualBytesOfAnotherClusterAndOfStepsAreLinked) {
   // A result that a step computes again is another array.
   const auto put = [&](int seed) {
     const std::string x = Path("x.npy");
-    ASSERT_EQ(cluster->Run({"make-tensor", "--shape=64,64", StrCat("--seed=", seed), "--out", x})
+    ASSERT_EQ(cluster->Run({"make-tensor", "--shape=512,512", StrCat("--seed=", seed), "--out", x})
                   .exit_code,
               0);
     ASSERT_EQ(cluster->Run({"put", x, "--as=r/x", "--spec=-,-"}).exit_code, 0);
@@ -302,10 +302,10 @@ TEST_F(SaveTest, EqualBytesOfAnotherClusterAndOfStepsAreLinked) {
       const CommandResult computed = cluster->Run({"matmul", "r/x", "r/x", "--as=r/y"});
       ASSERT_EQ(computed.exit_code, 0) << computed.err;
     }
-    saved = save(*cluster, "r/", "steps", step, "16KiB");
+    saved = save(*cluster, "r/", "steps", step, "1MiB");
     EXPECT_EQ(saved["files"], 2) << saved;
     EXPECT_EQ(saved["linked_files"], step == 1 ? 0 : step == 2 ? 2 : 1) << saved;
-    EXPECT_EQ(saved["written_bytes"], step == 1 ? 32768 : step == 2 ? 0 : 16384) << saved;
+    EXPECT_EQ(saved["written_bytes"], step == 1 ? 2 << 20 : step == 2 ? 0 : 1 << 20) << saved;
     if (step == 1) {
       ASSERT_EQ(cluster->Run({"rm", "r/y"}).exit_code, 0);
     }
