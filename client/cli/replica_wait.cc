@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kMostReplicas = 2;
 
 std::string_view PlaceOf(const ArrayReplicas& replicas) {
-  if (replicas.shares_host) return "on two workers, some of them on one host";
+  if (replicas.shares_host) return "on two workers, which for some tiles are on one host";
   return "on two hosts";
 }
 
@@ -119,7 +119,7 @@ void PrintSecondReplicas(absl::Span<const Array> arrays) {
   }
   if (shared > 0) {
     std::cout << "; " << (shared == std::ssize(arrays) ? std::string("all") : StrCat(shared))
-              << " of them with both replicas of some tile on one host";
+              << " of them have both replicas of some tile on one host";
   }
   std::cout << "\n";
 }

@@ -71,7 +71,7 @@ void Recovery::EndIfComplete() {
 std::string Recovery::WaitAdvice() const {
   return StrCat(
       "for at most ", absl::FormatDuration(return_grace_),
-      " (--return-grace of the coordinator); try again, and start them if they stay away");
+      " (--return-grace of the coordinator); try again, and start the workers if they stay away");
 }
 
 int64_t Recovery::awaited() const {

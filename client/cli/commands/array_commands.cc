@@ -153,8 +153,8 @@ absl::StatusOr<Handover> ParseHandover(std::string_view text) {
   if (text == "on") return Handover::kOn;
   if (text == "off") return Handover::kOff;
   return absl::InvalidArgumentError(
-      StrCat("'", text,
-             "' is none of auto, on and off: whether large tiles go to workers on this "
+      StrCat("\"", text,
+             "\" is none of auto, on and off: whether large tiles go to workers on this "
              "host as memory"));
 }
 

@@ -486,7 +486,7 @@ absl::Status RunCollectives(const Invocation& invocation, const BenchFlags& flag
 }  // namespace
 
 void AddBenchCommands(CommandLine* line) {
-  CLI::App* const group = line->AddGroup("bench", "Measures a running cluster: collectives");
+  CLI::App* const group = line->AddGroup("bench", "Measure a running cluster: collectives");
   auto flags = std::make_shared<BenchFlags>();
   CLI::App* const collectives = line->AddCommand(
       "collectives",

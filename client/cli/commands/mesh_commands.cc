@@ -293,7 +293,8 @@ absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape) {
     return absl::FailedPreconditionError(StrCat(
         "the resize would be refused: ", FormatCount(plan.refusal_count, "array"),
         " cannot move to ", shape,
-        "; the lines `refused:` say why. Choose a shape that divides them, or --uneven ceil"));
+        "; the lines `refused:` say why. Keep the axes that specs name, with size 1. Choose a "
+        "shape that divides the arrays, or --uneven ceil"));
   }
   const auto short_of =
       std::find_if(plan.ranks.begin(), plan.ranks.end(),

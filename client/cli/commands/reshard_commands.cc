@@ -273,8 +273,8 @@ absl::StatusOr<ReshardOptions> OptionsOf(const ReshardFlags& flags) {
   const bool has_rule = flags.cuts.rule() != UnevenCuts::kEqualOnly;
   if (layouts == 0 && flags.mesh.empty() && !has_rule) {
     return WrongUse(
-        "say where to: --to, --rules, --axes or --preset for another layout, --mesh for another "
-        "mesh, or --uneven or --weights for other cuts");
+        "say where to: --to, --rules, --axes or --preset for another layout, which --cuts needs, "
+        "--mesh for another mesh, or --weights or an --uneven other than equal for other cuts");
   }
   if (flags.mode.text.has_value() && !flags.axes.has_value()) {
     return WrongUse("--mode is about --axes; a preset has its own mode");

@@ -87,8 +87,8 @@ TEST_F(RecoveryTest, WorkersAreExpectedBackForAWhileAfterTheStartAndAfterALoss) 
 
 TEST_F(RecoveryTest, SaysForHowLongWorkersAreExpected) {
   EXPECT_EQ(Recovery(&clock_, absl::Seconds(90)).WaitAdvice(),
-            "for at most 1m30s (--return-grace of the coordinator); try again, and start them if "
-            "they stay away");
+            "for at most 1m30s (--return-grace of the coordinator); try again, and start the "
+            "workers if they stay away");
 }
 
 TEST_F(RecoveryTest, SaysThatTheCallMayBeTriedAgain) {
