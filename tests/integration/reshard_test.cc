@@ -380,7 +380,8 @@ TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
   }
   result = cluster_->Run({"reshard", "--tree=layer/", "--weights=1,1,3,3", "-ojson"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  for (const json& array : json::parse(result.out)["arrays"]) {
+  const json moved_tree = json::parse(result.out);
+  for (const json& array : moved_tree["arrays"]) {
     EXPECT_EQ(array["cut_points"], json::parse("[[0, 2, 8], []]"));
   }
   EXPECT_EQ(Read("layer/w"), Numbers());

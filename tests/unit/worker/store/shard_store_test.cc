@@ -1211,6 +1211,7 @@ class FullOfInterruptedPutsTest : public ShardStoreTest {
   void SetUp() override {
     SHARDMESH_NEEDS_DISK(disk_);
     data_dir_ = disk_.folder() + "/worker";
+    quarantine_.disk_bytes = disk_.free_bytes();
     SHARDMESH_ASSERT_OK_AND_ASSIGN(
         store_, ShardStore::Open({BufferPool::Create(&large_, 0), data_dir_, quarantine_}));
     ASSERT_THAT(store_->SetClusterId("cluster"), IsOk());
