@@ -180,8 +180,10 @@ absl::Status CheckFits(const MutableTensorView& into, const Array& array, const 
 // Reads one array piece by piece, over several attempts.
 class PieceReader {
  public:
-  PieceReader(const TensorSink& sink, const GatherOptions& options)
-      : sink_(sink), options_(options) {}
+  // All arguments outlive this object.
+  PieceReader(const TensorSink& sink, const GatherOptions& options,
+              const Cancellation* cancellation)
+      : sink_(sink), options_(options), cancellation_(cancellation) {}
 
   // The array that was read. Requires that Read has succeeded.
   const Array& array() const { return *array_; }
@@ -210,6 +212,10 @@ class PieceReader {
       SHARDMESH_RETURN_IF_ERROR(fetch(*band_, view, progress));
       SHARDMESH_RETURN_IF_ERROR(sink_.append(bytes));
       done_bytes_ += size_bytes;
+      // The sink may have taken long, and this may have been the last piece.
+      if (cancellation_->is_cancelled()) {
+        return WithReason(absl::CancelledError("the caller cancelled the get"), Reason::kCancelled);
+      }
     }
     return absl::OkStatus();
   }
@@ -240,6 +246,7 @@ class PieceReader {
 
   const TensorSink& sink_;
   const GatherOptions& options_;
+  const Cancellation* const cancellation_;
   std::optional<Array> array_;  // set once the sink's `begin` was called
   std::optional<RowBands> bands_;
   std::optional<Tile> band_;  // the next one
@@ -424,7 +431,7 @@ absl::StatusOr<Array> ArrayClient::GatherTo(const ArraySelector& array, const Te
 absl::StatusOr<Array> GatherPieces(ClientCore& core, const ArraySelector& array,
                                    const TensorSink& sink, const GatherOptions& gather_options,
                                    GetReport& report) {
-  PieceReader reader(sink, gather_options);
+  PieceReader reader(sink, gather_options, report.options().cancellation);
   const ArraySlice* const slice = Pointer(gather_options.slice);
   const auto gather = [&](const Array& read, const Tile& part,
                           const FetchTile& fetch) -> absl::Status {

@@ -161,6 +161,19 @@ class FillWatch {
   absl::StatusOr<std::thread> thread_ = std::thread();
 };
 
+// Returns the part of a file of a checkpoint in which the tensor's elements lie. Saves write no
+// other files of tensors than `.safetensors`.
+std::optional<SavedPart> SavedPartOf(const PutTensor& tensor) {
+  if (tensor.saved.has_value()) return tensor.saved;
+  const std::optional<FileSource>& source = tensor.source;
+  const TensorView* const view = tensor.view.view();
+  if (!source.has_value() || view == nullptr || !source->file->path.ends_with(".safetensors")) {
+    return std::nullopt;
+  }
+  return SavedPart{
+      .file = source->file, .offset_bytes = source->offset_bytes, .size_bytes = view->size_bytes()};
+}
+
 // Compares the tensors that a put sends with the checksums of their saved checkpoints, while the
 // put sends them. An error ends the streams.
 class SavedCheck {
@@ -464,7 +477,9 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
     if (put.assignments[i].is_reused) continue;
     uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view,
                        /*is_named=*/!tensors[i].name.empty()});
-    if (tensors[i].saved.has_value()) saved.push_back(*tensors[i].saved);
+    if (std::optional<SavedPart> part = SavedPartOf(tensors[i]); part.has_value()) {
+      saved.push_back(*std::move(part));
+    }
   }
   HandoverOutcome handover;
   const absl::StatusOr<int64_t> sent = [&]() -> absl::StatusOr<int64_t> {

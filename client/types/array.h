@@ -139,8 +139,8 @@ struct PutTensor {
   // later put with an equal origin needs no elements (PutOptions::reuse).
   std::optional<ArrayOrigin> origin = std::nullopt;
   // The bytes from which `view` makes the elements, in a file of a checkpoint that a save may have
-  // written. If this client sends the tensor, it compares them with the checksums of the manifest
-  // before it commits the put.
+  // written; nullopt: those of `source`. If this client sends the tensor, it compares them with the
+  // checksums of the manifest before it commits the put.
   std::optional<SavedPart> saved = std::nullopt;
 };
 

@@ -491,6 +491,10 @@ TEST_F(ReshardTest, AConstraintIsAppliedToAnArray) {
   EXPECT_EQ(Read("w"), Numbers());
   result = cluster_->Run({"constrain", "w", "--spec=-,tp", "--apply", "-ojson"});
   EXPECT_EQ(json::parse(result.out)["moved"], false);
+  result = cluster_->Run({"constrain", "w", "--spec=-,tpp", "--apply"});
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("did you mean \"tp\"?"));
+  EXPECT_EQ(Describe("w").descriptor.spec, kColumns);
   EXPECT_EQ(cluster_->Run({"constrain", "--spec=-,tp", "--shape=8,12", "--apply"}).exit_code, 2);
   EXPECT_EQ(cluster_->Run({"constrain", "w", "--spec=-,tp", "--shape=8,12"}).exit_code, 2);
 }

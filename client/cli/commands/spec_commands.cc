@@ -236,6 +236,11 @@ absl::Status RunConstrain(const Invocation& invocation, const SpecFlags& flags) 
     SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(*flags.array));
     question.shape = array.descriptor.shape;
     question.mesh = array.descriptor.mesh;
+    // With --strict the coordinator refuses the spec, and its error has the fixes.
+    if (flags.apply && flags.spec.has_value() && !flags.strict && !flags.exact.exact) {
+      SHARDMESH_RETURN_IF_ERROR(
+          CheckAxesOfSpec("--spec", *flags.spec, array.descriptor.mesh, "--exact"));
+    }
   } else {
     SHARDMESH_ASSIGN_OR_RETURN(client, invocation.ConnectToAsk());
   }

@@ -218,6 +218,15 @@ TEST_F(GetReportTest, TheResultOfAFailedGetIsReported) {
   reports = coordinator_->get_reports();
   ASSERT_EQ(reports.size(), 2u);
   EXPECT_THAT(rpc::Decode(reports[1].back().result()), StatusIs(absl::StatusCode::kCancelled));
+  // Also while the sink takes the last piece.
+  Cancellation late;
+  sink.append = [&](absl::Span<const char>) {
+    late.Cancel();
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(client_->arrays().GatherTo(ArraySelector::ByName("a"), sink,
+                                         {.piece_bytes = kArrayBytes}, {.cancellation = &late}),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
 }
 
 }  // namespace

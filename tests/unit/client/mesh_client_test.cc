@@ -213,6 +213,17 @@ TEST_F(MeshClientTest, ComparesASavedCheckpointWithItsChecksumsIfItSendsTheEleme
   EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint.path()),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
   EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
+  // A put of one of its tensors, by the place in the file.
+  const Checkpoint::Entry& entry = checkpoint.tensors().front();
+  const PutTensor put{
+      .name = "w",
+      .view = checkpoint.View(entry),
+      .source = FileSource{
+          .file = std::make_shared<const SourceFile>(entry.file->state()),
+          .offset_bytes = entry.file->header().data_offset_bytes() + entry.tensor->begin_bytes}};
+  EXPECT_THAT(client_->arrays().PutTensors({&put, 1}, {.reader = PutReader::kClient}),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
 
   const PutOptions check{.validate_only = true, .reader = PutReader::kClient};
   EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint, check), IsOk());
