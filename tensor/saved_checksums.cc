@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "process/file.h"
+#include "process/steady_deadline.h"
 #include "process/thread_pool.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -76,6 +77,7 @@ absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
 
 // Returns the files that the manifest in the folder lists; none if no save has written the folder.
 absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder) {
+  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
   for (int attempt = 1;; ++attempt) {
     const HeldFolder held(folder);
     // The manifest that comes then shows that the file is of another checkpoint.
@@ -87,7 +89,8 @@ absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder
     absl::StatusOr<std::vector<ManifestFile>> files =
         is_saved ? ReadFilesOf(folder) : std::vector<ManifestFile>();
     // A save that took the marker or the manifest away meanwhile leaves no file without checksums.
-    if (held.IsInPlace() || attempt == kMaxFolderAttempts) return files;
+    if (held.IsInPlace() && (is_saved || !IsBeingReplaced(folder))) return files;
+    if (is_saved ? attempt >= kMaxFolderAttempts : deadline.is_over()) return files;
   }
 }
 

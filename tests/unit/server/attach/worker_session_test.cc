@@ -307,8 +307,8 @@ TEST_F(WorkerSessionTest, HeartbeatsBringTheBytesThatAStepHasReceived) {
   step.op = "reshard";
   step.mesh_id = "m";
   step.participants = {{.rank = 0, .identity = "a"}};
-  step.message = std::make_shared<const EncodedStep>(
-      EncodedStep{.plan_hash = "hash", .plan = std::make_shared<const std::string>("plan")});
+  step.message = std::make_shared<const EncodedStep>(EncodedStep{
+      .plan_hash = "hash", .plan = std::make_shared<const std::string>("plan"), .rest = {}});
   step.timeout = absl::Minutes(1);
   step.received = [&](std::string_view identity, int64_t bytes) {
     EXPECT_EQ(identity, "a");
