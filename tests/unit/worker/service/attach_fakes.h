@@ -196,8 +196,7 @@ inline internal::v1::AttachResponse MembershipOf(int64_t epoch,
 
 // Stages an array of four elements with one tile, in memory. Returns whether that worked.
 inline bool StageFour(ShardStore& store, const std::string& array_id,
-                      const std::string& descriptor = "",
-                      const std::string& transfer_id = "t") {
+                      const std::string& descriptor = "", const std::string& transfer_id = "t") {
   auto staged = store.Stage({.array_id = array_id,
                              .dtype = Dtype::kF32,
                              .array_shape = {4},
