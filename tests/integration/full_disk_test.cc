@@ -90,7 +90,7 @@ TEST(FullDiskTest, NamesAreDeletedAndTheCoordinatorStarts) {
 // with a worker that has room. All arrays have 64 x 1024 numbers.
 class WorkerDiskTest : public ::testing::Test {
  protected:
-  // One of two tiles of an array. Its file has a header too, hence takes more.
+  // The bytes of one of the two tiles of an array. Its file has a header besides.
   static constexpr int64_t kTileBytes = int64_t{128} << 10;
 
   ~WorkerDiskTest() override { std::filesystem::remove_all(files_); }

@@ -141,6 +141,14 @@ class WorkerSessionTest : public WorkerStreamsFixture {
     worker->BringInventory();
     ASSERT_TRUE(Eventually([&] { return worker->IsMember(); }));
   }
+  // A request for 100 bytes, with the order 5.
+  static internal::v1::AttachRequest MemoryRequest(bool on_disk) {
+    internal::v1::AttachRequest request;
+    request.mutable_memory_request()->set_order_id(5);
+    request.mutable_memory_request()->set_need_bytes(100);
+    request.mutable_memory_request()->set_on_disk(on_disk);
+    return request;
+  }
 };
 
 TEST_F(WorkerSessionTest, TheFirstMessageMustBeAHello) {
@@ -541,14 +549,8 @@ TEST_F(WorkerSessionTest, ReadsOnWhileARequestForMemoryWaitsForTheCache) {
     go.WaitForNotification();
   };
   FakeWorker a(streams_.get(), sequencer_.get());
-  a.SayHello("a");
-  AnswerAs("a");
-  a.BringInventory();
-  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
-  internal::v1::AttachRequest request;
-  request.mutable_memory_request()->set_order_id(5);
-  request.mutable_memory_request()->set_need_bytes(100);
-  a.Say(request);
+  BecomeMember(&a, "a");
+  a.Say(MemoryRequest(/*on_disk=*/false));
   ASSERT_TRUE(Eventually([&] { return has_begun.load(); }));
   EXPECT_TRUE(a.is_read()) << "the next message";
   const auto is_answer = [](const Down& sent) { return sent.has_memory_answer(); };
@@ -557,7 +559,7 @@ TEST_F(WorkerSessionTest, ReadsOnWhileARequestForMemoryWaitsForTheCache) {
     return std::count_if(all.begin(), all.end(), is_answer);
   };
   // Answers to requests beyond the limit come at once.
-  for (int64_t i = 0; i < 10; ++i) a.Say(request);
+  for (int64_t i = 0; i < 10; ++i) a.Say(MemoryRequest(/*on_disk=*/false));
   EXPECT_EQ(answers(), 2);
   a.BreakOff();
   EXPECT_FALSE(a.end().has_value()) << "the session ends after the answer";
@@ -568,28 +570,15 @@ TEST_F(WorkerSessionTest, ReadsOnWhileARequestForMemoryWaitsForTheCache) {
 
 TEST_F(WorkerSessionTest, ARequestForMemorySaysWhetherDiskSpaceIsNeeded) {
   FakeWorker a(streams_.get(), sequencer_.get());
-  a.SayHello("a");
-  AnswerAs("a");
-  a.BringInventory();
-  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
-  internal::v1::AttachRequest request;
-  request.mutable_memory_request()->set_order_id(5);
-  request.mutable_memory_request()->set_need_bytes(100);
-  request.mutable_memory_request()->set_on_disk(true);
-  a.Say(request);
+  BecomeMember(&a, "a");
+  a.Say(MemoryRequest(/*on_disk=*/true));
   EXPECT_TRUE(Eventually([&] { return is_disk_asked_for_.load(); }));
 }
 
 TEST_F(WorkerSessionTest, AnswersARequestForMemory) {
   FakeWorker a(streams_.get(), sequencer_.get());
-  a.SayHello("a");
-  AnswerAs("a");
-  a.BringInventory();
-  ASSERT_TRUE(Eventually([&] { return a.IsMember(); }));
-  internal::v1::AttachRequest request;
-  request.mutable_memory_request()->set_order_id(5);
-  request.mutable_memory_request()->set_need_bytes(100);
-  a.Say(request);
+  BecomeMember(&a, "a");
+  a.Say(MemoryRequest(/*on_disk=*/false));
   ASSERT_TRUE(Eventually([&] { return a.sent().kinds().back() == Down::kMemoryAnswer; }));
   for (const Down& answer : a.sent().all()) {
     if (!answer.has_memory_answer()) continue;

@@ -149,20 +149,26 @@ TEST_F(TensorSourceTest, FindsDataThatDifferFromTheirChecksum) {
   EXPECT_THAT(status.message(), HasSubstr("m.npz: the data of member \"v.npy\""));
 }
 
+// The manifest of a file model.safetensors with these bytes, whose tensor "w" has the last five of
+// them, in these tiles.
+std::string ManifestOfFive(const std::string& text, const std::string& tiles) {
+  const size_t header = text.size() - 5;
+  return StrCat(R"({"files":[{"name":"model.safetensors","size_bytes":)", text.size(),
+                R"(,"content_key":"k","header_bytes":)", header, R"(,"header_crc32c":)",
+                Crc32c(text.substr(0, header)),
+                R"(}],"tensors":[{"name":"w","file":"model.safetensors","offset_bytes":)", header,
+                R"(,"size_bytes":5,"dtype":"U8","shape":[5],"tiles":[)", tiles, "]}]}");
+}
+
 TEST_F(TensorSourceTest, ComparesSavedFilesWithTheChecksumsOfTheirManifest) {
   WriteSafetensors("model.safetensors", "w", "bytes");
   const std::string path = folder_ + "/model.safetensors";
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const size_t header = text.size() - 5;
-  const std::string manifest =
-      StrCat(R"({"files":[{"name":"model.safetensors","size_bytes":)", text.size(),
-             R"(,"content_key":"k","header_bytes":)", header, R"(,"header_crc32c":)",
-             Crc32c(text.substr(0, header)),
-             R"(}],"tensors":[{"name":"w","file":"model.safetensors","offset_bytes":)", header,
-             R"(,"size_bytes":5,"dtype":"U8","shape":[5],"tiles":[{"ranges":[[0,2]],"crc32c":)",
-             Crc32c(text.substr(header, 2)), R"(},{"ranges":[[2,5]],"crc32c":)",
-             Crc32c(text.substr(header + 2)), "}]}]}");
+  const std::string manifest = ManifestOfFive(
+      text, StrCat(R"({"ranges":[[0,2]],"crc32c":)", Crc32c(text.substr(header, 2)),
+                   R"(},{"ranges":[[2,5]],"crc32c":)", Crc32c(text.substr(header + 2)), "}"));
   const auto check = [](const std::string& opened) -> absl::Status {
     SHARDMESH_ASSIGN_OR_RETURN(const TensorSource source, TensorSource::Open(opened));
     return CheckSavedChecksums(PartsOf(source), nullptr);
@@ -243,14 +249,8 @@ TEST_F(TensorSourceTest, ComparesSavedFilesWhileTheirCheckpointIsReplaced) {
   const std::string path = folder_ + "/model.safetensors";
   std::ifstream file(path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const size_t header = text.size() - 5;
-  const std::string manifest =
-      StrCat(R"({"files":[{"name":"model.safetensors","size_bytes":)", text.size(),
-             R"(,"content_key":"k","header_bytes":)", header, R"(,"header_crc32c":)",
-             Crc32c(text.substr(0, header)),
-             R"(}],"tensors":[{"name":"w","file":"model.safetensors","offset_bytes":)", header,
-             R"(,"size_bytes":5,"dtype":"U8","shape":[5],"tiles":[{"ranges":[[0,5]],"crc32c":)",
-             Crc32c(std::string("other")), "}]}]}");
+  const std::string manifest = ManifestOfFive(
+      text, StrCat(R"({"ranges":[[0,5]],"crc32c":)", Crc32c(std::string("other")), "}"));
   Write(std::string(kCheckpointManifest), manifest);
   const std::string marker = Write(std::string(kCheckpointMarker), CheckpointMarkerText(manifest));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
