@@ -50,10 +50,10 @@ uint64_t NumberAt(const std::filesystem::path& path) {
   return stat(path.c_str(), &about) == 0 ? about.st_ino : 0;
 }
 
-// Whether the checkpoint in `place` is aside in the staging folder of `folder`.
-bool IsAside(const std::filesystem::path& folder, std::string_view aside,
-             const std::filesystem::path& place) {
-  return HasFile(folder / kSaveStaging, aside) && !HasFile(place, kCheckpointMarker);
+// Returns the folder without a `/` at the end.
+std::filesystem::path PlaceOf(const std::string& folder) {
+  const std::filesystem::path place = folder;
+  return place.has_filename() ? place : place.parent_path();
 }
 
 // Whether a step of the folder is being replaced: the given one, or any.
@@ -67,7 +67,7 @@ bool HasStepAside(const std::filesystem::path& folder, std::optional<int64_t> st
     const std::string of_step = name.substr(prefix.size());
     const std::optional<int64_t> found = StepOfFolder(of_step);
     if (!found.has_value() || (step.has_value() && found != step)) continue;
-    if (IsAside(folder, name, folder / of_step)) return true;
+    if (!HasFile(folder / of_step, kCheckpointMarker)) return true;
   }
   return false;
 }
@@ -149,11 +149,15 @@ bool HeldFolder::IsInPlace() const {
          NumberAt(std::filesystem::path(path_) / kCheckpointMarker) == marker_number_;
 }
 
+bool HasCheckpointAside(const std::string& folder) {
+  const std::filesystem::path place = PlaceOf(folder);
+  return HasFile(place / kSaveStaging, kSaveAside) ||
+         HasFile(place.parent_path() / kSaveStaging,
+                 StrCat(kSaveAside, "-", place.filename().string()));
+}
+
 bool IsBeingReplaced(const std::string& folder) {
-  std::filesystem::path place = folder;
-  if (!place.has_filename()) place = place.parent_path();  // without the `/` at the end
-  return IsAside(place, kSaveAside, place) ||
-         IsAside(place.parent_path(), StrCat(kSaveAside, "-", place.filename().string()), place);
+  return HasCheckpointAside(folder) && !HasFile(PlaceOf(folder), kCheckpointMarker);
 }
 
 void AwaitReplaced(const std::string& folder) {

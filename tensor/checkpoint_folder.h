@@ -58,6 +58,9 @@ inline constexpr absl::Duration kMaxReplaceTime = absl::Seconds(5);
 // Whether a save has taken the marker of the folder's checkpoint away to replace the checkpoint,
 // and has not written the new one.
 bool IsBeingReplaced(const std::string& folder);
+// Whether a save has set the folder's checkpoint aside to replace it. Still true for a moment after
+// the marker of the new checkpoint is there.
+bool HasCheckpointAside(const std::string& folder);
 // Waits until the folder is not being replaced, at most kMaxReplaceTime.
 void AwaitReplaced(const std::string& folder);
 

@@ -18,6 +18,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "process/file.h"
 #include "process/steady_deadline.h"
 #include "process/thread_pool.h"
@@ -31,6 +33,8 @@ namespace {
 
 // One thread checks about 3 GB/s, and the disk serves all of them.
 constexpr size_t kMaxThreads = 4;
+// Between two looks at a folder that is neither a whole checkpoint nor surely none.
+constexpr absl::Duration kLookPause = absl::Milliseconds(1);
 
 absl::StatusOr<std::vector<ManifestFile>> ReadFilesOf(const std::string& folder) {
   const std::string path = StrCat(folder, "/", kCheckpointManifest);
@@ -78,20 +82,26 @@ absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
 // Returns the files that the manifest in the folder lists; none if no save has written the folder.
 absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder) {
   const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
-  for (int attempt = 1;; ++attempt) {
+  const auto is_saved = [&folder] {
+    std::error_code ignored;
+    return std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) &&
+           CheckCheckpointComplete(folder).ok();
+  };
+  for (int attempt = 1; !deadline.is_over();) {
     const HeldFolder held(folder);
     // The manifest that comes then shows that the file is of another checkpoint.
     AwaitReplaced(folder);
-    std::error_code ignored;
-    const bool is_saved =
-        std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) &&
-        CheckCheckpointComplete(folder).ok();
-    absl::StatusOr<std::vector<ManifestFile>> files =
-        is_saved ? ReadFilesOf(folder) : std::vector<ManifestFile>();
-    // A save that took the marker or the manifest away meanwhile leaves no file without checksums.
-    if (held.IsInPlace() && (is_saved || !IsBeingReplaced(folder))) return files;
-    if (is_saved ? attempt >= kMaxFolderAttempts : deadline.is_over()) return files;
+    if (is_saved()) {
+      absl::StatusOr<std::vector<ManifestFile>> files = ReadFilesOf(folder);
+      if (held.IsInPlace() || attempt++ == kMaxFolderAttempts) return files;
+    } else if (!HasCheckpointAside(folder) && !is_saved() && held.IsInPlace()) {
+      // No save had taken the marker away in between: a file without checksums.
+      return std::vector<ManifestFile>();
+    } else {
+      absl::SleepFor(kLookPause);
+    }
   }
+  return std::vector<ManifestFile>();
 }
 
 }  // namespace

@@ -139,8 +139,10 @@ std::vector<Phase> AllPhases() {
     phases.push_back({verb, "most is written", kCoordinator, "attach.save_answer", 8});
     phases.push_back({verb, "it is published", kFirstWorker, "save.publish"});
     phases.push_back({verb, "some files are moved", kFirstWorker, "save.move", 2});
-    phases.push_back({verb, "before its marker", kFirstWorker, "save.marker"});
   }
+  phases.push_back({Verb::kSave, "before its marker", kFirstWorker, "save.marker"});
+  // The folder of a step is exchanged for the new one, marker and all.
+  phases.push_back({Verb::kOverwrite, "before the exchange", kFirstWorker, "save.exchange"});
   phases.push_back({Verb::kSave, "after its marker", kFirstWorker, "save.collect"});
   return phases;
 }

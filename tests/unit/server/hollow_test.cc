@@ -925,9 +925,10 @@ TEST_F(AttachServiceTest, InventoriesThatWaitAreNoHindranceToTheEnd) {
     ++*joined;
     is_ending->WaitForNotification();
   };
-  workers_ = *HollowWorkers::Start(
-      {.coordinator = lifecycle_->address(), .count = 8, .attach_delay = absl::Hours(1)});
-  ASSERT_TRUE(Eventually([&] { return *joined == 1 && workers_->totals().inventories == 8; }));
+  workers_ = *HollowWorkers::Start({.coordinator = lifecycle_->address(), .count = 8});
+  // An attach may fail, for example where another program has the address of a worker.
+  EXPECT_TRUE(Eventually([&] { return *joined == 1 && workers_->totals().inventories >= 8; }))
+      << workers_->totals().last_end;
   service_.end_streams();
   is_ending->Notify();
   const absl::Time begun = absl::Now();
