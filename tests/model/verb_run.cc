@@ -41,6 +41,8 @@ constexpr absl::Duration kPoll = absl::Milliseconds(2);
 constexpr absl::Duration kAttemptDelay = absl::Milliseconds(100);
 // The time in which the coordinator notices that a worker has ended.
 constexpr absl::Duration kEndIsNoticed = absl::Milliseconds(100);
+// The time in which a worker that has attached commits its tiles.
+constexpr absl::Duration kCommitTakes = absl::Milliseconds(300);
 // How long a session lives without its client. The client that is killed has the short time.
 constexpr absl::Duration kShortTtl = absl::Seconds(2);
 constexpr absl::Duration kLongTtl = absl::Minutes(10);
@@ -183,8 +185,13 @@ class VerbRun {
         SHARDMESH_RETURN_IF_ERROR(armed);
         break;
       }
-      // A worker that dies before it hears of a commit hears of it when it attaches again.
       if (attempt == kMaxArmings) return Violation("the preparation passes the failpoint");
+      // A worker that dies before it hears of a commit hears of it when it attaches again.
+      SHARDMESH_RETURN_IF_ERROR(cluster_->Kill(phase.process));
+      SHARDMESH_RETURN_IF_ERROR(cluster_->Restart(phase.process));
+      const auto ready = cluster_->WaitUntilReady(kReadyAgainWithin);
+      if (!ready.ok()) return Violation(ready.status().ToString());
+      absl::SleepFor(attempt * kCommitTakes);
     }
 
     absl::Status read;
