@@ -231,10 +231,15 @@ absl::Status CountTiles(const BegunPut& put, PutResult* result) {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, assignment.array.SizeBytes());
     const int64_t tile_bytes = size_bytes * tiling.replica_count();
     result->tile_bytes += tile_bytes;
-    if (!assignment.is_reused) continue;
-    ++result->reused_tensors;
+    if (!assignment.is_reused && assignment.sent_ranks.empty()) continue;
+    if (assignment.is_reused) ++result->reused_tensors;
     result->reused_bytes += tile_bytes;
     result->moved_bytes += assignment.moved_bytes;
+    for (const int64_t rank : assignment.sent_ranks) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t sent_bytes,
+                                 assignment.array.TileSizeBytes(tiling.TileOf(rank)));
+      result->reused_bytes -= sent_bytes;
+    }
   }
   return absl::OkStatus();
 }
@@ -309,7 +314,7 @@ bool MayClaim(const PutTensor& tensor) {
   return size_bytes.ok() && *size_bytes >= kMinClaimedBytes;
 }
 
-// Returns claims about arrays that have the elements of tensors, which no origin finds; by tensor.
+// Returns claims about arrays that have elements of tensors, which no origin finds; by tensor.
 // Empty if there are none, or if the coordinator does not answer: the put then sends the tensors.
 std::vector<std::optional<ContentClaim>> ClaimContent(const CoordinatorConnection& connection,
                                                       absl::Span<const PutTensor> tensors,
@@ -476,7 +481,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (put.assignments[i].is_reused) continue;
     uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view,
-                       /*is_named=*/!tensors[i].name.empty()});
+                       /*is_named=*/!tensors[i].name.empty(), put.assignments[i].sent_ranks});
     if (std::optional<SavedPart> part = SavedPartOf(tensors[i]); part.has_value()) {
       saved.push_back(*std::move(part));
     }

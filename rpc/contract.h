@@ -52,6 +52,7 @@ inline constexpr Feature kFeatures[] = {
     {"second_copies", {"shardmesh.v1.BeginGetRequest.accept_second_copy"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
+    {"tile_reuse", {"shardmesh.v1.TensorContent.equal_tiles"}},
     {"uneven_cuts",
      {"shardmesh.v1.BeginPutHeader.uneven", "shardmesh.v1.BeginPutHeader.weights",
       "shardmesh.v1.DescribeTilingRequest.cut_points", "shardmesh.v1.DescribeTilingRequest.uneven",

@@ -126,36 +126,78 @@ class TilePieces {
   std::vector<char> piece_;
 };
 
-// Returns the first array of the layout whose checksums are those of the tensor; null: none is.
-absl::StatusOr<const ContentCandidate*> FindEqual(TilePieces& pieces,
-                                                  const CandidateLayout& layout) {
-  std::vector<const ContentCandidate*> left = layout.arrays;
-  for (int64_t tile = 0; tile < layout.tiling.DistinctTileCount() && !left.empty(); ++tile) {
-    SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c,
-                               pieces.Checksum(layout.tiling.ReplicaGroup(tile).tile));
-    std::erase_if(left, [&](const ContentCandidate* each) {
-      return each->tile_crc32c[static_cast<size_t>(tile)] != crc32c;
-    });
+// The tiles of an array whose checksums are those of a tensor.
+struct EqualTiles {
+  const ContentCandidate* array = nullptr;
+  const Tiling* tiling = nullptr;
+  std::vector<int64_t> tiles = {};  // their numbers, rising
+  int64_t elements = 0;             // of these tiles
+
+  bool is_all() const {
+    return tiling != nullptr && std::ssize(tiles) == tiling->DistinctTileCount();
   }
-  return left.empty() ? nullptr : left.front();
+};
+
+// Returns the first array of the layout of which most elements are those of the tensor; none if
+// none of the first tiles is equal.
+absl::StatusOr<EqualTiles> FindEqual(TilePieces& pieces, const CandidateLayout& layout) {
+  struct Compared {
+    const ContentCandidate* array = nullptr;
+    int64_t elements = 0;  // of the tiles that are equal so far
+    bool has_equal = false;
+  };
+  std::vector<Compared> left;
+  left.reserve(layout.arrays.size());
+  for (const ContentCandidate* const array : layout.arrays) left.push_back({.array = array});
+  std::vector<uint32_t> checksums;
+  for (int64_t tile = 0; tile < layout.tiling.DistinctTileCount() && !left.empty(); ++tile) {
+    const Tile box = layout.tiling.ReplicaGroup(tile).tile;
+    SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c, pieces.Checksum(box));
+    checksums.push_back(crc32c);
+    for (Compared& each : left) {
+      if (each.array->tile_crc32c[static_cast<size_t>(tile)] != crc32c) continue;
+      each.elements += box.element_count();
+      each.has_equal = true;
+    }
+    if (tile + 1 >= kFirstTiles || tile + 1 == layout.tiling.DistinctTileCount()) {
+      std::erase_if(left, [](const Compared& each) { return !each.has_equal; });
+    }
+  }
+  if (left.empty()) return EqualTiles();
+  // The first one of several: they are in the order of preference.
+  const Compared& best = *std::max_element(
+      left.begin(), left.end(),
+      [](const Compared& a, const Compared& b) { return a.elements < b.elements; });
+  EqualTiles equal{.array = best.array, .tiling = &layout.tiling, .elements = best.elements};
+  for (size_t tile = 0; tile < checksums.size(); ++tile) {
+    if (best.array->tile_crc32c[tile] == checksums[tile]) {
+      equal.tiles.push_back(static_cast<int64_t>(tile));
+    }
+  }
+  return equal;
 }
 
 absl::StatusOr<std::optional<ContentClaim>> Match(const TensorElements& tensor,
                                                   const CandidateLayouts& layouts,
                                                   const std::function<bool()>& is_over) {
   TilePieces pieces(tensor, is_over);
+  EqualTiles best;
   for (const CandidateLayout& layout : layouts) {
-    SHARDMESH_ASSIGN_OR_RETURN(const ContentCandidate* const equal, FindEqual(pieces, layout));
-    if (equal == nullptr) continue;
-    ContentClaim claim{.array_id = equal->array.array_id, .tile_sha256 = {}};
-    for (int64_t tile = 0; tile < layout.tiling.DistinctTileCount(); ++tile) {
-      SHARDMESH_ASSIGN_OR_RETURN(std::string digest,
-                                 pieces.Digest(layout.tiling.ReplicaGroup(tile).tile));
-      claim.tile_sha256.push_back(std::move(digest));
+    if (best.is_all()) break;
+    SHARDMESH_ASSIGN_OR_RETURN(EqualTiles equal, FindEqual(pieces, layout));
+    if (equal.elements > best.elements || (equal.is_all() && best.array == nullptr)) {
+      best = std::move(equal);
     }
-    return claim;
   }
-  return std::nullopt;
+  if (best.array == nullptr) return std::nullopt;
+  ContentClaim claim{.array_id = best.array->array.array_id, .tile_sha256 = {}};
+  for (const int64_t tile : best.tiles) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::string digest,
+                               pieces.Digest(best.tiling->ReplicaGroup(tile).tile));
+    claim.tile_sha256.push_back(std::move(digest));
+  }
+  if (!best.is_all()) claim.equal_tiles = std::move(best.tiles);
+  return claim;
 }
 
 }  // namespace

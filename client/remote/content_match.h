@@ -22,11 +22,13 @@ struct ContentCandidate {
   bool has_name = false;              // whether a name points to it
 };
 
-// The claim that an array has the elements of a tensor. The coordinator makes the workers verify
-// it.
+// The claim that an array has the elements of a tensor, or of some of its tiles. The coordinator
+// makes the workers verify it.
 struct ContentClaim {
   std::string array_id;
-  std::vector<std::string> tile_sha256;  // of each distinct tile, 32 bytes each
+  std::vector<std::string> tile_sha256;  // of each claimed tile, 32 bytes each
+  // The numbers of the claimed tiles, rising (Tiling::ReplicaGroup). Empty: all distinct tiles.
+  std::vector<int64_t> equal_tiles = {};
 };
 
 struct MatchOptions {
@@ -40,11 +42,14 @@ struct MatchOptions {
 
 // Limit for the layouts of candidates that are compared with one tensor.
 inline constexpr size_t kMaxLayouts = 4;
+// A candidate of which none of the first tiles is equal is not compared further.
+inline constexpr int64_t kFirstTiles = 2;
 
-// Returns a claim for each tensor that has the checksums of a candidate of its type and shape;
-// nullopt for all others, also if the elements cannot be made. Compares the first tile of a
-// candidate before its others, and computes the SHA-256 only if all checksums are equal. Each
-// thread takes 1 MiB of memory.
+// Returns a claim for each tensor that has the checksums of a candidate of its type and shape, or
+// else about the candidate with which it shares most. Of tensors that share no tile, and if the
+// elements cannot be made, returns nullopt. Compares the first tiles of a candidate before its
+// others, and computes the SHA-256 only of tiles whose checksums are equal. Each thread takes 1 MiB
+// of memory.
 std::vector<std::optional<ContentClaim>> MatchContent(absl::Span<const TensorElements> tensors,
                                                       absl::Span<const ContentCandidate> candidates,
                                                       const MatchOptions& options);

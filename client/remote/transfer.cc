@@ -124,6 +124,10 @@ absl::StatusOr<std::vector<Outbound>> PlanUpload(absl::Span<const TransferDevice
         return absl::InternalError(StrCat("the coordinator names ", NameOf(device),
                                           " of a mesh of ", tiling.mesh().size()));
       }
+      if (!tensor.ranks.empty() &&
+          !std::binary_search(tensor.ranks.begin(), tensor.ranks.end(), device.rank)) {
+        continue;
+      }
       Outbound& outbound = by_worker[device.identity];
       if (outbound.tiles.empty()) {
         outbound.device = &device;

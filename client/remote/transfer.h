@@ -41,6 +41,8 @@ struct UploadTensor {
   TensorElements view;  // of the array's dtype and shape
   // Whether the array gets a name. Steps may be given the memory of other arrays for their results.
   bool is_named = true;
+  // The ranks that get their tiles, rising. Empty: all ranks.
+  absl::Span<const int64_t> ranks = {};
 };
 
 // The second copy of an array: another array, whose ranks have the same tiles on other workers.
@@ -80,7 +82,7 @@ struct TransferOptions {
   WorkerConnections* connections = nullptr;
 };
 
-// Sends every device its tile of every tensor, with one stream and one thread for each worker; no
+// Sends the devices their tiles of every tensor, with one stream and one thread for each worker; no
 // stream waits for another. Returns the bytes sent. The first failure of a stream, or
 // `cancellation`, ends all streams and all attempts to connect. Returns the error of the stream
 // that failed first, with the rank and identity of that stream's worker. DEADLINE_EXCEEDED

@@ -106,6 +106,7 @@ absl::Span<const size_t> EncodeSome(absl::Span<const PutTensor> tensors,
 void EncodeContent(const ContentClaim& from, v1::TensorContent* to) {
   to->set_array_id(from.array_id);
   to->mutable_tile_sha256()->Add(from.tile_sha256.begin(), from.tile_sha256.end());
+  for (const int64_t tile : from.equal_tiles) to->add_equal_tiles(static_cast<int32_t>(tile));
 }
 
 void EncodeTensor(const PutTensor& from, const FileIndex& files, bool from_files,
@@ -206,8 +207,15 @@ absl::Status Append(const v1::BeginPutResponse& from, BegunPut* to) {
     SHARDMESH_ASSIGN_OR_RETURN(assignment.array, DecodeAnswer(wire.array_descriptor()));
     assignment.token = wire.token();
     SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(wire.corrections(), &assignment.corrections));
-    assignment.is_reused = wire.has_reused();
+    assignment.is_reused = wire.has_reused() && wire.reused().sent_ranks().empty();
     assignment.moved_bytes = wire.reused().moved_bytes();
+    for (const int32_t rank : wire.reused().sent_ranks()) {
+      if (rank < 0 || rank >= assignment.array.mesh.size()) {
+        return absl::InternalError(StrCat("the coordinator wants a tile for rank ", rank,
+                                          " of a mesh of ", assignment.array.mesh.size()));
+      }
+      assignment.sent_ranks.push_back(rank);
+    }
   }
   return absl::OkStatus();
 }

@@ -31,6 +31,9 @@ struct BegunPut {
     std::vector<Correction> corrections;
     bool is_reused = false;   // an array has the elements already: nobody sends the tensor
     int64_t moved_bytes = 0;  // bytes that workers send to one another to copy that array
+    // If an array has the elements of some tiles: the ranks whose tiles this client sends, rising.
+    // The workers copy all others.
+    std::vector<int64_t> sent_ranks = {};
   };
   std::string transfer_id;
   std::vector<TransferDevice> devices;

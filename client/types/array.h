@@ -204,7 +204,8 @@ struct PutOptions {
   // file, unchanged since. Nobody reads or sends such a tensor. If its array also lies as this put
   // asks, it gets the tensor's name; otherwise the workers copy it. The same holds for tensors that
   // this client would send, of 64 KiB and more and with a name or a file, if an array has the same
-  // content: client and workers compare digests, which takes as long as reading the tensor.
+  // content: client and workers compare digests, which takes as long as reading the tensor. If only
+  // some tiles of the array are equal, the workers copy these, and this client sends the others.
   bool reuse = true;
   // The number of workers that keep each tile, 1 or 2. With 2, the workers copy the arrays once the
   // put has ended: ArrayClient::AwaitReplicas waits for that. All tensors need names. 0: as the
@@ -224,7 +225,7 @@ struct PutOptions {
 struct PutArray {
   ArrayDescriptor descriptor;
   std::vector<Correction> corrections;
-  bool is_reused = false;  // the elements were on the workers already; see PutOptions::reuse
+  bool is_reused = false;  // all elements were on the workers already; see PutOptions::reuse
 };
 
 struct PutResult {
@@ -234,9 +235,9 @@ struct PutResult {
   int64_t tile_bytes = 0;         // bytes of all tiles, including replicas
   int64_t sent_bytes = 0;         // the same for the tiles that this client sent
   int64_t handed_over_bytes = 0;  // of sent_bytes, those that went as memory; see Handover
-  int64_t reused_tensors = 0;     // tensors whose elements were on the workers already
-  int64_t reused_bytes = 0;       // of tile_bytes, those of such tensors
-  int64_t moved_bytes = 0;        // bytes that workers sent to one another to copy such tensors
+  int64_t reused_tensors = 0;     // tensors whose elements were all on the workers already
+  int64_t reused_bytes = 0;       // of tile_bytes, those of such tensors, and equal tiles of others
+  int64_t moved_bytes = 0;        // bytes that workers sent to one another to copy such tiles
   // kWorkers: the workers read all tiles. kClient: this client sent them.
   PutReader reader = PutReader::kClient;
   // The reason why the workers did not read the tiles, if they were asked to; otherwise OK.

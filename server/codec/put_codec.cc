@@ -86,8 +86,20 @@ absl::StatusOr<ContentClaim> DecodeContent(const v1::TensorContent& from) {
         StrCat("content.tile_sha256[", i, "]"),
         StrCat("has ", from.tile_sha256(i).size(), " bytes; a SHA-256 has ", kSha256Bytes));
   }
+  if (from.equal_tiles_size() > 0 && from.equal_tiles_size() != from.tile_sha256_size()) {
+    return rpc::BadField("content.equal_tiles",
+                         StrCat("lists ", from.equal_tiles_size(), ", and tile_sha256 has ",
+                                from.tile_sha256_size(), "; each of these tiles has a digest"));
+  }
+  for (int i = 0; i < from.equal_tiles_size(); ++i) {
+    const int64_t least = i == 0 ? 0 : int64_t{from.equal_tiles(i - 1)} + 1;
+    if (from.equal_tiles(i) >= least) continue;
+    return rpc::BadField(StrCat("content.equal_tiles[", i, "]"),
+                         StrCat("is ", from.equal_tiles(i), "; the numbers of tiles rise from 0"));
+  }
   return ContentClaim{.array_id = from.array_id(),
-                      .tile_sha256 = {from.tile_sha256().begin(), from.tile_sha256().end()}};
+                      .tile_sha256 = {from.tile_sha256().begin(), from.tile_sha256().end()},
+                      .equal_tiles = {from.equal_tiles().begin(), from.equal_tiles().end()}};
 }
 
 }  // namespace
@@ -285,7 +297,12 @@ v1::BeginPutResponse PutAnswer::Next() {
       assignment->mutable_reused()->set_array_id(
           item.reused->array().definition.descriptor.array_id);
       assignment->mutable_reused()->set_moved_bytes(item.moved_bytes);
-    } else if (is_begun && !item.is_read()) {
+      for (const int64_t rank : item.sent_ranks) {
+        assignment->mutable_reused()->add_sent_ranks(static_cast<int32_t>(rank));
+      }
+    }
+    const bool is_sent = item.reused == nullptr ? !item.is_read() : !item.sent_ranks.empty();
+    if (is_begun && is_sent) {
       claims.array_descriptor = assignment->array_descriptor().SerializeAsString();
       assignment->set_token(rpc::SignToken(claims, token_key_));
     }

@@ -84,9 +84,9 @@ std::optional<ContentCheck::ClaimedTile> ContentCheck::NextOf(Queue& queue) cons
       const size_t claim = claims[queue.next];
       if (!is_true_[claim]) continue;
       const Tiling& tiling = *tilings_[claim];
-      ClaimedTile tile{.claim = claim,
-                       .tile = tiling.TileOf(place.rank),
-                       .number = tiling.TileNumberOf(place.rank)};
+      const int64_t number = tiling.TileNumberOf(place.rank);
+      if ((*claims_)[claim].tile_sha256[static_cast<size_t>(number)].empty()) continue;
+      ClaimedTile tile{.claim = claim, .tile = tiling.TileOf(place.rank), .number = number};
       // The array has a size, and so have its tiles.
       tile.size_bytes =
           (*claims_)[claim].array->array().definition.descriptor.TileSizeBytes(tile.tile).value_or(

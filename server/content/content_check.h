@@ -94,7 +94,7 @@ class ContentCheck : public std::enable_shared_from_this<ContentCheck> {
   void TimeIsOver();
   // Moves the next tiles of the worker to `lane`, without those of claims that are false already.
   void FillLane(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the next tile of a claim that may be true; nullopt: there is none.
+  // Returns the next claimed tile of a claim that may be true; nullopt: there is none.
   std::optional<ClaimedTile> NextOf(Queue& queue) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Make claims false: those of the tiles, and those of the rest of the queue.
   void Refuse(const std::vector<ClaimedTile>& tiles) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

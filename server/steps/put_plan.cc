@@ -359,10 +359,8 @@ std::vector<ClaimedArray> PutPlan::TakeClaims() {
   PutReuse reuse = MakeReuse();
   for (size_t i = 0; i < claims_.size(); ++i) {
     if (!claims_[i].has_value() || items_[i].reused != nullptr) continue;
-    std::shared_ptr<const PinnedArray> array = reuse.PinClaimed(*claims_[i], items_[i]);
-    if (array == nullptr) continue;
-    taken.push_back(
-        {.item = i, .array = std::move(array), .tile_sha256 = std::move(claims_[i]->tile_sha256)});
+    std::optional<ClaimedArray> claimed = reuse.PinClaimed(*std::move(claims_[i]), i, items_[i]);
+    if (claimed.has_value()) taken.push_back(*std::move(claimed));
   }
   claims_.clear();
   return taken;
@@ -375,7 +373,7 @@ void PutPlan::UseContent(std::vector<ClaimedArray> claims, const std::vector<boo
     if (!is_true[i]) continue;
     PutItem& item = items_[claims[i].item];
     const std::string key = item.definition.origin_key();
-    reuse.Use(*claims[i].array, item);
+    reuse.Use(claims[i], item);
     // A copy has the origin of this put.
     if (item.is_kept() && !header_.validate_only) {
       parts_.registry->AddOrigin(item.definition.descriptor.array_id, key);
@@ -405,6 +403,7 @@ void PutPlan::DropCopiesWithoutRoom(const std::function<bool()>& is_cancelled) {
     }
     item.reused = nullptr;
     item.moved_bytes = 0;
+    item.sent_ranks.clear();
   }
 }
 

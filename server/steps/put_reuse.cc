@@ -2,6 +2,7 @@
 #include "server/steps/put_reuse.h"
 
 #include <algorithm>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -37,8 +38,10 @@ absl::StatusOr<Tiling> OnNumbered(const ArrayDescriptor& array, const std::vecto
   return Tiling::Create(mesh, array.spec, array.shape, array.cut_points);
 }
 
+// Returns the bytes that the workers of all ranks receive, but for `sent_ranks`, which rise.
 absl::StatusOr<int64_t> PlannedBytes(const MembershipView& view, const ArrayDescriptor& from,
-                                     const ArrayDescriptor& to) {
+                                     const ArrayDescriptor& to,
+                                     const std::vector<int64_t>& sent_ranks = {}) {
   SHARDMESH_ASSIGN_OR_RETURN(Tiling source, from.Tiling());
   SHARDMESH_ASSIGN_OR_RETURN(Tiling destination, to.Tiling());
   if (from.mesh_id != to.mesh_id) {
@@ -63,8 +66,23 @@ absl::StatusOr<int64_t> PlannedBytes(const MembershipView& view, const ArrayDesc
   }
   SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan plan, ReshardPlan::Create(source, destination));
   SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan.Totals([] { return false; }));
-  return PackedSizeBytes(to.dtype, totals.need);
+  int64_t received = totals.need;
+  for (const int64_t rank : sent_ranks) received -= plan.DeviceOf(rank).need;
+  return PackedSizeBytes(to.dtype, received);
 }
+
+bool HasUnclaimedTiles(const std::vector<std::string>& tile_sha256) {
+  return std::any_of(tile_sha256.begin(), tile_sha256.end(),
+                     [](const std::string& digest) { return digest.empty(); });
+}
+
+// A tensor that only some ranks copy, with the encoded fields of their orders.
+struct PartlyCopied {
+  const PutItem* item = nullptr;
+  std::string array;
+  std::string source;
+  std::string token;
+};
 
 std::vector<std::string> IdentitiesOf(absl::Span<const RankEndpoint> workers) {
   std::vector<std::string> identities;
@@ -74,6 +92,29 @@ std::vector<std::string> IdentitiesOf(absl::Span<const RankEndpoint> workers) {
 }
 
 }  // namespace
+
+std::optional<std::vector<int64_t>> RanksToSend(const ArrayDescriptor& from,
+                                                const ArrayDescriptor& to,
+                                                const std::vector<std::string>& tile_sha256) {
+  const absl::StatusOr<Tiling> source = from.Tiling();
+  const absl::StatusOr<Tiling> destination = to.Tiling();
+  if (!source.ok() || !destination.ok()) return std::nullopt;
+  const int64_t ranks = destination->mesh().size();
+  if (source->mesh().size() > kMaxPartlyCopiedRanks || ranks > kMaxPartlyCopiedRanks) {
+    return std::nullopt;
+  }
+  std::set<int64_t> sent;
+  for (size_t tile = 0; tile < tile_sha256.size(); ++tile) {
+    if (!tile_sha256[tile].empty()) continue;
+    // An empty tile has no owners, and is nowhere different.
+    for (const OwnedTile& part :
+         destination->OwnersOf(source->ReplicaGroup(static_cast<int64_t>(tile)).tile)) {
+      sent.insert(part.devices.begin(), part.devices.end());
+    }
+    if (std::ssize(sent) == ranks) return std::nullopt;
+  }
+  return std::vector<int64_t>(sent.begin(), sent.end());
+}
 
 PutReuse::PutReuse(const PutReuseParts& parts) : parts_(parts), view_(parts.membership->view()) {}
 
@@ -116,40 +157,78 @@ void PutReuse::Find(PutItem& item) {
   item.reused = std::move(pinned);
 }
 
-std::shared_ptr<const PinnedArray> PutReuse::PinClaimed(const ContentClaim& claim,
-                                                        const PutItem& item) {
+std::optional<ClaimedArray> PutReuse::PinClaimed(ContentClaim claim, size_t number,
+                                                 const PutItem& item) {
   const ArrayDescriptor& made = item.definition.descriptor;
   ArrayPtr array = parts_.registry->FindCommitted(claim.array_id);
-  if (array == nullptr || array->state != ArrayState::kAvailable) return nullptr;
+  if (array == nullptr || array->state != ArrayState::kAvailable) return std::nullopt;
   const ArrayDescriptor& there = array->definition.descriptor;
   if (there.dtype != made.dtype || there.shape != made.shape || !there.spec.unreduced().empty()) {
-    return nullptr;
+    return std::nullopt;
   }
   const absl::StatusOr<Tiling> tiling = there.Tiling();
-  if (!tiling.ok() || tiling->DistinctTileCount() != std::ssize(claim.tile_sha256)) return nullptr;
+  if (!tiling.ok()) return std::nullopt;
+  ClaimedArray claimed{.item = number, .array = nullptr, .tile_sha256 = {}};
+  if (claim.equal_tiles.empty()) {
+    if (tiling->DistinctTileCount() != std::ssize(claim.tile_sha256)) return std::nullopt;
+    claimed.tile_sha256 = std::move(claim.tile_sha256);
+  } else {
+    // The client sends no tile of a tensor that the workers read.
+    if (item.definition.source.file != nullptr ||
+        claim.equal_tiles.back() >= tiling->DistinctTileCount()) {
+      return std::nullopt;
+    }
+    claimed.tile_sha256.resize(static_cast<size_t>(tiling->DistinctTileCount()));
+    for (size_t i = 0; i < claim.equal_tiles.size(); ++i) {
+      claimed.tile_sha256[static_cast<size_t>(claim.equal_tiles[i])] =
+          std::move(claim.tile_sha256[i]);
+    }
+    if (!RanksToSend(there, made, claimed.tile_sha256).has_value()) return std::nullopt;
+  }
   // It is used only if the claim turns out to be true.
-  return PinnedArray::Pin(parts_.registry, std::move(array), /*is_use=*/false);
+  claimed.array = PinnedArray::Pin(parts_.registry, std::move(array), /*is_use=*/false);
+  if (claimed.array == nullptr) return std::nullopt;
+  return claimed;
 }
 
-void PutReuse::Use(const PinnedArray& claimed, PutItem& item) {
+void PutReuse::Use(const ClaimedArray& claimed, PutItem& item) {
   // It may have lost tiles since it was pinned.
-  ArrayPtr array = parts_.registry->FindCommitted(claimed.array().definition.descriptor.array_id);
+  ArrayPtr array =
+      parts_.registry->FindCommitted(claimed.array->array().definition.descriptor.array_id);
   if (array == nullptr || array->state != ArrayState::kAvailable) return;
   const ArrayDescriptor& there = array->definition.descriptor;
   const ArrayDescriptor& made = item.definition.descriptor;
-  const bool is_same = !item.name.empty() && IsWhatThePutMakes(*array, item);
+  const bool has_all = !HasUnclaimedTiles(claimed.tile_sha256);
+  const bool is_same = has_all && !item.name.empty() && IsWhatThePutMakes(*array, item);
   int64_t moved_bytes = 0;
+  int64_t copied_tiles = 0;
+  std::vector<int64_t> sent_ranks;
   if (!is_same) {
     if (!CanFill(made.mesh_id) || !CanFill(there.mesh_id)) return;
-    const std::optional<int64_t> bytes = MovedBytes(there, made);
-    if (!bytes.has_value()) return;
-    moved_bytes = *bytes;
+    if (!has_all) {
+      std::optional<std::vector<int64_t>> ranks = RanksToSend(there, made, claimed.tile_sha256);
+      if (!ranks.has_value()) return;
+      sent_ranks = *std::move(ranks);
+    }
+    if (sent_ranks.empty()) {
+      const std::optional<int64_t> bytes = MovedBytes(there, made);
+      if (!bytes.has_value()) return;
+      moved_bytes = *bytes;
+    } else {
+      copied_tiles = made.mesh.size() - std::ssize(sent_ranks);
+      if (copied_tiles > parts_.max_partly_copied_tiles - partly_copied_tiles_) return;
+      const absl::StatusOr<int64_t> bytes = PlannedBytes(*view_, there, made, sent_ranks);
+      if (!bytes.ok()) return;
+      moved_bytes = *bytes;
+    }
   }
   std::shared_ptr<const PinnedArray> pinned =
       PinnedArray::Pin(parts_.registry, std::move(array), parts_.is_use);
   if (pinned == nullptr) return;
   if (is_same) item.definition = pinned->array().definition;
   item.moved_bytes = moved_bytes;
+  item.sent_ranks = std::move(sent_ranks);
+  partly_copied_tiles_ += copied_tiles;
   item.reused = std::move(pinned);
 }
 
@@ -235,6 +314,7 @@ absl::Status SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> item
   for (const auto& [mesh_id, endpoints] : sources) {
     const auto devices = EncodeFillDevices(endpoints, IdentitiesOf(endpoints), destinations);
     SharedFill orders(fill.transfer_id, fill.term, &devices);
+    std::vector<PartlyCopied> partly;
     for (const PutItem& item : items) {
       if (!item.is_copied()) continue;
       const ArrayDescriptor& from = item.reused->array().definition.descriptor;
@@ -247,10 +327,22 @@ absl::Status SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> item
                                                 .term = fill.term,
                                                 .expire_time = fill.expire_time},
                                                fill.token_key);
-      orders.AddFromArray(rpc::ArrayDescriptorBytes(item.definition.descriptor), source, token);
+      std::string array = rpc::ArrayDescriptorBytes(item.definition.descriptor);
+      if (item.sent_ranks.empty()) {
+        orders.AddFromArray(array, source, token);
+      } else {
+        partly.push_back(
+            {.item = &item, .array = std::move(array), .source = source, .token = token});
+      }
     }
     for (const RankEndpoint& worker : workers) {
       SHARDMESH_RETURN_IF_ERROR(orders.SendTo(worker.identity, worker.rank, transport));
+      SharedFill own(fill.transfer_id, fill.term, &devices);
+      for (const PartlyCopied& each : partly) {
+        if (each.item->is_sent_to(worker.rank)) continue;
+        own.AddFromArray(each.array, each.source, each.token);
+      }
+      SHARDMESH_RETURN_IF_ERROR(own.SendTo(worker.identity, worker.rank, transport));
     }
   }
   return absl::OkStatus();

@@ -24,6 +24,13 @@
 
 namespace shardmesh::server {
 
+// Limit for the ranks of each mesh if only some ranks copy a tensor. Each rank then gets orders of
+// its own, which name the workers of the mesh (about 1 KiB each): 64 MiB for all ranks.
+inline constexpr int64_t kMaxPartlyCopiedRanks = 256;
+// Limit for the tiles of such tensors that are copied, for one put. An order for a tile has about
+// 1 KiB at most: 64 MiB for all of them.
+inline constexpr int64_t kMaxPartlyCopiedTiles = 65'536;
+
 // The objects that the finder uses; they outlive it.
 struct PutReuseParts {
   ArrayRegistry* registry = nullptr;
@@ -33,22 +40,34 @@ struct PutReuseParts {
   FillTransport* fill = nullptr;
   // False: the put is only checked, which counts as no use of the cache (ArrayRegistry::PinFound).
   bool is_use = true;
+  int64_t max_partly_copied_tiles = kMaxPartlyCopiedTiles;
 };
 
 // A client's claim that an array has the elements of a tensor. Nobody trusts it: see ClaimedArray.
 struct ContentClaim {
   std::string array_id;
-  // The SHA-256 of each distinct tile, 32 bytes each, by the tiles' numbers (Tiling::ReplicaGroup).
+  // The SHA-256 of each claimed tile, 32 bytes each, by the tiles' numbers (Tiling::ReplicaGroup).
   std::vector<std::string> tile_sha256;
+  // The numbers of the claimed tiles, rising. Empty: the claim is about all distinct tiles.
+  std::vector<int64_t> equal_tiles = {};
 };
 
-// A claim about an available array of the tensor's type and shape, with a digest for each distinct
-// tile. It is true if the workers compute the same digests of all tiles that they hold.
+// A claim about an available array of the tensor's type and shape. It is true if the workers
+// compute the same digests of all claimed tiles that they hold.
 struct ClaimedArray {
   size_t item = 0;  // of the put
   std::shared_ptr<const PinnedArray> array;
+  // By the numbers of all distinct tiles; empty for a tile that is not claimed. At least one is
+  // claimed.
   std::vector<std::string> tile_sha256;
 };
+
+// Returns the ranks of `to` that need elements of tiles of `from` that are not claimed, rising.
+// Both arrays have the same shape; `tile_sha256` is as in ClaimedArray. Nullopt: all ranks need
+// such elements, or a mesh has more than kMaxPartlyCopiedRanks ranks.
+std::optional<std::vector<int64_t>> RanksToSend(const ArrayDescriptor& from,
+                                                const ArrayDescriptor& to,
+                                                const std::vector<std::string>& tile_sha256);
 
 // Finds arrays for the tensors of one put. Not thread-safe. Takes some microseconds for a tensor,
 // and more for one in a new layout of its origin: do not use it on a gRPC thread.
@@ -64,12 +83,15 @@ class PutReuse {
   // - From another array the workers copy. Preferred is the one from which they send least.
   void Find(PutItem& item);
 
-  // Returns the array of the claim, which stays alive as long as the result; null if it cannot have
-  // the elements of the item's tensor, or is no longer available.
-  std::shared_ptr<const PinnedArray> PinClaimed(const ContentClaim& claim, const PutItem& item);
-  // Sets `item.reused` to an array of PinClaimed that has the elements of the item's tensor, as
-  // Find does. No effect if it is no longer available, or the workers cannot copy it.
-  void Use(const PinnedArray& claimed, PutItem& item);
+  // Returns the claim with its array, which stays alive as long as the result. Nullopt if the array
+  // cannot have the elements of the item's tensor, or is no longer available; and if no rank could
+  // copy its tile from the claimed tiles. `number`: of the item in the put.
+  std::optional<ClaimedArray> PinClaimed(ContentClaim claim, size_t number, const PutItem& item);
+  // Sets `item.reused` to the array of a claim that is true, as Find does. If not all tiles are
+  // claimed, sets `item.sent_ranks` to the ranks that need elements of others. No effect if the
+  // array is no longer available, if the workers cannot copy it, or if more than
+  // `max_partly_copied_tiles` would be copied.
+  void Use(const ClaimedArray& claimed, PutItem& item);
 
  private:
   // A layout of an array, in the form of a text.
@@ -88,6 +110,7 @@ class PutReuse {
   std::map<std::string, bool> can_fill_;  // by mesh
   // By the layouts of two arrays.
   absl::flat_hash_map<std::string, std::optional<int64_t>> moved_bytes_;
+  int64_t partly_copied_tiles_ = 0;  // of all items that Use has given `sent_ranks`
 };
 
 // A put some of whose tensors are copied from other arrays.

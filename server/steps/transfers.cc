@@ -36,6 +36,19 @@ absl::StatusOr<int64_t> TileBytes(const ArrayDefinition& array) {
   return of_replicas;
 }
 
+// Returns the bytes of the tiles that the client sends of a tensor that is copied.
+absl::StatusOr<int64_t> SentBytes(const PutItem& item) {
+  int64_t sum = 0;
+  if (item.sent_ranks.empty()) return sum;
+  const ArrayDescriptor& array = item.definition.descriptor;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+  for (const int64_t rank : item.sent_ranks) {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, array.TileSizeBytes(tiling.TileOf(rank)));
+    sum += bytes;
+  }
+  return sum;
+}
+
 // Encodes what RequestMemory remembers of a commit: the durability, and one line for each array.
 std::string EncodeAnswer(const TransferResult& result) {
   return StrCat(static_cast<int>(result.durability), "\n", StrJoin(result.array_ids, "\n"));
@@ -156,7 +169,8 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     if (__builtin_add_overflow(progress.total_bytes, bytes, &progress.total_bytes)) {
       progress.total_bytes = std::numeric_limits<int64_t>::max();
     }
-    if (item.reused != nullptr) progress.reused_bytes += bytes;
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t sent_bytes, SentBytes(item));
+    if (item.reused != nullptr) progress.reused_bytes += bytes - sent_bytes;
     progress.moved_bytes += item.moved_bytes;
     progress.is_filled |= item.is_copied() || item.is_read();
     if (item.is_kept()) {

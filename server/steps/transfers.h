@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 #define SHARDMESH_SERVER_STEPS_TRANSFERS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -43,6 +44,9 @@ struct PutItem {
   // An array that has the elements already; null: there is none.
   std::shared_ptr<const PinnedArray> reused = nullptr;
   int64_t moved_bytes = 0;  // bytes that workers send to one another to copy from `reused`
+  // The ranks whose tiles the client sends although `reused` is set, because that array lacks some
+  // of their elements; rising. Empty if `reused` has all elements.
+  std::vector<int64_t> sent_ranks = {};
 
   // Each item is one of these three, or else its client sends the elements.
   // The item's array is `reused` itself: it only gets the name.
@@ -51,7 +55,12 @@ struct PutItem {
            reused->array().definition.descriptor.array_id == definition.descriptor.array_id;
   }
   // The workers copy the elements from `reused`, which lies in another layout.
+  // The client sends the tiles of `sent_ranks`.
   bool is_copied() const { return reused != nullptr && !is_kept(); }
+  // Whether the client sends the rank's tile of a tensor that is copied.
+  bool is_sent_to(int64_t rank) const {
+    return std::binary_search(sent_ranks.begin(), sent_ranks.end(), rank);
+  }
   // The workers read the elements from a file.
   bool is_read() const { return reused == nullptr && definition.source.file != nullptr; }
 };

@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -436,11 +437,11 @@ TEST_F(ReuseTest, TheContentOfACopiedTouchedOrRenamedFileIsNotSentAgain) {
   EXPECT_EQ(anew["sent_bytes"], first["tile_bytes"]);
 }
 
-TEST_F(ReuseTest, AContentThatDiffersByOneByteIsSent) {
+TEST_F(ReuseTest, OfAContentThatDiffersByOneByteOnlyThatTileIsSent) {
   ASSERT_NO_FATAL_FAILURE(StartCluster());
   ASSERT_NO_FATAL_FAILURE(Write());
   const json first = Load();
-  // In the middle of the largest tensor.
+  // The largest tensor has four tiles, one on each worker.
   int64_t offset_bytes = 0;
   int64_t size_bytes = 0;
   {
@@ -452,22 +453,57 @@ TEST_F(ReuseTest, AContentThatDiffersByOneByteIsSent) {
       offset_bytes = tensor.offset_bytes;
     }
   }
-  const std::string copy = model_ + ".copy";
-  std::filesystem::copy_file(model_, copy);
-  {
-    std::fstream file(copy, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(offset_bytes + size_bytes / 2);
-    const int byte = file.get();
-    file.seekp(offset_bytes + size_bytes / 2);
-    file.put(static_cast<char>(byte ^ 1));
-  }
-  std::filesystem::rename(copy, model_);
-  ASSERT_NO_FATAL_FAILURE(AwaitOld());
+  // Replaces the file by a copy, in which the byte of that tensor at this place is another one.
+  const auto replace = [&](std::optional<int64_t> place) {
+    const std::string copy = model_ + ".copy";
+    std::filesystem::copy_file(model_, copy);
+    if (place.has_value()) {
+      std::fstream file(copy, std::ios::in | std::ios::out | std::ios::binary);
+      file.seekg(offset_bytes + *place);
+      const int byte = file.get();
+      file.seekp(offset_bytes + *place);
+      file.put(static_cast<char>(byte ^ 1));
+    }
+    std::filesystem::rename(copy, model_);
+    AwaitOld();
+  };
+  replace(std::nullopt);
+  const json equal = Load({"--source=client"});
+  const auto small_bytes = equal["sent_bytes"].get<int64_t>();  // of tensors that are always sent
+  EXPECT_LT(small_bytes, size_bytes / 16);
+
+  replace(size_bytes / 2);
+  const int64_t copied = Filled("own");
   const json load = Load({"--source=client"});
-  EXPECT_GE(load["sent_bytes"], size_bytes);
-  EXPECT_LT(load["sent_bytes"], first["tile_bytes"]);
-  EXPECT_GT(load["reused_tensors"], 0);
+  EXPECT_EQ(load["sent_bytes"], small_bytes + size_bytes / 4);
+  EXPECT_EQ(load["moved_bytes"], 0);
+  EXPECT_EQ(load["reused_bytes"],
+            first["tile_bytes"].get<int64_t>() - load["sent_bytes"].get<int64_t>());
+  EXPECT_EQ(load["reused_tensors"], equal["reused_tensors"].get<int64_t>() - 1);
+  EXPECT_EQ(Filled("own") - copied, size_bytes / 4 * 3);
   EXPECT_TRUE(HasTheFilesBytes());
+  ExpectNothingMoved(Load({"--source=client"}));
+
+  // In another layout, the tiles are sent whose regions are not all there: those of the left half,
+  // which two workers have.
+  replace(0);
+  const json columns = Load({"--source=client", "--rules=" + columns_});
+  EXPECT_GE(columns["sent_bytes"], size_bytes);
+  EXPECT_LT(columns["sent_bytes"], size_bytes + size_bytes / 4);
+  EXPECT_GT(columns["moved_bytes"], 0);
+  EXPECT_TRUE(HasTheFilesBytes());
+
+  // After a restart of all processes.
+  replace(size_bytes - 1);
+  std::vector<std::string> all = AllWorkers();
+  all.push_back("coordinator");
+  ASSERT_NO_FATAL_FAILURE(Restart(all));
+  const json restarted = Load({"--source=client", "--rules=" + columns_});
+  EXPECT_GE(restarted["sent_bytes"], size_bytes);
+  EXPECT_LT(restarted["sent_bytes"], size_bytes + size_bytes / 4);
+  EXPECT_TRUE(HasTheFilesBytes());
+  const json anew = Load({"--source=client", "--rules=" + columns_, "--no-reuse"});
+  EXPECT_EQ(anew["sent_bytes"], anew["tile_bytes"]);
 }
 
 TEST_F(ReuseTest, ADegradedArrayIsLoadedAgain) {

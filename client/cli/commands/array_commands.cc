@@ -181,10 +181,16 @@ std::string FormatReader(const PutResult& put) {
 
 // Says how much of a put was on the workers already.
 void PrintReuse(const PutResult& put) {
-  if (put.reused_tensors == 0) return;
-  std::cout << FormatCount(static_cast<size_t>(put.reused_tensors), "tensor") << ", "
-            << FormatBytes(put.reused_bytes)
-            << " of tiles, were on the workers already; --no-reuse reads them again";
+  if (put.reused_tensors == 0 && put.reused_bytes == 0) return;
+  const std::string tiles = StrCat(FormatBytes(put.reused_bytes), " of tiles");
+  // The bytes count also tiles of tensors that were there in part.
+  if (put.reused_tensors > 0) {
+    std::cout << FormatCount(static_cast<size_t>(put.reused_tensors), "tensor") << ", " << tiles
+              << ",";
+  } else {
+    std::cout << tiles;
+  }
+  std::cout << " were on the workers already; --no-reuse reads them again";
   if (put.moved_bytes > 0) {
     std::cout << "; workers sent " << FormatBytes(put.moved_bytes)
               << " to one another for the new layout";

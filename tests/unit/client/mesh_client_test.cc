@@ -741,6 +741,7 @@ TEST_F(MeshClientTest, AsksForTheContentOfTensorsThatItWouldSendAndClaimsTheArra
   EXPECT_EQ(claim.array_id(), sent.arrays[0].descriptor.array_id);
   ASSERT_EQ(claim.tile_sha256_size(), static_cast<int>(tiles));
   for (const std::string& digest : claim.tile_sha256()) EXPECT_EQ(digest, Sha256(tile));
+  EXPECT_EQ(claim.equal_tiles_size(), 0) << "all are equal";
   // A tensor that an origin finds needs no claim.
   answer.add_found_by_origin(0);
   coordinator_->AnswerContentWith(answer);
@@ -757,6 +758,40 @@ TEST_F(MeshClientTest, AsksForTheContentOfTensorsThatItWouldSendAndClaimsTheArra
                         .view = *TensorView::Create(Dtype::kU8, {2, 2}, std::string_view("abcd"))};
   ASSERT_THAT(client_->arrays().PutTensors({small}), IsOk());
   EXPECT_EQ(coordinator_->content_questions(), 2);
+}
+
+TEST_F(MeshClientTest, SendsOnlyTheTilesThatTheWorkersDoNotCopy) {
+  const PutTensor large = Large("a");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult sent, client_->arrays().PutTensors({large}));
+  v1::FindContentResponse answer;
+  v1::ContentCandidate& candidate = *answer.add_candidates();
+  rpc::Encode(sent.arrays[0].descriptor, candidate.mutable_array_descriptor());
+  const Tiling tiling = *sent.arrays[0].descriptor.Tiling();
+  const auto tiles = static_cast<size_t>(tiling.DistinctTileCount());
+  ASSERT_GE(tiles, 2u);
+  const std::string tile(bytes_.size() / tiles, 'b');
+  for (size_t i = 0; i < tiles; ++i) candidate.add_tile_crc32c(Crc32c(tile) + (i == 0 ? 1 : 0));
+  coordinator_->AnswerContentWith(answer);
+  coordinator_->GetElements(Elements::kPartlyReused);
+  std::vector<std::pair<int64_t, int64_t>> progress;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PutResult reused,
+      client_->arrays().PutTensors({large}, {.progress = [&](int64_t done, int64_t total) {
+                                     progress.emplace_back(done, total);
+                                   }}));
+  const int64_t tile_bytes = std::ssize(tile);
+  EXPECT_EQ(reused.sent_bytes, tile_bytes);
+  EXPECT_EQ(reused.reused_bytes, sent.tile_bytes - tile_bytes);
+  EXPECT_EQ(reused.reused_tensors, 0);
+  EXPECT_FALSE(reused.arrays[0].is_reused);
+  ASSERT_FALSE(progress.empty());
+  EXPECT_EQ(progress.back(), std::pair(sent.tile_bytes, sent.tile_bytes));
+  ASSERT_THAT(coordinator_->claims(), SizeIs(1));
+  const v1::TensorContent claim = coordinator_->claims()[0];
+  ASSERT_EQ(claim.equal_tiles_size(), static_cast<int>(tiles) - 1);
+  EXPECT_EQ(claim.equal_tiles(0), 1);
+  ASSERT_EQ(claim.tile_sha256_size(), claim.equal_tiles_size());
+  for (const std::string& digest : claim.tile_sha256()) EXPECT_EQ(digest, Sha256(tile));
 }
 
 TEST_F(MeshClientTest, RefusesATensorWithSeveralLayouts) {

@@ -740,8 +740,11 @@ grpc::Status SmallCoordinator::BeginPut(
       rpc::Encode(mesh_, array.mutable_mesh());
       if (tensor.has_content()) claims_.push_back(tensor.content());
       if (is_check) continue;
-      if (elements_ == Elements::kSent) assignment.set_token(PutToken(array.array_id()));
+      if (elements_ == Elements::kSent || elements_ == Elements::kPartlyReused) {
+        assignment.set_token(PutToken(array.array_id()));
+      }
       if (elements_ == Elements::kReused) assignment.mutable_reused();
+      if (elements_ == Elements::kPartlyReused) assignment.mutable_reused()->add_sent_ranks(0);
       v1::Array& staged = staged_.emplace_back();
       *staged.mutable_array_descriptor() = array;
       staged.set_name(tensor.name());

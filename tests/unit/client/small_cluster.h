@@ -107,8 +107,9 @@ class SmallWorker final : public v1::TileService::Service {
 // Calls of the small coordinator that a test can hold.
 enum class HeldCall { kOpenSession, kBeginGet, kCommit };
 
-// How the elements of puts come to the workers of the small coordinator.
-enum class Elements { kSent, kReused, kRead };
+// How the elements of puts come to the workers of the small coordinator. kPartlyReused: the client
+// sends the tile of rank 0 only.
+enum class Elements { kSent, kReused, kPartlyReused, kRead };
 
 // A coordinator of one mesh, "default", over `workers` by rank. Thread-safe.
 class SmallCoordinator final : public v1::ArrayService::Service {

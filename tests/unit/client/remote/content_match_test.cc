@@ -4,10 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +29,7 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // The values of a tensor of 8 x 6 F32.
@@ -122,7 +125,7 @@ TEST(ContentMatchTest, FindsTheArrayWithTheTensorsElementsInAnyLayout) {
   }
 }
 
-TEST(ContentMatchTest, ADifferentTensorCostsOneTileOfEachLayout) {
+TEST(ContentMatchTest, ADifferentTensorCostsTwoTilesOfEachLayout) {
   std::vector<float> values = Values(1);
   const auto candidates = [&] {
     std::vector<ContentCandidate> made;
@@ -135,12 +138,82 @@ TEST(ContentMatchTest, ADifferentTensorCostsOneTileOfEachLayout) {
   const std::vector<float> others = Values(2);
   const auto other = std::make_shared<const CountingProducer>(ViewOf(others));
   EXPECT_FALSE(MatchContent({MadeBy(other)}, candidates, {})[0].has_value());
-  EXPECT_EQ(other->bytes, 192 / 2 + 192 / 3);
+  EXPECT_EQ(other->bytes, 2 * 192 / 2 + 2 * 192 / 3);
   // One byte in the last tile differs.
   values.back() += 1;
   const auto close = std::make_shared<const CountingProducer>(ViewOf(values));
-  EXPECT_FALSE(MatchContent({MadeBy(close)}, candidates, {})[0].has_value());
-  EXPECT_EQ(close->bytes, 192 + 192) << "checksums only";
+  const auto claim = MatchContent({MadeBy(close)}, candidates, {})[0];
+  ASSERT_TRUE(claim.has_value());
+  EXPECT_EQ(claim->array_id, "columns") << "two of its three tiles are equal";
+  EXPECT_THAT(claim->equal_tiles, ElementsAre(0, 1));
+  EXPECT_THAT(claim->tile_sha256, SizeIs(2));
+  EXPECT_EQ(close->bytes, 192 + 192 + 2 * 192 / 3) << "checksums, and digests of equal tiles";
+}
+
+TEST(ContentMatchTest, AnArrayThatIsEqualAsAWholeGoesBeforeOneThatSharesTiles) {
+  const std::vector<float> values = Values(1);
+  std::vector<float> changed = values;
+  changed.back() += 1;
+  const std::vector<ContentCandidate> candidates = {
+      CandidateOf("changed", ViewOf(changed), kByRows),
+      CandidateOf("equal", ViewOf(values), PartitionSpec()),
+      CandidateOf("rows", ViewOf(values), kByRows)};
+  const auto claim = MatchContent({ViewOf(values)}, candidates, {})[0];
+  ASSERT_TRUE(claim.has_value());
+  EXPECT_EQ(claim->array_id, "rows");
+  EXPECT_THAT(claim->equal_tiles, IsEmpty());
+}
+
+TEST(ContentMatchTest, ClaimsExactlyTheTilesThatAreEqualOfTheArrayWithMostOfThem) {
+  std::mt19937 random(7);
+  const std::vector<float> values = Values(1);
+  const TensorView view = ViewOf(values);
+  const PartitionSpec both({SpecEntry::Axis("x"), SpecEntry::Axis("y")});
+  const std::vector<CutPoints> uneven = {{0, 1, 8}, {0, 3, 3, 6}};  // one part is empty
+  for (int round = 0; round < 200; ++round) {
+    // Each candidate differs from the tensor in some bytes.
+    std::vector<ContentCandidate> candidates;
+    std::vector<std::vector<int64_t>> equal_tiles;
+    std::vector<int64_t> equal_elements;
+    std::optional<Tiling> tiling;
+    for (int i = 0; i < 3; ++i) {
+      std::vector<float> changed = values;
+      const int changes = std::uniform_int_distribution<int>(1, 6)(random);
+      for (int change = 0; change < changes; ++change) {
+        const auto at = std::uniform_int_distribution<size_t>(0, changed.size() - 1)(random);
+        changed[at] = -static_cast<float>(i + 1);
+      }
+      const TensorView other = ViewOf(changed);
+      ContentCandidate candidate = CandidateOf(StrCat("c", i), other, both);
+      if (round % 2 == 1) candidate.array.cut_points = uneven;
+      tiling = *candidate.array.Tiling();
+      candidate.tile_crc32c.clear();
+      std::vector<int64_t>& tiles = equal_tiles.emplace_back();
+      int64_t& elements = equal_elements.emplace_back();
+      for (int64_t tile = 0; tile < tiling->DistinctTileCount(); ++tile) {
+        const Tile box = tiling->ReplicaGroup(tile).tile;
+        candidate.tile_crc32c.push_back(Crc32c(BytesOf(other, box)));
+        if (BytesOf(other, box) != BytesOf(view, box)) continue;
+        tiles.push_back(tile);
+        elements += box.element_count();
+      }
+      // It is compared no further if none of its first tiles is equal.
+      if (tiles.empty() || tiles.front() >= kFirstTiles) elements = 0;
+      candidates.push_back(std::move(candidate));
+    }
+    const auto claim = MatchContent({view}, candidates, {})[0];
+    const auto best = std::max_element(equal_elements.begin(), equal_elements.end());
+    ASSERT_EQ(claim.has_value(), *best > 0) << round;
+    if (!claim.has_value()) continue;
+    const auto number = static_cast<size_t>(best - equal_elements.begin());
+    EXPECT_EQ(claim->array_id, StrCat("c", number)) << round;
+    EXPECT_EQ(claim->equal_tiles, equal_tiles[number]) << round;
+    ASSERT_EQ(claim->tile_sha256.size(), equal_tiles[number].size());
+    for (size_t i = 0; i < claim->tile_sha256.size(); ++i) {
+      EXPECT_EQ(claim->tile_sha256[i],
+                Sha256(BytesOf(view, tiling->ReplicaGroup(equal_tiles[number][i]).tile)));
+    }
+  }
 }
 
 TEST(ContentMatchTest, PrefersTheMeshOfThePutAndArraysWithNames) {

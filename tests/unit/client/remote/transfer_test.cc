@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,6 +24,7 @@ namespace shardmesh::client {
 namespace {
 
 using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using test::GetToken;
 using test::PutToken;
@@ -143,6 +146,23 @@ TEST_F(TransferTest, BringsBackWhatItHandedOverForEveryLayout) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes,
                                    DownloadAll(tensor, coordinator_->devices()));
     EXPECT_TRUE(bytes == tensor.bytes) << tensor.array.array_id;
+  }
+}
+
+TEST_F(TransferTest, SendsTheTilesOfSomeRanksOnly) {
+  const TestTensor all("all", mesh_, Spec({kTp}), Shape{64, 48});
+  const TestTensor some("some", mesh_, Spec({kFsdp, kTp}), Shape{64, 48});
+  const std::vector<int64_t> ranks = {1, 2};
+  UploadTensor partly = some.upload();
+  partly.ranks = ranks;
+  const int64_t tile_bytes = std::ssize(some.bytes) / 4;
+  EXPECT_THAT(Upload(coordinator_->devices(), {partly}, &cancellation_, options_),
+              IsOkAndHolds(2 * tile_bytes));
+  EXPECT_THAT(Upload(coordinator_->devices(), {all.upload(), partly}, &cancellation_, options_),
+              IsOkAndHolds(2 * std::ssize(all.bytes) + 2 * tile_bytes));
+  for (int32_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(workers_[rank]->TileOf("some", rank).has_value(), rank == 1 || rank == 2) << rank;
+    EXPECT_TRUE(workers_[rank]->TileOf("all", rank).has_value()) << rank;
   }
 }
 

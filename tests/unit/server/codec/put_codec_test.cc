@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rpc/codec/source_codec.h"
@@ -218,6 +221,7 @@ TEST(PutTensorTest, TakesAClaimAboutItsContentAndRefusesAMalformedOne) {
   EXPECT_EQ(decoded.content->array_id, "a1");
   EXPECT_EQ(decoded.content->tile_sha256,
             (std::vector<std::string>{std::string(32, 'x'), std::string(32, 'y')}));
+  EXPECT_THAT(decoded.content->equal_tiles, IsEmpty());
   content.set_tile_sha256(1, std::string(31, 'y'));
   absl::Status refused = Decode(tensor).status();
   EXPECT_THAT(refused, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
@@ -225,6 +229,33 @@ TEST(PutTensorTest, TakesAClaimAboutItsContentAndRefusesAMalformedOne) {
   content.set_array_id("");
   refused = Decode(tensor).status();
   EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "content.array_id");
+}
+
+TEST(PutTensorTest, TakesAClaimAboutSomeTilesAndRefusesAMalformedOne) {
+  v1::PutTensor tensor;
+  tensor.set_dtype(v1::DTYPE_F32);
+  v1::TensorContent& content = *tensor.mutable_content();
+  content.set_array_id("a1");
+  content.add_tile_sha256(std::string(32, 'x'));
+  content.add_tile_sha256(std::string(32, 'y'));
+  const auto decode = [&](std::vector<int32_t> tiles) {
+    content.clear_equal_tiles();
+    content.mutable_equal_tiles()->Add(tiles.begin(), tiles.end());
+    return Decode(tensor);
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutTensor decoded, decode({0, 3}));
+  EXPECT_EQ(decoded.content->equal_tiles, (std::vector<int64_t>{0, 3}));
+  const std::pair<std::vector<int32_t>, std::string> refused[] = {
+      {{0}, "content.equal_tiles"},
+      {{0, 1, 2}, "content.equal_tiles"},
+      {{-1, 2}, "content.equal_tiles[0]"},
+      {{2, 2}, "content.equal_tiles[1]"},
+      {{std::numeric_limits<int32_t>::max(), 0}, "content.equal_tiles[1]"}};
+  for (const auto& [tiles, field] : refused) {
+    const absl::Status status = decode(tiles).status();
+    EXPECT_THAT(status, test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+    EXPECT_EQ(rpc::FieldViolationsOf(status).front().field, field);
+  }
 }
 
 TEST(PutHeaderTest, TakesTheChangeTimeOfAFileIfItIsThere) {

@@ -79,6 +79,19 @@ TEST_F(ContentCheckTest, AClaimIsTrueIfAllWorkersHaveItsDigests) {
   EXPECT_EQ(ends_, 1);
 }
 
+TEST_F(ContentCheckTest, OnlyClaimedTilesAreAskedForAndCompared) {
+  Claim({DigestNamed('a'), ""});
+  Claim({"", DigestNamed('d')});
+  Start();
+  const std::vector<KeepingDigests::Question> asked = digests_.waiting();
+  ASSERT_THAT(asked, SizeIs(2));
+  for (const KeepingDigests::Question& each : asked) EXPECT_THAT(each.tiles, SizeIs(1));
+  EXPECT_TRUE(digests_.Answer("w0", {{DigestNamed('a')}}));
+  EXPECT_TRUE(digests_.Answer("w1", {{DigestNamed('x')}}));
+  EXPECT_EQ(ends_, 1);
+  EXPECT_THAT(is_true_, ElementsAre(true, false));
+}
+
 TEST_F(ContentCheckTest, EachReplicaIsCompared) {
   Claim({DigestNamed('a')}, {8}, PartitionSpec());
   Start();

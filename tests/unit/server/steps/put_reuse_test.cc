@@ -4,11 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +18,8 @@
 #include "absl/synchronization/notification.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/transfer_token.h"
+#include "server/codec/put_codec.h"
 #include "server/steps/array_cache.h"
 #include "server/steps/fill_codec.h"
 #include "server/steps/put_plan.h"
@@ -373,6 +377,177 @@ TEST_F(PutReuseTest, AClaimThatIsFalseOrCannotBeTrueIsPutAnew) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put,
                                  Begin({.file = copy, .content = ContentClaim{array_id, two}}));
   EXPECT_EQ(claims_, 0u) << "it is degraded";
+}
+
+TEST_F(PutReuseTest, WorkersCopyTheTilesThatAreEqualAndTheClientSendsTheOthers) {
+  const std::string array_id = Put({});
+  const SourceFile changed = Model(/*change_s=*/7);
+  const ContentClaim first{array_id, {std::string(32, 'a')}, {0}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({.file = changed, .content = first}));
+  EXPECT_EQ(claims_, 1u);
+  const PutItem& item = put->items[0];
+  ASSERT_TRUE(item.is_copied());
+  EXPECT_THAT(item.sent_ranks, ElementsAre(1));
+  EXPECT_EQ(item.moved_bytes, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TransferProgress progress,
+                                 transfers_.Progress(put->transfer_id));
+  EXPECT_EQ(progress.total_bytes, 128);
+  EXPECT_EQ(progress.reused_bytes, 64);
+  EXPECT_TRUE(progress.is_filled);
+  const auto sent = fill_.sent("w0");
+  ASSERT_THAT(sent, SizeIs(1));
+  ASSERT_EQ(sent[0].tiles_size(), 1);
+  EXPECT_EQ(sent[0].rank(), 0);
+  EXPECT_EQ(sent[0].tiles(0).array_descriptor(),
+            rpc::ArrayDescriptorBytes(item.definition.descriptor));
+  EXPECT_THAT(fill_.sent("w1"), IsEmpty()) << "it gets its tile from the client";
+  const v1::BeginPutResponse answer =
+      PutAnswer(7, std::string(rpc::kTokenKeyBytes, 'k'), put).Next();
+  ASSERT_EQ(answer.assignments_size(), 1);
+  EXPECT_EQ(answer.assignments(0).reused().array_id(), array_id);
+  EXPECT_THAT(answer.assignments(0).reused().sent_ranks(), ElementsAre(1));
+  EXPECT_NE(answer.assignments(0).token(), "");
+
+  const std::string made = Commit(*put);
+  EXPECT_NE(made, array_id);
+  EXPECT_EQ(ArrayOf("w"), made);
+  EXPECT_EQ(transfers_.totals().reused_bytes, 64);
+  EXPECT_EQ(Put({.file = changed}), made) << "it has the origin of the new file";
+  // A claim that names all tiles is one about the whole array.
+  const ContentClaim all{made, {std::string(32, 'a'), std::string(32, 'b')}, {0, 1}};
+  EXPECT_EQ(Put({.file = Model(8), .content = all}), made);
+}
+
+TEST_F(PutReuseTest, ATensorWhoseTilesAllNeedOtherElementsOrThatTheWorkersReadIsNotCopiedPartly) {
+  const std::string array_id = Put({});
+  const SourceFile changed = Model(/*change_s=*/7);
+  const std::vector<std::string> one = {std::string(32, 'a')};
+  const ContentClaim first{array_id, one, {0}};
+  const PartitionSpec columns({SpecEntry(), SpecEntry::Axis("x")});
+  const std::vector<Given> cases = {{.file = changed, .content = first, .is_true = false},
+                                    {.file = changed, .spec = columns, .content = first},
+                                    {.file = changed, .spec = {}, .content = first},
+                                    {.file = changed, .by_workers = true, .content = first},
+                                    {.file = changed, .content = ContentClaim{array_id, one, {2}}}};
+  for (size_t i = 0; i < cases.size(); ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin(cases[i]));
+    EXPECT_EQ(claims_, i == 0 ? 1u : 0u) << i;
+    EXPECT_EQ(put->items[0].reused, nullptr) << i;
+    EXPECT_THAT(put->items[0].sent_ranks, IsEmpty()) << i;
+    EXPECT_THAT(transfers_.Abort(put->transfer_id, absl::CancelledError("enough")), IsOk());
+  }
+  // While a cached array is copied, it cannot be evicted for the copy.
+  registry_->SetCaching(true);
+  DeleteName("w");
+  Beat((1 << 20) - 63);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({.file = changed, .content = first}));
+  EXPECT_EQ(claims_, 1u);
+  EXPECT_EQ(put->items[0].reused, nullptr);
+  EXPECT_THAT(put->items[0].sent_ranks, IsEmpty());
+}
+
+TEST_F(PutReuseTest, NoMoreTilesAreCopiedByOrdersOfTheirOwnThanThereMayBe) {
+  const std::string array_id = Put({});
+  PutReuse reuse({.registry = registry_.get(),
+                  .membership = &members_,
+                  .endpoints = &endpoints_,
+                  .fill = &fill_,
+                  .max_partly_copied_tiles = 2});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr array, registry_->FindArray(array_id));
+  for (size_t i = 0; i < 3; ++i) {
+    PutItem item;
+    item.name = StrCat("v", i);
+    item.definition.descriptor = array->definition.descriptor;
+    item.definition.descriptor.array_id = StrCat("new", i);
+    const auto claimed = reuse.PinClaimed({array_id, {std::string(32, 'a')}, {0}}, i, item);
+    ASSERT_TRUE(claimed.has_value());
+    EXPECT_EQ(claimed->item, i);
+    EXPECT_THAT(claimed->tile_sha256, ElementsAre(std::string(32, 'a'), ""));
+    reuse.Use(*claimed, item);
+    EXPECT_EQ(item.is_copied(), i < 2) << i;
+    EXPECT_THAT(item.sent_ranks, SizeIs(i < 2 ? 1 : 0)) << i;
+  }
+}
+
+TEST(RanksToSendTest, AreThoseWhoseTilesMeetATileThatIsNotClaimed) {
+  std::mt19937 random(11);
+  const auto below = [&](int64_t limit) {
+    return std::uniform_int_distribution<int64_t>(0, limit - 1)(random);
+  };
+  const Shape shape = {12, 12};
+  const SpecEntry none;
+  const SpecEntry x = SpecEntry::Axis("x");
+  const SpecEntry y = SpecEntry::Axis("y");
+  const std::vector<PartitionSpec> specs = {PartitionSpec(), PartitionSpec({x}),
+                                            PartitionSpec({none, y}), PartitionSpec({x, y}),
+                                            PartitionSpec({y, x})};
+  const auto any_cuts = [&](int64_t parts) {
+    CutPoints points = {0};
+    for (int64_t i = 1; i < parts; ++i) points.push_back(below(13));
+    points.push_back(12);
+    std::sort(points.begin(), points.end());  // parts may be empty
+    return points;
+  };
+  int partly = 0;
+  for (int round = 0; round < 2'000; ++round) {
+    const auto any_array = [&] {
+      ArrayDescriptor array{.array_id = "a",
+                            .dtype = Dtype::kF32,
+                            .shape = shape,
+                            .spec = specs[static_cast<size_t>(below(std::ssize(specs)))],
+                            .mesh_id = "m",
+                            .mesh_revision = 1,
+                            .mesh = *Mesh::Parse("x=2,y=3"),
+                            .cut_points = {}};
+      if (below(2) == 0) return array;
+      const Tiling even = *array.Tiling();
+      array.cut_points.resize(2);
+      for (int64_t dim = 0; dim < 2; ++dim) {
+        if (even.PartCount(dim) == 1) continue;
+        array.cut_points[static_cast<size_t>(dim)] = any_cuts(even.PartCount(dim));
+      }
+      return array;
+    };
+    const ArrayDescriptor from = any_array();
+    const ArrayDescriptor to = any_array();
+    const Tiling source = *from.Tiling();
+    const Tiling destination = *to.Tiling();
+    std::vector<std::string> digests(static_cast<size_t>(source.DistinctTileCount()));
+    for (std::string& digest : digests) {
+      if (below(4) != 0) digest = std::string(32, 'd');
+    }
+    std::vector<int64_t> expected;
+    for (DeviceId rank = 0; rank < 6; ++rank) {
+      for (size_t tile = 0; tile < digests.size(); ++tile) {
+        const Tile unclaimed = source.ReplicaGroup(static_cast<int64_t>(tile)).tile;
+        if (!digests[tile].empty() || !Intersect(unclaimed, destination.TileOf(rank))) continue;
+        expected.push_back(rank);
+        break;
+      }
+    }
+    const std::optional<std::vector<int64_t>> ranks = RanksToSend(from, to, digests);
+    ASSERT_EQ(ranks.has_value(), expected.size() < 6) << round;
+    if (!ranks.has_value()) continue;
+    EXPECT_EQ(*ranks, expected) << round;
+    partly += ranks->empty() ? 0 : 1;
+  }
+  EXPECT_GT(partly, 100);
+}
+
+TEST(RanksToSendTest, ALargeMeshCopiesTensorsAsAWholeOrNotAtAll) {
+  const auto array = [](int64_t ranks) {
+    return ArrayDescriptor{.array_id = "a",
+                           .dtype = Dtype::kF32,
+                           .shape = {514},
+                           .spec = PartitionSpec({SpecEntry::Axis("x")}),
+                           .mesh_id = "m",
+                           .mesh_revision = 1,
+                           .mesh = *Mesh::Parse(StrCat("x=", ranks)),
+                           .cut_points = {}};
+  };
+  const std::vector<std::string> digests = {"", std::string(32, 'd')};
+  EXPECT_EQ(RanksToSend(array(2), array(2), digests), std::vector<int64_t>{0});
+  EXPECT_EQ(RanksToSend(array(2), array(kMaxPartlyCopiedRanks + 1), digests), std::nullopt);
 }
 
 TEST_F(PutReuseTest, AClaimTakesAnArrayBackFromTheCache) {
