@@ -156,6 +156,16 @@ void ReportEarlier(const LocalCluster& cluster) {
 
 void SayWaiting(const std::string& what) { std::cerr << "waiting: " << what << "\n"; }
 
+// Returns a size in the largest unit of which it is a whole number: `96MiB`.
+std::string ExactSize(int64_t bytes) {
+  for (const auto& [unit, unit_bytes] :
+       {std::pair("GiB", int64_t{1} << 30), std::pair("MiB", int64_t{1} << 20),
+        std::pair("KiB", int64_t{1} << 10)}) {
+    if (bytes % unit_bytes == 0) return StrCat(bytes / unit_bytes, unit);
+  }
+  return StrCat(bytes);
+}
+
 // Returns the absolute path of a folder, without a slash at its end.
 std::string AbsoluteFolder(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
@@ -673,10 +683,10 @@ void AddClusterCommands(CommandLine* line) {
       [](std::string_view text) -> absl::StatusOr<std::string> {
         SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseSize(text));
         if (bytes < rpc::kMinWorkerMemoryBytes) {
-          return WrongUse(StrCat("\"", text, "\" is too little; give ", rpc::kMinWorkerMemoryBytes,
-                                 " bytes or more"));
+          return WrongUse(StrCat("\"", text, "\" is too little; give ",
+                                 FormatBytes(rpc::kMinWorkerMemoryBytes), " or more"));
         }
-        return StrCat(bytes);
+        return ExactSize(bytes);
       },
       "most memory for tensors of each worker, such as 4GiB");
   up->add_option("--min-sharding-size", flags->min_sharding_size,
