@@ -445,6 +445,36 @@ TEST_F(UpDownTest, AnUpRefusesAnotherMeshThanThatOfTheState) {
   ExpectDownLeavesNothing();
 }
 
+TEST_F(UpDownTest, AnUpAfterACrashHasTheFlagsOfTheLastOne) {
+  CommandResult up = Run(up_);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  for (const pid_t pid : Processes()) kill(pid, SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+
+  // An `up` that fails does not take the flags away.
+  up = Run({"up", "--mesh", "tp=2", "--detach"});
+  EXPECT_EQ(up.exit_code, 1);
+  EXPECT_THAT(up.err, AllOf(HasSubstr(StrCat("the cluster in ", data_, " has the mesh fsdp=1")),
+                            HasSubstr("`shardmesh down --cluster default` forgets it")));
+  EXPECT_THAT(Processes(), IsEmpty());
+  up = Run({"up", "--detach", "--output=json"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_THAT(up.err, HasSubstr(StrCat("The new cluster has the flags with which the cluster was "
+                                       "started: --mesh fsdp=1, --data-dir ",
+                                       data_, "\n")));
+  EXPECT_THAT(Processes(), ::testing::SizeIs(2));
+  ExpectDownLeavesNothing();
+
+  // Another data folder is another cluster.
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  for (const pid_t pid : Processes()) kill(pid, SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+  up = Run({"up", "--mesh", "tp=2", "--data-dir", data_ + "-2", "--detach", "--output=json"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(json::parse(up.out)["mesh"], "tp=2");
+  ExpectDownLeavesNothing();
+}
+
 TEST_F(UpDownTest, AnUpDefinesTheMeshAgainIfTheStateHasNone) {
   ASSERT_EQ(Run(up_).exit_code, 0);
   const CommandResult removed = Run({"catalog", "rm", "mesh", "default"});

@@ -105,18 +105,22 @@ std::vector<std::string> Missing(const ClusterStatus& status,
   return missing;
 }
 
-// Whether the mesh `default` is complete, and all of `identities` are attached.
+// Whether the mesh `default` is complete, and those of `identities` that serve ranks of other
+// meshes are attached.
 bool IsComplete(const ClusterStatus& status, const std::vector<std::string>& identities) {
-  const auto is_attached = [&status](const std::string& identity) {
-    return std::any_of(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) {
-      return w.identity == identity &&
-             (w.state == WorkerState::kReady || w.state == WorkerState::kDraining);
-    });
+  const auto is_missing = [&](const std::string& identity) {
+    return std::find(identities.begin(), identities.end(), identity) != identities.end() &&
+           std::none_of(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) {
+             return w.identity == identity &&
+                    (w.state == WorkerState::kReady || w.state == WorkerState::kDraining);
+           });
   };
-  return std::any_of(
-             status.meshes.begin(), status.meshes.end(),
-             [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; }) &&
-         std::all_of(identities.begin(), identities.end(), is_attached);
+  bool is_complete = false;
+  for (const MeshStatus& mesh : status.meshes) {
+    is_complete |= mesh.mesh_id == kMesh && mesh.complete;
+    if (std::any_of(mesh.workers.begin(), mesh.workers.end(), is_missing)) return false;
+  }
+  return is_complete;
 }
 
 // Returns the identities of the workers of a mesh's ranks, by rank. `assigned` are the workers by
@@ -265,17 +269,24 @@ absl::StatusOr<std::vector<std::string>> InheritFlags(const ClusterRecord& recor
 }
 
 // The error of a start over a state that has another mesh `default` than `options` demand.
-absl::Status OtherMesh(const LocalClusterOptions& options, const Mesh& stored) {
+// `kept_flags` are those that came from the record.
+absl::Status OtherMesh(const LocalClusterOptions& options, const Mesh& stored,
+                       const std::vector<std::string>& kept_flags) {
   const std::string wanted = options.mesh.ToString();
-  return WithReason(absl::FailedPreconditionError(StrCat(
-                        "the cluster in ", options.data_folder, " has the mesh ", stored.ToString(),
-                        ", not ", wanted,
-                        "; start it without --mesh and --workers, and give it the other shape by "
-                        "`shardmesh mesh resize ",
-                        kMesh, " ", wanted,
-                        "`, or start a new cluster in another "
-                        "--data-dir")),
-                    Reason::kAlreadyExists, {{fact::kKind, "mesh"}, {fact::kName, kMesh}});
+  const bool is_kept =
+      std::any_of(kept_flags.begin(), kept_flags.end(),
+                  [](const std::string& flag) { return absl::StartsWith(flag, "--data-dir "); });
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          "the cluster in ", options.data_folder, " has the mesh ", stored.ToString(), ", not ",
+          wanted,
+          "; start it without --mesh and --workers, and give it the other shape by `shardmesh mesh "
+          "resize ",
+          kMesh, " ", wanted, "`, or start a new cluster in another --data-dir",
+          is_kept ? StrCat(" (this one is that of the last `up`: `shardmesh down --cluster ",
+                           options.name, "` forgets it)")
+                  : std::string())),
+      Reason::kAlreadyExists, {{fact::kKind, "mesh"}, {fact::kName, kMesh}});
 }
 
 }  // namespace
@@ -303,12 +314,12 @@ void LocalCluster::AddTls(const rpc::TlsFiles& files, std::vector<std::string>* 
   }
 }
 
-ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const {
+ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen,
+                                                bool defines_mesh) const {
   ProcessOptions process;
   process.command = {StrCat(options_.binary_folder, "/", kCoordinatorProgram), "--listen=" + listen,
                      "--http-listen=127.0.0.1:0"};
-  // TakeRanks defines or compares the mesh of a state.
-  if (!HasState()) {
+  if (defines_mesh) {
     process.command.push_back("--mesh=" + options_.mesh.ToString());
   }
   if (!options_.data_folder.empty()) {
@@ -382,7 +393,7 @@ absl::Status LocalCluster::TakeRanks(absl::Time deadline) {
       const MeshStatus* const mesh = status.ok() ? FindMesh(*status) : nullptr;
       if (mesh != nullptr) {
         if (!options_.takes_stored_mesh && mesh->mesh != options_.mesh) {
-          return OtherMesh(options_, mesh->mesh);
+          return OtherMesh(options_, mesh->mesh, kept_flags_);
         }
         record_.mesh = mesh->mesh.ToString();
         record_.workers = RankWorkers(mesh->mesh, mesh->workers);
@@ -556,12 +567,13 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(
   cluster->record_.mesh = record.mesh;
   cluster->record_.workers.assign(identities.begin() + 1, identities.end());
   for (const RecordedProcess& process : record.processes) {
-    cluster->members_.push_back({process.identity,
-                                 process.identity == kCoordinator
-                                     ? cluster->CoordinatorProcess(record.address)
-                                     : cluster->WorkerProcess(process.identity),
-                                 ChildProcess::TakeOver(process.id, process.log_path),
-                                 process.metrics_address, process.ends_with_supervisor});
+    cluster->members_.push_back(
+        {process.identity,
+         process.identity == kCoordinator
+             ? cluster->CoordinatorProcess(record.address, /*defines_mesh=*/false)
+             : cluster->WorkerProcess(process.identity),
+         ChildProcess::TakeOver(process.id, process.log_path), process.metrics_address,
+         process.ends_with_supervisor});
   }
   if (!IsRunning(cluster->members_.front().process.id())) {
     SHARDMESH_RETURN_IF_ERROR(cluster->StartAgain(kCoordinator, limit.wall()));
@@ -644,7 +656,8 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
                          : "The `up` in the foreground of an earlier cluster was cut off";
     }
   }
-  if (listened && !old->is_stopping) {
+  const bool inherits = listened && !old->is_stopping;
+  if (inherits) {
     SHARDMESH_ASSIGN_OR_RETURN(kept_flags, InheritFlags(*old, &options));
   }
   if (!options.data_folder.empty()) {
@@ -654,12 +667,14 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
   cluster->lock_ = std::move(lock);
   cluster->kept_flags_ = std::move(kept_flags);
+  if (inherits) cluster->earlier_ = *std::move(old);
   cluster->replaced_ = std::move(replaced);
   cluster->replaced_why_ = std::move(replaced_why);
   const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
   const bool has_state = cluster->HasState();  // before the coordinator makes its folder
   SHARDMESH_RETURN_IF_ERROR(cluster->MakeMissingCertificates());
-  SHARDMESH_RETURN_IF_ERROR(cluster->Launch(kCoordinator, cluster->CoordinatorProcess(listen)));
+  SHARDMESH_RETURN_IF_ERROR(cluster->Launch(
+      kCoordinator, cluster->CoordinatorProcess(listen, /*defines_mesh=*/!has_state)));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), limit.wall()));
   if (has_state) {
     SHARDMESH_RETURN_IF_ERROR(cluster->TakeRanks(limit.wall()));
@@ -681,6 +696,7 @@ LocalCluster::~LocalCluster() {
 absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
   const absl::Status status = AwaitHealthy(deadline);
   if (status.ok()) {
+    earlier_.reset();
     return status;
   }
   const absl::StatusOr<ClusterRecord> found = ReadRecord(options_.folder);
@@ -789,7 +805,8 @@ absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time de
   if (identity != kCoordinator) {
     return Launch(identity, member->options);
   }
-  SHARDMESH_RETURN_IF_ERROR(Launch(identity, CoordinatorProcess(record_.address)));
+  const bool defines_mesh = !options_.takes_stored_mesh || !HasState();
+  SHARDMESH_RETURN_IF_ERROR(Launch(identity, CoordinatorProcess(record_.address, defines_mesh)));
   return WaitUntilListening(Find(identity), deadline);
 }
 
@@ -812,6 +829,10 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   std::vector<std::string> killed = lock.ok() && is_own
                                         ? StopRecorded(options_.folder, record_, grace)
                                         : StopProcesses(record_, grace);
+  const std::optional<ClusterRecord> earlier = std::exchange(earlier_, std::nullopt);
+  if (earlier.has_value() && lock.ok() && is_own && !record_.IsUp()) {
+    WriteRecord(options_.folder, *earlier).IgnoreError();  // a full disk must not prevent stopping
+  }
   for (Member& member : members_) {
     member.process.Ended();
   }

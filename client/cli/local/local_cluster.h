@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -98,7 +99,8 @@ class LocalCluster {
   //   processes of the cluster are about to end (ClusterRecord::Ending).
   // - A new cluster in the place of one that nobody stopped gets the flags, mesh, data folder,
   //   certificates and port of the record that `options` does not give; see kept_flags(). If
-  //   `options` gives another data folder, the new cluster gets nothing from the record.
+  //   `options` gives another data folder, the new cluster gets nothing from the record. If the new
+  //   cluster is stopped before it was healthy, the record comes back.
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
   //
   // If another command is starting or stopping the cluster, waits for that command, with the errors
@@ -171,7 +173,8 @@ class LocalCluster {
   std::string LogPath(const std::string& identity) const;
   // Appends the flags that name `files` to `command`, if the cluster uses TLS.
   void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
-  ProcessOptions CoordinatorProcess(const std::string& listen) const;
+  // If not `defines_mesh`, TakeRanks must define the mesh, or compare it with that of the state.
+  ProcessOptions CoordinatorProcess(const std::string& listen, bool defines_mesh) const;
   ProcessOptions WorkerProcess(const std::string& identity) const;
   // Whether the data folder has the state of a coordinator.
   bool HasState() const;
@@ -212,6 +215,9 @@ class LocalCluster {
   std::vector<std::string> kept_flags_;
   std::vector<std::string> replaced_;
   std::string replaced_why_;
+  // The record of the earlier cluster from which this cluster has its flags, until this cluster is
+  // healthy. If this cluster is stopped before, the record comes back for the next `up`.
+  std::optional<ClusterRecord> earlier_;
   bool detached_ = false;
   // The cluster's lock, held during Start. A failed Start stops processes before it releases the
   // lock.
