@@ -578,7 +578,7 @@ absl::Status PutPlan::CheckMemory(const std::vector<RankEndpoint>& endpoints,
             "rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ", have, " of ",
             FormatBytes(worker->info.capacity_bytes), " left, and the put needs ", need, " there",
             of_replicas(endpoint) > 0
-                ? StrCat(", ", FormatBytes(of_replicas(endpoint)), " of them for second replicas")
+                ? StrCat(", ", FormatBytes(of_replicas(endpoint)), " of it for second replicas")
                 : std::string(),
             "; ", others, " or start workers with more --memory")),
         Reason::kMemoryLimit,

@@ -102,7 +102,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"up", "--memory", "1"}, "--memory: \"1\" is too little; give 1.00 MiB or more"},
       {{"make-checkpoint", "--out", "x", "--size", "1MiB"}, "the smallest of F32 takes"},
       {{"make-checkpoint", "--out", "x", "--size", "8000TiB"},
-       "--size: 8796093022208000 bytes are over the limit of 1099511627776; give 1TiB or less"},
+       "--size: 7.81 PiB are over the limit of 1.00 TiB; give 1TiB or less"},
       {{"up", "--transport", "tcp"}, "--transport: tcp not in {auto,stream,shm}"},
       {{"up", "--read-root", "/none"}, "--read-root /none: there is no such folder"},
       {{"up", "--collective-algorithms", "scatter=ring"}, "scatter has no algorithm \"ring\""},

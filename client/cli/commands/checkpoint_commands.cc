@@ -51,8 +51,8 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
                                    " has the size that it has"));
   }
   if (llama && *flags.size_bytes > kMaxSizeBytes) {
-    return WrongUse(StrCat("--size: ", *flags.size_bytes, " bytes are over the limit of ",
-                           kMaxSizeBytes, "; give 1TiB or less"));
+    return WrongUse(StrCat("--size: ", FormatBytes(*flags.size_bytes), " are over the limit of ",
+                           FormatBytes(kMaxSizeBytes), "; give 1TiB or less"));
   }
   std::vector<SafetensorsWriter::Tensor> tensors = MiniLmTensors();
   if (llama) {

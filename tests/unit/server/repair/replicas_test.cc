@@ -369,7 +369,7 @@ TEST_F(ReplicasTest, MemoryThatDoesNotSufficeIsNamed) {
   const std::string id = Add("w");
   ASSERT_TRUE(InTime([&] { return !StateOf(id).failure.empty(); }));
   EXPECT_THAT(StateOf(id).failure, HasSubstr("has 15 B left"));
-  EXPECT_THAT(StateOf(id).failure, HasSubstr("needs 16 there"));
+  EXPECT_THAT(StateOf(id).failure, HasSubstr("needs 16 B there"));
   EXPECT_THAT(Operations(), IsEmpty());
   Beat(0);
   ReportAll(0);

@@ -478,7 +478,7 @@ TEST_F(PutPlanTest, SecondReplicasAreCheckedAndCounted) {
   const absl::Status refused = plan_of(large).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("the put needs 1048576 there, 524288 of them for second replicas"));
+              HasSubstr("the put needs 1.00 MiB there, 512 KiB of it for second replicas"));
   // The spec puts each tile on both workers: there is no copy to count.
   PutTensor everywhere = Tensor("a");
   everywhere.shape = {1 << 16, 1};
