@@ -20,6 +20,7 @@
 #include "process/steady_deadline.h"
 #include "rpc/call.h"
 #include "rpc/call_memory.h"
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -235,8 +236,8 @@ class PieceReader {
       memory_bytes_ = 0;
       memory_.reset(new (std::nothrow) char[static_cast<size_t>(size_bytes)]);
       if (memory_ == nullptr) {
-        return WithReason(absl::ResourceExhaustedError(
-                              StrCat("there is no memory for a piece of ", size_bytes, " bytes")),
+        return WithReason(absl::ResourceExhaustedError(StrCat("there is no memory for a piece of ",
+                                                              FormatBytes(size_bytes))),
                           Reason::kMemoryLimit, {{fact::kNeed, size_bytes}});
       }
       memory_bytes_ = size_bytes;

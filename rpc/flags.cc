@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "process/failpoint.h"
 #include "process/host_port.h"
+#include "status/byte_text.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -206,7 +207,8 @@ void FlagSet::AddBytes(std::string name, std::string help, int64_t* target, int6
        .set = [target, min](std::string_view value) -> absl::Status {
          SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseByteSize(value));
          if (bytes < min) {
-           return WrongUse(StrCat("\"", value, "\" is too little; give ", min, " bytes or more"));
+           return WrongUse(
+               StrCat("\"", value, "\" is too little; give ", FormatBytes(min), " or more"));
          }
          *target = bytes;
          return absl::OkStatus();

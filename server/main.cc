@@ -29,6 +29,7 @@
 #include "server/coordinator_server.h"
 #include "server/state/store_repair.h"
 #include "sharding/mesh.h"
+#include "status/byte_text.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -310,10 +311,10 @@ absl::Status CheckTogether(const CheckFlags& check, const std::string& restore,
   // Half of the memory is for inventories, and one inventory takes 9 MiB.
   constexpr int64_t kMinRpcMemoryBytes = int64_t{18} << 20;
   if (options.limits.rpc_memory_bytes < kMinRpcMemoryBytes) {
-    return absl::InvalidArgumentError(
-        StrCat("--rpc-memory is ", options.limits.rpc_memory_bytes,
-               " bytes, less than one worker takes when it attaches; give ", kMinRpcMemoryBytes,
-               " bytes or more"));
+    const auto [have, need] = FormatBytesApart(options.limits.rpc_memory_bytes, kMinRpcMemoryBytes);
+    return absl::InvalidArgumentError(StrCat("--rpc-memory is ", have,
+                                             ", less than one worker takes when it attaches; give ",
+                                             need, " or more"));
   }
   return absl::OkStatus();
 }

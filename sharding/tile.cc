@@ -18,8 +18,10 @@ absl::Status CheckCutPoints(const CutPoints& points, int64_t dim, int64_t extent
                            {{fact::kDimension, dim}, {fact::kValue, StrJoin(points, ",")}});
   };
   if (static_cast<int64_t>(points.size()) != parts + 1) {
-    return refuse(
-        StrCat("there are ", points.size(), " of them, and ", parts, " parts need ", parts + 1));
+    const int64_t made = std::max<int64_t>(std::ssize(points) - 1, 0);
+    return refuse(StrCat("they make ", made, made == 1 ? " part" : " parts",
+                         ", and the spec cuts the dimension into ", parts,
+                         parts == 1 ? " part" : " parts"));
   }
   if (points.front() != 0 || points.back() != extent) {
     return refuse(StrCat("they run from ", points.front(), " to ", points.back(),

@@ -7,6 +7,9 @@
 #ifndef SHARDMESH_STATUS_STR_CAT_H_
 #define SHARDMESH_STATUS_STR_CAT_H_
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -57,6 +60,23 @@ inline constexpr auto StrJoin = [](const auto& range, std::string_view separator
   } else {
     return absl::StrJoin(range, ToAbsl(separator), formatter...);
   }
+};
+
+// Joins the first `most` elements as StrJoin does, and counts the others: `a, b and 3 more`.
+inline constexpr auto StrJoinFirst = [](size_t most, const auto& range, std::string_view separator,
+                                        const auto&... formatter) -> std::string {
+  static_assert(sizeof...(formatter) <= 1);
+  const size_t size = std::size(range);
+  const auto begin = std::begin(range);
+  const auto end = std::next(begin, static_cast<std::ptrdiff_t>(std::min(size, most)));
+  std::string text;
+  if constexpr (sizeof...(formatter) == 0) {
+    text = absl::StrJoin(begin, end, ToAbsl(separator), StrAppend);
+  } else {
+    text = absl::StrJoin(begin, end, ToAbsl(separator), formatter...);
+  }
+  if (size > most) StrAppend(&text, " and ", size - most, " more");
+  return text;
 };
 
 }  // namespace shardmesh

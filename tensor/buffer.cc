@@ -16,6 +16,7 @@
 #include "process/file.h"
 #include "process/pages.h"
 #include "process/sealed/sealed_memory.h"
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -157,9 +158,10 @@ absl::StatusOr<MemoryBudget::Reservation> MemoryBudget::TryReserve(int64_t size_
   absl::MutexLock lock(&mutex_);
   const int64_t left_bytes = limit_bytes_ - used_bytes_;
   if (size_bytes > left_bytes) {
+    const auto [need, left] = FormatBytesApart(size_bytes, left_bytes);
     return WithReason(
-        absl::ResourceExhaustedError(StrCat(size_bytes, " bytes are needed for ", what, ", but ",
-                                            left_bytes, " of the limit of ", limit_bytes_,
+        absl::ResourceExhaustedError(StrCat(need, " are needed for ", what, ", but ", left,
+                                            " of the limit of ", FormatBytes(limit_bytes_),
                                             " are left; release arrays or raise the memory limit")),
         Reason::kMemoryLimit, {{fact::kHave, left_bytes}, {fact::kNeed, size_bytes}});
   }
@@ -227,9 +229,9 @@ absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view
     block.capacity_bytes = capacity_bytes;
     if (block.data == nullptr) {
       return WithReason(
-          absl::ResourceExhaustedError(
-              StrCat(size_bytes, " bytes are needed for ", what, ", but the host refuses them (",
-                     std::strerror(errno), "); lower the memory limit or free memory on the host")),
+          absl::ResourceExhaustedError(StrCat(
+              FormatBytes(size_bytes), " are needed for ", what, ", but the host refuses them (",
+              std::strerror(errno), "); lower the memory limit or free memory on the host")),
           Reason::kMemoryLimit, {{fact::kNeed, size_bytes}});
     }
   }

@@ -12,6 +12,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "process/failpoint.h"
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -291,11 +292,11 @@ absl::StatusOr<NpyFile> NpyFile::Create(std::string_view source, Content content
       npy.turned_ = ToRowMajor(elements, npy.header_.shape,
                                static_cast<size_t>(BitsPerElement(npy.header_.dtype)) / 8);
     } catch (const std::bad_alloc&) {
-      return WithReason(
-          absl::ResourceExhaustedError(
-              StrCat(source, ": this host has no memory for a reordered copy of ", elements.size(),
-                     " bytes; write the file in C order, with numpy.ascontiguousarray")),
-          Reason::kMemoryLimit, {{fact::kNeed, elements.size()}});
+      return WithReason(absl::ResourceExhaustedError(
+                            StrCat(source, ": this host has no memory for a reordered copy of ",
+                                   FormatBytes(static_cast<int64_t>(elements.size())),
+                                   "; write the file in C order, with numpy.ascontiguousarray")),
+                        Reason::kMemoryLimit, {{fact::kNeed, elements.size()}});
     }
   }
   return npy;

@@ -27,6 +27,7 @@
 #include "rpc/metrics/metrics_endpoint.h"
 #include "rpc/server_lifecycle.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -176,10 +177,11 @@ class WorkerServer::Impl {
       options_.rpc_memory_bytes = DefaultRpcMemoryBytes(options_.memory_bytes);
     }
     if (options_.rpc_memory_bytes < kMinRpcMemoryBytes) {
+      const auto [have, need] = FormatBytesApart(options_.rpc_memory_bytes, kMinRpcMemoryBytes);
       return WithReason(
-          absl::InvalidArgumentError(StrCat(
-              "--rpc-memory is ", options_.rpc_memory_bytes, " bytes, less than one stream of a ",
-              "client may take; give ", kMinRpcMemoryBytes, " bytes or more")),
+          absl::InvalidArgumentError(StrCat("--rpc-memory is ", have,
+                                            ", less than one stream of a client may take; give ",
+                                            need, " or more")),
           Reason::kBadField,
           {{fact::kField, "--rpc-memory"}, {fact::kValue, options_.rpc_memory_bytes}});
     }

@@ -769,9 +769,13 @@ Invocation CommandLine::MakeInvocation() const {
 
 void CommandLine::Parse(int argc, const char* const* argv) {
   if (argc > 1 && std::string_view(argv[1]) == "help") {
-    // `shardmesh help COMMAND` is another spelling of `shardmesh COMMAND --help`.
+    // `shardmesh help COMMAND` is another spelling of `shardmesh COMMAND --help`, and `help help`
+    // of `help`.
+    const char* const* const end = argv + argc;
+    const char* const* const command =
+        std::find_if(argv + 2, end, [](std::string_view word) { return word != "help"; });
     std::vector<const char*> words = {argv[0]};
-    words.insert(words.end(), argv + 2, argv + argc);
+    words.insert(words.end(), command, end);
     words.push_back("--help");
     ParseWords(static_cast<int>(words.size()), words.data());
     return;

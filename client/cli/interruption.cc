@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
 #include "process/file.h"
+#include "process/thread_pool.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -110,10 +111,16 @@ void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
 }
 
 void Interruption::StartCancelling() {
+  absl::StatusOr<std::thread> thread = StartThread(
+      [this, client = client_, transfer_id = transfer_id_] { Cancel(client, transfer_id); });
+  if (!thread.ok()) {
+    // The end of the program ends its calls. Without this end, nothing would react to the signal.
+    SayAndEnd(StrCat("nothing was cancelled (", ToStd(thread.status().message()), "); ", kUnknown),
+              *signal_);
+  }
   is_cancelling_ = true;
   is_cancelled_ = false;
-  canceller_ = std::thread(
-      [this, client = client_, transfer_id = transfer_id_] { Cancel(client, transfer_id); });
+  canceller_ = *std::move(thread);
 }
 
 absl::Status Interruption::Outcome(const absl::Status& status) const {

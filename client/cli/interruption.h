@@ -53,6 +53,8 @@ class Interruption {
 
  private:
   void Watch();
+  // Starts the thread that cancels the put. Ends the program by the signal if the host allows no
+  // more threads. Requires a signal.
   void StartCancelling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Cancel(MeshClient* client, const std::string& transfer_id);
   [[noreturn]] void SayAndEnd(std::string_view outcome, int signal) const;

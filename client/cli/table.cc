@@ -2,8 +2,6 @@
 #include "client/cli/table.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <utility>
@@ -42,11 +40,6 @@ std::pair<size_t, char32_t> FirstCharacter(std::string_view text) {
     return {3, (static_cast<char32_t>(byte(0) & 0x0F) << 12) | (tail(1) << 6) | tail(2)};
   }
   return {1, byte(0)};
-}
-
-// Formats a number below 1000 with three digits.
-std::string ThreeDigits(double value) {
-  return absl::StrFormat("%.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
 }
 
 Json EntryJson(const SpecEntry& entry) {
@@ -166,29 +159,15 @@ std::string NamePattern(std::string_view name) {
   return pattern;
 }
 
-std::string FormatBytes(int64_t bytes) {
-  constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  if (bytes < 1024) {
-    return StrCat(bytes, " B");
-  }
-  double value = static_cast<double>(bytes) / 1024;
-  size_t unit = 0;
-  // From 999.5 on, use the next larger unit: `1000 KiB` would have four digits.
-  for (; value >= 999.5 && unit + 1 < kUnits.size(); ++unit) {
-    value /= 1024;
-  }
-  return StrCat(ThreeDigits(value), " ", kUnits[unit]);
-}
-
 std::string FormatTime(absl::Duration duration) {
   const double seconds = absl::ToDoubleSeconds(duration);
   if (seconds < 1e-3) {
-    return StrCat(ThreeDigits(seconds * 1e6), " us");
+    return StrCat(FormatThreeDigits(seconds * 1e6), " us");
   }
   if (seconds < 1) {
-    return StrCat(ThreeDigits(seconds * 1e3), " ms");
+    return StrCat(FormatThreeDigits(seconds * 1e3), " ms");
   }
-  return seconds < 100 ? StrCat(ThreeDigits(seconds), " s")
+  return seconds < 100 ? StrCat(FormatThreeDigits(seconds), " s")
                        : absl::FormatDuration(absl::Trunc(duration, absl::Seconds(1)));
 }
 

@@ -17,6 +17,7 @@
 #include "sharding/mesh.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
+#include "status/byte_text.h"
 
 namespace shardmesh::client {
 
@@ -65,9 +66,6 @@ std::string EscapeForTerminal(std::string_view text, bool keep_lines = false);
 // Returns a name with its numbers replaced by `*`, such as `layers.*.wq`. A number is replaced only
 // at the start of the name, or after `.`, `/` or `_`.
 std::string NamePattern(std::string_view name);
-// Returns text such as `86.7 MiB`, with three digits and a unit that is a power of 1024. ParseSize
-// parses such a text, and returns the rounded number of bytes.
-std::string FormatBytes(int64_t bytes);
 // Returns text such as `1.23 ms`, with three digits.
 std::string FormatTime(absl::Duration duration);
 // Returns text such as `held for 9m12s`: the remaining time for which arrays without names are

@@ -17,6 +17,9 @@ namespace {
 // Maximum number of ranks of a mesh, and maximum number of unreached peers of one rank, that an
 // error names.
 constexpr size_t kMostRanksNamed = 16;
+// No rank is named after this many bytes. A message is cut at 1,024 bytes, and ends with its
+// advice.
+constexpr size_t kMostRanksBytes = 512;
 // Workers normally connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
 
@@ -94,6 +97,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   std::vector<std::string> missing_identities;
   std::string held;  // the worker that an operator must resume
   bool is_passing = true;
+  size_t size_bytes = 0;
   absl::MutexLock lock(&mutex_);
   if (const auto told = told_state_ == nullptr
                             ? absl::StatusOr<std::shared_ptr<const Definition>>(nullptr)
@@ -116,13 +120,14 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
         is_passing && (is_draining ? worker.info.durable && !worker.is_held
                                    : !reports_.contains(identity) || MayMeetSoon(*view, *ranks));
     if (worker.is_held) held = held.empty() || held == identity ? identity : "WORKER";
-    if (missing.size() == kMostRanksNamed) {
+    if (missing.size() == kMostRanksNamed || size_bytes >= kMostRanksBytes) {
       missing.push_back("and others");
       break;
     }
     missing_ranks.push_back(StrCat(rank));
     missing_identities.push_back(identity);
     missing.push_back(StrCat("rank ", rank, " (worker \"", identity, "\" ", why, ")"));
+    size_bytes += missing.back().size();
   }
   if (missing.empty()) return absl::OkStatus();
   std::string why = StrJoin(missing, ", ");

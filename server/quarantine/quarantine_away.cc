@@ -41,10 +41,7 @@ std::vector<std::string> TakeUnasked(const MembershipView& view, AskedWorkers* a
 }
 
 std::string FirstOf(const std::vector<std::string>& names) {
-  const auto end = names.begin() + static_cast<ptrdiff_t>(std::min(names.size(), kMostNamed));
-  return StrCat(
-      StrJoin(std::vector<std::string>(names.begin(), end), ", "),
-      names.size() > kMostNamed ? StrCat(" and ", names.size() - kMostNamed, " more") : "");
+  return StrJoinFirst(kMostNamed, names, ", ");
 }
 
 AwayWorkers FindAway(const CoordinatorParts& context, const MembershipView& view,

@@ -15,6 +15,7 @@
 #include "server/repair/tile_retry.h"
 #include "server/steps/committed_bytes.h"
 #include "sharding/tile.h"
+#include "status/byte_text.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -357,16 +358,16 @@ absl::Status Repairs::CheckMemory(const Chosen& chosen, const MembershipView& vi
     }
     return absl::OkStatus();
   }
-  return WithReason(
-      absl::ResourceExhaustedError(
-          StrCat("worker \"", chosen.identity, "\" has ", std::max<int64_t>(0, have_bytes),
-                 " bytes left beside its tiles and running puts, and the tile needs ",
-                 chosen.size_bytes, "; release arrays, or start the worker with more --memory")),
-      Reason::kMemoryLimit,
-      {{fact::kHave, std::max<int64_t>(0, have_bytes)},
-       {fact::kNeed, chosen.size_bytes},
-       {fact::kRank, chosen.key.second},
-       {fact::kIdentity, chosen.identity}});
+  const auto [have, need] = FormatBytesApart(std::max<int64_t>(0, have_bytes), chosen.size_bytes);
+  return WithReason(absl::ResourceExhaustedError(
+                        StrCat("worker \"", chosen.identity, "\" has ", have,
+                               " left beside its tiles and running puts, and the tile needs ", need,
+                               "; release arrays, or start the worker with more --memory")),
+                    Reason::kMemoryLimit,
+                    {{fact::kHave, std::max<int64_t>(0, have_bytes)},
+                     {fact::kNeed, chosen.size_bytes},
+                     {fact::kRank, chosen.key.second},
+                     {fact::kIdentity, chosen.identity}});
 }
 
 void Repairs::EnsureOperation(const std::string& identity) {

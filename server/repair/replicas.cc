@@ -20,6 +20,7 @@
 #include "server/steps/fill_codec.h"
 #include "server/steps/replica_mesh.h"
 #include "server/steps/resize_mesh.h"
+#include "status/byte_text.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -248,10 +249,12 @@ void Replicas::Begin(const std::string& array_id) {
 absl::StatusOr<Replicas::Planned> Replicas::Plan(const ArrayPtr& array) {
   const ArrayDescriptor& from = array->definition.descriptor;
   if (array->state == ArrayState::kDegraded) {
-    return WithReason(absl::FailedPreconditionError(StrCat("the array itself lacks tiles of ranks ",
-                                                           StrJoin(array->missing_ranks, ", "),
-                                                           "; it is copied once they are back")),
-                      Reason::kArrayDegraded, {{fact::kArray, from.array_id}});
+    constexpr size_t kMostNamed = 8;
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("the array itself lacks tiles of ranks ",
+                                             StrJoinFirst(kMostNamed, array->missing_ranks, ", "),
+                                             "; it is copied once they are back")),
+        Reason::kArrayDegraded, {{fact::kArray, from.array_id}});
   }
   if (!ResizedMeshOf(from.mesh_id).empty()) {
     return WithReason(absl::FailedPreconditionError("its mesh is being resized; it is copied once "
@@ -316,11 +319,12 @@ absl::Status Replicas::CheckMemory(const Copy& copy) const {
       continue;
     }
     have_bytes = std::max<int64_t>(0, have_bytes);
+    const auto [have, need] = FormatBytesApart(have_bytes, need_bytes);
     return WithReason(
         absl::ResourceExhaustedError(
-            StrCat("worker \"", identity, "\" has ", have_bytes,
-                   " bytes left beside its tiles and running puts, and the second replica needs ",
-                   need_bytes, " there; release arrays, or start the worker with more --memory")),
+            StrCat("worker \"", identity, "\" has ", have,
+                   " left beside its tiles and running puts, and the second replica needs ", need,
+                   " there; release arrays, or start the worker with more --memory")),
         Reason::kMemoryLimit,
         {{fact::kHave, have_bytes}, {fact::kNeed, need_bytes}, {fact::kIdentity, identity}});
   }

@@ -17,6 +17,7 @@
 #include "server/steps/replica_mesh.h"
 #include "sharding/mesh.h"
 #include "sharding/reshard/plan.h"
+#include "status/byte_text.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/python_repr.h"
@@ -610,7 +611,7 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
       most_bytes = std::max(most_bytes, with_release(each.identity));
     }
     advice.push_back(StrCat("with release_source (--release-source) the reshard needs at most ",
-                            most_bytes, " bytes there, and fits"));
+                            FormatBytes(most_bytes), " there, and fits"));
   } else if (plan.items.size() > 1 && short_with(alone).empty()) {
     advice.push_back(
         "each array by itself fits: reshard them one after the other, and release the old ones "

@@ -46,9 +46,10 @@ bool HasAxes(const Mesh& mesh, const std::vector<MeshAxis>& axes) {
   return std::equal(mesh.axes().begin(), mesh.axes().end(), axes.begin(), axes.end());
 }
 
-// Returns one line for each of the first refused arrays, and a last line with what to do.
+// Returns lines with what to do, and then one line for each of the first refused arrays. The advice
+// comes first because a long message is cut at its end.
 std::string LinesOfRefused(const PlannedResize& plan) {
-  std::string lines;
+  std::string arrays;
   bool are_cut = false;    // some parts would be unequal
   bool lack_axes = false;  // some specs name axes that the shape lacks
   const size_t named = std::min(plan.refusals.size(), kRefusalsNamed);
@@ -57,20 +58,21 @@ std::string LinesOfRefused(const PlannedResize& plan) {
     const Reason reason = ReasonOf(each.error);
     are_cut |= reason == Reason::kNotDivisible || reason == Reason::kInvalidCutPoints;
     lack_axes |= reason == Reason::kAxisNotInMesh;
-    StrAppend(&lines, "\n  ",
+    StrAppend(&arrays, "\n  ",
               each.name.empty() ? StrCat("array ", each.array_id)
                                 : StrCat("array ", PythonRepr(each.name)),
               ": ", each.error.message());
   }
   const int64_t more = plan.refusal_count - static_cast<int64_t>(named);
-  if (more > 0) StrAppend(&lines, "\n  and ", more, " more; --validate-only lists them");
+  if (more > 0) StrAppend(&arrays, "\n  and ", more, " more; --validate-only lists them");
+  std::string lines;
   if (are_cut) {
     StrAppend(&lines,
               "\nChoose a shape that divides them, or --uneven ceil, which cuts them into unequal "
               "parts");
   }
   if (lack_axes) StrAppend(&lines, "\nKeep the axes that specs name, with size 1");
-  return lines;
+  return lines + arrays;
 }
 
 // Plans one call.

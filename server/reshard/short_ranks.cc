@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "server/steps/committed_bytes.h"
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -41,22 +42,23 @@ std::string MemoryFlagFor(absl::Span<const ReshardMemoryNeed> short_ranks) {
 
 absl::Status TooLittleMemory(absl::Span<const ReshardMemoryNeed> short_ranks, std::string_view work,
                              std::string_view list_flag, std::string_view advice) {
-  std::string message;
+  // The advice comes before the list of ranks: a long message is cut at its end.
+  std::string message =
+      StrCat(work, " lacks memory on ", short_ranks.size(),
+             short_ranks.size() == 1 ? " rank" : StrCat(" ranks (", list_flag, " lists them)"),
+             ", and nothing was moved; ", advice);
   std::vector<int64_t> ranks;
   std::vector<std::string> identities;
   for (const ReshardMemoryNeed& each : short_ranks.subspan(0, kShortRanksNamed)) {
-    StrAppend(&message, ranks.empty() ? "" : "; ", "rank ", each.rank, " of the mesh \"",
-              each.mesh_id, "\" (worker \"", each.identity, "\") has ", each.have_bytes, " of ",
-              each.capacity_bytes, " bytes left, and ", work, " needs ", each.need_bytes, " there");
+    const auto [have, need] = FormatBytesApart(each.have_bytes, each.need_bytes);
+    StrAppend(&message, "\n  rank ", each.rank, " of the mesh \"", each.mesh_id, "\" (worker \"",
+              each.identity, "\") has ", have, " of ", FormatBytes(each.capacity_bytes),
+              " left, and needs ", need);
     ranks.push_back(each.rank);
     identities.push_back(each.identity);
   }
   const size_t more = short_ranks.size() - ranks.size();
-  if (more > 0) {
-    StrAppend(&message, "; and ", more, more == 1 ? " more rank is" : " more ranks are",
-              " short of memory (", list_flag, " lists all)");
-  }
-  StrAppend(&message, "; nothing was moved; ", advice);
+  if (more > 0) StrAppend(&message, "\n  and ", more, " more");
   const ReshardMemoryNeed& first = short_ranks.front();
   return WithReason(absl::ResourceExhaustedError(message), Reason::kMemoryLimit,
                     {{fact::kHave, first.have_bytes},

@@ -24,11 +24,11 @@ std::vector<ReshardMemoryNeed> ShortRanks(absl::Span<const ReshardMemoryNeed> me
 // Requires ranks from ShortRanks, at least one.
 std::string MemoryFlagFor(absl::Span<const ReshardMemoryNeed> short_ranks);
 
-// Returns RESOURCE_EXHAUSTED (MEMORY_LIMIT). The message and the facts `rank` and `identity` name
-// the first kShortRanksNamed ranks, the message each with what it has and needs. The facts `have`
-// and `need` are those of the first rank. `work`: what needs the memory, such as `the reshard`.
-// `list_flag`: the flag of the command that lists all ranks. Requires ranks from ShortRanks, at
-// least one.
+// Returns RESOURCE_EXHAUSTED (MEMORY_LIMIT). The message begins with the advice. The message and
+// the facts `rank` and `identity` name the first kShortRanksNamed ranks, the message each with what
+// it has and needs. The facts `have` and `need` are those of the first rank. `work`: what needs the
+// memory, such as `the reshard`. `list_flag`: the flag of the command that lists all ranks.
+// Requires ranks from ShortRanks, at least one.
 absl::Status TooLittleMemory(absl::Span<const ReshardMemoryNeed> short_ranks, std::string_view work,
                              std::string_view list_flag, std::string_view advice);
 

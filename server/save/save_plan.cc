@@ -301,9 +301,11 @@ absl::Status CheckWritten(const SavePlan& plan, const PresentBytes& present,
     const TensorToSave& tensor = plan.tensors[key.first];
     const HeldPart& part = tensor.parts[key.second];
     if (whole == part.crc32c) continue;
+    constexpr size_t kMostWorkersNamed = 8;
     return WithReason(
         absl::DataLossError(StrCat("tile ", part.tile.ToString(), " of \"", tensor.name,
-                                   "\" has changed in the memory of ", StrJoin(identities, ", "),
+                                   "\" has changed in the memory of ",
+                                   StrJoinFirst(kMostWorkersNamed, identities, ", "),
                                    ": its checksum was ", part.crc32c, " and is ", whole,
                                    "; load the array again, and check that host's memory")),
         Reason::kChecksumMismatch,

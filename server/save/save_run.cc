@@ -233,8 +233,8 @@ absl::Status SaveRun::RunLanes(Lanes lanes, absl::Duration timeout, OnError on_e
       if (!shared_->mutex.AwaitWithDeadline(absl::Condition(&is_due), deadline.wall())) {
         return WithReason(
             absl::DeadlineExceededError(
-                StrCat("worker ", StrJoin(waiting, ", "), " did not answer within ",
-                       absl::FormatDuration(timeout),
+                StrCat("worker ", StrJoinFirst(kMostNamed, waiting, ", "),
+                       " did not answer within ", absl::FormatDuration(timeout),
                        "; its disk may hang, or its build may be too old to save checkpoints")),
             Reason::kDeadline, {{fact::kIdentity, StrJoin(waiting, ",")}});
       }
@@ -393,9 +393,10 @@ absl::Status SaveRun::CannotWrite(std::vector<Refusal> refusals) const {
   return InvalidArgument(
       Reason::kBadField,
       StrCat(refusals.size(), " of ", identities_.size(), " workers cannot write into ", folder,
-             ", which worker \"", leader_, "\" has opened (", text,
-             "); name a folder of a file system that all workers share, under a --write-root of "
-             "each"),
+             ", which worker \"", leader_,
+             "\" has opened; name a folder of a file system that all workers share, under a "
+             "--write-root of each: ",
+             text),
       {{fact::kField, "folder"}, {fact::kValue, folder}});
 }
 

@@ -71,9 +71,11 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   const MeshRanks* const mesh = membership.FindMesh(descriptor.mesh_id);
   const bool has_ranks = mesh != nullptr && !mesh->identities.empty();
-  const std::string ranks = StrJoin(missing, ", ", [&](std::string* out, int64_t rank) {
-    StrAppend(out, has_ranks ? membership.DescribeRank(*mesh, rank) : StrCat("rank ", rank));
-  });
+  constexpr size_t kMostNamed = 8;  // more ranks would push the advice out of the message
+  const std::string ranks =
+      StrJoinFirst(kMostNamed, missing, ", ", [&](std::string* out, int64_t rank) {
+        StrAppend(out, has_ranks ? membership.DescribeRank(*mesh, rank) : StrCat("rank ", rank));
+      });
   const std::string name = selected.name.version != 0
                                ? StrCat("tensor \"", selected.name.name, "\"")
                                : StrCat("array ", descriptor.array_id);

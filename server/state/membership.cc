@@ -19,6 +19,9 @@ namespace {
 
 // The maximum number of ranks that one error names.
 constexpr size_t kMostRanksNamed = 16;
+// No rank is named after this many bytes. A message is cut at 1,024 bytes, and ends with its
+// advice.
+constexpr size_t kMostRanksBytes = 512;
 // A pause of this process up to this length is ignored: the workers' silence still counts.
 constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
@@ -184,9 +187,11 @@ absl::Status MembershipView::CheckComplete(std::string_view mesh_id) const {
   std::vector<std::string> ranks;
   std::vector<std::string> identities;
   int64_t more = 0;
+  size_t size_bytes = 0;
   for (const int64_t rank : MissingRanks(*mesh)) {
-    if (missing.size() < kMostRanksNamed) {
+    if (missing.size() < kMostRanksNamed && size_bytes < kMostRanksBytes) {
       missing.push_back(DescribeRank(*mesh, rank));
+      size_bytes += missing.back().size();
       ranks.push_back(StrCat(rank));
       identities.push_back(mesh->identities[static_cast<size_t>(rank)]);
     } else {

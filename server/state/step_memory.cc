@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -37,8 +38,8 @@ absl::StatusOr<StepMemory::Answer> StepMemory::Begin(std::string_view caller, st
         absl::FailedPreconditionError(StrCat(
             "this request was done ", absl::FormatDuration(absl::Trunc(ago, absl::Milliseconds(1))),
             " ago and is not done again; its answer is no longer kept: at most ",
-            options_.max_bytes_per_caller,
-            " bytes of answers are kept for a caller. Describe the names of its results, or "
+            FormatBytes(options_.max_bytes_per_caller),
+            " of answers are kept for a caller. Describe the names of its results, or "
             "run it with a new request_id")),
         Reason::kRequestIdReused, {{fact::kValue, RequestIdOf(key)}});
   }

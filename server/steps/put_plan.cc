@@ -18,6 +18,7 @@
 #include "server/steps/resize_mesh.h"
 #include "sharding/layout/logical_sharding.h"
 #include "sharding/presets.h"
+#include "status/byte_text.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/python_repr.h"
@@ -568,21 +569,22 @@ absl::Status PutPlan::CheckMemory(const std::vector<RankEndpoint>& endpoints,
     const std::string others =
         live.puts == 0 ? std::string("release arrays,")
                        : StrCat("wait for ", live.puts, live.puts == 1 ? " put" : " puts",
-                                " under way, which stage about ", live.bytes_per_rank,
-                                " bytes on each rank, release arrays,");
-    return WithReason(absl::ResourceExhaustedError(StrCat(
-                          "rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ",
-                          have_bytes, " of ", worker->info.capacity_bytes,
-                          " bytes left, and the put needs ", need_bytes, " there",
-                          of_replicas(endpoint) > 0
-                              ? StrCat(", ", of_replicas(endpoint), " of them for second replicas")
-                              : std::string(),
-                          "; ", others, " or start workers with more --memory")),
-                      Reason::kMemoryLimit,
-                      {{fact::kHave, have_bytes},
-                       {fact::kNeed, need_bytes},
-                       {fact::kRank, endpoint.rank},
-                       {fact::kIdentity, endpoint.identity}});
+                                " under way, which stage about ", FormatBytes(live.bytes_per_rank),
+                                " on each rank, release arrays,");
+    const auto [have, need] = FormatBytesApart(have_bytes, need_bytes);
+    return WithReason(
+        absl::ResourceExhaustedError(StrCat(
+            "rank ", endpoint.rank, " (worker \"", endpoint.identity, "\") has ", have, " of ",
+            FormatBytes(worker->info.capacity_bytes), " left, and the put needs ", need, " there",
+            of_replicas(endpoint) > 0
+                ? StrCat(", ", FormatBytes(of_replicas(endpoint)), " of it for second replicas")
+                : std::string(),
+            "; ", others, " or start workers with more --memory")),
+        Reason::kMemoryLimit,
+        {{fact::kHave, have_bytes},
+         {fact::kNeed, need_bytes},
+         {fact::kRank, endpoint.rank},
+         {fact::kIdentity, endpoint.identity}});
   }
   return absl::OkStatus();
 }

@@ -177,20 +177,22 @@ TEST_F(CommandLineTest, StartsAWorkerAgainWithTheFlagsOfTheFirstUp) {
   result = Run({"up", "--mesh", "fsdp=4", "--memory", "64MiB", "--detach"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("--mesh fsdp=4 (the cluster has fsdp=1,tp=2)"),
-                                HasSubstr("--memory 67108864 (the cluster has 100663296)"),
+                                HasSubstr("--memory 64MiB (the cluster has 96MiB)"),
                                 HasSubstr("shardmesh down --cluster default")));
 
-  result = Run({"up", "--detach", "--output", "json"});
+  // Flags that say the same as those of the first `up` are no difference.
+  result = Run({"up", "--transport", "auto", "--min-sharding-size", "16384", "--read-root",
+                folder_ + "/a/", "--detach", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("Restarted the processes that had ended: worker-1\n"),
-                                HasSubstr("--mesh fsdp=1,tp=2, --memory 100663296, --read-root ")));
+                                HasSubstr("--mesh fsdp=1,tp=2, --memory 96MiB\n")));
   const json after = json::parse(result.out);
   EXPECT_EQ(after["mesh"], "fsdp=1,tp=2");
   EXPECT_EQ(PidOf(after, "worker-0"), PidOf(before, "worker-0"));
   const std::vector<std::string> command = absl::StrSplit(
       ReadFile(StrCat("/proc/", PidOf(after, "worker-1"), "/cmdline")), '\0', absl::SkipEmpty());
-  EXPECT_THAT(command, ::testing::IsSupersetOf({std::string("--memory=100663296"),
-                                                StrCat("--read-root=", folder_, "/a")}));
+  EXPECT_THAT(command, ::testing::IsSupersetOf(
+                           {std::string("--memory=96MiB"), StrCat("--read-root=", folder_, "/a")}));
   EXPECT_EQ(Run({"down"}).exit_code, 0);
 }
 
@@ -262,6 +264,44 @@ TEST_F(CommandLineTest, StartsANewClusterWhenStateInMemoryIsGone) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("stopped worker-0, worker-1 and started a new cluster"));
   EXPECT_NE(PidOf(json::parse(result.out), "worker-0"), PidOf(before, "worker-0"));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+}
+
+TEST_F(CommandLineTest, KeepsTheFlagsOfAClusterInMemoryWhoseCoordinatorWasKilled) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1,tp=2", "--memory", "96MiB", "--transport",
+                              "stream", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  ASSERT_NO_FATAL_FAILURE(Kill(json::parse(result.out), "coordinator"));
+  const auto flags_of_worker = [](const json& cluster) -> std::vector<std::string> {
+    return absl::StrSplit(ReadFile(StrCat("/proc/", PidOf(cluster, "worker-1"), "/cmdline")), '\0',
+                          absl::SkipEmpty());
+  };
+  result = Run({"up", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("The new cluster has the flags with which the cluster was started: --mesh "
+                        "fsdp=1,tp=2, --memory 96MiB, --transport stream\n"));
+  json cluster = json::parse(result.out);
+  EXPECT_EQ(cluster["mesh"], "fsdp=1,tp=2");
+  EXPECT_THAT(
+      flags_of_worker(cluster),
+      ::testing::IsSupersetOf({std::string("--memory=96MiB"), std::string("--transport=stream")}));
+
+  // The new cluster has no data of the old one, so a flag with another value takes its place.
+  ASSERT_NO_FATAL_FAILURE(Kill(cluster, "coordinator"));
+  result = Run({"up", "--memory", "64MiB", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  cluster = json::parse(result.out);
+  EXPECT_THAT(
+      flags_of_worker(cluster),
+      ::testing::IsSupersetOf({std::string("--memory=64MiB"), std::string("--transport=stream")}));
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+
+  // `down` ends the record of the flags.
+  result = Run({"up", "--mesh", "fsdp=1,tp=2", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(flags_of_worker(json::parse(result.out)),
+              ::testing::Not(::testing::Contains(HasSubstr("--transport"))));
   EXPECT_EQ(Run({"down"}).exit_code, 0);
 }
 

@@ -337,8 +337,8 @@ TEST_F(ReplicaTest, WhatCannotBeKeptTwiceIsRefusedBeforeAnythingMoves) {
   // Each worker has room for one copy of its part, and not for two.
   const CommandResult large = Put("w", {"--spec=dp", "--replicas=2"}, "384,1024");
   EXPECT_NE(large.exit_code, 0);
-  EXPECT_THAT(large.err, HasSubstr("of them for second replicas"));
-  EXPECT_THAT(large.err, HasSubstr("the put needs 1572864 there, 786432 of them"));
+  EXPECT_THAT(large.err, HasSubstr("of it for second replicas"));
+  EXPECT_THAT(large.err, HasSubstr("the put needs 1.50 MiB there, 768 KiB of it"));
   EXPECT_EQ(Put("w", {"--spec=dp", "--replicas=1"}, "384,1024").exit_code, 0);
 
   const CommandResult three_times =

@@ -391,28 +391,52 @@ TEST_F(SaveTest, ACancelledSaveLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(Path("run")));
 }
 
-TEST_F(SaveTest, AnInterruptedCommandSaysThatItCanGoOn) {
+TEST_F(SaveTest, ACancelledCommandSaysWhatItLeavesAndThatItCanGoOn) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   ASSERT_THAT(
       PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
       IsOk());
-  // Each worker writes a tile. The save cannot end while a worker is stopped.
-  ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
-  client::ProcessOptions options;
-  options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "save", "", Path("run"),
-                     StrCat("--address=", cluster->address())};
-  options.log_path = Path("save.log");
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess save, client::ChildProcess::Start(options));
-  EXPECT_TRUE(Eventually([&] {
-    return !JsonOf(cluster->Run({"ops", "ls", "--kind=save", "--output=json"}))["operations"]
-                .empty();
-  }));
-  EXPECT_THAT(client::SendSignal(save.id(), SIGINT), IsOk());
-  EXPECT_TRUE(client::WaitUntilGone(save.id(), absl::Now() + absl::Seconds(20)));
-  EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
-  EXPECT_THAT(client::ReadLog(save.log_path()),
-              AllOf(HasSubstr("interrupted: nothing was saved"), HasSubstr(".shardmesh-save"),
-                    HasSubstr("repeat the command to go on")));
+  for (const bool by_signal : {true, false}) {
+    // Each worker writes a tile. The save cannot end while a worker is stopped.
+    ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+    client::ProcessOptions options;
+    const std::string folder = Path(StrCat("run-", by_signal));
+    options.command = {SHARDMESH_BINARY_DIR "/shardmesh", "save", "", folder,
+                       StrCat("--address=", cluster->address())};
+    options.log_path = Path(StrCat("save-", by_signal, ".log"));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess save, client::ChildProcess::Start(options));
+    std::string number;
+    EXPECT_TRUE(Eventually([&] {
+      const json running =
+          JsonOf(cluster->Run({"ops", "ls", "--kind=save", "--state=running", "--output=json"}));
+      if (running["operations"].empty()) return false;
+      number = running["operations"][0]["number"].dump();
+      return true;
+    }));
+    if (by_signal) {
+      EXPECT_THAT(client::SendSignal(save.id(), SIGINT), IsOk());
+    } else {
+      const CommandResult cancel = cluster->Run({"ops", "cancel", number, "--force"});
+      EXPECT_EQ(cancel.exit_code, 0) << cancel.err;
+      EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+    }
+    EXPECT_TRUE(client::WaitUntilGone(save.id(), absl::Now() + absl::Seconds(20)));
+    if (by_signal) {
+      EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+    }
+    EXPECT_THAT(client::ReadLog(save.log_path()),
+                AllOf(HasSubstr(StrCat(by_signal ? "interrupted: " : "",
+                                       "nothing was saved; of a "
+                                       "checkpoint of 64 MiB or more, what was written stays in ",
+                                       folder, "/.shardmesh-save")),
+                      HasSubstr("repeat the command to go on")));
+    save.Ended();
+    EXPECT_TRUE(Eventually([&] {
+      return JsonOf(cluster->Run(
+          {"ops", "ls", "--kind=save", "--state=running", "--output=json"}))["operations"]
+          .empty();
+    }));
+  }
 }
 
 TEST_F(SaveTest, ADeadlineNamesTheWorkerThatIsStopped) {

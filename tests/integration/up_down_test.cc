@@ -377,6 +377,104 @@ TEST_F(UpDownTest, AnUpTakesASmallerMeshFromTheState) {
   ExpectDownLeavesNothing();
 }
 
+TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
+  CommandResult up = Run({"up", "--mesh", "fsdp=3", "--data-dir", data_, "--detach"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  std::ofstream(folder_ + "/second.yaml") << "axes: [{name: dp, size: 3}]\n";
+  CommandResult result = Run({"catalog", "put", "mesh", "second", folder_ + "/second.yaml"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto are_complete = [this] {
+    const json meshes = json::parse(Run({"status", "--output=json"}).out)["meshes"];
+    return meshes.size() == 2 && meshes[0]["complete"] == true && meshes[1]["complete"] == true;
+  };
+  ASSERT_TRUE(Eventually(are_complete));
+  result = Run({"mesh", "resize", "default", "fsdp=2"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::vector<std::string> same = {"up", "--data-dir", data_, "--detach", "--output=json"};
+
+  // While the cluster is up: worker-2 serves a rank of the second mesh only.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+  ASSERT_EQ(record.processes.size(), 4u);
+  ASSERT_THAT(client::SendSignal(record.processes[3].id, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(record.processes[3].id, absl::Now() + absl::Seconds(10)));
+  up = Run(same);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_THAT(up.err, HasSubstr("Restarted the processes that had ended: worker-2\n"));
+  EXPECT_TRUE(Eventually(are_complete));
+
+  // After `down`.
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  up = Run(same);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  const json cluster = json::parse(up.out);
+  EXPECT_EQ(cluster["mesh"], "fsdp=2");
+  ASSERT_EQ(cluster["processes"].size(), 4u) << up.out;
+  EXPECT_EQ(cluster["processes"][3]["identity"], "worker-2");
+  EXPECT_TRUE(Eventually(are_complete));
+
+  // A worker whose data is not below the data folder does not belong to this `up`.
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  std::filesystem::rename(data_ + "/worker-2", folder_ + "/worker-2");
+  up = Run(same);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(json::parse(up.out)["processes"].size(), 3u) << up.out;
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpRefusesAnotherMeshThanThatOfTheState) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  const std::vector<std::string> other = {"up", "--mesh", "tp=2", "--data-dir", data_, "--detach"};
+  for (const bool was_changed : {false, true}) {
+    if (was_changed) {  // the state has a second version of the mesh
+      ASSERT_EQ(Run({"up", "--data-dir", data_, "--detach"}).exit_code, 0);
+      std::ofstream(folder_ + "/dp.yaml") << "axes: [{name: dp, size: 1}]\n";
+      const CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/dp.yaml"});
+      ASSERT_EQ(put.exit_code, 0) << put.err;
+      EXPECT_EQ(Run({"down"}).exit_code, 0);
+    }
+    const CommandResult up = Run(other);
+    EXPECT_EQ(up.exit_code, 1);
+    EXPECT_THAT(up.err, AllOf(HasSubstr(StrCat("the cluster in ", data_, " has the mesh ",
+                                               was_changed ? "dp" : "fsdp", "=1, not tp=2")),
+                              HasSubstr("`shardmesh mesh resize default tp=2`"),
+                              HasSubstr("another --data-dir")));
+    EXPECT_THAT(Processes(), IsEmpty());
+  }
+  ASSERT_EQ(Run({"up", "--mesh", "dp=1", "--data-dir", data_, "--detach"}).exit_code, 0);
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpAfterACrashHasTheFlagsOfTheLastOne) {
+  CommandResult up = Run(up_);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  for (const pid_t pid : Processes()) kill(pid, SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+
+  // An `up` that fails does not take the flags away.
+  up = Run({"up", "--mesh", "tp=2", "--detach"});
+  EXPECT_EQ(up.exit_code, 1);
+  EXPECT_THAT(up.err, AllOf(HasSubstr(StrCat("the cluster in ", data_, " has the mesh fsdp=1")),
+                            HasSubstr("`shardmesh down --cluster default` forgets it")));
+  EXPECT_THAT(Processes(), IsEmpty());
+  up = Run({"up", "--detach", "--output=json"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_THAT(up.err, HasSubstr(StrCat("The new cluster has the flags with which the cluster was "
+                                       "started: --mesh fsdp=1, --data-dir ",
+                                       data_, "\n")));
+  EXPECT_THAT(Processes(), ::testing::SizeIs(2));
+  ExpectDownLeavesNothing();
+
+  // Another data folder is another cluster.
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  for (const pid_t pid : Processes()) kill(pid, SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+  up = Run({"up", "--mesh", "tp=2", "--data-dir", data_ + "-2", "--detach", "--output=json"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(json::parse(up.out)["mesh"], "tp=2");
+  ExpectDownLeavesNothing();
+}
+
 TEST_F(UpDownTest, AnUpDefinesTheMeshAgainIfTheStateHasNone) {
   ASSERT_EQ(Run(up_).exit_code, 0);
   const CommandResult removed = Run({"catalog", "rm", "mesh", "default"});

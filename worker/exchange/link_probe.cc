@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -118,7 +119,7 @@ absl::Status NoMemory(std::string_view whose, Facts facts) {
       absl::ResourceExhaustedError(StrCat(whose,
                                           " has no memory to spare for a probe of its links; "
                                           "it takes a sixteenth of what is free, at least ",
-                                          2 * kMinBytes, " bytes")),
+                                          FormatBytes(2 * kMinBytes))),
       Reason::kMemoryLimit, facts);
 }
 

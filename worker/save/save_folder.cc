@@ -18,6 +18,7 @@
 #include "process/folders/folder_entries.h"
 #include "process/lock_file.h"
 #include "process/log.h"
+#include "status/byte_text.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -162,12 +163,12 @@ std::optional<int64_t> FreeBytes(const FileDescriptor& folder) {
 // `free_bytes`: of the disk, before the save took any.
 absl::Status NoSpace(std::string_view path, std::optional<int64_t> free_bytes, int64_t need_bytes) {
   const int64_t have_bytes = free_bytes.value_or(0);
+  const auto [have, need] = FormatBytesApart(have_bytes, need_bytes);
   return WithReason(
-      absl::ResourceExhaustedError(
-          StrCat("the disk of ", path, " has no room for the ", need_bytes,
-                 " bytes of the checkpoint; it had ", have_bytes, " bytes left",
-                 have_bytes < need_bytes ? "" : ", but a quota is used up, or others took them",
-                 "; free some, or save elsewhere")),
+      absl::ResourceExhaustedError(StrCat(
+          "the disk of ", path, " has no room for the ", need, " of the checkpoint; it had ", have,
+          " left", have_bytes < need_bytes ? "" : ", but a quota is used up, or others took them",
+          "; free some, or save elsewhere")),
       Reason::kStoreFull,
       {{fact::kHave, have_bytes}, {fact::kNeed, need_bytes}, {fact::kFile, path}});
 }

@@ -18,6 +18,7 @@
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "rpc/flags.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
@@ -50,8 +51,8 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
                                    " has the size that it has"));
   }
   if (llama && *flags.size_bytes > kMaxSizeBytes) {
-    return WrongUse(StrCat("--size: ", *flags.size_bytes, " bytes are over the limit of ",
-                           kMaxSizeBytes, "; give 1TiB or less"));
+    return WrongUse(StrCat("--size: ", FormatBytes(*flags.size_bytes), " are over the limit of ",
+                           FormatBytes(kMaxSizeBytes), "; give 1TiB or less"));
   }
   std::vector<SafetensorsWriter::Tensor> tensors = MiniLmTensors();
   if (llama) {
@@ -136,6 +137,14 @@ void PrintSaved(const SavedCheckpoint& saved, absl::Duration time) {
   }
 }
 
+// Returns what a save into `folder` that was cancelled leaves there, and what to do with it.
+std::string LeftBySave(const std::string& folder) {
+  return StrCat("nothing was saved; of a checkpoint of 64 MiB or more, what was written stays in ",
+                folder,
+                "/.shardmesh-save: repeat the command to go on from there, or remove that "
+                "folder");
+}
+
 absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   if (flags.keep.has_value() && !flags.step.has_value()) {
     return WrongUse("--keep needs a --step: only checkpoints of steps are removed");
@@ -148,8 +157,8 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   }
   constexpr int64_t kLeastShardSize = int64_t{1} << 20;
   if (const int64_t size = flags.max_shard_size.value_or(0); size != 0 && size < kLeastShardSize) {
-    return WrongUse(StrCat("--max-shard-size: ", size,
-                           " bytes are less than the least, 1MiB; leave it out for the default"));
+    return WrongUse(StrCat("--max-shard-size: ", FormatBytes(size),
+                           " are less than the least, 1MiB; leave it out for the default"));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::string folder, AbsolutePath(flags.folder));
   SaveOptions options;
@@ -162,12 +171,8 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   options.validate_only = flags.validate_only;
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
-  Interruption interruption(
-      flags.validate_only
-          ? "nothing was saved"
-          : "nothing was saved; if 64 MiB or more were written, they stay in the folder's "
-            ".shardmesh-save: repeat the command to go on, or remove that folder",
-      invocation.output);
+  Interruption interruption(flags.validate_only ? "nothing was saved" : LeftBySave(folder),
+                            invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
   options.on_begun = [&](const std::string& operation_id) {
     interruption.Begun(client.get(), operation_id);
@@ -178,6 +183,10 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
     ProgressBar bar("saving", invocation.quiet);
     options.progress = ShowOn(&bar);
     saved = client->arrays().SaveCheckpoint(flags.prefix, folder, options);
+  }
+  if (saved.status().code() == absl::StatusCode::kCancelled && !flags.validate_only) {
+    // `ops cancel` of another command may have cancelled it.
+    saved = WithContext(saved.status(), LeftBySave(folder));
   }
   SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(saved.status()));
   if (invocation.json) {

@@ -27,6 +27,7 @@
 #include "process/version.h"
 #include "program/collective_choice.h"
 #include "rpc/flags.h"
+#include "sharding/rules/rule_set.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -35,6 +36,7 @@ namespace shardmesh::client {
 namespace {
 
 constexpr char kDefaultMesh[] = "fsdp=2,tp=2";
+constexpr char kDefaultTransport[] = "auto";
 constexpr absl::Duration kStartTimeout = absl::Seconds(30);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 // How long `down` waits if --deadline is not given: for the cluster's lock, and for the
@@ -140,29 +142,46 @@ void ReportEarlier(const LocalCluster& cluster) {
   if (!cluster.restarted().empty()) {
     std::cerr << "Restarted the processes that had ended: " << StrJoin(cluster.restarted(), ", ")
               << "\n";
-    if (!cluster.kept_flags().empty()) {
-      std::cerr << "They have the flags with which the cluster was started: "
-                << StrJoin(cluster.kept_flags(), ", ") << "\n";
-    }
   }
   if (const std::vector<std::string>& replaced = cluster.replaced(); !replaced.empty()) {
     std::cerr << cluster.replaced_why() << ": stopped " << StrJoin(replaced, ", ")
               << " and started a new cluster\n";
   }
+  if (!cluster.kept_flags().empty()) {
+    std::cerr << (cluster.restarted().empty() ? "The new cluster has" : "They have")
+              << " the flags with which the cluster was started: "
+              << StrJoin(cluster.kept_flags(), ", ") << "\n";
+  }
 }
 
 void SayWaiting(const std::string& what) { std::cerr << "waiting: " << what << "\n"; }
+
+// Returns a size in the largest unit of which it is a whole number: `96MiB`.
+std::string ExactSize(int64_t bytes) {
+  for (const auto& [unit, unit_bytes] :
+       {std::pair("GiB", int64_t{1} << 30), std::pair("MiB", int64_t{1} << 20),
+        std::pair("KiB", int64_t{1} << 10)}) {
+    if (bytes % unit_bytes == 0) return StrCat(bytes / unit_bytes, unit);
+  }
+  return StrCat(bytes);
+}
+
+// Returns the absolute path of a folder, without a slash at its end.
+std::string AbsoluteFolder(const std::string& folder) {
+  const std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).string();
+}
 
 // Adds `flag` to the flags of the workers, once for each folder.
 absl::Status PassRoots(std::string_view flag, const std::vector<std::string>& roots,
                        std::vector<std::string>* worker_flags) {
   for (const std::string& root : roots) {
-    const std::filesystem::path folder = std::filesystem::absolute(root).lexically_normal();
+    const std::string folder = AbsoluteFolder(root);
     std::error_code error;
     if (!std::filesystem::is_directory(folder, error)) {
       return WrongUse(StrCat(flag, " ", root, ": there is no such folder; create it first"));
     }
-    worker_flags->push_back(StrCat(flag, "=", folder.string()));
+    worker_flags->push_back(StrCat(flag, "=", folder));
   }
   return absl::OkStatus();
 }
@@ -184,10 +203,10 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   options.takes_stored_mesh = flags.mesh.empty() && !flags.workers.has_value();
   options.port = flags.port;
   if (!flags.data_folder.empty()) {
-    options.data_folder = std::filesystem::absolute(flags.data_folder).lexically_normal().string();
+    options.data_folder = AbsoluteFolder(flags.data_folder);
   }
   if (!flags.tls_folder.empty()) {
-    options.tls_folder = std::filesystem::absolute(flags.tls_folder).lexically_normal().string();
+    options.tls_folder = AbsoluteFolder(flags.tls_folder);
     CertificateFolderOptions certificates{
         .folder = options.tls_folder, .workers = {}, .hosts = {}, .only_missing = true};
     for (int64_t i = 0; i < options.mesh.size(); ++i) {
@@ -209,6 +228,8 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   }
   SHARDMESH_RETURN_IF_ERROR(PassRoots("--read-root", flags.read_roots, &options.worker_flags));
   SHARDMESH_RETURN_IF_ERROR(PassRoots("--write-root", flags.write_roots, &options.worker_flags));
+  options.flag_defaults = {{"--transport", kDefaultTransport},
+                           {"--min-sharding-size", StrCat(kDefaultMinSize)}};
   options.ends_with_parent = !flags.detach;
   options.on_wait = SayWaiting;
   options.on_correction = [](const std::string& what) { std::cerr << what << "\n"; };
@@ -662,10 +683,10 @@ void AddClusterCommands(CommandLine* line) {
       [](std::string_view text) -> absl::StatusOr<std::string> {
         SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseSize(text));
         if (bytes < rpc::kMinWorkerMemoryBytes) {
-          return WrongUse(StrCat("\"", text, "\" is too little; give ", rpc::kMinWorkerMemoryBytes,
-                                 " bytes or more"));
+          return WrongUse(StrCat("\"", text, "\" is too little; give ",
+                                 FormatBytes(rpc::kMinWorkerMemoryBytes), " or more"));
         }
-        return StrCat(bytes);
+        return ExactSize(bytes);
       },
       "most memory for tensors of each worker, such as 4GiB");
   up->add_option("--min-sharding-size", flags->min_sharding_size,
@@ -678,8 +699,12 @@ void AddClusterCommands(CommandLine* line) {
         if (text.empty()) {
           return WrongUse("is empty; give some such as all-reduce=halving, or leave it out");
         }
-        SHARDMESH_RETURN_IF_ERROR(ParsePreferredAlgorithms(text).status());
-        return std::string(text);
+        SHARDMESH_ASSIGN_OR_RETURN(const PreferredAlgorithms preferred,
+                                   ParsePreferredAlgorithms(text));
+        // The record of the cluster has the algorithms in the order of their kinds.
+        return StrJoin(preferred, ",", [](std::string* out, const auto& each) {
+          *out += StrCat(CollectiveKindName(each.first), "=", CollectiveAlgorithmName(each.second));
+        });
       },
       "algorithms for calls that name none, as KIND=ALGORITHM,..., such as all-reduce=halving; "
       "kinds not listed here use the algorithm that is predicted to be fastest");

@@ -300,10 +300,11 @@ absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape) {
       std::find_if(plan.ranks.begin(), plan.ranks.end(),
                    [](const ResizeRank& rank) { return rank.need_bytes > rank.have_bytes; });
   if (short_of == plan.ranks.end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(StrCat(
-      "the resize would be refused: rank ", short_of->rank, " (worker \"", short_of->identity,
-      "\") has ", short_of->have_bytes, " bytes left and needs ", short_of->need_bytes,
-      ". Release arrays, start workers with more --memory, or choose more ranks"));
+  const auto [have, need] = FormatBytesApart(short_of->have_bytes, short_of->need_bytes);
+  return absl::FailedPreconditionError(
+      StrCat("the resize would be refused: rank ", short_of->rank, " (worker \"",
+             short_of->identity, "\") has ", have, " left and needs ", need,
+             ". Release arrays, start workers with more --memory, or choose more ranks"));
 }
 
 absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {

@@ -145,6 +145,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
     record.cluster_id = json.value("cluster_id", "");
     record.data_folder = json.value("data_dir", "");
     record.tls_folder = json.value("tls_dir", "");
+    record.port = json.value("port", 0);
     record.workers = json.value("workers", std::vector<std::string>());
     for (const auto& [key, flags] : {std::pair("coordinator_flags", &record.coordinator_flags),
                                      std::pair("worker_flags", &record.worker_flags)}) {
@@ -175,6 +176,7 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
                {"cluster_id", record.cluster_id},
                {"data_dir", record.data_folder},
                {"tls_dir", record.tls_folder},
+               {"port", record.port},
                {"workers", record.workers},
                {"processes", Json::array()}};
   for (const auto& [key, flags] : {std::pair("coordinator_flags", &record.coordinator_flags),

@@ -37,8 +37,9 @@ struct ClusterRecord {
   // The coordinator's address; empty until the coordinator listens.
   std::string address;
   std::string mesh;
-  // The identities of the workers that serve the ranks of the mesh, by rank. Empty in records of
-  // older builds: then the workers are `worker-0`, `worker-1`, ...
+  // The identities of the workers that serve the ranks of the mesh, by rank, and then those of
+  // workers that serve only ranks of other meshes. Empty in records of older builds: then the
+  // workers are `worker-0`, `worker-1`, ...
   std::vector<std::string> workers = {};
   // The cluster's id. Commands use it to check that the coordinator at `address` belongs to this
   // cluster. Empty until the cluster was healthy.
@@ -47,8 +48,10 @@ struct ClusterRecord {
   std::string data_folder;
   // The folder with the certificates of the cluster's processes and clients; empty means plaintext.
   std::string tls_folder = {};
-  // The flags of `up` for the coordinator and for each worker, such as `--memory=1048576`. An `up`
-  // that restarts ended processes uses them. Nullopt in records of older builds.
+  // The coordinator's port that `up` gave; 0 means a free port.
+  int port = 0;
+  // The flags of `up` for the coordinator and for each worker, such as `--memory=1048576`. A
+  // later `up` of the cluster uses them. Nullopt in records of older builds.
   std::optional<std::vector<std::string>> coordinator_flags = {};
   std::optional<std::vector<std::string>> worker_flags = {};
   // The cluster's processes, the coordinator first.

@@ -17,6 +17,7 @@
 #include "client/cli/local/recorded_flags.h"
 #include "client/mesh_client.h"
 #include "process/file.h"
+#include "process/lock_file.h"
 #include "process/steady_deadline.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -30,6 +31,8 @@ constexpr char kCoordinator[] = "coordinator";
 constexpr char kMesh[] = "default";  // the mesh that `up` makes; further meshes may have no workers
 constexpr char kCoordinatorProgram[] = "shardmesh-coordinator";
 constexpr char kWorkerProgram[] = "shardmesh-worker";
+// The file in a worker's data folder that the running worker has locked.
+constexpr char kWorkerLock[] = "/LOCK";
 constexpr char kListening[] = "shardmesh-coordinator listening on ";
 constexpr char kMetricsServed[] = "metrics served port=";
 // How often processes and logs are checked.
@@ -102,9 +105,22 @@ std::vector<std::string> Missing(const ClusterStatus& status,
   return missing;
 }
 
-bool IsComplete(const ClusterStatus& status) {
-  return std::any_of(status.meshes.begin(), status.meshes.end(),
-                     [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
+// Whether the mesh `default` is complete, and those of `identities` that serve ranks of other
+// meshes are attached.
+bool IsComplete(const ClusterStatus& status, const std::vector<std::string>& identities) {
+  const auto is_missing = [&](const std::string& identity) {
+    return std::find(identities.begin(), identities.end(), identity) != identities.end() &&
+           std::none_of(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) {
+             return w.identity == identity &&
+                    (w.state == WorkerState::kReady || w.state == WorkerState::kDraining);
+           });
+  };
+  bool is_complete = false;
+  for (const MeshStatus& mesh : status.meshes) {
+    is_complete |= mesh.mesh_id == kMesh && mesh.complete;
+    if (std::any_of(mesh.workers.begin(), mesh.workers.end(), is_missing)) return false;
+  }
+  return is_complete;
 }
 
 // Returns the identities of the workers of a mesh's ranks, by rank. `assigned` are the workers by
@@ -125,6 +141,19 @@ const MeshStatus* FindMesh(const ClusterStatus& status) {
   const auto found = std::find_if(status.meshes.begin(), status.meshes.end(),
                                   [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh; });
   return found == status.meshes.end() ? nullptr : &*found;
+}
+
+// Appends to `workers` the workers of the ranks of all meshes that `workers` lacks and for which
+// `is_own` returns true.
+void AddWorkersOfOtherMeshes(const ClusterStatus& status,
+                             const std::function<bool(const std::string& identity)>& is_own,
+                             std::vector<std::string>* workers) {
+  std::set<std::string> known(workers->begin(), workers->end());
+  for (const MeshStatus& mesh : status.meshes) {
+    for (const std::string& identity : mesh.workers) {
+      if (known.insert(identity).second && is_own(identity)) workers->push_back(identity);
+    }
+  }
 }
 
 // Checks that a worker's identity can name a folder and a log beside those of the coordinator.
@@ -193,7 +222,7 @@ absl::StatusOr<std::vector<std::string>> TakeRecordedFlags(const ClusterRecord& 
     return refused(
         StrCat("stop the `shardmesh up` in the foreground, pid ", record.supervisor->pid));
   }
-  RecordedFlags flags;
+  RecordedFlags flags(options->flag_defaults);
   flags.Merge("--mesh", record.mesh,
               options->takes_stored_mesh ? std::string() : options->mesh.ToString());
   if (options->port != 0 && !absl::EndsWith(record.address, StrCat(":", options->port))) {
@@ -213,6 +242,51 @@ absl::StatusOr<std::vector<std::string>> TakeRecordedFlags(const ClusterRecord& 
     SHARDMESH_ASSIGN_OR_RETURN(options->mesh, Mesh::Parse(record.mesh));
   }
   return flags.taken();
+}
+
+// Takes into the `options` of a new cluster what `record` has and `options` does not give. `record`
+// is that of an earlier cluster of the same name, which nobody stopped. Returns the flags that came
+// from the record.
+absl::StatusOr<std::vector<std::string>> InheritFlags(const ClusterRecord& record,
+                                                      LocalClusterOptions* options) {
+  if (!options->data_folder.empty() && options->data_folder != record.data_folder) {
+    return std::vector<std::string>();  // the state of another cluster
+  }
+  RecordedFlags flags(options->flag_defaults, RecordedFlags::OnDifference::kTakeGiven);
+  if (options->takes_stored_mesh) {
+    flags.Merge("--mesh", record.mesh, "");
+    SHARDMESH_ASSIGN_OR_RETURN(options->mesh, Mesh::Parse(record.mesh));
+  }
+  if (options->port == 0 && record.port != 0) {
+    flags.Merge("--port", StrCat(record.port), "");
+    options->port = record.port;
+  }
+  options->data_folder = flags.Merge("--data-dir", record.data_folder, options->data_folder);
+  options->tls_folder = flags.Merge("--tls", record.tls_folder, options->tls_folder);
+  options->coordinator_flags = flags.Merge(record.coordinator_flags, options->coordinator_flags);
+  options->worker_flags = flags.Merge(record.worker_flags, options->worker_flags);
+  return flags.taken();
+}
+
+// The error of a start over a state that has another mesh `default` than `options` demand.
+// `kept_flags` are those that came from the record.
+absl::Status OtherMesh(const LocalClusterOptions& options, const Mesh& stored,
+                       const std::vector<std::string>& kept_flags) {
+  const std::string wanted = options.mesh.ToString();
+  const bool is_kept =
+      std::any_of(kept_flags.begin(), kept_flags.end(),
+                  [](const std::string& flag) { return absl::StartsWith(flag, "--data-dir "); });
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          "the cluster in ", options.data_folder, " has the mesh ", stored.ToString(), ", not ",
+          wanted,
+          "; start it without --mesh and --workers, and give it the other shape by `shardmesh mesh "
+          "resize ",
+          kMesh, " ", wanted, "`, or start a new cluster in another --data-dir",
+          is_kept ? StrCat(" (this one is that of the last `up`: `shardmesh down --cluster ",
+                           options.name, "` forgets it)")
+                  : std::string())),
+      Reason::kAlreadyExists, {{fact::kKind, "mesh"}, {fact::kName, kMesh}});
 }
 
 }  // namespace
@@ -240,11 +314,12 @@ void LocalCluster::AddTls(const rpc::TlsFiles& files, std::vector<std::string>* 
   }
 }
 
-ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen) const {
+ProcessOptions LocalCluster::CoordinatorProcess(const std::string& listen,
+                                                bool defines_mesh) const {
   ProcessOptions process;
   process.command = {StrCat(options_.binary_folder, "/", kCoordinatorProgram), "--listen=" + listen,
                      "--http-listen=127.0.0.1:0"};
-  if (!options_.takes_stored_mesh || !HasState()) {
+  if (defines_mesh) {
     process.command.push_back("--mesh=" + options_.mesh.ToString());
   }
   if (!options_.data_folder.empty()) {
@@ -317,9 +392,18 @@ absl::Status LocalCluster::TakeRanks(absl::Time deadline) {
       last = status.status();
       const MeshStatus* const mesh = status.ok() ? FindMesh(*status) : nullptr;
       if (mesh != nullptr) {
+        if (!options_.takes_stored_mesh && mesh->mesh != options_.mesh) {
+          return OtherMesh(options_, mesh->mesh, kept_flags_);
+        }
         record_.mesh = mesh->mesh.ToString();
         record_.workers = RankWorkers(mesh->mesh, mesh->workers);
-        break;
+        for (const std::string& identity : record_.workers) {
+          SHARDMESH_RETURN_IF_ERROR(CheckLocalIdentity(identity));
+        }
+        AddWorkersOfOtherMeshes(
+            *status, [this](const std::string& identity) { return IsOwn(identity); },
+            &record_.workers);
+        return MakeMissingCertificates();
       }
       if (status.ok()) {
         // The next round reads the mesh, whether this call or another command defined it.
@@ -337,13 +421,25 @@ absl::Status LocalCluster::TakeRanks(absl::Time deadline) {
     }
     absl::SleepFor(kPollInterval);
   }
+}
+
+bool LocalCluster::IsOwn(const std::string& identity) const {
+  if (std::any_of(members_.begin(), members_.end(),
+                  [&](const Member& member) { return member.identity == identity; })) {
+    return true;
+  }
+  if (options_.data_folder.empty() || !CheckLocalIdentity(identity).ok()) return false;
+  const auto lock = TakeSharedLock(StrCat(options_.data_folder, "/", identity, kWorkerLock));
+  return lock.ok() && lock->held.valid();
+}
+
+absl::Status LocalCluster::MakeMissingCertificates() const {
+  if (options_.tls_folder.empty()) return absl::OkStatus();
   CertificateFolderOptions certificates{
       .folder = options_.tls_folder, .workers = {}, .hosts = {}, .only_missing = true};
   for (const std::string& identity : record_.workers) {
-    SHARDMESH_RETURN_IF_ERROR(CheckLocalIdentity(identity));
     std::error_code error;
-    if (!options_.tls_folder.empty() &&
-        !std::filesystem::exists(WorkerTlsFiles(options_.tls_folder, identity).certificate,
+    if (!std::filesystem::exists(WorkerTlsFiles(options_.tls_folder, identity).certificate,
                                  error)) {
       certificates.workers.push_back(identity);
     }
@@ -445,6 +541,7 @@ LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(opt
   record_.workers = RankWorkers(options_.mesh);
   record_.data_folder = options_.data_folder;
   record_.tls_folder = options_.tls_folder;
+  record_.port = options_.port;
   record_.coordinator_flags = options_.coordinator_flags;
   record_.worker_flags = options_.worker_flags;
   if (options_.ends_with_parent) {
@@ -465,16 +562,18 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(
   cluster->detached_ = true;
   cluster->lock_ = std::move(lock);
   cluster->record_.address = record.address;
+  cluster->record_.port = record.port;
   cluster->record_.cluster_id = record.cluster_id;
   cluster->record_.mesh = record.mesh;
   cluster->record_.workers.assign(identities.begin() + 1, identities.end());
   for (const RecordedProcess& process : record.processes) {
-    cluster->members_.push_back({process.identity,
-                                 process.identity == kCoordinator
-                                     ? cluster->CoordinatorProcess(record.address)
-                                     : cluster->WorkerProcess(process.identity),
-                                 ChildProcess::TakeOver(process.id, process.log_path),
-                                 process.metrics_address, process.ends_with_supervisor});
+    cluster->members_.push_back(
+        {process.identity,
+         process.identity == kCoordinator
+             ? cluster->CoordinatorProcess(record.address, /*defines_mesh=*/false)
+             : cluster->WorkerProcess(process.identity),
+         ChildProcess::TakeOver(process.id, process.log_path), process.metrics_address,
+         process.ends_with_supervisor});
   }
   if (!IsRunning(cluster->members_.front().process.id())) {
     SHARDMESH_RETURN_IF_ERROR(cluster->StartAgain(kCoordinator, limit.wall()));
@@ -509,6 +608,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   SHARDMESH_ASSIGN_OR_RETURN(FileDescriptor lock, LockCluster(options.folder, options.name,
                                                               limit.left(), options.on_wait));
   std::vector<std::string> replaced;
+  std::vector<std::string> kept_flags;
   std::string replaced_why;
   absl::StatusOr<ClusterRecord> old = ReadRecord(options.folder);
   if (!old.ok() && !absl::IsNotFound(old.status())) {
@@ -523,6 +623,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
       if (options.on_correction) options.on_correction(followed.Sentence());
     }
   }
+  const bool listened = old.ok() && !old->address.empty();
   if (old.ok() && old->IsUp()) {
     const std::vector<std::string>& elsewhere = followed.elsewhere;
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::string> identities, RecordedIdentities(*old));
@@ -542,7 +643,6 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
                           Reason::kAlreadyExists,
                           {{fact::kKind, "cluster"}, {fact::kName, options.name}});
       }
-      const bool listened = !old->address.empty();
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
         return Resume(std::move(options), *old, elsewhere, std::move(lock), limit.wall());
       }
@@ -556,17 +656,25 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
                          : "The `up` in the foreground of an earlier cluster was cut off";
     }
   }
+  const bool inherits = listened && !old->is_stopping;
+  if (inherits) {
+    SHARDMESH_ASSIGN_OR_RETURN(kept_flags, InheritFlags(*old, &options));
+  }
   if (!options.data_folder.empty()) {
     SHARDMESH_RETURN_IF_ERROR(MakeFolders(options.data_folder));
   }
 
   std::unique_ptr<LocalCluster> cluster(new LocalCluster(std::move(options)));
   cluster->lock_ = std::move(lock);
+  cluster->kept_flags_ = std::move(kept_flags);
+  if (inherits) cluster->earlier_ = *std::move(old);
   cluster->replaced_ = std::move(replaced);
   cluster->replaced_why_ = std::move(replaced_why);
   const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
   const bool has_state = cluster->HasState();  // before the coordinator makes its folder
-  SHARDMESH_RETURN_IF_ERROR(cluster->Launch(kCoordinator, cluster->CoordinatorProcess(listen)));
+  SHARDMESH_RETURN_IF_ERROR(cluster->MakeMissingCertificates());
+  SHARDMESH_RETURN_IF_ERROR(cluster->Launch(
+      kCoordinator, cluster->CoordinatorProcess(listen, /*defines_mesh=*/!has_state)));
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilListening(&cluster->members_.front(), limit.wall()));
   if (has_state) {
     SHARDMESH_RETURN_IF_ERROR(cluster->TakeRanks(limit.wall()));
@@ -588,6 +696,7 @@ LocalCluster::~LocalCluster() {
 absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
   const absl::Status status = AwaitHealthy(deadline);
   if (status.ok()) {
+    earlier_.reset();
     return status;
   }
   const absl::StatusOr<ClusterRecord> found = ReadRecord(options_.folder);
@@ -615,8 +724,8 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
   const std::unique_ptr<MeshClient> client = *std::move(connected);
   for (;;) {
     SHARDMESH_RETURN_IF_ERROR(check_running());
-    const absl::StatusOr<ClusterStatus> status = client->cluster().GetStatus(kMesh);
-    if (status.ok() && IsComplete(*status)) {
+    const absl::StatusOr<ClusterStatus> status = client->cluster().GetStatus();
+    if (status.ok() && IsComplete(*status, record_.workers)) {
       record_.cluster_id = status->cluster_id;
       return NoteMetrics();
     }
@@ -625,9 +734,7 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
         return About(members_.front(), absl::StatusCode::kDeadlineExceeded,
                      StrCat("does not answer: ", ToStd(status.status().message())));
       }
-      // `status` lacks the attached workers that serve no rank: ask for all.
-      const absl::StatusOr<ClusterStatus> all = client->cluster().GetStatus();
-      const std::vector<std::string> missing = Missing(all.ok() ? *all : *status, record_.workers);
+      const std::vector<std::string> missing = Missing(*status, record_.workers);
       const Member* first =
           missing.empty() ? nullptr : Find(missing.front().substr(0, missing.front().find(' ')));
       const bool is_worker = first != nullptr;
@@ -698,7 +805,8 @@ absl::Status LocalCluster::StartAgain(const std::string& identity, absl::Time de
   if (identity != kCoordinator) {
     return Launch(identity, member->options);
   }
-  SHARDMESH_RETURN_IF_ERROR(Launch(identity, CoordinatorProcess(record_.address)));
+  const bool defines_mesh = !options_.takes_stored_mesh || !HasState();
+  SHARDMESH_RETURN_IF_ERROR(Launch(identity, CoordinatorProcess(record_.address, defines_mesh)));
   return WaitUntilListening(Find(identity), deadline);
 }
 
@@ -721,6 +829,10 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   std::vector<std::string> killed = lock.ok() && is_own
                                         ? StopRecorded(options_.folder, record_, grace)
                                         : StopProcesses(record_, grace);
+  const std::optional<ClusterRecord> earlier = std::exchange(earlier_, std::nullopt);
+  if (earlier.has_value() && lock.ok() && is_own && !record_.IsUp()) {
+    WriteRecord(options_.folder, *earlier).IgnoreError();  // a full disk must not prevent stopping
+  }
   for (Member& member : members_) {
     member.process.Ended();
   }
@@ -750,6 +862,10 @@ FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (const MeshStatus* const mesh = FindMesh(*status); mesh != nullptr) {
     record->mesh = mesh->mesh.ToString();
     record->workers = RankWorkers(mesh->mesh, mesh->workers);
+    AddWorkersOfOtherMeshes(
+        *status,
+        [record](const std::string& identity) { return FindProcess(*record, identity) != nullptr; },
+        &record->workers);
   }
   // Whether the process of that identity runs, but is not recorded.
   FollowedRestarts followed;

@@ -4,7 +4,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,11 +28,12 @@ struct LocalClusterOptions {
   std::string folder;
   // The folder of the programs shardmesh-coordinator and shardmesh-worker.
   std::string binary_folder;
-  // The mesh "default" of the cluster. The cluster has one worker for each device of this mesh.
+  // The mesh "default" of the cluster. The cluster has one worker for each device of this mesh. If
+  // the state has no such mesh, Start defines `mesh`.
   Mesh mesh;
-  // If true and Start restarts processes of a cluster, or the data folder has a cluster's state,
-  // the mesh "default" of that cluster replaces `mesh`. If the state has no such mesh, Start
-  // defines `mesh`. If false, Start fails if the cluster has another mesh than `mesh`.
+  // If true and there is a record of the cluster, or the data folder has a cluster's state, the
+  // mesh "default" of that cluster replaces `mesh`. If false, Start fails if the state has another
+  // mesh than `mesh`.
   bool takes_stored_mesh = false;
   // The coordinator's port; 0 means a free port.
   int port = 0;
@@ -42,6 +45,9 @@ struct LocalClusterOptions {
   // Further flags of the coordinator and of each worker, as `--name=value`. The record keeps them.
   std::vector<std::string> coordinator_flags;
   std::vector<std::string> worker_flags;
+  // The values of flags that are not given, by their names, such as {"--transport", "auto"}. Start
+  // uses them to compare flags with those of the record.
+  std::map<std::string, std::string, std::less<>> flag_defaults = {};
   // Whether the cluster's processes end when this process ends. If false, they outlive this
   // process.
   bool ends_with_parent = true;
@@ -66,7 +72,8 @@ struct EndedProcess {
 
 // A coordinator and its workers as processes of this host. The workers are those that serve the
 // ranks of the mesh "default" by the coordinator's state: worker-0, worker-1, ... unless
-// `admin worker replace` or a new definition of the mesh gave the ranks to others. Not thread-safe.
+// `admin worker replace` or a new definition of the mesh gave the ranks to others. The cluster also
+// has the workers that serve ranks of other meshes, if this host has their data. Not thread-safe.
 // With `ends_with_parent`, the processes end with the thread that started them. That
 // thread must therefore outlive the cluster.
 class LocalCluster {
@@ -78,7 +85,7 @@ class LocalCluster {
   //
   // If a cluster of that name already exists:
   // - It is up: ALREADY_EXISTS.
-  // - None of its processes runs: Start replaces its record.
+  // - None of its processes runs: Start replaces its record, and starts a new cluster.
   // - Some of its processes run: Start restarts the ended processes; see restarted(). If a restart
   //   fails, Start stops nothing, as after Detach. With `ends_with_parent`, only the restarted
   //   processes end with this process, even if this process is killed. Does not start a worker that
@@ -90,6 +97,10 @@ class LocalCluster {
   //   replaced(). They are unusable in three cases. The earlier start was interrupted before the
   //   coordinator listened. The cluster is in memory, and its coordinator has ended. All running
   //   processes of the cluster are about to end (ClusterRecord::Ending).
+  // - A new cluster in the place of one that nobody stopped gets the flags, mesh, data folder,
+  //   certificates and port of the record that `options` does not give; see kept_flags(). If
+  //   `options` gives another data folder, the new cluster gets nothing from the record. If the new
+  //   cluster is stopped before it was healthy, the record comes back.
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
   //
   // If another command is starting or stopping the cluster, waits for that command, with the errors
@@ -109,7 +120,7 @@ class LocalCluster {
   // The identities of ended processes that Start restarted.
   const std::vector<std::string>& restarted() const { return restarted_; }
   // The recorded flags of the cluster that the options of Start did not give, such as
-  // `--memory 1048576`; empty unless Start restarted processes.
+  // `--memory 1048576`; empty unless Start restarted processes or replaced a cluster.
   const std::vector<std::string>& kept_flags() const { return kept_flags_; }
   // The identities of the processes that Start stopped, and the reason why Start stopped them. The
   // reason is the beginning of a sentence.
@@ -162,14 +173,21 @@ class LocalCluster {
   std::string LogPath(const std::string& identity) const;
   // Appends the flags that name `files` to `command`, if the cluster uses TLS.
   void AddTls(const rpc::TlsFiles& files, std::vector<std::string>* command) const;
-  ProcessOptions CoordinatorProcess(const std::string& listen) const;
+  // If not `defines_mesh`, TakeRanks must define the mesh, or compare it with that of the state.
+  ProcessOptions CoordinatorProcess(const std::string& listen, bool defines_mesh) const;
   ProcessOptions WorkerProcess(const std::string& identity) const;
   // Whether the data folder has the state of a coordinator.
   bool HasState() const;
   // Asks the coordinator which workers serve the ranks of the mesh, and takes these workers and the
-  // mesh over into record_. Defines the mesh if the coordinator has none. Makes missing
-  // certificates for the workers.
+  // mesh over into record_. Also takes the workers of other meshes whose data this host has.
+  // Defines the mesh if the coordinator has none. Makes missing certificates for the workers.
+  // FAILED_PRECONDITION if the coordinator has another mesh than the options demand.
   absl::Status TakeRanks(absl::Time deadline);
+  // Whether a worker of that identity belongs to this cluster: it is a member, or its data is below
+  // the data folder and no other process uses that data.
+  bool IsOwn(const std::string& identity) const;
+  // Makes the certificates that the workers of record_ lack. Does nothing without TLS.
+  absl::Status MakeMissingCertificates() const;
   // Starts a process. Adds the process to the record before its program begins. Requires the
   // cluster's lock.
   absl::Status Launch(const std::string& identity, ProcessOptions process);
@@ -197,6 +215,9 @@ class LocalCluster {
   std::vector<std::string> kept_flags_;
   std::vector<std::string> replaced_;
   std::string replaced_why_;
+  // The record of the earlier cluster from which this cluster has its flags, until this cluster is
+  // healthy. If this cluster is stopped before, the record comes back for the next `up`.
+  std::optional<ClusterRecord> earlier_;
   bool detached_ = false;
   // The cluster's lock, held during Start. A failed Start stops processes before it releases the
   // lock.

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <set>
+#include <utility>
 
 #include "status/str_cat.h"
 
@@ -25,14 +26,19 @@ FlagValues ByName(const std::vector<std::string>& flags) {
 
 std::string RecordedFlags::Merge(std::string_view name, const std::string& recorded,
                                  const std::string& given) {
-  if (!given.empty() && given != recorded) {
-    differences_.push_back(StrCat(name, " ", given,
-                                  recorded.empty() ? std::string(" (the cluster has none)")
-                                                   : StrCat(" (the cluster has ", recorded, ")")));
-  } else if (given.empty() && !recorded.empty()) {
-    taken_.push_back(StrCat(name, " ", recorded));
+  if (given.empty()) {
+    if (!recorded.empty()) taken_.push_back(StrCat(name, " ", recorded));
+    return recorded;
   }
-  return recorded;
+  std::string meant = recorded;
+  if (const auto known = defaults_.find(name); meant.empty() && known != defaults_.end()) {
+    meant = known->second;
+  }
+  if (given == meant) return recorded;
+  differences_.push_back(StrCat(name, " ", given,
+                                meant.empty() ? std::string(" (the cluster has none)")
+                                              : StrCat(" (the cluster has ", meant, ")")));
+  return on_difference_ == OnDifference::kTakeGiven ? given : recorded;
 }
 
 std::vector<std::string> RecordedFlags::Merge(
@@ -41,13 +47,21 @@ std::vector<std::string> RecordedFlags::Merge(
   if (!recorded.has_value()) return given;
   FlagValues recorded_values = ByName(*recorded);
   const FlagValues given_values = ByName(given);
+  std::set<std::string> replaced;  // the names of the flags with given values
   for (const auto& [name, values] : given_values) {
-    Merge(name, StrJoin(recorded_values[name], ", "), StrJoin(values, ", "));
+    const std::string before = StrJoin(recorded_values[name], ", ");
+    if (Merge(name, before, StrJoin(values, ", ")) != before) replaced.insert(name);
   }
   for (const auto& [name, values] : recorded_values) {
     if (given_values.count(name) == 0) Merge(name, StrJoin(values, ", "), "");
   }
-  return *recorded;
+  std::vector<std::string> merged;
+  for (const auto& [flags, are_given] : {std::pair(&*recorded, false), std::pair(&given, true)}) {
+    for (const std::string& flag : *flags) {
+      if ((replaced.count(flag.substr(0, flag.find('='))) > 0) == are_given) merged.push_back(flag);
+    }
+  }
+  return merged;
 }
 
 }  // namespace shardmesh::client

@@ -2,25 +2,38 @@
 #ifndef SHARDMESH_CLIENT_CLI_LOCAL_RECORDED_FLAGS_H_
 #define SHARDMESH_CLIENT_CLI_LOCAL_RECORDED_FLAGS_H_
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace shardmesh::client {
 
-// The flags of an `up` that restarts processes of a recorded cluster. Not thread-safe.
+// The flags of an `up` over a recorded cluster. Not thread-safe.
 //
-// A flag that the `up` does not give keeps its recorded value. A flag that the `up` gives must have
-// its recorded value. Example: recorded `--memory=1048576 --transport=shm`, given
-// `--memory=2097152`: the merged flags are the recorded ones, and differences() is
-// `--memory 2097152 (the cluster has 1048576)`.
+// A flag that the `up` does not give keeps its recorded value. A flag that the `up` gives with
+// another value than the recorded one is a difference. A flag that the record lacks has its
+// default. Example: recorded `--memory=1048576`, given `--memory=2097152 --transport=auto`, where
+// `auto` is the default of `--transport`: the merged flags are the recorded ones, and differences()
+// is `--memory 2097152 (the cluster has 1048576)`.
 class RecordedFlags {
  public:
+  // The value that a merged flag has if there is a difference.
+  enum class OnDifference { kKeepRecorded, kTakeGiven };
+
+  // `defaults` has the values of flags that are not given, by their names, such as
+  // {"--transport", "auto"}.
+  explicit RecordedFlags(std::map<std::string, std::string, std::less<>> defaults = {},
+                         OnDifference on_difference = OnDifference::kKeepRecorded)
+      : defaults_(std::move(defaults)), on_difference_(on_difference) {}
+
   // Compares one flag that has at most one value. An empty value means that the flag is not given.
-  // Returns the recorded value.
+  // Returns the merged value; empty means that the flag has its default.
   std::string Merge(std::string_view name, const std::string& recorded, const std::string& given);
-  // Compares flags of the form `--name=value`, which may repeat in any order. Returns the recorded
+  // Compares flags of the form `--name=value`, which may repeat in any order. Returns the merged
   // flags. If `recorded` is nullopt, returns `given`: an older build wrote the record.
   std::vector<std::string> Merge(const std::optional<std::vector<std::string>>& recorded,
                                  const std::vector<std::string>& given);
@@ -31,6 +44,8 @@ class RecordedFlags {
   const std::vector<std::string>& taken() const { return taken_; }
 
  private:
+  const std::map<std::string, std::string, std::less<>> defaults_;
+  const OnDifference on_difference_;
   std::vector<std::string> differences_;
   std::vector<std::string> taken_;
 };

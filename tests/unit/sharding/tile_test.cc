@@ -240,6 +240,9 @@ TEST(TilingTest, HasOnePartWhereThereIsNothingToCut) {
 
 TEST(TilingTest, RefusesCutPointsThatDoNotCut) {
   const PartitionSpec spec = Spec({SpecEntry::Axis("tp")});
+  EXPECT_EQ(Tiling::Create(MeshOf("tp=3"), spec, {10}, {{0, 5, 10}}).status().message(),
+            "cut points of dimension 0: they make 2 parts, and the spec cuts the dimension into 3 "
+            "parts");
   for (const CutPoints& points : std::vector<CutPoints>{
            {0, 10}, {0, 5, 10}, {0, 7, 5, 10}, {1, 5, 7, 10}, {0, 5, 7, 11}, {0, 11, 10, 10}}) {
     EXPECT_THAT(Tiling::Create(MeshOf("tp=3"), spec, {10}, {points}),

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
 #include <vector>
 
 namespace shardmesh {
@@ -23,6 +24,16 @@ TEST(StrJoinTest, JoinsViewsAndFormattedElements) {
   EXPECT_EQ(StrJoin(std::vector<int>{1, 2}, "",
                     [](std::string* out, int n) { StrAppend(out, "<", n, ">"); }),
             "<1><2>");
+}
+
+TEST(StrJoinFirstTest, CountsTheElementsThatItLeavesOut) {
+  const std::vector<std::string_view> names = {"a", "b", "c"};
+  EXPECT_EQ(StrJoinFirst(3, names, ", "), "a, b, c");
+  EXPECT_EQ(StrJoinFirst(2, names, ", "), "a, b and 1 more");
+  EXPECT_EQ(StrJoinFirst(2, std::set<int>{1, 2, 3, 4}, ",",
+                         [](std::string* out, int n) { StrAppend(out, "<", n, ">"); }),
+            "<1>,<2> and 2 more");
+  EXPECT_EQ(StrJoinFirst(2, std::vector<int>(), ", "), "");
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ TEST(BufferTest, RefusesWhatIsOverTheLimitAndSaysHaveAndNeed) {
   const auto refused = pool->Allocate(int64_t{1} << 60, "tile [0,4) of array w");
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_THAT(std::string(refused.status().message()),
-              AllOf(HasSubstr("1152921504606846976 bytes"), HasSubstr("tile [0,4) of array w"),
-                    HasSubstr("524288 of the limit of 1048576")));
+              AllOf(HasSubstr("1.00 EiB are needed"), HasSubstr("tile [0,4) of array w"),
+                    HasSubstr("512 KiB of the limit of 1.00 MiB")));
   EXPECT_EQ(budget.used_bytes(), 1 << 19);
 }
 

@@ -246,7 +246,7 @@ TEST(NpyTest, TurnsFortranOrderRound) {
         (is_mapped ? NpyFile::Open(path) : NpyFile::Read(path, {data.begin(), data.end()}))
             .status();
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
-    EXPECT_THAT(refused.message(), HasSubstr("no memory for a reordered copy of 48 bytes"));
+    EXPECT_THAT(refused.message(), HasSubstr("no memory for a reordered copy of 48 B"));
   }
   std::ostringstream out;
   ASSERT_THAT(WriteNpy(out, file.View()), IsOk());

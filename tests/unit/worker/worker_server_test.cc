@@ -33,10 +33,9 @@ TEST(WorkerServerTest, RefusesLessMemoryForCallsThanOneOfThemTakes) {
   options.rpc_memory_bytes = kMinRpcMemoryBytes - 1;
   const absl::Status refused = WorkerServer::Start(std::move(options)).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
-  EXPECT_THAT(
-      std::string(refused.message()),
-      HasSubstr("--rpc-memory is 16777215 bytes, less than one stream of a client may take; "
-                "give 16777216 bytes or more"));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("--rpc-memory is 16777215 B, less than one stream of a client may take; "
+                        "give 16777216 B or more"));
 }
 
 }  // namespace

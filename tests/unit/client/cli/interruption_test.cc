@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "process/failpoint.h"
 #include "process/file.h"
 #include "status/reason.h"
 
@@ -66,6 +67,22 @@ TEST(InterruptionDeathTest, ASignalRemovesTemporaryFilesAndIsReportedInTheForm) 
   for (const auto& entry : std::filesystem::recursive_directory_iterator(::testing::TempDir())) {
     EXPECT_FALSE(entry.path().filename().string().starts_with("interrupted.npy")) << entry.path();
   }
+}
+
+TEST(InterruptionDeathTest, ASignalEndsTheProgramIfNoThreadCanCancel) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto interrupt = [] {
+    Interruption interruption("nothing was loaded", OutputForm::kTable);
+    if (!ArmFailpoints("thread.start=emfile").ok()) return;
+    // No call uses the client: without a thread, nothing is cancelled.
+    alignas(MeshClient) char client[sizeof(MeshClient)];
+    interruption.Begun(reinterpret_cast<MeshClient*>(client), "transfer");
+    kill(getpid(), SIGINT);
+    absl::SleepFor(absl::Seconds(60));
+  };
+  EXPECT_EXIT(interrupt(), ::testing::KilledBySignal(SIGINT),
+              "interrupted: nothing was cancelled .cannot start a thread: .*the outcome is not "
+              "known");
 }
 
 TEST(InterruptionTest, FindsTemporaryFilesBesideTheMissingFileThatALinkLeadsTo) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/transfer_token.h"
+#include "server/state/array_selection.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -392,6 +394,19 @@ TEST_F(BeginGetTest, ASliceOverSeveralTilesListsThemInOrder) {
   EXPECT_EQ(got->devices(1).identity(), "w1");
   EXPECT_EQ(got->devices(1).incarnation(), 1u);
   EXPECT_EQ(got->devices(1).endpoints(0).address(), "10.0.0.1:1");
+}
+
+TEST_F(BeginGetTest, TheErrorOfManyMissingTilesKeepsItsAdvice) {
+  AddArray("rows", kRows, "other");
+  const auto selected = Select(*registry_, {.name = "rows"});
+  ASSERT_THAT(selected, IsOk());
+  std::vector<int64_t> missing(1'000);
+  std::iota(missing.begin(), missing.end(), 0);
+  const absl::Status error = Degraded(*selected, missing, *members_.view(), recovery_);
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(rpc::WireMessage(error),
+              ::testing::AllOf(::testing::HasSubstr("rank 7 and 992 more; "),
+                               ::testing::EndsWith("still run and come back")));
 }
 
 TEST_F(BeginGetTest, AMeshThatIsGoneIsNamed) {

@@ -348,7 +348,7 @@ TEST_F(RepairsTest, ATileWaitsForMemoryThatIsFree) {
   Beat((1 << 20) - 31);
   clock_.Advance(absl::Seconds(6));
   ASSERT_TRUE(FailsWith(id, "(MEMORY_LIMIT)"));
-  EXPECT_TRUE(FailsWith(id, "has 31 bytes left"));
+  EXPECT_TRUE(FailsWith(id, "has 31 B left"));
   EXPECT_THAT(fill_.orders(), SizeIs(1));
   Beat((1 << 20) - 32);
   clock_.Advance(absl::Minutes(1));
@@ -369,7 +369,7 @@ TEST_F(RepairsTest, MemoryIsCountedAsForPuts) {
   large.spec = PartitionSpec({SpecEntry()});
   AddArray(large, "large");
   clock_.Advance(absl::Seconds(6));
-  ASSERT_TRUE(FailsWith(id, "has 16 bytes left"));
+  ASSERT_TRUE(FailsWith(id, "has 16 B left"));
   EXPECT_THAT(fill_.orders(), SizeIs(1));
   // They still count an array that was released just now.
   CommitRequest remove;

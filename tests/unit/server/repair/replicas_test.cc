@@ -368,8 +368,8 @@ TEST_F(ReplicasTest, MemoryThatDoesNotSufficeIsNamed) {
   Beat((1 << 20) - 15);
   const std::string id = Add("w");
   ASSERT_TRUE(InTime([&] { return !StateOf(id).failure.empty(); }));
-  EXPECT_THAT(StateOf(id).failure, HasSubstr("has 15 bytes left"));
-  EXPECT_THAT(StateOf(id).failure, HasSubstr("needs 16 there"));
+  EXPECT_THAT(StateOf(id).failure, HasSubstr("has 15 B left"));
+  EXPECT_THAT(StateOf(id).failure, HasSubstr("needs 16 B there"));
   EXPECT_THAT(Operations(), IsEmpty());
   Beat(0);
   ReportAll(0);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "rpc/codec/status.h"
 #include "server/reshard/worker_loads.h"
 #include "server/steps/resize_mesh.h"
 #include "status/detail.h"
@@ -74,7 +75,7 @@ TEST(ResizePlanTest, ARuleCutsWhatTheShapeDoesNotDivide) {
   EXPECT_THAT(weighed.cut_points, ElementsAre(ElementsAre(0, 4, 6, 8), IsEmpty()));
 }
 
-TEST(ResizePlanTest, ARefusalSaysFirstWhatIsWrongAndLastWhatToDo) {
+TEST(ResizePlanTest, ARefusalSaysWhatIsWrongThenWhatToDoAndThenWhichArrays) {
   const auto definition = std::make_shared<Definition>();
   definition->name = "m";
   PlannedResize plan{.definition = definition, .layouts = {.mesh = *Mesh::Parse("dp=3,tp=2")}};
@@ -88,17 +89,21 @@ TEST(ResizePlanTest, ARefusalSaysFirstWhatIsWrongAndLastWhatToDo) {
   ASSERT_EQ(lines.size(), 5u) << refused.message();
   EXPECT_EQ(lines[0],
             "the mesh \"m\" cannot become dp=3,tp=2, and nothing was moved: 7 arrays cannot move");
-  EXPECT_THAT(lines[1], ::testing::StartsWith("  array 'w': dimension 0"));
-  EXPECT_THAT(lines[2], ::testing::StartsWith("  array b: "));
-  EXPECT_EQ(lines[3], "  and 5 more; --validate-only lists them");
-  EXPECT_THAT(lines[4], HasSubstr("--uneven ceil"));
+  EXPECT_THAT(lines[1], HasSubstr("--uneven ceil"));
+  EXPECT_THAT(lines[2], ::testing::StartsWith("  array 'w': dimension 0"));
+  EXPECT_THAT(lines[3], ::testing::StartsWith("  array b: "));
+  EXPECT_EQ(lines[4], "  and 5 more; --validate-only lists them");
+
+  // Long names do not push the advice out of the message.
+  plan.refusals.front().name = std::string(2'000, 'n');
+  EXPECT_THAT(rpc::WireMessage(CheckResize(plan)), HasSubstr("--uneven ceil"));
 
   plan.refusals.resize(1);
   plan.refusal_count = 1;
   plan.refusals[0].error =
       LayoutOn({.mesh = *Mesh::Parse("ep=4")}, ArrayOf({8, 4}, kRowsOverDp)).status();
   EXPECT_THAT(std::string(CheckResize(plan).message()),
-              ::testing::EndsWith("\nKeep the axes that specs name, with size 1"));
+              HasSubstr("cannot move\nKeep the axes that specs name, with size 1\n  array "));
 }
 
 TEST(ResizePlanTest, AnAxisThatDidNotFitBeforeComesBackIfItFitsNow) {
@@ -205,11 +210,13 @@ TEST(ResizePlanTest, EachRankThatIsShortOfMemoryIsNamed) {
   }
   const absl::Status refused = CheckResize(plan);
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
-  EXPECT_EQ(refused.message(),
-            "rank 1 of the mesh \"train\" (worker \"b\") has 10 of 1048576 bytes left, and the "
-            "resize to dp=3 needs 11 there; rank 2 of the mesh \"train\" (worker \"c\") has 10 of "
-            "1048576 bytes left, and the resize to dp=3 needs 11 there; nothing was moved; release "
-            "arrays, choose more ranks, or start these workers with --memory 2MiB or more");
+  EXPECT_EQ(
+      refused.message(),
+      "the resize to dp=3 lacks memory on 2 ranks (--validate-only lists them), and nothing "
+      "was moved; release arrays, choose more ranks, or start these workers with --memory "
+      "2MiB or more\n"
+      "  rank 1 of the mesh \"train\" (worker \"b\") has 10 B of 1.00 MiB left, and needs 11 B\n"
+      "  rank 2 of the mesh \"train\" (worker \"c\") has 10 B of 1.00 MiB left, and needs 11 B");
   EXPECT_EQ(FactOf(refused, fact::kRank), "1,2");
   plan.ranks.resize(1);
   EXPECT_THAT(CheckResize(plan), IsOk());

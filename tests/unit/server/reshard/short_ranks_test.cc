@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "rpc/codec/status.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -42,10 +43,12 @@ TEST(ShortRanksTest, NamesEachRankThatHasLessThanItNeeds) {
   ASSERT_THAT(short_ranks, SizeIs(2));
   const absl::Status error = TooLittleMemory(short_ranks, "the reshard", "--plan-only", "do less");
   EXPECT_THAT(error, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
-  EXPECT_EQ(error.message(),
-            "rank 0 of the mesh \"m\" (worker \"w0\") has 100 of 1000 bytes left, and the reshard "
-            "needs 101 there; rank 3 of the mesh \"m\" (worker \"w3\") has 100 of 1000 bytes left, "
-            "and the reshard needs 250 there; nothing was moved; do less");
+  EXPECT_EQ(
+      error.message(),
+      "the reshard lacks memory on 2 ranks (--plan-only lists them), and nothing was moved; do "
+      "less\n"
+      "  rank 0 of the mesh \"m\" (worker \"w0\") has 100 B of 1000 B left, and needs 101 B\n"
+      "  rank 3 of the mesh \"m\" (worker \"w3\") has 100 B of 1000 B left, and needs 250 B");
   EXPECT_EQ(FactOf(error, fact::kHave), "100");
   EXPECT_EQ(FactOf(error, fact::kNeed), "101");
   EXPECT_EQ(FactOf(error, fact::kRank), "0,3");
@@ -59,10 +62,18 @@ TEST(ShortRanksTest, NamesSixteenRanksAndCountsTheOthers) {
     return std::string(TooLittleMemory(ShortRanks(memory), "it", "--plan-only", "x").message());
   };
   EXPECT_THAT(message_for(16), HasSubstr("rank 15 of"));
-  EXPECT_THAT(message_for(16), Not(HasSubstr("more rank")));
-  EXPECT_THAT(message_for(17), HasSubstr("; and 1 more rank is short of memory (--plan-only"));
+  EXPECT_THAT(message_for(16), Not(HasSubstr(" more")));
+  EXPECT_THAT(message_for(17), HasSubstr("\n  and 1 more"));
   EXPECT_THAT(message_for(1'000), Not(HasSubstr("rank 16 of")));
-  EXPECT_THAT(message_for(1'000), HasSubstr("; and 984 more ranks are short of memory"));
+  EXPECT_THAT(message_for(1'000), HasSubstr("lacks memory on 1000 ranks"));
+  EXPECT_THAT(message_for(1'000), HasSubstr("\n  and 984 more"));
+}
+
+TEST(ShortRanksTest, KeepsTheAdviceInAMessageThatIsCut) {
+  const std::vector<ReshardMemoryNeed> memory = Needing(std::vector<int64_t>(16, 200));
+  const absl::Status error = TooLittleMemory(ShortRanks(memory), "it", "--plan-only", "do less");
+  ASSERT_GT(error.message().size(), rpc::kMaxStatusMessageBytes);
+  EXPECT_THAT(rpc::WireMessage(error), HasSubstr("do less"));
 }
 
 TEST(ShortRanksTest, TheFlagIsEnoughForEachRankAndForTheMessagesOfPeers) {

@@ -478,7 +478,7 @@ TEST_F(PutPlanTest, SecondReplicasAreCheckedAndCounted) {
   const absl::Status refused = plan_of(large).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("the put needs 1048576 there, 524288 of them for second replicas"));
+              HasSubstr("the put needs 1.00 MiB there, 512 KiB of it for second replicas"));
   // The spec puts each tile on both workers: there is no copy to count.
   PutTensor everywhere = Tensor("a");
   everywhere.shape = {1 << 16, 1};
@@ -583,8 +583,8 @@ TEST_F(PutPlanTest, RefusesAPutForWhichAWorkerHasNoRoom) {
   const absl::Status refused = plan.Begin().status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("rank 0 (worker \"w0\") has 1048576 of 1048576 bytes left"),
-                    HasSubstr("needs 2097152"), HasSubstr("; release arrays,")));
+              AllOf(HasSubstr("rank 0 (worker \"w0\") has 1.00 MiB of 1.00 MiB left"),
+                    HasSubstr("needs 2.00 MiB"), HasSubstr("; release arrays,")));
   EXPECT_EQ(registry_->CountArrays().staging, 0);
 }
 
@@ -597,7 +597,7 @@ TEST_F(PutPlanTest, RefusalsForWantOfRoomSayWhichPutsTakeIt) {
   tensor.shape = {1 << 10, 1 << 10};
   ASSERT_THAT(TakeOne(&plan, tensor), IsOk());
   EXPECT_THAT(std::string(plan.Begin().status().message()),
-              HasSubstr("wait for 1 put under way, which stage about 64 bytes on each rank"));
+              HasSubstr("wait for 1 put under way, which stage about 64 B on each rank"));
 }
 
 TEST_F(PutPlanTest, RefusesSizesThatCannotBeCounted) {

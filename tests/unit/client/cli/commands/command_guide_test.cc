@@ -76,6 +76,8 @@ TEST(CommandGuideTest, HelpIsAnotherSpellingOfTheOption) {
     return ::testing::internal::GetCapturedStdout();
   };
   EXPECT_EQ(output_of({"help"}), output_of({"--help"}));
+  EXPECT_EQ(output_of({"help", "help"}), output_of({"--help"}));
+  EXPECT_EQ(output_of({"help", "help", "load"}), output_of({"load", "--help"}));
   EXPECT_EQ(output_of({"help", "load"}), output_of({"load", "--help"}));
   EXPECT_EQ(output_of({"help", "catalog"}), output_of({"catalog", "--help"}));
   EXPECT_EQ(output_of({"help", "catalog", "put"}), output_of({"catalog", "put", "--help"}));

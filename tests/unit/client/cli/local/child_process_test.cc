@@ -150,6 +150,7 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
       .mesh = "tp=2",
       .cluster_id = "c1",
       .data_folder = "/data",
+      .port = 7070,
       .coordinator_flags = std::vector<std::string>(),
       .worker_flags = {{"--memory=1048576", "--read-root=/a", "--read-root=/b"}},
       .processes = {{"coordinator", self, folder + "/coordinator.log", "127.0.0.1:9"}},
@@ -159,6 +160,7 @@ TEST(ClusterRecordTest, ComesBackAsWritten) {
   EXPECT_EQ(read.address, record.address);
   EXPECT_EQ(read.cluster_id, record.cluster_id);
   EXPECT_EQ(read.data_folder, record.data_folder);
+  EXPECT_EQ(read.port, 7070);
   EXPECT_EQ(read.coordinator_flags, record.coordinator_flags);
   EXPECT_EQ(read.worker_flags, record.worker_flags);
   EXPECT_EQ(read.processes.front().id, self);
@@ -213,6 +215,7 @@ TEST(ClusterRecordTest, ReadsWhatOlderBuildsWroteAndRefusesWhatNobodyDid) {
   EXPECT_EQ(read.mesh, "tp=2");
   EXPECT_EQ(read.cluster_id, "");
   EXPECT_EQ(read.data_folder, "");
+  EXPECT_EQ(read.port, 0);
   EXPECT_FALSE(read.coordinator_flags.has_value());
   EXPECT_FALSE(read.worker_flags.has_value());
   ASSERT_EQ(read.processes.size(), 1u);

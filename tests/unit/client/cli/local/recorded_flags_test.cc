@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +20,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 using Flags = std::vector<std::string>;
+
+const std::map<std::string, std::string, std::less<>> kDefaults = {{"--transport", "auto"}};
 
 TEST(RecordedFlagsTest, TakesTheFlagsThatAreNotGiven) {
   const Flags recorded = {"--memory=1048576", "--read-root=/a", "--read-root=/b"};
@@ -52,6 +56,30 @@ TEST(RecordedFlagsTest, KeepsTheGivenFlagsIfTheRecordIsOfAnOlderBuild) {
   RecordedFlags flags;
   EXPECT_THAT(flags.Merge(std::nullopt, {"--memory=1048576"}), ElementsAre("--memory=1048576"));
   EXPECT_THAT(flags.differences(), IsEmpty());
+}
+
+TEST(RecordedFlagsTest, ComparesAFlagThatOneSideLacksWithItsDefault) {
+  RecordedFlags flags(kDefaults);
+  const Flags recorded = {"--memory=1048576"};
+  EXPECT_EQ(flags.Merge(recorded, {"--transport=auto", "--memory=1048576"}), recorded);
+  EXPECT_THAT(flags.differences(), IsEmpty());
+  flags.Merge(recorded, {"--transport=shm"});
+  EXPECT_THAT(flags.differences(), ElementsAre("--transport shm (the cluster has auto)"));
+
+  RecordedFlags of_shm(kDefaults);
+  of_shm.Merge(Flags{"--transport=shm"}, {"--transport=auto"});
+  EXPECT_THAT(of_shm.differences(), ElementsAre("--transport auto (the cluster has shm)"));
+}
+
+TEST(RecordedFlagsTest, PutsGivenFlagsInThePlaceOfRecordedOnes) {
+  RecordedFlags flags(kDefaults, RecordedFlags::OnDifference::kTakeGiven);
+  EXPECT_EQ(flags.Merge("--port", "7070", "7071"), "7071");
+  EXPECT_EQ(flags.Merge("--tls", "/tls", ""), "/tls");
+  EXPECT_THAT(
+      flags.Merge(Flags{"--memory=1048576", "--transport=shm", "--read-root=/a"},
+                  {"--transport=auto", "--read-root=/b", "--read-root=/a"}),
+      ElementsAre("--memory=1048576", "--transport=auto", "--read-root=/b", "--read-root=/a"));
+  EXPECT_THAT(flags.taken(), ElementsAre("--tls /tls", "--memory 1048576"));
 }
 
 TEST(FollowedRestartsTest, NamesTheProcessesOfBothSides) {
