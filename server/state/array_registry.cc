@@ -1896,6 +1896,12 @@ absl::Status ArrayRegistry::TakeOver(const std::string& array_id) {
   return absl::OkStatus();
 }
 
+bool ArrayRegistry::IsAwaited(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto awaited = awaited_.find(array_id);
+  return !grace_is_over_ && awaited != awaited_.end() && awaited->second > 0;
+}
+
 bool ArrayRegistry::IsOnlyKeptForGrace(std::string_view array_id) const {
   if (const auto awaited = awaited_.find(array_id);
       awaited != awaited_.end() && awaited->second > 0) {

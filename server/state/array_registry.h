@@ -541,6 +541,8 @@ class ArrayRegistry {
   // array, and none can be adopted any more. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): kMaxAwaited
   // arrays are awaited.
   absl::Status TakeOver(const std::string& array_id);
+  // Returns whether a pin of TakeOver awaits the adoption of the array.
+  bool IsAwaited(std::string_view array_id) const;
   // Ends the grace period of an array of ListUnnamed, and deletes its tiles, also those that would
   // go into quarantine. Returns false and changes nothing if there is no such array, if a pin or a
   // name holds it, or if UnnamedArray::until is InfiniteFuture.
