@@ -22,6 +22,9 @@ class WorkerLoads {
   absl::Status Drop(const ArrayDescriptor& array, const std::vector<std::string>& workers,
                     const std::vector<int64_t>& missing_ranks = {});
 
+  // Whether a worker of `limits`, which is by identity, would at one time have more bytes than its
+  // limit if `next` came after the calls so far.
+  bool WouldExceed(const WorkerLoads& next, const std::map<std::string, int64_t>& limits) const;
   // Returns the most bytes of the worker at one time, beyond those before the first call.
   int64_t PeakOf(const std::string& worker) const;
   // Returns the bytes of the worker's largest part of one array.
