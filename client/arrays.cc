@@ -52,6 +52,36 @@ PutOptions WithCheckpoint(PutOptions options, const std::string& checkpoint) {
   return options;
 }
 
+// Reshards by `call`, and keeps the arrays without names that the session then pins: new ones, and
+// old ones whose names have moved.
+absl::StatusOr<ReshardResult> ReshardAndKeep(
+    ClientCore* core, const ReshardOptions& reshard_options, const CallOptions& options,
+    const std::function<absl::StatusOr<ReshardResult>(const std::string& session_id,
+                                                      const CallLimit& limit)>& call) {
+  std::string session;
+  absl::StatusOr<ReshardResult> result =
+      core->InSession(core->TransferDeadline(options), options,
+                      [&](const std::string& session_id, const CallLimit& limit) {
+                        session = session_id;
+                        return call(session_id, limit);
+                      });
+  if (!result.ok() || reshard_options.validate_only) return result;
+  std::vector<std::string> kept;
+  std::vector<std::string> released;
+  for (const ReshardedArray& array : result->arrays) {
+    if (array.is_skipped) continue;
+    if (array.name.empty()) kept.push_back(array.descriptor.array_id);
+    if (reshard_options.release_source) {
+      released.push_back(array.source_array_id);
+    } else if (!array.name.empty() && reshard_options.name.empty()) {
+      kept.push_back(array.source_array_id);
+    }
+  }
+  core->Keep(session, kept);
+  core->Drop(released);
+  return result;
+}
+
 absl::StatusOr<Array> Describe(const CoordinatorConnection& connection, const ArraySelector& array,
                                const CallLimit& limit) {
   v1::DescribeArrayRequest request;
@@ -462,6 +492,8 @@ absl::StatusOr<int64_t> ArrayClient::MoveName(const std::string& name, const std
   v1::MoveNameResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays, &v1::ArrayService::Stub::MoveName,
                                             request, limit, &response));
+  // The array has a name from now on. If the name got lost, a later session must not delete it.
+  if (!validate_only) core_->Drop({&array_id, 1});
   return response.version();
 }
 
@@ -506,30 +538,30 @@ absl::StatusOr<std::vector<Array>> ArrayClient::ListArrays(const std::string& pr
 absl::StatusOr<ReshardResult> ArrayClient::Reshard(const ArraySelector& array,
                                                    const ReshardOptions& reshard_options,
                                                    const CallOptions& options) {
-  return core_->InSession(core_->TransferDeadline(options), options,
-                          [&](const std::string& session_id, const CallLimit& limit) {
-                            return client::Reshard(core_->connection(), session_id, array,
-                                                   reshard_options, limit);
-                          });
+  return ReshardAndKeep(
+      core_, reshard_options, options, [&](const std::string& session_id, const CallLimit& limit) {
+        return client::Reshard(core_->connection(), session_id, array, reshard_options, limit);
+      });
 }
 
 absl::StatusOr<ReshardResult> ArrayClient::ReshardTree(const std::string& prefix,
                                                        const ReshardOptions& reshard_options,
                                                        const CallOptions& options) {
-  return core_->InSession(core_->TransferDeadline(options), options,
-                          [&](const std::string& session_id, const CallLimit& limit) {
-                            return client::Reshard(core_->connection(), session_id, prefix,
-                                                   reshard_options, limit);
-                          });
+  return ReshardAndKeep(
+      core_, reshard_options, options, [&](const std::string& session_id, const CallLimit& limit) {
+        return client::Reshard(core_->connection(), session_id, prefix, reshard_options, limit);
+      });
 }
 
 absl::StatusOr<int64_t> ArrayClient::ReleaseArrays(absl::Span<const std::string> array_ids,
                                                    const CallOptions& options) {
-  return core_->InSession(core_->Deadline(options), options,
-                          [&](const std::string& session_id, const CallLimit& limit) {
-                            return client::ReleaseArrays(core_->connection(), session_id, array_ids,
-                                                         limit);
-                          });
+  const absl::StatusOr<int64_t> released = core_->InSession(
+      core_->Deadline(options), options,
+      [&](const std::string& session_id, const CallLimit& limit) {
+        return client::ReleaseArrays(core_->connection(), session_id, array_ids, limit);
+      });
+  if (released.ok()) core_->Drop(array_ids);
+  return released;
 }
 
 }  // namespace shardmesh::client

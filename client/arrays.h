@@ -204,7 +204,8 @@ class ArrayClient {
                                           const ResizeOptions& resize_options = {},
                                           const CallOptions& options = {});
   // Releases arrays that this client's session pins; returns how many of these arrays the session
-  // had pinned.
+  // had pinned. Arrays without names that this client made are released also if the coordinator was
+  // restarted since.
   absl::StatusOr<int64_t> ReleaseArrays(absl::Span<const std::string> array_ids,
                                         const CallOptions& options = {});
 

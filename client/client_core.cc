@@ -290,6 +290,15 @@ std::vector<PutArray> ArraysOf(BegunPut* put) {
   return arrays;
 }
 
+// Returns the ids of the arrays that the put makes without names.
+std::vector<std::string> NamelessOf(absl::Span<const PutTensor> tensors, const BegunPut& put) {
+  std::vector<std::string> array_ids;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].name.empty()) array_ids.push_back(put.assignments[i].array.array_id);
+  }
+  return array_ids;
+}
+
 // Checks the files from which the tensors' elements were mapped, each once.
 absl::Status CheckFilesNotWritten(absl::Span<const PutTensor> tensors) {
   const SourceFile* last = nullptr;
@@ -421,6 +430,9 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
     put_options.on_begun(put.transfer_id);
   }
   SHARDMESH_RETURN_IF_ERROR(CountTiles(put, &result));
+  const std::vector<std::string> nameless = NamelessOf(tensors, put);
+  session_.Keep(session, nameless);
+  absl::Cleanup finish = [&] { session_.Finish(nameless); };
   const absl::StatusOr<CommittedPut> committed = [&] {
     const FillWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
                           put_options.progress);
@@ -435,6 +447,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
     if (deadline.is_over()) abort("its time is over").IgnoreError();
     return committed.status();
   }
+  std::move(finish).Cancel();
   if (put_options.progress) {
     put_options.progress(result.tile_bytes, result.tile_bytes);
   }
@@ -469,6 +482,10 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
     put_options.on_begun(put.transfer_id);
   }
   SHARDMESH_RETURN_IF_ERROR(CountTiles(put, &result));
+  // Kept before the commit: the coordinator may commit the put and end before it answers.
+  const std::vector<std::string> nameless = NamelessOf(tensors, put);
+  session_.Keep(session, nameless);
+  absl::Cleanup finish = [&] { session_.Finish(nameless); };
   ProgressCallback progress = put_options.progress;
   if (progress != nullptr && result.reused_bytes > 0) {
     progress = [&](int64_t done_bytes, int64_t) {
@@ -514,6 +531,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
   if (status.ok()) status = sent.status();
   SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed, Conclude(session, put.transfer_id, status,
                                                               deadline, options, is_taken_back));
+  std::move(finish).Cancel();
 
   result.arrays = ArraysOf(&put);
   result.revision = committed.revision;

@@ -203,6 +203,12 @@ class ClientCore {
 
   void CloseSession() { session_.Close(); }
 
+  // See SessionKeeper: arrays without names that the client made and holds.
+  void Keep(const std::string& session_id, absl::Span<const std::string> array_ids) {
+    session_.Keep(session_id, array_ids);
+  }
+  void Drop(absl::Span<const std::string> array_ids) { session_.Drop(array_ids); }
+
   // Calls `call` with the id of the session. If the coordinator no longer has that session, opens a
   // new one and calls `call` once more.
   template <typename Call>

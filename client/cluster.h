@@ -92,10 +92,11 @@ class ClusterClient {
                                                    const std::string& name = "",
                                                    bool validate_only = false,
                                                    const CallOptions& options = {});
-  // Deletes arrays from the quarantine; returns the deleted tiles. Waits for workers that are
-  // expected back. FAILED_PRECONDITION: workers of an array's mesh cannot be reached. With
-  // `even_partly`, unreachable workers are no error: the call deletes the tiles of the workers that
-  // can be reached. NOT_FOUND: none of the arrays is in quarantine.
+  // Deletes arrays from the quarantine, and arrays that are held without a name; returns the
+  // deleted tiles. Waits for workers that are expected back. FAILED_PRECONDITION: workers of an
+  // array's mesh cannot be reached, or a session pins an array without a name. With `even_partly`,
+  // unreachable workers are no error: the call deletes the tiles of the workers that can be
+  // reached. NOT_FOUND: none of the arrays is in quarantine.
   absl::StatusOr<QuarantineDrop> DropQuarantined(const std::vector<std::string>& array_ids,
                                                  bool even_partly = false,
                                                  bool validate_only = false,

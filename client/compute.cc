@@ -2,12 +2,16 @@
 #include "client/compute.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/wire_enums.h"
@@ -175,6 +179,37 @@ absl::StatusOr<StepResult> RunCollective(const CoordinatorConnection& connection
   return DecodeOneOutput(response);
 }
 
+// Runs a step in the session by `run`. Keeps its results without names, and drops the operands that
+// it may have consumed.
+absl::StatusOr<StepResult> RunStep(
+    ClientCore* core, const SteadyDeadline& deadline, const CallOptions& options,
+    absl::Span<const Operand* const> operands, const OutputOptions& output,
+    const std::function<absl::StatusOr<StepResult>(const std::string& session_id,
+                                                   const CallLimit& limit)>& run) {
+  std::string session;
+  absl::StatusOr<StepResult> result = core->InSession(
+      deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+        session = session_id;
+        return run(session_id, limit);
+      });
+  if (!result.ok()) return result;
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < result->outputs.size(); ++i) {
+    const bool is_named = i < output.names.size() && !output.names[i].empty();
+    if (!is_named) kept.push_back(result->outputs[i].array.descriptor.array_id);
+  }
+  std::vector<std::string> consumed;
+  for (const Operand* const operand : operands) {
+    const auto* const array = std::get_if<ArraySelector>(&operand->value);
+    if (operand->donate && array != nullptr && array->name.empty()) {
+      consumed.push_back(array->array_id);
+    }
+  }
+  core->Keep(session, kept);
+  core->Drop(consumed);
+  return result;
+}
+
 }  // namespace
 
 absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
@@ -233,53 +268,53 @@ absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
 absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                                                   const CallOptions& options) {
   const SteadyDeadline deadline = core_->Deadline(options);
-  return core_->InSession(deadline, options,
-                          [&](const std::string& session_id, const CallLimit& limit) {
-                            absl::StatusOr<StepResult> result =
-                                RunProgram(core_->connection(), session_id, call, limit);
-                            const std::string* const hash = std::get_if<std::string>(&call.work);
-                            if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
-                              return result;
-                            }
-                            // The coordinator no longer has the plan, for example because the
-                            // coordinator was restarted. Send the program itself, if this client
-                            // compiled that program.
-                            std::optional<Program> program = core_->programs().Find(*hash);
-                            if (!program.has_value()) {
-                              return result;
-                            }
-                            ExecuteCall again = call;
-                            again.work = *std::move(program);
-                            return RunProgram(core_->connection(), session_id, again,
-                                              ClientCore::LimitAt(deadline, options));
-                          });
+  std::vector<const Operand*> operands;
+  for (const Operand& operand : call.operands) operands.push_back(&operand);
+  return RunStep(core_, deadline, options, operands, call.output,
+                 [&](const std::string& session_id, const CallLimit& limit) {
+                   absl::StatusOr<StepResult> result =
+                       RunProgram(core_->connection(), session_id, call, limit);
+                   const std::string* const hash = std::get_if<std::string>(&call.work);
+                   if (hash == nullptr || ReasonOf(result.status()) != Reason::kNotFound) {
+                     return result;
+                   }
+                   // The coordinator no longer has the plan, for example because the coordinator
+                   // was restarted. Send the program itself, if this client compiled that program.
+                   std::optional<Program> program = core_->programs().Find(*hash);
+                   if (!program.has_value()) {
+                     return result;
+                   }
+                   ExecuteCall again = call;
+                   again.work = *std::move(program);
+                   return RunProgram(core_->connection(), session_id, again,
+                                     ClientCore::LimitAt(deadline, options));
+                 });
 }
 
 absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,
                                                  const CallOptions& options) {
-  const SteadyDeadline deadline = core_->Deadline(options);
-  return core_->InSession(deadline, options,
-                          [&](const std::string& session_id, const CallLimit& limit) {
-                            return RunLinear(core_->connection(), session_id, call, limit);
-                          });
+  std::vector<const Operand*> operands = {&call.input, &call.weight};
+  if (call.bias.has_value()) operands.push_back(&*call.bias);
+  return RunStep(core_, core_->Deadline(options), options, operands, call.output,
+                 [&](const std::string& session_id, const CallLimit& limit) {
+                   return RunLinear(core_->connection(), session_id, call, limit);
+                 });
 }
 
 absl::StatusOr<StepResult> ComputeClient::Matmul(const MatmulCall& call,
                                                  const CallOptions& options) {
-  const SteadyDeadline deadline = core_->Deadline(options);
-  return core_->InSession(deadline, options,
-                          [&](const std::string& session_id, const CallLimit& limit) {
-                            return RunMatmul(core_->connection(), session_id, call, limit);
-                          });
+  return RunStep(core_, core_->Deadline(options), options, {&call.lhs, &call.rhs}, call.output,
+                 [&](const std::string& session_id, const CallLimit& limit) {
+                   return RunMatmul(core_->connection(), session_id, call, limit);
+                 });
 }
 
 absl::StatusOr<StepResult> ComputeClient::Collective(const CollectiveCall& call,
                                                      const CallOptions& options) {
-  const SteadyDeadline deadline = core_->Deadline(options);
-  return core_->InSession(deadline, options,
-                          [&](const std::string& session_id, const CallLimit& limit) {
-                            return RunCollective(core_->connection(), session_id, call, limit);
-                          });
+  return RunStep(core_, core_->Deadline(options), options, {&call.input}, call.output,
+                 [&](const std::string& session_id, const CallLimit& limit) {
+                   return RunCollective(core_->connection(), session_id, call, limit);
+                 });
 }
 
 }  // namespace shardmesh::client

@@ -367,7 +367,7 @@ absl::Status Server::OpenState() {
        .metrics = &metrics_})) {
     AddService(std::move(questions.name), std::move(questions.service));
   }
-  AddService("shardmesh.v1.SessionService", MakeSessionService(sessions_.get()));
+  AddService("shardmesh.v1.SessionService", MakeSessionService(sessions_.get(), registry_.get()));
   AddStreamingService(
       "shardmesh.v1.ArrayService",
       MakeArrayService(context, StepPartsOf(context, &planner_, sequencer_.get(), &metrics_)));

@@ -1,11 +1,15 @@
-// Opens and closes a session, and renews it on a thread of the keeper.
+// Opens and closes a session, renews it on a thread of the keeper, and moves arrays to the next
+// one.
 #include "client/remote/session_keeper.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "client/remote/transfer_calls.h"
 #include "process/steady_deadline.h"
 #include "process/thread_pool.h"
 #include "status/reason.h"
@@ -20,6 +24,11 @@ constexpr absl::Duration kCallTimeout = absl::Seconds(1);
 // Longest time that the client waits for the coordinator's answer to CloseSession. If no answer
 // comes by then, nothing is lost: no transfer is in progress, and the session expires.
 constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
+// Longest time that the end of a client takes to release its arrays without names. The coordinator
+// may just be starting: without the release it would keep the arrays for its --unnamed-grace.
+constexpr absl::Duration kReleaseTimeout = absl::Seconds(5);
+// The largest number of arrays that one call takes over or releases.
+constexpr size_t kMaxOfCall = 10'000;
 // Delay between attempts to renew while the coordinator does not answer.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(500);
 
@@ -45,11 +54,14 @@ absl::StatusOr<OpenedSession> OpenSession(const CoordinatorConnection& connectio
   return session;
 }
 
-// Renews the session; returns its remaining time to live.
+// Renews the session, which takes over the arrays `held`; returns its remaining time to live.
 absl::StatusOr<absl::Duration> RenewSession(const CoordinatorConnection& connection,
-                                            const std::string& session_id, const CallLimit& limit) {
+                                            const std::string& session_id,
+                                            absl::Span<const std::string> held,
+                                            const CallLimit& limit) {
   v1::RenewSessionRequest request;
   request.set_session_id(session_id);
+  request.mutable_held_array_ids()->Add(held.begin(), held.end());
   v1::RenewSessionResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.sessions, &v1::SessionService::Stub::RenewSession, request, limit, &response));
@@ -63,6 +75,12 @@ absl::Status CloseSession(const CoordinatorConnection& connection, const std::st
   v1::CloseSessionResponse response;
   return connection.Call(connection.sessions, &v1::SessionService::Stub::CloseSession, request,
                          limit, &response);
+}
+
+// Returns the first arrays of the set, as many as one call takes.
+std::vector<std::string> FirstOf(const std::set<std::string>& array_ids) {
+  const size_t count = std::min(array_ids.size(), kMaxOfCall);
+  return {array_ids.begin(), std::next(array_ids.begin(), static_cast<ptrdiff_t>(count))};
 }
 
 }  // namespace
@@ -82,6 +100,7 @@ SessionKeeper::~SessionKeeper() {
   if (renewer.joinable()) {
     renewer.join();
   }
+  Close();  // the renewer may have opened a session meanwhile
 }
 
 absl::Status SessionKeeper::AwaitOpening(const CallLimit& limit) {
@@ -111,35 +130,115 @@ absl::StatusOr<std::string> SessionKeeper::Get(const CallLimit& limit) {
   for (bool is_opener = false; !is_opener;) {
     SHARDMESH_RETURN_IF_ERROR(AwaitOpening(limit));
     absl::MutexLock lock(&mutex_);
-    if (!session_id_.empty()) {
+    if (!session_id_.empty() && lost_.empty()) {
       return session_id_;
     }
     is_opener = !is_opening_;
     is_opening_ = true;
   }
-  const absl::StatusOr<OpenedSession> session =
-      OpenSession(*connection_, ttl_, client_name_, limit);
+  absl::StatusOr<std::string> opened = OpenAndTakeOver(limit);
   absl::MutexLock lock(&mutex_);
   is_opening_ = false;
-  SHARDMESH_RETURN_IF_ERROR(session.status());
-  renew_after_ = session->ttl / 3;
-  if (!renewer_.joinable()) {
-    // A session that nothing renews would end in the middle of a put. This one expires.
-    SHARDMESH_ASSIGN_OR_RETURN(renewer_, StartThread([this] { Renew(); }));
+  return opened;
+}
+
+absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limit) {
+  while (true) {
+    std::string session_id;
+    std::vector<std::string> lost;
+    {
+      absl::MutexLock lock(&mutex_);
+      session_id = session_id_;
+      lost = FirstOf(lost_);
+    }
+    if (session_id.empty()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const OpenedSession session,
+                                 OpenSession(*connection_, ttl_, client_name_, limit));
+      absl::MutexLock lock(&mutex_);
+      renew_after_ = session.ttl / 3;
+      if (!renewer_.joinable() && !stopping_) {
+        // A session that nothing renews would end in the middle of a put. This one expires.
+        SHARDMESH_ASSIGN_OR_RETURN(renewer_, StartThread([this] { Renew(); }));
+      }
+      session_id_ = session.session_id;
+      changed_.Signal();
+      continue;
+    }
+    if (lost.empty()) return session_id;
+    const absl::Status taken = RenewSession(*connection_, session_id, lost, limit).status();
+    if (ReasonOf(taken) == Reason::kSessionGone) {
+      Forget(session_id);
+      continue;
+    }
+    if (ReasonOf(taken) == Reason::kLimitExceeded) return session_id;
+    SHARDMESH_RETURN_IF_ERROR(taken);
+    absl::MutexLock lock(&mutex_);
+    if (session_id_ != session_id) continue;
+    for (const std::string& array_id : lost) lost_.erase(array_id);
   }
-  session_id_ = session->session_id;
+}
+
+void SessionKeeper::Keep(const std::string& session_id, absl::Span<const std::string> array_ids) {
+  absl::MutexLock lock(&mutex_);
+  kept_.insert(array_ids.begin(), array_ids.end());
+  if (session_id == session_id_ || array_ids.empty()) return;
+  // The session ended since it pinned the arrays.
+  lost_.insert(array_ids.begin(), array_ids.end());
   changed_.Signal();
-  return session_id_;
+}
+
+void SessionKeeper::Drop(absl::Span<const std::string> array_ids) {
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : array_ids) {
+    kept_.erase(array_id);
+    lost_.erase(array_id);
+    finished_.erase(array_id);
+  }
+}
+
+void SessionKeeper::Finish(absl::Span<const std::string> array_ids) {
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : array_ids) {
+    if (kept_.contains(array_id)) finished_.insert(array_id);
+  }
+  changed_.Signal();
+}
+
+absl::Status SessionKeeper::Release(std::vector<std::string> array_ids, const CallLimit& limit) {
+  while (true) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string session_id, Get(limit));
+    const absl::Status released =
+        ReleaseArrays(*connection_, session_id, array_ids, limit).status();
+    if (released.ok()) Drop(array_ids);
+    if (ReasonOf(released) != Reason::kSessionGone) return released;
+    Forget(session_id);
+  }
 }
 
 void SessionKeeper::Close() {
   std::string session_id;
+  absl::Status released;
+  const auto deadline = SteadyDeadline::After(kReleaseTimeout);
+  while (!deadline.is_over()) {
+    std::vector<std::string> kept;
+    {
+      absl::MutexLock lock(&mutex_);
+      kept = FirstOf(kept_);
+    }
+    if (kept.empty()) break;
+    released = Release(std::move(kept), CallLimit::Within(deadline.left()));
+    if (!released.ok() && !absl::IsUnavailable(released)) break;
+    if (!released.ok()) absl::SleepFor(std::min(kRetryDelay, deadline.left()));
+  }
   {
     absl::MutexLock lock(&mutex_);
     session_id = std::exchange(session_id_, {});
+    kept_.clear();
+    lost_.clear();
+    finished_.clear();
     changed_.Signal();
   }
-  if (!session_id.empty()) {
+  if (!session_id.empty() && released.ok()) {
     // Best effort: if the call fails, the session expires at the coordinator.
     CloseSession(*connection_, session_id, CallLimit::Within(kCloseTimeout)).IgnoreError();
   }
@@ -147,15 +246,19 @@ void SessionKeeper::Close() {
 
 void SessionKeeper::Forget(const std::string& session_id) {
   absl::MutexLock lock(&mutex_);
-  if (session_id_ == session_id) {
-    session_id_.clear();
-    changed_.Signal();
-  }
+  if (session_id_ == session_id) LoseSession();
+}
+
+void SessionKeeper::LoseSession() {
+  session_id_.clear();
+  lost_ = kept_;
+  changed_.Signal();
 }
 
 void SessionKeeper::Renew() {
   absl::MutexLock lock(&mutex_);
   auto next = SteadyDeadline::After(renew_after_);
+  auto next_move = SteadyDeadline::After(absl::ZeroDuration());  // of arrays
   std::string renewed = session_id_;
   while (!stopping_) {
     if (session_id_.empty() || session_id_ != renewed) {
@@ -163,21 +266,34 @@ void SessionKeeper::Renew() {
       renewed = session_id_;
       next = SteadyDeadline::After(session_id_.empty() ? absl::InfiniteDuration() : renew_after_);
     }
-    if (!changed_.WaitWithTimeout(&mutex_, next.left()) || stopping_ || session_id_ != renewed) {
+    const bool has_arrays = !lost_.empty() || !finished_.empty();
+    const absl::Duration left = has_arrays ? std::min(next.left(), next_move.left()) : next.left();
+    if (left > absl::ZeroDuration()) {
+      changed_.WaitWithTimeout(&mutex_, left);
       continue;
     }
     const absl::Duration timeout = std::min(kCallTimeout, renew_after_);
+    if (has_arrays && next_move.is_over()) {
+      std::vector<std::string> finished = FirstOf(finished_);
+      mutex_.Unlock();
+      // With no array to release, this opens the session and takes arrays over.
+      const CallLimit limit = CallLimit::Within(kCallTimeout);
+      const absl::Status moved =
+          finished.empty() ? Get(limit).status() : Release(std::move(finished), limit);
+      mutex_.Lock();
+      const bool is_done = moved.ok() && lost_.empty();
+      next_move = SteadyDeadline::After(is_done ? absl::ZeroDuration() : kRetryDelay);
+      continue;
+    }
     mutex_.Unlock();
     const absl::StatusOr<absl::Duration> ttl =
-        RenewSession(*connection_, renewed, CallLimit::Within(timeout));
+        RenewSession(*connection_, renewed, /*held=*/{}, CallLimit::Within(timeout));
     mutex_.Lock();
     if (ttl.ok()) {
       renew_after_ = *ttl / 3;
       next = SteadyDeadline::After(renew_after_);
     } else if (ReasonOf(ttl.status()) == Reason::kSessionGone) {
-      if (session_id_ == renewed) {
-        session_id_.clear();
-      }
+      if (session_id_ == renewed) LoseSession();
     } else {
       next = SteadyDeadline::After(std::min(kRetryDelay, renew_after_));
     }

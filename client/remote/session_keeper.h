@@ -1,23 +1,32 @@
 // The session of one client: opened at its first use, renewed in the background, closed at the end.
+// With it go the arrays without names that the client made and that the session pins.
 #ifndef SHARDMESH_CLIENT_REMOTE_SESSION_KEEPER_H_
 #define SHARDMESH_CLIENT_REMOTE_SESSION_KEEPER_H_
 
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "client/remote/coordinator_connection.h"
 
 namespace shardmesh::client {
 
 // Renews the client's session after a third of its time to live. If the server no longer knows a
 // session (SESSION_GONE), the keeper drops that session, and the next Get opens another one. If a
-// renewal fails with another error, the keeper retries the renewal. Thread-safe.
+// renewal fails with another error, the keeper retries the renewal.
+//
+// A session ends with the coordinator's process. The coordinator's next process keeps arrays
+// without names for a while (--unnamed-grace), but does not know whose they are. Therefore the next
+// session takes over the arrays of Keep before any call uses that session. While there are such
+// arrays, the keeper opens the next session in the background too. Thread-safe.
 class SessionKeeper {
  public:
   // `connection` must outlive the keeper.
@@ -34,14 +43,30 @@ class SessionKeeper {
   absl::StatusOr<std::string> Get(const CallLimit& limit);
   // Drops a session that the server no longer knows. The next Get opens another session.
   void Forget(const std::string& session_id);
-  // Closes the session, and waits at most two seconds for the answer. A later Get opens another
-  // session.
+  // Closes the session, and waits at most two seconds for the answer; five seconds if there are
+  // arrays of Keep, which it releases first, under another session if the session is gone. A later
+  // Get opens another session.
   void Close();
+
+  // The session with this id pins, or may pin, these arrays, which the client made without names.
+  void Keep(const std::string& session_id, absl::Span<const std::string> array_ids);
+  // Ends Keep: the session no longer pins the arrays, or they have names.
+  void Drop(absl::Span<const std::string> array_ids);
+  // Releases arrays of Keep in the background, until the server confirms.
+  void Finish(absl::Span<const std::string> array_ids);
 
  private:
   // Waits while another call opens a session. Returns DEADLINE_EXCEEDED at the deadline of `limit`,
   // and CANCELLED if the cancellation of `limit` is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
+  // Opens a session if there is none, and lets it take over the arrays of `lost_`. Returns its id.
+  // Errors: those of OpenSession and RenewSession, except LIMIT_EXCEEDED: the renewer then tries
+  // again.
+  absl::StatusOr<std::string> OpenAndTakeOver(const CallLimit& limit);
+  // Releases arrays under the session, under another one if that is gone, and drops them.
+  absl::Status Release(std::vector<std::string> array_ids, const CallLimit& limit);
+  // Drops the session, whose arrays the next session must take over.
+  void LoseSession() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Renew();
 
   const CoordinatorConnection* const connection_;
@@ -52,6 +77,11 @@ class SessionKeeper {
   absl::Mutex mutex_;
   bool is_opening_ ABSL_GUARDED_BY(mutex_) = false;  // a call of Get opens a session
   std::string session_id_ ABSL_GUARDED_BY(mutex_);   // empty: no session is open
+  // The arrays of Keep; those of them that belong to sessions before the current one; and those of
+  // Finish.
+  std::set<std::string> kept_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> lost_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> finished_ ABSL_GUARDED_BY(mutex_);
   absl::Duration renew_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::CondVar changed_;

@@ -72,7 +72,7 @@ class Page {
 absl::StatusOr<SelectedArray> Find(const CoordinatorParts& context,
                                    const v1::ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const ArrayReference reference, Decode(selector));
-  return Select(*context.registry, reference);
+  return Select(*context.registry, reference, *context.recovery);
 }
 
 bool Lacks(const Array& array, int64_t rank) {

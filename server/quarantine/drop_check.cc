@@ -7,10 +7,13 @@
 #include "server/quarantine/quarantine_drop.h"
 #include "server/state/array_registry.h"
 #include "server/state/recovery.h"
+#include "server/state/session.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/retry.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server::quarantine {
 
@@ -24,7 +27,7 @@ bool GoOnWithout(const std::string& identity, const absl::Status& why, Drop* dro
 }
 
 absl::Status DescribeDrop(const Drop& drop, const absl::Status& error) {
-  std::vector<std::string> dropped;
+  std::vector<std::string> dropped = drop.released;
   std::vector<std::string> perhaps;
   std::vector<std::string> left;
   for (const auto& [part, mesh_id] : drop.listed) {
@@ -62,6 +65,50 @@ absl::Status AllFailed(const Drop& drop) {
   return DescribeDrop(drop, reason == Reason::kUnspecified ? all : WithReason(all, reason));
 }
 
+absl::Status InUse(const Drop& drop, const std::string& array_id) {
+  constexpr size_t kMaxShown = 8;
+  const CoordinatorParts& context = drop.context;
+  const std::optional<UnnamedArray> unnamed = context.registry->FindUnnamed(array_id);
+  std::string text = StrCat("array ", array_id, " is in use without a name, held ");
+  const std::vector<SessionInfo> holders = context.sessions->ListHolders(array_id, kMaxShown);
+  if (!holders.empty()) {
+    StrAppend(&text, "by ", DescribeSessions(holders),
+              "; nothing was dropped; end that client, or release the array there (`shardmesh "
+              "admin sessions` shows the sessions)");
+  } else if (unnamed.has_value() && unnamed->until == absl::InfiniteFuture()) {
+    StrAppend(&text, HeldFor(context, *unnamed),
+              "; nothing was dropped; drop it when it is in quarantine");
+  } else {
+    StrAppend(&text, "by a call in progress; nothing was dropped; try again when it has ended");
+  }
+  return absl::FailedPreconditionError(text);
+}
+
+namespace {
+
+// Finds the arrays of the request that are held without a name. FAILED_PRECONDITION: one of them is
+// in use, or a session holds an array that no worker has in quarantine.
+absl::Status FindUnnamed(Drop* drop, std::set<std::string>* absent,
+                         std::set<std::string>* mesh_ids) {
+  const CoordinatorParts& context = drop->context;
+  drop->unnamed.clear();
+  for (const std::string& id : drop->request->array_ids()) {
+    std::optional<UnnamedArray> unnamed = context.registry->FindUnnamed(id);
+    if (unnamed.has_value()) {
+      if (!context.registry->CanReleaseUnnamed(id)) return InUse(*drop, id);
+      absent->erase(id);
+      mesh_ids->insert(unnamed->descriptor.mesh_id);
+      drop->unnamed.push_back(*std::move(unnamed));
+    } else if (absent->contains(id) && !context.registry->HasName(id) &&
+               !context.sessions->ListHolders(id, 1).empty()) {
+      return InUse(*drop, id);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckDrop(const MembershipView& view, Drop* drop) {
   const CoordinatorParts& context = drop->context;
   std::set<std::string> absent(drop->request->array_ids().begin(),
@@ -71,21 +118,15 @@ absl::Status CheckDrop(const MembershipView& view, Drop* drop) {
     absent.erase(part.array_id);
     mesh_ids.insert(mesh_id);
   }
+  SHARDMESH_RETURN_IF_ERROR(FindUnnamed(drop, &absent, &mesh_ids));
   if (!absent.empty() || mesh_ids.count("") > 0) mesh_ids.clear();
   const AwayWorkers away = FindAway(context, view, mesh_ids);
   if (drop->request->even_partly()) {
     for (const auto& [identity, worker] : away) drop->unreached[identity] = worker;
-    if (!drop->listed.empty()) return absl::OkStatus();
+    if (!drop->listed.empty() || !drop->unnamed.empty()) return absl::OkStatus();
     if (!drop->failed.empty() && !AnyComesBack(away)) return AllFailed(*drop);
   }
-  for (const std::string& id : drop->request->array_ids()) {
-    const std::optional<UnnamedArray> unnamed = context.registry->FindUnnamed(id);
-    if (!unnamed.has_value() || drop->request->even_partly()) continue;
-    return absl::FailedPreconditionError(
-        StrCat("array ", id, " is in use without a name, held ", HeldFor(context, *unnamed),
-               "; nothing was dropped; drop it when it is in quarantine"));
-  }
-  if (drop->listed.empty()) {
+  if (drop->listed.empty() && drop->unnamed.empty()) {
     return NotQuarantined(context, view,
                           drop->request->array_ids_size() == 1
                               ? StrCat("array ", drop->request->array_ids(0))

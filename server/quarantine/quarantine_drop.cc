@@ -1,13 +1,24 @@
-// Drops arrays from workers' quarantines.
+// Drops arrays from workers' quarantines, and arrays that are held without a name.
 #include "server/quarantine/quarantine_drop.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
+#include <iterator>
+#include <map>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "process/log.h"
+#include "rpc/codec/array_codec.h"
+#include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/codec/time_codec.h"
 #include "server/quarantine/order_queue.h"
+#include "server/state/array_view_codec.h"
+#include "sharding/tile.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 
 namespace shardmesh::server {
@@ -16,10 +27,45 @@ namespace {
 
 constexpr int kMaxIds = 1'000;
 
+// Adds the parts of an array that is held without a name, by worker.
+void AddParts(const UnnamedArray& unnamed, const MembershipView& view, absl::Time now,
+              v1::DropQuarantinedResponse* response) {
+  const ArrayDescriptor& descriptor = unnamed.descriptor;
+  const MeshRanks* const ranks = view.FindMesh(descriptor.mesh_id);
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  if (ranks == nullptr || !tiling.ok()) return;
+  std::map<std::string_view, v1::QuarantinedArray*> parts;
+  for (int64_t rank = 0; rank < std::min(descriptor.mesh.size(), std::ssize(ranks->identities));
+       ++rank) {
+    if (std::binary_search(unnamed.missing_ranks.begin(), unnamed.missing_ranks.end(), rank)) {
+      continue;
+    }
+    const std::string& identity = ranks->identities[static_cast<size_t>(rank)];
+    v1::QuarantinedArray*& part = parts[identity];
+    if (part == nullptr) {
+      part = response->add_arrays();
+      part->set_identity(identity);
+      rpc::Encode(descriptor, part->mutable_array());
+      part->set_reason("it was held without a name");
+      rpc::Encode(now, part->mutable_quarantine_time());
+      part->set_committed(true);
+      part->set_durability(server::Encode(unnamed.durability));
+    }
+    v1::QuarantinedTile* const tile = part->add_tiles();
+    const Tile held = tiling->TileOf(static_cast<DeviceId>(rank));
+    rpc::Encode(held, tile->mutable_tile());
+    tile->set_size_bytes(descriptor.TileSizeBytes(held).value_or(0));
+  }
+}
+
 void EndDrop(const DropPtr& drop, const absl::Status& status) {
   if (!drop->dropped.empty()) {
     LogInfo("arrays were dropped from quarantine, as a client asked",
             {{"parts", drop->dropped.size()}, {"of", drop->listed.size()}});
+  }
+  if (!drop->released.empty()) {
+    LogInfo("arrays without a name were released, as a client asked",
+            {{"arrays", drop->released.size()}});
   }
   if (!status.ok()) {
     drop->response->Clear();
@@ -82,10 +128,21 @@ void ListUnasked(const DropPtr& drop) {
     return EndDrop(drop, checked);
   }
   if (drop->request->validate_only()) {
+    for (const UnnamedArray& unnamed : drop->unnamed) {
+      AddParts(unnamed, *view, drop->context.clock->Now(), drop->response);
+    }
     for (auto& [part, array] : drop->described) {
       *drop->response->add_arrays() = std::move(array);
     }
     return EndDrop(drop, absl::OkStatus());
+  }
+  for (const UnnamedArray& unnamed : drop->unnamed) {
+    const std::string& array_id = unnamed.descriptor.array_id;
+    if (!drop->context.registry->ReleaseUnnamed(array_id)) {
+      return EndDrop(drop, DescribeDrop(*drop, InUse(*drop, array_id)));
+    }
+    drop->released.push_back(array_id);
+    AddParts(unnamed, *view, drop->context.clock->Now(), drop->response);
   }
   DropListed(drop);
 }

@@ -1,4 +1,5 @@
-// A drop of quarantined arrays (tiles that workers put aside), and the errors of a drop that fails.
+// A drop of quarantined arrays (tiles that workers put aside) and of arrays that are held without a
+// name, and the errors of a drop that fails.
 #ifndef SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_DROP_H_
 
@@ -7,11 +8,13 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/attach/coordinator_parts.h"
 #include "server/quarantine/quarantine_away.h"
 #include "server/quarantine/quarantine_calls.h"
+#include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "shardmesh/v1/cluster_service.pb.h"
 #include "status/str_cat.h"
@@ -49,6 +52,9 @@ struct Drop {
   // Workers that reported which parts they dropped, even if they dropped only some of the parts.
   std::set<std::string> answered = {};
   AwayWorkers unreached = {};  // only with `even_partly`: workers without an answer
+  // Arrays that are held without a name, and that only the grace period keeps.
+  std::vector<UnnamedArray> unnamed = {};
+  std::vector<std::string> released = {};  // ids of those of `unnamed` that were released
 };
 using DropPtr = std::shared_ptr<Drop>;
 
@@ -63,9 +69,12 @@ absl::Status DescribeDrop(const Drop& drop, const absl::Status& error);
 // The error of a drop that continued without the failed workers, and dropped nothing.
 absl::Status AllFailed(const Drop& drop);
 
-// Checks that the drop may begin. Requires that nothing was dropped yet, and that all live workers
-// of `view` were asked.
+// Checks that the drop may begin, and finds `unnamed`. Requires that nothing was dropped yet, and
+// that all live workers of `view` were asked.
 absl::Status CheckDrop(const MembershipView& view, Drop* drop);
+
+// The error for an array without a name that more than the grace period keeps.
+absl::Status InUse(const Drop& drop, const std::string& array_id);
 
 }  // namespace shardmesh::server::quarantine
 

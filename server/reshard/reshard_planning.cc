@@ -103,7 +103,7 @@ absl::StatusOr<std::vector<SelectedArray>> SelectArrays(const ReshardPlanParts& 
   std::vector<SelectedArray> selected;
   if (!call.from_mesh.empty()) return SelectOnMesh(*parts.registry, call.from_mesh);
   if (call.array.has_value()) {
-    auto found = Select(*parts.registry, *call.array);
+    auto found = Select(*parts.registry, *call.array, *parts.recovery);
     if (!found.ok()) return rpc::WithField(found.status(), "array");
     selected.push_back(*std::move(found));
     return selected;

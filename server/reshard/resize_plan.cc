@@ -4,15 +4,19 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "process/clock.h"
 #include "rpc/codec/field_check.h"
 #include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
 #include "server/resolve/cut_weights.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/state/array_selection.h"
+#include "server/state/session.h"
 #include "server/steps/committed_bytes.h"
 #include "server/steps/replica_mesh.h"
 #include "server/steps/resize_mesh.h"
@@ -234,6 +238,40 @@ class Planning {
     return (!plan_.has_shape && mesh_id == call_.mesh_id) || mesh_id == plan_.auxiliary_id;
   }
 
+  // Says who holds an array without a name, until when, and what to do.
+  std::string Nameless(const ArrayDescriptor& descriptor) const {
+    constexpr size_t kMaxShown = 8;
+    const std::string& array_id = descriptor.array_id;
+    const std::string reshard =
+        StrCat("`shardmesh reshard @", array_id, " --mesh ", descriptor.mesh_id, " --as NAME`");
+    if (const std::vector<SessionInfo> holders =
+            parts_.put.sessions->ListHolders(array_id, kMaxShown);
+        !holders.empty()) {
+      return StrCat("it has no name, and is held by ", DescribeSessions(holders),
+                    ". End that client (`shardmesh admin sessions` shows the sessions), or name "
+                    "the array with ",
+                    reshard, " and release it in that session");
+    }
+    const std::optional<UnnamedArray> unnamed = parts_.registry->FindUnnamed(array_id);
+    if (!unnamed.has_value()) {
+      return "it has no name, and a call in progress holds it. Resize when that call has ended";
+    }
+    if (unnamed->until == absl::InfiniteFuture()) {
+      return StrCat(
+          "it has no name, and is kept until the records of the state that cannot be "
+          "read are set aside. Name it with `shardmesh admin quarantine restore ",
+          array_id, " --as NAME`");
+    }
+    return StrCat(
+        "it has no name, and no session has asked for it since the coordinator's start. "
+        "It is kept for another ",
+        FormatRounded(unnamed->until - parts_.put.clock->Now()),
+        " (--unnamed-grace). Resize after that time, or delete it with `shardmesh admin "
+        "quarantine drop ",
+        array_id, "`, or name it with `shardmesh admin quarantine restore ", array_id,
+        " --as NAME`");
+  }
+
   // An array without a name cannot move: its users know it by its id.
   absl::Status AddNameless() {
     std::string after;
@@ -245,13 +283,7 @@ class Planning {
         const ArrayDescriptor& descriptor = array->definition.descriptor;
         Refuse(
             *array, "",
-            WithReason(absl::FailedPreconditionError(StrCat(
-                           "it has no name. A session holds it (`shardmesh admin sessions`), or "
-                           "the coordinator keeps it for its --unnamed-grace. End that session, or "
-                           "resize after that time, or name the array with `shardmesh reshard @",
-                           descriptor.array_id, " --mesh ", descriptor.mesh_id,
-                           " --as NAME` and release it in that session")),
-                       Reason::kMeshInUse,
+            WithReason(absl::FailedPreconditionError(Nameless(descriptor)), Reason::kMeshInUse,
                        {{fact::kMesh, descriptor.mesh_id}, {fact::kArray, descriptor.array_id}}));
       }
       after = page.next_start_after;

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
@@ -13,7 +14,9 @@
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "server/calls/cluster_pages.h"
+#include "server/resolve/resolve_answers.h"
 #include "server/state/request_index.h"
+#include "server/state/session_pins.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/session_service.grpc.pb.h"
 #include "status/status_macros.h"
@@ -23,6 +26,8 @@ namespace shardmesh::server {
 namespace {
 
 constexpr size_t kMaxClientNameBytes = 255;
+// The largest number of arrays that one renewal takes over.
+constexpr int kMaxTakenOver = 10'000;
 // A page of sessions ends once it has this many bytes.
 constexpr int64_t kListBytes = int64_t{1} << 20;
 
@@ -45,7 +50,8 @@ void EncodeSession(const SessionInfo& from, v1::OpenSessionInfo* to) {
 
 class SessionService final : public v1::SessionService::CallbackService {
  public:
-  explicit SessionService(SessionTable* sessions) : sessions_(sessions) {}
+  SessionService(SessionTable* sessions, ArrayRegistry* registry)
+      : sessions_(sessions), registry_(registry) {}
 
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
@@ -55,7 +61,7 @@ class SessionService final : public v1::SessionService::CallbackService {
   grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
                                          const v1::RenewSessionRequest* request,
                                          v1::RenewSessionResponse* response) override {
-    return Answer(context, Renew(rpc::CallerOf(*context), request->session_id(), response));
+    return Answer(context, Renew(rpc::CallerOf(*context), *request, response));
   }
   grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
                                          const v1::CloseSessionRequest* request,
@@ -80,10 +86,18 @@ class SessionService final : public v1::SessionService::CallbackService {
     return reactor;
   }
 
-  absl::Status Renew(const rpc::Caller& caller, const std::string& session_id,
+  absl::Status Renew(const rpc::Caller& caller, const v1::RenewSessionRequest& request,
                      v1::RenewSessionResponse* response) {
-    SHARDMESH_RETURN_IF_ERROR(sessions_->Check(session_id, caller));
-    SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Renew(session_id));
+    SHARDMESH_RETURN_IF_ERROR(sessions_->Check(request.session_id(), caller));
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckCount(request.held_array_ids_size(), kMaxTakenOver, "arrays", "held_array_ids"));
+    for (const std::string& array_id : request.held_array_ids()) {
+      SHARDMESH_RETURN_IF_ERROR(rpc::CheckArrayId(array_id, "held_array_ids"));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Renew(request.session_id()));
+    const std::vector<std::string> held(request.held_array_ids().begin(),
+                                        request.held_array_ids().end());
+    SHARDMESH_RETURN_IF_ERROR(TakeOverForSession(*registry_, *sessions_, session.id, held));
     rpc::Encode(session.ttl, response->mutable_ttl());
     return absl::OkStatus();
   }
@@ -150,14 +164,15 @@ class SessionService final : public v1::SessionService::CallbackService {
   }
 
   SessionTable* const sessions_;
+  ArrayRegistry* const registry_;
   absl::Mutex mutex_;
   RequestIndex<std::string> opened_ ABSL_GUARDED_BY(mutex_){kMessages};  // ids of sessions
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeSessionService(SessionTable* sessions) {
-  return std::make_unique<SessionService>(sessions);
+std::unique_ptr<grpc::Service> MakeSessionService(SessionTable* sessions, ArrayRegistry* registry) {
+  return std::make_unique<SessionService>(sessions, registry);
 }
 
 }  // namespace shardmesh::server

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "server/state/array_registry.h"
 #include "server/state/session.h"
 
 namespace grpc {
@@ -12,8 +13,8 @@ class Service;
 
 namespace shardmesh::server {
 
-// Thread-safe. `sessions` outlives the service.
-std::unique_ptr<grpc::Service> MakeSessionService(SessionTable* sessions);
+// Thread-safe. `sessions` and `registry`, whose arrays the sessions pin, outlive the service.
+std::unique_ptr<grpc::Service> MakeSessionService(SessionTable* sessions, ArrayRegistry* registry);
 
 }  // namespace shardmesh::server
 

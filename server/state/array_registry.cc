@@ -1373,7 +1373,8 @@ void ArrayRegistry::ReleaseNow(Arrays::iterator found) {
   if (was_named) dead_keys_.push_back(ArrayKey(array_id));
   for (const NameEntry& version : entry.former) former_.erase({version.name, version.version});
   const ArrayDescriptor& descriptor = entry.array->definition.descriptor;
-  if (!entry.adopted_from.empty() && (!entry.was_named || entry.may_lack_names)) {
+  const bool knows_names = entry.was_named || entry.is_taken_over;
+  if (!entry.adopted_from.empty() && (!knows_names || entry.may_lack_names)) {
     PutAside(
         descriptor, entry.adopted_from,
         entry.may_lack_names
@@ -1849,6 +1850,11 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
   {
     absl::MutexLock lock(&mutex_);
     for (const std::string& array_id : array_ids) {
+      if (const auto awaited = awaited_.find(array_id);
+          awaited != awaited_.end() && awaited->second > 0) {
+        if (--awaited->second == 0 && grace_is_over_) awaited_.erase(awaited);
+        continue;
+      }
       const auto found = arrays_.find(array_id);
       if (found == arrays_.end() || found->second.pins == 0) continue;
       --found->second.pins;
@@ -1857,6 +1863,95 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
     FlushReleased();
   }
   events_.MakeCalls();
+}
+
+absl::Status ArrayRegistry::TakeOver(const std::string& array_id) {
+  SHARDMESH_PASSES("registry.take_over");
+  absl::MutexLock lock(&mutex_);
+  if (const auto found = FindLive(array_id); found != arrays_.end()) {
+    ArrayEntry& entry = found->second;
+    if (entry.is_given) return Given(array_id);
+    entry.checked_as = 0;
+    if (!std::exchange(entry.is_kept_for_grace, false)) {
+      ++entry.pins;
+      return absl::OkStatus();
+    }
+    // The pin of the grace period becomes that of the session.
+    entry.is_taken_over = !is_damaged_ && !may_lack_names_;
+    unnamed_.erase(array_id);
+    return absl::OkStatus();
+  }
+  if (grace_is_over_ || arrays_.contains(array_id) || tombstones_.contains(array_id)) {
+    return NoArray(array_id);
+  }
+  const auto awaited = awaited_.find(array_id);
+  if (awaited == awaited_.end() && awaited_.size() >= kMaxAwaited) {
+    return WithReason(
+        absl::ResourceExhaustedError(StrCat(
+            "array ", array_id, " is not reported by all of its workers yet, and ", kMaxAwaited,
+            " other arrays that sessions take over are not either; retry when they are")),
+        Reason::kLimitExceeded, {{fact::kHave, awaited_.size()}, {fact::kLimit, kMaxAwaited}});
+  }
+  ++awaited_[array_id];
+  return absl::OkStatus();
+}
+
+bool ArrayRegistry::IsAwaited(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto awaited = awaited_.find(array_id);
+  return !grace_is_over_ && awaited != awaited_.end() && awaited->second > 0;
+}
+
+bool ArrayRegistry::IsOnlyKeptForGrace(std::string_view array_id) const {
+  if (const auto awaited = awaited_.find(array_id);
+      awaited != awaited_.end() && awaited->second > 0) {
+    return false;
+  }
+  if (orphans_.find(array_id) != orphans_.end()) return true;
+  const auto found = FindLive(array_id);
+  if (found == arrays_.end()) return false;
+  const ArrayEntry& entry = found->second;
+  return entry.is_kept_for_grace && entry.pins == 1 && entry.names == 0 &&
+         entry.names_to_come == 0 && !entry.is_given;
+}
+
+bool ArrayRegistry::CanReleaseUnnamed(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  return IsOnlyKeptForGrace(array_id);
+}
+
+bool ArrayRegistry::ReleaseUnnamed(std::string_view array_id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (!IsOnlyKeptForGrace(array_id)) return false;
+    if (const auto orphan = orphans_.find(array_id); orphan != orphans_.end()) {
+      const ArrayDescriptor& descriptor = orphan->second.descriptor;
+      released_.push_back({.array_id = orphan->first,
+                           .mesh_id = descriptor.mesh_id,
+                           .ranks = descriptor.mesh.size(),
+                           .durable = orphan->second.durability == Durability::kDisk});
+      for (const std::string& identity : orphan->second.identities) {
+        if (!identity.empty()) AddVerdict(identity, {.drop = {orphan->first}});
+      }
+      EraseOrphan(orphan);
+    } else {
+      const auto found = arrays_.find(array_id);
+      ArrayEntry& entry = found->second;
+      entry.is_kept_for_grace = false;
+      entry.pins = 0;
+      entry.adopted_from.clear();  // so that the tiles are deleted
+      unnamed_.erase(found->first);
+      if (entry.array->definition.replica_of.empty()) {
+        Tell(ArrayChange{.array_id = found->first,
+                         .mesh_id = entry.array->definition.descriptor.mesh_id,
+                         .is_deleted = true});
+      }
+      ReleaseNow(found);
+    }
+    FlushReleased();
+  }
+  events_.MakeCalls();
+  return true;
 }
 
 void ArrayRegistry::AddTombstones(const std::vector<Released>& released) {
@@ -2172,6 +2267,7 @@ InventoryVerdict ArrayRegistry::TakeRestored(const Inventory& restored) {
                            (presence.attachment == restored.attachment && presence.is_lost);
       if (!is_gone) SetMissing(entry, rank, false);
     }
+    FlushReleased();
   }
   events_.MakeCalls();
   return verdict;
@@ -2289,7 +2385,11 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
   const auto found = arrays_.find(tile.array_id);
   if (found == arrays_.end()) {
     const auto tombstone = tombstones_.find(tile.array_id);
-    if (tombstone != tombstones_.end() || (!tile.committed && discarded_.contains(tile.array_id))) {
+    const auto awaited = awaited_.find(tile.array_id);
+    // The client of an earlier put says that it has given the put up.
+    const bool is_given_up = awaited != awaited_.end() && awaited->second == 0 && !tile.of_step;
+    if (tombstone != tombstones_.end() ||
+        (!tile.committed && (is_given_up || discarded_.contains(tile.array_id)))) {
       if (verdict.drop.empty() || verdict.drop.back() != tile.array_id) {
         verdict.drop.push_back(tile.array_id);
       }
@@ -2300,6 +2400,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
       return put_aside(
           std::string(tile.committed ? "the registry does not know its array" : kUnknownWork),
           false);
+    } else if (arrays_.count(tile.array_id) == 0 && orphans_.count(tile.array_id) == 0) {
+      verdict.drop.push_back(tile.array_id);  // its holder has released it before its adoption
     } else if (!tile.committed && arrays_.count(tile.array_id) > 0) {
       verdict.commit.push_back(tile.array_id);
     }
@@ -2403,10 +2505,8 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
     }
   }
   ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
-  entry.pins = 1;  // held by the grace period
-  entry.is_kept_for_grace = true;
   entry.adopted_from = std::move(orphan.identities);
-  unnamed_.insert(tile.array_id);
+  PinAdopted(tile.array_id, entry);
   // Some ranks may have been lost after they reported their tiles.
   for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
     const auto presence = presence_.find({descriptor.mesh_id, each});
@@ -2415,7 +2515,20 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
     }
   }
   EraseOrphan(found);
+  ReleaseIfUnheld(tile.array_id);
   return true;
+}
+
+void ArrayRegistry::PinAdopted(const std::string& array_id, ArrayEntry& entry) {
+  const auto awaited = awaited_.extract(array_id);
+  if (awaited.empty()) {
+    entry.pins = 1;
+    entry.is_kept_for_grace = true;
+    unnamed_.insert(array_id);
+  } else {
+    entry.pins = awaited.mapped();
+    entry.is_taken_over = !is_damaged_ && !may_lack_names_;
+  }
 }
 
 void ArrayRegistry::PutAside(const ArrayDescriptor& descriptor,
@@ -2495,6 +2608,8 @@ void ArrayRegistry::EndGrace() {
                       "missing are ",
                       StrJoin(missing, ", ")));
     }
+    // The pins that are left belong to sessions, which remove them.
+    std::erase_if(awaited_, [](const auto& each) { return each.second == 0; });
     std::vector<std::string> kept;
     for (auto& [id, entry] : arrays_) {
       if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);

@@ -278,7 +278,10 @@ struct InventoryVerdict {
 // survive a restart of the coordinator. The staged result of a step counts as committed, because
 // the former coordinator may have answered the caller before it could tell the worker; but only
 // until every rank has brought its inventory: a rank without the tile shows that the step failed,
-// unless another rank has the tile committed. At its adoption, only the grace period pins an array.
+// unless another rank has the tile committed. At its adoption, only the grace period pins an array,
+// unless TakeOver has pinned it: the session of a client that made the array before Open then takes
+// the place of the grace period. When the last such pin goes, the array is released, and its tiles
+// are deleted: its client says that the array has no name.
 // If the array has no name and no other pin when the grace period ends, its tiles go into
 // quarantine and are not deleted. If another pin holds the array at that time, its tiles go into
 // quarantine when it loses its last pin. Exception: an array that got a name since Open is released
@@ -346,6 +349,8 @@ class ArrayRegistry {
   static constexpr size_t kFormerVersions = 256;
   // See AddOrigin.
   static constexpr size_t kOtherOrigins = 4;
+  // The maximum number of arrays that TakeOver has pinned before their adoption.
+  static constexpr size_t kMaxAwaited = 100'000;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new
   // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing although the store
@@ -529,6 +534,21 @@ class ArrayRegistry {
   // neither name nor pin, as one batch.
   void Unpin(absl::Span<const std::string> array_ids);
   void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
+  // Adds one pin for a client that made the array without a name, and held it, before Open. If the
+  // grace period holds the array, the pin takes its place. An array that not all ranks have
+  // reported yet gets the pin at its adoption; if the pin was removed by then, the array is
+  // released at its adoption. Any other array is pinned as by Pin. NOT_FOUND: there is no such
+  // array, and none can be adopted any more. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): kMaxAwaited
+  // arrays are awaited.
+  absl::Status TakeOver(const std::string& array_id);
+  // Returns whether a pin of TakeOver awaits the adoption of the array.
+  bool IsAwaited(std::string_view array_id) const;
+  // Ends the grace period of an array of ListUnnamed, and deletes its tiles, also those that would
+  // go into quarantine. Returns false and changes nothing if there is no such array, if a pin or a
+  // name holds it, or if UnnamedArray::until is InfiniteFuture.
+  bool ReleaseUnnamed(std::string_view array_id);
+  // Returns whether ReleaseUnnamed would release the array now.
+  bool CanReleaseUnnamed(std::string_view array_id) const;
   // Gives the array to a step that may reuse its memory for a result. Requires that no name points
   // to the array and at most `pins` pins hold it; otherwise returns false and changes nothing.
   // Until TakeBack the array can be neither pinned nor named, as if it did not exist.
@@ -607,6 +627,9 @@ class ArrayRegistry {
     // One of the pins belongs to the grace period. Either the store had a record of the array at
     // Open, but no name of it, or the array was adopted.
     bool is_kept_for_grace = false;
+    // TakeOver has pinned the adopted array, in a state that lacks no names: its release deletes
+    // the tiles.
+    bool is_taken_over = false;
     // A name has pointed to the array since Open, or the array is or was a companion. The store has
     // its record in both cases.
     bool was_named = false;
@@ -865,6 +888,11 @@ class ArrayRegistry {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PutAside(const ArrayDescriptor& descriptor, const std::vector<std::string>& identities,
                 std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives an array that is being adopted to the grace period, or to the pins of TakeOver.
+  void PinAdopted(const std::string& array_id, ArrayEntry& entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether no holder but the grace period has the array.
+  bool IsOnlyKeptForGrace(std::string_view array_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   UnnamedArray UnnamedOf(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   UnnamedArray UnnamedOf(const Orphan& orphan) const;
   void EndGrace();
@@ -945,6 +973,9 @@ class ArrayRegistry {
   // ListUnnamed lists these arrays.
   std::set<std::string, std::less<>> unnamed_ ABSL_GUARDED_BY(mutex_);
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  // The pins of TakeOver on arrays that are not adopted yet, by the array's id. 0: all of them were
+  // removed, and the array is released at its adoption.
+  std::map<std::string, int64_t, std::less<>> awaited_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
   // RestoredRecord::may_lack_names: a lost record may name arrays that seem to have no name.

@@ -59,6 +59,20 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
   return selected;
 }
 
+absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry, const ArrayReference& reference,
+                                     const Recovery& recovery) {
+  const bool awaits_any = recovery.AwaitsAny();  // asked first: an array may be found meanwhile
+  absl::StatusOr<SelectedArray> selected = Select(registry, reference);
+  if (selected.ok() || !reference.name.empty() || !awaits_any ||
+      !registry.IsAwaited(reference.array_id)) {
+    return selected;
+  }
+  return Recovering(StrCat("array ", reference.array_id,
+                           " has no name, and not all workers have reported their tiles since the "
+                           "coordinator's start; they are expected ",
+                           recovery.WaitAdvice()));
+}
+
 ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array) {
   return array.state == ArrayState::kDegraded
              ? registry.FindTwin(array.definition.descriptor.array_id)

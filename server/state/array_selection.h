@@ -38,6 +38,10 @@ inline constexpr int kMaxSelections = 10;
 // does not find the array, or it is not committed.
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                                      const ArrayReference& reference);
+// The same. UNAVAILABLE (RECOVERING): a session has taken the array over, and workers that may have
+// its tiles have not reported since the coordinator's start.
+absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry, const ArrayReference& reference,
+                                     const Recovery& recovery);
 
 // Returns the companion of a degraded array, for SelectedArray; null for other arrays.
 ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array);

@@ -50,6 +50,12 @@ bool Recovery::IsAwaited(std::string_view identity) const {
   return awaited_.contains(identity) && now < started_ + return_grace_;
 }
 
+bool Recovery::AwaitsAny() const {
+  const absl::Time now = clock_->Now();
+  absl::MutexLock lock(&mutex_);
+  return !awaited_.empty() && now < started_ + return_grace_;
+}
+
 void Recovery::MeshesChanged(const MembershipView& view) {
   absl::MutexLock lock(&mutex_);
   const size_t gone = std::erase_if(awaited_, [&](const std::string& identity) {

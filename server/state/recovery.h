@@ -114,6 +114,8 @@ class Recovery {
   // Returns whether the worker is awaited since the coordinator's start and expected back. Such a
   // worker still has its tiles, even those in memory.
   bool IsAwaited(std::string_view identity) const;
+  // Returns whether some worker is awaited so.
+  bool AwaitsAny() const;
 
   // Returns the closing words of an error message about workers that are expected back. They say
   // for how long the workers are expected, and what the caller can do. Example: "for at most 1m

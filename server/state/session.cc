@@ -35,6 +35,13 @@ absl::Status TooMany(std::string_view have, int64_t limit) {
 
 }  // namespace
 
+std::string DescribeSessions(const std::vector<SessionInfo>& sessions) {
+  return StrJoin(sessions, ", ", [](std::string* out, const SessionInfo& each) {
+    StrAppend(out, "session ", each.number, " of ", each.caller);
+    if (!each.client.empty()) StrAppend(out, " (client \"", each.client, "\")");
+  });
+}
+
 SessionTable::SessionTable(Clock* clock, Listener listener, SessionOptions options)
     : clock_(clock),
       listener_(std::move(listener)),
@@ -50,6 +57,19 @@ Session SessionTable::Describe(const std::string& id, const Entry& entry) {
           entry.expires,
           static_cast<int64_t>(entry.arrays.size()),
           static_cast<int64_t>(entry.transfers.size())};
+}
+
+SessionInfo SessionTable::InfoOf(const std::string& id, const Entry& entry) {
+  return {.number = entry.number,
+          .id_prefix = id.substr(0, kShownIdCharacters),
+          .caller = entry.caller.name,
+          .client = entry.client,
+          .opened = entry.opened,
+          .renewed = entry.renewed,
+          .expires = entry.expires,
+          .pinned_arrays = std::ssize(entry.arrays),
+          .transfers = std::ssize(entry.transfers),
+          .steps = entry.steps};
 }
 
 absl::StatusOr<Session> SessionTable::Open(const rpc::Caller& caller, std::string client,
@@ -129,19 +149,20 @@ std::vector<SessionInfo> SessionTable::List(int64_t after, int64_t limit) const 
   absl::MutexLock lock(&mutex_);
   for (auto each = by_number_.upper_bound(after);
        each != by_number_.end() && std::ssize(sessions) < limit; ++each) {
-    const Entry& entry = *Find(each->second);
-    sessions.push_back({.number = each->first,
-                        .id_prefix = each->second.substr(0, kShownIdCharacters),
-                        .caller = entry.caller.name,
-                        .client = entry.client,
-                        .opened = entry.opened,
-                        .renewed = entry.renewed,
-                        .expires = entry.expires,
-                        .pinned_arrays = std::ssize(entry.arrays),
-                        .transfers = std::ssize(entry.transfers),
-                        .steps = entry.steps});
+    sessions.push_back(InfoOf(each->second, *Find(each->second)));
   }
   return sessions;
+}
+
+std::vector<SessionInfo> SessionTable::ListHolders(std::string_view array_id, size_t limit) const {
+  std::vector<SessionInfo> holders;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [number, id] : by_number_) {
+    if (holders.size() == limit) break;
+    const Entry& entry = *Find(id);
+    if (entry.arrays.contains(ToAbsl(array_id))) holders.push_back(InfoOf(id, entry));
+  }
+  return holders;
 }
 
 int64_t SessionTable::size() const {

@@ -65,6 +65,10 @@ struct SessionInfo {
 // Number of leading characters of a session's id that others may see. 96 bits remain secret.
 inline constexpr size_t kShownIdCharacters = 8;
 
+// Describes the sessions in an error message: `session 3 of host-1 (client "shardmesh")`. Requires
+// at least one.
+std::string DescribeSessions(const std::vector<SessionInfo>& sessions);
+
 enum class SessionEnd { kClosed, kExpired };
 
 // The objects that an ended session held, each id once, in bytewise order.
@@ -106,6 +110,8 @@ class SessionTable {
   absl::Status Check(std::string_view id, const rpc::Caller& caller) const;
   // Returns at most `limit` open sessions by rising number, after number `after`.
   std::vector<SessionInfo> List(int64_t after, int64_t limit) const;
+  // Returns the open sessions that pin the array, by rising number, at most `limit`. O(sessions).
+  std::vector<SessionInfo> ListHolders(std::string_view array_id, size_t limit) const;
   int64_t size() const;
 
   // Returns true if the session did not pin the array before. In that case, the registry must hold
@@ -143,6 +149,7 @@ class SessionTable {
   };
   absl::Status CheckWork(std::string_view id, const Entry& entry) const;
   static Session Describe(const std::string& id, const Entry& entry);
+  static SessionInfo InfoOf(const std::string& id, const Entry& entry);
   void ExpireOld();
   // Returns null if the session is gone.
   Entry* Find(std::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

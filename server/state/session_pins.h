@@ -1,5 +1,5 @@
-// Pin and unpin arrays for a session. The session keeps a list of its arrays, and the registry
-// counts the pins of each array; these functions change both.
+// Pin, take over and unpin arrays for a session. The session keeps a list of its arrays, and the
+// registry counts the pins of each array; these functions change both.
 #ifndef SHARDMESH_SERVER_STATE_SESSION_PINS_H_
 #define SHARDMESH_SERVER_STATE_SESSION_PINS_H_
 
@@ -30,6 +30,27 @@ inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable&
     registry.Unpin(array_id);
   }
   return is_new;
+}
+
+// Lets a session take over arrays that its client made without names, and held, before the last
+// start of the coordinator: see ArrayRegistry::TakeOver. Ignores arrays that are gone. NOT_FOUND
+// (SESSION_GONE): no such session. RESOURCE_EXHAUSTED: as of TakeOver; the session has the arrays
+// before the one that the error names. A second call with the same arrays has no effect.
+inline absl::Status TakeOverForSession(ArrayRegistry& registry, SessionTable& sessions,
+                                       std::string_view session_id,
+                                       absl::Span<const std::string> array_ids) {
+  for (const std::string& array_id : array_ids) {
+    SHARDMESH_ASSIGN_OR_RETURN(const bool has_it, sessions.PinsArray(session_id, array_id));
+    if (has_it) continue;
+    if (absl::Status taken = registry.TakeOver(array_id); !taken.ok()) {
+      if (absl::IsNotFound(taken)) continue;
+      return taken;
+    }
+    const absl::StatusOr<bool> is_new = sessions.PinArray(session_id, array_id);
+    if (!is_new.ok() || !*is_new) registry.Unpin(array_id);
+    SHARDMESH_RETURN_IF_ERROR(is_new.status());
+  }
+  return absl::OkStatus();
 }
 
 // Unpins arrays. Returns how many of these arrays the session had pinned. A session that is gone

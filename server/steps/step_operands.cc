@@ -53,7 +53,8 @@ absl::StatusOr<FoundOperand> OperandFinder::FindOne(StepOperand operand) const {
     return found;
   }
   const ArrayReference& reference = std::get<ArrayReference>(operand.value);
-  SHARDMESH_ASSIGN_OR_RETURN(SelectedArray selected, Select(*sources_.registry, reference));
+  SHARDMESH_ASSIGN_OR_RETURN(SelectedArray selected,
+                             Select(*sources_.registry, reference, *sources_.recovery));
   if (selected.array->state == ArrayState::kDegraded) {
     return Degraded(selected, selected.array->missing_ranks, *sources_.membership->view(),
                     *sources_.recovery);

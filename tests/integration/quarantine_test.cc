@@ -242,9 +242,9 @@ TEST_F(QuarantineTest, ArraysThatTheStateDoesNotKnowAreShownAndComeBackAtOnce) {
   EXPECT_THAT(list.out,
               AllOf(HasSubstr("1 array without a name"), HasSubstr(id), HasSubstr("held for 9m")));
   EXPECT_THAT(cluster_->Run({"status"}).out, HasSubstr("1 array without a name, held for 9m"));
-  const CommandResult drop = cluster_->Run({"admin", "quarantine", "drop", id});
-  EXPECT_EQ(drop.exit_code, 1);
-  EXPECT_THAT(drop.err, HasSubstr("in use without a name"));
+  const CommandResult drop = cluster_->Run({"admin", "quarantine", "drop", id, "--validate-only"});
+  EXPECT_EQ(drop.exit_code, 0) << drop.err;
+  EXPECT_THAT(drop.out, HasSubstr("Would drop 16 B of 1 array"));
   const CommandResult empty = cluster_->Run({"admin", "quarantine", "restore", id, "--as", ""});
   EXPECT_EQ(empty.exit_code, 2);
   EXPECT_THAT(empty.err, AllOf(HasSubstr("--as"), HasSubstr("the name is empty")));
@@ -347,6 +347,60 @@ TEST_F(QuarantineTest, AResultWithoutANameOutlivesTheCoordinator) {
   ExpectValues(client::ArraySelector::ById(id));
   EXPECT_THAT(client().arrays().MoveName("kept", id), IsOk());
   ExpectValues(client::ArraySelector::ByName("kept"));
+}
+
+// Clients that live release what they have finished with. What clients leave that end while there
+// is no coordinator stays for the grace, and an administrator can drop it.
+TEST_F(QuarantineTest, ArraysWithoutNamesOutliveTheCoordinatorOnlyWithTheirClient) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  const auto unnamed = [&] { return cluster_->Run({"ls", "--unnamed", "-o", "name"}).out; };
+  const auto restart = [&] {
+    ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+    ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string used, Put(""));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string finished, Put(""));
+  client::MeshClientOptions options;
+  options.client_name = "leaver";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto leaver,
+                                 client::MeshClient::Connect(cluster_->address(), options));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::string left,
+      PutFloats(*leaver, "", {4}, values_, PartitionSpec({SpecEntry::Axis("tp")})));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(auto ender,
+                                 client::MeshClient::Connect(cluster_->address(), options));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::string ended,
+      PutFloats(*ender, "", {4}, values_, PartitionSpec({SpecEntry::Axis("tp")})));
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  leaver.reset();  // cannot tell anybody
+  ASSERT_NO_FATAL_FAILURE(restart());
+
+  EXPECT_THAT(client().arrays().ReleaseArrays({finished}), IsOkAndHolds(1));
+  ender.reset();
+  const auto has = [](const std::string& text, const std::string& id) {
+    return text.find(id) != std::string::npos;
+  };
+  EXPECT_TRUE(Eventually([&] {
+    const std::string out = unnamed();
+    return has(out, used) && has(out, left) && !has(out, finished) && !has(out, ended);
+  })) << unnamed();
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(IsEmpty())) << "the tiles are deleted";
+  ExpectValues(client::ArraySelector::ById(used));
+
+  const absl::Status resized = client().arrays().ResizeMesh("default", "tp=1").status();
+  EXPECT_THAT(resized, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshInUse));
+  EXPECT_THAT(std::string(resized.message()),
+              AllOf(HasSubstr(StrCat("shardmesh admin quarantine drop ", left)),
+                    HasSubstr("kept for another 9m"), HasSubstr("held by session ")));
+  const CommandResult refused = cluster_->Run({"admin", "quarantine", "drop", used});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("held by session "), HasSubstr("nothing was dropped")));
+  const CommandResult dropped = cluster_->Run({"admin", "quarantine", "drop", left});
+  EXPECT_EQ(dropped.exit_code, 0) << dropped.err;
+  EXPECT_THAT(client().arrays().ReleaseArrays({used}), IsOkAndHolds(1));
+  EXPECT_THAT(client().arrays().ResizeMesh("default", "tp=1"), IsOk());
+  EXPECT_THAT(client().cluster().ListQuarantine(), Aside(IsEmpty()));
 }
 
 TEST_F(QuarantineTest, AReplacedWorkerThatComesBackPutsItsTilesAside) {

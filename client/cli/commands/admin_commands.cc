@@ -529,7 +529,7 @@ void AddAdminCommands(CommandLine* line) {
   auto even_partly = std::make_shared<bool>(false);
   auto validates_drop = std::make_shared<bool>(false);
   CLI::App* const drop = line->AddCommand(
-      "drop", "Delete arrays from the quarantine, for good",
+      "drop", "Delete arrays from the quarantine, or held without a name, for good",
       [=](const Invocation& i) {
         return RunDrop(i, IdsOf(*dropped), *even_partly, *validates_drop);
       },

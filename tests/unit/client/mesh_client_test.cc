@@ -28,19 +28,23 @@
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/retry.h"
+#include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint/tensor_map.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
 #include "tensor/npy.h"
 #include "tensor/tensor_elements.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/client/small_cluster.h"
 
 namespace shardmesh::client {
 namespace {
 
+using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using test::Elements;
 using test::HeldCall;
@@ -78,6 +82,16 @@ class MeshClientTest : public ::testing::Test {
                            .view = *TensorView::Create(Dtype::kU8, shape, bytes),
                            .spec = PartitionSpec()};
     ASSERT_THAT(client_->arrays().PutTensors({tensor}), IsOk());
+  }
+
+  // Puts a tensor without a name; returns the array's id.
+  absl::StatusOr<std::string> PutNameless() {
+    const std::string bytes(12, 'b');
+    const PutTensor tensor{.name = "",
+                           .view = *TensorView::Create(Dtype::kU8, {2, 6}, bytes),
+                           .spec = PartitionSpec()};
+    SHARDMESH_ASSIGN_OR_RETURN(const PutResult put, client_->arrays().PutTensors({tensor}));
+    return put.arrays[0].descriptor.array_id;
   }
 
   std::string bytes_;
@@ -921,6 +935,48 @@ TEST_F(MeshClientTest, OpensAnotherSessionWhenItsOwnIsGone) {
   coordinator_->ForgetSessions();
   ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
   EXPECT_EQ(coordinator_->opened_sessions(), 2);
+}
+
+TEST_F(MeshClientTest, ItsNextSessionTakesOverArraysWithoutNames) {
+  PutFilled("named", {2, 6}, 'n');
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
+  coordinator_->ForgetSessions();
+  // What was released before is not held again.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string released, PutNameless());
+  EXPECT_THAT(coordinator_->pinned_arrays(), ElementsAre(id));
+  ASSERT_THAT(client_->arrays().ReleaseArrays({released}), IsOk());
+  coordinator_->ForgetSessions();
+  ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
+  EXPECT_THAT(coordinator_->pinned_arrays(), ElementsAre(id));
+  // A release is the first call that hears of the end of the session.
+  coordinator_->ForgetSessions();
+  EXPECT_THAT(client_->arrays().ReleaseArrays({id}), IsOkAndHolds(1));
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+  EXPECT_EQ(coordinator_->opened_sessions(), 4);
+}
+
+TEST_F(MeshClientTest, ItsNextSessionTakesArraysOverThoughItMakesNoCall) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      client_,
+      MeshClient::Connect(coordinator_->address(), {.session_ttl = absl::Milliseconds(60)}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
+  coordinator_->ForgetSessions();
+  EXPECT_TRUE(Eventually([&] { return coordinator_->pinned_arrays().contains(id); }));
+}
+
+TEST_F(MeshClientTest, ReleasesArraysOfALostSessionWhenItEnds) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
+  coordinator_->ForgetSessions();
+  client_.reset();
+  EXPECT_THAT(coordinator_->released_arrays(), ElementsAre(id));
+  EXPECT_EQ(coordinator_->opened_sessions(), 2);
+  EXPECT_EQ(coordinator_->open_sessions(), 0);
+}
+
+TEST_F(MeshClientTest, ReleasesArraysOfAPutWhoseOutcomeItDoesNotKnow) {
+  coordinator_->LoseAnswersToCommits(absl::InternalError("the answer was lost"));
+  EXPECT_THAT(PutNameless(), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_TRUE(Eventually([&] { return coordinator_->released_arrays().size() == 1; }));
 }
 
 TEST_F(MeshClientTest, AsksForOnePutByOneRequest) {

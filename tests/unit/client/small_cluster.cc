@@ -299,6 +299,7 @@ class SmallCoordinator::Sessions final : public v1::SessionService::Service {
     }
     absl::MutexLock lock(&owner_.mutex_);
     ++owner_.renewals_;
+    owner_.pinned_.insert(request->held_array_ids().begin(), request->held_array_ids().end());
     rpc::Encode(absl::Milliseconds(60), response->mutable_ttl());
     return grpc::Status::OK;
   }
@@ -564,6 +565,7 @@ void SmallCoordinator::InEachPut(std::function<void()> run) {
 void SmallCoordinator::ForgetSessions() {
   absl::MutexLock lock(&mutex_);
   sessions_.clear();
+  pinned_.clear();
 }
 
 void SmallCoordinator::Hold(HeldCall call) {
@@ -624,6 +626,11 @@ bool SmallCoordinator::AwaitAnsweredGets(int64_t count) {
   absl::MutexLock lock(&mutex_);
   const auto are_enough = [this, count] { return answered_gets_ >= count; };
   return mutex_.AwaitWithTimeout(absl::Condition(&are_enough), kGenerous);
+}
+
+std::set<std::string> SmallCoordinator::released_arrays() const {
+  absl::MutexLock lock(&mutex_);
+  return released_;
 }
 
 std::set<std::string> SmallCoordinator::pinned_arrays() const {
@@ -826,9 +833,13 @@ grpc::Status SmallCoordinator::AbortTransfer(grpc::ServerContext* context,
 grpc::Status SmallCoordinator::ReleaseArrays(grpc::ServerContext* context,
                                              const v1::ReleaseArraysRequest* request,
                                              v1::ReleaseArraysResponse* response) {
+  if (grpc::Status status = CheckSession(request->session_id()); !status.ok()) {
+    return status;
+  }
   Trace(*context);
   absl::MutexLock lock(&mutex_);
   for (const std::string& array_id : request->array_ids()) {
+    released_.insert(array_id);
     response->set_released(response->released() + static_cast<int32_t>(pinned_.erase(array_id)));
   }
   return grpc::Status::OK;

@@ -138,7 +138,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void GetElements(Elements elements);
   // Runs in each call of BeginPut, once it has its header.
   void InEachPut(std::function<void()> run);
-  // No session that was opened so far is known any more.
+  // No session that was opened so far is known any more, and nothing is pinned.
   void ForgetSessions();
   // Calls of this kind wait until they are let go, also if their client leaves.
   void Hold(HeldCall call);
@@ -172,6 +172,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   bool AwaitAnsweredGets(int64_t count);
   // Ids of arrays that a session pins.
   std::set<std::string> pinned_arrays() const;
+  // Ids of arrays whose release was asked for.
+  std::set<std::string> released_arrays() const;
   // Traces of all calls of arrays, without repetition.
   std::set<std::string> traces() const;
   // Of all calls of BeginPut, in order.
@@ -226,6 +228,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   const std::vector<SmallWorker*> workers_;
   mutable absl::Mutex mutex_;
   std::set<std::string> sessions_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> released_ ABSL_GUARDED_BY(mutex_);
   int64_t opened_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t renewals_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t aborts_ ABSL_GUARDED_BY(mutex_) = 0;

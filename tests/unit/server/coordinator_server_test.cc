@@ -222,6 +222,26 @@ TEST_F(CoordinatorServerTest, ARequestIdOpensOneSessionAndIsRefusedForAnother) {
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kRequestIdReused));
 }
 
+TEST_F(CoordinatorServerTest, ASessionTakesOverSoManyArraysAtOnce) {
+  const auto stub = v1::SessionService::NewStub(channel_);
+  v1::RenewSessionRequest request;
+  request.set_session_id(OpenSession());
+  for (int i = 0; i < 10'000; ++i) request.add_held_array_ids(StrCat("array-", i));
+  v1::RenewSessionResponse response;
+  EXPECT_THAT(Call(stub, &v1::SessionService::Stub::RenewSession, request, &response), IsOk());
+  v1::ListSessionsResponse page;
+  ASSERT_THAT(Call(stub, &v1::SessionService::Stub::ListSessions, v1::ListSessionsRequest(), &page),
+              IsOk());
+  EXPECT_EQ(page.sessions(0).pinned_arrays(), 10'000);
+  request.add_held_array_ids("one-more");
+  EXPECT_THAT(Call(stub, &v1::SessionService::Stub::RenewSession, request, &response),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kLimitExceeded));
+  request.clear_held_array_ids();
+  request.add_held_array_ids("");
+  EXPECT_THAT(Call(stub, &v1::SessionService::Stub::RenewSession, request, &response),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
 TEST_F(CoordinatorServerTest, ListsOpenSessionsInPagesWithoutTheirIds) {
   const auto stub = v1::SessionService::NewStub(channel_);
   std::vector<std::string> ids;

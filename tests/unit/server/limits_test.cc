@@ -211,6 +211,15 @@ TEST_F(LimitsTest, EachFieldHasItsLimitAndTheErrorSaysHaveAndNeed) {
          return Call<Session>(&Session::Stub::OpenSession, request, &response);
        },
        StatusCode::kOk, Reason::kBadField},
+      {"RenewSession.held_array_ids", 10'000,
+       [&](int64_t size) {
+         v1::RenewSessionRequest request;
+         request.set_session_id(session);
+         for (int64_t i = 0; i < size; ++i) request.add_held_array_ids("a");
+         v1::RenewSessionResponse response;
+         return Call<Session>(&Session::Stub::RenewSession, request, &response);
+       },
+       StatusCode::kOk, Reason::kLimitExceeded},
       {"Execute.operands.literal.data", kMaxLiteralBytes,
        [&](int64_t size) {
          v1::ExecuteRequest request = Product(session, "default");

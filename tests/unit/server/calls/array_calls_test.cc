@@ -104,6 +104,16 @@ class DescribeArrayTest : public ArrayCallsTest {
   }
 };
 
+TEST_F(DescribeArrayTest, AnArrayThatASessionTookOverIsAwaitedUntilTheWorkersHaveReported) {
+  const std::string id = RandomId();
+  recovery_.Begin({"w0"});
+  EXPECT_THAT(Describe(WithId(id)), StatusIs(absl::StatusCode::kNotFound)) << "of nobody";
+  ASSERT_THAT(registry_->TakeOver(id), IsOk());
+  EXPECT_THAT(Describe(WithId(id)), StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  recovery_.Heard("w0");
+  EXPECT_THAT(Describe(WithId(id)), StatusIs(absl::StatusCode::kNotFound)) << "it is lost";
+}
+
 TEST_F(DescribeArrayTest, FindsAnArrayByNameByVersionAndById) {
   const ArrayDescriptor rows = AddArray("rows", kRows);
   const auto by_name = Describe(Named("rows"));

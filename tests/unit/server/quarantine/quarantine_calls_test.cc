@@ -21,6 +21,8 @@
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
 #include "server/state/request_memory.h"
+#include "server/state/session.h"
+#include "server/state/session_pins.h"
 #include "server/store/local_store.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/v1/cluster_service.pb.h"
@@ -112,6 +114,7 @@ class QuarantineCallsTest : public testing::Test {
     context.recovery = &recovery_;
     context.membership = &members_;
     context.registry = registry_.get();
+    context.sessions = &sessions_;
     return context;
   }
   QuarantineDone Done() {
@@ -228,6 +231,7 @@ class QuarantineCallsTest : public testing::Test {
   const std::unique_ptr<DefinitionStore> definition_store_ =
       *DefinitionStore::Open(store_.get(), &clock_, requests_.get());
   std::unique_ptr<ArrayRegistry> registry_;
+  SessionTable sessions_{&clock_, [](const EndedSession&) {}};
   KeepingHub hub_;
   const QuarantineStopPtr stop_ = std::make_shared<QuarantineStop>();
   v1::RestoreQuarantinedRequest restore_;
@@ -590,7 +594,6 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreListedAndGetOneAtOnce) {
   EXPECT_EQ(listed, ids);
 
   const std::string& whole = ids[0] == partial.array_id ? ids[1] : ids[0];
-  EXPECT_THAT(Drop({whole}, false, {{}, {}}), StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_THAT(Restore(whole, {{}, {}}, "back"), IsOk());
   EXPECT_EQ(restored_.name(), "back");
   EXPECT_THAT(restored_.identities(), ElementsAre("w0", "w1"));
@@ -601,10 +604,67 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreListedAndGetOneAtOnce) {
   const absl::Status in_part = Restore(partial.array_id, {Has(partial, 0), {}});
   EXPECT_THAT(in_part, StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_THAT(in_part.ToString(), AllOf(HasSubstr("in part"), HasSubstr("held for 9m")));
-  EXPECT_THAT(Drop({partial.array_id}, false, {Has(partial, 0), {}}),
-              StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_TRUE(hub_.kept.empty());
   clock_.Advance(absl::Minutes(9));
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+}
+
+TEST_F(QuarantineCallsTest, ArraysWithoutANameAreDroppedUnlessASessionHoldsThem) {
+  const std::vector<ArrayDescriptor> arrays = {NewDescriptor(), NewDescriptor(), NewDescriptor()};
+  BringUnnamed(arrays, 0);
+  BringUnnamed(arrays, 1);
+  const std::string& held = arrays[0].array_id;
+  const std::string& read = arrays[1].array_id;
+  const std::string& left = arrays[2].array_id;
+  const rpc::Caller caller{.name = "host:10.0.0.1", .is_proven = false};
+  const std::string owner = sessions_.Open(caller, "trainer", absl::Minutes(1))->id;
+  const std::string reader = sessions_.Open(caller, "", absl::Minutes(1))->id;
+  ASSERT_THAT(TakeOverForSession(*registry_, sessions_, owner, {held}), IsOk());
+  ASSERT_THAT(TakeOverForSession(*registry_, sessions_, owner, {held}), IsOk());
+  EXPECT_EQ(registry_->HoldsOf(held).pins, 1) << "a second call has no effect";
+  ASSERT_THAT(PinForSession(*registry_, sessions_, reader, read), IsOk());
+
+  const absl::Status in_use = Drop({left, held}, false, {{}, {}});
+  EXPECT_THAT(in_use, StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(in_use.ToString(),
+              AllOf(HasSubstr(held), HasSubstr("session 1 of host:10.0.0.1 (client \"trainer\")"),
+                    HasSubstr("nothing was dropped")));
+  EXPECT_THAT(Drop({read}, true, {{}, {}}).ToString(), HasSubstr("session 2 of host:10.0.0.1;"));
+  EXPECT_EQ(registry_->CountUnnamed(), 2);
+
+  EXPECT_THAT(Drop({left}, false, {{}, {}}), IsOk());
+  ASSERT_EQ(dropped_.arrays_size(), 2) << "one for each worker";
+  EXPECT_EQ(dropped_.arrays(0).identity(), "w0");
+  EXPECT_EQ(dropped_.arrays(1).array().array_id(), left);
+  EXPECT_EQ(dropped_.arrays(1).tiles(0).size_bytes(), 32);
+  EXPECT_EQ(registry_->CountUnnamed(), 1);
+  EXPECT_THAT(registry_->FindArray(left), StatusIs(absl::StatusCode::kNotFound));
+  // What nobody holds any more waits for the end of the grace again, or goes at once.
+  EXPECT_EQ(UnpinForSession(*registry_, sessions_, reader, {read}), 1);
+  EXPECT_THAT(registry_->FindArray(read), IsOk());
+  EXPECT_EQ(UnpinForSession(*registry_, sessions_, owner, {held}), 1);
+  EXPECT_THAT(registry_->FindArray(held), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(QuarantineCallsTest, AnArrayWithoutANameIsDroppedWithItsPartInQuarantine) {
+  const ArrayDescriptor partial = NewDescriptor();
+  BringUnnamed({partial}, 1);
+  Drop({partial.array_id}, false, {Has(partial, 0), {}, Has(partial, 0)}).IgnoreError();
+  ASSERT_TRUE(done_.has_value());
+  EXPECT_THAT(*done_, IsOk());
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(dropped_.arrays_size(), 2);
+}
+
+TEST_F(QuarantineCallsTest, NoArrayWithoutANameIsDroppedWhileAWorkerIsAway) {
+  const ArrayDescriptor array = NewDescriptor();
+  BringUnnamed({array}, 0);
+  BringUnnamed({array}, 1);
+  Lose("w1");
+  clock_.Advance(absl::Minutes(1));
+  EXPECT_THAT(Drop({array.array_id}, false, {{}}).ToString(), HasSubstr("w1"));
+  EXPECT_EQ(registry_->CountUnnamed(), 1);
+  EXPECT_THAT(Drop({array.array_id}, true, {{}}), IsOk());
   EXPECT_EQ(registry_->CountUnnamed(), 0);
 }
 

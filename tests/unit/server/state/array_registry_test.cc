@@ -35,6 +35,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
 
 std::shared_ptr<const SourceFile> FileAt(std::string path) {
   SourceFile file;
@@ -1198,6 +1199,106 @@ TEST_F(ArrayRegistryTest, ArraysWithoutNamesAreAdoptedAfterARestart) {
   // What has a name is an array like any other.
   ASSERT_THAT(Commit({{}, {{"w", "", std::nullopt}}, "", ""}), IsOk());
   EXPECT_THAT(Released(), ElementsAre(named));
+}
+
+TEST_F(ArrayRegistryTest, ASessionTakesOverAnArrayWithoutANameInPlaceOfTheGrace) {
+  const std::string id = RandomId();
+  const auto bring = [&] {
+    EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).quarantine, IsEmpty());
+    EXPECT_THAT(Attach(1, {Held(id, 1, 11)}).quarantine, IsEmpty());
+  };
+  bring();
+  EXPECT_EQ(registry_->CountUnnamed(), 1);
+  ASSERT_THAT(registry_->TakeOver(id), IsOk());
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(registry_->HoldsOf(id).pins, 1);
+  // A reader beside it does not end what the session holds, nor does the end of the grace.
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  registry_->Unpin({id});
+  clock_.Advance(ArrayRegistry::kAdoptionGrace);
+  Settle();
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  registry_->Unpin({id});
+  EXPECT_THAT(Released(), ElementsAre(id));
+  EXPECT_THAT(told_, IsEmpty()) << "its tiles are deleted, not put aside";
+  EXPECT_EQ(StoredReleases(), 1);
+  EXPECT_THAT(registry_->TakeOver(id), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ArrayRegistryTest, AnArrayIsTakenOverBeforeItsTilesAreReported) {
+  const std::string held = RandomId();
+  const std::string finished = RandomId();
+  ASSERT_THAT(registry_->TakeOver(held), IsOk());
+  ASSERT_THAT(registry_->TakeOver(finished), IsOk());
+  registry_->Unpin({finished});
+  EXPECT_THAT(Attach(0, {Held(held, 0, 10), Held(finished, 0, 10)}).quarantine, IsEmpty());
+  EXPECT_FALSE(registry_->ReleaseUnnamed(held)) << "the session has it";
+  EXPECT_THAT(Attach(1, {Held(held, 1, 11), Held(finished, 1, 11)}).drop, ElementsAre(finished));
+  EXPECT_THAT(Released(), ElementsAre(finished));
+  EXPECT_EQ(StateOf(held), ArrayState::kAvailable);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_THAT(Attach(0, {Held(held, 0, 10), Held(finished, 0, 10)}).drop, ElementsAre(finished));
+  clock_.Advance(ArrayRegistry::kAdoptionGrace);
+  Settle();
+  EXPECT_EQ(StateOf(held), ArrayState::kAvailable);
+  registry_->Unpin({held});
+  EXPECT_THAT(Released(), ElementsAre(finished, held));
+  EXPECT_THAT(told_, IsEmpty());
+}
+
+TEST_F(ArrayRegistryTest, ThePutThatItsClientGaveUpIsDropped) {
+  const std::string id = RandomId();
+  ASSERT_THAT(registry_->TakeOver(id), IsOk());
+  registry_->Unpin({id});
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10, /*committed=*/false)}).drop, ElementsAre(id));
+}
+
+TEST_F(ArrayRegistryTest, AwaitsSoManyArraysOfSessionsAndNoMore) {
+  for (size_t i = 0; i < ArrayRegistry::kMaxAwaited; ++i) {
+    ASSERT_THAT(registry_->TakeOver(StrCat("array-", i)), IsOk());
+  }
+  const absl::Status refused = registry_->TakeOver("one-more");
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_THAT(registry_->TakeOver("array-7"), IsOk());
+  clock_.Advance(ArrayRegistry::kAdoptionGrace);
+  EXPECT_THAT(registry_->TakeOver("late"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ArrayRegistryTest, WhatASessionTakesOverInARestoredStateIsPutAside) {
+  ASSERT_THAT(CommitAndWait(
+                  *store_, {.puts = {{std::string(kRestoredKey),
+                                      EncodeRestored({.digest = "abc", .may_lack_names = true})}}}),
+              IsOk());
+  Reopen();
+  const std::string id = RandomId();
+  Attach(0, {Held(id, 0, 10)});
+  Attach(1, {Held(id, 1, 11)});
+  ASSERT_THAT(registry_->TakeOver(id), IsOk());
+  registry_->Unpin({id});
+  EXPECT_THAT(Released(), IsEmpty());
+  EXPECT_THAT(told_, SizeIs(2)) << "it may have had a name";
+}
+
+TEST_F(ArrayRegistryTest, AnArrayInItsGraceIsDroppedUnlessMoreThanTheGraceHoldsIt) {
+  const std::string whole = RandomId();
+  const std::string partial = RandomId();
+  Attach(0, {Held(whole, 0, 10), Held(partial, 0, 10)});
+  Attach(1, {Held(whole, 1, 11)});
+  ASSERT_THAT(registry_->Pin(whole), IsOk());
+  EXPECT_FALSE(registry_->CanReleaseUnnamed(whole));
+  EXPECT_FALSE(registry_->ReleaseUnnamed(whole));
+  registry_->Unpin({whole});
+  EXPECT_EQ(StateOf(whole), ArrayState::kAvailable) << "the grace goes on";
+  EXPECT_TRUE(registry_->CanReleaseUnnamed(whole));
+  EXPECT_TRUE(registry_->ReleaseUnnamed(whole));
+  EXPECT_TRUE(registry_->ReleaseUnnamed(partial));
+  EXPECT_FALSE(registry_->ReleaseUnnamed(partial));
+  EXPECT_THAT(Released(), ElementsAre(whole, partial));
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_THAT(Attach(1, {Held(whole, 1, 11), Held(partial, 1, 11)}).drop,
+              UnorderedElementsAre(whole, partial));
+  ASSERT_THAT(Put("w", Stage()), IsOk());
+  EXPECT_FALSE(registry_->ReleaseUnnamed(registry_->FindName("w")->array_id));
 }
 
 TEST_F(ArrayRegistryTest, ArraysWithoutANameAreShownUntilTheyHaveOneOrTheGraceEnds) {

@@ -105,6 +105,21 @@ TEST_F(SessionTest, ListsOpenSessionsByTheOrderOfTheirOpening) {
       << "a page goes on behind a session that was closed meanwhile";
 }
 
+TEST_F(SessionTest, NamesTheSessionsThatPinAnArray) {
+  const std::string first = OpenFor(absl::Seconds(10));
+  OpenFor(absl::Seconds(10));
+  const std::string third = OpenFor(absl::Seconds(10));
+  EXPECT_THAT(table_.ListHolders("a", 10), IsEmpty());
+  EXPECT_THAT(table_.PinArray(third, "a"), IsOkAndHolds(true));
+  EXPECT_THAT(table_.PinArray(first, "a"), IsOkAndHolds(true));
+  const std::vector<SessionInfo> holders = table_.ListHolders("a", 10);
+  EXPECT_THAT(holders, ElementsAre(Field(&SessionInfo::number, 1), Field(&SessionInfo::number, 3)));
+  EXPECT_THAT(table_.ListHolders("a", 1), SizeIs(1));
+  EXPECT_EQ(DescribeSessions(holders),
+            "session 1 of host:10.0.0.1 (client \"test\"), "
+            "session 3 of host:10.0.0.1 (client \"test\")");
+}
+
 TEST_F(SessionTest, LivesAsLongAsItIsRenewed) {
   const std::string id = OpenFor(absl::Seconds(10));
   for (int i = 0; i < 5; ++i) {
