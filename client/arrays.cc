@@ -147,6 +147,24 @@ absl::Status ReadPart(ClientCore& core, ArraySelector array, const ArraySlice* s
   }
 }
 
+// Whether an error of a put may come from a save that replaced the put's files: a worker or this
+// client found no file, another file, other bytes, or a marker and a manifest that do not fit.
+bool MayBeOfReplacedFile(const absl::Status& error) {
+  switch (ReasonOf(error)) {
+    case Reason::kBadFile:
+    case Reason::kChecksumMismatch:
+    case Reason::kFileChanged:
+    case Reason::kMissingArgument:  // no source: this client found no real path of a file
+    case Reason::kNoReadRoot:       // a path that leads elsewhere
+      return true;
+    case Reason::kUnspecified:
+      // ABORTED is that of ESTALE: a file server no longer has the open file.
+      return absl::IsNotFound(error) || absl::IsAborted(error);
+    default:
+      return false;
+  }
+}
+
 // Finds the real paths of the files of a checkpoint.
 class SourceFinder {
  public:
@@ -380,26 +398,27 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const MappedCheckpoint& ch
                     options);
 }
 
-bool IsOfReplacedFile(const absl::Status& failed, absl::Span<const PutTensor> tensors) {
-  if (ReasonOf(failed) != Reason::kFileChanged) return false;
-  const SourceFile* last = nullptr;
-  return std::any_of(tensors.begin(), tensors.end(), [&last](const PutTensor& tensor) {
-    const SourceFile* const file = tensor.saved.has_value()    ? tensor.saved->file.get()
-                                   : tensor.source.has_value() ? tensor.source->file.get()
-                                   : tensor.origin.has_value() ? tensor.origin->file.get()
-                                                               : nullptr;
-    if (file == nullptr || file == last) return false;  // tensors of one file come together
-    last = file;
-    return WasReplaced(*file);
-  });
+CallOptions PutAttempts::Options() const {
+  CallOptions left = options_;
+  left.timeout = deadline_.left();
+  return left;
+}
+
+bool PutAttempts::MayOpenAgain(const absl::Status& result) {
+  ++count_;
+  return count_ < kMaxLoadAttempts && !deadline_.is_over() && MayBeOfReplacedFile(result);
+}
+
+PutAttempts ArrayClient::BeginAttempts(const CallOptions& options) const {
+  return PutAttempts(core_->TransferDeadline(options), options);
 }
 
 absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
                                                       const PutOptions& put_options,
                                                       const CallOptions& options) {
-  const SteadyDeadline deadline = core_->TransferDeadline(options);
+  PutAttempts attempts = BeginAttempts(options);
   absl::Status replaced;
-  for (int attempt = 1;; ++attempt) {
+  for (;;) {
     const auto open = [&path]() -> absl::StatusOr<MappedCheckpoint> {
       SHARDMESH_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Open(path));
       return MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source)));
@@ -407,12 +426,10 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
     const absl::StatusOr<MappedCheckpoint> checkpoint = open();
     // A save that replaces the checkpoint may have yet to end.
     if (!checkpoint.ok()) return replaced.ok() ? checkpoint.status() : replaced;
-    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<PutTensor> tensors, PutTensorsOf(*checkpoint));
-    CallOptions left = options;
-    left.timeout = deadline.left();
-    absl::StatusOr<PutResult> result = PutTensors(
-        tensors, WithCheckpoint(put_options, checkpoint->source().checkpoint_path()), left);
-    if (attempt == kMaxLoadAttempts || !IsOfReplacedFile(result.status(), tensors)) return result;
+    absl::StatusOr<PutResult> result = LoadCheckpoint(*checkpoint, put_options, attempts.Options());
+    if (!attempts.MayOpenAgain(result.status()) || !checkpoint->source().WasReplaced()) {
+      return result;
+    }
     replaced = result.status();
   }
 }

@@ -15,6 +15,7 @@
 #include "client/types/reshard.h"
 #include "client/types/resize.h"
 #include "client/types/save.h"
+#include "process/steady_deadline.h"
 #include "sharding/axis_value.h"
 #include "sharding/mode.h"
 #include "tensor/checkpoint/tensor_map.h"
@@ -29,12 +30,36 @@ class ClientCore;
 // long as the checkpoint. Errors of MappedCheckpoint::Elements.
 absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint);
 
-// How often a load opens its checkpoint at most: again after each put that failed because a save
-// had replaced the checkpoint.
-inline constexpr int kMaxLoadAttempts = 3;
-// Whether a put of a checkpoint's tensors failed because the path of a file leads to another file
-// than the one that was opened: the load may open the checkpoint again. `failed`: the put's error.
-bool IsOfReplacedFile(const absl::Status& failed, absl::Span<const PutTensor> tensors);
+// How often a load or put opens its files at most: again after each failure for which a save that
+// replaced them may be the reason.
+inline constexpr int kMaxLoadAttempts = 10;
+
+// The attempts of one load or put of files that a save may replace meanwhile. All of them together
+// have the time of one put. Not thread-safe.
+//
+// Example:
+//   PutAttempts attempts = client->arrays().BeginAttempts();
+//   for (;;) {
+//     auto result = client->arrays().PutTensors(tensors, put_options, attempts.Options());
+//     if (!attempts.MayOpenAgain(result.status()) || !source.WasReplaced()) return result;
+//     // Open the files again, and take `source` and `tensors` from the new checkpoint.
+//   }
+class PutAttempts {
+ public:
+  PutAttempts(const SteadyDeadline& deadline, const CallOptions& options)
+      : deadline_(deadline), options_(options) {}
+
+  // The options of the next attempt, with the time that is left.
+  CallOptions Options() const;
+  // Whether files that were replaced may be opened again after this result of an attempt: it is an
+  // error that such files can lead to, and there are attempts and time left. Counts the attempts.
+  bool MayOpenAgain(const absl::Status& result);
+
+ private:
+  SteadyDeadline deadline_;
+  CallOptions options_;
+  int count_ = 0;
+};
 
 // The arrays of a cluster. MeshClientOptions::transfer_timeout limits each call that moves
 // elements; MeshClientOptions::timeout limits every other call.
@@ -71,8 +96,10 @@ class ArrayClient {
   // PutReader::kAuto and kWorkers, workers may read the files themselves, under the paths that
   // realpath(3) gives, if no tensor is converted or transposed. DATA_LOSS (CHECKSUM_MISMATCH):
   // bytes that this client sent do not have the checksums of the saved checkpoint; nothing was put.
-  // FAILED_PRECONDITION (FILE_CHANGED): a file is not as it was opened. If a save has replaced the
-  // checkpoint at `path`, opens it again, kMaxLoadAttempts times in all.
+  // FAILED_PRECONDITION (FILE_CHANGED): a file is not as it was opened. With `path`: if this error,
+  // or that of a missing or damaged file, comes from a save that has replaced the checkpoint, opens
+  // it again, kMaxLoadAttempts times in all and within the time limit of the call. A load never
+  // puts tensors of two checkpoints.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
@@ -84,6 +111,8 @@ class ArrayClient {
   absl::StatusOr<PutResult> LoadCheckpoint(const std::string& path,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});
+  // Begins the attempts of a load or put whose files the caller opens, and opens again.
+  PutAttempts BeginAttempts(const CallOptions& options = {}) const;
 
   // Waits until the arrays of these names, which want two replicas (PutOptions::replicas), have
   // them. Returns the arrays in the order of the names. `progress` gets the bytes of the operation

@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <list>
+#include <set>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "process/folders/folder_entries.h"
@@ -50,32 +53,33 @@ uint64_t NumberAt(const std::filesystem::path& path) {
   return stat(path.c_str(), &about) == 0 ? about.st_ino : 0;
 }
 
-// Returns the folder without a `/` at the end.
+// Returns the folder without a `/` at the end. A link, such as `latest`, leads to the place: the
+// save names what is aside after the step's own folder.
 std::filesystem::path PlaceOf(const std::string& folder) {
-  const std::filesystem::path place = folder;
+  std::error_code error;
+  std::filesystem::path place = std::filesystem::canonical(folder, error);
+  if (error) place = folder;
   return place.has_filename() ? place : place.parent_path();
 }
 
-// Whether a step of the folder is being replaced: the given one, or any.
-bool HasStepAside(const std::filesystem::path& folder, std::optional<int64_t> step) {
+// Returns the names of the folders of steps that have a checkpoint aside, in no order.
+std::set<std::string> StepsAside(const std::filesystem::path& folder) {
   const std::string prefix = StrCat(kSaveAside, "-");
+  std::set<std::string> steps;
   std::error_code error;
   std::filesystem::directory_iterator entry(folder / kSaveStaging, error);
   for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     if (!name.starts_with(prefix)) continue;
-    const std::string of_step = name.substr(prefix.size());
-    const std::optional<int64_t> found = StepOfFolder(of_step);
-    if (!found.has_value() || (step.has_value() && found != step)) continue;
-    if (!HasFile(folder / of_step, kCheckpointMarker)) return true;
+    std::string of_step = name.substr(prefix.size());
+    if (StepOfFolder(of_step).has_value()) steps.insert(std::move(of_step));
   }
-  return false;
+  return steps;
 }
 
-// Returns when `is_done` does, or after kMaxReplaceTime. Calls it at least once.
-void AwaitUntil(const std::function<bool()>& is_done) {
-  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
-  while (!is_done() && !deadline.is_over()) absl::SleepFor(kReplacePause);
+// Returns when the folder is not being replaced, or at the deadline.
+void AwaitReplacedUntil(const std::string& folder, const SteadyDeadline& deadline) {
+  while (IsBeingReplaced(folder) && !deadline.is_over()) absl::SleepFor(kReplacePause);
 }
 
 // Whether the folder has a safetensors file of any name: other writers name theirs as they like.
@@ -99,8 +103,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   return text;
 }
 
-// Compares the marker of a checkpoint with its manifest, as they are at this moment.
-absl::Status CheckMarkerOnce(const std::string& folder) {
+// Compares the marker of a checkpoint with its manifest.
+absl::Status CheckMarkerOf(const std::string& folder) {
   const std::string path = (std::filesystem::path(folder) / kCheckpointManifest).string();
   const absl::StatusOr<std::string> manifest = ReadText(path);
   if (absl::IsNotFound(manifest.status())) {
@@ -118,15 +122,6 @@ absl::Status CheckMarkerOnce(const std::string& folder) {
   return CheckMarker(folder, *manifest, marker);
 }
 
-// Compares the marker of a checkpoint with its manifest.
-absl::Status CheckMarkerOf(const std::string& folder) {
-  for (int attempt = 1;; ++attempt) {
-    const HeldFolder held(folder);
-    absl::Status checked = CheckMarkerOnce(folder);
-    if (held.IsInPlace() || attempt == kMaxFolderAttempts) return checked;
-  }
-}
-
 // Whether there is a folder with a checkpoint, complete or not.
 absl::StatusOr<bool> HasCheckpoint(const std::string& folder) {
   if (HasFile(folder, kCheckpointIndex) || HasFile(folder, kCheckpointManifest)) return true;
@@ -139,14 +134,28 @@ absl::StatusOr<bool> HasCheckpoint(const std::string& folder) {
 
 HeldFolder::HeldFolder(const std::string& folder)
     : path_(folder),
+      is_aside_first_(HasCheckpointAside(folder)),
       folder_(OpenPath(folder, O_DIRECTORY)),
       marker_(OpenPath(std::filesystem::path(folder) / kCheckpointMarker, 0)),
       number_(NumberOf(folder_)),
-      marker_number_(NumberOf(marker_)) {}
+      mark_(MarkAt(folder)),
+      was_aside_(is_aside_first_ || HasCheckpointAside(folder)) {}
+
+HeldFolder::Mark HeldFolder::MarkAt(const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / kCheckpointMarker).string();
+  struct stat about = {};
+  if (stat(path.c_str(), &about) != 0) return Mark();
+  return Mark{.number = about.st_ino,
+              .changed_ns = absl::ToUnixNanos(absl::TimeFromTimespec(about.st_ctim))};
+}
 
 bool HeldFolder::IsInPlace() const {
-  return NumberAt(path_) == number_ &&
-         NumberAt(std::filesystem::path(path_) / kCheckpointMarker) == marker_number_;
+  return NumberAt(path_) == number_ && MarkAt(path_) == mark_ && NumberOf(marker_) == mark_.number;
+}
+
+bool HeldFolder::IsSteady() const {
+  if (mark_.number != 0) return IsInPlace();
+  return !was_aside_ && !HasCheckpointAside(path_) && IsInPlace() && !HasCheckpointAside(path_);
 }
 
 bool HasCheckpointAside(const std::string& folder) {
@@ -161,7 +170,22 @@ bool IsBeingReplaced(const std::string& folder) {
 }
 
 void AwaitReplaced(const std::string& folder) {
-  AwaitUntil([&folder] { return !IsBeingReplaced(folder); });
+  AwaitReplacedUntil(folder, SteadyDeadline::After(kMaxReplaceTime));
+}
+
+bool FindSteadily(const std::string& folder, const std::function<bool()>& find) {
+  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
+  for (;;) {
+    const HeldFolder held(folder);
+    if (find()) return true;
+    if (held.IsSteady() || deadline.is_over()) return false;
+    AwaitReplacedUntil(folder, deadline);
+  }
+}
+
+std::string FolderOfFile(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  return folder.empty() ? "." : folder.string();
 }
 
 absl::StatusOr<std::vector<int64_t>> CompleteSteps(const std::string& folder) {
@@ -208,8 +232,10 @@ absl::Status CheckCheckpointComplete(const std::string& folder) {
 
 namespace {
 
-// FindCheckpointFolder, as the folder is at this moment.
-absl::StatusOr<std::string> FindFolderOnce(const std::string& folder, std::optional<int64_t> step) {
+// FindCheckpointFolder, as the folder is at this moment. Sets `*seen` to the complete steps if the
+// result depends on which there are.
+absl::StatusOr<std::string> FindFolderOnce(const std::string& folder, std::optional<int64_t> step,
+                                           std::optional<std::vector<int64_t>>* seen) {
   absl::Status own_complete;
   if (!step.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, HasCheckpoint(folder));
@@ -217,6 +243,7 @@ absl::StatusOr<std::string> FindFolderOnce(const std::string& folder, std::optio
     if (has_own && own_complete.ok()) return folder;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int64_t> steps, CompleteSteps(folder));
+  if (!step.has_value()) *seen = steps;
   // A save into the folder itself that did not end does not hide complete steps.
   if (steps.empty()) SHARDMESH_RETURN_IF_ERROR(own_complete);
   if (!step.has_value() && !steps.empty()) step = steps.back();
@@ -244,22 +271,74 @@ absl::StatusOr<std::string> FindFolderOnce(const std::string& folder, std::optio
       Reason::kNotFound, {{fact::kKind, "checkpoint"}, {fact::kName, folder}});
 }
 
+// The folders in which the checkpoint to read may be, as they were before a search.
+class HeldPlaces {
+ public:
+  HeldPlaces(const std::string& folder, std::optional<int64_t> step)
+      : folder_(folder), step_(step) {
+    if (step.has_value()) {
+      Hold(StepFolderName(*step));
+      return;
+    }
+    held_.emplace_back(folder);
+    steps_ = StepsAside(folder);
+    for (const std::string& name : steps_) Hold(name);
+  }
+
+  // Whether the search met no save that replaces one of the checkpoints.
+  bool AreSteady() const {
+    return std::all_of(held_.begin(), held_.end(),
+                       [](const HeldFolder& each) { return each.IsSteady(); }) &&
+           (step_.has_value() || HasNoNewSteps());
+  }
+  // Whether a save has taken the marker of one of the checkpoints away.
+  bool IsOneBeingReplaced() const {
+    if (step_.has_value()) return IsBeingReplaced(PathOf(StepFolderName(*step_)));
+    const std::set<std::string> steps = StepsAside(folder_);
+    return IsBeingReplaced(folder_) ||
+           std::any_of(steps.begin(), steps.end(),
+                       [this](const std::string& name) { return IsBeingReplaced(PathOf(name)); });
+  }
+
+ private:
+  std::string PathOf(const std::string& name) const {
+    return (std::filesystem::path(folder_) / name).string();
+  }
+  void Hold(const std::string& name) { held_.emplace_back(PathOf(name)); }
+  // Whether all steps that have a checkpoint aside had one before.
+  bool HasNoNewSteps() const {
+    const std::set<std::string> steps = StepsAside(folder_);
+    return std::includes(steps_.begin(), steps_.end(), steps.begin(), steps.end());
+  }
+
+  const std::string folder_;
+  const std::optional<int64_t> step_;
+  std::set<std::string> steps_;  // that had a checkpoint aside
+  std::list<HeldFolder> held_;   // a HeldFolder does not move
+};
+
+bool HasSteps(const std::string& folder, const std::vector<int64_t>& steps) {
+  const absl::StatusOr<std::vector<int64_t>> now = CompleteSteps(folder);
+  return now.ok() && *now == steps;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
                                                  std::optional<int64_t> step) {
-  const std::string place =
-      step.has_value() ? (std::filesystem::path(folder) / StepFolderName(*step)).string() : folder;
-  absl::StatusOr<std::string> found;
-  int attempts = 0;
-  AwaitUntil([&] {
-    const HeldFolder held(place);
-    found = FindFolderOnce(folder, step);
-    // A search that met a save halfway says nothing about the checkpoints before and after.
-    if (HasStepAside(folder, step) || IsBeingReplaced(place)) return false;
-    return held.IsInPlace() || ++attempts == kMaxFolderAttempts;
-  });
-  return found;
+  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
+  for (int attempt = 1;; ++attempt) {
+    const HeldPlaces held(folder, step);
+    std::optional<std::vector<int64_t>> seen;
+    absl::StatusOr<std::string> found = FindFolderOnce(folder, step, &seen);
+    // A search that met a save halfway says nothing about the checkpoints before and after. A save
+    // of another step may have removed the one that was found.
+    if (held.AreSteady() && (!seen.has_value() || HasSteps(folder, *seen))) return found;
+    if (deadline.is_over() && (attempt >= kMaxFolderAttempts || held.IsOneBeingReplaced())) {
+      return found;
+    }
+    while (held.IsOneBeingReplaced() && !deadline.is_over()) absl::SleepFor(kReplacePause);
+  }
 }
 
 }  // namespace shardmesh

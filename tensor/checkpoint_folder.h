@@ -3,6 +3,7 @@
 #define SHARDMESH_TENSOR_CHECKPOINT_FOLDER_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -42,7 +43,8 @@ std::optional<int64_t> StepOfFolder(std::string_view name);
 // whose checkpoint is complete. NOT_FOUND names the steps that there are. INVALID_ARGUMENT
 // (BAD_FILE): the only checkpoint there is unfinished: a save ended before it had moved all files.
 // Errors as FileError if a folder cannot be read. While a save replaces a checkpoint that may be
-// the one to read, waits until the save has done so, at most kMaxReplaceTime.
+// the one to read, waits until the save has done so, at most kMaxReplaceTime. An error is returned
+// sooner only if no save was replacing such a checkpoint before, during and after the search.
 absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
                                                  std::optional<int64_t> step = {});
 
@@ -66,26 +68,54 @@ void AwaitReplaced(const std::string& folder);
 
 // Holds the folder at a path and the checkpoint in it, for a reader that opens several files in it
 // by the path: a save may exchange the folder of a step for another one, or replace the files one
-// by one. If IsInPlace then returns false, or IsBeingReplaced true, the reader begins anew, at most
-// kMaxFolderAttempts times.
+// by one. If IsSteady then returns false, the reader begins anew, at most kMaxFolderAttempts times.
+// Immutable, and safe to share between threads.
 class HeldFolder {
  public:
   explicit HeldFolder(const std::string& folder);
-  // Whether the path still leads to the same folder with the same marker, or still to none.
+  HeldFolder(const HeldFolder&) = delete;
+  HeldFolder& operator=(const HeldFolder&) = delete;
+
+  // Whether the path still leads to the same folder with the same marker, or still to none. False
+  // also if a save has set the marker aside meanwhile and then put it back.
   bool IsInPlace() const;
+  // Whether all that was read in the folder since this object was made is of one checkpoint, or of
+  // a folder that no save replaces. Trusts a missing marker only if nothing was aside when this
+  // object was made, and nothing is aside now: the marker may have been there in between.
+  bool IsSteady() const;
 
  private:
+  // The state of a file that another one cannot have.
+  struct Mark {
+    uint64_t number = 0;     // the inode; 0: there is no file
+    int64_t changed_ns = 0;  // the change time, which a rename sets
+    friend bool operator==(const Mark&, const Mark&) = default;
+  };
+  static Mark MarkAt(const std::string& folder);
+
   const std::string path_;
+  const bool is_aside_first_;  // before the look at the marker
   // The folder stays open: the number of a folder that is gone may be that of the next one.
   const FileDescriptor folder_;
   const FileDescriptor marker_;
   const uint64_t number_;
-  const uint64_t marker_number_;
+  const Mark mark_;       // of the marker
+  const bool was_aside_;  // before or after the look at the marker
 };
 inline constexpr int kMaxFolderAttempts = 10;
 
+// Calls `find`, which looks for something in the folder, until it returns true, or until it has
+// returned false and HeldFolder::IsSteady held from before until after the call: a save that
+// replaces the checkpoint hides nothing. Before each further call, waits for the save. Returns
+// whether `find` returned true; false also if no call met a steady folder within kMaxReplaceTime.
+bool FindSteadily(const std::string& folder, const std::function<bool()>& find);
+
+// Returns the folder of the file at the path; `.` for a name without a folder.
+std::string FolderOfFile(const std::string& path);
+
 // Returns INVALID_ARGUMENT (BAD_FILE) if the folder has a manifest and no marker, or a marker that
-// does not name the digest of its manifest. OK for a folder that has neither.
+// does not name the digest of its manifest. OK for a folder that has neither. Takes the folder as
+// it is at this moment: use it together with FindSteadily or HeldFolder.
 absl::Status CheckCheckpointComplete(const std::string& folder);
 
 }  // namespace shardmesh

@@ -12,11 +12,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "process/json_error.h"
+#include "process/steady_deadline.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/checkpoint_folder.h"
 
 namespace shardmesh {
 namespace {
@@ -347,6 +347,15 @@ absl::StatusOr<WeightMap> ReadIndex(const std::string& path) {
 }
 
 constexpr std::string_view kSuffix = ".safetensors";
+constexpr char kIndexSuffix[] = ".json";
+
+absl::Status NeverSteady(const std::string& folder) {
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          "the checkpoint in ", folder, " was replaced each time while it was opened, or the save ",
+          "that replaces it has ended midway; load it when no save writes it")),
+      Reason::kFileChanged, {{fact::kFile, folder}});
+}
 
 // Returns the path of the model's file in a folder: one safetensors file, or an index. Empty if the
 // folder has neither.
@@ -521,7 +530,7 @@ absl::Status Checkpoint::AddFile(const std::string& path) {
 
 absl::StatusOr<Checkpoint> Checkpoint::OpenFolder(const std::string& folder) {
   if (const std::string model = FindModel(folder); !model.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(Checkpoint opened, Open(model));
+    SHARDMESH_ASSIGN_OR_RETURN(Checkpoint opened, OpenFile(model));
     opened.path_ = folder;
     return opened;
   }
@@ -534,23 +543,41 @@ absl::StatusOr<Checkpoint> Checkpoint::OpenFolder(const std::string& folder) {
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::optional<int64_t> step) {
-  Checkpoint checkpoint(path);
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    for (int attempt = 1;; ++attempt) {
-      SHARDMESH_ASSIGN_OR_RETURN(const std::string folder, FindCheckpointFolder(path, step));
-      const HeldFolder held(folder);
-      absl::StatusOr<Checkpoint> opened = OpenFolder(folder);
-      // A save may have replaced the checkpoint meanwhile: no mixture of both is returned.
-      const bool is_same = held.IsInPlace() && !IsBeingReplaced(folder);
-      if (is_same || attempt == kMaxFolderAttempts) return opened;
+  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
+  for (int attempt = 1;; ++attempt) {
+    std::error_code ignored;
+    const bool is_folder = std::filesystem::is_directory(path, ignored);
+    if (!is_folder && step.has_value() && std::filesystem::exists(path, ignored)) {
+      return BadFile(path, StrCat("step ", *step, " was asked of a file; name the folder that has ",
+                                  StepFolderName(*step)));
     }
+    std::string folder = FolderOfFile(path);
+    if (is_folder) {
+      SHARDMESH_ASSIGN_OR_RETURN(folder, FindCheckpointFolder(path, step));
+    }
+    auto held = std::make_shared<const HeldFolder>(folder);
+    absl::StatusOr<Checkpoint> opened = is_folder ? OpenFolder(folder) : OpenFile(path);
+    if (opened.ok()) opened->folder_ = held;
+    if (held->IsSteady()) return opened;
+    if (deadline.is_over() && (attempt >= kMaxFolderAttempts || IsBeingReplaced(folder))) {
+      // A single file is renamed to its place, and is no mixture.
+      const bool may_be_mixed = is_folder || absl::EndsWith(path, kIndexSuffix);
+      if (opened.ok() && may_be_mixed) return NeverSteady(folder);
+      return opened;
+    }
+    AwaitReplaced(folder);
   }
-  if (step.has_value() && std::filesystem::exists(path, ignored)) {
-    return BadFile(path, StrCat("step ", *step, " was asked of a file; name the folder that has ",
-                                StepFolderName(*step)));
-  }
-  if (!absl::EndsWith(path, ".json")) {
+}
+
+bool Checkpoint::WasReplaced() const {
+  return !folder_->IsSteady() || std::any_of(files_.begin(), files_.end(), [](const auto& file) {
+    return shardmesh::WasReplaced(file->state());
+  });
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::OpenFile(const std::string& path) {
+  Checkpoint checkpoint(path);
+  if (!absl::EndsWith(path, kIndexSuffix)) {
     SHARDMESH_RETURN_IF_ERROR(checkpoint.AddFile(path));
     return checkpoint;
   }

@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "process/file.h"
 #include "sharding/shape.h"
+#include "tensor/checkpoint_folder.h"
 #include "tensor/dtype.h"
 #include "tensor/source_file.h"
 #include "tensor/view.h"
@@ -127,6 +128,9 @@ class Checkpoint {
   // (model-00001-of-00003.safetensors).
   // A folder without any of these files may have the folders of steps (tensor/checkpoint_folder.h):
   // Open then takes the latest complete one, or the one of `step`.
+  // While a save replaces the checkpoint in the folder, waits for the save, at most
+  // kMaxReplaceTime, and opens no mixture of two checkpoints. FAILED_PRECONDITION (FILE_CHANGED):
+  // saves replaced the checkpoint at each of kMaxFolderAttempts attempts, or one ended midway.
   static absl::StatusOr<Checkpoint> Open(const std::string& path, std::optional<int64_t> step = {});
 
   // Returns all tensors. Files are sorted by name; within a file, tensors are in the order of their
@@ -140,12 +144,18 @@ class Checkpoint {
   // The file, index or folder that was opened. Differs from the path that Open got if Open took the
   // folder of a step.
   const std::string& path() const { return path_; }
+  // Whether a save replaces the checkpoint or has replaced or removed it since it was opened, or
+  // the path of one of its files leads to another file or to none. The checkpoint itself stays as
+  // it was opened.
+  bool WasReplaced() const;
 
  private:
   explicit Checkpoint(std::string path) : path_(std::move(path)) {}
 
-  // Opens the checkpoint in the folder itself.
+  // OpenFolder opens the checkpoint in the folder itself, OpenFile that of a file or an index. Both
+  // take the files as they are at this moment.
   static absl::StatusOr<Checkpoint> OpenFolder(const std::string& folder);
+  static absl::StatusOr<Checkpoint> OpenFile(const std::string& path);
   const SafetensorsFile& Keep(SafetensorsFile file);
   // Adds a tensor of a kept file. BAD_FILE if another file has a tensor of that name.
   absl::Status Add(const SafetensorsFile& file, const SafetensorsTensor& tensor);
@@ -153,6 +163,7 @@ class Checkpoint {
   absl::Status AddFile(const std::string& path);
 
   std::string path_;
+  std::shared_ptr<const HeldFolder> folder_;  // of the files
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::vector<Entry> tensors_;
   absl::flat_hash_map<std::string, size_t> index_;

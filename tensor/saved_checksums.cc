@@ -18,10 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "process/file.h"
-#include "process/steady_deadline.h"
 #include "process/thread_pool.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -33,8 +30,6 @@ namespace {
 
 // One thread checks about 3 GB/s, and the disk serves all of them.
 constexpr size_t kMaxThreads = 4;
-// Between two looks at a folder that is neither a whole checkpoint nor surely none.
-constexpr absl::Duration kLookPause = absl::Milliseconds(1);
 
 absl::StatusOr<std::vector<ManifestFile>> ReadFilesOf(const std::string& folder) {
   const std::string path = StrCat(folder, "/", kCheckpointManifest);
@@ -64,10 +59,17 @@ struct OpenedFile {
   }
 };
 
+absl::Status IsGone(const SourceFile& file) {
+  return FileChanged(file.path, "number", "none, for the file is gone", StrCat(file.inode));
+}
+
 absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
                        const std::function<absl::Status()>& keep_going) {
   const std::string& path = opened.file->path;
-  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  const absl::StatusOr<InputFile> found = OpenInputFile(path);
+  if (absl::IsNotFound(found.status())) return IsGone(*opened.file);
+  SHARDMESH_RETURN_IF_ERROR(found.status());
+  const InputFile& file = *found;
   struct stat about = {};
   if (fstat(file.descriptor.get(), &about) != 0) return FileError("examine", path, errno);
   // A save may have replaced the file: the manifest and this file need not be those of the mapping.
@@ -81,27 +83,18 @@ absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
 
 // Returns the files that the manifest in the folder lists; none if no save has written the folder.
 absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder) {
-  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
-  const auto is_saved = [&folder] {
+  absl::StatusOr<std::vector<ManifestFile>> files;
+  // The manifest that comes after a save shows that the file is of another checkpoint. Files that a
+  // save has left halfway have no checksums.
+  FindSteadily(folder, [&] {
     std::error_code ignored;
-    return std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) &&
-           CheckCheckpointComplete(folder).ok();
-  };
-  for (int attempt = 1; !deadline.is_over();) {
-    const HeldFolder held(folder);
-    // The manifest that comes then shows that the file is of another checkpoint.
-    AwaitReplaced(folder);
-    if (is_saved()) {
-      absl::StatusOr<std::vector<ManifestFile>> files = ReadFilesOf(folder);
-      if (held.IsInPlace() || attempt++ == kMaxFolderAttempts) return files;
-    } else if (!HasCheckpointAside(folder) && !is_saved() && held.IsInPlace()) {
-      // No save had taken the marker away in between: a file without checksums.
-      return std::vector<ManifestFile>();
-    } else {
-      absl::SleepFor(kLookPause);
-    }
-  }
-  return std::vector<ManifestFile>();
+    const bool is_saved =
+        std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) &&
+        CheckCheckpointComplete(folder).ok();
+    files = is_saved ? ReadFilesOf(folder) : std::vector<ManifestFile>();
+    return is_saved && files.ok();
+  });
+  return files;
 }
 
 }  // namespace
@@ -118,7 +111,7 @@ absl::Status CheckSavedChecksums(absl::Span<const SavedPart> parts,
   std::vector<std::pair<const OpenedFile*, const ManifestFile*>> compared;
   for (const auto& [key, file] : opened) {
     const std::filesystem::path path = file.file->path;
-    const std::string folder = path.has_parent_path() ? path.parent_path().string() : ".";
+    const std::string folder = FolderOfFile(file.file->path);
     const auto [files, is_new] = saved.try_emplace(folder);
     if (is_new) {
       SHARDMESH_ASSIGN_OR_RETURN(files->second, SavedFilesOf(folder));
@@ -126,7 +119,12 @@ absl::Status CheckSavedChecksums(absl::Span<const SavedPart> parts,
     const std::string name = path.filename().string();
     const auto listed = std::find_if(files->second.begin(), files->second.end(),
                                      [&name](const ManifestFile& f) { return f.name == name; });
-    if (listed == files->second.end() || !listed->has_checksums) continue;
+    if (listed == files->second.end()) {
+      // The checkpoint that took the place of the opened one has files of other names.
+      if (!files->second.empty() && WasReplaced(*file.file)) return IsGone(*file.file);
+      continue;
+    }
+    if (!listed->has_checksums) continue;
     compared.emplace_back(&file, &*listed);
   }
   if (compared.empty()) return absl::OkStatus();

@@ -80,7 +80,13 @@ absl::StatusOr<TensorSource> TensorSource::Open(const std::string& path,
     }
     return source;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  absl::StatusOr<InputFile> opened;
+  FindSteadily(FolderOfFile(path), [&] {
+    opened = OpenInputFile(path);
+    return opened.ok();
+  });
+  SHARDMESH_RETURN_IF_ERROR(opened.status());
+  const InputFile& file = *opened;
   SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
   // A file has no steps: AddCheckpoint refuses one.
   if (LooksLikeZip(mapped.bytes()) && !step.has_value()) {
@@ -176,6 +182,16 @@ absl::Status TensorSource::AddNpyFolder(const std::vector<std::string>& files) {
                                      std::move(identity), 0, bytes));
   }
   return absl::OkStatus();
+}
+
+bool TensorSource::WasReplaced() const {
+  if (checkpoint_.has_value()) return checkpoint_->WasReplaced();
+  const SourceFile* last = nullptr;
+  return std::any_of(tensors_.begin(), tensors_.end(), [&last](const SourceTensor& tensor) {
+    if (tensor.file.get() == last) return false;  // tensors of one file come together
+    last = tensor.file.get();
+    return shardmesh::WasReplaced(*last);
+  });
 }
 
 std::optional<SavedPart> TensorSource::SavedPartOf(const SourceTensor& tensor) const {

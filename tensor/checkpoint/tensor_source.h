@@ -64,6 +64,9 @@ class TensorSource {
   const std::string& checkpoint_path() const {
     return checkpoint_.has_value() ? checkpoint_->path() : path_;
   }
+  // Whether a file is no longer the one that was opened, or a save has replaced or removed the
+  // checkpoint: see Checkpoint::WasReplaced.
+  bool WasReplaced() const;
 
   // Compares the data of a .npz file with its checksums; reads all data. DATA_LOSS
   // (CHECKSUM_MISMATCH) names the file and the member. OK for other forms: see SavedPartOf.

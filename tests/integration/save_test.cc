@@ -27,6 +27,7 @@
 #include "tensor/checkpoint_folder.h"
 #include "tensor/safetensors.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/replacing_saves.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -556,6 +557,61 @@ TEST_F(SaveTest, ACheckpointSavedWhilePutsAndStepsGoOnIsOfOneMoment) {
   is_over = true;
   putter.join();
   stepper.join();
+}
+
+// Saves replace a checkpoint by one with other files and other tensors, and back. The saves between
+// two loads are fewer than the attempts of a load, so that each load succeeds.
+TEST_F(SaveTest, LoadsBesideSavesThatReplaceTheCheckpointAreOfOneCheckpoint) {
+  TestCluster::Options options;
+  options.mesh = "tp=2";
+  options.worker_flags = {"--write-root=" + root_, "--read-root=" + root_};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
+  // Two tensors take more than the smallest file.
+  const Shape shape = {200'000};
+  const PartitionSpec rows({SpecEntry::Axis("tp")});
+  const std::pair<const char*, float> tensors[] = {
+      {"a/x", 1}, {"a/y", 1}, {"b/x", 2}, {"b/y", 2}, {"b/z", 2}};
+  for (const auto& [name, value] : tensors) {
+    const std::vector<float> elements(200'000, value);
+    ASSERT_THAT(PutFloats(cluster->client(), name, shape, elements, rows), IsOk());
+  }
+  const std::string run = Path("run");
+  const auto save = [&](size_t number) {
+    const client::SaveOptions a{.single_file = true, .overwrite = true, .strip_prefix = true};
+    const client::SaveOptions b{.max_file_bytes = 1 << 20, .overwrite = true, .strip_prefix = true};
+    const bool is_a = number % 2 == 0;
+    EXPECT_THAT(cluster->client().arrays().SaveCheckpoint(is_a ? "a/" : "b/", run, is_a ? a : b),
+                IsOk());
+  };
+  save(0);
+  const auto value_of = [&](const std::string& name) -> float {
+    const auto gathered = cluster->client().arrays().Gather(client::ArraySelector::ByName(name));
+    EXPECT_THAT(gathered, IsOk()) << name;
+    if (!gathered.ok()) return 0;
+    const std::vector<float> floats = FloatsOf(gathered->view().bytes());
+    EXPECT_EQ(floats, std::vector<float>(floats.size(), floats.front())) << name;
+    return floats.front();
+  };
+  const std::vector<std::string> load = {"load", run, "--spec=tp", "--quiet", "-ojson"};
+  const std::vector<std::string> put = {"put",    run + ":x",  run + ":y", "--as=x",
+                                        "--as=y", "--spec=tp", "--quiet",  "-ojson"};
+  ReplacingSaves saves([&](size_t number) { save(number + 1); });
+  for (int i = 0; i < 10; ++i) {
+    for (const std::string source : {"--source=workers", "--source=client"}) {
+      for (std::vector<std::string> command : {load, put}) {
+        command.insert(command.end(), {source, "--no-reuse"});
+        const CommandResult result = cluster->Run(command);
+        saves.Continue();
+        ASSERT_EQ(result.exit_code, 0) << command.front() << " " << source << ": " << result.err;
+        const float x = value_of("x");
+        EXPECT_EQ(x, value_of("y")) << command.front() << " " << source << ": a mixture";
+        if (command.front() == "put") continue;
+        const size_t count = json::parse(result.out)["tensors"].size();
+        EXPECT_EQ(count, x == 1 ? 2u : 3u);
+        EXPECT_EQ(value_of(count == 3 ? "z" : "x"), x);
+      }
+    }
+  }
 }
 
 TEST_F(SaveTest, OfTwoSavesIntoOneFolderAtOnceOneIsRefusedAndBothCanFollow) {

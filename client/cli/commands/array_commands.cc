@@ -28,6 +28,7 @@
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "process/file.h"
+#include "process/steady_deadline.h"
 #include "sharding/tile.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -426,7 +427,8 @@ absl::StatusOr<OpenedLoad> OpenLoad(const LoadFlags& flags) {
 // chooses the layouts.
 absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation, MeshClient* client,
                                                    const OpenedLoad& load,
-                                                   const PutOptions& options) {
+                                                   const PutOptions& options,
+                                                   const CallOptions& call) {
   const bool is_shown = !invocation.json && !invocation.quiet;
   // Questions know no workers, by which a rule may cut; with a rule, the put itself chooses the
   // layouts, and shows them before it begins.
@@ -445,7 +447,7 @@ absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation,
     PutOptions planned = options;
     planned.validate_only = true;
     SHARDMESH_ASSIGN_OR_RETURN(const PutResult plan,
-                               client->arrays().PutTensors(load.tensors, planned));
+                               client->arrays().PutTensors(load.tensors, planned, call));
     SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(load.tensors, plan.arrays));
   }
   if (is_shown) std::cout << std::endl;
@@ -478,35 +480,40 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   if (flags.spec.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(CheckAxesOfSpec(client.get(), "--spec", flags.mesh, *flags.spec));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::optional<Placement> placement,
-                             PlaceLoad(invocation, client.get(), load, options));
-
-  const Stopwatch stopwatch;
+  std::optional<Placement> placement;
+  std::optional<Stopwatch> stopwatch;
   absl::StatusOr<PutResult> result;
-  for (int attempt = 1;; ++attempt) {
-    {
-      ProgressBar bar("loading", invocation.quiet);
-      options.progress = ShowOn(&bar);
-      options.on_begun = [&](const std::string& transfer_id) {
-        interruption->Begun(client.get(), transfer_id);
-      };
-      result = client->arrays().PutTensors(load.tensors, options);
-    }
-    if (attempt == kMaxLoadAttempts || !IsOfReplacedFile(result.status(), load.tensors)) break;
+  bool is_begun = false;  // a put, in the last attempt
+  const auto put = [&](const CallOptions& call) -> absl::StatusOr<PutResult> {
+    options.progress = nullptr;
+    options.on_begun = nullptr;
+    is_begun = false;
+    SHARDMESH_ASSIGN_OR_RETURN(placement, PlaceLoad(invocation, client.get(), load, options, call));
+    if (!stopwatch.has_value()) stopwatch.emplace();
+    ProgressBar bar("loading", invocation.quiet);
+    options.progress = ShowOn(&bar);
+    options.on_begun = [&](const std::string& transfer_id) {
+      interruption->Begun(client.get(), transfer_id);
+    };
+    is_begun = true;
+    return client->arrays().PutTensors(load.tensors, options, call);
+  };
+  PutAttempts attempts = client->arrays().BeginAttempts();
+  for (;;) {
+    result = put(attempts.Options());
+    if (!attempts.MayOpenAgain(result.status()) || !load.checkpoint.source().WasReplaced()) break;
     absl::StatusOr<OpenedLoad> again = OpenLoad(flags);
     if (!again.ok()) break;  // a save that replaces the checkpoint may have yet to end
     load = *std::move(again);
     options.checkpoint = load.checkpoint.source().checkpoint_path();
-    options.progress = nullptr;
-    options.on_begun = nullptr;
     if (!invocation.quiet) {
       std::cerr << "The checkpoint " << options.checkpoint
                 << " was replaced while it was loaded: it is read again\n";
     }
-    SHARDMESH_ASSIGN_OR_RETURN(placement, PlaceLoad(invocation, client.get(), load, options));
   }
+  if (!is_begun) SHARDMESH_RETURN_IF_ERROR(result.status());
   SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(result.status()));
-  const absl::Duration time = stopwatch.time();
+  const absl::Duration time = stopwatch->time();
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   const MappedCheckpoint& checkpoint = load.checkpoint;
   const std::vector<PutTensor>& tensors = load.tensors;
@@ -673,13 +680,67 @@ std::string OnlyTheClientReads(const std::string& source) {
                                               : StrCat(source, ", which is in Fortran order"));
 }
 
+bool IsOneReplaced(const std::vector<SingleTensor>& sources) {
+  return std::any_of(sources.begin(), sources.end(),
+                     [](const SingleTensor& source) { return source.WasReplaced(); });
+}
+
+// Opens the sources of a put, and those again that were replaced since they were opened. Several
+// sources are all in place at one moment at the end: tensors of one checkpoint are opened one by
+// one, and must not come from two.
+absl::Status OpenSources(const PutFlags& flags, std::vector<SingleTensor>* sources) {
+  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
+  do {
+    for (size_t i = 0; i < flags.sources.size(); ++i) {
+      const bool is_opened = i < sources->size();
+      if (is_opened && !(*sources)[i].WasReplaced()) continue;
+      SHARDMESH_ASSIGN_OR_RETURN(SingleTensor source,
+                                 SingleTensor::Open(flags.sources[i], flags.tensor));
+      if (is_opened) {
+        (*sources)[i] = std::move(source);
+      } else {
+        sources->push_back(std::move(source));
+      }
+    }
+    if (sources->size() == 1 || !IsOneReplaced(*sources)) return absl::OkStatus();
+  } while (!deadline.is_over());
+  return WithReason(
+      absl::FailedPreconditionError("files of the tensors were replaced each time before all of "
+                                    "them were open; put the tensors when nobody writes the files"),
+      Reason::kFileChanged, {{fact::kFile, StrJoin(flags.sources, ", ")}});
+}
+
+// Returns the tensors of a put, with views of the sources. Wrong use: the workers are to read a
+// source that only the client reads.
+absl::StatusOr<std::vector<PutTensor>> TensorsToPut(const PutFlags& flags,
+                                                    const std::vector<SingleTensor>& sources) {
+  std::vector<PutTensor> tensors;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const TensorView view = sources[i].view();
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::vector<CutPoints> cut_points,
+        CutPointsFor(flags.cuts, Shape(view.shape().begin(), view.shape().end())));
+    tensors.push_back({.name = flags.names[i],
+                       .view = view,
+                       .spec = flags.spec,
+                       .axes = flags.axes,
+                       .preset = flags.preset,
+                       .cut_points = std::move(cut_points),
+                       .source = sources[i].source(),
+                       .saved = sources[i].saved()});
+    // A file that was replaced has no place either: the put says so, and is tried again.
+    if (flags.reader == PutReader::kWorkers && !tensors.back().source.has_value() &&
+        !sources[i].WasReplaced()) {
+      return WrongUse(StrCat("--source workers: ", OnlyTheClientReads(flags.sources[i])));
+    }
+  }
+  return tensors;
+}
+
 absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckPutFlags(flags));
   std::vector<SingleTensor> sources;
-  for (const std::string& text : flags.sources) {
-    SHARDMESH_ASSIGN_OR_RETURN(SingleTensor source, SingleTensor::Open(text, flags.tensor));
-    sources.push_back(std::move(source));
-  }
+  SHARDMESH_RETURN_IF_ERROR(OpenSources(flags, &sources));
   const Compatibility compatibility = flags.exact.compatibility();
   PutOptions options;
   options.mesh = flags.mesh;
@@ -695,23 +756,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   options.reuse = !flags.no_reuse;
   options.replicas = flags.replicas;
   options.handover = flags.handover.value_or(Handover::kAuto);
-  std::vector<PutTensor> tensors;
-  for (size_t i = 0; i < sources.size(); ++i) {
-    const TensorView view = sources[i].view();
-    SHARDMESH_ASSIGN_OR_RETURN(
-        std::vector<CutPoints> cut_points,
-        CutPointsFor(flags.cuts, Shape(view.shape().begin(), view.shape().end())));
-    tensors.push_back({.name = flags.names[i],
-                       .view = view,
-                       .spec = flags.spec,
-                       .axes = flags.axes,
-                       .preset = flags.preset,
-                       .cut_points = std::move(cut_points),
-                       .source = sources[i].source()});
-    if (options.reader == PutReader::kWorkers && !tensors.back().source.has_value()) {
-      return WrongUse(StrCat("--source workers: ", OnlyTheClientReads(flags.sources[i])));
-    }
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<PutTensor> tensors, TensorsToPut(flags, sources));
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
@@ -727,10 +772,21 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
     interruption->Begun(client.get(), transfer_id);
   };
   absl::StatusOr<PutResult> result;
-  {
-    ProgressBar bar("putting", invocation.quiet);
-    options.progress = ShowOn(&bar);
-    result = client->arrays().PutTensors(tensors, options);
+  PutAttempts attempts = client->arrays().BeginAttempts();
+  for (;;) {
+    {
+      ProgressBar bar("putting", invocation.quiet);
+      options.progress = ShowOn(&bar);
+      result = client->arrays().PutTensors(tensors, options, attempts.Options());
+    }
+    if (!attempts.MayOpenAgain(result.status()) || !IsOneReplaced(sources)) break;
+    if (!OpenSources(flags, &sources).ok()) break;
+    absl::StatusOr<std::vector<PutTensor>> again = TensorsToPut(flags, sources);
+    if (!again.ok()) break;
+    tensors = *std::move(again);
+    if (!invocation.quiet) {
+      std::cerr << "A file was replaced while its tensor was put: it is read again\n";
+    }
   }
   SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(result.status()));
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on

@@ -123,7 +123,9 @@ std::string ChoiceInFolder(const MappedCheckpoint& checkpoint) {
   }
   std::string text = StrCat("Took ", taken);
   if (StepOf(checkpoint) == latest) StrAppend(&text, ", the latest complete step");
-  if (!CheckCheckpointComplete(folder).ok()) {
+  // A checkpoint that a save just replaces is not unfinished.
+  const HeldFolder held(folder);
+  if (!CheckCheckpointComplete(folder).ok() && held.IsSteady()) {
     StrAppend(&text, "; the checkpoint in ", folder, " itself is unfinished");
   }
   return text;

@@ -17,14 +17,18 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
 #include "tensor/source_file.h"
 
 namespace shardmesh::client {
 namespace {
 
+// Also finds a file of a checkpoint that a save replaces at this moment.
 bool Exists(const std::string& path) {
-  std::error_code ignored;
-  return std::filesystem::exists(path, ignored);
+  return FindSteadily(FolderOfFile(path), [&path] {
+    std::error_code ignored;
+    return std::filesystem::exists(path, ignored);
+  });
 }
 
 bool IsCheckpoint(const std::string& path) {
@@ -121,6 +125,14 @@ TensorView SingleTensor::view() const {
   return std::get<NpyFile>(source_).View();
 }
 
+bool SingleTensor::WasReplaced() const {
+  if (const auto* const part = std::get_if<TensorOfCheckpoint>(&source_)) {
+    return part->checkpoint.WasReplaced();
+  }
+  const std::optional<SourceFile>& state = std::get<NpyFile>(source_).state();
+  return state.has_value() && shardmesh::WasReplaced(*state);
+}
+
 std::optional<FileSource> SingleTensor::source() const {
   std::shared_ptr<const SourceFile> file;
   int64_t offset_bytes = 0;
@@ -136,6 +148,16 @@ std::optional<FileSource> SingleTensor::source() const {
   }
   if (file == nullptr) return std::nullopt;
   return FileSource{.file = std::move(file), .offset_bytes = offset_bytes};
+}
+
+std::optional<SavedPart> SingleTensor::saved() const {
+  const auto* const part = std::get_if<TensorOfCheckpoint>(&source_);
+  if (part == nullptr) return std::nullopt;
+  const Checkpoint::Entry& entry = *part->entry;
+  return SavedPart{
+      .file = std::make_shared<const SourceFile>(entry.file->state()),
+      .offset_bytes = entry.file->header().data_offset_bytes() + entry.tensor->begin_bytes,
+      .size_bytes = entry.tensor->size_bytes()};
 }
 
 }  // namespace shardmesh::client

@@ -11,6 +11,7 @@
 #include "client/types/array.h"
 #include "tensor/npy.h"
 #include "tensor/safetensors.h"
+#include "tensor/saved_checksums.h"
 #include "tensor/view.h"
 
 namespace shardmesh::client {
@@ -32,9 +33,14 @@ class SingleTensor {
 
   // The tensor's elements, valid as long as this object.
   TensorView view() const;
+  // Whether its file is no longer the one that was opened: see Checkpoint::WasReplaced. False for
+  // standard input.
+  bool WasReplaced() const;
   // Where the tensor is in its file, if workers can read it there. Nullopt: it came from standard
   // input, it is in Fortran order, or the file has no real path any more.
   std::optional<FileSource> source() const;
+  // Its bytes in the file of a checkpoint as it was opened; nullopt for a .npy file.
+  std::optional<SavedPart> saved() const;
 
  private:
   struct TensorOfCheckpoint {

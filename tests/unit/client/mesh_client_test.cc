@@ -36,6 +36,7 @@
 #include "tensor/npy.h"
 #include "tensor/tensor_elements.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/replacing_saves.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/client/small_cluster.h"
 
@@ -45,6 +46,8 @@ namespace {
 using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::ReplaceCheckpoint;
+using ::shardmesh::test::SavedFiles;
 using ::shardmesh::test::StatusIs;
 using test::Elements;
 using test::HeldCall;
@@ -374,21 +377,90 @@ TEST_F(MeshClientTest, OpensACheckpointAgainThatASaveHasReplaced) {
                                  client_->arrays().Gather(ArraySelector::ByName("w")));
   EXPECT_EQ(tensor.view().bytes().front(), 'b') << "as the first save of the two wrote it";
   // It goes on so for a few times only.
-  coordinator_->FailNextPuts({changed, changed, changed});
+  coordinator_->FailNextPuts(std::vector<absl::Status>(kMaxLoadAttempts, changed));
   EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
-  EXPECT_EQ(coordinator_->put_request_ids().size(), 5u);
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 2u + kMaxLoadAttempts);
   // A file that is the same one has been written in its place.
   coordinator_->InEachPut(nullptr);
   coordinator_->FailNextPuts({changed});
   EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
-  EXPECT_EQ(coordinator_->put_request_ids().size(), 6u);
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 3u + kMaxLoadAttempts);
   // Nothing can be opened while the save is under way.
   coordinator_->InEachPut([&] { std::filesystem::remove(path); });
   coordinator_->FailNextPuts({changed});
   EXPECT_THAT(client_->arrays().LoadCheckpoint(path),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+}
+
+// The files of the two checkpoints have other names, so that each kind of error may be met.
+TEST_F(MeshClientTest, OpensACheckpointAgainAfterEachErrorThatAReplacedOneLeadsTo) {
+  const std::string folder = StrCat(::testing::TempDir(), "/replaced_names");
+  const auto saved = [](const std::string& file, char byte) {
+    const std::string path = OneTensor("made_to_replace").path();
+    auto writer = SafetensorsWriter::Create(path, {{"w", Dtype::kF32, {2, 6}}}, {});
+    EXPECT_THAT(writer->Append(std::string(48, byte)), IsOk());
+    EXPECT_THAT(writer->Finish(), IsOk());
+    std::ifstream stream(path, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(stream), {}};
+    return SavedFiles{.manifest = R"({"files":[],"tensors":[]})", .files = {{file, text}}};
+  };
+  const SavedFiles first = saved("model-00001-of-00001.safetensors", 'a');
+  const SavedFiles second = saved("model.safetensors", 'b');
+  const absl::Status errors[] = {
+      WithReason(absl::NotFoundError("there is no file"), Reason::kBadFile),
+      WithReason(absl::FailedPreconditionError("a worker has no file"), Reason::kBadFile),
+      WithReason(absl::InvalidArgumentError("the marker is damaged"), Reason::kBadFile),
+      WithReason(absl::FailedPreconditionError("the file has changed"), Reason::kFileChanged),
+      WithReason(absl::FailedPreconditionError("a link leads elsewhere"), Reason::kNoReadRoot),
+      WithReason(absl::DataLossError("other bytes"), Reason::kChecksumMismatch),
+      WithReason(absl::InvalidArgumentError("has no source"), Reason::kMissingArgument),
+      absl::NotFoundError("cannot open the file"),
+      absl::AbortedError("cannot read the file, which its server no longer has")};
+  size_t puts = 0;
+  for (const absl::Status& error : errors) {
+    ReplaceCheckpoint(folder, "", first);
+    bool is_replaced = false;
+    coordinator_->InEachPut([&] {
+      if (!std::exchange(is_replaced, true)) ReplaceCheckpoint(folder, "", second);
+    });
+    coordinator_->FailNextPuts({error});
+    const PutOptions by_client{.reader = PutReader::kClient, .reuse = false};
+    ASSERT_THAT(client_->arrays().LoadCheckpoint(folder, by_client), IsOk()) << error;
+    EXPECT_EQ(coordinator_->put_request_ids().size(), puts += 2) << error;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const GatheredTensor tensor,
+                                   client_->arrays().Gather(ArraySelector::ByName("w")));
+    EXPECT_EQ(tensor.view().bytes().front(), 'b') << error;
+    // Without a save the error is what it is.
+    coordinator_->FailNextPuts({error});
+    EXPECT_THAT(client_->arrays().LoadCheckpoint(folder, by_client),
+                StatusIs(error.code(), ReasonOf(error)));
+    EXPECT_EQ(coordinator_->put_request_ids().size(), ++puts) << error;
+  }
+  // Other errors have nothing to do with the files.
+  bool is_replaced = false;
+  coordinator_->InEachPut([&] {
+    if (!std::exchange(is_replaced, true)) ReplaceCheckpoint(folder, "", first);
+  });
+  coordinator_->FailNextPuts(
+      {WithReason(absl::NotFoundError("there is no mesh"), Reason::kNotFound)});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(folder),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), ++puts);
+  coordinator_->InEachPut(nullptr);
+}
+
+TEST_F(MeshClientTest, TheAttemptsOfALoadShareItsTime) {
+  const absl::Status changed =
+      WithReason(absl::FailedPreconditionError("the file has changed"), Reason::kFileChanged);
+  PutAttempts none = client_->arrays().BeginAttempts({.timeout = absl::ZeroDuration()});
+  EXPECT_EQ(none.Options().timeout, absl::ZeroDuration());
+  EXPECT_FALSE(none.MayOpenAgain(changed));
+  PutAttempts some = client_->arrays().BeginAttempts({.timeout = absl::Hours(1)});
+  EXPECT_LE(*some.Options().timeout, absl::Hours(1));
+  EXPECT_TRUE(some.MayOpenAgain(changed));
+  EXPECT_FALSE(some.MayOpenAgain(absl::OkStatus()));
 }
 
 // The small coordinator ignores sources, and gives tokens to send the tiles.

@@ -17,6 +17,8 @@
 #include "status/str_cat.h"
 #include "tensor/checkpoint_manifest.h"
 #include "tensor/safetensors.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/replacing_saves.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh {
@@ -118,6 +120,103 @@ TEST_F(CheckpointFolderTest, AHeldFolderIsNotInPlaceIfItsMarkerIsNot) {
   EXPECT_FALSE(held.IsInPlace()) << "another file";
   EXPECT_TRUE(HeldFolder(step).IsInPlace());
   EXPECT_TRUE(HeldFolder(folder_ + "/missing").IsInPlace());
+}
+
+TEST_F(CheckpointFolderTest, AMarkerThatIsAwayAtBothLooksMayHaveBeenThereInBetween) {
+  Make(std::string(kCheckpointManifest));
+  MakeMarker();
+  const std::string marker = Path(kCheckpointMarker);
+  const std::string aside = StrCat(folder_, "/", kSaveStaging, "/", kSaveAside);
+  std::filesystem::create_directories(aside);
+  EXPECT_TRUE(HeldFolder(folder_).IsSteady()) << "with the marker in place";
+  std::filesystem::rename(marker, aside + "/marker");
+  const HeldFolder held(folder_);
+  std::filesystem::rename(aside + "/marker", marker);
+  std::filesystem::rename(marker, aside + "/marker");
+  EXPECT_TRUE(held.IsInPlace());
+  EXPECT_FALSE(held.IsSteady());
+  std::filesystem::remove_all(aside);
+  EXPECT_FALSE(held.IsSteady()) << "something was aside";
+  EXPECT_TRUE(HeldFolder(folder_).IsSteady());
+  const HeldFolder before(folder_);
+  std::filesystem::create_directories(aside);
+  EXPECT_FALSE(before.IsSteady()) << "something is aside";
+}
+
+TEST_F(CheckpointFolderTest, AStepThatALinkLeadsToIsBeingReplacedToo) {
+  MakeStep(7, false);
+  std::filesystem::create_directories(StrCat(folder_, "/", kSaveStaging, "/.aside-step-00000007"));
+  std::filesystem::create_directory_symlink("step-00000007", Path("latest"));
+  EXPECT_TRUE(IsBeingReplaced(Path("step-00000007")));
+  EXPECT_TRUE(IsBeingReplaced(Path("latest")));
+  EXPECT_TRUE(IsBeingReplaced(Path("latest/")));
+  EXPECT_FALSE(IsBeingReplaced(folder_));
+}
+
+// As a save does that fails after it has set the checkpoint aside.
+TEST_F(CheckpointFolderTest, AMarkerThatWasAwayAndIsBackIsNotInPlace) {
+  Make(std::string(kCheckpointManifest));
+  MakeMarker();
+  const HeldFolder held(folder_);
+  // Change times count in coarse steps.
+  EXPECT_TRUE(test::Eventually([&] {
+    std::filesystem::rename(Path(kCheckpointMarker), Path("away"));
+    std::filesystem::rename(Path("away"), Path(kCheckpointMarker));
+    return !held.IsInPlace();
+  }));
+  EXPECT_FALSE(held.IsSteady());
+}
+
+TEST_F(CheckpointFolderTest, FindsNothingOnlyWhereNoSaveHidesIt) {
+  EXPECT_FALSE(FindSteadily(folder_, [] { return false; }));
+  EXPECT_TRUE(FindSteadily(folder_, [] { return true; }));
+  const test::SavedFiles saved = {.manifest = "x", .files = {{"f", "x"}}};
+  ReplaceCheckpoint(folder_, "", saved);
+  int calls = 0;
+  EXPECT_TRUE(FindSteadily(folder_, [&] {
+    if (calls++ == 0) ReplaceCheckpoint(folder_, "", saved);
+    return calls == 2;
+  }));
+  calls = 0;
+  EXPECT_FALSE(FindSteadily(folder_, [&] { return calls++ == 1; })) << "it is not called again";
+  EXPECT_EQ(FolderOfFile("/a/b"), "/a");
+  EXPECT_EQ(FolderOfFile("b"), ".");
+}
+
+TEST_F(CheckpointFolderTest, FindsACheckpointThatSavesReplaceAgainAndAgain) {
+  MakeStep(3, true);
+  const std::string latest = StepFolderName(20);
+  const test::SavedFiles saved = {.manifest = "x", .files = {{"model.safetensors", "x"}}};
+  const struct {
+    std::string place;
+    std::optional<int64_t> step;
+  } kCases[] = {{latest, {}}, {latest, 20}, {"", {}}};
+  for (const auto& each : kCases) {
+    const std::string own = StrCat(folder_, each.place.empty() ? "" : "/", each.place);
+    ReplaceCheckpoint(folder_, each.place, saved);
+    test::ReplacingSaves saves(folder_, each.place, {saved});
+    for (int i = 0; i < 200; ++i) {
+      EXPECT_THAT(FindCheckpointFolder(folder_, each.step), IsOkAndHolds(own));
+      saves.Continue();
+    }
+  }
+}
+
+// As `save --step N --keep 1` does with rising steps.
+TEST_F(CheckpointFolderTest, FindsTheLatestStepWhileSavesRemoveLowerOnes) {
+  MakeStep(0, true);
+  test::ReplacingSaves saves([this](size_t number) {
+    const auto step = static_cast<int64_t>(number);
+    ReplaceCheckpoint(folder_, StepFolderName(step + 1),
+                      test::SavedFiles{.manifest = "x", .files = {{"f", "x"}}});
+    const std::string old = StrCat(folder_, "/", StepFolderName(step));
+    std::filesystem::remove(StrCat(old, "/", kCheckpointMarker));
+    std::filesystem::remove_all(old);
+  });
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_THAT(FindCheckpointFolder(folder_), IsOk());
+    saves.Continue();
+  }
 }
 
 TEST_F(CheckpointFolderTest, NamesFoldersOfStepsSoThatTheySortByStep) {

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <string>
 #include <thread>
@@ -22,6 +23,7 @@
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
 #include "tensor/saved_checksums.h"
+#include "tests/testing/replacing_saves.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/zip_text.h"
 
@@ -34,6 +36,7 @@ using ::shardmesh::test::NpyText;
 using ::shardmesh::test::StatusIs;
 using ::shardmesh::test::ZipText;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -271,6 +274,131 @@ TEST_F(TensorSourceTest, ComparesSavedFilesWhileTheirCheckpointIsReplaced) {
   }
   is_over = true;
   saves.join();
+}
+
+class TensorSourceSavesTest : public TensorSourceTest {
+ protected:
+  // Returns a checkpoint whose files have one tensor each, of five equal bytes. `tensors`: the
+  // names of the tensors by file.
+  test::SavedFiles Saved(const std::map<std::string, std::string>& tensors, char byte,
+                         bool has_index = false) {
+    test::SavedFiles saved;
+    std::vector<std::string> files;
+    std::vector<std::string> entries;
+    std::vector<std::string> weights;
+    for (const auto& [name, tensor] : tensors) {
+      std::ifstream file(WriteSafetensors("made", tensor, std::string(5, byte)), std::ios::binary);
+      const std::string text{std::istreambuf_iterator<char>(file), {}};
+      const size_t header = text.size() - 5;
+      files.push_back(StrCat(R"({"name":")", name, R"(","size_bytes":)", text.size(),
+                             R"(,"content_key":"k","header_bytes":)", header,
+                             R"(,"header_crc32c":)", Crc32c(text.substr(0, header)), "}"));
+      entries.push_back(
+          StrCat(R"({"name":")", tensor, R"(","file":")", name, R"(","offset_bytes":)", header,
+                 R"(,"size_bytes":5,"dtype":"U8","shape":[5],"tiles":[{"ranges":[[0,5]],"crc32c":)",
+                 Crc32c(text.substr(header)), "}]}"));
+      weights.push_back(StrCat("\"", tensor, "\":\"", name, "\""));
+      saved.files[name] = text;
+    }
+    std::filesystem::remove(folder_ + "/made");
+    saved.manifest = StrCat(R"({"files":[)", StrJoin(files, ","), R"(],"tensors":[)",
+                            StrJoin(entries, ","), "]}");
+    if (has_index) {
+      saved.files[std::string(kCheckpointIndex)] =
+          StrCat(R"({"weight_map":{)", StrJoin(weights, ","), "}}");
+    }
+    return saved;
+  }
+  // Two files with an index, and one file with another tensor.
+  test::SavedFiles Sharded(char byte) {
+    return Saved(
+        {{"model-00001-of-00002.safetensors", "u"}, {"model-00002-of-00002.safetensors", "v"}},
+        byte, /*has_index=*/true);
+  }
+  test::SavedFiles Single(char byte) { return Saved({{"model.safetensors", "w"}}, byte); }
+  // Returns the names of the tensors, and the byte that all of them have, or `mixed`.
+  static std::string Summary(const TensorSource& source) {
+    std::string bytes;
+    for (const SourceTensor& tensor : source.tensors()) bytes += TextOf(tensor.view);
+    const bool is_mixed = bytes.find_first_not_of(bytes.front()) != std::string::npos;
+    return StrCat(StrJoin(Names(source), ","), " ",
+                  is_mixed ? "mixed" : std::string(1, bytes.front()));
+  }
+};
+
+TEST_F(TensorSourceSavesTest, OpensOneCheckpointWhileSavesWithOtherFilesReplaceIt) {
+  ReplaceCheckpoint(folder_, "", Sharded('a'));
+  test::ReplacingSaves saves(folder_, "", {Single('b'), Sharded('c'), Sharded('d'), Sharded('a')});
+  for (int i = 0; i < 200; ++i) {
+    const absl::StatusOr<TensorSource> source = TensorSource::Open(folder_);
+    ASSERT_THAT(source, IsOk());
+    EXPECT_THAT(Summary(*source), AnyOf("u,v a", "w b", "u,v c", "u,v d"));
+    // The bytes are compared, or the checkpoint is known to be another one.
+    const absl::Status compared = CheckSavedChecksums(PartsOf(*source), nullptr);
+    if (!compared.ok()) {
+      EXPECT_THAT(compared, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+      EXPECT_TRUE(source->WasReplaced());
+    }
+    saves.Continue();
+  }
+}
+
+TEST_F(TensorSourceSavesTest, OpensAFileAndAnIndexThatSavesReplace) {
+  const std::string index = StrCat(folder_, "/", kCheckpointIndex);
+  const std::string file = folder_ + "/model-00001-of-00002.safetensors";
+  ReplaceCheckpoint(folder_, "", Sharded('a'));
+  test::ReplacingSaves saves(folder_, "", {Sharded('b'), Sharded('a')});
+  for (int i = 0; i < 200; ++i) {
+    const absl::StatusOr<TensorSource> whole = TensorSource::Open(index);
+    ASSERT_THAT(whole, IsOk());
+    EXPECT_THAT(Summary(*whole), AnyOf("u,v a", "u,v b"));
+    saves.Continue();
+    const absl::StatusOr<TensorSource> part = TensorSource::Open(file);
+    ASSERT_THAT(part, IsOk());
+    EXPECT_THAT(Summary(*part), AnyOf("u a", "u b"));
+    saves.Continue();
+  }
+}
+
+TEST_F(TensorSourceSavesTest, KnowsThatItsCheckpointWasReplaced) {
+  ReplaceCheckpoint(folder_, "", Sharded('a'));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource first, TensorSource::Open(folder_));
+  EXPECT_FALSE(first.WasReplaced());
+  // All files stay: a save links files of equal bytes.
+  const std::string marker = StrCat(folder_, "/", kCheckpointMarker);
+  std::filesystem::copy_file(marker, folder_ + "/next");
+  std::filesystem::rename(folder_ + "/next", marker);
+  EXPECT_TRUE(first.WasReplaced());
+  EXPECT_THAT(CheckSavedChecksums(PartsOf(first), nullptr), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource second, TensorSource::Open(folder_));
+  EXPECT_FALSE(second.WasReplaced());
+  // A file of a checkpoint that no save wrote.
+  std::filesystem::remove(marker);
+  std::filesystem::remove(StrCat(folder_, "/", kCheckpointManifest));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource plain, TensorSource::Open(folder_));
+  EXPECT_FALSE(plain.WasReplaced());
+  std::filesystem::remove(plain.tensors().front().file->path);
+  EXPECT_TRUE(plain.WasReplaced());
+  // Members of a .npz file.
+  const std::string member = NpyText("|u1", "(1,)", "x");
+  const std::string path = Write("m.npz", ZipText({{.name = "w.npy", .data = member}}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource zip, TensorSource::Open(path));
+  EXPECT_FALSE(zip.WasReplaced());
+  std::filesystem::rename(Write("next", ZipText({{.name = "w.npy", .data = member}})), path);
+  EXPECT_TRUE(zip.WasReplaced());
+}
+
+TEST_F(TensorSourceSavesTest, ComparesNoFilesThatTheirCheckpointNoLongerHas) {
+  ReplaceCheckpoint(folder_, "", Sharded('a'));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
+  ReplaceCheckpoint(folder_, "", Single('b'));
+  EXPECT_THAT(CheckSavedChecksums(PartsOf(source), nullptr),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource single, TensorSource::Open(folder_));
+  EXPECT_THAT(CheckSavedChecksums(PartsOf(single), nullptr), IsOk());
+  std::filesystem::remove(folder_ + "/model.safetensors");
+  EXPECT_THAT(CheckSavedChecksums(PartsOf(single), nullptr),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
 }
 
 TEST_F(TensorSourceTest, ListsTheNpyFilesOfAFolder) {

@@ -5,19 +5,25 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "status/reason.h"
 #include "status/str_cat.h"
+#include "tests/testing/replacing_saves.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::client {
 namespace {
 
 using ::shardmesh::test::IsOk;
+using ::shardmesh::test::ReplaceCheckpoint;
+using ::shardmesh::test::ReplacingSaves;
+using ::shardmesh::test::SavedFiles;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -79,6 +85,42 @@ TEST_F(SingleTensorTest, NamesTheTensorThatIsNotThere) {
   EXPECT_THAT(SingleTensor::Open(Path("none.npy")), StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(SingleTensor::Open(Path("none.safetensors:w")),
               StatusIs(absl::StatusCode::kNotFound));
+}
+
+// The tensor's file is away for moments, and is then in another file of the folder.
+TEST_F(SingleTensorTest, OpensATensorWhileSavesReplaceItsCheckpoint) {
+  std::ifstream file(Path("model/model.safetensors"), std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const std::string folder = Path("saved");
+  const auto saved = [&bytes](const std::string& manifest, const std::string& name) {
+    return SavedFiles{.manifest = manifest, .files = {{name, bytes}}};
+  };
+  const auto open = [&](const std::string& text, const SavedFiles& other) {
+    ReplaceCheckpoint(folder, "", saved("a", "model.safetensors"));
+    ReplacingSaves saves(folder, "", {other, saved("b", "model.safetensors")});
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_THAT(SingleTensor::Open(text), IsOk()) << text;
+      saves.Continue();
+    }
+  };
+  open(folder + ":w", saved("c", "other.safetensors"));
+  open(folder + "/model.safetensors:w", saved("c", "model.safetensors"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SingleTensor source, SingleTensor::Open(folder + ":w"));
+  EXPECT_FALSE(source.WasReplaced());
+  ASSERT_TRUE(source.saved().has_value());
+  EXPECT_EQ(source.saved()->size_bytes, 6);
+  ReplaceCheckpoint(folder, "", saved("d", "other.safetensors"));
+  EXPECT_TRUE(source.WasReplaced());
+  EXPECT_FALSE(source.source().has_value()) << "its file is gone";
+}
+
+TEST_F(SingleTensorTest, KnowsThatItsFileWasReplaced) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SingleTensor source, SingleTensor::Open(Path("x.npy")));
+  EXPECT_FALSE(source.WasReplaced());
+  EXPECT_FALSE(source.saved().has_value());
+  ASSERT_THAT(WriteNpy(Path("next.npy"), Tensor()), IsOk());
+  std::filesystem::rename(Path("next.npy"), Path("x.npy"));
+  EXPECT_TRUE(source.WasReplaced());
 }
 
 TEST_F(SingleTensorTest, ReadsStandardInput) {
