@@ -21,43 +21,13 @@ import tempfile
 import time
 
 from checkpoints import checkpoint_of
+from bench_cluster import Cluster
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RULES = ROOT / "docs/examples/llama.yaml"
 S5_SECONDS = 1.0
 S6_TARGET = 0.7  # of the rate of the put
 S6_BYTES = 512 << 20
-
-
-class Cluster:
-    """A cluster of `shardmesh up`, in a runtime folder of its own. Use it in a `with` statement."""
-
-    def __init__(self, shardmesh, *flags):
-        self._shardmesh = shardmesh
-        self._runtime = tempfile.TemporaryDirectory()
-        self._env = dict(os.environ, XDG_RUNTIME_DIR=self._runtime.name)
-        self._flags = flags
-
-    def run(self, *command):
-        done = subprocess.run([self._shardmesh, *command, "--output", "json"], env=self._env, capture_output=True,
-                              text=True, check=False)
-        if done.returncode != 0:
-            sys.exit(f"return_bench: shardmesh {' '.join(command)} failed: {done.stderr.strip()}")
-        return json.loads(done.stdout)
-
-    def up(self):
-        subprocess.run([self._shardmesh, "up", *self._flags, "--detach"], env=self._env, check=True, capture_output=True)
-
-    def down(self):
-        subprocess.run([self._shardmesh, "down"], env=self._env, check=True, capture_output=True)
-
-    def __enter__(self):
-        self.up()
-        return self
-
-    def __exit__(self, *_):
-        self.down()
-        self._runtime.cleanup()
 
 
 def measure_second_loads(shardmesh, checkpoint, ranks, samples, folder):
@@ -102,6 +72,7 @@ def measure_repairs(shardmesh, tensor, samples):
                     single.run("put", tensor, "--as", "whole", "--spec", "-", "--source", "client", "--no-reuse")
                     seconds.append(seconds_of(newest_of(single, "put", number + 1)))
                     single.run("rm", "whole")
+                    single.run("admin", "cache", "drop")  # which would keep the tile, and the memory with it
             workers = pair.run("status")["workers"]
             victim = next(worker for worker in workers if worker["identity"] == "worker-1")
             os.kill(victim["pid"], signal.SIGKILL)

@@ -20,7 +20,8 @@ def main():
     for name, expected in CASES.items():
         chosen = run.choose(COMMANDS, name)
         assert chosen == expected, f"{name}: {chosen} instead of {expected}"
-    for row in ("C1", "C2-host", "C3", "C4", "M1", "M2", "M3-p50", "R1-p50-new", "R2-wire", "R3-memory", "R4-reshard", "S1-first", "S2", "K1-first", "G1-1024"):
+    for row in ("C1", "C2-host", "C3", "C4", "M1", "M2", "M3-p50", "R1-p50-new", "R2-wire", "R3-memory", "R4-reshard", "S1-first",
+                "S1-gather", "S1-handover", "S2", "S3-steps", "S4-transfers", "S6", "K1-first", "G1-1024"):
         assert len(run.choose(run.listed(), row)) == 1, f"{row} of docs/benchmarks.md"
     answer = subprocess.run([sys.executable, str(BENCH / "run.py"), "C9"], capture_output=True, text=True, check=False)
     assert answer.returncode == 2 and "no benchmark C9" in answer.stderr, answer

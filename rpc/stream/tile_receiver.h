@@ -42,6 +42,9 @@ class TileReceiver {
   absl::Status Receive(grpc::ByteBuffer* message);
   // INTERNAL if a tile, or a part of it, has not come. Call it when the stream has ended with OK.
   absl::Status Close() const;
+  // The CRC-32C of the last opened tile up to the end of the piece whose bytes the sink receives.
+  // With the tile's last bytes this is the checksum of the tile, which Receive has compared.
+  uint32_t crc32c() const { return crc_; }
 
  private:
   absl::Status ReceiveOpening(std::string_view array_id, const Tile& tile, int64_t size_bytes);

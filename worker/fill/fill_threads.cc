@@ -22,6 +22,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/dtype.h"
 #include "tensor/view.h"
 #include "worker/fill/array_parts.h"
 #include "worker/fill/checked_file.h"
@@ -184,6 +185,8 @@ class FillThreads final : public TileFiller {
     DeviceId rank = 0;
     std::unique_ptr<IncomingTile> tile;
     MutableTensorView view;
+    // The region of the batch that is all of the tile; nullopt: the tile has several parts.
+    std::optional<size_t> whole;
   };
   // Tiles that are read from other workers together.
   struct Batch {
@@ -425,8 +428,17 @@ class FillThreads final : public TileFiller {
       batch->tile_of.push_back(batch->tiles.size());
       batch->bytes += size_bytes;
     }
-    batch->tiles.push_back(
-        {.array = array, .rank = tile.rank, .tile = std::move(incoming), .view = view});
+    // The checksum of received bytes is that of the tile, unless the last byte has spare bits.
+    std::optional<size_t> whole;
+    if (parts.read.size() == 1 && batch->regions.back().region == own &&
+        BitsPerElement(array.dtype) % 8 == 0) {
+      whole = batch->regions.size() - 1;
+    }
+    batch->tiles.push_back({.array = array,
+                            .rank = tile.rank,
+                            .tile = std::move(incoming),
+                            .view = view,
+                            .whole = whole});
     return absl::OkStatus();
   }
 
@@ -460,8 +472,9 @@ class FillThreads final : public TileFiller {
     const auto faulty = [](const OpenTile& tile, absl::Status status) {
       return FaultyTile{tile.array.array_id, tile.rank, std::move(status)};
     };
+    PeerReader::Outcome outcome;
     if (!batch->regions.empty()) {
-      PeerReader::Outcome outcome = peers.Read(batch->regions, sink, keep_going);
+      outcome = peers.Read(batch->regions, sink, keep_going);
       received_bytes_.fetch_add(outcome.received_bytes);
       if (!outcome.status.ok()) {
         return faulty(batch->tiles[batch->tile_of[outcome.failed]], std::move(outcome.status));
@@ -469,7 +482,11 @@ class FillThreads final : public TileFiller {
     }
     for (OpenTile& tile : batch->tiles) {
       absl::Status finished = transfer.KeepGoing();
-      if (finished.ok()) finished = Finish(*tile.tile);
+      if (finished.ok()) {
+        finished =
+            Finish(*tile.tile, tile.whole.has_value() ? std::optional(outcome.crc32c[*tile.whole])
+                                                      : std::nullopt);
+      }
       if (!finished.ok()) return faulty(tile, std::move(finished));
       tile.tile.reset();
     }
@@ -477,9 +494,9 @@ class FillThreads final : public TileFiller {
     return std::nullopt;
   }
 
-  static absl::Status Finish(IncomingTile& tile) {
+  static absl::Status Finish(IncomingTile& tile, std::optional<uint32_t> crc32c) {
     SHARDMESH_FAILPOINT("fill.finish");
-    return tile.FinishInPlace(std::nullopt);
+    return tile.FinishInPlace(crc32c);
   }
 
   const FillOptions options_;

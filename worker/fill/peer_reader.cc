@@ -40,14 +40,16 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 // One GetTiles call. Its operations follow one another: start, write of the request, reads, end.
 class PeerReader::Stream {
  public:
-  // `indexes`: the regions of the request, in order.
+  // `indexes`: the regions of the request, in order. `crc32c`: gets the checksum of each region
+  // that has come whole, by its index.
   Stream(const std::shared_ptr<grpc::Channel>& channel, absl::Span<const WantedRegion> regions,
-         std::vector<size_t> indexes, const PeerReader::Sink& sink, absl::Duration idle_limit,
-         grpc::CompletionQueue* queue)
+         std::vector<size_t> indexes, const PeerReader::Sink& sink, absl::Span<uint32_t> crc32c,
+         absl::Duration idle_limit, grpc::CompletionQueue* queue)
       : indexes_(std::move(indexes)),
         idle_limit_(idle_limit),
         idle_(SteadyDeadline::After(idle_limit)),
-        sink_([this, regions, &sink](size_t part, int64_t offset, absl::Span<const char> bytes) {
+        sink_([this, regions, crc32c, &sink](size_t part, int64_t offset,
+                                             absl::Span<const char> bytes) {
           const size_t index = indexes_[part];
           const absl::Status taken = sink(index, offset, bytes);
           if (!taken.ok()) {
@@ -57,6 +59,7 @@ class PeerReader::Stream {
           received_bytes_ += static_cast<int64_t>(bytes.size());
           if (offset + static_cast<int64_t>(bytes.size()) == regions[index].size_bytes) {
             done_ = part + 1;
+            crc32c[index] = receiver_.crc32c();
           }
           return absl::OkStatus();
         }),
@@ -223,6 +226,7 @@ class PeerReader::Round {
   // Reads all regions, each from the holder next in turn.
   Outcome Run() {
     tried_.assign(regions_.size(), 0);
+    crc32c_.assign(regions_.size(), 0);
     for (size_t i = 0; i < regions_.size(); ++i) Assign(i);
     while (outcome_.status.ok() && (StartStreams(), !streams_.empty()) && outcome_.status.ok()) {
       if (absl::Status going = keep_going_(); !going.ok()) {
@@ -243,7 +247,11 @@ class PeerReader::Round {
     return outcome_;
   }
 
-  void AddReceived(Outcome* outcome) const { outcome->received_bytes = received_bytes_; }
+  void AddReceived(Outcome* outcome) {
+    outcome->received_bytes = received_bytes_;
+    // Streams in progress still write to it.
+    if (streams_.empty()) outcome->crc32c = std::move(crc32c_);
+  }
 
  private:
   void Assign(size_t index) {
@@ -308,8 +316,9 @@ class PeerReader::Round {
         continue;
       }
       busy_.insert({holder, true});
-      auto stream = std::make_unique<Stream>(*channel, regions_, std::move(indexes), sink_,
-                                             reader_->options_.idle_limit, &queue_);
+      auto stream =
+          std::make_unique<Stream>(*channel, regions_, std::move(indexes), sink_,
+                                   absl::MakeSpan(crc32c_), reader_->options_.idle_limit, &queue_);
       streams_.emplace(std::move(stream), holder);
     }
   }
@@ -347,6 +356,7 @@ class PeerReader::Round {
   Outcome outcome_;
   int64_t received_bytes_ = 0;
   std::vector<size_t> tried_;  // for each region, the index of its present holder
+  std::vector<uint32_t> crc32c_;
   std::map<std::string, std::vector<size_t>> due_;  // regions without a stream, by holder
   std::map<std::string, absl::Status> failed_;      // holders that failed in this call
   std::map<std::string, bool> busy_;                // holders that have a stream

@@ -65,6 +65,8 @@ class PeerReader {
     absl::Status status;
     size_t failed = 0;           // the region that failed
     int64_t received_bytes = 0;  // also those that came twice
+    // The CRC-32C of each region's bytes, by its index. Set if `status` is OK.
+    std::vector<uint32_t> crc32c;
   };
   // Reads all regions. Calls `keep_going` at least every 100 ms, and between messages. The error is
   // that of `keep_going`, of `sink`, or that of the last holder of the failed region.

@@ -722,6 +722,29 @@ TEST_F(FillFromArraysTest, ALostHolderIsReplacedByAnother) {
   EXPECT_THAT(ToStd(error.message()), HasSubstr("the last of 2 holders"));
 }
 
+TEST_F(FillFromArraysTest, ATileHasTheChecksumOfItsBytesWhetherItComesWholeOrInParts) {
+  std::mt19937 random(29);
+  // Regions of several pieces each.
+  const ArrayDescriptor whole = Array("whole", "x=2", {}, {int64_t{3} << 9, int64_t{1} << 11});
+  const ArrayDescriptor halves =
+      Array("halves", "x=2", {AxisValue::Name("x")}, {int64_t{1} << 10, int64_t{1} << 11});
+  const ArrayDescriptor whole_copy = Array("whole-copy", "x=1", {}, whole.shape);
+  const ArrayDescriptor halves_copy = Array("halves-copy", "x=1", {}, halves.shape);
+  const std::string whole_bytes = RandomText(int64_t{6} << 20, random);
+  const std::string halves_bytes = RandomText(int64_t{4} << 20, random);
+  Put(whole, {0, 1}, whole_bytes);
+  Put(halves, {0, 1}, halves_bytes);
+  Serve({{&whole, {0, 1}}, {&halves, {0, 1}}, {&whole_copy, {4}}, {&halves_copy, {4}}});
+  FillOrder order = ArrayOrder(halves, halves_copy, 0, Devices({0, 1}, {4}));
+  order.tiles.push_back(ArrayOrder(whole, whole_copy, 0, Devices({0, 1}, {4})).tiles.front());
+  node(4).Fill(std::move(order));
+  ASSERT_TRUE(node(4).Await(2));
+  ASSERT_THAT(node(4).failures(), IsEmpty()) << node(4).failures()[0].status;
+  // StagedBytes compares the checksum with the bytes.
+  EXPECT_TRUE(StagedBytes(node(4), whole_copy, 0) == whole_bytes);
+  EXPECT_TRUE(StagedBytes(node(4), halves_copy, 0) == halves_bytes);
+}
+
 TEST_F(FillFromArraysTest, AHolderWithoutTheTileIsReplacedByAnotherAndNamedIfThereIsNone) {
   std::mt19937 random(23);
   const ArrayDescriptor from = Array("from", "x=3", {});
