@@ -269,6 +269,7 @@ absl::Status CompareLayouts(const MembershipView& view, const std::function<bool
   }
   SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan->Totals(is_cancelled));
   SHARDMESH_ASSIGN_OR_RETURN(item->moved_bytes, PackedSizeBytes(to.dtype, totals.need));
+  if (item->moves_as_step()) item->copies_bytes = MoveCopiesBytes(*plan, to.dtype, totals);
   return absl::OkStatus();
 }
 
@@ -375,15 +376,16 @@ absl::Status TakeReplica(const MembershipView& view, const ArrayDefinition& targ
   return loads->Take(target.descriptor, ReplicaWorkers(workers, hosts));
 }
 
-// Returns the loads of the items, which move in their order. Second replicas count, except in a
-// move that is a part of a resize: PlanResize has counted these.
+// Returns the loads of the items, which move in their order: tiles, and copies that are made to
+// send them. Second replicas count, except in a move that is a part of a resize: PlanResize has
+// counted these.
 absl::StatusOr<WorkerLoads> LoadsOf(const MembershipView& view, const ReshardCall& call,
                                     const std::vector<ReshardItem>& items, bool release_source) {
-  WorkerLoads loads;
+  WorkerLoads loads(ReshardsAtOnce(items, release_source));
   for (const ReshardItem& item : items) {
     if (item.is_skipped) continue;
     const ArrayDescriptor& to = item.target.descriptor;
-    SHARDMESH_RETURN_IF_ERROR(loads.Take(to, WorkersOf(view, to.mesh_id)));
+    SHARDMESH_RETURN_IF_ERROR(loads.Take(to, WorkersOf(view, to.mesh_id), item.copies_bytes));
     if (call.from_mesh.empty()) {
       SHARDMESH_RETURN_IF_ERROR(TakeReplica(view, item.target, &loads));
     }
