@@ -36,6 +36,11 @@ absl::Status PipedOutput::Write(absl::Span<const char> bytes) {
   while (!bytes.empty()) {
     if (is_stopped_.load()) return absl::CancelledError("the output was stopped");
     pollfd out = {.fd = descriptor_, .events = POLLOUT, .revents = 0};
+    if (deadline_.is_over()) {
+      return WithReason(absl::DeadlineExceededError("the reader of the output has not taken all of "
+                                                    "it in time; give more time with --deadline"),
+                        Reason::kDeadline);
+    }
     const int ready = poll(&out, 1, kPollMilliseconds);
     if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
     if (ready < 0) return NotWritten();

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "process/steady_deadline.h"
 
 namespace shardmesh::client {
 
@@ -14,19 +15,22 @@ namespace shardmesh::client {
 class PipedOutput {
  public:
   // The descriptor stays open, and is a blocking one.
-  explicit PipedOutput(int descriptor) : descriptor_(descriptor) {}
+  PipedOutput(int descriptor, SteadyDeadline deadline)
+      : descriptor_(descriptor), deadline_(deadline) {}
   PipedOutput(const PipedOutput&) = delete;
   PipedOutput& operator=(const PipedOutput&) = delete;
 
-  // Writes all bytes. Waits for the reader as long as it takes, but at most 100 ms after Stop.
+  // Writes all bytes. Waits for the reader until the deadline, and at most 100 ms after Stop.
   // - DATA_LOSS (BAD_FILE): the output was closed, or its disk is full.
   // - CANCELLED: Stop was called. The reader may have some of the bytes.
+  // - DEADLINE_EXCEEDED (DEADLINE): the reader has not taken all bytes.
   absl::Status Write(absl::Span<const char> bytes);
   // Ends the current and all later calls of Write.
   void Stop() { is_stopped_.store(true); }
 
  private:
   const int descriptor_;
+  const SteadyDeadline deadline_;
   std::atomic<bool> is_stopped_ = false;
 };
 

@@ -31,6 +31,7 @@
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "process/file.h"
+#include "process/steady_deadline.h"
 #include "sharding/tile.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -945,11 +946,11 @@ absl::StatusOr<std::vector<FileTensor>> FileTensorsOf(MeshClient* client, const 
 }
 
 // Writes one array to standard output, as a .npy file.
-absl::Status GetToOutput(MeshClient* client, const FileTensor& tensor,
+absl::Status GetToOutput(MeshClient* client, const FileTensor& tensor, absl::Duration timeout,
                          const ProgressCallback& progress) {
   // Bytes that the reader has not taken keep the get from its end, so that others can cancel it.
   std::cout.flush();
-  PipedOutput output(STDOUT_FILENO);
+  PipedOutput output(STDOUT_FILENO, SteadyDeadline::After(timeout));
   const TensorSink sink{.begin = [&](const Array& array, const Tile& part) -> absl::Status {
                           SHARDMESH_ASSIGN_OR_RETURN(
                               const std::string header,
@@ -995,7 +996,9 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
                              FileTensorsOf(client.get(), flags));
   if (form == FileForm::kStandardOutput) {
     ProgressBar bar("gathering", invocation.quiet);
-    return AdviseTree(client.get(), GetToOutput(client.get(), tensors.front(), ShowOn(&bar)),
+    const absl::Duration timeout = invocation.DeadlineOr(MeshClientOptions().transfer_timeout);
+    return AdviseTree(client.get(),
+                      GetToOutput(client.get(), tensors.front(), timeout, ShowOn(&bar)),
                       tensors.front().array.name);
   }
   if (form != FileForm::kFolder) {

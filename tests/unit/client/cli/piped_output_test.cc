@@ -13,6 +13,8 @@
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "process/steady_deadline.h"
 #include "status/reason.h"
 #include "tests/testing/status_matchers.h"
 
@@ -52,6 +54,8 @@ class PipedOutputTest : public ::testing::Test {
   int ends_[2] = {-1, -1};
 };
 
+const SteadyDeadline kNone = SteadyDeadline::After(absl::InfiniteDuration());
+
 std::string Text(size_t size) {
   std::string text(size, '\0');
   for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>('a' + i % 23);
@@ -60,7 +64,7 @@ std::string Text(size_t size) {
 
 TEST_F(PipedOutputTest, AReaderGetsAllBytesInOrder) {
   const std::string text = Text(1'000'003);
-  PipedOutput output(ends_[1]);
+  PipedOutput output(ends_[1], kNone);
   std::thread writer([&] { EXPECT_THAT(output.Write(text), IsOk()); });
   EXPECT_EQ(Read(text.size()), text);
   writer.join();
@@ -68,7 +72,7 @@ TEST_F(PipedOutputTest, AReaderGetsAllBytesInOrder) {
 
 TEST_F(PipedOutputTest, AStopEndsTheWaitForAReaderThatDoesNotRead) {
   const std::string text = Text(10'000'000);
-  PipedOutput output(ends_[1]);
+  PipedOutput output(ends_[1], kNone);
   std::thread stopper([&] {
     absl::SleepFor(absl::Milliseconds(200));
     output.Stop();
@@ -78,9 +82,17 @@ TEST_F(PipedOutputTest, AStopEndsTheWaitForAReaderThatDoesNotRead) {
   EXPECT_THAT(output.Write("more"), StatusIs(absl::StatusCode::kCancelled));
 }
 
+TEST_F(PipedOutputTest, AReaderThatTakesNothingIsWaitedForUntilTheDeadline) {
+  PipedOutput output(ends_[1], SteadyDeadline::After(absl::Milliseconds(200)));
+  EXPECT_THAT(output.Write("text"), IsOk());
+  const absl::Status late = output.Write(Text(10'000'000));
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(late.message()), ::testing::HasSubstr("--deadline"));
+}
+
 TEST_F(PipedOutputTest, AReaderThatHasLeftIsAnError) {
   CloseReader();
-  PipedOutput output(ends_[1]);
+  PipedOutput output(ends_[1], kNone);
   EXPECT_THAT(output.Write("text"), StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
 }
 
@@ -89,7 +101,7 @@ TEST_F(PipedOutputTest, AFileTakesAllBytes) {
   const int file = mkstemp(path.data());
   ASSERT_GE(file, 0);
   const std::string text = Text(3'000'001);
-  PipedOutput output(file);
+  PipedOutput output(file, kNone);
   EXPECT_THAT(output.Write(text), IsOk());
   EXPECT_EQ(lseek(file, 0, SEEK_CUR), static_cast<off_t>(text.size()));
   close(file);
