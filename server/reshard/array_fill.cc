@@ -29,6 +29,7 @@ absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
       EncodeFillDevices(fill.sources, fill.source_workers, fill.target_workers);
   SharedFill orders(fill.transfer_id, fill.term, &devices);
   orders.AddFromArray(target, source, token);
+  orders.UnloadFirst(fill.unloaded_array_ids);
   for (size_t rank = 0; rank < fill.target_workers.size(); ++rank) {
     SHARDMESH_RETURN_IF_ERROR(
         orders.SendTo(fill.target_workers[rank], static_cast<int64_t>(rank), transport));

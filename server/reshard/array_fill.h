@@ -28,6 +28,8 @@ struct ArrayFill {
   std::vector<RankEndpoint> sources = {};        // live workers of the source's mesh, by rank
   std::vector<std::string> source_workers = {};  // of each rank of the source's mesh
   std::vector<std::string> target_workers = {};  // of each rank of the target's mesh
+  // Committed arrays that the workers take out of memory first: FillTiles.unloaded_array_ids.
+  std::vector<std::string> unloaded_array_ids = {};
 };
 
 // Returns the error of the first worker that does not fill tiles itself: see

@@ -359,7 +359,8 @@ void MarkFreed(const ReshardPlanParts& parts, const ReshardCall& call,
   }
   for (const auto& [array_id, taken] : by_array) {
     const ArrayRegistry::Holds holds = parts.registry->HoldsOf(array_id);
-    taken.last->frees_source = holds.names <= taken.names && holds.pins <= taken.pins;
+    taken.last->takes_all_names = holds.names <= taken.names;
+    taken.last->frees_source = taken.last->takes_all_names && holds.pins <= taken.pins;
   }
 }
 
@@ -376,31 +377,82 @@ absl::Status TakeReplica(const MembershipView& view, const ArrayDefinition& targ
   return loads->Take(target.descriptor, ReplicaWorkers(workers, hosts));
 }
 
-// Returns the loads of the items, which move in their order: tiles, and copies that are made to
-// send them. Second replicas count, except in a move that is a part of a resize: PlanResize has
-// counted these.
-absl::StatusOr<WorkerLoads> LoadsOf(const MembershipView& view, const ReshardCall& call,
-                                    const std::vector<ReshardItem>& items, bool release_source) {
-  WorkerLoads loads(ReshardsAtOnce(items, release_source));
-  for (const ReshardItem& item : items) {
-    if (item.is_skipped) continue;
-    const ArrayDescriptor& to = item.target.descriptor;
-    SHARDMESH_RETURN_IF_ERROR(loads.Take(to, WorkersOf(view, to.mesh_id), item.copies_bytes));
-    if (call.from_mesh.empty()) {
-      SHARDMESH_RETURN_IF_ERROR(TakeReplica(view, item.target, &loads));
-    }
-    if (!release_source || !item.frees_source) continue;
-    if (item.source_companion != nullptr) {
-      const ArrayDescriptor& copy = item.source_companion->definition.descriptor;
-      SHARDMESH_RETURN_IF_ERROR(
-          loads.Drop(copy, WorkersOf(view, copy.mesh_id), item.source_companion->missing_ranks));
-    }
-    const Array& source = *item.source.array;
-    const ArrayDescriptor& from = source.definition.descriptor;
+// How the old arrays of the items leave the workers.
+struct SourceEnds {
+  bool are_released = false;  // at the commit of the new array, if the item frees the old one
+  // For each item, whether the old array leaves memory before; empty: none does.
+  std::vector<bool> are_unloaded = {};
+};
+
+// The old array and its companion leave the memory of their workers.
+absl::Status DropSource(const MembershipView& view, const ReshardItem& item, WorkerLoads* loads) {
+  if (item.source_companion != nullptr) {
+    const ArrayDescriptor& copy = item.source_companion->definition.descriptor;
     SHARDMESH_RETURN_IF_ERROR(
-        loads.Drop(from, WorkersOf(view, from.mesh_id), source.missing_ranks));
+        loads->Drop(copy, WorkersOf(view, copy.mesh_id), item.source_companion->missing_ranks));
+  }
+  const Array& source = *item.source.array;
+  const ArrayDescriptor& from = source.definition.descriptor;
+  return loads->Drop(from, WorkersOf(view, from.mesh_id), source.missing_ranks);
+}
+
+// The workers make the new array, and copies to send it, unless the old array leaves memory before:
+// then no step moves it. Second replicas count, except in a move that is a part of a resize:
+// PlanResize has counted these.
+absl::Status TakeTarget(const MembershipView& view, const ReshardCall& call,
+                        const ReshardItem& item, bool is_unloaded, WorkerLoads* loads) {
+  const ArrayDescriptor& to = item.target.descriptor;
+  const int64_t copies_bytes = is_unloaded ? 0 : item.copies_bytes;
+  SHARDMESH_RETURN_IF_ERROR(loads->Take(to, WorkersOf(view, to.mesh_id), copies_bytes));
+  return call.from_mesh.empty() ? TakeReplica(view, item.target, loads) : absl::OkStatus();
+}
+
+// Returns the loads of the items, which move in their order.
+absl::StatusOr<WorkerLoads> LoadsOf(const MembershipView& view, const ReshardCall& call,
+                                    const std::vector<ReshardItem>& items,
+                                    const SourceEnds& sources) {
+  WorkerLoads loads(ReshardsAtOnce(items, sources.are_released));
+  for (size_t i = 0; i < items.size(); ++i) {
+    const ReshardItem& item = items[i];
+    if (item.is_skipped) continue;
+    const bool is_unloaded = !sources.are_unloaded.empty() && sources.are_unloaded[i];
+    if (is_unloaded) SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
+    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, is_unloaded, &loads));
+    if (is_unloaded || !sources.are_released || !item.frees_source) continue;
+    SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
   }
   return loads;
+}
+
+// Chooses the items whose old arrays leave memory before the new ones are made, with
+// release_source: those that do not fit beside their new arrays when it is their turn, if
+// `may_unload` allows it. Returns a flag for each item.
+template <typename MayUnload>
+absl::StatusOr<std::vector<bool>> ChooseUnloads(const MembershipView& view, const ReshardCall& call,
+                                                const std::vector<ReshardItem>& items,
+                                                const std::vector<ReshardMemoryNeed>& memory,
+                                                const MayUnload& may_unload) {
+  std::map<std::string, int64_t> limits;
+  for (const ReshardMemoryNeed& each : memory) limits[each.identity] = each.have_bytes;
+  std::vector<bool> chosen(items.size(), false);
+  WorkerLoads loads;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const ReshardItem& item = items[i];
+    if (item.is_skipped) continue;
+    WorkerLoads target;
+    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, /*is_unloaded=*/false, &target));
+    chosen[i] = may_unload(item) && loads.WouldExceed(target, limits);
+    if (chosen[i]) SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
+    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, chosen[i], &loads));
+    if (!chosen[i] && item.frees_source) {
+      SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
+    }
+  }
+  return chosen;
+}
+
+void SetNeeds(const WorkerLoads& loads, std::vector<ReshardMemoryNeed>* memory) {
+  for (ReshardMemoryNeed& each : *memory) each.need_bytes = loads.PeakOf(each.identity);
 }
 
 absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view,
@@ -410,27 +462,38 @@ absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view
   if (const absl::Status added = committed.AddAll(*parts.registry, is_cancelled); !added.ok()) {
     return absl::IsCancelled(added) ? NothingMoved() : added;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads loads,
-                             LoadsOf(view, call, plan->items, call.release_source));
   std::map<std::string, const MeshRanks*> meshes;
   for (const ReshardItem& item : plan->items) {
     const std::string& mesh_id = item.target.descriptor.mesh_id;
     if (!item.is_skipped) meshes.try_emplace(mesh_id, view.FindMesh(mesh_id));
   }
+  std::vector<ReshardMemoryNeed>& memory = plan->outline.memory;
   for (const auto& [mesh_id, ranks] : meshes) {
     if (ranks == nullptr) continue;
     for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
       const std::string& identity = ranks->identities[rank];
       const WorkerStatus* const worker = view.FindWorker(identity);
       if (worker == nullptr) continue;
-      plan->outline.memory.push_back(
+      memory.push_back(
           {.mesh_id = mesh_id,
            .rank = static_cast<int64_t>(rank),
            .identity = identity,
            .have_bytes = worker->info.capacity_bytes - committed.UsedOn(identity, *worker),
-           .capacity_bytes = worker->info.capacity_bytes,
-           .need_bytes = loads.PeakOf(identity)});
+           .capacity_bytes = worker->info.capacity_bytes});
     }
+  }
+  SourceEnds sources{.are_released = call.release_source};
+  SHARDMESH_ASSIGN_OR_RETURN(WorkerLoads loads, LoadsOf(view, call, plan->items, sources));
+  SetNeeds(loads, &memory);
+  if (!call.release_source || ShortRanks(memory).empty()) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(sources.are_unloaded, ChooseUnloads(view, call, plan->items, memory,
+                                                                 [](const ReshardItem& item) {
+                                                                   return item.can_unload_source();
+                                                                 }));
+  SHARDMESH_ASSIGN_OR_RETURN(loads, LoadsOf(view, call, plan->items, sources));
+  SetNeeds(loads, &memory);
+  for (size_t i = 0; i < plan->items.size(); ++i) {
+    plan->items[i].unloads_source = sources.are_unloaded[i];
   }
   return absl::OkStatus();
 }
@@ -518,8 +581,20 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
   const std::vector<ReshardMemoryNeed> short_ranks = ShortRanks(memory);
   if (short_ranks.empty()) return absl::OkStatus();
   const std::shared_ptr<const MembershipView> view = membership.view();
-  SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads released,
-                             LoadsOf(*view, call, plan.items, /*release_source=*/true));
+  // Returns what each worker needs if old arrays go at the commits of the new ones, and before that
+  // leave memory where `may_unload` allows it.
+  const auto released_with = [&](const auto& may_unload) -> absl::StatusOr<WorkerLoads> {
+    SourceEnds sources{.are_released = true};
+    SHARDMESH_ASSIGN_OR_RETURN(sources.are_unloaded,
+                               ChooseUnloads(*view, call, plan.items, memory, may_unload));
+    return LoadsOf(*view, call, plan.items, sources);
+  };
+  SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads released, released_with([](const ReshardItem& item) {
+                               return item.can_unload_source();
+                             }));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const WorkerLoads released_on_disk,
+      released_with([](const ReshardItem& item) { return item.takes_all_names; }));
   // Returns the ranks that would be short if each worker needed what `need_of` says.
   const auto short_with = [&memory](const auto& need_of) {
     std::vector<ReshardMemoryNeed> other = memory;
@@ -527,6 +602,7 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
     return ShortRanks(other);
   };
   const auto with_release = [&](const std::string& worker) { return released.PeakOf(worker); };
+  const auto on_disk = [&](const std::string& worker) { return released_on_disk.PeakOf(worker); };
   const auto alone = [&](const std::string& worker) { return released.LargestOf(worker); };
   const std::vector<ReshardMemoryNeed> short_released =
       call.release_source ? short_ranks : short_with(with_release);
@@ -542,6 +618,12 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
     advice.push_back(
         "each array by itself fits: reshard them one after the other, and release the old ones "
         "between");
+  }
+  if (!short_released.empty() && short_with(on_disk).empty()) {
+    advice.push_back(
+        "with release_source (--release-source) it fits if the old arrays are on disk (workers "
+        "with --data-dir), because they can leave memory before the new ones are made; those in "
+        "memory only must fit beside the new ones");
   }
   advice.push_back("release arrays");
   const std::string memory_flag = MemoryFlagFor(short_ranks);

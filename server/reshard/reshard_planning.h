@@ -48,12 +48,25 @@ struct ReshardItem {
   int64_t copies_bytes = 0;
   // Whether, with release_source, nothing holds the old array once this item has moved.
   bool frees_source = false;
+  // Whether workers take the old array out of memory before they make the new one, because both do
+  // not fit: they serve the old one from its files until it is released, and read it back if the
+  // move fails. Only with release_source; see can_unload_source.
+  bool unloads_source = false;
+  // Whether, with release_source, at most pins hold the old array once this item has moved.
+  bool takes_all_names = false;
   // The companion of the old array (ArrayRegistry::FindTwin); null: it has none.
   ArrayPtr source_companion = nullptr;
 
   // Whether the new array lies on the mesh of the old one.
   bool stays_on_mesh() const {
     return target.descriptor.mesh_id == source.array->definition.descriptor.mesh_id;
+  }
+  // Whether the old array may leave memory, as unloads_source says: it is on disk, and no name
+  // keeps it for long. Readers may pin it: they read its files.
+  bool can_unload_source() const {
+    return !is_skipped && takes_all_names && !moves_as_step() &&
+           source.array->durability == Durability::kDisk &&
+           (source_companion == nullptr || source_companion->durability == Durability::kDisk);
   }
   // Whether a step moves the array. Results of steps are in memory only, so a step does not move an
   // array on disk. A step needs all tiles. Exception: only a step adds up partial sums.

@@ -565,6 +565,12 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     SHARDMESH_ASSIGN_OR_RETURN(fill.source_workers, RanksOf(from));
     SHARDMESH_ASSIGN_OR_RETURN(fill.target_workers, RanksOf(to));
     SHARDMESH_RETURN_IF_ERROR(CheckCanFill(*parts_.fill, fill.target_workers));
+    if (item.unloads_source) {
+      fill.unloaded_array_ids.push_back(from.array_id);
+      if (item.source_companion != nullptr) {
+        fill.unloaded_array_ids.push_back(item.source_companion->definition.descriptor.array_id);
+      }
+    }
     auto items = std::make_shared<const std::vector<PutItem>>(
         std::vector<PutItem>{{.definition = item.target,
                               .name = item.name,

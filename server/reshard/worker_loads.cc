@@ -58,6 +58,18 @@ absl::Status WorkerLoads::Drop(const ArrayDescriptor& array,
       [this](const std::string& worker, int64_t bytes) { loads_[worker].now -= bytes; });
 }
 
+bool WorkerLoads::WouldExceed(const WorkerLoads& next,
+                              const std::map<std::string, int64_t>& limits) const {
+  for (const auto& [worker, load] : next.loads_) {
+    const auto limit = limits.find(worker);
+    if (limit == limits.end()) continue;
+    const auto found = loads_.find(worker);
+    const int64_t now = found == loads_.end() ? 0 : found->second.now;
+    if (AddCapped(now, load.peak) > limit->second) return true;
+  }
+  return false;
+}
+
 int64_t WorkerLoads::PeakOf(const std::string& worker) const {
   const auto found = loads_.find(worker);
   return found == loads_.end() ? 0 : found->second.peak;

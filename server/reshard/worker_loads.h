@@ -28,6 +28,9 @@ class WorkerLoads {
   absl::Status Drop(const ArrayDescriptor& array, const std::vector<std::string>& workers,
                     const std::vector<int64_t>& missing_ranks = {});
 
+  // Whether a worker of `limits`, which is by identity, would at one time have more bytes than its
+  // limit if `next` came after the calls so far.
+  bool WouldExceed(const WorkerLoads& next, const std::map<std::string, int64_t>& limits) const;
   // Returns the most bytes of the worker at one time, beyond those before the first call. Of the
   // copies, those of the arrays count that may move at the same time.
   int64_t PeakOf(const std::string& worker) const;
@@ -47,7 +50,7 @@ class WorkerLoads {
   // The array taken now moves with `copies_bytes`, beside the earlier ones with the most copies.
   void Copy(int64_t copies_bytes, Load* load) const;
 
-  const size_t moves_at_once_;
+  size_t moves_at_once_;
   std::map<std::string, Load> loads_;  // by identity
 };
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -86,6 +87,11 @@ class SharedFill {
   void AddFromArray(std::string_view array, std::string_view source, std::string_view token) {
     encoder_.AddFromArray(array, /*rank=*/0, source, token);
   }
+  // Makes each worker take these arrays out of its memory first: FillTiles.unloaded_array_ids. For
+  // a transfer of one array.
+  void UnloadFirst(std::vector<std::string> array_ids) {
+    unloaded_array_ids_ = std::move(array_ids);
+  }
   // Sends the worker of a rank the orders to fill its tiles of all arrays that were added. Errors:
   // those of FillTransport::SendFill.
   absl::Status SendTo(std::string_view identity, int64_t rank, FillTransport* transport);
@@ -93,6 +99,7 @@ class SharedFill {
  private:
   const std::string transfer_id_;
   const int64_t term_;
+  std::vector<std::string> unloaded_array_ids_;
   std::vector<std::shared_ptr<const std::string>> tails_;
   FillEncoder encoder_;  // of the tails: its messages have neither transfer nor rank
 };

@@ -505,7 +505,7 @@ false
         for text, expected in planted:
             found = run(text)[2]
             assert any(fault.startswith(expected) for fault in found), f"{expected}: {found}"
-        late = run("'''sh\nshardmesh up\nsleep 600\n'''\n", seconds=0.5)[2]
+        late = run("'''sh\nshardmesh up\nsleep 600\n'''\n", seconds=5)[2]
         assert late == ["line 1: the block failed: the page took more than its time\n"], late
         assert (programs / "calls").read_text() == "down\n" * 2, "the cluster of a late page was not stopped"
     assert any("no/such.md: has a test, but no commands" in fault for fault in check_pages(["no/such.md"]))

@@ -5,11 +5,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +22,7 @@
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "tests/integration/cli_fixture.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -337,6 +340,126 @@ TEST_F(ReshardTest, ReleaseSourceNeedsMemoryForOneArrayMore) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--release-source"));
   ASSERT_THAT(arrays().ReshardTree("t/", {.spec = kRows, .release_source = true}), IsOk());
   EXPECT_EQ(Read("t/c"), elements);
+}
+
+// Workers whose memory holds their tiles of one array on disk 1.3 times.
+class ShortReshardTest : public ReshardTest {
+ protected:
+  void SetUp() override {}
+  // Of 24 MiB, a worker keeps 3 MiB back for what its peer sends. Each has 16 MiB of the array.
+  void StartShort(std::vector<std::string> worker_flags = {}) {
+    worker_flags.push_back("--memory=24MiB");
+    StartCluster({.mesh = "fsdp=2",
+                  .durable = true,
+                  .coordinator_flags = {},
+                  .worker_flags = std::move(worker_flags)});
+    std::iota(elements_.begin(), elements_.end(), 0.0F);
+    ASSERT_THAT(PutFloats(client(), "w", {2048, 4096}, elements_, kRows), IsOk());
+  }
+  // Moves the array. A gauge of memory may be old by a heartbeat, so that the first call is
+  // refused.
+  bool MovesSoon(const PartitionSpec& spec) {
+    return Eventually([&] { return Move("w", {.spec = spec, .release_source = true}).ok(); });
+  }
+  // The arrays whose tiles are out of the worker's memory.
+  int64_t CountUnloaded(const std::string& worker) const {
+    const std::string folder = StrCat(cluster_->folder(), "/data/", worker, "/unloaded");
+    std::error_code error;
+    int64_t count = 0;
+    for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+         entry.increment(error)) {
+      ++count;
+    }
+    return count;
+  }
+
+  const PartitionSpec over_columns_{{SpecEntry(), SpecEntry::Axis("fsdp")}};
+  std::vector<float> elements_ = std::vector<float>(size_t{8} << 20);
+};
+
+TEST_F(ShortReshardTest, AnArrayOnDiskMovesThatFitsIntoMemoryOnlyOnce) {
+  ASSERT_NO_FATAL_FAILURE(StartShort());
+  const auto refused = Move("w", {.spec = over_columns_}).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat(16 << 20));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("with release_source (--release-source)"));
+  std::atomic<bool> is_over = false;
+  std::atomic<int> reads = 0;
+  std::thread reader([&] {
+    while (!is_over) {
+      EXPECT_TRUE(Read("w") == elements_);
+      ++reads;
+    }
+  });
+  while (reads == 0) std::this_thread::yield();
+  EXPECT_THAT(Move("w", {.spec = over_columns_, .release_source = true}), IsOk());
+  EXPECT_EQ(Describe("w").durability, client::Durability::kDisk);
+  is_over = true;
+  reader.join();
+  EXPECT_TRUE(Read("w") == elements_);
+  for (const PartitionSpec& spec : {kRows, over_columns_}) {
+    EXPECT_TRUE(MovesSoon(spec));
+    EXPECT_EQ(Describe("w").descriptor.spec, spec);
+  }
+  EXPECT_TRUE(Read("w") == elements_);
+  for (const char* worker : {"worker-0", "worker-1"}) {
+    EXPECT_TRUE(Eventually([&] { return CountUnloaded(worker) == 0; })) << worker;
+  }
+  // The new array comes back from disk.
+  for (const char* worker : {"worker-0", "worker-1"}) {
+    ASSERT_THAT(cluster_->Kill(worker), IsOk());
+    ASSERT_THAT(cluster_->Restart(worker), IsOk());
+  }
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_TRUE(Read("w") == elements_);
+}
+
+TEST_F(ShortReshardTest, AWorkerKilledMidwayLeavesTheOldArrayWhole) {
+  // The new tiles are complete in memory while the threads wait.
+  ASSERT_NO_FATAL_FAILURE(StartShort({"--failpoints=fill.finish=delay"}));
+  const std::string old_id = Describe("w").descriptor.array_id;
+  absl::Status failed;
+  std::thread mover([&] {
+    failed =
+        arrays()
+            .Reshard(client::ArraySelector::ByName("w"),
+                     {.spec = over_columns_, .release_source = true}, {.timeout = absl::Seconds(3)})
+            .status();
+  });
+  EXPECT_TRUE(Eventually([&] { return CountUnloaded("worker-1") == 1; }));
+  EXPECT_THAT(cluster_->Kill("worker-1"), IsOk());
+  mover.join();
+  EXPECT_FALSE(failed.ok());
+  EXPECT_EQ(Describe("w").descriptor.array_id, old_id) << failed;
+  ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_TRUE(Read("w") == elements_);
+  for (const char* worker : {"worker-0", "worker-1"}) {
+    EXPECT_TRUE(Eventually([&] { return CountUnloaded(worker) == 0; }))
+        << worker << " reads the old tiles back";
+  }
+  EXPECT_TRUE(MovesSoon(over_columns_));
+  EXPECT_TRUE(Read("w") == elements_);
+}
+
+TEST_F(ShortReshardTest, ACoordinatorKilledMidwayLeavesTheOldArrayWhole) {
+  ASSERT_NO_FATAL_FAILURE(StartShort({"--failpoints=fill.finish=delay"}));
+  absl::Status failed;
+  std::thread mover([&] {
+    failed =
+        arrays()
+            .Reshard(client::ArraySelector::ByName("w"),
+                     {.spec = over_columns_, .release_source = true}, {.timeout = absl::Seconds(3)})
+            .status();
+  });
+  EXPECT_TRUE(Eventually([&] { return CountUnloaded("worker-1") == 1; }));
+  EXPECT_THAT(cluster_->Kill("coordinator"), IsOk());
+  mover.join();
+  EXPECT_FALSE(failed.ok());
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_EQ(Describe("w").descriptor.spec, kRows) << failed;
+  EXPECT_TRUE(Read("w") == elements_);
 }
 
 TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {

@@ -30,7 +30,6 @@ namespace {
 using ::nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 const PartitionSpec kOverDp({SpecEntry::Axis("dp"), SpecEntry()});
 
@@ -62,11 +61,17 @@ class ResizeTest : public ::testing::Test {
     const auto tensor = arrays().Gather(client::ArraySelector::ByName(name));
     ASSERT_THAT(tensor, IsOk());
     EXPECT_EQ(FloatsOf(tensor->view().bytes()), NumbersFrom(first, static_cast<size_t>(rows) * 4));
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
-                                   arrays().DescribeArray(client::ArraySelector::ByName(name)));
+    const auto describe = [&] {
+      return arrays().DescribeArray(client::ArraySelector::ByName(name));
+    };
+    // A worker may have to attach again before its rank is there.
+    EXPECT_TRUE(Eventually([&] {
+      const auto array = describe();
+      return array.ok() && array->missing_ranks.empty();
+    }));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array, describe());
     EXPECT_EQ(array.descriptor.mesh_id, "default");
     EXPECT_EQ(array.descriptor.mesh.ToString(), shape);
-    EXPECT_THAT(array.missing_ranks, IsEmpty());
   }
   // Returns the names of all meshes.
   std::vector<std::string> Meshes() {

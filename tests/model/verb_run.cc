@@ -35,6 +35,8 @@ constexpr absl::Duration kReadyAgainWithin = absl::Seconds(60);
 constexpr absl::Duration kReadableWithin = absl::Seconds(20);
 constexpr absl::Duration kVerbTakes = absl::Seconds(60);
 constexpr absl::Duration kHitWithin = absl::Seconds(5);
+// A process is armed again if it passes the failpoint too early.
+constexpr int kMaxArmings = 5;
 constexpr absl::Duration kPoll = absl::Milliseconds(2);
 constexpr absl::Duration kAttemptDelay = absl::Milliseconds(100);
 // The time in which the coordinator notices that a worker has ended.
@@ -172,10 +174,18 @@ class VerbRun {
     const uint64_t seed = seed_ * 1000 + ++cases_;
     VerbClient client(phase.verb, seed, cluster_->address(), cluster_->files(), kLongTtl);
     SHARDMESH_RETURN_IF_ERROR(Said("the preparation", Persist([&] { return client.Prepare(); })));
-    SHARDMESH_RETURN_IF_ERROR(Arm(each));
-    SHARDMESH_RETURN_IF_ERROR(
-        Said("the preparation", Persist([&] { return client.PrepareInMemory(); })));
-    if (IsHit(phase)) return Violation("the preparation passes the failpoint");
+    for (int attempt = 1;; ++attempt) {
+      absl::Status armed = Arm(each);
+      if (armed.ok()) {
+        armed = Said("the preparation", Persist([&] { return client.PrepareInMemory(); }));
+      }
+      if (!IsHit(phase)) {
+        SHARDMESH_RETURN_IF_ERROR(armed);
+        break;
+      }
+      // A worker that dies before it hears of a commit hears of it when it attaches again.
+      if (attempt == kMaxArmings) return Violation("the preparation passes the failpoint");
+    }
 
     absl::Status read;
     bool is_done = false;

@@ -41,6 +41,8 @@ constexpr int64_t kMaxInFlightBytes = int64_t{64} << 20;
 static_assert(6 * PeerReader::kStreamBytes <= kMaxInFlightBytes);  // one stream for each thread
 // How often a tile that waits for its mesh asks whether its transfer has ended.
 constexpr absl::Duration kMeshPollInterval = absl::Milliseconds(200);
+// How long a tile waits at most for readers of the memory into which it is to come.
+constexpr absl::Duration kReadersWaitLimit = absl::Seconds(10);
 
 // A transfer whose tiles are being filled.
 struct FillTransfer {
@@ -342,15 +344,21 @@ class FillThreads final : public TileFiller {
     std::unique_ptr<FillTools> tools = TakeTools();
     Batch batch;
     std::optional<FaultyTile> fault;
+    bool is_first = true;
+    bool is_over = false;
     for (const FillTile& tile : order.tiles) {
       if (!std::holds_alternative<FillFromArray>(tile.source)) continue;
-      if (!transfer.KeepGoing().ok()) break;
+      is_over = !transfer.KeepGoing().ok();
+      if (is_over) break;
       const auto array = rpc::ParseArrayDescriptorBytes(tile.array_descriptor);
       if (!array.ok()) {
         fault = FaultyTile{"", tile.rank, array.status()};
         break;
       }
-      if (absl::Status begun = Begin(transfer, tile, *array, planner, &batch); !begun.ok()) {
+      absl::Status begun = is_first ? Unload(transfer, order, *array) : absl::OkStatus();
+      is_first = false;
+      if (begun.ok()) begun = Begin(transfer, tile, *array, planner, &batch);
+      if (!begun.ok()) {
         fault = FaultyTile{array->array_id, tile.rank, std::move(begun)};
         break;
       }
@@ -361,7 +369,33 @@ class FillThreads final : public TileFiller {
     }
     if (!fault.has_value()) fault = Complete(transfer, tools->peers, &batch);
     ReturnTools(std::move(tools));
+    if (fault.has_value() || is_over) {
+      batch = {};  // its memory must be free before the arrays that were unloaded for it come back
+      EndUnload(order);
+    }
     return fault;
+  }
+
+  // Takes the arrays out of memory that `array` is to replace.
+  absl::Status Unload(const FillTransfer& transfer, const FillOrder& order,
+                      const ArrayDescriptor& array) {
+    for (const std::string& array_id : order.unloaded_array_ids) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          const int64_t freed_bytes,
+          options_.store->Unload(array_id, array.array_id, kReadersWaitLimit,
+                                 [&transfer] { return transfer.KeepGoing(); }));
+      if (freed_bytes == 0) continue;
+      LogInfo("an array left memory for the array that is to replace it; readers read its files",
+              {{"array", array_id}, {"successor", array.array_id}, {"bytes", freed_bytes}});
+    }
+    return absl::OkStatus();
+  }
+
+  // Undoes Unload after a failure.
+  void EndUnload(const FillOrder& order) {
+    if (order.unloaded_array_ids.empty()) return;
+    const auto array = rpc::ParseArrayDescriptorBytes(order.tiles.front().array_descriptor);
+    if (array.ok()) options_.store->EndUnload(array->array_id);
   }
 
   // Opens a tile, copies what this worker has of it, and adds the rest to the batch.

@@ -86,11 +86,13 @@ std::variant<FillOrder, FillFailure> Decode(internal::v1::FillTiles from) {
     }
     return failed;
   };
-  FillOrder order{.transfer_id = from.transfer_id(),
-                  .term = from.term(),
-                  .files = {},
-                  .tiles = {},
-                  .devices = std::nullopt};
+  FillOrder order{
+      .transfer_id = from.transfer_id(),
+      .term = from.term(),
+      .files = {},
+      .tiles = {},
+      .devices = std::nullopt,
+      .unloaded_array_ids = {from.unloaded_array_ids().begin(), from.unloaded_array_ids().end()}};
   size_t file = 0;
   auto files = Decode(from.files(), /*needs_time=*/false, &file);
   if (!files.ok()) {

@@ -52,6 +52,9 @@ struct FillOrder {
   std::vector<SourceFile> files;  // FileRange::file is an index into this list
   std::vector<FillTile> tiles;
   std::optional<FillDevices> devices;  // set if a tile comes from an array
+  // Arrays that the first tile's array is to replace, and whose tiles leave the memory of this
+  // worker before: see ShardStore::Unload.
+  std::vector<std::string> unloaded_array_ids = {};
 };
 
 // A tile that could not be filled.

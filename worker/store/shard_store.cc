@@ -9,6 +9,7 @@
 //   staged/ARRAY/      a file for each durable tile that is Staged
 //   arrays/ARRAY/      a file for each durable tile that is Committed; a commit renames the folder
 //   quarantine/ARRAY/  tiles in quarantine, and a file `about` with the reason
+//   unloaded/ARRAY     for each array whose tiles are out of memory (Unload): its successor's id
 //   trash/             folders to be removed
 //   corrupt/           files that could not be read back
 // clang-format on
@@ -23,6 +24,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/container/btree_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -35,6 +37,7 @@
 #include "process/failpoint.h"
 #include "process/lock_file.h"
 #include "process/log.h"
+#include "process/steady_deadline.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -54,10 +57,15 @@ constexpr char kQuarantineFolder[] = "quarantine";
 constexpr char kAboutFile[] = "about";
 constexpr char kTrashFolder[] = "trash";
 constexpr char kCorruptFolder[] = "corrupt";
+constexpr char kUnloadedFolder[] = "unloaded";
 // If a folder has this file, it is the data folder of a coordinator, not of a worker.
 constexpr char kCoordinatorFile[] = "state.db";
 constexpr int64_t kMaxOwnerBytes = 256;
 constexpr int64_t kMaxAboutBytes = 4096;
+// Bytes that Unload and Recover read at a time to verify a file.
+constexpr int64_t kVerifyPieceBytes = int64_t{1} << 20;
+// How often Unload looks whether readers still use memory.
+constexpr absl::Duration kReaderPollInterval = absl::Milliseconds(5);
 // Limit for the bytes of the quarantine on disk, unless the operator sets another limit.
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
 // By default, the quarantine takes at most the file system's size divided by this number.
@@ -281,6 +289,13 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
       crc32c_(crc32c),
       durable_(durable) {}
 
+StoredTile::StoredTile(MappedTileFile file)
+    : description_(file.header().description),
+      buffer_(nullptr),
+      crc32c_(file.header().crc32c),
+      durable_(true),
+      file_(std::move(file)) {}
+
 TensorView StoredTile::view() const {
   // Create cannot fail, because the buffer was made for the description.
   return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
@@ -447,6 +462,7 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   std::unique_ptr<ShardStore> store(new ShardStore(std::move(options), std::move(lock)));
   if (store->has_data_dir()) {
     SHARDMESH_RETURN_IF_ERROR(store->Recover());
+    store->SettleUnloaded();
   }
   store->pool_->budget().AddReclaim(store.get(), [store = store.get()](int64_t size_bytes) {
     return store->GiveUpMemory(size_bytes);
@@ -454,7 +470,10 @@ absl::StatusOr<std::unique_ptr<ShardStore>> ShardStore::Open(Options options) {
   return store;
 }
 
-ShardStore::~ShardStore() { pool_->budget().RemoveReclaim(this); }
+ShardStore::~ShardStore() {
+  is_closing_.store(true);
+  pool_->budget().RemoveReclaim(this);
+}
 
 absl::Status ShardStore::Recover() {
   SHARDMESH_FAILPOINT("tiles.recover");
@@ -481,6 +500,7 @@ absl::Status ShardStore::Recover() {
     data_identity_ = std::move(identity);
   }
   SHARDMESH_RETURN_IF_ERROR(RecoverQuarantine());
+  RecoverUnloaded();
   // Read committed arrays first. If a crash left an array in both folders, SetAside then moves its
   // staged copy to `corrupt`.
   SHARDMESH_RETURN_IF_ERROR(RecoverArrays(Path(data_dir_, kArraysFolder), TileState::kCommitted));
@@ -612,8 +632,28 @@ void ShardStore::ExpireCorrupt() {
 }
 
 absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
-  SHARDMESH_ASSIGN_OR_RETURN(TileFileContents contents, ReadTileFile(path, *pool_));
-  TileDescription& description = contents.header.description;
+  bool is_unloaded = false;
+  if (state == TileState::kCommitted) {
+    const std::string array_id = fs::path(path).parent_path().filename().string();
+    absl::MutexLock lock(&mutex_);
+    is_unloaded = unloaded_.contains(array_id);
+  }
+  StoredTilePtr stored;
+  std::string cluster_id;
+  if (is_unloaded) {
+    // Read into memory, the tile could take the room of the array that is to replace it.
+    const auto go_on = [](int64_t) { return absl::OkStatus(); };
+    SHARDMESH_ASSIGN_OR_RETURN(MappedTileFile file, MapTileFile(path, kVerifyPieceBytes, go_on));
+    cluster_id = file.header().cluster_id;
+    stored = std::make_shared<const StoredTile>(std::move(file));
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(TileFileContents contents, ReadTileFile(path, *pool_));
+    cluster_id = std::move(contents.header.cluster_id);
+    stored = std::make_shared<const StoredTile>(std::move(contents.header.description),
+                                                std::make_shared<Buffer>(std::move(contents.bytes)),
+                                                contents.header.crc32c, /*durable=*/true);
+  }
+  const TileDescription& description = stored->description();
   const fs::path expected = fs::path(description.array_id) / TileFileName(description.tile);
   const fs::path actual = fs::path(path).parent_path().filename() / fs::path(path).filename();
   if (actual != expected) {
@@ -625,25 +665,22 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
   absl::MutexLock lock(&mutex_);
   if (cluster_id_.empty()) {
     const std::string id_path = Path(data_dir_, kClusterIdFile);
-    if (const absl::Status written = WriteText(id_path, contents.header.cluster_id);
-        !written.ok()) {
+    if (const absl::Status written = WriteText(id_path, cluster_id); !written.ok()) {
       // Return this error without its reason. SetAside would take the reason BAD_FILE, which is
       // about the file `cluster_id`, for damage of the tile file.
       return absl::Status(written.code(), written.message());
     }
-    cluster_id_ = contents.header.cluster_id;
+    cluster_id_ = cluster_id;
   }
-  if (contents.header.cluster_id != cluster_id_) {
+  if (cluster_id != cluster_id_) {
     return WithReason(
-        absl::FailedPreconditionError(
-            StrCat("tile file ", path, " is sound and of cluster ", contents.header.cluster_id,
-                   ", but ", Path(data_dir_, kClusterIdFile), " says ", cluster_id_,
-                   "; no sound tile was moved: if the tiles of this folder are of cluster ",
-                   contents.header.cluster_id,
-                   ", remove that file: the next start writes it again from the tiles; otherwise "
-                   "move the tile file out of the folder")),
-        Reason::kClusterMismatch,
-        {{fact::kHave, contents.header.cluster_id}, {fact::kNeed, cluster_id_}});
+        absl::FailedPreconditionError(StrCat(
+            "tile file ", path, " is sound and of cluster ", cluster_id, ", but ",
+            Path(data_dir_, kClusterIdFile), " says ", cluster_id_,
+            "; no sound tile was moved: if the tiles of this folder are of cluster ", cluster_id,
+            ", remove that file: the next start writes it again from the tiles; otherwise "
+            "move the tile file out of the folder")),
+        Reason::kClusterMismatch, {{fact::kHave, cluster_id}, {fact::kNeed, cluster_id_}});
   }
   ArrayEntry& array = arrays_[description.array_id];
   if (!array.tiles.empty() && array.tiles.begin()->second.state != state) {
@@ -652,11 +689,8 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
         Reason::kBadFile, {{fact::kFile, path}});
   }
   const Tile tile = description.tile;
-  const int64_t size_bytes = static_cast<int64_t>(contents.bytes.size());
-  array.tiles[tile] = {
-      state, std::make_shared<const StoredTile>(std::move(description),
-                                                std::make_shared<Buffer>(std::move(contents.bytes)),
-                                                contents.header.crc32c, /*durable=*/true)};
+  const auto size_bytes = static_cast<int64_t>(stored->bytes().size());
+  array.tiles[tile] = {state, std::move(stored)};
   ++(state == TileState::kCommitted ? recovery_report_.committed_tiles
                                     : recovery_report_.staged_tiles);
   recovery_report_.size_bytes += size_bytes;
@@ -884,6 +918,7 @@ bool ShardStore::TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* d
     }
     *state = entry.state;
     has_files |= entry.stored->durable();
+    if (entry.stored->is_unloaded()) ForgetUnloaded(array->first);
     dropped->push_back(std::move(entry.stored));
     tile = tiles.erase(tile);
   }
@@ -926,6 +961,7 @@ absl::Status ShardStore::Release(absl::Span<const std::string> array_ids) {
 }
 
 absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, bool committed) {
+  const absl::Cleanup queue_reloads = [&] { QueueReloadsAfter(array_ids); };
   // Declared before the lock, so they are destroyed after the unlock.
   std::vector<StoredTilePtr> dropped;
   std::vector<std::string> ids_with_files;
@@ -954,6 +990,7 @@ absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, boo
 }
 
 void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
+  const absl::Cleanup queue_reloads = [&] { QueueReloadsAfter(array_ids); };
   // Declared before the lock, so they are destroyed after the unlock.
   std::vector<StoredTilePtr> dropped;
   std::vector<QuarantinedArray> dropped_aside;
@@ -1824,6 +1861,202 @@ absl::Status ShardStore::MoveToCommitted(const std::string& from,
   }
   effects->changed_folders.insert({folder, arrays});
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> ShardStore::Unload(const std::string& array_id,
+                                           const std::string& successor_id,
+                                           absl::Duration wait_limit,
+                                           const std::function<absl::Status()>& keep_going) {
+  SHARDMESH_FAILPOINT("tiles.unload");
+  std::vector<StoredTilePtr> tiles;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto array = arrays_.find(array_id);
+    if (array == arrays_.end()) return 0;
+    bool is_any_unloaded = false;
+    for (const auto& [tile, entry] : array->second.tiles) {
+      if (entry.state != TileState::kCommitted || !entry.stored->durable()) continue;
+      is_any_unloaded |= entry.stored->is_unloaded();
+      if (!entry.stored->is_unloaded()) tiles.push_back(entry.stored);
+    }
+    if (tiles.empty() && !is_any_unloaded) return 0;
+    // A task that reads the array back sees this and stops.
+    UnloadedArray& entry = unloaded_[array_id];
+    entry.successor_id = successor_id;
+    entry.is_wanted_back = false;
+  }
+  // Written first: after a crash, the tiles must not take the room of the successor's.
+  const std::string unloaded = Path(data_dir_, kUnloadedFolder);
+  SHARDMESH_RETURN_IF_ERROR(MakeFolder(unloaded));
+  SHARDMESH_RETURN_IF_ERROR(WriteText(Path(unloaded, array_id), successor_id));
+  const std::string folder = Path(Path(data_dir_, kArraysFolder), array_id);
+  const auto read = [&](int64_t) { return keep_going(); };
+  int64_t freed_bytes = 0;
+  std::vector<std::weak_ptr<Buffer>> in_use;
+  for (StoredTilePtr& tile : tiles) {
+    const TileDescription& description = tile->description();
+    const std::string path = Path(folder, TileFileName(description.tile));
+    absl::StatusOr<MappedTileFile> file = MapTileFile(path, kVerifyPieceBytes, read);
+    if (absl::IsNotFound(file.status())) {
+      // The store's thread may not have moved the file there yet.
+      AwaitFiles();
+      file = MapTileFile(path, kVerifyPieceBytes, read);
+    }
+    SHARDMESH_RETURN_IF_ERROR(file.status());
+    if (!(file->header().description == description) || file->header().cluster_id != cluster_id() ||
+        file->header().crc32c != tile->crc32c()) {
+      return WithReason(absl::DataLossError(StrCat("tile file ", path, " holds another tile than ",
+                                                   TileName(description))),
+                        Reason::kBadFile, {{fact::kFile, path}});
+    }
+    auto from_file = std::make_shared<const StoredTile>(*std::move(file));
+    in_use.push_back(tile->buffer_);
+    const int64_t tile_bytes = PoolBytes(static_cast<int64_t>(tile->bytes().size()));
+    {
+      absl::MutexLock lock(&mutex_);
+      // A tile that was dropped meanwhile needs no memory either.
+      if (Exchange(tile, std::move(from_file)).ok()) freed_bytes += tile_bytes;
+    }
+    tile = nullptr;
+  }
+  const SteadyDeadline deadline = SteadyDeadline::After(wait_limit);
+  const auto is_free = [](const std::weak_ptr<Buffer>& memory) { return memory.expired(); };
+  while (!std::all_of(in_use.begin(), in_use.end(), is_free) && !deadline.is_over()) {
+    SHARDMESH_RETURN_IF_ERROR(keep_going());
+    absl::SleepFor(kReaderPollInterval);
+  }
+  return freed_bytes;
+}
+
+void ShardStore::EndUnload(const std::string& successor_id) { QueueReloadsAfter({successor_id}); }
+
+void ShardStore::QueueReloadsAfter(absl::Span<const std::string> ended_ids) {
+  absl::MutexLock lock(&mutex_);
+  if (unloaded_.empty()) return;
+  for (const std::string& array_id : ended_ids) {
+    const auto array = arrays_.find(array_id);
+    if (array != arrays_.end() &&
+        array->second.tiles.begin()->second.state == TileState::kCommitted) {
+      continue;
+    }
+    QueueReloads(array_id);
+  }
+}
+
+int64_t ShardStore::unloaded_bytes() const {
+  int64_t bytes = 0;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [array_id, unloaded] : unloaded_) {
+    const auto array = arrays_.find(array_id);
+    if (array == arrays_.end()) continue;
+    for (const auto& [tile, entry] : array->second.tiles) {
+      if (entry.stored == nullptr || !entry.stored->is_unloaded()) continue;
+      bytes += static_cast<int64_t>(entry.stored->bytes().size());
+    }
+  }
+  return bytes;
+}
+
+absl::Status ShardStore::Exchange(const StoredTilePtr& old_tile, StoredTilePtr new_tile) {
+  SHARDMESH_RETURN_IF_ERROR(CheckCommitted(old_tile));
+  const TileDescription& description = old_tile->description();
+  arrays_.find(description.array_id)->second.tiles.at(description.tile).stored =
+      std::move(new_tile);
+  return absl::OkStatus();
+}
+
+void ShardStore::ForgetUnloaded(const std::string& array_id) {
+  if (unloaded_.erase(array_id) == 0) return;
+  // If the file stays, the next start removes it.
+  unlink(Path(Path(data_dir_, kUnloadedFolder), array_id).c_str());
+}
+
+void ShardStore::QueueReloads(const std::string& ended_id) {
+  for (auto& [array_id, unloaded] : unloaded_) {
+    unloaded.is_wanted_back |= unloaded.successor_id == ended_id;
+    if (!unloaded.is_wanted_back || std::exchange(unloaded.is_queued, true)) continue;
+    removals_.Push([this, id = array_id] { Reload(id); });
+  }
+}
+
+void ShardStore::Reload(const std::string& array_id) {
+  std::vector<StoredTilePtr> tiles;
+  const auto is_wanted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto found = unloaded_.find(array_id);
+    return found != unloaded_.end() && found->second.is_wanted_back && !is_closing_.load();
+  };
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto found = unloaded_.find(array_id); found != unloaded_.end()) {
+      found->second.is_queued = false;
+    }
+    const auto array = arrays_.find(array_id);
+    if (!is_wanted() || array == arrays_.end()) return;
+    for (const auto& [tile, entry] : array->second.tiles) {
+      if (entry.stored != nullptr && entry.stored->is_unloaded()) tiles.push_back(entry.stored);
+    }
+  }
+  for (const StoredTilePtr& tile : tiles) {
+    const TileDescription& description = tile->description();
+    absl::StatusOr<Buffer> memory =
+        pool_->Allocate(static_cast<int64_t>(tile->bytes().size()), TileName(description));
+    absl::Status status = memory.status();
+    if (status.ok()) {
+      std::copy(tile->bytes().begin(), tile->bytes().end(), memory->data());
+      if (const uint32_t found = Crc32c(memory->bytes()); found != tile->crc32c()) {
+        status = ChecksumMismatch(TileName(description), found, tile->crc32c());
+      }
+    }
+    if (!status.ok()) {
+      LogWarning("an array stays out of memory, and its readers read its files",
+                 {{"array", array_id}, {"error", status}});
+      return;
+    }
+    auto loaded = std::make_shared<const StoredTile>(
+        description, std::make_shared<Buffer>(*std::move(memory)), tile->crc32c(),
+        /*durable=*/true);
+    absl::MutexLock lock(&mutex_);
+    if (!is_wanted() || !Exchange(tile, std::move(loaded)).ok()) return;
+  }
+  absl::MutexLock lock(&mutex_);
+  if (is_wanted()) ForgetUnloaded(array_id);
+}
+
+void ShardStore::RecoverUnloaded() {
+  const std::string folder = Path(data_dir_, kUnloadedFolder);
+  if (access(folder.c_str(), F_OK) != 0) return;
+  const absl::StatusOr<std::vector<std::string>> names = ListFolder(folder);
+  if (!names.ok()) {
+    recovery_report_.problems.push_back({folder, "", names.status()});
+    return;
+  }
+  for (const std::string& name : *names) {
+    const std::string path = Path(folder, name);
+    if (absl::EndsWith(name, ToAbsl(kTemporarySuffix))) {
+      unlink(path.c_str());
+      continue;
+    }
+    // Without a successor, the array is read back if there is room for it.
+    absl::StatusOr<std::string> successor_id = ReadText(path, kMaxOwnerBytes);
+    absl::MutexLock lock(&mutex_);
+    unloaded_[name].successor_id = successor_id.ok() ? *std::move(successor_id) : "";
+  }
+}
+
+void ShardStore::SettleUnloaded() {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::string> array_ids;
+  for (const auto& [array_id, unloaded] : unloaded_) array_ids.push_back(array_id);
+  for (const std::string& array_id : array_ids) {
+    const auto array = arrays_.find(array_id);
+    if (array == arrays_.end() ||
+        array->second.tiles.begin()->second.state != TileState::kCommitted) {
+      ForgetUnloaded(array_id);
+      continue;
+    }
+    const std::string successor_id = unloaded_.at(array_id).successor_id;
+    if (!arrays_.contains(successor_id)) QueueReloads(successor_id);
+  }
 }
 
 int64_t ShardStore::used_bytes() const {

@@ -39,9 +39,15 @@ class StoredTile {
  public:
   StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
              bool durable);
+  // A durable tile whose bytes stay in its file: see ShardStore::Unload.
+  explicit StoredTile(MappedTileFile file);
 
   const TileDescription& description() const { return description_; }
-  absl::Span<const char> bytes() const { return buffer_->bytes(); }
+  absl::Span<const char> bytes() const {
+    return file_.has_value() ? file_->bytes() : buffer_->bytes();
+  }
+  // Returns whether the bytes take no memory of the pool, because readers read the tile's file.
+  bool is_unloaded() const { return file_.has_value(); }
   // Returns the elements, in the tile's shape.
   TensorView view() const;
   // Returns the CRC-32C of bytes().
@@ -53,10 +59,12 @@ class StoredTile {
   friend class ShardStore;
 
   const TileDescription description_;
-  // A sender of the bytes may hold the buffer longer than this object exists.
+  // A sender of the bytes may hold the buffer longer than this object exists. Null if the tile is
+  // unloaded.
   const std::shared_ptr<Buffer> buffer_;
   const uint32_t crc32c_;
   const bool durable_;
+  const std::optional<MappedTileFile> file_;  // set if the tile is unloaded
 };
 
 using StoredTilePtr = std::shared_ptr<const StoredTile>;
@@ -422,6 +430,28 @@ class ShardStore {
   // tile, and keeps no file of it. Else the file system's error if the file cannot be written.
   absl::Status RewriteFile(const StoredTilePtr& tile);
 
+  // Unloads the durable committed tiles of an array: takes them out of memory, and serves their
+  // readers from their files from now on. For an array that `successor_id`, an array that is about
+  // to be staged here, is to replace, and beside which it does not fit into memory. Reads each file
+  // once to verify it. Then waits up to `wait_limit` for readers that still use the tiles' memory.
+  // Leaves tiles that are only in memory, or unloaded already, as they are. The array stays
+  // unloaded in a store that is opened on the folder again.
+  //
+  // If `successor_id` is aborted or dropped, or EndUnload is called for it, the store reads the
+  // tiles back into memory, on its own thread, as far as the budget has room. If there is no room,
+  // it tries again after each array that it drops, and at the next Open.
+  //
+  // Returns the bytes that left memory. `keep_going` is polled, and its error ends the call.
+  // DATA_LOSS: a file is damaged; NOT_FOUND: a file is missing. Tiles that the call has reached
+  // before an error stay unloaded.
+  absl::StatusOr<int64_t> Unload(const std::string& array_id, const std::string& successor_id,
+                                 absl::Duration wait_limit,
+                                 const std::function<absl::Status()>& keep_going);
+  // Says that this array no longer comes, unless it is committed: see Unload.
+  void EndUnload(const std::string& successor_id);
+  // Returns the bytes of the tiles that are unloaded.
+  int64_t unloaded_bytes() const;
+
   // used_bytes() returns the bytes in use in the pool, by tiles and by other allocations.
   // limit_bytes() returns the limit of the pool's budget.
   int64_t used_bytes() const;
@@ -485,6 +515,11 @@ class ShardStore {
   absl::Status RecoverArrays(const std::string& folder, TileState state);
   absl::Status RecoverArray(const std::string& folder, TileState state);
   absl::Status RecoverTile(const std::string& path, TileState state);
+  // Reads the folder `unloaded`: which arrays are to stay out of memory, each with its successor.
+  void RecoverUnloaded();
+  // Forgets unloaded arrays that the store does not have, and reads those back whose successors it
+  // does not have.
+  void SettleUnloaded();
   absl::Status RecoverQuarantine();
   void RecoverQuarantined(const std::string& array_id);
   // Adds a file that cannot be read to the recovery report. If the file's content is wrong, also
@@ -496,6 +531,21 @@ class ShardStore {
   void BoundCorrupt();
   // Removes all files in the folder `corrupt`. Runs on the thread of files_.
   void ExpireCorrupt();
+
+  // Calls QueueReloads for those of the arrays that are not committed here. Called once the memory
+  // of their tiles is free.
+  void QueueReloadsAfter(absl::Span<const std::string> ended_ids);
+  // Queues that the arrays are read back into memory whose successor this array was, and also those
+  // for which there was no room before.
+  void QueueReloads(const std::string& ended_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Reads an unloaded array back into memory. Leaves it unloaded if memory is short or a tile is
+  // damaged. Runs on the thread of removals_.
+  void Reload(const std::string& array_id);
+  // Replaces a committed tile by another object for the same tile. NOT_FOUND as CheckCommitted.
+  absl::Status Exchange(const StoredTilePtr& old_tile, StoredTilePtr new_tile)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets that an array is unloaded, and removes its file in the folder `unloaded`.
+  void ForgetUnloaded(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Takes the tiles of an array out of use. Moves its Staged or Committed tiles to `dropped`, and
   // sets `state` to their state. Marks its Receiving tiles as Aborted. Returns true if some of the
@@ -641,9 +691,17 @@ class ShardStore {
   // array.
   absl::btree_map<std::string, int64_t> busy_ ABSL_GUARDED_BY(mutex_);
   bool files_run_ ABSL_GUARDED_BY(mutex_) = false;
+  struct UnloadedArray {
+    std::string successor_id;
+    bool is_wanted_back = false;  // its successor has ended
+    bool is_queued = false;       // a task of removals_ is going to read it back
+  };
+  absl::btree_map<std::string, UnloadedArray> unloaded_ ABSL_GUARDED_BY(mutex_);  // see Unload
+  std::atomic<bool> is_closing_ = false;  // no array is read back into memory any more
 
-  ThreadPool removals_{1};  // removes files from the trash, which may take long
-  ThreadPool files_{1};     // last member, because its thread uses the other members
+  // Removes files from the trash, and reads unloaded tiles back. Both may take long.
+  ThreadPool removals_{1};
+  ThreadPool files_{1};  // last member, because its thread uses the other members
 };
 
 }  // namespace shardmesh::worker

@@ -264,6 +264,39 @@ absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPoo
   return contents;
 }
 
+absl::StatusOr<MappedTileFile> MapTileFile(const std::string& path, int64_t piece_bytes,
+                                           const std::function<absl::Status(int64_t bytes)>& read) {
+  SHARDMESH_FAILPOINT("tile_file.map");
+  SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
+  // As in CheckTileFile: the disk must have the bytes, and not only the kernel's cache.
+  posix_fadvise(file.descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
+  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
+  if (absl::IsInvalidArgument(safetensors.status())) {
+    return Damaged(path, ToStd(safetensors.status().message()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
+  SHARDMESH_ASSIGN_OR_RETURN(TileFileHeader header, DecodeHeader(path, *safetensors));
+  const int64_t size_bytes = TileSizeBytes(header.description);
+  const int64_t offset_bytes = safetensors->data_offset_bytes();
+  // The read calls report an error of the disk, which would end the process if the mapped bytes
+  // were read first.
+  std::vector<char> piece(static_cast<size_t>(std::min(piece_bytes, size_bytes)));
+  uint32_t crc32c = 0;
+  for (int64_t at = 0; at < size_bytes;) {
+    const int64_t bytes = std::min(piece_bytes, size_bytes - at);
+    const absl::Span<char> into = absl::MakeSpan(piece).first(static_cast<size_t>(bytes));
+    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, offset_bytes + at, into));
+    crc32c = ExtendCrc32c(crc32c, into);
+    at += bytes;
+    SHARDMESH_RETURN_IF_ERROR(read(bytes));
+  }
+  if (crc32c != header.crc32c) return WrongChecksum(path, crc32c, header.crc32c);
+  SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
+  const absl::Span<const char> bytes =
+      mapped.bytes().subspan(static_cast<size_t>(offset_bytes), static_cast<size_t>(size_bytes));
+  return MappedTileFile(std::move(header), std::move(mapped), bytes);
+}
+
 absl::Status CheckTileFile(const std::string& path, const TileFileHeader& expected,
                            int64_t piece_bytes,
                            const std::function<absl::Status(int64_t bytes)>& read) {

@@ -6,10 +6,12 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "process/file.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "tensor/buffer.h"
@@ -73,6 +75,31 @@ absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path);
 // file is not exactly what WriteTileFile wrote. RESOURCE_EXHAUSTED if the pool has no room for the
 // bytes.
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool);
+
+// A tile file that is mapped into memory. Its bytes may only be read. The kernel reads them from
+// the disk when they are used, and may drop them from memory again at any time. A process that
+// reads bytes that the disk does not deliver is killed (SIGBUS). The file may be renamed or removed
+// while it is mapped.
+class MappedTileFile {
+ public:
+  MappedTileFile(TileFileHeader header, MappedFile file, absl::Span<const char> bytes)
+      : header_(std::move(header)), file_(std::move(file)), bytes_(bytes) {}
+
+  const TileFileHeader& header() const { return header_; }
+  // Returns the elements. They start at a multiple of Buffer::kAlignment bytes.
+  absl::Span<const char> bytes() const { return bytes_; }
+
+ private:
+  TileFileHeader header_;
+  MappedFile file_;
+  absl::Span<const char> bytes_;  // a part of file_
+};
+
+// Maps a tile file and verifies its checksum, for which it reads the file from the disk once in
+// pieces. Calls `read` after each piece with its size; an error of `read` ends the check. DATA_LOSS
+// as ReadTileFile; other errors as FileError.
+absl::StatusOr<MappedTileFile> MapTileFile(const std::string& path, int64_t piece_bytes,
+                                           const std::function<absl::Status(int64_t bytes)>& read);
 
 // Compares a tile file with the tile that it is to hold, and keeps one piece of at most
 // `piece_bytes` in memory. Asks the kernel to read from the disk, and not from its cache. Calls

@@ -486,7 +486,8 @@ TEST_F(HollowTest, AStreamThatIsCutWhileItsHelloIsReadIsNotCheckedAnyMore) {
 TEST_F(HollowTest, StreamsThatAreCutAsTheirCheckEndsDoEnd) {
   // Each is cut at the moment at which its endpoints were verified.
   StartCoordinator("", {.inventory_timeout = absl::Nanoseconds(1)});
-  Begin({.count = 64, .attach_delay = absl::Milliseconds(1)});
+  // The inventories do not end: a worker whose inventory is whole before its time is over stays.
+  Begin({.count = 64, .attach_delay = absl::Milliseconds(1), .ends_inventory = false});
   EXPECT_TRUE(workers_->Await([](const HollowWorkers::Totals& now) { return now.attaches > 1'000; },
                               kTimeout));
   // Every stream of theirs has ended, or the coordinator would not.

@@ -1044,6 +1044,90 @@ TEST_F(ReshardRunnerTest, CopiesOfMovesCountAsNeededMemory) {
   EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat((768 + 384) << 10));
 }
 
+TEST_F(ReshardRunnerTest, AnArrayOnDiskLeavesMemoryIfItDoesNotFitBesideTheNewOne) {
+  // Each worker has a mebibyte, 400,000 bytes of the array, and is to have all 800,000.
+  ArrayDescriptor large = Descriptor();
+  large.shape = {200'000};
+  const std::string old_id = AddArray(large, "w", Durability::kDisk);
+  Beat(/*used_bytes=*/400'000);
+  EXPECT_THAT(std::string(Refusal(CallOf("w", kWhole)).message()),
+              HasSubstr("with release_source (--release-source) the reshard needs at most 400000 "
+                        "bytes there, and fits"));
+  ReshardCall call = CallOf("w", kWhole);
+  call.request_id = "r2";
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(call);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(heard->Outline().memory.front().need_bytes, 400'000);
+  for (const auto& [identity, order] : fill_.last_orders()) {
+    EXPECT_THAT(order.unloaded_array_ids(), ElementsAre(old_id)) << identity;
+  }
+  EXPECT_FALSE(IsHere(old_id));
+}
+
+TEST_F(ReshardRunnerTest, AnArrayThatFitsBesideTheNewOneStaysInMemory) {
+  AddArray(Descriptor(), "w", Durability::kDisk);
+  ReshardCall call = CallOf("w", kWhole);
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(call);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  for (const auto& [identity, order] : fill_.last_orders()) {
+    EXPECT_THAT(order.unloaded_array_ids(), IsEmpty()) << identity;
+  }
+}
+
+TEST_F(ReshardRunnerTest, AnArrayOnDiskLeavesMemoryAlsoWhileReadersPinIt) {
+  ArrayDescriptor large = Descriptor();
+  large.shape = {200'000};
+  const std::string old_id = AddArray(large, "w", Durability::kDisk);
+  ASSERT_THAT(registry_->Pin(old_id), IsOk());
+  Beat(/*used_bytes=*/400'000);
+  ReshardCall call = CallOf("w", kWhole);
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(call);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_THAT(fill_.last_orders().begin()->second.unloaded_array_ids(), ElementsAre(old_id));
+  EXPECT_TRUE(IsHere(old_id));
+  registry_->Unpin(old_id);
+  EXPECT_FALSE(IsHere(old_id));
+}
+
+TEST_F(ReshardRunnerTest, ArraysInMemoryOnlyAndThoseWithOtherNamesStayInMemory) {
+  ArrayDescriptor large = Descriptor();
+  large.shape = {200'000};
+  AddArray(large, "in-memory");
+  large.array_id = RandomId();
+  CommitRequest commit;
+  commit.moves.push_back({.name = "alias",
+                          .array_id = AddArray(large, "named-twice", Durability::kDisk),
+                          .expected_version = {}});
+  absl::Notification named;
+  registry_->Commit(std::move(commit), [&](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+    named.Notify();
+  });
+  named.WaitForNotification();
+  Beat(/*used_bytes=*/400'000);
+  for (const bool release_source : {false, true}) {
+    for (const char* name : {"in-memory", "named-twice"}) {
+      ReshardCall call = CallOf(name, kWhole);
+      call.request_id = StrCat(name, release_source);
+      call.release_source = release_source;
+      const absl::Status refused = Refusal(call);
+      EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+      EXPECT_EQ(FactOf(refused, fact::kNeed), "800000");
+      const bool is_told = std::string(refused.message())
+                               .find(
+                                   "it fits if the old arrays are on "
+                                   "disk") != std::string::npos;
+      EXPECT_EQ(is_told, std::string(name) == "in-memory") << refused;
+    }
+  }
+}
+
 TEST_F(ReshardRunnerTest, ATreeThatFitsArrayByArrayIsToldSo) {
   // A whole copy of an array takes 400 KiB. Pins keep the old arrays, so none of them goes.
   ArrayDescriptor large = Descriptor();

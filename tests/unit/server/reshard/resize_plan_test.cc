@@ -264,6 +264,22 @@ TEST(WorkerLoadsTest, CopiesCountOfAsManyArraysAsMoveAtOnce) {
   }
 }
 
+TEST(WorkerLoadsTest, ALimitIsForWhatThereIsAndWhatComesNext) {
+  // Each of two ranks has four rows of four numbers: 64 bytes.
+  const ArrayDescriptor on_two = ArrayOf({8, 4}, kRowsOverDp, "dp=2").descriptor;
+  WorkerLoads loads;
+  WorkerLoads next;
+  ASSERT_THAT(next.Take(on_two, {"a", "b"}), IsOk());
+  EXPECT_TRUE(loads.WouldExceed(next, {{"a", 64}, {"b", 63}}));
+  EXPECT_FALSE(loads.WouldExceed(next, {{"a", 64}, {"b", 64}}));
+  EXPECT_FALSE(loads.WouldExceed(next, {{"c", 0}})) << "workers without a limit";
+  ASSERT_THAT(loads.Take(on_two, {"a"}), IsOk());
+  EXPECT_TRUE(loads.WouldExceed(next, {{"a", 127}}));
+  EXPECT_FALSE(loads.WouldExceed(next, {{"a", 128}}));
+  ASSERT_THAT(loads.Drop(on_two, {"a"}), IsOk());
+  EXPECT_FALSE(loads.WouldExceed(next, {{"a", 64}}));
+}
+
 TEST(ResizePlanTest, TheAuxiliaryMeshIsKnownByItsName) {
   Definition mesh;
   mesh.name = "train.resize-1";

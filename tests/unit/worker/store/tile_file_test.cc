@@ -93,6 +93,40 @@ TEST_F(TileFileTest, MemoryIsAskedForBeforeItIsTaken) {
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
 }
 
+TEST_F(TileFileTest, AMappedFileHasTheBytesAlsoAfterItsRemoval) {
+  ASSERT_THAT(WriteTileFile(path_, header_, bytes_), IsOk());
+  int64_t read_bytes = 0;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const MappedTileFile mapped,
+                                 MapTileFile(path_, /*piece_bytes=*/5, [&](int64_t bytes) {
+                                   read_bytes += bytes;
+                                   return absl::OkStatus();
+                                 }));
+  EXPECT_EQ(read_bytes, static_cast<int64_t>(bytes_.size()));
+  std::filesystem::remove(path_);
+  EXPECT_EQ(mapped.header().description, header_.description);
+  EXPECT_EQ(mapped.header().crc32c, header_.crc32c);
+  EXPECT_EQ(mapped.bytes(), absl::MakeConstSpan(bytes_));
+}
+
+TEST_F(TileFileTest, ADamagedFileIsNotMapped) {
+  const auto go_on = [](int64_t) { return absl::OkStatus(); };
+  ASSERT_THAT(WriteTileFile(path_, header_, bytes_), IsOk());
+  const std::string good = test::ReadFile(path_);
+  std::string bad = good;
+  bad.back() ^= '\x10';
+  Spill(bad);
+  EXPECT_THAT(MapTileFile(path_, 5, go_on),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  Spill(good.substr(0, good.size() - 1));
+  EXPECT_THAT(MapTileFile(path_, 5, go_on),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kBadFile));
+  std::filesystem::remove(path_);
+  EXPECT_THAT(MapTileFile(path_, 5, go_on), StatusIs(absl::StatusCode::kNotFound));
+  ASSERT_THAT(WriteTileFile(path_, header_, bytes_), IsOk());
+  EXPECT_THAT(MapTileFile(path_, 5, [](int64_t) { return absl::CancelledError("stop"); }),
+              StatusIs(absl::StatusCode::kCancelled));
+}
+
 TEST(TileFileNameTest, NamesAreDistinctAndShort) {
   EXPECT_EQ(TileFileName({}), "scalar.safetensors");
   EXPECT_EQ(TileFileName({{{0, 192}, {384, 768}}}), "0-192x384-768.safetensors");
