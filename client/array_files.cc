@@ -223,10 +223,10 @@ void BeginReportOf(absl::Span<const PlannedTensor> plan, GetReport& report) {
   report.Begin(DescribeGet(plan.front().array, plan.front().part, arrays), arrays, size_bytes);
 }
 
-// Writes the tensors to one safetensors file.
-absl::Status WriteFile(ClientCore& core, absl::Span<const PlannedTensor> plan,
-                       const std::string& path, TotalProgress& progress, GetReport& report,
-                       std::vector<Array>* arrays) {
+// Writes the tensors to one safetensors file, which the caller finishes.
+absl::StatusOr<SafetensorsWriter> WriteFile(ClientCore& core, absl::Span<const PlannedTensor> plan,
+                                            const std::string& path, TotalProgress& progress,
+                                            GetReport& report, std::vector<Array>* arrays) {
   std::vector<SafetensorsWriter::Tensor> tensors;
   for (const PlannedTensor& each : plan) tensors.push_back(each.tensor);
   // Loaders of models expect to read which framework's tensors these are; any may read them.
@@ -243,7 +243,7 @@ absl::Status WriteFile(ClientCore& core, absl::Span<const PlannedTensor> plan,
     report.CountArray();
     arrays->push_back(each.array);
   }
-  return writer.Finish();
+  return writer;
 }
 
 // Splits the tensors, in their order, into files of at most `max_bytes`, or of one larger tensor.
@@ -340,19 +340,22 @@ class TemporaryFolder {
   std::string temporary_;  // empty once it has its name
 };
 
-// Writes the tensors to the folder `path`: see ArrayClient::GatherToFolder.
-absl::StatusOr<std::vector<Array>> WriteFolder(ClientCore& core, std::vector<PlannedTensor> plan,
-                                               const std::string& path, int64_t max_file_bytes,
-                                               TotalProgress& progress, GetReport& report) {
+// Writes the tensors to a folder for `path`, which the caller commits: see
+// ArrayClient::GatherToFolder.
+absl::StatusOr<TemporaryFolder> WriteFolder(ClientCore& core, std::vector<PlannedTensor> plan,
+                                            const std::string& path, int64_t max_file_bytes,
+                                            TotalProgress& progress, GetReport& report,
+                                            std::vector<Array>* arrays) {
   const std::vector<std::vector<PlannedTensor>> files =
       Split(std::move(plan), std::max<int64_t>(max_file_bytes, 1));
   SHARDMESH_ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create(path));
-  std::vector<Array> arrays;
   std::vector<SafetensorsIndexEntry> index;
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string name = files.size() == 1 ? kOneFile : FileName(i, files.size());
-    SHARDMESH_RETURN_IF_ERROR(
-        WriteFile(core, files[i], folder.File(name), progress, report, &arrays));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        SafetensorsWriter writer,
+        WriteFile(core, files[i], folder.File(name), progress, report, arrays));
+    SHARDMESH_RETURN_IF_ERROR(writer.Finish());
     for (const PlannedTensor& each : files[i]) {
       index.push_back({.tensor = each.tensor.name, .file = name, .size_bytes = each.size_bytes});
     }
@@ -360,8 +363,7 @@ absl::StatusOr<std::vector<Array>> WriteFolder(ClientCore& core, std::vector<Pla
   if (files.size() > 1) {
     SHARDMESH_RETURN_IF_ERROR(WriteSafetensorsIndex(folder.File(kIndexFile), index));
   }
-  SHARDMESH_RETURN_IF_ERROR(folder.Commit());
-  return arrays;
+  return folder;
 }
 
 }  // namespace
@@ -370,7 +372,8 @@ absl::StatusOr<std::vector<Array>> ArrayClient::GatherToSafetensors(
     absl::Span<const FileTensor> tensors, const std::string& path, const ProgressCallback& progress,
     const CallOptions& options) {
   GetReport report(core_, options);
-  const auto gather = [&]() -> absl::StatusOr<std::vector<Array>> {
+  std::vector<Array> arrays;
+  const auto gather = [&]() -> absl::StatusOr<SafetensorsWriter> {
     HeldArrays held(core_, report.options());
     SHARDMESH_ASSIGN_OR_RETURN(
         const std::vector<PlannedTensor> plan,
@@ -378,11 +381,11 @@ absl::StatusOr<std::vector<Array>> ArrayClient::GatherToSafetensors(
     const ProgressCallback counting = report.Counting(progress);
     TotalProgress total(plan, counting);
     BeginReportOf(plan, report);
-    std::vector<Array> arrays;
-    SHARDMESH_RETURN_IF_ERROR(WriteFile(*core_, plan, path, total, report, &arrays));
-    return arrays;
+    return WriteFile(*core_, plan, path, total, report, &arrays);
   };
-  return report.Conclude(gather());
+  SHARDMESH_ASSIGN_OR_RETURN(SafetensorsWriter writer, report.Conclude(gather()));
+  SHARDMESH_RETURN_IF_ERROR(writer.Finish());
+  return arrays;
 }
 
 absl::StatusOr<std::vector<Array>> ArrayClient::GatherToFolder(absl::Span<const FileTensor> tensors,
@@ -391,7 +394,8 @@ absl::StatusOr<std::vector<Array>> ArrayClient::GatherToFolder(absl::Span<const 
                                                                const ProgressCallback& progress,
                                                                const CallOptions& options) {
   GetReport report(core_, options);
-  const auto gather = [&]() -> absl::StatusOr<std::vector<Array>> {
+  std::vector<Array> arrays;
+  const auto gather = [&]() -> absl::StatusOr<TemporaryFolder> {
     HeldArrays held(core_, report.options());
     SHARDMESH_ASSIGN_OR_RETURN(
         std::vector<PlannedTensor> plan,
@@ -399,9 +403,11 @@ absl::StatusOr<std::vector<Array>> ArrayClient::GatherToFolder(absl::Span<const 
     const ProgressCallback counting = report.Counting(progress);
     TotalProgress total(plan, counting);
     BeginReportOf(plan, report);
-    return WriteFolder(*core_, std::move(plan), path, max_file_bytes, total, report);
+    return WriteFolder(*core_, std::move(plan), path, max_file_bytes, total, report, &arrays);
   };
-  return report.Conclude(gather());
+  SHARDMESH_ASSIGN_OR_RETURN(TemporaryFolder folder, report.Conclude(gather()));
+  SHARDMESH_RETURN_IF_ERROR(folder.Commit());
+  return arrays;
 }
 
 absl::StatusOr<Array> ArrayClient::GatherToNpy(const ArraySelector& array, const std::string& path,

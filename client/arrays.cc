@@ -259,12 +259,13 @@ class PieceReader {
         };
       }
       SHARDMESH_RETURN_IF_ERROR(fetch(*band_, view, progress));
-      SHARDMESH_RETURN_IF_ERROR(sink_.append(bytes));
-      done_bytes_ += size_bytes;
+      const absl::Status appended = sink_.append(bytes);
       // The sink may have taken long, and this may have been the last piece.
       if (cancellation_->is_cancelled()) {
         return WithReason(absl::CancelledError("the caller cancelled the get"), Reason::kCancelled);
       }
+      SHARDMESH_RETURN_IF_ERROR(appended);
+      done_bytes_ += size_bytes;
     }
     return absl::OkStatus();
   }
@@ -480,6 +481,10 @@ absl::StatusOr<Array> GatherPieces(ClientCore& core, const ArraySelector& array,
                                    const TensorSink& sink, const GatherOptions& gather_options,
                                    GetReport& report) {
   PieceReader reader(sink, gather_options, report.options().cancellation);
+  std::optional<Cancellation::Registration> registration;
+  if (sink.cancelled != nullptr) {
+    registration.emplace(report.options().cancellation, sink.cancelled);
+  }
   const ArraySlice* const slice = Pointer(gather_options.slice);
   const auto gather = [&](const Array& read, const Tile& part,
                           const FetchTile& fetch) -> absl::Status {

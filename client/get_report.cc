@@ -57,7 +57,8 @@ ProgressCallback GetReport::Counting(ProgressCallback progress) {
 absl::Status GetReport::Conclude(const absl::Status& result) {
   End(result);
   absl::MutexLock lock(&mutex_);
-  return absl::IsCancelled(result) && !cancelled_.ok()
+  // The coordinator may have ended the operation while the last bytes were handed over.
+  return (result.ok() || absl::IsCancelled(result)) && !cancelled_.ok()
              ? WithContext(cancelled_, "the get was cancelled")
              : result;
 }

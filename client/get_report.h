@@ -51,7 +51,8 @@ class GetReport {
   // Notes that one more array was read.
   void CountArray() { ++done_; }
   // Ends the report, which takes at most kConcludeTime. Returns `result`, the result of the get.
-  // But if the get was cancelled through its operation: CANCELLED (CANCELLED), with the reason.
+  // But if the get was cancelled through its operation: CANCELLED (CANCELLED), with the reason,
+  // also if `result` is OK. Files must therefore get their names after this call.
   absl::Status Conclude(const absl::Status& result);
   template <typename Value>
   absl::StatusOr<Value> Conclude(absl::StatusOr<Value> result) {

@@ -69,6 +69,29 @@ absl::Status CheckRegionsOf(const ReshardPlan& plan, Dtype dtype) {
   return absl::OkStatus();
 }
 
+// Returns whether no part of `to` begins or ends within a part of `from`.
+bool CutsNoPart(const Tiling& from, const Tiling& to, int64_t dim) {
+  int64_t to_part = 0;
+  for (int64_t part = 0; part < from.PartCount(dim); ++part) {
+    const IndexRange range = from.PartRange(dim, part);
+    if (range.start == range.stop) continue;
+    while (to_part < to.PartCount(dim) && to.PartRange(dim, to_part).stop <= range.start) ++to_part;
+    if (to_part == to.PartCount(dim) || to.PartRange(dim, to_part).stop < range.stop) return false;
+  }
+  return true;
+}
+
+// Returns whether each region is one run of its sender's tile: it has all of the tile along all
+// dimensions after the first.
+bool SendsRuns(const ReshardPlan& plan) {
+  bool is_first = true;
+  for (int64_t dim = 0; dim < plan.from().rank(); ++dim) {
+    if (plan.from().shape()[static_cast<size_t>(dim)] == 1) continue;
+    if (!std::exchange(is_first, false) && !CutsNoPart(plan.from(), plan.to(), dim)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 absl::StatusOr<ReshardPlan> MovePlan(const Mesh& mesh, const ValueDescriptor& from,
@@ -151,6 +174,12 @@ int64_t MoveWindowBytes(int64_t devices) {
 int64_t MovesAtOnce(int64_t devices) {
   constexpr int64_t kCopiesBytes = int64_t{64} << 20;
   return std::max<int64_t>(1, kCopiesBytes / MoveWindowBytes(devices));
+}
+
+int64_t MoveCopiesBytes(const ReshardPlan& plan, Dtype dtype, const ReshardTotals& totals) {
+  if (totals.need == 0 || SendsRuns(plan)) return 0;
+  return std::min(BytesOf(totals.max_sent.value_or(totals.need), dtype),
+                  MoveWindowBytes(plan.from().mesh().size()));
 }
 
 int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost) {

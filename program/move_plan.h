@@ -53,6 +53,10 @@ int64_t MoveWindowBytes(int64_t devices);
 // least 1, whose copies may have more on meshes of more than 4,096 devices.
 int64_t MovesAtOnce(int64_t devices);
 
+// Returns an upper bound on the copies that any one device has at the same time in a move: at most
+// MoveWindowBytes. 0 if each region is one run of its sender's tile. `totals`: of the plan.
+int64_t MoveCopiesBytes(const ReshardPlan& plan, Dtype dtype, const ReshardTotals& totals);
+
 // Returns an upper bound on the copies that one device makes at the same time to send them.
 int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost);
 

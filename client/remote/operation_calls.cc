@@ -1,14 +1,116 @@
-// Decodes operations, and watches the progress of one operation.
+// Decodes operations, watches the progress of one operation, and reports gets.
 #include "client/remote/operation_calls.h"
 
+#include <grpcpp/completion_queue.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <memory>
 #include <utility>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/remote/wire_enums.h"
 #include "rpc/codec/status.h"
+#include "rpc/stream/message_bytes.h"
 #include "status/detail.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::client {
+namespace {
+
+constexpr const char* kReportGetMethod = "/shardmesh.v1.OperationService/ReportGet";
+
+// One ReportGet call. Each Write also handles what has come over the connection, because no other
+// thread may read from it meanwhile: the get may wait for the reader of its output. Thus the client
+// learns that the coordinator has ended the call.
+//
+// A read is in progress from the beginning to the end of the call. Not thread-safe.
+class ReportCall {
+ public:
+  // `context` outlives the object.
+  ReportCall(const CoordinatorConnection& connection, grpc::ClientContext* context)
+      : stream_(
+            grpc::GenericStub(connection.channel).PrepareCall(context, kReportGetMethod, &queue_)) {
+    stream_->StartCall(&start_);
+    start_.is_pending = true;
+    Await(start_);
+    Read();
+  }
+  // Requires that Finish was called.
+  ~ReportCall() {
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+  ReportCall(const ReportCall&) = delete;
+  ReportCall& operator=(const ReportCall&) = delete;
+
+  // Whether the call has ended, so that Finish does not wait.
+  bool has_ended() const { return !read_.is_pending; }
+  // Sends a message, unless the call has ended.
+  void Write(const v1::ReportGetRequest& request) {
+    stream_->Write(rpc::SerializeMessage(request), &write_);
+    write_.is_pending = true;
+    Await(write_);
+    while (Handle(absl::Now())) {
+    }
+  }
+  // Ends the client's side, waits for the end of the call, and returns its status.
+  grpc::Status Finish() {
+    if (!has_ended()) {
+      stream_->WritesDone(&write_);
+      write_.is_pending = true;
+      Await(write_);
+    }
+    Await(read_);
+    grpc::Status status;
+    stream_->Finish(&status, &finish_);
+    finish_.is_pending = true;
+    Await(finish_);
+    return status;
+  }
+
+ private:
+  struct Operation {
+    bool is_pending = false;
+  };
+
+  void Read() {
+    stream_->Read(&answer_, &read_);
+    read_.is_pending = true;
+  }
+  void Await(const Operation& operation) {
+    while (operation.is_pending) Handle(absl::InfiniteFuture());
+  }
+  // Handles the end of one operation. Waits for it until `deadline`. Reads from the connection also
+  // if the deadline has passed. Returns false if no operation has ended.
+  bool Handle(absl::Time deadline) {
+    void* tag = nullptr;
+    bool ok = false;
+    if (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(deadline)) !=
+        grpc::CompletionQueue::GOT_EVENT) {
+      return false;
+    }
+    auto* const operation = static_cast<Operation*>(tag);
+    operation->is_pending = false;
+    if (operation == &read_ && ok) Read();  // the answer came, and the end follows
+    return true;
+  }
+
+  grpc::CompletionQueue queue_;
+  const std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  grpc::ByteBuffer answer_;
+  // The operations of the stream. Their addresses are the tags.
+  Operation start_;
+  Operation read_;
+  Operation write_;
+  Operation finish_;
+};
+
+}  // namespace
 
 absl::StatusOr<Operation> DecodeOperation(const v1::Operation& from) {
   Operation operation;
@@ -66,25 +168,22 @@ absl::Status ReportGet(const CoordinatorConnection& connection, const std::strin
                        const ReportedGet& get, const std::function<GetProgress()>& next,
                        const CallLimit& limit) {
   CallContext context(connection, limit);
-  v1::ReportGetResponse response;
-  const auto stream = connection.operations->ReportGet(context.get(), &response);
+  ReportCall call(connection, context.get());
   v1::ReportGetRequest request;
   v1::ReportGetHeader& header = *request.mutable_header();
   header.set_session_id(session_id);
   header.set_description(get.description);
   header.set_total(get.arrays);
   header.set_total_bytes(get.size_bytes);
-  bool is_open = true;
-  while (is_open && !request.has_result()) {
+  while (!call.has_ended() && !request.has_result()) {
     const GetProgress progress = next();
     request.set_done(progress.done);
     request.set_done_bytes(progress.done_bytes);
     if (progress.result.has_value()) rpc::Encode(*progress.result, request.mutable_result());
-    is_open = stream->Write(request);  // fails once the coordinator has ended the call
+    call.Write(request);
     request.clear_header();
   }
-  if (is_open) stream->WritesDone();
-  return connection.StatusOf(stream->Finish());
+  return connection.StatusOf(call.Finish());
 }
 
 }  // namespace shardmesh::client

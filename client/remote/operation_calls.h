@@ -37,8 +37,9 @@ struct GetProgress {
   std::optional<absl::Status> result = std::nullopt;  // once the get has ended
 };
 
-// Reports a get in a session. Calls `next` for each message, until it returns the result; `next`
-// waits between two messages. Returns OK once the coordinator has the result. CANCELLED
+// Reports a get in a session. Calls `next` for each message, until it returns the result or the
+// coordinator ends the call; `next` waits between two messages, and the call learns of its end
+// after that wait. Starts no thread. Returns OK once the coordinator has the result. CANCELLED
 // (CANCELLED), with the reason: somebody cancelled the get's operation. CANCELLED without a reason:
 // the session has ended, or the limit's cancellation is cancelled. UNIMPLEMENTED: the coordinator
 // runs an older build. The get may go on after other errors.

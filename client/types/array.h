@@ -265,6 +265,10 @@ struct TensorSink {
   // Called for each piece; the bytes are valid during the call only. The pieces together are all
   // bytes of the part.
   std::function<absl::Status(absl::Span<const char> bytes)> append;
+  // May be null. Called at most once, on any thread, when the gather is cancelled: a call of
+  // `append` that waits for a reader may then return. Must be quick. The gather ends as cancelled,
+  // whatever `append` returns.
+  std::function<void()> cancelled = nullptr;
 };
 
 struct GatherOptions {

@@ -270,6 +270,7 @@ absl::Status CompareLayouts(const MembershipView& view, const std::function<bool
   }
   SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan->Totals(is_cancelled));
   SHARDMESH_ASSIGN_OR_RETURN(item->moved_bytes, PackedSizeBytes(to.dtype, totals.need));
+  if (item->moves_as_step()) item->copies_bytes = MoveCopiesBytes(*plan, to.dtype, totals);
   return absl::OkStatus();
 }
 
@@ -396,12 +397,14 @@ absl::Status DropSource(const MembershipView& view, const ReshardItem& item, Wor
   return loads->Drop(from, WorkersOf(view, from.mesh_id), source.missing_ranks);
 }
 
-// The workers make the new array. Second replicas count, except in a move that is a part of a
-// resize: PlanResize has counted these.
+// The workers make the new array, and copies to send it, unless the old array leaves memory before:
+// then no step moves it. Second replicas count, except in a move that is a part of a resize:
+// PlanResize has counted these.
 absl::Status TakeTarget(const MembershipView& view, const ReshardCall& call,
-                        const ReshardItem& item, WorkerLoads* loads) {
+                        const ReshardItem& item, bool is_unloaded, WorkerLoads* loads) {
   const ArrayDescriptor& to = item.target.descriptor;
-  SHARDMESH_RETURN_IF_ERROR(loads->Take(to, WorkersOf(view, to.mesh_id)));
+  const int64_t copies_bytes = is_unloaded ? 0 : item.copies_bytes;
+  SHARDMESH_RETURN_IF_ERROR(loads->Take(to, WorkersOf(view, to.mesh_id), copies_bytes));
   return call.from_mesh.empty() ? TakeReplica(view, item.target, loads) : absl::OkStatus();
 }
 
@@ -409,13 +412,13 @@ absl::Status TakeTarget(const MembershipView& view, const ReshardCall& call,
 absl::StatusOr<WorkerLoads> LoadsOf(const MembershipView& view, const ReshardCall& call,
                                     const std::vector<ReshardItem>& items,
                                     const SourceEnds& sources) {
-  WorkerLoads loads;
+  WorkerLoads loads(ReshardsAtOnce(items, sources.are_released));
   for (size_t i = 0; i < items.size(); ++i) {
     const ReshardItem& item = items[i];
     if (item.is_skipped) continue;
     const bool is_unloaded = !sources.are_unloaded.empty() && sources.are_unloaded[i];
     if (is_unloaded) SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
-    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, &loads));
+    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, is_unloaded, &loads));
     if (is_unloaded || !sources.are_released || !item.frees_source) continue;
     SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
   }
@@ -438,10 +441,10 @@ absl::StatusOr<std::vector<bool>> ChooseUnloads(const MembershipView& view, cons
     const ReshardItem& item = items[i];
     if (item.is_skipped) continue;
     WorkerLoads target;
-    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, &target));
+    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, /*is_unloaded=*/false, &target));
     chosen[i] = may_unload(item) && loads.WouldExceed(target, limits);
     if (chosen[i]) SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
-    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, &loads));
+    SHARDMESH_RETURN_IF_ERROR(TakeTarget(view, call, item, chosen[i], &loads));
     if (!chosen[i] && item.frees_source) {
       SHARDMESH_RETURN_IF_ERROR(DropSource(view, item, &loads));
     }

@@ -43,6 +43,9 @@ struct ReshardItem {
   bool is_skipped = false;  // the array already lies as requested
   int64_t moved_bytes = 0;  // bytes that workers receive from other workers
   int64_t total_bytes = 0;  // of all tiles of the new array, replicas included
+  // The most bytes of copies that a worker has to send while a step moves the array; 0 if no step
+  // does (MoveCopiesBytes).
+  int64_t copies_bytes = 0;
   // Whether, with release_source, nothing holds the old array once this item has moved.
   bool frees_source = false;
   // Whether workers take the old array out of memory before they make the new one, because both do

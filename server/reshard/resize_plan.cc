@@ -330,6 +330,7 @@ class Planning {
     SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan plan, ReshardPlan::Create(on_sources, on_targets));
     const bool moves_twice = from.mesh_id != plan_.auxiliary_id;
     ++plan_.array_count;
+    plan_.move_count += moves_twice ? 2 : 1;
     for (size_t rank = 0; rank < plan_.workers.size(); ++rank) {
       if (rank % 1'024 == 0 && is_cancelled_()) return PlanCancelled();
       const auto device = static_cast<DeviceId>(rank);

@@ -78,6 +78,7 @@ struct PlannedResize {
   ResizeLayouts layouts = {};             // on the new shape
   std::vector<std::string> workers = {};  // of the new shape, by rank
   int64_t array_count = 0;
+  int64_t move_count = 0;   // of arrays; most move twice
   int64_t moved_bytes = 0;  // bytes that workers receive from other workers
   int64_t total_bytes = 0;  // of all tiles that are made, replicas included
   std::vector<ResizeRank> ranks = {};

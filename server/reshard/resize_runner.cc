@@ -498,7 +498,7 @@ absl::StatusOr<BegunResize> ResizeRunner::Begin(const ResizeCall& call,
   begun.operation_id = id;
   running->begun = begun;
   running->run->SetOperation(id);
-  parts_.operations->SetTotal(id, begun.plan.array_count, begun.plan.total_bytes);
+  parts_.operations->SetTotal(id, begun.plan.move_count, begun.plan.total_bytes);
   absl::StatusOr<std::thread> thread = StartThread([this, id, run = running->run] {
     const absl::Status status = run->Execute();
     if (!status.ok()) LogWarning("a resize did not end well", {{"error", status}});

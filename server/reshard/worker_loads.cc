@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 
 #include "server/steps/committed_bytes.h"
 #include "sharding/tile.h"
@@ -29,13 +30,24 @@ absl::Status ForEachTile(const ArrayDescriptor& array, const std::vector<std::st
 }  // namespace
 
 absl::Status WorkerLoads::Take(const ArrayDescriptor& array,
-                               const std::vector<std::string>& workers) {
-  return ForEachTile(array, workers, {}, [this](const std::string& worker, int64_t bytes) {
+                               const std::vector<std::string>& workers, int64_t copies_bytes) {
+  return ForEachTile(array, workers, {}, [&](const std::string& worker, int64_t bytes) {
     Load& load = loads_[worker];
     load.now = AddCapped(load.now, bytes);
-    load.peak = std::max(load.peak, load.now);
-    load.largest = std::max(load.largest, bytes);
+    load.largest = std::max(load.largest, AddCapped(bytes, copies_bytes));
+    Copy(copies_bytes, &load);
   });
+}
+
+void WorkerLoads::Copy(int64_t copies_bytes, Load* load) const {
+  int64_t at_once = AddCapped(load->now, copies_bytes);
+  for (const int64_t earlier : load->copies) at_once = AddCapped(at_once, earlier);
+  load->peak = std::max(load->peak, at_once);
+  if (copies_bytes == 0) return;
+  load->copies.insert(
+      std::upper_bound(load->copies.begin(), load->copies.end(), copies_bytes, std::greater<>()),
+      copies_bytes);
+  if (load->copies.size() >= moves_at_once_) load->copies.pop_back();
 }
 
 absl::Status WorkerLoads::Drop(const ArrayDescriptor& array,

@@ -61,12 +61,7 @@ class GetReports::Stream final : public grpc::ServerReadReactor<grpc::ByteBuffer
     if (!end_.BeginWork().ok()) return;
     if (ok) return end_.EndWork(TakeAndReadOn());
     absl::Status status = call_->IsCancelled() ? ClientLeft() : get_.Conclude();
-    if (status.ok()) {
-      v1::ReportGetResponse response;
-      response.set_operation_id(get_.operation_id());
-      *response_ = rpc::SerializeMessage(response);
-      end_.End(absl::OkStatus());
-    }
+    if (status.ok()) end_.End(absl::OkStatus());
     end_.EndWork(std::move(status));
   }
   void OnCancel() override { end_.End(ClientLeft()); }
@@ -118,8 +113,15 @@ class GetReports::Stream final : public grpc::ServerReadReactor<grpc::ByteBuffer
                         Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(kHeaderLimit)}}));
   }
   void FinishWith(const absl::Status& status) {
-    result_ = status;
-    Finish(rpc::ToGrpc(status));
+    // The operation may have ended with its result just before a cancellation reached this stream.
+    const bool has_result = absl::IsCancelled(status) && get_.Conclude().ok();
+    result_ = has_result ? absl::OkStatus() : status;
+    if (result_.ok()) {
+      v1::ReportGetResponse response;
+      response.set_operation_id(get_.operation_id());
+      *response_ = rpc::SerializeMessage(response);
+    }
+    Finish(rpc::ToGrpc(result_));
   }
 
   GetReports* const reports_;

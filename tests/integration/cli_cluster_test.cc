@@ -1,8 +1,10 @@
 // `up`, `down` and `health`: clusters of this machine, their records and their processes.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -693,6 +695,54 @@ TEST(OperationsOfGetsTest, AGetIsShownToOthersWhoCancelItAndLeavesNoFile) {
   ASSERT_EQ(cluster->Run({"get", "w", "--slice=0:1000", "--out=" + folder + "/s.npy"}).exit_code,
             0);
   EXPECT_EQ(gets().size(), count + 1);
+}
+
+TEST(OperationsOfGetsTest, AGetIntoAPipeIsCancelledWhileItWaitsForItsReader) {
+  TestCluster::Options started;
+  started.mesh = "tp=2";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(started));
+  constexpr int64_t kElements = int64_t{16} << 20;  // 64 MiB
+  ASSERT_THAT(PutFloats(cluster->client(), "w", {kElements}, std::vector<float>(kElements, 1),
+                        PartitionSpec({SpecEntry::Axis("tp")})),
+              IsOk());
+  const auto gets = [&] {
+    return json::parse(
+        cluster->Run({"ops", "ls", "--kind=get", "--output=json"}).out)["operations"];
+  };
+  // The reader takes nothing; then all that does not fit into the pipe but for some bytes.
+  size_t count = 0;
+  for (const int64_t taken : {int64_t{0}, 4 * kElements - (int64_t{256} << 10)}) {
+    SCOPED_TRACE(taken);
+    const std::string pipe = StrCat(cluster->folder(), "/pipe-", ++count);
+    ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+    const int reader = open(pipe.c_str(), O_RDWR | O_CLOEXEC);  // needs no writer
+    ASSERT_GE(reader, 0);
+    client::ProcessOptions options;
+    options.command = {"/bin/sh", "-c",
+                       StrCat("exec " SHARDMESH_BINARY_DIR "/shardmesh --address=",
+                              cluster->address(), " get w --out=- > ", pipe)};
+    options.log_path = StrCat(pipe, ".log");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ChildProcess get, client::ChildProcess::Start(options));
+    ASSERT_TRUE(Eventually([&] { return gets().size() == count; }))
+        << client::ReadLog(options.log_path);
+    std::string buffer(size_t{1} << 20, '\0');
+    for (int64_t left = taken; left > 0;) {
+      const ssize_t got =
+          read(reader, buffer.data(), static_cast<size_t>(std::min<int64_t>(left, 1 << 20)));
+      ASSERT_GT(got, 0);
+      left -= got;
+    }
+    const std::string id = gets().back()["operation_id"];
+    EXPECT_EQ(gets().back()["state"], "running");
+    EXPECT_EQ(cluster->Run({"ops", "cancel", id, "--force"}).exit_code, 0);
+    EXPECT_TRUE(client::WaitUntilGone(get.id(), absl::Now() + absl::Seconds(30)));
+    EXPECT_EQ(get.Ended(), "exited with code 1");
+    EXPECT_THAT(
+        client::ReadLog(options.log_path),
+        AllOf(HasSubstr("the get was cancelled: an administrator"), HasSubstr("CANCELLED")));
+    EXPECT_EQ(gets().back()["state"], "cancelled");
+    close(reader);
+  }
 }
 
 TEST_F(ClusterCommandTest, WatchesAnIdleClusterWithoutSayingSoAgain) {

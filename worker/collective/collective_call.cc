@@ -42,11 +42,13 @@ absl::Status ReceivePieces(
     absl::FunctionRef<void(int64_t offset_bytes, absl::Span<const char> bytes)> take) {
   const DeviceId peer = call.group->device_at(place);
   SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, TagOf(call, round));
+  ArrivalCounter counter(call, message_bytes);
   for (int64_t offset_bytes = 0; offset_bytes < message_bytes;) {
     SHARDMESH_ASSIGN_OR_RETURN(const OwnedBytes piece,
                                call.link->Receive(peer, tag, message_bytes, call.deadline));
     take(offset_bytes, piece.bytes);
     offset_bytes += SizeOf(piece);
+    counter.Add(SizeOf(piece));
   }
   ReportReceived(call, peer);
   return absl::OkStatus();
@@ -87,6 +89,7 @@ absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combine
   const DeviceId peer = call.group->device_at(place);
   SHARDMESH_ASSIGN_OR_RETURN(const Tag tag, TagOf(call, round));
   MessageReader reader(call.link, peer, tag, count * their_bytes, their_bytes, call.deadline);
+  ArrivalCounter counter(call, count * their_bytes);
   for (int64_t done = 0; done < count;) {
     SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<const char> arrived, reader.Peek());
     const int64_t block = std::min(
@@ -104,6 +107,7 @@ absl::Status CombineArriving(const CollectiveCall& call, const Combiner& combine
     combiner.combine(mine.is_left ? own : theirs, mine.is_left ? theirs : own, block,
                      out + done * combiner.partial_bytes);
     reader.Skip(Index(block * their_bytes));
+    counter.Add(block * their_bytes);
     done += block;
   }
   ReportReceived(call, peer);

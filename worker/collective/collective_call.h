@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -46,7 +47,9 @@ struct CollectiveCall {
   absl::Time deadline = absl::InfiniteFuture();
   // If set: called when all data that `peer` sends to this rank in one round has arrived.
   std::function<void(DeviceId peer)> received = nullptr;
-  // If set: RunRegionMove calls it with the size of each piece of a region that has arrived.
+  // If set: called with the number of bytes that have arrived since its last call, for progress.
+  // RunRegionMove calls it after each piece of a region; the others after each MiB of a message and
+  // at its end, and not for messages of less than 64 KiB.
   std::function<void(int64_t bytes)> piece_received = nullptr;
   // Returns memory of `size_bytes` >= 1 bytes, for partial results that this rank sends to a peer;
   // or RESOURCE_EXHAUSTED. If not set, such memory comes from the heap.
@@ -59,6 +62,32 @@ struct CollectiveCall {
   // If set: the collectives add the bytes that they copy. A caller whose PlaceFn copies bytes adds
   // those bytes itself.
   CopiedBytes* copied = nullptr;
+};
+
+// Passes the bytes of messages that arrive on to call.piece_received, as that says. The call
+// outlives the object.
+class ArrivalCounter {
+ public:
+  // `message_bytes`: of all messages that are counted together.
+  ArrivalCounter(const CollectiveCall& call, int64_t message_bytes)
+      : report_(call.piece_received && message_bytes >= kMinBytes ? &call.piece_received : nullptr),
+        left_bytes_(message_bytes) {}
+
+  void Add(int64_t size_bytes) {
+    if (report_ == nullptr) return;
+    left_bytes_ -= size_bytes;
+    counted_bytes_ += size_bytes;
+    if (counted_bytes_ < kStepBytes && left_bytes_ > 0) return;
+    (*report_)(std::exchange(counted_bytes_, 0));
+  }
+
+ private:
+  static constexpr int64_t kMinBytes = int64_t{64} << 10;
+  static constexpr int64_t kStepBytes = int64_t{1} << 20;
+
+  const std::function<void(int64_t bytes)>* const report_;  // null: counts nothing
+  int64_t left_bytes_;
+  int64_t counted_bytes_ = 0;
 };
 
 // Copies `bytes`, which a peer sent, to the memory at `to`, and counts them in

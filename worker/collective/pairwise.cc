@@ -82,6 +82,8 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
   TreeCombiner tree(combiner, group.size(), own_bytes / combiner.operand_bytes);
   absl::InlinedVector<const char*, 8> operands(Index(group.size()));
   const int64_t count = own_bytes / combiner.operand_bytes;
+  const int64_t peers = group.size() - 1;
+  ArrivalCounter counter(call, peers * own_bytes);
   for (int64_t done = 0; done < count;) {
     int64_t block = std::min(count - done, tree.block_elements());
     for (int64_t place = 0; place < group.size(); ++place) {
@@ -95,6 +97,7 @@ absl::Status CombineAll(const CollectiveCall& call, const Combiner& combiner,
     }
     tree.Combine(operands, block, out.data() + done * combiner.result_bytes);
     done += block;
+    counter.Add(peers * block * combiner.operand_bytes);
     for (int64_t place = 0; place < group.size(); ++place) {
       if (place == group.place()) continue;
       readers[Index(place)]->Skip(Index(block * combiner.operand_bytes));

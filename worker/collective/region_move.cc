@@ -264,6 +264,7 @@ class Mover {
     if (size_bytes == 0) return absl::OkStatus();
     const int64_t begin_bytes = round * move_.piece_bytes;
     CollectiveCall call = call_;
+    call.piece_received = nullptr;  // counted below, whatever its size
     // The region is complete with its last piece only.
     if (begin_bytes + size_bytes < region.size_bytes) call.received = nullptr;
     absl::Status pasted;

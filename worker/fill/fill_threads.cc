@@ -37,6 +37,9 @@ namespace {
 // streams, and few enough that tiles are reported while others are read.
 constexpr size_t kMaxBatchRegions = 4096;
 constexpr int64_t kMaxBatchBytes = int64_t{256} << 20;
+// The most bytes that have come from other workers and are not in their tiles, of all threads.
+constexpr int64_t kMaxInFlightBytes = int64_t{64} << 20;
+static_assert(6 * PeerReader::kStreamBytes <= kMaxInFlightBytes);  // one stream for each thread
 // How often a tile that waits for its mesh asks whether its transfer has ended.
 constexpr absl::Duration kMeshPollInterval = absl::Milliseconds(200);
 // How long a tile waits at most for readers of the memory into which it is to come.
@@ -68,7 +71,11 @@ struct FillTransfer {
 // Memory and connections that one task uses at a time.
 struct FillTools {
   explicit FillTools(const FillOptions& options)
-      : peers({.credentials = options.credentials, .idle_limit = options.idle_limit}) {}
+      : peers({.identity = options.identity,
+               .max_streams = static_cast<size_t>(std::max<int64_t>(
+                   1, kMaxInFlightBytes / PeerReader::kStreamBytes / options.threads)),
+               .credentials = options.credentials,
+               .idle_limit = options.idle_limit}) {}
 
   FileTileReader files;
   PeerReader peers;

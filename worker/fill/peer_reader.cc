@@ -211,7 +211,11 @@ class PeerReader::Round {
  public:
   Round(PeerReader* reader, absl::Span<const WantedRegion> regions, const Sink& sink,
         const KeepGoing& keep_going)
-      : reader_(reader), regions_(regions), sink_(sink), keep_going_(keep_going) {}
+      : reader_(reader),
+        regions_(regions),
+        sink_(sink),
+        keep_going_(keep_going),
+        last_holder_(reader->options_.identity) {}
 
   ~Round() {
     for (auto& [stream, holder] : streams_) stream->Cancel();
@@ -286,13 +290,25 @@ class PeerReader::Round {
     for (const size_t index : missing) Reassign(index, error, holder);
   }
 
-  // Starts a stream for each holder that has regions to send and no stream.
+  using Due = std::map<std::string, std::vector<size_t>>;
+
+  // Returns the holder whose turn it is, of those that have regions to send and no stream.
+  Due::iterator NextDue() {
+    const auto is_free = [this](const auto& due) { return !busy_.contains(due.first); };
+    const auto after = due_.upper_bound(last_holder_);
+    const auto next = std::find_if(after, due_.end(), is_free);
+    if (next != due_.end()) return next;
+    const auto first = std::find_if(due_.begin(), after, is_free);
+    return first == after ? due_.end() : first;
+  }
+
+  // Starts streams, as many as may be open, for holders that have regions to send and no stream.
   void StartStreams() {
-    while (outcome_.status.ok()) {
-      const auto next = std::find_if(
-          due_.begin(), due_.end(), [this](const auto& due) { return !busy_.contains(due.first); });
+    while (outcome_.status.ok() && streams_.size() < reader_->options_.max_streams) {
+      const auto next = NextDue();
       if (next == due_.end()) return;
       const std::string holder = next->first;
+      last_holder_ = holder;
       std::vector<size_t> indexes = std::move(next->second);
       due_.erase(next);
       if (const auto failed = failed_.find(holder); failed != failed_.end()) {
@@ -357,9 +373,10 @@ class PeerReader::Round {
   int64_t received_bytes_ = 0;
   std::vector<size_t> tried_;  // for each region, the index of its present holder
   std::vector<uint32_t> crc32c_;
-  std::map<std::string, std::vector<size_t>> due_;  // regions without a stream, by holder
-  std::map<std::string, absl::Status> failed_;      // holders that failed in this call
-  std::map<std::string, bool> busy_;                // holders that have a stream
+  Due due_;                                     // regions without a stream, by holder
+  std::string last_holder_;                     // the last one that had its turn
+  std::map<std::string, absl::Status> failed_;  // holders that failed in this call
+  std::map<std::string, bool> busy_;            // holders that have a stream
   std::map<std::unique_ptr<Stream>, std::string> streams_;
 };
 

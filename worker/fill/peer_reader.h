@@ -15,7 +15,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "rpc/call.h"
 #include "rpc/tls/credentials.h"
+#include "rpc/transport_args.h"
 #include "sharding/tile.h"
 #include "worker/fill/checked_file.h"
 #include "worker/service/tile_filler.h"
@@ -36,16 +38,25 @@ struct WantedRegion {
   std::vector<const FillSource*> holders;
 };
 
-// Reads regions, one stream for each holder at a time, all streams on the calling thread. If a
-// holder fails, its remaining regions are read from their next holders.
+// Reads regions, one stream for each holder, and from a few holders at a time, all streams on the
+// calling thread. If a holder fails, its remaining regions are read from their next holders.
+//
+// Bytes that have come and are not passed on take at most kStreamBytes of memory for each stream,
+// in whatever order and however fast they come. The holders take turns by their identities, from
+// that after this worker's own on, so that not all workers begin with the same holder.
 //
 // Not thread-safe: one reader for each thread. Keeps its connections for later calls, at most
 // kMaxConnections.
 class PeerReader {
  public:
   static constexpr size_t kMaxConnections = 256;
+  // The window of a stream, the message that is passed on, and the next one.
+  static constexpr int64_t kStreamBytes = rpc::kLookaheadBytes + 2 * rpc::kMaxDataMessageBytes;
 
   struct Options {
+    std::string identity = {};  // of this worker
+    // How many streams are open at the same time, at least one.
+    size_t max_streams = 1;
     rpc::Credentials credentials = rpc::Credentials::Insecure();
     // A holder from which nothing comes for so long counts as lost.
     absl::Duration idle_limit = absl::Seconds(30);

@@ -1,4 +1,6 @@
 // Commands load, put, ls, get, describe, rm: tensors on the workers.
+#include <unistd.h>
+
 #include <algorithm>
 #include <iostream>
 #include <iterator>
@@ -21,6 +23,7 @@
 #include "client/cli/inputs/single_tensor.h"
 #include "client/cli/inputs/tree_source.h"
 #include "client/cli/interruption.h"
+#include "client/cli/piped_output.h"
 #include "client/cli/placement.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/replica_wait.h"
@@ -1004,32 +1007,22 @@ absl::StatusOr<std::vector<FileTensor>> FileTensorsOf(MeshClient* client, const 
 }
 
 // Writes one array to standard output, as a .npy file.
-absl::Status GetToOutput(MeshClient* client, const FileTensor& tensor,
+absl::Status GetToOutput(MeshClient* client, const FileTensor& tensor, absl::Duration timeout,
                          const ProgressCallback& progress) {
-  const auto write = [](std::string_view bytes) {
-    std::cout.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    return std::cout
-               ? absl::OkStatus()
-               : WithReason(absl::DataLossError("the output cannot be written: it was closed, "
-                                                "or its disk is full"),
-                            Reason::kBadFile);
-  };
+  // Bytes that the reader has not taken keep the get from its end, so that others can cancel it.
+  std::cout.flush();
+  PipedOutput output(STDOUT_FILENO, SteadyDeadline::After(timeout));
   const TensorSink sink{.begin = [&](const Array& array, const Tile& part) -> absl::Status {
                           SHARDMESH_ASSIGN_OR_RETURN(
                               const std::string header,
                               EncodeNpyHeader(array.descriptor.dtype, part.shape()));
-                          return write(header);
+                          return output.Write(header);
                         },
-                        .append =
-                            [&](absl::Span<const char> bytes) {
-                              return write({bytes.data(), bytes.size()});
-                            }};
-  SHARDMESH_RETURN_IF_ERROR(
-      client->arrays()
-          .GatherTo(tensor.array, sink, {.slice = tensor.slice, .progress = progress})
-          .status());
-  std::cout.flush();
-  return write("");
+                        .append = [&](absl::Span<const char> bytes) { return output.Write(bytes); },
+                        .cancelled = [&] { output.Stop(); }};
+  return client->arrays()
+      .GatherTo(tensor.array, sink, {.slice = tensor.slice, .progress = progress})
+      .status();
 }
 
 absl::StatusOr<std::vector<Array>> GetToFile(MeshClient* client, FileForm form,
@@ -1064,7 +1057,9 @@ absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {
                              FileTensorsOf(client.get(), flags));
   if (form == FileForm::kStandardOutput) {
     ProgressBar bar("gathering", invocation.quiet);
-    return AdviseTree(client.get(), GetToOutput(client.get(), tensors.front(), ShowOn(&bar)),
+    const absl::Duration timeout = invocation.DeadlineOr(MeshClientOptions().transfer_timeout);
+    return AdviseTree(client.get(),
+                      GetToOutput(client.get(), tensors.front(), timeout, ShowOn(&bar)),
                       tensors.front().array.name);
   }
   if (form != FileForm::kFolder) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "client/mesh_client.h"
 #include "process/failpoint.h"
@@ -162,6 +163,62 @@ TEST_F(GetReportTest, ACancellationByOthersEndsTheGetAndLeavesNoFile) {
       client_->arrays().GatherToFolder(Both(), Path("both"), kArrayBytes, slow).status());
   EXPECT_TRUE(fs::is_empty(folder_));
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
+TEST_F(GetReportTest, ACancellationIsHeardWhileTheReaderOfTheOutputTakesNothing) {
+  coordinator_->EndNextReports({WithReason(
+      absl::CancelledError("an administrator (host:here) cancelled it"), Reason::kCancelled)});
+  absl::Notification cancelled;
+  bool was_heard = false;
+  TensorSink sink = SlowSink();
+  sink.cancelled = [&] { cancelled.Notify(); };
+  sink.append = [&](absl::Span<const char>) {  // no call of the client runs meanwhile
+    was_heard = cancelled.WaitForNotificationWithTimeout(absl::Seconds(20));
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(client_->arrays()
+                  .GatherTo(ArraySelector::ByName("a"), sink, {.piece_bytes = kArrayBytes})
+                  .status(),
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_TRUE(was_heard || cancelled.HasBeenNotified());
+}
+
+TEST_F(GetReportTest, ACancellationWhileTheLastBytesAreHandedOverEndsTheGet) {
+  const absl::Status reason = WithReason(
+      absl::CancelledError("an administrator (host:here) cancelled it"), Reason::kCancelled);
+  const auto expect_cancelled = [](const absl::Status& status) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("the get was cancelled: an administrator (host:here) cancelled it"));
+  };
+  const ArraySelector a = ArraySelector::ByName("a");
+  coordinator_->EndNextReports({reason, reason, reason, reason, reason}, /*at_result=*/true);
+  expect_cancelled(client_->arrays().GatherTo(a, SlowSink()).status());
+  expect_cancelled(client_->arrays().Gather(a).status());
+  // Nothing has its name yet when a get to a file is cancelled.
+  expect_cancelled(client_->arrays().GatherToNpy(a, Path("a.npy")).status());
+  expect_cancelled(
+      client_->arrays().GatherToSafetensors(Both(), Path("both.safetensors")).status());
+  expect_cancelled(client_->arrays().GatherToFolder(Both(), Path("both"), kArrayBytes).status());
+  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+
+  // The error of a get that failed by itself stays.
+  TensorSink full = SlowSink();
+  full.append = [](absl::Span<const char>) {
+    return absl::ResourceExhaustedError("the disk is full");
+  };
+  coordinator_->EndNextReports({reason}, /*at_result=*/true);
+  EXPECT_THAT(client_->arrays().GatherTo(a, full).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(GetReportTest, AGetWhoseCoordinatorIsLostAtItsEndSucceeds) {
+  coordinator_->EndNextReports(
+      {WithReason(absl::UnavailableError("it is stopping"), Reason::kNotServing)},
+      /*at_result=*/true);
+  EXPECT_THAT(client_->arrays().GatherTo(ArraySelector::ByName("a"), SlowSink()), IsOk());
+  EXPECT_EQ(read_, bytes_);
 }
 
 TEST_F(GetReportTest, AReportThatBreaksBeginsAgainAndTheGetGoesOn) {

@@ -462,7 +462,8 @@ class SmallCoordinator::Operations final : public v1::OperationService::Service 
     for (v1::ReportGetRequest request; reader->Read(&request);) {
       absl::MutexLock lock(&owner_.mutex_);
       owner_.get_reports_[number].push_back(request);
-      if (!error.ok()) return rpc::ToGrpc(error);
+      const bool is_due = request.has_result() || !owner_.are_reports_ended_at_result_;
+      if (!error.ok() && is_due) return rpc::ToGrpc(error);
     }
     response->set_operation_id(StrCat("get-", number));
     return grpc::Status::OK;
@@ -512,8 +513,9 @@ void SmallCoordinator::FailTransfers(absl::Status error) {
   transfer_error_ = std::move(error);
 }
 
-void SmallCoordinator::EndNextReports(std::vector<absl::Status> errors) {
+void SmallCoordinator::EndNextReports(std::vector<absl::Status> errors, bool at_result) {
   absl::MutexLock lock(&mutex_);
+  are_reports_ended_at_result_ = at_result;
   report_errors_.assign(errors.begin(), errors.end());
 }
 

@@ -151,8 +151,9 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void BeforeNextGet(std::function<void()> run);
   // Points the name to the array of another name.
   void MoveName(const std::string& name, const std::string& to);
-  // The next reports of gets end with these errors, in order, after their first message.
-  void EndNextReports(std::vector<absl::Status> errors);
+  // The next reports of gets end with these errors, in order: after their first message, or with
+  // `at_result` after the message with the result.
+  void EndNextReports(std::vector<absl::Status> errors, bool at_result = false);
   // The messages of all reports of gets so far, by call.
   std::vector<std::vector<v1::ReportGetRequest>> get_reports() const;
   // Watches of the cluster report these; a watch ends only with its call.
@@ -251,6 +252,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::optional<v1::SecondCopy> second_copy_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::Status> report_errors_ ABSL_GUARDED_BY(mutex_);
+  bool are_reports_ended_at_result_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::vector<v1::ReportGetRequest>> get_reports_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::WatchClusterResponse> changes_ ABSL_GUARDED_BY(mutex_);
   absl::Status forget_answer_ ABSL_GUARDED_BY(mutex_);

@@ -4,6 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "sharding/mesh.h"
+#include "sharding/reshard/plan.h"
+#include "sharding/spec.h"
+#include "sharding/tile.h"
+#include "tensor/dtype.h"
 
 namespace shardmesh {
 namespace {
@@ -30,6 +38,31 @@ TEST(MovePlanTest, CopiesOfAllMovesAtOnceHaveAtMost64MiB) {
       ASSERT_EQ(moves, 1);
     }
   }
+}
+
+TEST(MovePlanTest, OnlyRegionsThatAreNoRunsAreCopied) {
+  const Mesh mesh = *Mesh::Create({{"x", 4}});
+  const PartitionSpec rows({SpecEntry::Axis("x")});
+  const PartitionSpec columns({SpecEntry(), SpecEntry::Axis("x")});
+  const auto copies = [&](const Shape& shape, const PartitionSpec& from, const PartitionSpec& to,
+                          std::vector<CutPoints> cuts = {}) {
+    const Tiling target = *Tiling::Create(mesh, to, shape, std::move(cuts));
+    const ReshardPlan plan = *ReshardPlan::Create(*Tiling::Create(mesh, from, shape), target);
+    return MoveCopiesBytes(plan, Dtype::kF32, *plan.Totals());
+  };
+  // Each device sends three quarters of its tile, and has them in rows of it.
+  EXPECT_EQ(copies({64, 64}, rows, columns), 3 * 16 * 16 * 4);
+  EXPECT_EQ(copies({1, 64, 64}, PartitionSpec({SpecEntry(), SpecEntry::Axis("x")}),
+                   PartitionSpec({SpecEntry(), SpecEntry(), SpecEntry::Axis("x")})),
+            3 * 16 * 16 * 4);
+  // From columns, a region has some rows of the tile.
+  EXPECT_EQ(copies({64, 64}, columns, rows), 0);
+  EXPECT_EQ(copies({64, 64}, rows, PartitionSpec()), 0);
+  EXPECT_EQ(copies({64, 64}, rows, rows, {{0, 1, 2, 3, 64}, {}}), 0);
+  EXPECT_GT(copies({64, 64}, columns, columns, {{}, {0, 1, 2, 3, 64}}), 0);
+  EXPECT_EQ(copies({64, 64}, PartitionSpec(), columns), 0) << "nothing moves";
+  // Never more than the window.
+  EXPECT_EQ(copies({16'384, 16'384}, rows, columns), MoveWindowBytes(4));
 }
 
 // Workers of different builds exchange these messages, so their sizes may not change.

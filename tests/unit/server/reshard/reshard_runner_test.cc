@@ -1010,6 +1010,40 @@ TEST_F(ReshardRunnerTest, TooLittleMemoryIsRefusedWithWhatWouldFit) {
   EXPECT_EQ(heard->Outline().memory.front().need_bytes, 819'200);
 }
 
+TEST_F(ReshardRunnerTest, CopiesOfMovesCountAsNeededMemory) {
+  const PartitionSpec columns({SpecEntry(), SpecEntry::Axis("x")});
+  ArrayDescriptor large = Descriptor();
+  large.shape = {256, 512};
+  for (const char* name : {"t/a", "t/b"}) {
+    large.array_id = RandomId();
+    AddArray(large, name);
+  }
+  const auto need_bytes = [&](ReshardCall call) {
+    call.validate_only = true;
+    const std::unique_ptr<Heard> heard = Start(std::move(call));
+    EXPECT_THAT(heard->Wait(), IsOk());
+    return heard->Outline().memory.front().need_bytes;
+  };
+  // Each worker has a tile of 256 KiB of each array, and sends half of it, which is no run.
+  EXPECT_EQ(need_bytes(CallOf("t/a", columns)), (256 + 128) << 10);
+  EXPECT_EQ(need_bytes(CallOfTree("t/", columns)), 2 * (256 + 128) << 10);
+  ReshardCall one_by_one = CallOfTree("t/", columns);
+  one_by_one.release_source = true;
+  EXPECT_EQ(need_bytes(std::move(one_by_one)), (256 + 128) << 10);
+  ReshardCall elsewhere = CallOf("t/a", columns);
+  elsewhere.mesh_id = "n";
+  EXPECT_EQ(need_bytes(std::move(elsewhere)), 256 << 10) << "no step moves it";
+
+  // A worker with room for the tiles alone refuses, before anything moves.
+  large.array_id = RandomId();
+  large.shape = {1024, 384};
+  AddArray(large, "u");
+  Beat(/*used_bytes=*/0);
+  const absl::Status refused = Refusal(CallOf("u", columns));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat((768 + 384) << 10));
+}
+
 TEST_F(ReshardRunnerTest, AnArrayOnDiskLeavesMemoryIfItDoesNotFitBesideTheNewOne) {
   // Each worker has a mebibyte, 400,000 bytes of the array, and is to have all 800,000.
   ArrayDescriptor large = Descriptor();

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -241,6 +242,33 @@ TEST(WorkerLoadsTest, ThePeakIsTheMostBytesAtOneTime) {
   // A mesh whose ranks have no workers yet counts for nothing.
   ASSERT_THAT(loads.Take(on_two, {}), IsOk());
   EXPECT_EQ(loads.PeakOf("b"), 64 + 64);
+}
+
+TEST(WorkerLoadsTest, CopiesCountOfAsManyArraysAsMoveAtOnce) {
+  const ArrayDescriptor array = ArrayOf({8, 4}, kRowsOverDp, "dp=2").descriptor;  // 64 bytes each
+  struct Case {
+    size_t at_once;
+    std::vector<int64_t> copies;
+    int64_t peak;
+  };
+  for (const Case& each : std::vector<Case>{{1, {0}, 64},
+                                            {1, {10}, 64 + 10},
+                                            // The copies of the first array are gone by then.
+                                            {1, {100, 10}, 64 + 100},
+                                            {1, {10, 100}, 2 * 64 + 100},
+                                            {1, {100, 0, 0}, 3 * 64},
+                                            {2, {100, 0, 0}, 3 * 64 + 100},
+                                            {2, {10, 30, 20}, 3 * 64 + 30 + 20},
+                                            {4, {10, 30, 20}, 3 * 64 + 60},
+                                            {4, {1, 2, 3, 4, 5, 6}, 6 * 64 + 3 + 4 + 5 + 6}}) {
+    SCOPED_TRACE(each.peak);
+    WorkerLoads loads(each.at_once);
+    for (const int64_t copies : each.copies) {
+      ASSERT_THAT(loads.Take(array, {"a", "b"}, copies), IsOk());
+    }
+    EXPECT_EQ(loads.PeakOf("a"), each.peak);
+    EXPECT_EQ(loads.LargestOf("b"), 64 + *std::max_element(each.copies.begin(), each.copies.end()));
+  }
 }
 
 TEST(WorkerLoadsTest, ALimitIsForWhatThereIsAndWhatComesNext) {

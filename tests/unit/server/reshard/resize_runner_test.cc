@@ -116,6 +116,33 @@ TEST_F(ResizeRunnerTest, NoMoreResizesRunThanThereMayBe) {
   EXPECT_THAT(operations_.Progress(begun.operation_id)->status, IsOk());
 }
 
+TEST_F(ResizeRunnerTest, ProgressHasBothMovesOfAnArrayAndACancellationLeavesAllAsItWas) {
+  endpoints_.on_each_check = [this] { go_.WaitForNotification(); };
+  const ResizeCall call = CallOf(0);
+  const std::string array_id = AddArray(Descriptor(call.mesh_id), "w");  // of 32 bytes
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(call));
+  EXPECT_EQ(begun.plan.array_count, 1);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const OperationProgress progress,
+                                 operations_.Progress(begun.operation_id));
+  EXPECT_EQ(progress.total, 2);  // onto the auxiliary mesh, and onto the changed one
+  EXPECT_EQ(progress.total_bytes, 64);
+  const absl::Status reason =
+      WithReason(absl::CancelledError("ada cancelled it"), Reason::kCancelled);
+  EXPECT_THAT(operations_.CancelFor(begun.operation_id, reason), IsOk());
+  go_.Notify();
+  ASSERT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
+  EXPECT_THAT(operations_.Progress(begun.operation_id)->status,
+              StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, registry_->FindName("w"));
+  EXPECT_EQ(name.array_id, array_id);
+  const auto state = definition_store_->shared_state();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<const Definition> mesh,
+                                 state->Find(DefinitionKind::kMesh, call.mesh_id));
+  EXPECT_EQ(mesh->version, begun.plan.definition->version);
+  EXPECT_THAT(state->Find(DefinitionKind::kMesh, begun.plan.auxiliary_id),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
 // The coordinator destroys the sequencer afterwards.
 TEST_F(ResizeRunnerTest, ALimitOfThreadsRefusesTheResize) {
   const ResizeCall call = CallOf(0);

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "tests/testing/in_process_link.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/collective/collective_data.h"
+#include "worker/collective/ring.h"
 #include "worker/collective/tree.h"
 #include "worker/step/combiners.h"
 
@@ -147,6 +150,59 @@ TEST(PairwiseTest, ReportsTheRanksWhoseDataCame) {
     return PairwiseBarrier(call);
   });
   EXPECT_THAT(heard, ElementsAre(ElementsAre(1, 2), ElementsAre(2, 0), ElementsAre(0, 1)));
+}
+
+TEST(PairwiseTest, CountsTheBytesOfLongMessagesAsTheyArrive) {
+  constexpr int64_t kRanks = 3;
+  constexpr int64_t kCount = int64_t{3} << 18;  // 3 MiB of F32
+  struct Case {
+    const char* name;
+    int64_t count;
+    int64_t received_bytes;  // by each rank
+    int64_t most_at_once;
+    std::function<absl::Status(const CollectiveCall&, const OwnedBytes&, const OwnedMutableBytes&)>
+        run;
+  };
+  const auto sum = *CombinerFor(Reduction::kSum, Dtype::kF32, Dtype::kF32, kRanks);
+  const auto gather = [](auto all_gather) {
+    return
+        [all_gather](const CollectiveCall& call, const OwnedBytes& mine, const OwnedMutableBytes&) {
+          const std::vector<int64_t> sizes(kRanks, SizeOf(mine));
+          return all_gather(call, mine, sizes, [](int64_t, int64_t, absl::Span<const char>) {});
+        };
+  };
+  const auto reduce = [&sum](auto all_reduce) {
+    return [&sum, all_reduce](const CollectiveCall& call, const OwnedBytes& mine,
+                              const OwnedMutableBytes& out) {
+      return all_reduce(call, sum, mine, out);
+    };
+  };
+  for (const Case& each : std::vector<Case>{
+           {"pairwise gather", kCount, 2 * 4 * kCount, 1 << 20, gather(&PairwiseAllGather)},
+           {"ring gather", kCount, 2 * 4 * kCount, 256 << 10, gather(&RingAllGather)},
+           {"pairwise reduce", kCount, 4 * 4 * kCount / 3, 2 << 20, reduce(&PairwiseAllReduce)},
+           {"ring reduce", kCount, 4 * 4 * kCount / 3, 256 << 10, reduce(&RingAllReduce)},
+           // Short messages are sent too often to be counted.
+           {"short", 15, 0, 0, reduce(&PairwiseAllReduce)}}) {
+    SCOPED_TRACE(each.name);
+    InProcessRanks world(kRanks);
+    ASSERT_THAT(world.OpenStep(1), IsOk());
+    std::vector<int64_t> received(kRanks);
+    std::vector<int64_t> most(kRanks);
+    EXPECT_THAT(world.RunOnAll([&](DeviceId rank) {
+      const DeviceGroup group = GroupOf(kRanks, rank);
+      CollectiveCall call = CallOf(world.link(rank), group);
+      call.piece_received = [&, rank](int64_t bytes) {
+        received[Index(rank)] += bytes;
+        most[Index(rank)] = std::max(most[Index(rank)], bytes);
+      };
+      return each.run(call, Owned(OperandOf(Dtype::kF32, each.count, rank)),
+                      OwnedMutable(MakeBytes(4 * each.count)));
+    }),
+                Each(IsOk()));
+    EXPECT_THAT(received, Each(each.received_bytes));
+    EXPECT_THAT(most, Each(testing::Le(each.most_at_once)));
+  }
 }
 
 TEST(PairwiseTest, RefusesSizesThatDoNotFit) {
