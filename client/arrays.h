@@ -117,10 +117,10 @@ class ArrayClient {
   // Waits until the arrays of these names, which want two replicas (PutOptions::replicas), have
   // them. Returns the arrays in the order of the names. `progress` gets the bytes of the operation
   // that copies arrays, also those that other calls have put; before it is known, those of the
-  // arrays. FAILED_PRECONDITION (ARRAY_DEGRADED): an array could not
-  // be copied; the message says why. The coordinator tries again later by itself.
-  // FAILED_PRECONDITION (NOT_AVAILABLE): an array wants one replica only, as with a coordinator of
-  // an older build.
+  // arrays. FAILED_PRECONDITION (ARRAY_DEGRADED): an array could not be copied; the message says
+  // why. The coordinator tries again later by itself. FAILED_PRECONDITION (NOT_AVAILABLE): an array
+  // wants one replica only, as with a coordinator of an older build. DEADLINE_EXCEEDED (DEADLINE):
+  // the copies go on; the error names the workers that are late.
   absl::StatusOr<std::vector<Array>> AwaitReplicas(absl::Span<const std::string> names,
                                                    const ProgressCallback& progress = nullptr,
                                                    const CallOptions& options = {});

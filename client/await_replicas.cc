@@ -10,6 +10,7 @@
 #include "client/arrays.h"
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
+#include "client/remote/operation_calls.h"
 #include "process/steady_deadline.h"
 #include "status/fact_keys.h"
 #include "status/python_repr.h"
@@ -22,6 +23,9 @@ namespace {
 
 constexpr absl::Duration kFirstPause = absl::Milliseconds(20);
 constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
+// The last part of the time, in which the operation of the copies is watched. It is longer than two
+// pauses, so that the watch begins before the deadline.
+constexpr absl::Duration kLastWatch = absl::Milliseconds(1500);
 
 std::string CommonPrefix(absl::Span<const std::string> names) {
   const auto [first, last] = std::minmax_element(names.begin(), names.end());
@@ -46,6 +50,14 @@ absl::Status CheckOf(const std::string& name, const Array& array) {
                     Reason::kArrayDegraded, {{fact::kName, name}});
 }
 
+// Returns the first operation that copies one of the arrays; empty if none does.
+std::string CopyingOperation(absl::Span<const Array> arrays) {
+  const auto copied = std::find_if(arrays.begin(), arrays.end(), [](const Array& array) {
+    return array.replicas.has_value() && !array.replicas->operation_id.empty();
+  });
+  return copied == arrays.end() ? "" : copied->replicas->operation_id;
+}
+
 struct Bytes {
   int64_t done = 0;
   int64_t total = 0;
@@ -55,17 +67,28 @@ struct Bytes {
 // the coordinator does not answer.
 Bytes ProgressOf(const CoordinatorConnection& connection, absl::Span<const Array> arrays,
                  const CallLimit& limit) {
-  const auto copied = std::find_if(arrays.begin(), arrays.end(), [](const Array& array) {
-    return array.replicas.has_value() && !array.replicas->operation_id.empty();
-  });
-  if (copied == arrays.end()) return {};
+  const std::string operation_id = CopyingOperation(arrays);
+  if (operation_id.empty()) return {};
   v1::GetOperationRequest request;
-  request.set_operation_id(copied->replicas->operation_id);
+  request.set_operation_id(operation_id);
   v1::GetOperationResponse response;
   const absl::Status asked = connection.Call(
       connection.operations, &v1::OperationService::Stub::GetOperation, request, limit, &response);
   if (!asked.ok()) return {};
   return {.done = response.operation().done_bytes(), .total = response.operation().total_bytes()};
+}
+
+// Returns the error of a wait whose deadline has passed. Requires that an array is incomplete.
+absl::Status NotCopiedInTime(absl::Span<const Array> arrays) {
+  const auto incomplete = std::find_if(arrays.begin(), arrays.end(), [](const Array& array) {
+    return array.replicas->complete < array.replicas->wanted;
+  });
+  return WithReason(absl::DeadlineExceededError(
+                        StrCat("the array ", PythonRepr(incomplete->name), " has replicas ",
+                               incomplete->replicas->complete, " of ", incomplete->replicas->wanted,
+                               " at the deadline; the array itself is complete, and the "
+                               "coordinator goes on to copy it")),
+                    Reason::kDeadline);
 }
 
 }  // namespace
@@ -114,6 +137,16 @@ absl::StatusOr<std::vector<Array>> ArrayClient::AwaitReplicas(absl::Span<const s
       bytes.total > 0 ? progress(bytes.done, bytes.total) : progress(done_bytes, total_bytes);
     }
     if (are_complete) return arrays;
+    if (deadline.is_over()) return NotCopiedInTime(arrays);
+    // Shortly before the deadline, the watched operation ends with an error that names the workers
+    // that are late.
+    if (const std::string copying = CopyingOperation(arrays);
+        !copying.empty() && deadline.left() <= kLastWatch) {
+      const absl::StatusOr<Operation> watched = WatchOperation(
+          core_->connection(), copying, [](const Operation&) { return true; },
+          ClientCore::LimitAt(deadline, options));
+      if (absl::IsDeadlineExceeded(watched.status())) return watched.status();
+    }
     absl::SleepFor(std::min(pause, std::max(deadline.left(), absl::ZeroDuration())));
     pause = std::min(2 * pause, kLongestPause);
   }

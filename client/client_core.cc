@@ -611,11 +611,13 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
   }
   ReadOutcome outcome;
   absl::flat_hash_set<std::string> lost_workers;
+  absl::flat_hash_map<std::string, int> silent_workers;
   const auto fetch = [&](const Tile& tile, const MutableTensorView& into,
                          const ProgressCallback& progress) -> absl::Status {
     TransferOptions transfer = Transfer(deadline, progress, options);
     transfer.array = CommandText(array, descriptor.array_id);
     transfer.lost_workers = &lost_workers;
+    transfer.silent_workers = &silent_workers;
     if (get.second_copy.has_value()) transfer.second_copy = &*get.second_copy;
     transfer.connections = &worker_connections_;
     const absl::Status downloaded =

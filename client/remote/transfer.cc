@@ -6,6 +6,8 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <thread>
+#include <tuple>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -257,23 +259,146 @@ struct Inbound {
   std::vector<RequestedTile> tiles;
   int64_t size_bytes = 0;
   bool is_done = false;
+
+  // Whether other workers that are not lost hold all the tiles.
+  bool HasOtherHolders(const absl::flat_hash_set<std::string>& lost) const {
+    return std::all_of(tiles.begin(), tiles.end(), [&](const RequestedTile& each) {
+      return std::any_of(each.tile->holders.begin(), each.tile->holders.end(),
+                         [&](const TileHolder& holder) {
+                           const std::string& identity = holder.device->identity;
+                           return identity != device->identity && !lost.contains(identity);
+                         });
+    });
+  }
 };
 
-// Assigns each tile to the holder with the least assigned bytes. Holders of the second copy get
-// only tiles whose other holders are all lost. ARRAY_DEGRADED if all holders of a tile are lost.
+// Cancels the streams of a download that receive nothing for longer than their patience. Time in
+// which this process itself was stopped counts as one tick. Thread-safe, except that Add must come
+// before Start.
+class SilenceWatch {
+ public:
+  SilenceWatch() = default;
+  ~SilenceWatch() {
+    {
+      absl::MutexLock lock(&mutex_);
+      is_over_ = true;
+    }
+    if (thread_.ok() && thread_->joinable()) thread_->join();
+  }
+  SilenceWatch(const SilenceWatch&) = delete;
+  SilenceWatch& operator=(const SilenceWatch&) = delete;
+
+  // A stream. It counts as silent from Begin on.
+  class Stream {
+   public:
+    Cancellation* cancellation() { return &cancellation_; }
+    void Begin() { is_running_ = true; }
+    void Received() { ++pieces_; }
+    void End() { is_running_ = false; }
+    // Whether the watch cancelled the stream.
+    bool is_left() const { return is_left_; }
+
+   private:
+    friend class SilenceWatch;
+    explicit Stream(absl::Duration patience) : patience_(patience) {}
+
+    const absl::Duration patience_;
+    Cancellation cancellation_;
+    std::atomic<bool> is_running_ = false;
+    std::atomic<int64_t> pieces_ = 0;
+    std::atomic<bool> is_left_ = false;
+    // Only the thread of the watch uses these members.
+    int64_t seen_pieces_ = 0;
+    absl::Duration silent_for_ = absl::ZeroDuration();
+  };
+
+  // Adds a stream. The watch owns it. InfiniteDuration: the watch does not cancel it.
+  Stream* Add(absl::Duration patience) {
+    streams_.push_back(std::unique_ptr<Stream>(new Stream(patience)));
+    return streams_.back().get();
+  }
+  // Without a thread, the download waits for silent workers.
+  void Start() {
+    const bool is_needed = std::any_of(streams_.begin(), streams_.end(), [](const auto& stream) {
+      return stream->patience_ < absl::InfiniteDuration();
+    });
+    if (is_needed) thread_ = StartThread([this] { Watch(); });
+  }
+  void CancelAll() {
+    for (const auto& stream : streams_) stream->cancellation_.Cancel();
+  }
+
+ private:
+  static constexpr absl::Duration kTick = absl::Milliseconds(100);
+
+  void Watch() {
+    for (;;) {
+      {
+        absl::MutexLock lock(&mutex_);
+        if (mutex_.AwaitWithTimeout(absl::Condition(&is_over_), kTick)) return;
+      }
+      for (const auto& stream : streams_) Look(stream.get());
+    }
+  }
+  static void Look(Stream* stream) {
+    if (!stream->is_running_ || stream->is_left_) return;
+    const int64_t pieces = stream->pieces_;
+    if (pieces != stream->seen_pieces_) {
+      stream->seen_pieces_ = pieces;
+      stream->silent_for_ = absl::ZeroDuration();
+      return;
+    }
+    stream->silent_for_ += kTick;
+    if (stream->silent_for_ < stream->patience_) return;
+    stream->is_left_ = true;
+    stream->cancellation_.Cancel();
+  }
+
+  std::vector<std::unique_ptr<Stream>> streams_;  // constant from Start on
+  absl::Mutex mutex_;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::StatusOr<std::thread> thread_ = std::thread();
+};
+
+// Returns how long a worker that was silent so often may send nothing. `first`: the time of a
+// worker that was not silent before.
+absl::Duration PatienceWith(absl::Duration first, int silences) {
+  constexpr int kMostDoublings = 20;
+  return first * (int64_t{1} << std::min(2 * silences, kMostDoublings));
+}
+
+// The workers that a download avoids, by identity.
+struct AvoidedWorkers {
+  absl::flat_hash_set<std::string> lost_here = {};
+  absl::flat_hash_map<std::string, int> silent_here = {};
+  absl::flat_hash_set<std::string>* lost = &lost_here;      // that are not asked
+  absl::flat_hash_map<std::string, int>* silent = nullptr;  // see TransferOptions::silent_workers
+
+  int SilencesOf(const std::string& identity) const {
+    const auto found = silent->find(identity);
+    return found == silent->end() ? 0 : found->second;
+  }
+};
+
+// Assigns each tile to the holder with the least assigned bytes, of those that were silent least
+// often. Holders of the second copy get only tiles whose other holders are all lost, or were silent
+// more often. ARRAY_DEGRADED if all holders of a tile are lost.
 absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>& pending,
-                                                  const absl::flat_hash_set<std::string>& lost,
+                                                  const AvoidedWorkers& avoided,
                                                   const ArrayDescriptor& array) {
   absl::btree_map<std::string_view, Inbound> by_worker;
   for (const PendingTile& tile : pending) {
     const TileHolder* best = nullptr;
+    std::tuple<int, bool, int64_t> best_cost;
     for (const TileHolder& holder : tile.holders) {
-      if (best != nullptr && holder.copy != best->copy) break;
-      if (!lost.contains(holder.device->identity) &&
-          (best == nullptr || by_worker[holder.device->identity].size_bytes <
-                                  by_worker[best->device->identity].size_bytes)) {
-        best = &holder;
-      }
+      const std::string& identity = holder.device->identity;
+      if (avoided.lost->contains(identity)) continue;
+      const std::tuple<int, bool, int64_t> cost(avoided.SilencesOf(identity),
+                                                holder.copy != tile.holders.front().copy,
+                                                by_worker[identity].size_bytes);
+      if (best != nullptr && cost >= best_cost) continue;
+      best = &holder;
+      best_cost = cost;
     }
     if (best == nullptr) {
       return WithReason(
@@ -299,7 +424,7 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
 // If the fetch fails, subtracts the received bytes from the progress, because they must be sent
 // again.
 absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, const MutableTensorView& into,
-                       ProgressMeter& progress, Cancellation* cancellation,
+                       ProgressMeter& progress, SilenceWatch::Stream* watched,
                        const TransferOptions& options) {
   int64_t received_bytes = 0;
   absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
@@ -311,11 +436,12 @@ absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, const Mutab
       tiles.push_back({copy->token, copy->array_id, tile->tile, tile->size_bytes});
     }
     const TileSink sink = [&](size_t index, int64_t offset, absl::Span<const char> bytes) {
+      watched->Received();
       received_bytes += static_cast<int64_t>(bytes.size());
       progress.Add(static_cast<int64_t>(bytes.size()));
       return PasteTileBytes(bytes, part[index].tile->place, offset, into);
     };
-    SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, cancellation,
+    SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, watched->cancellation(),
                                                {options.deadline.wall(), options.traceparent}));
   }
   std::move(take_back).Cancel();
@@ -324,11 +450,10 @@ absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, const Mutab
 
 // Fetches the tiles of one worker, over a kept connection if there is one.
 absl::Status Fetch(const Inbound& inbound, const MutableTensorView& into, ProgressMeter& progress,
-                   Cancellation* cancellation, const TransferOptions& options) {
+                   SilenceWatch::Stream* watched, const TransferOptions& options) {
   const TransferDevice& device = *inbound.device;
   const auto fetch_over = [&](std::unique_ptr<WorkerClient> worker) {
-    const absl::Status fetched =
-        FetchOver(worker.get(), inbound, into, progress, cancellation, options);
+    const absl::Status fetched = FetchOver(worker.get(), inbound, into, progress, watched, options);
     if (fetched.ok() && options.connections != nullptr) {
       options.connections->Keep(device.identity, device.incarnation, std::move(worker));
     }
@@ -346,7 +471,7 @@ absl::Status Fetch(const Inbound& inbound, const MutableTensorView& into, Progre
   SHARDMESH_ASSIGN_OR_RETURN(
       std::unique_ptr<WorkerClient> worker,
       WorkerClient::Connect(device.identity, device.addresses, options.credentials,
-                            options.deadline.wall(), cancellation));
+                            options.deadline.wall(), watched->cancellation()));
   return fetch_over(std::move(worker));
 }
 
@@ -448,10 +573,12 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
   ProgressMeter progress(options.progress, total_bytes);
 
   // Each round requests the missing tiles from the remaining holders. The loop ends, because each
-  // round that leaves tiles missing adds a lost worker.
-  absl::flat_hash_set<std::string> lost_here;
-  absl::flat_hash_set<std::string>& lost =
-      options.lost_workers == nullptr ? lost_here : *options.lost_workers;
+  // round that leaves tiles missing adds a lost worker, or makes the download wait longer for a
+  // silent one.
+  AvoidedWorkers avoided;
+  if (options.lost_workers != nullptr) avoided.lost = options.lost_workers;
+  avoided.silent =
+      options.silent_workers == nullptr ? &avoided.silent_here : options.silent_workers;
   absl::Status last_loss;
   while (!pending.empty()) {
     if (cancellation != nullptr && cancellation->is_cancelled()) {
@@ -461,32 +588,49 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       const absl::Status over = TimeIsOver();
       return last_loss.ok() ? over : WithContext(over, ToStd(last_loss.message()));
     }
-    absl::StatusOr<std::vector<Inbound>> plan = PlanDownload(pending, lost, array);
+    absl::StatusOr<std::vector<Inbound>> plan = PlanDownload(pending, avoided, array);
     if (!plan.ok()) {
       return last_loss.ok() ? std::move(plan).status()
                             : WithContext(plan.status(), ToStd(last_loss.message()));
     }
-    Cancellation streams;
+    SilenceWatch watch;
+    std::vector<SilenceWatch::Stream*> streams;
+    std::vector<absl::Duration> patience;
+    for (const Inbound& inbound : *plan) {
+      patience.push_back(
+          inbound.HasOtherHolders(*avoided.lost)
+              ? PatienceWith(options.patience, avoided.SilencesOf(inbound.device->identity))
+              : absl::InfiniteDuration());
+      streams.push_back(watch.Add(patience.back()));
+    }
+    watch.Start();
     std::optional<Cancellation::Registration> registration;
     if (cancellation != nullptr) {
-      registration.emplace(cancellation, [&streams] { streams.Cancel(); });
+      registration.emplace(cancellation, [&watch] { watch.CancelAll(); });
     }
     FirstError error;
     absl::Mutex mutex;
     RunOnThreads(plan->size(), /*max_threads=*/plan->size(), [&](size_t i) {
       Inbound& inbound = (*plan)[i];
+      streams[i]->Begin();
       absl::Status status =
-          WithContext(Fetch(inbound, into, progress, &streams, options), NameOf(*inbound.device));
+          WithContext(Fetch(inbound, into, progress, streams[i], options), NameOf(*inbound.device));
+      streams[i]->End();
       if (status.ok()) {
         inbound.is_done = true;
+      } else if (absl::IsCancelled(status) && streams[i]->is_left()) {
+        absl::MutexLock lock(&mutex);
+        ++(*avoided.silent)[inbound.device->identity];
+        last_loss = absl::UnavailableError(StrCat(NameOf(*inbound.device), " sent nothing for ",
+                                                  absl::FormatDuration(patience[i])));
       } else if (absl::IsUnavailable(status) || absl::IsNotFound(status)) {
         // The worker is lost, or has restarted without the tile. The next round tries another
         // holder.
         absl::MutexLock lock(&mutex);
-        lost.insert(inbound.device->identity);
+        avoided.lost->insert(inbound.device->identity);
         last_loss = std::move(status);
       } else if (error.Set(std::move(status))) {
-        streams.Cancel();
+        watch.CancelAll();
       }
     });
     SHARDMESH_RETURN_IF_ERROR(error.status());

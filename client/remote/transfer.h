@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -77,6 +78,12 @@ struct TransferOptions {
   // For Download: the workers, by identity, that earlier downloads of the same get have lost.
   // Download does not ask them, and adds those that it loses. Null: there were none.
   absl::flat_hash_set<std::string>* lost_workers = nullptr;
+  // For Download: how often downloads of the same get have left each worker, by identity, because
+  // it sent nothing for a while. Download asks such workers last, and adds to the numbers. Null:
+  // none were left.
+  absl::flat_hash_map<std::string, int>* silent_workers = nullptr;
+  // For Download: how long a worker may send nothing until other holders of its tiles are asked.
+  absl::Duration patience = absl::Seconds(1);
   // Where Download takes its connections from, and keeps them afterwards; null for new connections
   // only.
   WorkerConnections* connections = nullptr;
@@ -105,6 +112,10 @@ absl::Status CheckReduced(const ArrayDescriptor& array, const std::string& text)
 // during the download, the tiles come from other holders. A tile whose holders are all lost, or not
 // among `devices`, comes from the second copy. Every checksum is checked. `token` grants access to
 // the array on the workers.
+//
+// If a worker sends nothing for `options.patience`, also in the middle of a tile, and other workers
+// hold all its tiles in either copy, Download asks them instead. A worker that is asked again gets
+// four times as long each time.
 //
 // FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left in either
 // copy. FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED:

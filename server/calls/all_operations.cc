@@ -33,6 +33,12 @@ absl::StatusOr<OperationProgress> AllOperations::Progress(const std::string& ope
   return operations_->Progress(operation_id);
 }
 
+OperationWorkers AllOperations::WorkersOf(const std::string& operation_id) const {
+  OperationWorkers workers = transfers_->WorkersOf(operation_id);
+  workers.Add(operations_->WorkersOf(operation_id));
+  return workers;
+}
+
 absl::Status AllOperations::GetOperation(const std::string& operation_id,
                                          v1::Operation* operation) const {
   SHARDMESH_ASSIGN_OR_RETURN(const OperationProgress progress, Progress(operation_id));

@@ -23,6 +23,8 @@ class AllOperations {
       : transfers_(transfers), operations_(operations), sessions_(sessions) {}
 
   absl::StatusOr<OperationProgress> Progress(const std::string& operation_id) const;
+  // Returns the workers of a running operation, as far as they are known.
+  OperationWorkers WorkersOf(const std::string& operation_id) const;
   absl::Status GetOperation(const std::string& operation_id, v1::Operation* operation) const;
   absl::Status ListOperations(const v1::ListOperationsRequest& request,
                               v1::ListOperationsResponse* response) const;

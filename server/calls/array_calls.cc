@@ -118,6 +118,37 @@ ReadableCopy FindSecondCopy(const CoordinatorParts& context, const std::string& 
   return {.array = WithoutAway(*twin, *endpoints), .endpoints = *std::move(endpoints)};
 }
 
+// Whether the worker's heartbeat is so late that the worker may hang.
+bool MayHang(const CoordinatorParts& context, const MembershipView& view,
+             const std::string& identity) {
+  constexpr int kLateIntervals = 2;
+  const WorkerStatus* const worker = view.FindWorker(identity);
+  const absl::Duration limit = kLateIntervals * context.membership->options().heartbeat_interval;
+  return worker != nullptr && context.clock->Now() - worker->last_heartbeat() > limit;
+}
+
+// Returns the array with those ranks marked missing whose workers may hang, if the worker that has
+// the rank's tile in `copy` does not. Clients then read these tiles from the copy, and need not
+// find out by themselves.
+ArrayPtr WithoutHanging(const CoordinatorParts& context, const ArrayPtr& known,
+                        const std::vector<RankEndpoint>& endpoints, const ReadableCopy& copy) {
+  const std::shared_ptr<const MembershipView> view = context.membership->view();
+  std::set<int64_t> hanging;
+  for (const RankEndpoint& endpoint : endpoints) {
+    if (!Lacks(*known, endpoint.rank) && MayHang(context, *view, endpoint.identity)) {
+      hanging.insert(endpoint.rank);
+    }
+  }
+  if (hanging.empty()) return known;
+  Array array = *known;
+  for (const RankEndpoint& endpoint : copy.endpoints) {
+    if (!hanging.contains(endpoint.rank) || Lacks(*copy.array, endpoint.rank)) continue;
+    if (!MayHang(context, *view, endpoint.identity)) array.missing_ranks.push_back(endpoint.rank);
+  }
+  std::sort(array.missing_ranks.begin(), array.missing_ranks.end());
+  return std::make_shared<const Array>(std::move(array));
+}
+
 // The tiles to read.
 struct ReadTiles {
   bool is_slice = false;
@@ -228,6 +259,8 @@ absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequ
         FindHolders(readable, part, *context.membership->view(), *context.recovery));
     if (read.is_slice) read.tiles = std::move(tiles);
   }
+  const ArrayPtr offered =
+      copy.array == nullptr ? present : WithoutHanging(context, present, endpoints, copy);
   Encode(*selected.array, &selected.name, response->mutable_array());
   for (const OwnedTile& tile : read.tiles) {
     v1::HeldTile* const held = response->add_tiles();
@@ -235,11 +268,11 @@ absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequ
     for (const DeviceId device : tile.devices) {
       read.holders.insert(device);
       const auto rank = static_cast<int32_t>(device);
-      if (!Lacks(*present, device)) held->add_ranks(rank);
+      if (!Lacks(*offered, device)) held->add_ranks(rank);
       if (copy.array != nullptr && !Lacks(*copy.array, device)) held->add_second_copy_ranks(rank);
     }
   }
-  EncodeHolders(*selected.array, endpoints, read, response->mutable_devices());
+  EncodeHolders(*offered, endpoints, read, response->mutable_devices());
   // The transfer tokens expire no later than the session's lease as it is now. A later lease
   // renewal does not extend the tokens.
   SHARDMESH_ASSIGN_OR_RETURN(const Session session, context.sessions->Get(request.session_id()));

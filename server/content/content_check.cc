@@ -12,9 +12,9 @@ namespace shardmesh::server {
 std::shared_ptr<ContentCheck> ContentCheck::Start(DigestTransport* transport,
                                                   const MeshEndpoints& endpoints, Clock* clock,
                                                   const std::vector<ClaimedArray>& claims,
-                                                  Done done) {
+                                                  Done done, absl::Duration idle_limit) {
   const std::shared_ptr<ContentCheck> check(
-      new ContentCheck(transport, clock, claims, std::move(done)));
+      new ContentCheck(transport, clock, claims, std::move(done), idle_limit));
   check->Plan(endpoints);
   check->Ask();
   return check;
@@ -72,7 +72,7 @@ void ContentCheck::Ask() {
     if (lanes == 0) ended = End();
   }
   if (lanes == 0) return Finish(std::move(ended));
-  deadline_->SetNoLaterThan(clock_->Now() + kIdleLimit);
+  deadline_->SetNoLaterThan(clock_->Now() + idle_limit_);
   for (size_t lane = 0; lane < lanes; ++lane) AskNext(lane);
 }
 
@@ -190,7 +190,7 @@ void ContentCheck::TimeIsOver() {
   {
     absl::MutexLock lock(&mutex_);
     if (done_ == nullptr) return;
-    const absl::Time due = idle_since_ + kIdleLimit;
+    const absl::Time due = idle_since_ + idle_limit_;
     if (clock_->Now() < due) return deadline_->SetNoLaterThan(due);
     LogWarning("workers have not compared the content of a put in time; its client sends it");
     ended = End();

@@ -44,10 +44,12 @@ class ContentCheck : public std::enable_shared_from_this<ContentCheck> {
   static constexpr int kOrders = 2;
 
   // Asks the workers. `claims` must not change before `done` is called. `transport`, `endpoints`
-  // and `clock` outlive the check.
+  // and `clock` outlive the check. `idle_limit`: in place of kIdleLimit, for a put that has little
+  // time.
   static std::shared_ptr<ContentCheck> Start(DigestTransport* transport,
                                              const MeshEndpoints& endpoints, Clock* clock,
-                                             const std::vector<ClaimedArray>& claims, Done done);
+                                             const std::vector<ClaimedArray>& claims, Done done,
+                                             absl::Duration idle_limit = kIdleLimit);
   ContentCheck(const ContentCheck&) = delete;
   ContentCheck& operator=(const ContentCheck&) = delete;
 
@@ -82,8 +84,12 @@ class ContentCheck : public std::enable_shared_from_this<ContentCheck> {
   };
 
   ContentCheck(DigestTransport* transport, Clock* clock, const std::vector<ClaimedArray>& claims,
-               Done done)
-      : transport_(transport), clock_(clock), claims_(&claims), done_(std::move(done)) {}
+               Done done, absl::Duration idle_limit)
+      : transport_(transport),
+        clock_(clock),
+        idle_limit_(idle_limit),
+        claims_(&claims),
+        done_(std::move(done)) {}
 
   // Sorts the claims by mesh, and makes the queues.
   void Plan(const MeshEndpoints& endpoints);
@@ -111,6 +117,7 @@ class ContentCheck : public std::enable_shared_from_this<ContentCheck> {
 
   DigestTransport* const transport_;
   Clock* const clock_;
+  const absl::Duration idle_limit_;
 
   const std::vector<ClaimedArray>* const claims_;  // not used after the end
 

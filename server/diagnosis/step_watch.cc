@@ -2,12 +2,14 @@
 #include "server/diagnosis/step_watch.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -21,6 +23,10 @@ constexpr size_t kRecordsOfStep = 16;
 // Maximum number of running steps that are examined, oldest first. A worker starts its steps in the
 // order of their numbers, so the oldest steps are the stuck ones.
 constexpr int64_t kMaxStepsJudged = 64;
+// Maximum number of workers that an error about a late call names.
+constexpr size_t kMostLateNamed = 4;
+// A heartbeat is overdue after this number of heartbeat intervals.
+constexpr double kOverdueAfter = 1.25;
 
 std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
@@ -96,6 +102,15 @@ std::optional<Finding> FindQuarantined(const MembershipView& view, absl::Time no
 
 }  // namespace
 
+std::string StepWatch::JoinReasons(const std::vector<LateWorker>& late) {
+  std::vector<std::string> reasons;
+  for (const LateWorker& each : absl::MakeConstSpan(late).subspan(0, kMostLateNamed)) {
+    reasons.push_back(each.why);
+  }
+  const size_t more = late.size() - reasons.size();
+  return StrCat(StrJoin(reasons, "; "), more > 0 ? StrCat("; and ", more, " more") : "");
+}
+
 DiagnosisOptions StepWatch::OptionsNow() const {
   return {.now = clock_->Now(), .heartbeat_interval = membership_->options().heartbeat_interval};
 }
@@ -137,8 +152,28 @@ ObservedStep StepWatch::Observe(const WorkRef& work,
   return step;
 }
 
+StepExplanation StepWatch::ExplainTransfer(const WorkRef& work,
+                                           const std::vector<Participant>& waiting_for) const {
+  OperationWorkers workers;
+  for (const Participant& each : waiting_for) workers.waiting_for.insert(each.identity);
+  if (work.sources != nullptr) {
+    workers.sources.insert(work.sources->begin(), work.sources->end());
+  }
+  const std::vector<LateWorker> late = FindLate(workers);
+  StepExplanation explanation{.text = JoinReasons(late)};
+  std::set<std::string_view> named;
+  for (const LateWorker& each : late) {
+    named.insert(each.identity);
+    if (explanation.late.size() < kMostLateNamed) explanation.late.push_back(each.identity);
+  }
+  std::copy_if(waiting_for.begin(), waiting_for.end(), std::back_inserter(explanation.blamed),
+               [&named](const Participant& each) { return named.contains(each.identity); });
+  return explanation;
+}
+
 StepExplanation StepWatch::Explain(const WorkRef& work,
                                    const std::vector<Participant>& waiting_for) const {
+  if (!work.transfer_id.empty()) return ExplainTransfer(work, waiting_for);
   const std::optional<Finding> finding = DiagnoseStep(Observe(work, waiting_for), OptionsNow());
   if (!finding.has_value()) return {};
   StepExplanation explanation{.text = finding->explanation};
@@ -170,16 +205,22 @@ std::string Describe(const UnreadableRecords& unreadable) {
 }  // namespace
 
 std::vector<Finding> StepWatch::FindWorkers(const MembershipView& view,
-                                            const DiagnosisOptions& options) const {
+                                            const DiagnosisOptions& options,
+                                            const std::set<std::string>* wanted) const {
+  const auto is_wanted = [wanted](const std::string& identity) {
+    return wanted == nullptr || wanted->contains(identity);
+  };
   std::vector<Finding> findings;
   std::set<std::string> told;  // a worker that serves several meshes is named once
   for (const auto& [mesh_id, mesh] : view.meshes) {
+    if (std::none_of(mesh->identities.begin(), mesh->identities.end(), is_wanted)) continue;
     std::vector<ObservedRank> ranks;
     for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
       ranks.push_back(Observe(view, static_cast<int64_t>(rank), mesh->identities[rank], 0));
     }
     for (Finding& finding : DiagnoseWorkers(ranks, mesh_id, options)) {
-      if (told.insert(finding.culprits.front().identity).second) {
+      const std::string& identity = finding.culprits.front().identity;
+      if (is_wanted(identity) && told.insert(identity).second) {
         findings.push_back(std::move(finding));
       }
     }
@@ -187,38 +228,66 @@ std::vector<Finding> StepWatch::FindWorkers(const MembershipView& view,
   return findings;
 }
 
-absl::Status StepWatch::ExplainLate(std::string_view what,
-                                    absl::Span<const std::string> waiting_for) const {
-  // Maximum number of workers that the error names.
-  constexpr size_t kNamed = 4;
-  std::vector<Finding> findings = FindWorkers(*membership_->view(), OptionsNow());
-  if (!waiting_for.empty()) {  // others have nothing to do with it
-    const std::set<std::string_view> waited_for(waiting_for.begin(), waiting_for.end());
-    std::erase_if(findings, [&waited_for](const Finding& finding) {
-      return !waited_for.contains(finding.culprits.front().identity);
-    });
+std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& workers) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  const DiagnosisOptions options = OptionsNow();
+  std::set<std::string> suspects = workers.waiting_for;
+  if (suspects.empty()) {
+    suspects = workers.taking_part;
+  } else {
+    suspects.insert(workers.sources.begin(), workers.sources.end());
   }
-  std::vector<std::string> why;
+  std::vector<LateWorker> late;
+  for (const Finding& finding : FindWorkers(*view, options, &suspects)) {
+    late.push_back({.identity = finding.culprits.front().identity, .why = finding.summary});
+  }
+  if (!late.empty() || workers.waiting_for.empty()) return late;
+  struct Heard {
+    std::string identity;
+    bool is_source;             // and not waited for itself
+    absl::Time last_heartbeat;  // InfinitePast: the worker is not attached
+  };
+  std::vector<Heard> heard;
+  for (const std::string& identity : suspects) {
+    const WorkerStatus* const worker = view->FindWorker(identity);
+    heard.push_back(
+        {.identity = identity,
+         .is_source = !workers.waiting_for.contains(identity),
+         .last_heartbeat = worker == nullptr ? absl::InfinitePast() : worker->last_heartbeat()});
+  }
+  const absl::Time due = options.now - kOverdueAfter * options.heartbeat_interval;
+  const auto is_overdue = [due](const Heard& each) { return each.last_heartbeat < due; };
+  if (!std::all_of(heard.begin(), heard.end(), is_overdue) &&
+      std::any_of(heard.begin(), heard.end(), is_overdue)) {
+    std::erase_if(heard, [&](const Heard& each) { return !is_overdue(each); });
+  }
+  std::stable_sort(heard.begin(), heard.end(), [](const Heard& one, const Heard& other) {
+    return std::pair(one.is_source, one.last_heartbeat) <
+           std::pair(other.is_source, other.last_heartbeat);
+  });
+  for (Heard& each : heard) {
+    const std::string last =
+        each.last_heartbeat == absl::InfinitePast()
+            ? std::string()
+            : StrCat(" (its last heartbeat came ", FormatRounded(options.now - each.last_heartbeat),
+                     " ago)");
+    late.push_back({.identity = each.identity,
+                    .why = StrCat("worker \"", each.identity, "\" ",
+                                  each.is_source ? "takes part" : "has not answered yet", last)});
+  }
+  return late;
+}
+
+absl::Status StepWatch::ExplainLate(std::string_view what, const OperationWorkers& workers) const {
   std::vector<std::string> identities;
-  for (const Finding& finding : findings) {
-    if (why.size() == kNamed) break;
-    why.push_back(finding.summary);
-    identities.push_back(finding.culprits.front().identity);
+  const std::vector<LateWorker> late = FindLate(workers);
+  for (const LateWorker& each : absl::MakeConstSpan(late).subspan(0, kMostLateNamed)) {
+    identities.push_back(each.identity);
   }
-  size_t count = findings.size();
-  if (findings.empty()) {
-    count = waiting_for.size();
-    waiting_for = waiting_for.subspan(0, kNamed);
-    identities.assign(waiting_for.begin(), waiting_for.end());
-    for (const std::string& identity : identities) {
-      why.push_back(StrCat("worker \"", identity, "\" has not answered yet"));
-    }
-  }
-  const std::string more = count > kNamed ? StrCat("; and ", count - kNamed, " more") : "";
+  const std::string why = JoinReasons(late);
   return WithReason(
-      absl::DeadlineExceededError(
-          StrCat(what, " has not ended within the time of the call",
-                 why.empty() ? "; give it more time" : StrCat(": ", StrJoin(why, "; "), more))),
+      absl::DeadlineExceededError(StrCat(what, " has not ended within the time of the call",
+                                         why.empty() ? "; give it more time" : StrCat(": ", why))),
       Reason::kDeadline, {{fact::kIdentity, StrJoin(identities, ",")}});
 }
 

@@ -3,17 +3,18 @@
 #define SHARDMESH_SERVER_DIAGNOSIS_STEP_WATCH_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "process/clock.h"
 #include "server/diagnosis/diagnosis.h"
 #include "server/diagnosis/flight_log.h"
 #include "server/state/membership.h"
+#include "server/state/operation_table.h"
 #include "server/steps/sequencer.h"
 
 namespace shardmesh::server {
@@ -30,16 +31,20 @@ class StepWatch {
   StepWatch(const Clock* clock, const Membership* membership, const FlightLog* log)
       : clock_(clock), membership_(membership), log_(log) {}
 
-  // Returns the explanation of a step, for Sequencer::Options::explain.
+  // Returns the explanation of a step or transfer, for Sequencer::Options::explain. For a transfer:
+  // which of the participants that it waits for are late, as ExplainLate chooses them.
   StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
 
   // Returns the error of a call that waited for an operation until its deadline: DEADLINE_EXCEEDED
-  // (DEADLINE). The error names the workers that serve a rank and are lost or silent, or do not
-  // reach their peers. `waiting_for` lists the workers whose answers the operation waits for; empty
-  // if that is not known. If it is known, the error names no other workers: those of the list that
-  // are silent, or else all. `what` names the operation, such as "the save".
-  absl::Status ExplainLate(std::string_view what,
-                           absl::Span<const std::string> waiting_for = {}) const;
+  // (DEADLINE). `what` names the operation, such as "the save".
+  //
+  // The suspects are the workers whose answers the operation waits for, and the sources. The error
+  // names those that are lost or silent, or do not reach their peers. If there are none, it names
+  // those whose heartbeats are overdue while the heartbeats of others came in time; or else all,
+  // the sources last and those with the oldest heartbeats first. If the operation waits for no
+  // known worker, the error names the workers that take part and are lost or silent. The error
+  // never names other workers.
+  absl::Status ExplainLate(std::string_view what, const OperationWorkers& workers) const;
 
   struct Verdict {
     // The whole verdict in one sentence.
@@ -54,10 +59,23 @@ class StepWatch {
                    int64_t degraded_arrays = 0, const UnreadableRecords& unreadable = {}) const;
 
  private:
+  // A worker that is late, and a sentence that says why it counts as late.
+  struct LateWorker {
+    std::string identity;
+    std::string why;
+  };
+
   // Returns one finding for each worker of a mesh that is lost or silent, or that does not reach
-  // its peers.
-  std::vector<Finding> FindWorkers(const MembershipView& view,
-                                   const DiagnosisOptions& options) const;
+  // its peers. With `wanted`, returns the findings on these workers only.
+  std::vector<Finding> FindWorkers(const MembershipView& view, const DiagnosisOptions& options,
+                                   const std::set<std::string>* wanted = nullptr) const;
+  // Returns the late workers of an operation, as ExplainLate describes them, the most suspect
+  // first.
+  std::vector<LateWorker> FindLate(const OperationWorkers& workers) const;
+  // Joins the first reasons, and says how many more there are. Empty if nothing is late.
+  static std::string JoinReasons(const std::vector<LateWorker>& late);
+  StepExplanation ExplainTransfer(const WorkRef& work,
+                                  const std::vector<Participant>& waiting_for) const;
   ObservedRank Observe(const MembershipView& view, int64_t rank, const std::string& identity,
                        int64_t sequence) const;
   ObservedStep Observe(const WorkRef& work, const std::vector<Participant>& waiting_for) const;

@@ -312,6 +312,13 @@ void Repairs::Begin(const Chosen& chosen) {
         if (taken.ok()) taken = Take(*array, chosen, outcome);
         std::move(decided)(std::move(taken));
       }};
+  {
+    absl::MutexLock lock(&mutex_);
+    request.operation_id = workers_[chosen.identity].operation_id;
+  }
+  if (source->holder.has_value()) {
+    request.sources = std::make_shared<const std::vector<std::string>>(1, source->holder->identity);
+  }
   SHARDMESH_PASSES("repairs.begin_transfer");
   const absl::Status begun = parts_.sequencer->BeginTransfer(
       std::move(request), [this, key = chosen.key, transfer_id, title = source->title,

@@ -211,6 +211,11 @@ void Replicas::Begin(const std::string& array_id) {
                     const WorkOutcome& outcome, absl::AnyInvocable<void(absl::Status) &&> decided) {
         Commit(array, companion_id, outcome, std::move(decided));
       }};
+  {
+    absl::MutexLock lock(&mutex_);
+    request.operation_id = operation_id_;
+  }
+  request.sources = std::make_shared<const std::vector<std::string>>(planned->sources);
   for (size_t rank = 0; rank < planned->destinations.size(); ++rank) {
     request.participants.push_back({.rank = static_cast<int64_t>(rank),
                                     .identity = planned->destinations[rank],
@@ -555,6 +560,7 @@ void Replicas::EnsureOperation() {
     first_failure_ = absl::OkStatus();
     UpdateTotal();
   }
+  parts_.operations->SetWorkers(*begun, [this, id = *begun] { return AwaitedBy(id); });
   const absl::Status cancelled = early->Begun(*begun);
   LogInfo("copies of arrays begin", {{"operation", *begun}});
   if (!cancelled.ok()) Cancel(*begun, cancelled);
@@ -596,6 +602,16 @@ void Replicas::EndOperation() {
                {{"operation", operation_id}, {"arrays", done}, {"error", status}});
   }
   parts_.operations->End(operation_id, status);
+}
+
+OperationWorkers Replicas::AwaitedBy(const std::string& operation_id) const {
+  OperationWorkers workers;
+  absl::MutexLock lock(&mutex_);
+  if (operation_id_ != operation_id) return workers;
+  for (const auto& [id, trouble] : trouble_) {
+    if (trouble.is_waiting) workers.waiting_for.merge(WorkersNamedBy(trouble.status));
+  }
+  return workers;
 }
 
 void Replicas::Cancel(const std::string& operation_id, const absl::Status& reason) {

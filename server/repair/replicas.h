@@ -170,6 +170,8 @@ class Replicas {
               absl::AnyInvocable<void(absl::Status) &&> decided) const;
   bool IsBySpec(const Array& array, const Tiling& tiling) const;
   void Cancel(const std::string& operation_id, const absl::Status& reason);
+  // Returns the workers for which copies of the operation wait before they begin.
+  OperationWorkers AwaitedBy(const std::string& operation_id) const;
   void UpdateTotal() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ReplicaParts parts_;

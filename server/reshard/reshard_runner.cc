@@ -473,7 +473,8 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                   .session_id = call_.session_id,
                   .method = "Reshard",
                   .caller = call_.caller,
-                  .time_left = call_.deadline - parts_.clock->Now()};
+                  .time_left = call_.deadline - parts_.clock->Now(),
+                  .operation_id = plan_.outline.operation_id};
     step.work = Program{.operand_count = 1,
                         .ops = {ReshardOp{.input = 0,
                                           .spec = item.target.descriptor.spec,
@@ -579,7 +580,9 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                               .superseded = call_.release_source ? from.array_id : ""}});
     SHARDMESH_ASSIGN_OR_RETURN(
         fill.transfer_id, put.transfers->Begin(call_.session_id, to.mesh_id, fill.target_workers,
-                                               std::move(items), plan_.outline.operation_id));
+                                               std::move(items), plan_.outline.operation_id,
+                                               std::make_shared<const std::vector<std::string>>(
+                                                   fill.source_workers)));
     // The end of the transfer, for which the caller waits, has the error.
     if (const absl::Status sent = SendArrayFill(fill, parts_.fill); !sent.ok()) {
       Abort(fill.transfer_id, sent);

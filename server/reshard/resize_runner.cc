@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/synchronization/notification.h"
@@ -99,6 +100,19 @@ class ResizeRunner::Run {
     if (running != nullptr) ReshardRunner::Cancel(running, reason);
   }
 
+  // Returns the workers of both shapes, and those that are not ready for the next step.
+  OperationWorkers Workers() const {
+    OperationWorkers workers{.taking_part = {plan_.workers.begin(), plan_.workers.end()}};
+    if (plan_.definition != nullptr) {
+      for (const std::string& each : WorkersOf(*plan_.definition)) workers.taking_part.insert(each);
+    }
+    absl::MutexLock lock(&mutex_);
+    workers.waiting_for = unready_;
+    // A worker that is not ready may wait for another one, which it does not reach.
+    if (!unready_.empty()) workers.sources = workers.taking_part;
+    return workers;
+  }
+
   void Over() { is_over_.store(true, std::memory_order_release); }
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
 
@@ -191,11 +205,19 @@ class ResizeRunner::Run {
 
   absl::Status AwaitReady(const std::string& mesh_id) {
     const absl::Time give_up = absl::Now() + kReadyTimeout;
+    const absl::Cleanup forget = [this] { SetUnready(absl::OkStatus()); };
     for (;;) {
       const absl::Status ready = parts_.plan.put.endpoints->CheckReady(mesh_id);
+      SetUnready(ready);
       if (ready.ok() || absl::Now() >= give_up) return ready;
       SHARDMESH_RETURN_IF_ERROR(Wait());
     }
+  }
+
+  // Keeps the workers that an error of CheckReady names.
+  void SetUnready(const absl::Status& ready) {
+    absl::MutexLock lock(&mutex_);
+    unready_ = WorkersNamedBy(ready);
   }
 
   // Moves arrays away with `move` until the mesh has none. At the end, the mesh is being changed
@@ -402,6 +424,7 @@ class ResizeRunner::Run {
   bool is_going_back_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_committing_ ABSL_GUARDED_BY(mutex_);  // the mesh is being changed, or has the shape
   ReshardRunner::RunPtr reshard_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> unready_ ABSL_GUARDED_BY(mutex_);  // workers that AwaitReady waits for
 };
 
 ResizeRunner::~ResizeRunner() {
@@ -495,6 +518,7 @@ absl::StatusOr<BegunResize> ResizeRunner::Begin(const ResizeCall& call,
           StrCat("resize of mesh \"", call.mesh_id, "\" to ", begun.plan.layouts.mesh.ToString()),
           call.session_id, session.number,
           [run = running->run](const absl::Status& reason) { return run->Cancel(reason); }));
+  parts_.operations->SetWorkers(id, [run = running->run] { return run->Workers(); });
   begun.operation_id = id;
   running->begun = begun;
   running->run->SetOperation(id);

@@ -140,7 +140,7 @@ SaveRun::SaveRun(Options options)
   probe_ = RandomBytes(kProbeBytes);
 }
 
-std::vector<std::string> SaveRun::WaitsFor() const {
+std::set<std::string> SaveRun::WaitsFor() const {
   absl::MutexLock lock(&shared_->mutex);
   return {shared_->waiting.begin(), shared_->waiting.end()};
 }

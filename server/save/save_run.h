@@ -87,7 +87,7 @@ class SaveRun {
   absl::Status Validate();
 
   // Returns the workers that have not answered an order of Run yet, by name. Thread-safe.
-  std::vector<std::string> WaitsFor() const;
+  std::set<std::string> WaitsFor() const;
 
   // Makes Run end with `reason`. FAILED_PRECONDITION: the checkpoint is being published.
   absl::Status Cancel(const absl::Status& reason);

@@ -307,6 +307,8 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
                       to.step.has_value() ? StrCat(", step ", *to.step) : ""),
                request.session_id, session.number,
                [run = running->run](const absl::Status& reason) { return run->Cancel(reason); }));
+  parts_.operations->SetWorkers(
+      *id, [run = running->run] { return OperationWorkers{.waiting_for = run->WaitsFor()}; });
   begun.operation_id = *id;
   absl::StatusOr<std::thread> thread =
       StartThread([this, id = *id, raw = running.get()] { Execute(id, raw); });
@@ -441,7 +443,7 @@ int64_t Saves::Wait(const std::string& operation_id, WaitCallback callback) {
       });
 }
 
-std::vector<std::string> Saves::WaitsFor(const std::string& operation_id) const {
+std::set<std::string> Saves::WaitsFor(const std::string& operation_id) const {
   std::shared_ptr<SaveRun> run;
   {
     absl::MutexLock lock(&mutex_);

@@ -107,7 +107,7 @@ class Saves {
   int64_t Wait(const std::string& operation_id, WaitCallback callback);
   // Returns the workers for whose answers a running save waits, by name; none if there is no such
   // save.
-  std::vector<std::string> WaitsFor(const std::string& operation_id) const;
+  std::set<std::string> WaitsFor(const std::string& operation_id) const;
   // Destroys the callback of a waiting caller, unless the save has just ended and calls it.
   void StopWaiting(const std::string& operation_id, int64_t number);
 

@@ -77,7 +77,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
       return Close(progress.status());
     }
     if (!progress->ended && clock_->Now() >= give_up_) {
-      return Close(watch_->ExplainLate("the operation"));
+      return Close(watch_->ExplainLate("the operation", calls_->WorkersOf(operation_id_)));
     }
     auto response = std::make_shared<v1::WatchOperationResponse>();
     Encode(*progress, response->mutable_operation());

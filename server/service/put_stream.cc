@@ -188,6 +188,11 @@ class PutStreams::Stream final
     if (parts_.digests == nullptr) return BeginOrCheckFiles();
     claims_ = requests_.plan().TakeClaims();
     if (claims_.empty()) return BeginOrCheckFiles();
+    // If a worker does not answer, the client still needs time to send the tensors. Only then does
+    // the put's error name that worker.
+    constexpr int kShareOfCheck = 4;
+    const absl::Duration idle_limit =
+        std::min(ContentCheck::kIdleLimit, rpc::TimeLeft(*call_) / kShareOfCheck);
     // The work of the check ends with the call of ContentChecked.
     const absl::Status checking = end_.BeginWork();
     if (!checking.ok()) {
@@ -196,7 +201,7 @@ class PutStreams::Stream final
     }
     std::shared_ptr<ContentCheck> check = ContentCheck::Start(
         parts_.digests, *parts_.plan.endpoints, parts_.clock, claims_,
-        [this](std::vector<bool> is_true) { ContentChecked(std::move(is_true)); });
+        [this](std::vector<bool> is_true) { ContentChecked(std::move(is_true)); }, idle_limit);
     Keep([check = std::move(check)] { check->Cancel(); });
     return absl::OkStatus();
   }

@@ -61,7 +61,8 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
  private:
   void GiveUp() {
     saves_->StopWaiting(operation_id_, number_);
-    const absl::Status late = watch_->ExplainLate("the save", saves_->WaitsFor(operation_id_));
+    const absl::Status late =
+        watch_->ExplainLate("the save", {.waiting_for = saves_->WaitsFor(operation_id_)});
     call_->Answer([&late](v1::WaitSaveResponse*) { return rpc::ToGrpc(late); });
   }
 

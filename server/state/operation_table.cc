@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_split.h"
 #include "process/random_bytes.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -51,6 +53,15 @@ absl::Status NoOperation(std::string_view id) {
                                  "\"; `shardmesh ops ls` lists those that run, and those that "
                                  "ended in the last ten minutes")),
       Reason::kNotFound, {{fact::kKind, "operation"}, {fact::kName, id}});
+}
+
+std::set<std::string> WorkersNamedBy(const absl::Status& error) {
+  const std::string named = FactOf(error, fact::kIdentity).value_or("");
+  std::set<std::string> workers;
+  for (const absl::string_view each : absl::StrSplit(named, ',', absl::SkipEmpty())) {
+    workers.emplace(each);
+  }
+  return workers;
 }
 
 void ProgressRate::Add(absl::Time now, int64_t bytes) {
@@ -126,6 +137,13 @@ void OperationTable::SetTotal(std::string_view id, int64_t pieces, int64_t bytes
   progress.total_bytes = std::max(bytes, progress.done_bytes);
 }
 
+void OperationTable::SetWorkers(std::string_view id, WorkersCallback workers) {
+  absl::MutexLock lock(&mutex_);
+  const OperationPtr operation = Find(id);
+  if (operation == nullptr || operation->progress.ended) return;
+  operation->workers.swap(workers);  // the former one is destroyed after the lock is released
+}
+
 void OperationTable::SetPart(std::string_view id, const std::string& part, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
   const OperationPtr operation = Find(id);
@@ -160,6 +178,7 @@ void OperationTable::Add(std::string_view id, int64_t pieces, int64_t bytes,
 void OperationTable::End(std::string_view id, const absl::Status& status) {
   std::map<int64_t, absl::AnyInvocable<void() &&>> on_end;
   CancelCallback cancel;  // destroyed after the lock is released
+  WorkersCallback workers;
   std::string session_id;
   {
     absl::MutexLock lock(&mutex_);
@@ -172,6 +191,7 @@ void OperationTable::End(std::string_view id, const absl::Status& status) {
     session_id = progress.session_id;
     on_end = std::exchange(operation->on_end, {});
     cancel = std::exchange(operation->cancel, nullptr);
+    workers = std::exchange(operation->workers, nullptr);
     ended_.push_back(operation);
   }
   if (!session_id.empty()) sessions_->RemoveTransfer(session_id, id);
@@ -245,6 +265,16 @@ absl::StatusOr<OperationProgress> OperationTable::Progress(std::string_view id) 
   const OperationPtr operation = Find(id);
   if (operation == nullptr || IsForgotten(operation->progress)) return NoOperation(id);
   return ProgressOf(*operation);
+}
+
+OperationWorkers OperationTable::WorkersOf(std::string_view id) const {
+  WorkersCallback workers;
+  {
+    absl::MutexLock lock(&mutex_);
+    const OperationPtr operation = Find(id);
+    if (operation != nullptr) workers = operation->workers;
+  }
+  return workers == nullptr ? OperationWorkers() : workers();
 }
 
 OperationTable::Listed OperationTable::List(

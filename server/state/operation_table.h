@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -77,6 +78,22 @@ struct OperationProgress {
   std::optional<absl::Duration> TimeLeft() const;
 };
 
+// The workers of an operation, by identity.
+struct OperationWorkers {
+  std::set<std::string> waiting_for = {};  // whose answers it waits for now
+  std::set<std::string> sources = {};      // that send tiles to those, as far as they are known
+  std::set<std::string> taking_part = {};  // all that take part now, as far as they are known
+
+  void Add(OperationWorkers others) {
+    waiting_for.merge(others.waiting_for);
+    sources.merge(others.sources);
+    taking_part.merge(others.taking_part);
+  }
+};
+
+// Returns the workers in the fact `identity` of an error, such as of MeshEndpoints::CheckReady.
+std::set<std::string> WorkersNamedBy(const absl::Status& error);
+
 // Sets `progress.bytes_per_second` for the time `now`. `rate`: of the operation's done_bytes.
 void SetRate(const ProgressRate& rate, absl::Time now, OperationProgress& progress);
 
@@ -100,6 +117,9 @@ class OperationTable {
   static constexpr absl::Duration kRememberFor = absl::Minutes(10);
   // Maximum number of ended operations that are remembered; the oldest are dropped first.
   static constexpr size_t kMaxEnded = 10'000;
+  // Returns the workers of an operation. Runs on any thread, without a lock, perhaps several times
+  // at once, and, for a call that raced with End, after End; so it must own what it uses.
+  using WorkersCallback = std::function<OperationWorkers()>;
   // Maximum length of a description in bytes; the rest is cut off.
   static constexpr size_t kMaxDescription = 1'000;
 
@@ -120,6 +140,9 @@ class OperationTable {
   // Sets what the operation has to do in all: pieces of work, and their bytes. At least what is
   // done already.
   void SetTotal(std::string_view id, int64_t pieces, int64_t bytes);
+  // Says how to find the workers of the operation beside those of its steps and transfers, which
+  // the sequencer knows.
+  void SetWorkers(std::string_view id, WorkersCallback workers);
   // Adds completed work. If `part` is not empty, the work is that of SetPart, or the rest of it.
   void Add(std::string_view id, int64_t pieces, int64_t bytes, std::string_view part = {});
   // Sets the completed bytes of a piece of work that is not complete, so that the progress moves
@@ -147,6 +170,10 @@ class OperationTable {
   // Returns the progress of an operation. NOT_FOUND: as Cancel.
   absl::StatusOr<OperationProgress> Progress(std::string_view id) const;
 
+  // Returns the workers of a running operation by its SetWorkers. None if the operation has ended
+  // or is unknown, or if SetWorkers was not called.
+  OperationWorkers WorkersOf(std::string_view id) const;
+
   // A page of the operations that run or are remembered.
   struct Listed {
     std::vector<OperationProgress> operations;  // by rising number
@@ -167,6 +194,7 @@ class OperationTable {
     OperationProgress progress;
     ProgressRate rate;
     CancelCallback cancel;                                   // null once the operation has ended
+    WorkersCallback workers;                                 // likewise
     std::map<std::string, int64_t, std::less<>> parts = {};  // bytes by SetPart
     std::map<int64_t, absl::AnyInvocable<void() &&>> on_end;
     int64_t last_on_end = 0;  // the last key in on_end

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <variant>
@@ -27,6 +29,19 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
+namespace {
+
+// Returns the workers from which tiles are copied, each once; null if there are none.
+IdentitiesPtr WorkersAmong(const ReuseSources& sources) {
+  std::set<std::string> identities;
+  for (const auto& [mesh_id, workers] : sources) {
+    for (const RankEndpoint& worker : workers) identities.insert(worker.identity);
+  }
+  if (identities.empty()) return nullptr;
+  return std::make_shared<const std::vector<std::string>>(identities.begin(), identities.end());
+}
+
+}  // namespace
 
 absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
                                  const RuleSource& rule_source,
@@ -339,7 +354,8 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin(const std::function<bool()>& is_cance
   SHARDMESH_ASSIGN_OR_RETURN(
       put->transfer_id,
       parts_.transfers->Begin(header_.session_id, mesh_id, identities,
-                              std::shared_ptr<const std::vector<PutItem>>(put, &put->items)));
+                              std::shared_ptr<const std::vector<PutItem>>(put, &put->items),
+                              /*operation_id=*/"", WorkersAmong(sources)));
   parts_.transfers->SetCheckpoint(put->transfer_id, header_.checkpoint);
   put->expire_time = parts_.clock->Now() + Transfers::kTimeout;
   if (absl::Status ordered = OrderFill(*put, sources); !ordered.ok()) {

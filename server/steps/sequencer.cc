@@ -57,6 +57,16 @@ std::string DescribeParticipants(absl::Span<const Participant> participants) {
   return text;
 }
 
+// Says for which participants late work waited. An explanation that blames some of them leaves out
+// the others.
+std::string DescribeAwaited(absl::Span<const Participant> awaited,
+                            const StepExplanation& explanation) {
+  if (awaited.empty()) return "waited for the client";
+  return StrCat("waited for ",
+                DescribeParticipants(explanation.blamed.empty() ? awaited : explanation.blamed),
+                explanation.text.empty() ? std::string() : StrCat("; ", explanation.text));
+}
+
 // Adds the participants of a step to an error, as facts.
 absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> participants) {
   participants = participants.subspan(0, kMostNamed);
@@ -68,6 +78,15 @@ absl::Status WithParticipants(absl::Status error, absl::Span<const Participant> 
        {fact::kIdentity, StrJoin(participants, ",", [](std::string* out, const Participant& each) {
           *out += each.identity;
         })}});
+}
+
+// Adds to an error, as facts, the participants for which late work waited, or those of them that
+// the explanation blames. The identities are those of the late workers, if these are known.
+absl::Status WithLate(absl::Status error, absl::Span<const Participant> awaited,
+                      const StepExplanation& explanation) {
+  error =
+      WithParticipants(std::move(error), explanation.blamed.empty() ? awaited : explanation.blamed);
+  return WithFacts(std::move(error), {{fact::kIdentity, StrJoin(explanation.late, ",")}});
 }
 
 // Returns one rank's error in the form that all other ranks get: its code and reason, with rank,
@@ -162,6 +181,7 @@ absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
     auto work = std::make_shared<Work>();
     work->ref.op = std::move(request.op);
     work->ref.mesh_id = std::move(request.mesh_id);
+    work->ref.operation_id = std::move(request.operation_id);
     work->ref.participants = std::move(request.participants);
     work->reads = std::move(request.reads);
     work->writes = std::move(request.writes);
@@ -188,6 +208,9 @@ absl::Status Sequencer::BeginTransfer(TransferRequest request, WorkCallback call
   }
   auto work = std::make_shared<Work>();
   work->ref.transfer_id = std::move(request.transfer_id);
+  work->ref.operation_id =
+      request.operation_id.empty() ? work->ref.transfer_id : std::move(request.operation_id);
+  work->ref.sources = std::move(request.sources);
   work->ref.op = std::move(request.op);
   work->ref.mesh_id = std::move(request.mesh_id);
   work->ref.participants = std::move(request.participants);
@@ -238,10 +261,10 @@ absl::Status Sequencer::AbortTransfer(std::string_view transfer_id, absl::Status
     if (MayHave(ReasonOf(reason), fact::kStep)) reason = WithWork(std::move(reason), work->ref);
     if (ReasonOf(reason) == Reason::kDeadline) {
       const std::vector<Participant> waiting = work->WaitingFor();
-      if (!waiting.empty()) {
-        reason = WithContext(reason, StrCat("waited for ", DescribeParticipants(waiting)));
-      }
-      reason = WithParticipants(std::move(reason), waiting);
+      int64_t explanations_left = 1;
+      const StepExplanation explanation = Explain(*work, &explanations_left);
+      if (!waiting.empty()) reason = WithContext(reason, DescribeAwaited(waiting, explanation));
+      reason = WithLate(std::move(reason), waiting, explanation);
     }
     End(work, std::move(reason));
   }
@@ -396,6 +419,23 @@ std::vector<Sequencer::LiveWork> Sequencer::Live() const {
                    work->WaitingFor()});
   }
   return all;
+}
+
+OperationWorkers Sequencer::WorkersOf(std::string_view operation_id) const {
+  OperationWorkers workers;
+  if (operation_id.empty()) return workers;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [ticket, work] : live_) {
+    if (work->ref.operation_id != operation_id) continue;
+    for (const Participant& one : work->ref.participants) workers.taking_part.insert(one.identity);
+    const std::vector<Participant> awaited = work->WaitingFor();
+    if (!work->commit_asked || awaited.empty()) continue;
+    for (const Participant& each : awaited) workers.waiting_for.insert(each.identity);
+    if (work->ref.sources == nullptr) continue;
+    workers.sources.insert(work->ref.sources->begin(), work->ref.sources->end());
+    workers.taking_part.insert(work->ref.sources->begin(), work->ref.sources->end());
+  }
+  return workers;
 }
 
 Sequencer::LiveCounts Sequencer::CountSteps() const { return Count(/*transfers=*/false); }
@@ -700,7 +740,10 @@ void Sequencer::FailIfInvolved(std::string_view identity, std::string_view what)
     if (work->state == State::kCommitting) continue;
     for (const Participant& participant : work->ref.participants) {
       if (participant.identity != identity) continue;
-      FailFor(work, participant, what, Explain(*work, &explanations_left).waiting);
+      // Only ranks of steps wait in instructions.
+      const bool is_step = work->ref.transfer_id.empty();
+      FailFor(work, participant, what,
+              is_step ? Explain(*work, &explanations_left).waiting : std::string());
       break;
     }
   }
@@ -723,7 +766,8 @@ void Sequencer::FailFor(const WorkPtr& work, const Participant& participant, std
 }
 
 StepExplanation Sequencer::Explain(const Work& work, int64_t* left) const {
-  if (!options_.explain || work.ref.sequence == 0 || *left == 0) return {};
+  const bool is_waiting_step = work.ref.sequence == 0 && work.ref.transfer_id.empty();
+  if (!options_.explain || is_waiting_step || *left == 0) return {};
   --*left;
   return options_.explain(work.ref, work.WaitingFor());
 }
@@ -742,18 +786,16 @@ void Sequencer::AbortOverdue() {
         continue;
       }
       const std::vector<Participant> awaited = work->WaitingFor();
-      StepExplanation explanation = Explain(*work, &explanations_left);
-      work->ref.blamed = std::move(explanation.blamed);
-      const absl::Status overdue = WithReason(
-          absl::DeadlineExceededError(
-              StrCat(Name(work->ref), " did not end within ", FormatRounded(work->timeout),
-                     explanation.text.empty()
-                         ? StrCat("; waited for ",
-                                  awaited.empty() ? "the client" : DescribeParticipants(awaited))
-                         : StrCat(": ", explanation.text))),
-          Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(work->timeout)}});
-      const std::vector<Participant>& named = work->ref.blamed.empty() ? awaited : work->ref.blamed;
-      End(work, WithParticipants(WithWork(overdue, work->ref), named));
+      const StepExplanation explanation = Explain(*work, &explanations_left);
+      const bool explains_step = work->ref.transfer_id.empty() && !explanation.text.empty();
+      if (explains_step) work->ref.blamed = explanation.blamed;
+      const absl::Status overdue =
+          WithReason(absl::DeadlineExceededError(StrCat(
+                         Name(work->ref), " did not end within ", FormatRounded(work->timeout),
+                         explains_step ? StrCat(": ", explanation.text)
+                                       : StrCat("; ", DescribeAwaited(awaited, explanation)))),
+                     Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(work->timeout)}});
+      End(work, WithLate(WithWork(overdue, work->ref), awaited, explanation));
     }
     deadline_.SetNoLaterThan(next);
     AdmitWaiting();

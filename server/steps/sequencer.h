@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "process/event_queue.h"
+#include "server/state/operation_table.h"
 #include "server/steps/encoded_step.h"
 #include "status/reason.h"
 
@@ -101,7 +102,10 @@ struct StepRequest {
   // If set: called while the step runs with the bytes that a participant has received so far, by
   // its last heartbeat. A last call may come when the step has just ended.
   std::function<void(std::string_view identity, int64_t bytes)> received = nullptr;
+  std::string operation_id = {};  // as WorkRef
 };
+
+using IdentitiesPtr = std::shared_ptr<const std::vector<std::string>>;
 
 // An upload or a load: workers stage tiles that do not come from a step, then all workers commit
 // together.
@@ -110,14 +114,20 @@ struct TransferRequest {
   std::string op;           // "put", "load"
   std::string mesh_id;
   std::vector<Participant> participants;
-  absl::Duration timeout;  // from BeginTransfer to the last report
-  CommitHook commit;       // null: the transfer commits without a hook
+  absl::Duration timeout;           // from BeginTransfer to the last report
+  CommitHook commit;                // null: the transfer commits without a hook
+  std::string operation_id = {};    // as WorkRef; empty: the transfer is the operation
+  IdentitiesPtr sources = nullptr;  // as WorkRef
 };
 
 // The data of a step or transfer that the transport gets.
 struct WorkRef {
   int64_t sequence = 0;          // 0 for a transfer before its commit
   std::string transfer_id = {};  // empty for a step
+  // The long operation that the work is a part of; empty: none. See WorkersOf.
+  std::string operation_id = {};
+  // For a transfer: the workers from which the participants fetch tiles. Null: none, or not known.
+  IdentitiesPtr sources = nullptr;
   std::string op = {};
   std::string mesh_id = {};
   int64_t epoch = 0;  // version of the membership at admission; in all messages of this work
@@ -132,14 +142,17 @@ struct WorkRef {
   std::optional<Participant> blamed_by = {};
 };
 
-// The known reasons why a step does not end.
+// The known reasons why a step or transfer does not end.
 struct StepExplanation {
-  // Which ranks wait for which other ranks, and in which instruction; empty: not known.
+  // Which ranks wait for which other ranks, and in which instruction. For a transfer: which workers
+  // have not answered, and since when. Empty: not known.
   std::string text = {};
   // Which ranks wait in which instruction: `ranks 0 and 1 waited in "op 0 (...)"`; empty: none, or
   // not known.
   std::string waiting = {};
   std::vector<Participant> blamed = {};
+  // For a transfer: the late workers, of which some may only be its sources.
+  std::vector<std::string> late = {};
 };
 
 // Sends the sequencer's decisions to the workers. The sequencer makes one call at a time, in the
@@ -195,8 +208,9 @@ class Sequencer {
     int64_t last_sequence = 0;
     // Maximum number of live steps and transfers. Above this limit, further work is refused.
     int64_t max_live = 10'000;
-    // Explains a step that is overdue or has lost a worker. `waiting_for`: the participants that
-    // have not reported. Called under the sequencer's lock. Null: no explanations.
+    // Explains a step that is overdue or has lost a worker, or a transfer that is overdue.
+    // `waiting_for`: the participants that have not reported. Called under the sequencer's lock.
+    // Null: no explanations.
     std::function<StepExplanation(const WorkRef& work, const std::vector<Participant>& waiting_for)>
         explain = nullptr;
   };
@@ -262,6 +276,10 @@ class Sequencer {
   };
   std::vector<LiveWork> Live() const;
 
+  // Returns the workers of the live work of an operation; none if it has no live work. A transfer
+  // for which CommitTransfer was not called waits for its client, and not for its workers.
+  OperationWorkers WorkersOf(std::string_view operation_id) const;
+
   // Numbers of live steps and transfers, by state.
   struct LiveCounts {
     int64_t waiting = 0;
@@ -321,8 +339,8 @@ class Sequencer {
   // Passes an admitted step to the transport.
   void Start(const WorkPtr& work, const WorkRef& ref, const EncodedStepPtr& message)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Explains a step. Each explanation of one call lowers `*left` by one; at 0 the result is empty.
-  // A few explanations suffice, because most steps only wait for earlier steps.
+  // Explains a step or transfer. Each explanation of one call lowers `*left` by one; at 0 the
+  // result is empty. A few explanations suffice, because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AbortOverdue();
 

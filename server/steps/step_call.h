@@ -81,6 +81,7 @@ struct StepCall {
   StepOutputs outputs = {};
   // See StepRequest::received.
   std::function<void(std::string_view identity, int64_t bytes)> received = nullptr;
+  std::string operation_id = {};  // see WorkRef::operation_id
 };
 
 // The result of a committed step.

@@ -283,6 +283,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   step->op = DescribeWork(call.work, found.operands);
   step->mesh_id = plan.mesh_id;
   step->received = std::move(call.received);
+  step->operation_id = call.operation_id;
 
   running->session_id = call.session_id;
   running->options = std::move(call.outputs);

@@ -150,7 +150,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
                                              const std::string& mesh_id,
                                              const std::vector<std::string>& identities,
                                              std::shared_ptr<const std::vector<PutItem>> items,
-                                             std::string operation_id) {
+                                             std::string operation_id, IdentitiesPtr sources) {
   SHARDMESH_PASSES("transfer.begin");
   auto transfer = std::make_shared<Transfer>();
   transfer->operation_id = std::move(operation_id);
@@ -218,7 +218,9 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
                             .mesh_id = mesh_id,
                             .participants = {},
                             .timeout = kTimeout,
-                            .commit = {}};
+                            .commit = {},
+                            .operation_id = transfer->operation_id,
+                            .sources = std::move(sources)};
     for (size_t rank = 0; rank < identities.size(); ++rank) {
       request.participants.push_back({.rank = static_cast<int64_t>(rank),
                                       .identity = identities[rank],
@@ -632,6 +634,10 @@ int64_t Transfers::Arrived(Transfer* transfer) {
     transfer->arrived_bytes = bytes;
   }
   return transfer->arrived_bytes;
+}
+
+OperationWorkers Transfers::WorkersOf(std::string_view operation_id) const {
+  return sequencer_->WorkersOf(operation_id);
 }
 
 absl::StatusOr<TransferProgress> Transfers::Progress(std::string_view transfer_id) const {

@@ -127,12 +127,13 @@ class Transfers {
   // every rank, except those of arrays that are kept. `identities`: the workers of the ranks, by
   // rank. Keeps `items` until the transfer has ended. `operation_id`: the operation that the
   // transfer is a part of, which shows its progress in place of a put; empty: the transfer is a
-  // put. Errors: those of ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED
+  // put. `sources`: the workers from which those of the ranks fetch tiles; null: none. Errors:
+  // those of ArrayRegistry::Stage, SessionTable and Sequencer::BeginTransfer. ABORTED
   // (VERSION_MISMATCH): a name is already at another version than the expected one.
   absl::StatusOr<std::string> Begin(const std::string& session_id, const std::string& mesh_id,
                                     const std::vector<std::string>& identities,
                                     std::shared_ptr<const std::vector<PutItem>> items,
-                                    std::string operation_id = {});
+                                    std::string operation_id = {}, IdentitiesPtr sources = nullptr);
 
   // Makes a put a load of `checkpoint`, for people who see it as an operation. No effect if
   // `checkpoint` is empty or the put has ended.
@@ -193,6 +194,10 @@ class Transfers {
   // Records how much has arrived of the tiles that the worker has not staged yet. For the progress
   // only.
   void TilesArriving(std::string_view transfer_id, std::string_view identity, int64_t bytes);
+
+  // See Sequencer::WorkersOf. The operation of a put is its transfer. Do not call it once the
+  // sequencer is destroyed.
+  OperationWorkers WorkersOf(std::string_view operation_id) const;
 
   // Returns the progress of a transfer. NOT_FOUND: no such transfer, or it ended more than
   // kRememberFor ago.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -159,6 +160,69 @@ TEST_F(ReplicaTest, ReadsGoOnFromTheSecondCopyWhileAWorkerIsLost) {
         arrays().Gather(ArraySelector::ByName("w"), nullptr, {.timeout = absl::Seconds(2)}).ok());
     cluster_.reset();
   }
+}
+
+// The worker does not count as lost in this time: the clients find out that it hangs.
+TEST_F(ReplicaTest, ReadsGoOnFromTheSecondCopyWhileAWorkerIsStopped) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.coordinator_flags = {"--lost-after=10m"}, .worker_flags = {}}));
+  ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
+  const std::string bytes = BytesOf("w");  // the client keeps its connections to the workers
+  ASSERT_EQ(bytes.size(), 64u * 64 * 4);
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+  // Typically little more than a second. The break of the kept connection and of a new one would
+  // take 25 s.
+  const client::CallOptions soon{.timeout = absl::Seconds(15)};
+  for (const char* when : {"its heartbeats are not late", "they may be late"}) {
+    const auto gathered = arrays().Gather(ArraySelector::ByName("w"), nullptr, soon);
+    ASSERT_THAT(gathered, IsOk()) << when;
+    EXPECT_TRUE(std::string(gathered->view().bytes().begin(), gathered->view().bytes().end()) ==
+                bytes)
+        << when;
+  }
+  EXPECT_EQ(Complete("w"), 2) << "no worker is lost";
+
+  // From now on the coordinator lets clients ask the worker last. A command connects anew.
+  ASSERT_TRUE(Eventually([&] {
+    const auto status = client().cluster().GetStatus();
+    return status.ok() && std::any_of(status->workers.begin(), status->workers.end(),
+                                      [](const client::WorkerStatus& worker) {
+                                        return worker.identity == "worker-1" &&
+                                               worker.heartbeat_age > absl::Seconds(3);
+                                      });
+  }));
+  const CommandResult got =
+      cluster_->Run({"get", "w", "--out", files_ + "/w.npy", "--slice", "5:6,40:41"});
+  EXPECT_EQ(got.exit_code, 0) << got.err;
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+  EXPECT_TRUE(Eventually([&] { return BytesOf("w") == bytes; }));
+}
+
+TEST_F(ReplicaTest, TheDeadlineOfACopyNamesTheWorkerThatIsStopped) {
+  const std::string shape_bytes(64 * 64 * 4, 'x');
+  const std::vector<client::PutTensor> tensors = {
+      {.name = "w",
+       .view = *TensorView::Create(Dtype::kF32, {64, 64}, shape_bytes),
+       .spec = PartitionSpec({SpecEntry::Axis("fsdp"), SpecEntry::Axis("tp")})}};
+  client::PutOptions options;
+  options.replicas = 2;
+  const std::vector<std::string> names = {"w"};
+  std::string told;
+  // The first copy of each worker is delayed for half a second. On a busy machine, the worker may
+  // be stopped after that.
+  for (int attempt = 0; attempt < 5 && told.find("worker-1") == std::string::npos; ++attempt) {
+    cluster_.reset();
+    ASSERT_NO_FATAL_FAILURE(StartCluster({.coordinator_flags = {"--lost-after=10m"},
+                                          .worker_flags = {"--failpoints=fill.open=delay"}}));
+    ASSERT_THAT(arrays().PutTensors(tensors, options), IsOk());
+    ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+    const absl::Status late =
+        arrays().AwaitReplicas(names, nullptr, {.timeout = absl::Seconds(4)}).status();
+    told = std::string(late.message());
+    ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+    EXPECT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+  }
+  EXPECT_THAT(told, HasSubstr("worker-1"));
 }
 
 TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) {

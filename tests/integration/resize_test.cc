@@ -231,6 +231,27 @@ TEST_F(ResizeTest, ADeadlineNamesTheWorkerThatIsStopped) {
       << "a resize whose caller gave up is cancelled";
 }
 
+// No worker counts as silent by then. The last worker only sends tiles.
+TEST_F(ResizeTest, AShortDeadlineNamesTheWorkerThatIsStopped) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  Put("w", 12);
+  for (const std::string stopped : {"worker-1", "worker-3"}) {
+    std::string told;
+    // On a busy machine, a call may end before it waits for the workers.
+    for (int attempt = 0; attempt < 10 && told.find(stopped) == std::string::npos; ++attempt) {
+      ASSERT_THAT(cluster_->Signal(stopped, SIGSTOP), IsOk());
+      const absl::Status late =
+          arrays().ResizeMesh("default", "dp=2", {}, {.timeout = absl::Seconds(1)}).status();
+      EXPECT_THAT(cluster_->Signal(stopped, SIGCONT), IsOk());
+      EXPECT_FALSE(late.ok());
+      told = std::string(late.message());
+      ASSERT_TRUE(Eventually([&] { return ShapeOfDefault() == "dp=4" && Meshes().size() == 1; }));
+      ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+    }
+    EXPECT_THAT(told, HasSubstr(stopped));
+  }
+}
+
 TEST_F(ResizeTest, ACoordinatorKilledMidwayGoesOnWithTheNextRequest) {
   ASSERT_NO_FATAL_FAILURE(Start(/*durable=*/true));
   for (int i = 0; i < 30; ++i) Put(StrCat("w/", 10 + i), 12, static_cast<float>(i));

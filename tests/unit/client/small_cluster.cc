@@ -137,6 +137,16 @@ void SmallWorker::BreakGets() {
   breaks_gets_ = true;
 }
 
+void SmallWorker::StallGets() {
+  absl::MutexLock lock(&mutex_);
+  stalls_gets_ = true;
+}
+
+void SmallWorker::ResumeGets() {
+  absl::MutexLock lock(&mutex_);
+  stalls_gets_ = false;
+}
+
 std::optional<std::string> SmallWorker::TileOf(const std::string& array_id, int32_t rank) const {
   absl::MutexLock lock(&mutex_);
   for (const Stored& tile : tiles_) {
@@ -266,6 +276,13 @@ grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTi
       writer->Write(response);
       if (breaks_gets_) {
         return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the worker goes");
+      }
+      const auto may_go_on = [this] {
+        mutex_.AssertReaderHeld();
+        return !stalls_gets_;
+      };
+      while (!mutex_.AwaitWithTimeout(absl::Condition(&may_go_on), absl::Milliseconds(10))) {
+        if (context->IsCancelled() || stopping_.HasBeenNotified()) return grpc::Status::CANCELLED;
       }
     }
   }

@@ -61,6 +61,9 @@ class SmallWorker final : public v1::TileService::Service {
   void CorruptGets();
   // Ends every get with UNAVAILABLE after its first piece.
   void BreakGets();
+  // From now on, gets send their first piece, and no more until ResumeGets.
+  void StallGets();
+  void ResumeGets();
 
   // Bytes of the tile of an array that came for a rank; nullopt if none did.
   std::optional<std::string> TileOf(const std::string& array_id, int32_t rank) const;
@@ -96,6 +99,7 @@ class SmallWorker final : public v1::TileService::Service {
   bool stalls_puts_ ABSL_GUARDED_BY(mutex_) = false;
   bool corrupts_gets_ ABSL_GUARDED_BY(mutex_) = false;
   bool breaks_gets_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stalls_gets_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t gets_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::string> traces_ ABSL_GUARDED_BY(mutex_);
   absl::Notification put_is_stalled_;

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <iterator>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "client/remote/worker_client.h"
 #include "status/fact_keys.h"
@@ -67,6 +69,8 @@ class TransferTest : public ::testing::Test {
     }
     coordinator_ = std::make_unique<SmallCoordinator>(mesh_, workers);
     options_.deadline = SteadyDeadline::After(absl::Seconds(60));
+    // Workers that a busy machine makes slow are not left.
+    options_.patience = absl::InfiniteDuration();
   }
 
   absl::StatusOr<int64_t> UploadAll(const std::vector<TestTensor>& tensors) {
@@ -332,6 +336,101 @@ TEST_F(TransferTest, TakesTheSecondCopyOfTilesThatTheOwnHoldersDoNotGive) {
   const absl::StatusOr<std::string> degraded = download(devices);
   EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
   EXPECT_THAT(degraded.status().ToString(), HasSubstr("tile [0,32)x[32,64) of array a"));
+}
+
+// The copy of the tile of each rank is on the worker of the next rank. Workers fall silent, and are
+// there all the same.
+class SilentWorkerTest : public TransferTest {
+ protected:
+  SilentWorkerTest() {
+    EXPECT_THAT(UploadAll({own_}), IsOk());
+    std::rotate(next_.begin(), next_.begin() + 1, next_.end());
+    for (size_t rank = 0; rank < next_.size(); ++rank) {
+      next_[rank].rank = static_cast<int32_t>(rank);
+    }
+    EXPECT_THAT(Upload(next_, {copied_.upload()}, &cancellation_, options_), IsOk());
+    copy_ = {.array_id = "copy", .token = GetToken("copy"), .devices = next_};
+    options_.second_copy = &copy_;
+    options_.lost_workers = &lost_;
+    options_.silent_workers = &silent_;
+    options_.patience = absl::Milliseconds(500);
+  }
+  void ExpectDownload(const std::vector<TransferDevice>& devices) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes, DownloadAll(own_, devices));
+    EXPECT_TRUE(bytes == own_.bytes);
+  }
+
+  // Several pieces for each tile.
+  const TestTensor own_{"a", mesh_, Spec({kFsdp, kTp}), Shape{130, 262}};
+  const TestTensor copied_{"copy", mesh_, Spec({kFsdp, kTp}), Shape{130, 262}};
+  std::vector<TransferDevice> next_ = coordinator_->devices();
+  SecondCopy copy_;
+  absl::flat_hash_set<std::string> lost_;
+  absl::flat_hash_map<std::string, int> silent_;
+};
+
+TEST_F(SilentWorkerTest, TheSecondCopyIsTakenOfTilesInWhoseMiddleAWorkerFallsSilent) {
+  workers_[1]->StallGets();
+  int64_t done_bytes = 0;
+  options_.progress = [&](int64_t done, int64_t total) {
+    EXPECT_GT(done, done_bytes);
+    EXPECT_LE(done, total);
+    done_bytes = done;
+  };
+  ASSERT_NO_FATAL_FAILURE(ExpectDownload(coordinator_->devices()));
+  EXPECT_EQ(done_bytes, static_cast<int64_t>(own_.bytes.size()));
+  EXPECT_THAT(silent_, testing::Contains(testing::Key("w-1")));
+  EXPECT_THAT(lost_, testing::IsEmpty());
+
+  // The next download of the same get does not ask the worker first.
+  options_.progress = nullptr;
+  silent_ = {{"w-1", 3}};
+  const int64_t before = workers_[1]->gets();
+  ASSERT_NO_FATAL_FAILURE(ExpectDownload(coordinator_->devices()));
+  EXPECT_EQ(workers_[1]->gets(), before);
+}
+
+TEST_F(SilentWorkerTest, TheSecondCopyIsTakenOfTilesOfAWorkerThatAcceptsNoConnection) {
+  const ::shardmesh::test::SilentSocket silent;
+  std::vector<TransferDevice> devices = coordinator_->devices();
+  devices[1].addresses = {silent.address()};
+  ASSERT_NO_FATAL_FAILURE(ExpectDownload(devices));
+  EXPECT_THAT(silent_, testing::Contains(testing::Key("w-1")));
+  EXPECT_THAT(lost_, testing::IsEmpty()) << "the connection had 10 s to fail";
+}
+
+TEST_F(SilentWorkerTest, AWorkerThatIsTheOnlyHolderIsWaitedFor) {
+  options_.second_copy = nullptr;
+  workers_[1]->StallGets();
+  std::thread resume([this] {
+    absl::SleepFor(absl::Milliseconds(1500));  // longer than a worker with other holders may take
+    workers_[1]->ResumeGets();
+  });
+  ExpectDownload(coordinator_->devices());
+  resume.join();
+  EXPECT_THAT(silent_, testing::IsEmpty());
+}
+
+TEST_F(SilentWorkerTest, OfTwoSilentHoldersTheOneThatGoesOnIsWaitedFor) {
+  workers_[1]->StallGets();
+  workers_[2]->StallGets();  // it has the copy
+  std::atomic<bool> is_over = false;
+  std::thread resume([&] {
+    while (workers_[1]->gets() < 2 && !is_over) absl::SleepFor(absl::Milliseconds(10));
+    workers_[1]->ResumeGets();
+  });
+  ExpectDownload(coordinator_->devices());
+  is_over = true;
+  resume.join();
+  EXPECT_THAT(lost_, testing::IsEmpty());
+}
+
+TEST_F(SilentWorkerTest, TheDeadlineNamesASilentWorker) {
+  for (auto& worker : workers_) worker->StallGets();
+  options_.deadline = SteadyDeadline::After(absl::Seconds(3));
+  const absl::Status late = DownloadAll(own_, coordinator_->devices()).status();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(std::string(late.message()), HasSubstr("(worker w-"));
 }
 
 TEST_F(TransferTest, DoesNotAskAWorkerAgainThatAnEarlierDownloadHasLost) {

@@ -160,6 +160,19 @@ TEST_F(AllOperationsTest, PutsAndOthersAreInOneOrderWhateverThePageSize) {
   }
 }
 
+TEST_F(AllOperationsTest, KnowsTheWorkersOfBothKinds) {
+  const std::string put = BeginPut();
+  EXPECT_THAT(calls_->WorkersOf(put).taking_part, ElementsAre("w0"));
+  EXPECT_THAT(calls_->WorkersOf(put).waiting_for, ElementsAre()) << "the client sends the tiles";
+  transfers_->Commit(put, "", absl::InfiniteFuture(), [](const auto&) {});
+  EXPECT_THAT(calls_->WorkersOf(put).waiting_for, ElementsAre("w0"));
+
+  const std::string save = BeginSave();
+  EXPECT_THAT(calls_->WorkersOf(save).waiting_for, ElementsAre());
+  operations_.SetWorkers(save, [] { return OperationWorkers{.waiting_for = {"w1"}}; });
+  EXPECT_THAT(calls_->WorkersOf(save).waiting_for, ElementsAre("w1"));
+}
+
 TEST_F(AllOperationsTest, CancelsBothKindsForTheirOwnerOnly) {
   const Session other = *sessions_.Open(caller_, "", absl::Hours(1));
   v1::Operation operation;

@@ -579,6 +579,35 @@ TEST_F(SecondCopyTest, ASliceListsTheRanksOfEachCopy) {
   EXPECT_THAT(RanksOf(of_second->second_copy().devices()), ElementsAre(1));
 }
 
+// The worker may hang: it is not lost yet.
+TEST_F(SecondCopyTest, ATileOfAWorkerWhoseHeartbeatIsLateIsReadFromTheCopy) {
+  const Tile across = Tile{{{2, 6}}};
+  clock_.Advance(absl::Seconds(3));
+  auto got = GetEither("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_THAT(RanksOf(got->devices()), ElementsAre(0, 1)) << "the workers of the copy are late too";
+
+  ASSERT_THAT(members_.Heartbeat(attachments_[0], 0), IsOk());
+  got = GetEither("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_EQ(got->array().state(), v1::ARRAY_STATE_AVAILABLE);
+  EXPECT_THAT(RanksOf(got->devices()), ElementsAre(0));
+  EXPECT_THAT(RanksOf(got->second_copy().devices()), ElementsAre(0, 1));
+  got = GetEither("rows", across);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_THAT(got->tiles(0).ranks(), ElementsAre(0));
+  EXPECT_THAT(got->tiles(1).ranks(), IsEmpty());
+  EXPECT_THAT(got->tiles(1).second_copy_ranks(), ElementsAre(1));
+  got = Get("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_THAT(RanksOf(got->devices()), ElementsAre(0, 1)) << "this client does not read the copy";
+
+  ASSERT_THAT(members_.Heartbeat(attachments_[1], 0), IsOk());
+  got = GetEither("rows", std::nullopt);
+  ASSERT_THAT(got, IsOk());
+  EXPECT_THAT(RanksOf(got->devices()), ElementsAre(0, 1));
+}
+
 TEST_F(SecondCopyTest, ATileThatNeitherCopyHasIsNamed) {
   const auto degraded =
       CarriesFacts(Reason::kArrayDegraded,

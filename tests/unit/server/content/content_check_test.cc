@@ -186,6 +186,20 @@ TEST_F(ContentCheckTest, WorkersThatDoNotAnswerEndTheCheckInTime) {
   EXPECT_THAT(digests_.waiting(), IsEmpty()) << "its question is forgotten";
 }
 
+TEST_F(ContentCheckTest, ACheckOfAPutWithLittleTimeEndsSooner) {
+  Claim({DigestNamed('a'), DigestNamed('b')});
+  const absl::Duration limit = absl::Seconds(2);
+  check_ = ContentCheck::Start(
+      &digests_, endpoints_, &clock_, claims_, [this](const std::vector<bool>&) { ++ends_; },
+      limit);
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_TRUE(digests_.Answer("w0", {{DigestNamed('a')}}));
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(ends_, 0);
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(ends_, 1);
+}
+
 TEST_F(ContentCheckTest, ACancelledCheckEndsAtOnce) {
   Claim({DigestNamed('a'), DigestNamed('b')});
   Start();

@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -79,10 +82,10 @@ class StepWatchTest : public ::testing::Test {
 };
 
 TEST_F(StepWatchTest, ALateCallNamesTheSilentWorkersOfThoseItWaitsForOrElseAllOfThem) {
-  const absl::Status unknown = watch_.ExplainLate("the save");
+  const absl::Status unknown = watch_.ExplainLate("the save", {});
   EXPECT_THAT(unknown, test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(unknown.message()), HasSubstr("the save has not ended"));
-  const std::vector<std::string> waiting = {"a", "b", "c", "d", "e", "f"};
+  const OperationWorkers waiting{.waiting_for = {"a", "b", "c", "d", "e", "f"}};
   const absl::Status slow = watch_.ExplainLate("the save", waiting);
   EXPECT_THAT(std::string(slow.message()),
               AllOf(HasSubstr("worker \"a\" has not answered yet"), HasSubstr("; and 2 more")));
@@ -90,13 +93,88 @@ TEST_F(StepWatchTest, ALateCallNamesTheSilentWorkersOfThoseItWaitsForOrElseAllOf
   clock_.Advance(absl::Seconds(3));
   Beat(0, std::nullopt);
   EXPECT_EQ(watch_.ExplainLate("the save", waiting), slow) << "it does not wait for worker-1";
-  const std::vector<std::string> both = {"worker-0", "worker-1"};
+  const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
   EXPECT_EQ(FactOf(watch_.ExplainLate("the save", both), fact::kIdentity), "worker-1");
-  const absl::Status late = watch_.ExplainLate("the operation");
+  const absl::Status late =
+      watch_.ExplainLate("the operation", {.taking_part = {"worker-0", "worker-1"}});
   EXPECT_THAT(late, test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(late.message()),
               AllOf(HasSubstr("rank 1 (worker-1)"), HasSubstr("no heartbeat for 3s")));
   EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1");
+}
+
+TEST_F(StepWatchTest, ALateCallNamesNoSilentWorkerThatTakesNoPart) {
+  clock_.Advance(absl::Seconds(3));
+  Beat(0, std::nullopt);
+  for (const OperationWorkers& workers :
+       {OperationWorkers(), OperationWorkers{.taking_part = {"worker-0"}}}) {
+    const absl::Status late = watch_.ExplainLate("the operation", workers);
+    EXPECT_EQ(FactOf(late, fact::kIdentity), std::nullopt);
+    EXPECT_THAT(std::string(late.message()), HasSubstr("give it more time"));
+  }
+}
+
+// No worker counts as silent yet.
+TEST_F(StepWatchTest, ALateCallNamesTheWorkersItWaitsForHoweverShortItsTimeWas) {
+  const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
+  clock_.Advance(absl::Milliseconds(500));
+  Beat(0, std::nullopt);
+  clock_.Advance(absl::Milliseconds(200));
+  const absl::Status early = watch_.ExplainLate("the resize", both);
+  EXPECT_EQ(FactOf(early, fact::kIdentity), "worker-1,worker-0") << "the oldest heartbeat first";
+  EXPECT_THAT(std::string(early.message()),
+              HasSubstr("worker \"worker-1\" has not answered yet (its last heartbeat came "
+                        "700ms ago); worker \"worker-0\""));
+
+  // Its heartbeat is overdue.
+  clock_.Advance(absl::Milliseconds(700));
+  const absl::Status late = watch_.ExplainLate("the resize", both);
+  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1");
+  EXPECT_THAT(std::string(late.message()), HasSubstr("its last heartbeat came 1.4s ago"));
+
+  // If all are overdue, the network or this host may be slow.
+  clock_.Advance(absl::Milliseconds(600));
+  EXPECT_EQ(FactOf(watch_.ExplainLate("the resize", both), fact::kIdentity), "worker-1,worker-0");
+}
+
+TEST_F(StepWatchTest, ExplainsALateTransferByTheWorkersThatAreLate) {
+  WorkRef put = Work();
+  put.sequence = 0;
+  put.transfer_id = "t";
+  StepExplanation explanation = watch_.Explain(put, Both());
+  EXPECT_EQ(explanation.blamed.size(), 2u);
+  clock_.Advance(absl::Seconds(3));
+  Beat(0, std::nullopt);
+  explanation = watch_.Explain(put, Both());
+  ASSERT_EQ(explanation.blamed.size(), 1u);
+  EXPECT_EQ(explanation.blamed[0].rank, 1);
+  EXPECT_THAT(explanation.text, HasSubstr("rank 1 (worker-1) of mesh \"default\" has sent no "
+                                          "heartbeat for 3s"));
+  EXPECT_TRUE(watch_.Explain(put, {}).text.empty()) << "it waits for its client";
+
+  // The worker that it waits for fetches tiles of the silent one.
+  put.sources = std::make_shared<const std::vector<std::string>>(1, "worker-1");
+  explanation = watch_.Explain(put, {Both()[0]});
+  EXPECT_THAT(explanation.late, ::testing::ElementsAre("worker-1"));
+  EXPECT_THAT(explanation.blamed, IsEmpty());
+  EXPECT_THAT(explanation.text, HasSubstr("(worker-1)"));
+}
+
+TEST_F(StepWatchTest, ALateCallNamesASourceThatIsSilentOrMayBe) {
+  const OperationWorkers workers{.waiting_for = {"worker-0"}, .sources = {"worker-1"}};
+  clock_.Advance(absl::Milliseconds(900));
+  Beat(0, std::nullopt);
+  clock_.Advance(absl::Milliseconds(100));
+  const absl::Status early = watch_.ExplainLate("the resize", workers);
+  EXPECT_EQ(FactOf(early, fact::kIdentity), "worker-0,worker-1");
+  EXPECT_THAT(std::string(early.message()),
+              HasSubstr("worker \"worker-0\" has not answered yet (its last heartbeat came 100ms "
+                        "ago); worker \"worker-1\" takes part (its last heartbeat came 1s ago)"));
+  clock_.Advance(absl::Milliseconds(500));
+  EXPECT_EQ(FactOf(watch_.ExplainLate("the resize", workers), fact::kIdentity), "worker-1");
+  clock_.Advance(absl::Seconds(2));
+  Beat(0, std::nullopt);
+  EXPECT_EQ(FactOf(watch_.ExplainLate("the resize", workers), fact::kIdentity), "worker-1");
 }
 
 TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {

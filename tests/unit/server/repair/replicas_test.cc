@@ -268,6 +268,17 @@ TEST_F(ReplicasTest, FewArraysAreCopiedAtOnceAsOneOperation) {
   EXPECT_EQ(Operations()[0].done_bytes, 320);
 }
 
+TEST_F(ReplicasTest, ItsOperationKnowsTheWorkersThatItWaitsFor) {
+  const std::string id = Add("w");
+  Orders(0);
+  const std::string operation_id = Operations()[0].id;
+  EXPECT_EQ(sequencer_->WorkersOf(operation_id).waiting_for, (std::set<std::string>{"w0", "w1"}));
+  EXPECT_TRUE(operations_.WorkersOf(operation_id).waiting_for.empty());
+  ReportAll(0);
+  EXPECT_TRUE(IsComplete(id));
+  EXPECT_TRUE(sequencer_->WorkersOf(operation_id).waiting_for.empty());
+}
+
 TEST_F(ReplicasTest, ACancelledCopyWaitsForAWorker) {
   const std::string id = Add("w");
   Orders(0);

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -141,6 +142,20 @@ TEST_F(ResizeRunnerTest, ProgressHasBothMovesOfAnArrayAndACancellationLeavesAllA
   EXPECT_EQ(mesh->version, begun.plan.definition->version);
   EXPECT_THAT(state->Find(DefinitionKind::kMesh, begun.plan.auxiliary_id),
               StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ResizeRunnerTest, KnowsTheWorkersThatAreNotReady) {
+  endpoints_.ready = WithReason(absl::UnavailableError("worker \"w1\" does not reach \"w0\""),
+                                Reason::kRecovering, {{fact::kIdentity, "w1"}});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(CallOf(0)));
+  EXPECT_TRUE(test::Eventually([&] {
+    return operations_.WorkersOf(begun.operation_id).waiting_for == std::set<std::string>{"w1"};
+  }));
+  EXPECT_THAT(operations_.WorkersOf(begun.operation_id).taking_part, ::testing::Contains("w0"));
+  EXPECT_THAT(operations_.CancelFor(begun.operation_id, absl::CancelledError("enough")), IsOk());
+  resizes_.Stop(absl::CancelledError("enough"));
+  EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
+  EXPECT_TRUE(operations_.WorkersOf(begun.operation_id).taking_part.empty());
 }
 
 // The coordinator destroys the sequencer afterwards.

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tests/testing/fake_clock.h"
@@ -23,6 +24,7 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr int64_t kMib = int64_t{1} << 20;
 
@@ -257,6 +259,27 @@ TEST_F(OperationTableTest, ACallbackThatIsDroppedIsDestroyedAndNotCalled) {
   EXPECT_EQ(calls.use_count(), 2);
   table_->End(id, absl::OkStatus());
   EXPECT_EQ(*calls, 10);
+}
+
+TEST_F(OperationTableTest, KnowsTheWorkersOfARunningOperation) {
+  const std::string id = Begin();
+  EXPECT_THAT(table_->WorkersOf(id).taking_part, IsEmpty());
+  table_->SetWorkers(id, [] {
+    return OperationWorkers{.waiting_for = {"b"}, .taking_part = {"b", "a"}};
+  });
+  EXPECT_THAT(table_->WorkersOf(id).waiting_for, ElementsAre("b"));
+  EXPECT_THAT(table_->WorkersOf(id).taking_part, ElementsAre("a", "b"));
+  table_->End(id, absl::OkStatus());
+  EXPECT_THAT(table_->WorkersOf(id).taking_part, IsEmpty());
+  EXPECT_THAT(table_->WorkersOf("other").taking_part, IsEmpty());
+}
+
+TEST_F(OperationTableTest, ReadsTheWorkersThatAnErrorNames) {
+  EXPECT_THAT(WorkersNamedBy(absl::OkStatus()), IsEmpty());
+  EXPECT_THAT(WorkersNamedBy(absl::UnavailableError("w")), IsEmpty());
+  EXPECT_THAT(WorkersNamedBy(WithReason(absl::UnavailableError("w"), Reason::kWorkerLost,
+                                        {{fact::kIdentity, "w-1,w-0"}})),
+              ElementsAre("w-0", "w-1"));
 }
 
 TEST_F(OperationTableTest, ListsInPagesInTheOrderOfTheNumbers) {

@@ -22,6 +22,8 @@ using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 // Writes down what the workers would hear.
 class RecordingTransport final : public StepTransport {
@@ -395,6 +397,83 @@ TEST_F(ExplainedSequencerTest, AMismatchBlamesNobody) {
                                            Reason::kCollectiveMismatch)}),
               IsOk());
   EXPECT_THAT(transport_.blamed(), ElementsAre());
+}
+
+TEST_F(SequencerTest, KnowsTheWorkersOfAnOperation) {
+  EXPECT_THAT(sequencer_.WorkersOf("").taking_part, IsEmpty());
+  StepRequest step = Step("reshard", {"x"}, {"y"});
+  step.operation_id = "op";
+  ASSERT_THAT(Submit(std::move(step)), IsOk());
+  EXPECT_THAT(sequencer_.WorkersOf("op").waiting_for, ElementsAre("a", "b"));
+  EXPECT_THAT(Report(101, "a", 0), IsOk());
+  EXPECT_THAT(sequencer_.WorkersOf("op").waiting_for, ElementsAre("b"));
+  EXPECT_THAT(sequencer_.WorkersOf("op").taking_part, ElementsAre("a", "b"));
+  EXPECT_THAT(sequencer_.WorkersOf("other").taking_part, IsEmpty());
+
+  TransferRequest put;
+  put.transfer_id = "t";
+  put.op = "put";
+  put.participants = {{.rank = 0, .identity = "a", .expected_tiles = 1}};
+  put.timeout = absl::Seconds(30);
+  ASSERT_THAT(sequencer_.BeginTransfer(std::move(put), [](const WorkOutcome&) {}), IsOk());
+  EXPECT_THAT(sequencer_.WorkersOf("t").waiting_for, IsEmpty()) << "it waits for its client";
+  EXPECT_THAT(sequencer_.WorkersOf("t").taking_part, ElementsAre("a"));
+  ASSERT_THAT(sequencer_.CommitTransfer("t"), IsOk());
+  EXPECT_THAT(sequencer_.WorkersOf("t").waiting_for, ElementsAre("a"));
+
+  TransferRequest copy;
+  copy.transfer_id = "u";
+  copy.op = "put";
+  copy.participants = {{.rank = 0, .identity = "a", .expected_tiles = 1}};
+  copy.timeout = absl::Seconds(30);
+  copy.operation_id = "op";
+  copy.sources = std::make_shared<const std::vector<std::string>>(1, "c");
+  ASSERT_THAT(sequencer_.BeginTransfer(std::move(copy), [](const WorkOutcome&) {}), IsOk());
+  EXPECT_THAT(sequencer_.WorkersOf("op").sources, IsEmpty());
+  ASSERT_THAT(sequencer_.CommitTransfer("u"), IsOk());
+  EXPECT_THAT(sequencer_.WorkersOf("op").waiting_for, ElementsAre("a", "b"));
+  EXPECT_THAT(sequencer_.WorkersOf("op").sources, ElementsAre("c"));
+  EXPECT_THAT(sequencer_.WorkersOf("op").taking_part, ElementsAre("a", "b", "c"));
+}
+
+TEST(ExplainedTransferTest, ADeadlineNamesOnlyTheRanksThatTheExplanationBlames) {
+  test::FakeClock clock;
+  RecordingTransport transport;
+  Sequencer::Options options{.term = 7};
+  options.explain = [](const WorkRef& work, const std::vector<Participant>& waiting_for) {
+    EXPECT_EQ(waiting_for.size(), 2u);
+    return StepExplanation{
+        .text = "b has sent no heartbeat for 3s", .blamed = {waiting_for[1]}, .late = {"b", "c"}};
+  };
+  Sequencer sequencer(&clock, &transport, options);
+  sequencer.WorkerAttached("a", 1);
+  sequencer.WorkerAttached("b", 2);
+  std::vector<absl::Status> ended;
+  for (const char* id : {"aborted", "overdue"}) {
+    TransferRequest put;
+    put.transfer_id = id;
+    put.op = "put";
+    put.participants = {{.rank = 0, .identity = "a", .expected_tiles = 1},
+                        {.rank = 1, .identity = "b", .expected_tiles = 1}};
+    put.timeout = absl::Seconds(30);
+    ASSERT_THAT(sequencer.BeginTransfer(
+                    std::move(put),
+                    [&ended](const WorkOutcome& outcome) { ended.push_back(outcome.status); }),
+                IsOk());
+  }
+  EXPECT_THAT(
+      sequencer.AbortTransfer(
+          "aborted", WithReason(absl::DeadlineExceededError("it is late"), Reason::kDeadline)),
+      IsOk());
+  clock.Advance(absl::Seconds(30));
+  ASSERT_EQ(ended.size(), 2u);
+  for (const absl::Status& status : ended) {
+    EXPECT_EQ(FactOf(status, fact::kRank), "1") << status;
+    EXPECT_EQ(FactOf(status, fact::kIdentity), "b,c") << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("waited for rank 1 (b); b has sent no heartbeat for 3s"),
+                      Not(HasSubstr("rank 0 (a)"))));
+  }
 }
 
 TEST_F(SequencerTest, AStepThatAWorkerMissesEndsAtOnce) {
