@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <limits>
 
 #include "absl/strings/str_format.h"
 #include "status/str_cat.h"
@@ -15,6 +16,9 @@ std::string FormatThreeDigits(double value) {
 
 std::string FormatBytes(int64_t bytes) {
   constexpr std::array kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 0 && bytes > std::numeric_limits<int64_t>::min()) {
+    return StrCat("-", FormatBytes(-bytes));
+  }
   if (bytes < 1024) {
     return StrCat(bytes, " B");
   }

@@ -12,7 +12,7 @@ namespace shardmesh {
 std::string FormatThreeDigits(double value);
 
 // Returns text such as `86.7 MiB`, with three digits and a unit that is a power of 1024. Fewer than
-// 1024 bytes, and negative numbers, are in bytes: `31 B`.
+// 1024 bytes are in bytes: `31 B`.
 std::string FormatBytes(int64_t bytes);
 
 // Returns the texts of two numbers that an error compares, as FormatBytes does. If the rounded

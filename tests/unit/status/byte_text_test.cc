@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <limits>
+
 namespace shardmesh {
 namespace {
 
@@ -12,6 +15,8 @@ using ::testing::Pair;
 TEST(ByteTextTest, WritesThreeDigitsAndAUnit) {
   EXPECT_EQ(FormatBytes(0), "0 B");
   EXPECT_EQ(FormatBytes(-5), "-5 B");
+  EXPECT_EQ(FormatBytes(-614400), "-600 KiB");
+  EXPECT_EQ(FormatBytes(std::numeric_limits<int64_t>::min()), "-9223372036854775808 B");
   EXPECT_EQ(FormatBytes(1 << 30), "1.00 GiB");
   EXPECT_EQ(FormatThreeDigits(12.34), "12.3");
 }

@@ -1051,8 +1051,8 @@ TEST_F(ReshardRunnerTest, AnArrayOnDiskLeavesMemoryIfItDoesNotFitBesideTheNewOne
   const std::string old_id = AddArray(large, "w", Durability::kDisk);
   Beat(/*used_bytes=*/400'000);
   EXPECT_THAT(std::string(Refusal(CallOf("w", kWhole)).message()),
-              HasSubstr("with release_source (--release-source) the reshard needs at most 400000 "
-                        "bytes there, and fits"));
+              HasSubstr("with release_source (--release-source) the reshard needs at most 391 "
+                        "KiB there, and fits"));
   ReshardCall call = CallOf("w", kWhole);
   call.request_id = "r2";
   call.release_source = true;
@@ -1146,8 +1146,8 @@ TEST_F(ReshardRunnerTest, ATreeThatFitsArrayByArrayIsToldSo) {
   large.array_id = RandomId();
   AddArray(large, "d");
   const std::string message(Refusal(CallOf("d", kWhole)).message());
-  EXPECT_THAT(message, HasSubstr("; nothing was moved; release arrays; or start these workers with "
-                                 "--memory "));
+  EXPECT_THAT(message, HasSubstr(", and nothing was moved; release arrays; or start these workers "
+                                 "with --memory "));
   EXPECT_EQ(message.find("release_source"), std::string::npos) << message;
 }
 

@@ -1087,7 +1087,7 @@ TEST_F(SaveFolderTest, ValidatesWhatASaveWouldRefuseAndChangesNothing) {
   // Far more than any disk has.
   const absl::Status full = validate(folder_, {}, false, int64_t{1} << 60).status();
   EXPECT_THAT(full, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
-  EXPECT_THAT(full.message(), HasSubstr(StrCat(int64_t{1} << 60)));
+  EXPECT_THAT(full.message(), HasSubstr("1.00 EiB"));
   EXPECT_THAT(validate(folder_, {}, false, 5, "key", int64_t{1} << 60),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
   ASSERT_THAT(Save(1, "saved"), IsOk());
@@ -1126,7 +1126,7 @@ TEST(SaveFolderDiskTest, FindsAFullDiskBeforeAnythingIsWritten) {
         save->MakeFiles({{{"a.safetensors", 4 << 20, "a"}, {"b.safetensors", 6 << 20, "b"}}})
             .status();
     EXPECT_THAT(full, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kStoreFull));
-    EXPECT_THAT(full.message(), HasSubstr(StrCat(10 << 20)));
+    EXPECT_THAT(full.message(), HasSubstr("10.0 MiB"));
     // What was free before the first file took its bytes.
     EXPECT_GT(std::stoll(FactOf(full, fact::kHave).value_or("0")), 7 << 20) << full;
   }

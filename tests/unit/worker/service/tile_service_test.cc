@@ -37,6 +37,7 @@
 #include "rpc/stream/handover.h"
 #include "rpc/transfer_token.h"
 #include "shardmesh/v1/tile_service.grpc.pb.h"
+#include "status/byte_text.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
@@ -546,7 +547,7 @@ TEST_F(TileServiceTest, RefusesWhatIsOverTheMemoryLimitBeforeTakingAnyOfIt) {
   header.mutable_header()->set_size_bytes(OwnBytes(rows));
   const auto put = Put({header});
   EXPECT_THAT(put, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
-  EXPECT_THAT(std::string(put.status().message()), HasSubstr(std::to_string(kMemoryBytes)));
+  EXPECT_THAT(std::string(put.status().message()), HasSubstr(FormatBytes(kMemoryBytes)));
   EXPECT_EQ(store_->used_bytes(), 0);
 }
 
