@@ -213,6 +213,15 @@ std::shared_ptr<BufferPool> BufferPool::Create(MemoryBudget* budget, int64_t max
 BufferPool::~BufferPool() { Trim(); }
 
 absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view what) {
+  return AllocateWith(&MemoryBudget::Reserve, size_bytes, what);
+}
+
+absl::StatusOr<Buffer> BufferPool::TryAllocate(int64_t size_bytes, std::string_view what) {
+  return AllocateWith(&MemoryBudget::TryReserve, size_bytes, what);
+}
+
+absl::StatusOr<Buffer> BufferPool::AllocateWith(ReserveFunction reserve, int64_t size_bytes,
+                                                std::string_view what) {
   if (size_bytes < 0 || size_bytes > std::numeric_limits<int64_t>::max() - int64_t{kPageBytes}) {
     return InvalidArgument(Reason::kInvalidShape,
                            StrCat("cannot allocate ", size_bytes, " bytes for ", what),
@@ -224,7 +233,7 @@ absl::StatusOr<Buffer> BufferPool::Allocate(int64_t size_bytes, std::string_view
   const size_t capacity_bytes = CapacityFor(static_cast<size_t>(size_bytes));
   Block block = TakeIdle(capacity_bytes);
   if (block.data == nullptr) {
-    SHARDMESH_ASSIGN_OR_RETURN(block.reservation, ReserveFor(capacity_bytes, what));
+    SHARDMESH_ASSIGN_OR_RETURN(block.reservation, ReserveFor(reserve, capacity_bytes, what));
     block.data = source_->Allocate(capacity_bytes);
     block.capacity_bytes = capacity_bytes;
     if (block.data == nullptr) {
@@ -249,12 +258,13 @@ Buffer BufferPool::Hold(Block block, int64_t size_bytes) {
   return buffer;
 }
 
-absl::StatusOr<MemoryBudget::Reservation> BufferPool::ReserveFor(size_t capacity_bytes,
+absl::StatusOr<MemoryBudget::Reservation> BufferPool::ReserveFor(ReserveFunction reserve,
+                                                                 size_t capacity_bytes,
                                                                  std::string_view what) {
-  auto reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
+  auto reservation = (budget_->*reserve)(static_cast<int64_t>(capacity_bytes), what);
   if (!reservation.ok()) {
     Trim();
-    reservation = budget_->Reserve(static_cast<int64_t>(capacity_bytes), what);
+    reservation = (budget_->*reserve)(static_cast<int64_t>(capacity_bytes), what);
   }
   return reservation;
 }
@@ -264,7 +274,8 @@ absl::StatusOr<Buffer> BufferPool::Adopt(FileDescriptor memory, int64_t size_byt
   const size_t capacity_bytes = CapacityFor(static_cast<size_t>(size_bytes));
   {
     Block block{.reservation = {}, .capacity_bytes = capacity_bytes, .is_read_only = true};
-    SHARDMESH_ASSIGN_OR_RETURN(block.reservation, ReserveFor(capacity_bytes, what));
+    SHARDMESH_ASSIGN_OR_RETURN(block.reservation,
+                               ReserveFor(&MemoryBudget::Reserve, capacity_bytes, what));
     block.data = source_->Adopt(memory, static_cast<size_t>(size_bytes));
     if (block.data != nullptr) return Hold(std::move(block), size_bytes);
   }

@@ -156,6 +156,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // does not allow the size (checked before any allocation), or if the source returns no memory.
   // `what` as in MemoryBudget::Reserve.
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
+  // Like Allocate, without calling Reclaim functions: for memory that can wait.
+  absl::StatusOr<Buffer> TryAllocate(int64_t size_bytes, std::string_view what);
 
   // Returns a buffer that is `memory`: sealed memory of another process (process/sealed), which has
   // size_bytes > 0. Copies the bytes into a buffer of this pool instead if the source cannot use
@@ -184,8 +186,15 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // Removes and returns an idle block that fits without much waste. If there is none, the returned
   // block's data is null.
   Block TakeIdle(size_t capacity_bytes);
-  // Reserves memory, of idle buffers too if need be. Errors as MemoryBudget::Reserve.
-  absl::StatusOr<MemoryBudget::Reservation> ReserveFor(size_t capacity_bytes,
+  // MemoryBudget::Reserve or MemoryBudget::TryReserve.
+  using ReserveFunction = absl::StatusOr<MemoryBudget::Reservation> (MemoryBudget::*)(
+      int64_t size_bytes, std::string_view what);
+  // Allocates memory that `reserve` reserves.
+  absl::StatusOr<Buffer> AllocateWith(ReserveFunction reserve, int64_t size_bytes,
+                                      std::string_view what);
+  // Reserves memory, of idle buffers too if need be. Errors as `reserve`.
+  absl::StatusOr<MemoryBudget::Reservation> ReserveFor(ReserveFunction reserve,
+                                                       size_t capacity_bytes,
                                                        std::string_view what);
   Buffer Hold(Block block, int64_t size_bytes);
   void Return(Block block);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "client/types/reshard.h"
+#include "process/failpoint.h"
 #include "sharding/mesh_definition.h"
 #include "sharding/uneven.h"
 #include "status/fact_keys.h"
@@ -347,11 +348,12 @@ class ShortReshardTest : public ReshardTest {
  protected:
   void SetUp() override {}
   // Of 24 MiB, a worker keeps 3 MiB back for what its peer sends. Each has 16 MiB of the array.
-  void StartShort(std::vector<std::string> worker_flags = {}) {
+  void StartShort(std::vector<std::string> coordinator_flags = {},
+                  std::vector<std::string> worker_flags = {}) {
     worker_flags.push_back("--memory=24MiB");
     StartCluster({.mesh = "fsdp=2",
                   .durable = true,
-                  .coordinator_flags = {},
+                  .coordinator_flags = std::move(coordinator_flags),
                   .worker_flags = std::move(worker_flags)});
     std::iota(elements_.begin(), elements_.end(), 0.0F);
     ASSERT_THAT(PutFloats(client(), "w", {2048, 4096}, elements_, kRows), IsOk());
@@ -359,7 +361,29 @@ class ShortReshardTest : public ReshardTest {
   // Moves the array. A gauge of memory may be old by a heartbeat, so that the first call is
   // refused.
   bool MovesSoon(const PartitionSpec& spec) {
-    return Eventually([&] { return Move("w", {.spec = spec, .release_source = true}).ok(); });
+    return Eventually([&] { return Move("w", {.spec = spec, .release_source = true}).ok(); },
+                      absl::Minutes(3));
+  }
+  // Begins to move the array, and waits until a failpoint has ended the process. Returns the error
+  // of the call.
+  absl::Status MoveUntilEnded(const std::string& identity) {
+    absl::Status failed;
+    std::thread mover([&] {
+      const bool has_begun = Eventually([&] {
+        failed = arrays()
+                     .Reshard(client::ArraySelector::ByName("w"),
+                              {.spec = over_columns_, .release_source = true},
+                              {.timeout = absl::Minutes(1)})
+                     .status();
+        // A gauge of memory may be old by a heartbeat.
+        return ReasonOf(failed) != Reason::kMemoryLimit;
+      });
+      EXPECT_TRUE(has_begun) << failed;
+    });
+    EXPECT_THAT(cluster_->AwaitEnd(identity, absl::Minutes(3)),
+                IsOkAndHolds(StrCat("exited with code ", kFailpointExitCode)));
+    mover.join();
+    return failed;
   }
   // The arrays whose tiles are out of the worker's memory.
   int64_t CountUnloaded(const std::string& worker) const {
@@ -391,8 +415,8 @@ TEST_F(ShortReshardTest, AnArrayOnDiskMovesThatFitsIntoMemoryOnlyOnce) {
       ++reads;
     }
   });
-  while (reads == 0) std::this_thread::yield();
-  EXPECT_THAT(Move("w", {.spec = over_columns_, .release_source = true}), IsOk());
+  EXPECT_TRUE(Eventually([&] { return reads > 0; }));
+  EXPECT_TRUE(MovesSoon(over_columns_));
   EXPECT_EQ(Describe("w").durability, client::Durability::kDisk);
   is_over = true;
   reader.join();
@@ -415,21 +439,19 @@ TEST_F(ShortReshardTest, AnArrayOnDiskMovesThatFitsIntoMemoryOnlyOnce) {
 }
 
 TEST_F(ShortReshardTest, AWorkerKilledMidwayLeavesTheOldArrayWhole) {
-  // The new tiles are complete in memory while the threads wait.
-  ASSERT_NO_FATAL_FAILURE(StartShort({"--failpoints=fill.finish=delay"}));
+  // A worker ends when the bytes of its tenth tile have come. Before the move, worker-1 fills nine
+  // small tiles and the others none, and after its restart it counts from the start.
+  ASSERT_NO_FATAL_FAILURE(StartShort({}, {"--failpoints=fill.finish=crash:10"}));
+  ASSERT_NO_FATAL_FAILURE(DefineMesh("alone", "x=1", {"worker-1"}));
+  for (int i = 0; i < 9; ++i) {
+    const std::string name = StrCat("small/", i);
+    ASSERT_NO_FATAL_FAILURE(Put(name, kRows, static_cast<float>(i)));
+    ASSERT_THAT(Move(name, {.mesh = "alone", .spec = kWhole}), IsOk());
+  }
   const std::string old_id = Describe("w").descriptor.array_id;
-  absl::Status failed;
-  std::thread mover([&] {
-    failed =
-        arrays()
-            .Reshard(client::ArraySelector::ByName("w"),
-                     {.spec = over_columns_, .release_source = true}, {.timeout = absl::Seconds(3)})
-            .status();
-  });
-  EXPECT_TRUE(Eventually([&] { return CountUnloaded("worker-1") == 1; }));
-  EXPECT_THAT(cluster_->Kill("worker-1"), IsOk());
-  mover.join();
+  const absl::Status failed = MoveUntilEnded("worker-1");
   EXPECT_FALSE(failed.ok());
+  EXPECT_EQ(CountUnloaded("worker-1"), 1);
   EXPECT_EQ(Describe("w").descriptor.array_id, old_id) << failed;
   ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
@@ -443,22 +465,19 @@ TEST_F(ShortReshardTest, AWorkerKilledMidwayLeavesTheOldArrayWhole) {
 }
 
 TEST_F(ShortReshardTest, ACoordinatorKilledMidwayLeavesTheOldArrayWhole) {
-  ASSERT_NO_FATAL_FAILURE(StartShort({"--failpoints=fill.finish=delay"}));
-  absl::Status failed;
-  std::thread mover([&] {
-    failed =
-        arrays()
-            .Reshard(client::ArraySelector::ByName("w"),
-                     {.spec = over_columns_, .release_source = true}, {.timeout = absl::Seconds(3)})
-            .status();
-  });
-  EXPECT_TRUE(Eventually([&] { return CountUnloaded("worker-1") == 1; }));
-  EXPECT_THAT(cluster_->Kill("coordinator"), IsOk());
-  mover.join();
+  // The first commit is that of the put. At the second one, all new tiles are staged.
+  ASSERT_NO_FATAL_FAILURE(StartShort({"--failpoints=transfer.commit_to_registry=crash:2"}));
+  const absl::Status failed = MoveUntilEnded("coordinator");
   EXPECT_FALSE(failed.ok());
+  for (const char* worker : {"worker-0", "worker-1"}) EXPECT_EQ(CountUnloaded(worker), 1) << worker;
   ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   EXPECT_EQ(Describe("w").descriptor.spec, kRows) << failed;
+  EXPECT_TRUE(Read("w") == elements_);
+  for (const char* worker : {"worker-0", "worker-1"}) {
+    EXPECT_TRUE(Eventually([&] { return CountUnloaded(worker) == 0; }))
+        << worker << " reads the old tiles back";
+  }
   EXPECT_TRUE(Read("w") == elements_);
 }
 

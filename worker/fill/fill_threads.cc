@@ -382,15 +382,17 @@ class FillThreads final : public TileFiller {
   // Takes the arrays out of memory that `array` is to replace.
   absl::Status Unload(const FillTransfer& transfer, const FillOrder& order,
                       const ArrayDescriptor& array) {
-    for (const std::string& array_id : order.unloaded_array_ids) {
-      SHARDMESH_ASSIGN_OR_RETURN(
-          const int64_t freed_bytes,
-          options_.store->Unload(array_id, array.array_id, kReadersWaitLimit,
-                                 [&transfer] { return transfer.KeepGoing(); }));
-      if (freed_bytes == 0) continue;
-      LogInfo("an array left memory for the array that is to replace it; readers read its files",
-              {{"array", array_id}, {"successor", array.array_id}, {"bytes", freed_bytes}});
-    }
+    if (order.unloaded_array_ids.empty()) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const int64_t freed_bytes,
+        options_.store->Unload(order.unloaded_array_ids, array.array_id, kReadersWaitLimit,
+                               [&transfer] { return transfer.KeepGoing(); }));
+    if (freed_bytes == 0) return absl::OkStatus();
+    // A second id is that of the array's companion.
+    LogInfo("an array left memory for the array that is to replace it; readers read its files",
+            {{"array", order.unloaded_array_ids.front()},
+             {"successor", array.array_id},
+             {"bytes", freed_bytes}});
     return absl::OkStatus();
   }
 

@@ -9,6 +9,7 @@
 #include "process/failpoint.h"
 #include "process/log.h"
 #include "process/steady_deadline.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -115,6 +116,15 @@ void Scrubber::Check(const std::string& array_id, const Tile& tile) {
   const absl::Status written = options_.store->RewriteFile(*stored);
   if (absl::IsNotFound(written)) return;
   damaged_files_.fetch_add(1);
+  const Reason reason = ReasonOf(written);
+  if ((*stored)->is_unloaded() && absl::IsDataLoss(written) &&
+      (reason == Reason::kBadFile || reason == Reason::kChecksumMismatch)) {
+    stored = absl::NotFoundError("");
+    return PutAside(description,
+                    StrCat("its file is damaged, and its bytes are not in memory: ",
+                           ToStd(file.status.message())),
+                    /*has_sound_file=*/false);
+  }
   if (written.ok()) rewritten_files_.fetch_add(1);
   LogWarning(written.ok() ? "a damaged tile file was written again from memory"
                           : "a tile file is damaged and could not be written again",
@@ -131,6 +141,9 @@ Scrubber::Found Scrubber::CheckMemory(const std::string& array_id, const Tile& t
     {
       const absl::StatusOr<StoredTilePtr> stored = options_.store->Find(array_id, tile);
       if (!stored.ok()) return {.is_gone = true, .status = {}};
+      // Its bytes are those of its file, which CheckFile reads. If the disk did not deliver them, a
+      // read of the mapping would end the process.
+      if ((*stored)->is_unloaded()) return {};
       const absl::Span<const char> bytes = (*stored)->bytes();
       if (at >= bytes.size()) {
         const uint32_t need = (*stored)->crc32c();

@@ -78,6 +78,11 @@ std::string Path(const std::string& folder, std::string_view name) {
   return StrCat(folder, "/", name);
 }
 
+// Returns the path of the file that says that the array is unloaded.
+std::string MarkerPath(const std::string& data_dir, const std::string& array_id) {
+  return Path(Path(data_dir, kUnloadedFolder), array_id);
+}
+
 std::string TileName(const TileDescription& description) {
   return StrCat("tile ", description.tile.ToString(), " of array ", description.array_id);
 }
@@ -852,9 +857,7 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
   }
   stored = std::move(found->second.stored);
   tiles.erase(found);
-  if (tiles.empty()) {
-    arrays_.erase(array);
-  }
+  EraseIfEmpty(array);
   return stored->buffer_;
 }
 
@@ -918,14 +921,18 @@ bool ShardStore::TakeOut(ArrayMap::iterator array, std::vector<StoredTilePtr>* d
     }
     *state = entry.state;
     has_files |= entry.stored->durable();
-    if (entry.stored->is_unloaded()) ForgetUnloaded(array->first);
     dropped->push_back(std::move(entry.stored));
     tile = tiles.erase(tile);
   }
-  if (tiles.empty()) {
-    arrays_.erase(array);
-  }
+  EraseIfEmpty(array);
   return has_files;
+}
+
+void ShardStore::EraseIfEmpty(ArrayMap::iterator array) {
+  if (!array->second.tiles.empty()) return;
+  // The file in `unloaded` stays until the array's files are gone: see RemoveMarkers.
+  if (unloaded_.erase(array->first) > 0) stale_markers_.insert(array->first);
+  arrays_.erase(array);
 }
 
 void ShardStore::RemoveFiles(std::vector<ArrayFolders> folders, Done done) {
@@ -961,7 +968,8 @@ absl::Status ShardStore::Release(absl::Span<const std::string> array_ids) {
 }
 
 absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, bool committed) {
-  const absl::Cleanup queue_reloads = [&] { QueueReloadsAfter(array_ids); };
+  absl::Span<const std::string> ended_ids;  // none if the call is refused
+  const absl::Cleanup queue_reloads = [&] { QueueReloadsAfter(ended_ids); };
   // Declared before the lock, so they are destroyed after the unlock.
   std::vector<StoredTilePtr> dropped;
   std::vector<std::string> ids_with_files;
@@ -976,6 +984,7 @@ absl::Status ShardStore::TakeOutAll(absl::Span<const std::string> array_ids, boo
                is_committed ? " is committed and cannot be aborted; release it"
                             : " is not committed; abort it instead"));
   }
+  ended_ids = array_ids;
   for (const std::string& array_id : array_ids) {
     const auto array = arrays_.find(array_id);
     TileState state = TileState::kStaged;
@@ -1041,6 +1050,8 @@ void ShardStore::Drop(absl::Span<const std::string> array_ids, Done done) {
 }
 
 int64_t ShardStore::Quarantine(absl::Span<const Unknown> tiles, absl::Time now) {
+  std::vector<std::string> ended_ids;
+  const absl::Cleanup queue_reloads = [&] { QueueReloadsAfter(ended_ids); };
   // Declared before the lock, so they are destroyed after the unlock.
   std::vector<QuarantinedArray> dropped;
   std::vector<StoredTilePtr> taken;
@@ -1048,7 +1059,11 @@ int64_t ShardStore::Quarantine(absl::Span<const Unknown> tiles, absl::Time now) 
   int64_t count = 0;
   absl::MutexLock lock(&mutex_);
   for (const Unknown& unknown : tiles) {
-    count += PutAside(unknown, now, &taken, &moved);
+    if (!PutAside(unknown, now, &taken, &moved)) continue;
+    ++count;
+    if (ended_ids.empty() || ended_ids.back() != unknown.array_id) {
+      ended_ids.push_back(unknown.array_id);
+    }
   }
   if (!moved.empty()) {
     std::vector<std::string> array_ids;
@@ -1077,9 +1092,7 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   const StoredTilePtr& stored = dropped->emplace_back(std::move(found->second.stored));
   const TileState state = found->second.state;
   array->second.tiles.erase(found);
-  if (array->second.tiles.empty()) {
-    arrays_.erase(array);
-  }
+  EraseIfEmpty(array);
   if (!stored->durable() && state != TileState::kCommitted) {
     LogWarning("dropped an uncommitted tile that was only in memory",
                {{"array", unknown.array_id},
@@ -1619,6 +1632,12 @@ void ShardStore::AwaitRemovals() {
   done.WaitForNotification();
 }
 
+void ShardStore::AwaitReloads() {
+  absl::Notification done;
+  reloads_.Push([&] { done.Notify(); });
+  done.WaitForNotification();
+}
+
 void ShardStore::EndBusy(const std::string& array_id) {
   if (const auto busy = busy_.find(array_id); --busy->second == 0) {
     busy_.erase(busy);
@@ -1662,6 +1681,9 @@ void ShardStore::RunFiles() {
         synced.Update(status);
       }
     }
+    // After a crash, a marker without the array does no harm, but an array that lost its marker
+    // could take the room of its successor.
+    if (synced.ok()) RemoveMarkers(effects.gone_ids);
     for (std::string& path : effects.to_remove) {
       removals_.Push([this, path = std::move(path)] {
         std::error_code ignored;  // the next start removes the rest of the trash
@@ -1812,13 +1834,31 @@ absl::Status ShardStore::RewriteFile(const StoredTilePtr& tile) {
     absl::MutexLock lock(&mutex_);
     return CheckCommitted(tile);
   };
-  const absl::Status made = MakeRoom(
+  absl::Status made = MakeRoom(
       *tile,
       [&] {
         return WriteTileFile(written, {description, cluster_id(), tile->crc32c()}, tile->bytes());
       },
       [&] { return check_committed().ok(); });
+  StoredTilePtr new_tile;  // replaces an unloaded tile, whose mapping is that of the old file
+  if (tile->is_unloaded()) {
+    // The kernel copies the mapped bytes. If the disk does not deliver them, the write fails with
+    // EFAULT. A read of the bytes here would end the process.
+    if (absl::IsInvalidArgument(made) && ReasonOf(made) != Reason::kBadFile) {
+      made = WithReason(absl::DataLossError(StrCat(
+                            TileName(description),
+                            ": its mapped file cannot be read any more: ", ToStd(made.message()))),
+                        Reason::kBadFile, {{fact::kFile, written}});
+    }
+    if (made.ok()) {
+      absl::StatusOr<MappedTileFile> file =
+          MapTileFile(written, kVerifyPieceBytes, [&](int64_t) { return check_committed(); });
+      made = file.status();
+      if (file.ok()) new_tile = std::make_shared<const StoredTile>(*std::move(file));
+    }
+  }
   if (!made.ok()) {
+    unlink(written.c_str());
     SHARDMESH_RETURN_IF_ERROR(check_committed());
     return made;
   }
@@ -1845,7 +1885,12 @@ absl::Status ShardStore::RewriteFile(const StoredTilePtr& tile) {
     }
   }
   done.WaitForNotification();
-  if (!ended.ok()) unlink(written.c_str());
+  if (!ended.ok()) {
+    unlink(written.c_str());
+  } else if (new_tile != nullptr) {
+    absl::MutexLock lock(&mutex_);
+    Exchange(tile, std::move(new_tile)).IgnoreError();  // it may have come back into memory
+  }
   return ended;
 }
 
@@ -1863,11 +1908,41 @@ absl::Status ShardStore::MoveToCommitted(const std::string& from,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> ShardStore::Unload(const std::string& array_id,
+absl::StatusOr<int64_t> ShardStore::Unload(absl::Span<const std::string> array_ids,
                                            const std::string& successor_id,
                                            absl::Duration wait_limit,
                                            const std::function<absl::Status()>& keep_going) {
   SHARDMESH_FAILPOINT("tiles.unload");
+  int64_t freed_bytes = 0;
+  std::vector<std::weak_ptr<Buffer>> in_use;
+  for (const std::string& array_id : array_ids) {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes,
+                               UnloadArray(array_id, successor_id, keep_going, &in_use));
+    freed_bytes += bytes;
+  }
+  const auto is_free = [&] {
+    {
+      absl::MutexLock lock(&mutex_);
+      // A reload that has begun holds memory until it sees that it is no longer wanted.
+      if (std::find(array_ids.begin(), array_ids.end(), reloading_id_) != array_ids.end()) {
+        return false;
+      }
+    }
+    return std::all_of(in_use.begin(), in_use.end(),
+                       [](const std::weak_ptr<Buffer>& memory) { return memory.expired(); });
+  };
+  const SteadyDeadline deadline = SteadyDeadline::After(wait_limit);
+  while (!is_free() && !deadline.is_over()) {
+    SHARDMESH_RETURN_IF_ERROR(keep_going());
+    absl::SleepFor(kReaderPollInterval);
+  }
+  return freed_bytes;
+}
+
+absl::StatusOr<int64_t> ShardStore::UnloadArray(const std::string& array_id,
+                                                const std::string& successor_id,
+                                                const std::function<absl::Status()>& keep_going,
+                                                std::vector<std::weak_ptr<Buffer>>* in_use) {
   std::vector<StoredTilePtr> tiles;
   {
     absl::MutexLock lock(&mutex_);
@@ -1884,15 +1959,16 @@ absl::StatusOr<int64_t> ShardStore::Unload(const std::string& array_id,
     UnloadedArray& entry = unloaded_[array_id];
     entry.successor_id = successor_id;
     entry.is_wanted_back = false;
+    entry.is_reported = false;
+    stale_markers_.erase(array_id);
   }
   // Written first: after a crash, the tiles must not take the room of the successor's.
-  const std::string unloaded = Path(data_dir_, kUnloadedFolder);
-  SHARDMESH_RETURN_IF_ERROR(MakeFolder(unloaded));
-  SHARDMESH_RETURN_IF_ERROR(WriteText(Path(unloaded, array_id), successor_id));
+  SHARDMESH_RETURN_IF_ERROR(MakeFolder(Path(data_dir_, kUnloadedFolder)));
+  SHARDMESH_RETURN_IF_ERROR(SyncFolder(data_dir_));
+  SHARDMESH_RETURN_IF_ERROR(WriteText(MarkerPath(data_dir_, array_id), successor_id));
   const std::string folder = Path(Path(data_dir_, kArraysFolder), array_id);
   const auto read = [&](int64_t) { return keep_going(); };
   int64_t freed_bytes = 0;
-  std::vector<std::weak_ptr<Buffer>> in_use;
   for (StoredTilePtr& tile : tiles) {
     const TileDescription& description = tile->description();
     const std::string path = Path(folder, TileFileName(description.tile));
@@ -1910,7 +1986,7 @@ absl::StatusOr<int64_t> ShardStore::Unload(const std::string& array_id,
                         Reason::kBadFile, {{fact::kFile, path}});
     }
     auto from_file = std::make_shared<const StoredTile>(*std::move(file));
-    in_use.push_back(tile->buffer_);
+    in_use->push_back(tile->buffer_);
     const int64_t tile_bytes = PoolBytes(static_cast<int64_t>(tile->bytes().size()));
     {
       absl::MutexLock lock(&mutex_);
@@ -1918,12 +1994,6 @@ absl::StatusOr<int64_t> ShardStore::Unload(const std::string& array_id,
       if (Exchange(tile, std::move(from_file)).ok()) freed_bytes += tile_bytes;
     }
     tile = nullptr;
-  }
-  const SteadyDeadline deadline = SteadyDeadline::After(wait_limit);
-  const auto is_free = [](const std::weak_ptr<Buffer>& memory) { return memory.expired(); };
-  while (!std::all_of(in_use.begin(), in_use.end(), is_free) && !deadline.is_over()) {
-    SHARDMESH_RETURN_IF_ERROR(keep_going());
-    absl::SleepFor(kReaderPollInterval);
   }
   return freed_bytes;
 }
@@ -1968,18 +2038,31 @@ absl::Status ShardStore::Exchange(const StoredTilePtr& old_tile, StoredTilePtr n
 void ShardStore::ForgetUnloaded(const std::string& array_id) {
   if (unloaded_.erase(array_id) == 0) return;
   // If the file stays, the next start removes it.
-  unlink(Path(Path(data_dir_, kUnloadedFolder), array_id).c_str());
+  unlink(MarkerPath(data_dir_, array_id).c_str());
+}
+
+void ShardStore::RemoveMarkers(const std::vector<std::string>& gone_ids) {
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : gone_ids) {
+    // Under the lock, because the array may be restored and unloaded again.
+    if (stale_markers_.erase(array_id) > 0) unlink(MarkerPath(data_dir_, array_id).c_str());
+  }
 }
 
 void ShardStore::QueueReloads(const std::string& ended_id) {
   for (auto& [array_id, unloaded] : unloaded_) {
     unloaded.is_wanted_back |= unloaded.successor_id == ended_id;
     if (!unloaded.is_wanted_back || std::exchange(unloaded.is_queued, true)) continue;
-    removals_.Push([this, id = array_id] { Reload(id); });
+    reloads_.Push([this, id = array_id] { Reload(id); });
   }
 }
 
 void ShardStore::Reload(const std::string& array_id) {
+  // Declared first, so that it runs after the memory of an unfinished tile is free.
+  const absl::Cleanup end_reload = [this] {
+    absl::MutexLock lock(&mutex_);
+    reloading_id_.clear();
+  };
   std::vector<StoredTilePtr> tiles;
   const auto is_wanted = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const auto found = unloaded_.find(array_id);
@@ -1992,31 +2075,55 @@ void ShardStore::Reload(const std::string& array_id) {
     }
     const auto array = arrays_.find(array_id);
     if (!is_wanted() || array == arrays_.end()) return;
+    reloading_id_ = array_id;
     for (const auto& [tile, entry] : array->second.tiles) {
       if (entry.stored != nullptr && entry.stored->is_unloaded()) tiles.push_back(entry.stored);
     }
   }
   for (const StoredTilePtr& tile : tiles) {
     const TileDescription& description = tile->description();
+    // The old array can be read without memory, so that no quarantined tile is dropped for it.
     absl::StatusOr<Buffer> memory =
-        pool_->Allocate(static_cast<int64_t>(tile->bytes().size()), TileName(description));
+        pool_->TryAllocate(static_cast<int64_t>(tile->bytes().size()), TileName(description));
     absl::Status status = memory.status();
     if (status.ok()) {
-      std::copy(tile->bytes().begin(), tile->bytes().end(), memory->data());
-      if (const uint32_t found = Crc32c(memory->bytes()); found != tile->crc32c()) {
-        status = ChecksumMismatch(TileName(description), found, tile->crc32c());
+      SHARDMESH_PASSES("tiles.reload");
+      uint32_t crc32c = 0;
+      for (size_t at = 0; at < tile->bytes().size();) {
+        const absl::Span<const char> piece =
+            tile->bytes().subspan(at, static_cast<size_t>(kVerifyPieceBytes));
+        {
+          absl::MutexLock lock(&mutex_);
+          if (!is_wanted()) return;
+        }
+        std::copy(piece.begin(), piece.end(), memory->data() + at);
+        crc32c = ExtendCrc32c(crc32c, memory->bytes().subspan(at, piece.size()));
+        at += piece.size();
+      }
+      if (crc32c != tile->crc32c()) {
+        status = ChecksumMismatch(TileName(description), crc32c, tile->crc32c());
       }
     }
     if (!status.ok()) {
-      LogWarning("an array stays out of memory, and its readers read its files",
-                 {{"array", array_id}, {"error", status}});
+      absl::MutexLock lock(&mutex_);
+      if (is_wanted() && !std::exchange(unloaded_.at(array_id).is_reported, true)) {
+        LogWarning("an array stays out of memory, and its readers read its files",
+                   {{"array", array_id}, {"error", status}});
+      }
       return;
     }
     auto loaded = std::make_shared<const StoredTile>(
         description, std::make_shared<Buffer>(*std::move(memory)), tile->crc32c(),
         /*durable=*/true);
     absl::MutexLock lock(&mutex_);
-    if (!is_wanted() || !Exchange(tile, std::move(loaded)).ok()) return;
+    if (!is_wanted()) return;
+    if (!Exchange(tile, std::move(loaded)).ok()) {
+      // The tile has left the store, or RewriteFile has replaced it: begin again.
+      if (!std::exchange(unloaded_.at(array_id).is_queued, true)) {
+        reloads_.Push([this, array_id] { Reload(array_id); });
+      }
+      return;
+    }
   }
   absl::MutexLock lock(&mutex_);
   if (is_wanted()) ForgetUnloaded(array_id);
@@ -2051,7 +2158,13 @@ void ShardStore::SettleUnloaded() {
     const auto array = arrays_.find(array_id);
     if (array == arrays_.end() ||
         array->second.tiles.begin()->second.state != TileState::kCommitted) {
-      ForgetUnloaded(array_id);
+      // Files that could not be read stay where they are, and the next start must map them too.
+      if (access(Path(Path(data_dir_, kArraysFolder), array_id).c_str(), F_OK) == 0) {
+        unloaded_.erase(array_id);
+        stale_markers_.insert(array_id);
+      } else {
+        ForgetUnloaded(array_id);
+      }
       continue;
     }
     const std::string successor_id = unloaded_.at(array_id).successor_id;
@@ -2130,6 +2243,7 @@ absl::Status ShardStore::DiscardFiles(const char* folder, const std::string& arr
   unmoved_.erase(first, end);
   effects->changed_folders.insert(Path(data_dir_, folder));
   effects->to_remove.push_back(std::move(to));
+  if (std::string_view(folder) == kArraysFolder) effects->gone_ids.push_back(array_id);
   return absl::OkStatus();
 }
 
@@ -2223,7 +2337,11 @@ absl::Status ShardStore::QuarantineFiles(absl::Span<const MovedAside> moved, Fil
       }
     }
     for (const std::string& folder : {from, staged}) {
-      rmdir(folder.c_str());  // succeeds only if the folder is empty
+      // Succeeds only if the folder is empty.
+      if (rmdir(folder.c_str()) == 0 && folder == from &&
+          std::string_view(each->folder) == kArraysFolder) {
+        effects->gone_ids.push_back(each->array.array_id);
+      }
     }
     effects->changed_folders.insert(
         {to, quarantine, Path(data_dir_, each->folder), Path(data_dir_, kStagedFolder)});

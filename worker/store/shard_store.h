@@ -390,6 +390,9 @@ class ShardStore {
   void AwaitFiles();
   // Like AwaitFiles; also waits until the disk space of dropped files is free.
   void AwaitRemovals();
+  // Waits until the store has tried to read back all arrays that calls that have returned want back
+  // in memory: see Unload.
+  void AwaitReloads();
 
   // Takes a committed tile that is only in memory out of the store, so that the caller can reuse
   // its memory. Returns null and changes nothing in four cases: the tile is missing, it is on disk,
@@ -426,26 +429,32 @@ class ShardStore {
                          const std::function<absl::Status(int64_t bytes)>& read);
   // Writes the file of a durable committed tile again from memory. Writes the bytes on the caller's
   // thread, and then gives the file its name in turn with the other changes of files. Waits for the
-  // disk. Requires that the tile's bytes have its checksum. NOT_FOUND: the store no longer has this
-  // tile, and keeps no file of it. Else the file system's error if the file cannot be written.
+  // disk. Requires that the tile's bytes have its checksum, unless the tile is unloaded: its bytes
+  // are those of the old file that the kernel still has, and its readers then read the new file.
+  //
+  // NOT_FOUND: the store no longer has this tile, and keeps no file of it. DATA_LOSS (BAD_FILE or
+  // CHECKSUM_MISMATCH): the tile is unloaded, and its bytes are damaged or cannot be read. Else the
+  // file system's error if the file cannot be written.
   absl::Status RewriteFile(const StoredTilePtr& tile);
 
-  // Unloads the durable committed tiles of an array: takes them out of memory, and serves their
-  // readers from their files from now on. For an array that `successor_id`, an array that is about
-  // to be staged here, is to replace, and beside which it does not fit into memory. Reads each file
-  // once to verify it. Then waits up to `wait_limit` for readers that still use the tiles' memory.
-  // Leaves tiles that are only in memory, or unloaded already, as they are. The array stays
-  // unloaded in a store that is opened on the folder again.
+  // Unloads the durable committed tiles of these arrays: takes them out of memory, and serves their
+  // readers from their files from now on. For arrays that `successor_id`, an array that is about to
+  // be staged here, is to replace, and beside which they do not fit into memory. Reads each file
+  // once to verify it. Then waits up to `wait_limit`, for all arrays together, for readers that
+  // still use the tiles' memory, and for an earlier way back that still holds memory. Leaves tiles
+  // that are only in memory, or unloaded already, as they are. The arrays stay unloaded in a store
+  // that is opened on the folder again.
   //
-  // If `successor_id` is aborted or dropped, or EndUnload is called for it, the store reads the
-  // tiles back into memory, on its own thread, as far as the budget has room. If there is no room,
-  // it tries again after each array that it drops, and at the next Open.
+  // If `successor_id` is aborted, dropped or moved to quarantine, or EndUnload is called for it,
+  // the store reads the tiles back into memory, on its own thread, as far as the budget has room.
+  // Quarantined tiles do not give way to them. If there is no room, it tries again after each array
+  // that it drops, and at the next Open.
   //
   // Returns the bytes that left memory. `keep_going` is polled, and its error ends the call.
   // DATA_LOSS: a file is damaged; NOT_FOUND: a file is missing. Tiles that the call has reached
   // before an error stay unloaded.
-  absl::StatusOr<int64_t> Unload(const std::string& array_id, const std::string& successor_id,
-                                 absl::Duration wait_limit,
+  absl::StatusOr<int64_t> Unload(absl::Span<const std::string> array_ids,
+                                 const std::string& successor_id, absl::Duration wait_limit,
                                  const std::function<absl::Status()>& keep_going);
   // Says that this array no longer comes, unless it is committed: see Unload.
   void EndUnload(const std::string& successor_id);
@@ -475,10 +484,11 @@ class ShardStore {
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
   // The changes of a batch of file jobs on disk. FileJob::work adds the folders whose entries it
   // changed, and the paths to remove. After the batch, the store syncs these folders, and then
-  // removes these paths.
+  // removes these paths and the files in `unloaded` of the arrays that are gone.
   struct FileEffects {
     absl::btree_set<std::string> changed_folders;
     std::vector<std::string> to_remove;
+    std::vector<std::string> gone_ids;  // arrays whose folders of committed tiles have moved away
   };
   struct FileJob {
     std::vector<std::string> array_ids;  // these arrays are busy until the job is done
@@ -539,13 +549,22 @@ class ShardStore {
   // for which there was no room before.
   void QueueReloads(const std::string& ended_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Reads an unloaded array back into memory. Leaves it unloaded if memory is short or a tile is
-  // damaged. Runs on the thread of removals_.
+  // damaged. Runs on the thread of reloads_.
   void Reload(const std::string& array_id);
   // Replaces a committed tile by another object for the same tile. NOT_FOUND as CheckCommitted.
   absl::Status Exchange(const StoredTilePtr& old_tile, StoredTilePtr new_tile)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Unloads one of the arrays of Unload, and adds its tiles' memory to `in_use`.
+  absl::StatusOr<int64_t> UnloadArray(const std::string& array_id, const std::string& successor_id,
+                                      const std::function<absl::Status()>& keep_going,
+                                      std::vector<std::weak_ptr<Buffer>>* in_use);
   // Forgets that an array is unloaded, and removes its file in the folder `unloaded`.
   void ForgetUnloaded(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Removes the files in the folder `unloaded` of those of these arrays that the store no longer
+  // has. Runs on the thread of files_.
+  void RemoveMarkers(const std::vector<std::string>& gone_ids);
+  // Forgets an array whose last tile has left the map.
+  void EraseIfEmpty(ArrayMap::iterator array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Takes the tiles of an array out of use. Moves its Staged or Committed tiles to `dropped`, and
   // sets `state` to their state. Marks its Receiving tiles as Aborted. Returns true if some of the
@@ -694,14 +713,20 @@ class ShardStore {
   struct UnloadedArray {
     std::string successor_id;
     bool is_wanted_back = false;  // its successor has ended
-    bool is_queued = false;       // a task of removals_ is going to read it back
+    bool is_queued = false;       // a task of reloads_ is going to read it back
+    bool is_reported = false;     // the log says that it finds no way back
   };
   absl::btree_map<std::string, UnloadedArray> unloaded_ ABSL_GUARDED_BY(mutex_);  // see Unload
+  // Arrays that left the store while they were unloaded, and whose files in `unloaded` are still
+  // there, because their tiles' files may be too.
+  absl::btree_set<std::string> stale_markers_ ABSL_GUARDED_BY(mutex_);
+  // The array that is being read back into memory; empty if there is none.
+  std::string reloading_id_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> is_closing_ = false;  // no array is read back into memory any more
 
-  // Removes files from the trash, and reads unloaded tiles back. Both may take long.
-  ThreadPool removals_{1};
-  ThreadPool files_{1};  // last member, because its thread uses the other members
+  ThreadPool removals_{1};  // removes files from the trash, which may take long
+  ThreadPool reloads_{1};   // reads unloaded tiles back, for which no removal must wait
+  ThreadPool files_{1};     // last member, because its thread uses the other members
 };
 
 }  // namespace shardmesh::worker

@@ -99,6 +99,27 @@ TEST(BufferTest, ABudgetAsksForMemoryBeforeItRefuses) {
   EXPECT_EQ(asked.size(), 2u);
 }
 
+TEST(BufferTest, MemoryThatCanWaitTakesIdleBuffersOnly) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 20);
+  int owner = 0;
+  bool is_asked = false;
+  budget.AddReclaim(&owner, [&](int64_t) {
+    is_asked = true;
+    return false;
+  });
+  { SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer idle, pool->Allocate(1 << 19, "a")); }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer large, pool->TryAllocate(1 << 20, "b"));
+  EXPECT_EQ(pool->idle_bytes(), 0);
+  EXPECT_THAT(pool->TryAllocate(1 << 12, "c"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_FALSE(is_asked);
+  EXPECT_THAT(pool->Allocate(1 << 12, "d"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_TRUE(is_asked);
+  budget.RemoveReclaim(&owner);
+}
+
 TEST(BufferTest, NothingIsTakenForAnEmptyBuffer) {
   MemoryBudget budget(0);
   const auto pool = BufferPool::Create(&budget, 0);

@@ -92,6 +92,11 @@ class ScrubberTest : public testing::Test {
                           const std::string& reason) { damaged_.emplace_back(array_id, reason); },
         .reread = [this](const std::string& array_id) { reread_.push_back(array_id); }});
   }
+  void Unload(const std::string& array_id) {
+    ASSERT_THAT(store_->Unload({array_id}, "successor", absl::InfiniteDuration(),
+                               [] { return absl::OkStatus(); }),
+                IsOk());
+  }
   bool Holds(const std::string& array_id) {
     return store_->Find(array_id, Describe(array_id).tile).ok();
   }
@@ -340,6 +345,58 @@ TEST_F(ScrubberTest, ATileThatIsDamagedTwiceSaysSo) {
   EXPECT_FALSE(Holds("a"));
   EXPECT_THAT(damaged_, ElementsAre(Pair("a", HasSubstr("its file is damaged too"))));
   EXPECT_THAT(store_->RestoreQuarantined("a"), StatusIs(absl::StatusCode::kDataLoss));
+}
+
+TEST_F(ScrubberTest, AnUnloadedTileIsComparedInItsFileOnly) {
+  AddTile("a");
+  const std::string path = FileOf("a");
+  const std::string sound = test::ReadFile(path);
+  Unload("a");
+  const auto scrubber = NewScrubber();
+  scrubber->RunPass();
+  EXPECT_EQ(scrubber->counters().bytes, kTileBytes) << "no second time through the mapping";
+  EXPECT_EQ(scrubber->counters().damaged_files, 0);
+  // The kernel still has the bytes.
+  const std::vector<std::function<void()>> damages = {
+      [&] { std::filesystem::remove(path); },
+      [&] { FlipInFile(path, kTileBytes + 40); },  // in the header
+  };
+  for (size_t i = 0; i < damages.size(); ++i) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr old, store_->Find("a", Describe("a").tile));
+    damages[i]();
+    scrubber->RunPass();
+    EXPECT_EQ(scrubber->counters().rewritten_files, static_cast<int64_t>(i) + 1);
+    EXPECT_TRUE(test::ReadFile(path) == sound) << "damage " << i;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr now, store_->Find("a", Describe("a").tile));
+    EXPECT_NE(now, old) << "readers read the new file";
+    EXPECT_TRUE(now->is_unloaded());
+    EXPECT_TRUE(now->bytes() == old->bytes());
+  }
+  EXPECT_THAT(damaged_, IsEmpty());
+}
+
+TEST_F(ScrubberTest, AnUnloadedTileWhoseBytesAreLostGoesIntoQuarantine) {
+  const std::vector<std::function<void(const std::string& path)>> damages = {
+      [](const std::string& path) { FlipInFile(path, 1); },
+      // A read of the mapping would end the process.
+      [](const std::string& path) { std::filesystem::resize_file(path, kTileBytes / 2); },
+      [](const std::string& path) { std::filesystem::resize_file(path, 0); },
+  };
+  for (size_t i = 0; i < damages.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string id = StrCat("a", i);
+    AddTile(id);
+    const std::string path = FileOf(id);
+    Unload(id);
+    damages[i](path);
+    const auto scrubber = NewScrubber();
+    scrubber->RunPass();
+    EXPECT_EQ(scrubber->counters().rewritten_files, 0);
+    EXPECT_EQ(scrubber->counters().damaged_tiles, 1);
+    EXPECT_FALSE(Holds(id));
+    EXPECT_THAT(std::exchange(damaged_, {}),
+                ElementsAre(Pair(id, HasSubstr("its bytes are not in memory"))));
+  }
 }
 
 TEST_F(ScrubberTest, HoldsNoMemoryOfAReleasedTile) {

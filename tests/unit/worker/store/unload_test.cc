@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -17,6 +18,7 @@
 #include "process/failpoint.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "worker/store/shard_store.h"
 
@@ -67,8 +69,22 @@ class UnloadTest : public testing::Test {
     ASSERT_THAT(store_->Commit({array_id}), IsOk());
   }
   absl::StatusOr<int64_t> Unload(const std::string& array_id, const std::string& successor_id) {
-    return store_->Unload(array_id, successor_id, absl::ZeroDuration(),
+    return store_->Unload({array_id}, successor_id, absl::ZeroDuration(),
                           [] { return absl::OkStatus(); });
+  }
+  // Moves both halves to quarantine, as many as there are.
+  int64_t Quarantine(const std::string& array_id) {
+    std::vector<ShardStore::Unknown> halves;
+    for (const int64_t index : {0, 1}) {
+      halves.push_back(
+          {.array_id = array_id, .tile = Half(array_id, index).tile, .reason = "unknown"});
+    }
+    return store_->Quarantine(halves, absl::Now());
+  }
+  // Waits for all that the store does on its own threads.
+  void AwaitStore() {
+    store_->AwaitRemovals();
+    store_->AwaitReloads();
   }
   void ExpectBytes(const std::string& array_id) {
     for (const int64_t index : {0, 1}) {
@@ -103,7 +119,7 @@ TEST_F(UnloadTest, TilesTakeNoMemoryAndKeepTheirBytes) {
   ASSERT_NO_FATAL_FAILURE(Add("b"));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr reader, store_->Find("a", Half("a", 0).tile));
   ASSERT_THAT(store_->Release({"a"}), IsOk());
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->unloaded_bytes(), 0);
   EXPECT_FALSE(IsMarked("a"));
   EXPECT_FALSE(std::filesystem::exists(data_dir_ + "/arrays/a"));
@@ -121,7 +137,7 @@ TEST_F(UnloadTest, ItWaitsForReadersOfTheMemory) {
   EXPECT_FALSE(reader->is_unloaded());
   store_->EndUnload("b");
   reader = nullptr;
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(reader, store_->Find("a", Half("a", 0).tile));
   int polls = 0;
@@ -129,7 +145,7 @@ TEST_F(UnloadTest, ItWaitsForReadersOfTheMemory) {
     if (++polls == 6) reader = nullptr;
     return absl::OkStatus();
   };
-  EXPECT_THAT(store_->Unload("a", "b", absl::InfiniteDuration(), end_soon),
+  EXPECT_THAT(store_->Unload({"a"}, "b", absl::InfiniteDuration(), end_soon),
               IsOkAndHolds(2 * kTileBytes));
   EXPECT_EQ(store_->used_bytes(), 0);
 }
@@ -149,10 +165,10 @@ TEST_F(UnloadTest, TilesComeBackIfTheirSuccessorDoesNot) {
       ASSERT_THAT(StageHalf("b", 0), IsOk());
     }
     EXPECT_THAT(store_->Abort({"c"}), IsOk());
-    store_->AwaitRemovals();
+    AwaitStore();
     EXPECT_EQ(store_->unloaded_bytes(), 2 * kTileBytes) << "another array ended";
     kEnds[end]();
-    store_->AwaitRemovals();
+    AwaitStore();
     EXPECT_EQ(store_->unloaded_bytes(), 0);
     EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
     EXPECT_FALSE(IsMarked("a"));
@@ -163,7 +179,7 @@ TEST_F(UnloadTest, TilesComeBackIfTheirSuccessorDoesNot) {
   ASSERT_THAT(StageHalf("b", 0), IsOk());
   ASSERT_THAT(store_->Commit({"b"}), IsOk());
   store_->EndUnload("b");
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->unloaded_bytes(), 2 * kTileBytes);
 }
 
@@ -173,11 +189,11 @@ TEST_F(UnloadTest, TilesThatFindNoRoomComeBackLater) {
   ASSERT_THAT(Unload("a", "b"), IsOkAndHolds(2 * kTileBytes));
   ASSERT_NO_FATAL_FAILURE(Add("other"));
   store_->EndUnload("b");
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->unloaded_bytes(), kTileBytes) << "one tile fits";
   ExpectBytes("a");
   ASSERT_THAT(store_->Release({"other"}), IsOk());
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->unloaded_bytes(), 0);
   ExpectBytes("a");
 }
@@ -192,7 +208,7 @@ TEST_F(UnloadTest, ARestartTakesNoMoreMemoryThanThereWas) {
   EXPECT_THAT(store_->recovery_report().problems, SizeIs(0));
   EXPECT_EQ(store_->recovery_report().committed_tiles, 2);
   EXPECT_EQ(store_->recovery_report().staged_tiles, 2);
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->unloaded_bytes(), 2 * kTileBytes);
   ExpectBytes("a");
   // The coordinator has committed the successor, or gives it up.
@@ -202,7 +218,7 @@ TEST_F(UnloadTest, ARestartTakesNoMoreMemoryThanThereWas) {
   ExpectBytes("a");
   ExpectBytes("b");
   ASSERT_THAT(store_->Release({"b"}), IsOk());
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->unloaded_bytes(), 0);
   ExpectBytes("a");
 }
@@ -214,12 +230,149 @@ TEST_F(UnloadTest, ARestartWithoutTheSuccessorReadsTheTilesBack) {
   // A file of an array that this store does not have has no effect.
   std::ofstream(data_dir_ + "/unloaded/gone") << "b";
   ASSERT_NO_FATAL_FAILURE(OpenStore());
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_EQ(store_->unloaded_bytes(), 0);
   EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
   EXPECT_FALSE(IsMarked("a"));
   EXPECT_FALSE(IsMarked("gone"));
   ExpectBytes("a");
+}
+
+TEST_F(UnloadTest, AnOldArrayThatIsNotYetRemovedTakesNoRoomOfItsSuccessor) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  ASSERT_THAT(Unload("a", "b"), IsOkAndHolds(2 * kTileBytes));
+  ASSERT_NO_FATAL_FAILURE(Add("b"));
+  store_->AwaitFiles();
+  // The second folder that the release moves is that of committed tiles. A process that is killed
+  // before that leaves the same files.
+  ASSERT_THAT(ArmFailpoints("tiles.rename_discarded=eio:2"), IsOk());
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  AwaitStore();
+  EXPECT_TRUE(std::filesystem::exists(data_dir_ + "/arrays/a"));
+  EXPECT_TRUE(IsMarked("a"));
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  EXPECT_THAT(store_->recovery_report().problems, SizeIs(0));
+  EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
+  ExpectBytes("b");
+  // The coordinator orders the release again.
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  AwaitStore();
+  EXPECT_FALSE(std::filesystem::exists(data_dir_ + "/arrays/a"));
+  EXPECT_FALSE(IsMarked("a"));
+  ExpectBytes("b");
+}
+
+TEST_F(UnloadTest, TilesComeBackIfTheirSuccessorGoesIntoQuarantine) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  ASSERT_THAT(Unload("a", "b"), IsOkAndHolds(2 * kTileBytes));
+  for (const int64_t index : {0, 1}) ASSERT_THAT(StageHalf("b", index), IsOk());
+  EXPECT_EQ(Quarantine("b"), 2);
+  AwaitStore();
+  EXPECT_EQ(store_->unloaded_bytes(), 0);
+  EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
+  EXPECT_FALSE(IsMarked("a"));
+  ExpectBytes("a");
+}
+
+TEST_F(UnloadTest, AnUnloadedArrayInQuarantineIsForgotten) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  ASSERT_THAT(Unload("a", "b"), IsOkAndHolds(2 * kTileBytes));
+  EXPECT_EQ(Quarantine("a"), 2);
+  AwaitStore();
+  EXPECT_EQ(store_->unloaded_bytes(), 0);
+  EXPECT_FALSE(IsMarked("a"));
+  ASSERT_THAT(store_->RestoreQuarantined("a"), IsOk());
+  EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
+  ExpectBytes("a");
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
+  ExpectBytes("a");
+}
+
+TEST_F(UnloadTest, ARefusedCallEndsNoSuccessor) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  ASSERT_THAT(Unload("a", "b"), IsOkAndHolds(2 * kTileBytes));
+  ASSERT_THAT(StageHalf("b", 0), IsOk());
+  EXPECT_THAT(store_->Release({"b"}), StatusIs(absl::StatusCode::kFailedPrecondition));
+  AwaitStore();
+  EXPECT_EQ(store_->unloaded_bytes(), 2 * kTileBytes);
+}
+
+TEST_F(UnloadTest, NoQuarantinedTileIsDroppedForTheWayBack) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  ASSERT_THAT(Unload("a", "b"), IsOkAndHolds(2 * kTileBytes));
+  for (const int64_t index : {0, 1}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<StagedTile> staged,
+                                   store_->Stage(Half("kept", index), /*durable=*/false));
+    const std::string bytes = BytesOf("kept", index);
+    ASSERT_THAT(staged->Append(0, bytes, Crc32c(bytes)), IsOk());
+    ASSERT_THAT(staged->Finish(Crc32c(bytes)), IsOk());
+  }
+  ASSERT_THAT(store_->Commit({"kept"}), IsOk());
+  EXPECT_EQ(Quarantine("kept"), 2);
+  store_->EndUnload("b");
+  AwaitStore();
+  EXPECT_EQ(store_->unloaded_bytes(), kTileBytes) << "one tile fits";
+  EXPECT_EQ(store_->quarantine_totals().memory_bytes, 2 * kTileBytes);
+}
+
+TEST_F(UnloadTest, ARepeatedMoveWaitsForTheWayBack) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  ASSERT_THAT(Unload("a", "b"), IsOkAndHolds(2 * kTileBytes));
+  ASSERT_THAT(ArmFailpoints("tiles.reload=delay"), IsOk());
+  store_->EndUnload("b");
+  EXPECT_TRUE(test::Eventually([&] { return store_->used_bytes() > 0; }));
+  EXPECT_THAT(store_->Unload({"a"}, "c", absl::InfiniteDuration(), [] { return absl::OkStatus(); }),
+              IsOk());
+  EXPECT_EQ(store_->used_bytes(), 0);
+  EXPECT_EQ(store_->unloaded_bytes(), 2 * kTileBytes);
+  AwaitStore();
+  EXPECT_EQ(store_->used_bytes(), 0);
+  ExpectBytes("a");
+}
+
+TEST_F(UnloadTest, AnArrayAndItsCompanionLeaveMemoryTogether) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  ASSERT_THAT(StageHalf("companion", 0), IsOk());
+  ASSERT_THAT(store_->Commit({"companion"}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(StoredTilePtr first, store_->Find("a", Half("a", 0).tile));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(StoredTilePtr second,
+                                 store_->Find("companion", Half("companion", 0).tile));
+  // Readers end one after the other, once both arrays are out of memory.
+  int polls = 0;
+  const auto end_soon = [&] {
+    if (store_->unloaded_bytes() < 3 * kTileBytes) return absl::OkStatus();
+    ++polls;
+    if (polls == 3) first = nullptr;
+    if (polls == 6) second = nullptr;
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(store_->Unload({"a", "companion"}, "b", absl::InfiniteDuration(), end_soon),
+              IsOkAndHolds(3 * kTileBytes));
+  EXPECT_EQ(polls, 6);
+  EXPECT_EQ(store_->used_bytes(), 0);
+  store_->EndUnload("b");
+  AwaitStore();
+  EXPECT_EQ(store_->unloaded_bytes(), 0);
+}
+
+TEST_F(UnloadTest, AReleasedArrayThatCouldNotLeaveMemoryIsForgotten) {
+  ASSERT_NO_FATAL_FAILURE(OpenStore());
+  ASSERT_NO_FATAL_FAILURE(Add("a"));
+  store_->AwaitFiles();
+  ASSERT_THAT(ArmFailpoints("tile_file.map=eio"), IsOk());
+  EXPECT_THAT(Unload("a", "b"), testing::Not(IsOk()));
+  EXPECT_TRUE(IsMarked("a"));
+  ASSERT_THAT(store_->Release({"a"}), IsOk());
+  AwaitStore();
+  EXPECT_FALSE(IsMarked("a"));
 }
 
 TEST_F(UnloadTest, ADamagedOrMissingFileKeepsItsTileInMemory) {
@@ -231,6 +384,13 @@ TEST_F(UnloadTest, ADamagedOrMissingFileKeepsItsTileInMemory) {
     EXPECT_THAT(Unload("a", "b"), testing::Not(IsOk())) << place;
     ExpectBytes("a");
   }
+  // The folder of the marker is synced in its parent, and then the marker in it.
+  for (const char* sync : {"file.sync_folder=eio:1", "file.sync_folder=eio:2"}) {
+    ASSERT_THAT(ArmFailpoints(sync), IsOk());
+    EXPECT_THAT(Unload("a", "b"), testing::Not(IsOk())) << sync;
+    ExpectBytes("a");
+  }
+  EXPECT_EQ(store_->used_bytes(), 2 * kTileBytes);
   const std::string path = StrCat(data_dir_, "/arrays/a/", TileFileName(Half("a", 0).tile));
   {
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -257,12 +417,12 @@ TEST_F(UnloadTest, TilesInMemoryOnlyStayThere) {
 TEST_F(UnloadTest, ACallThatIsCancelledEnds) {
   ASSERT_NO_FATAL_FAILURE(OpenStore());
   ASSERT_NO_FATAL_FAILURE(Add("a"));
-  EXPECT_THAT(store_->Unload("a", "b", absl::InfiniteDuration(),
+  EXPECT_THAT(store_->Unload({"a"}, "b", absl::InfiniteDuration(),
                              [] { return absl::CancelledError("the transfer has ended"); }),
               StatusIs(absl::StatusCode::kCancelled));
   ExpectBytes("a");
   store_->EndUnload("b");
-  store_->AwaitRemovals();
+  AwaitStore();
   EXPECT_FALSE(IsMarked("a"));
 }
 
