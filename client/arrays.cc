@@ -427,6 +427,7 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
     const absl::StatusOr<MappedCheckpoint> checkpoint = open();
     // A save that replaces the checkpoint may have yet to end.
     if (!checkpoint.ok()) return replaced.ok() ? checkpoint.status() : replaced;
+    if (!replaced.ok() && !attempts.HasTime()) return replaced;
     absl::StatusOr<PutResult> result = LoadCheckpoint(*checkpoint, put_options, attempts.Options());
     if (!attempts.MayOpenAgain(result.status()) || !checkpoint->source().WasReplaced()) {
       return result;

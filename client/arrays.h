@@ -54,6 +54,9 @@ class PutAttempts {
   // Whether files that were replaced may be opened again after this result of an attempt: it is an
   // error that such files can lead to, and there are attempts and time left. Counts the attempts.
   bool MayOpenAgain(const absl::Status& result);
+  // Whether there is time left. Opening the files again may have waited for a save: without time,
+  // the result of the last attempt says more than that of another one.
+  bool HasTime() const { return !deadline_.is_over(); }
 
  private:
   SteadyDeadline deadline_;

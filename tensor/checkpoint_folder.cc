@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <functional>
 #include <list>
@@ -32,6 +34,12 @@ constexpr size_t kMostNamed = 8;
 // Between two looks at a checkpoint that a save replaces.
 constexpr absl::Duration kReplacePause = absl::Milliseconds(5);
 
+// Returns the place of MaxReplaceTime, in nanoseconds.
+std::atomic<int64_t>& MaxReplaceNs() {
+  static std::atomic<int64_t> time_ns = absl::ToInt64Nanoseconds(kMaxReplaceTime);
+  return time_ns;
+}
+
 bool HasFile(const std::filesystem::path& folder, std::string_view name) {
   std::error_code ignored;
   return std::filesystem::exists(folder / name, ignored);
@@ -43,8 +51,17 @@ uint64_t NumberOf(const FileDescriptor& folder) {
   return folder.valid() && fstat(folder.get(), &about) == 0 ? about.st_ino : 0;
 }
 
-FileDescriptor OpenPath(const std::filesystem::path& path, int flags) {
-  return FileDescriptor(open(path.c_str(), O_PATH | O_CLOEXEC | flags));
+// Opens the folder, or a file in it. Returns a descriptor that is not valid if there is none, or if
+// another error occurs, which sets `*status`. The status names the folder: users may not know the
+// file.
+FileDescriptor OpenPath(const std::string& folder, std::string_view name, int flags,
+                        absl::Status* status) {
+  const std::filesystem::path path = std::filesystem::path(folder) / name;
+  FileDescriptor opened(open(path.c_str(), O_PATH | O_CLOEXEC | flags));
+  if (!opened.valid() && errno != ENOENT && errno != ENOTDIR) {
+    *status = FileError("look into", folder, errno);
+  }
+  return opened;
 }
 
 // Returns the inode that the path leads to; 0 if there is none.
@@ -75,11 +92,6 @@ std::set<std::string> StepsAside(const std::filesystem::path& folder) {
     if (StepOfFolder(of_step).has_value()) steps.insert(std::move(of_step));
   }
   return steps;
-}
-
-// Returns when the folder is not being replaced, or at the deadline.
-void AwaitReplacedUntil(const std::string& folder, const SteadyDeadline& deadline) {
-  while (IsBeingReplaced(folder) && !deadline.is_over()) absl::SleepFor(kReplacePause);
 }
 
 // Whether the folder has a safetensors file of any name: other writers name theirs as they like.
@@ -135,8 +147,8 @@ absl::StatusOr<bool> HasCheckpoint(const std::string& folder) {
 HeldFolder::HeldFolder(const std::string& folder)
     : path_(folder),
       is_aside_first_(HasCheckpointAside(folder)),
-      folder_(OpenPath(folder, O_DIRECTORY)),
-      marker_(OpenPath(std::filesystem::path(folder) / kCheckpointMarker, 0)),
+      folder_(OpenPath(folder, "", O_DIRECTORY, &status_)),
+      marker_(OpenPath(folder, kCheckpointMarker, 0, &status_)),
       number_(NumberOf(folder_)),
       mark_(MarkAt(folder)),
       was_aside_(is_aside_first_ || HasCheckpointAside(folder)) {}
@@ -169,17 +181,27 @@ bool IsBeingReplaced(const std::string& folder) {
   return HasCheckpointAside(folder) && !HasFile(PlaceOf(folder), kCheckpointMarker);
 }
 
-void AwaitReplaced(const std::string& folder) {
-  AwaitReplacedUntil(folder, SteadyDeadline::After(kMaxReplaceTime));
+absl::Duration MaxReplaceTime() { return absl::Nanoseconds(MaxReplaceNs().load()); }
+
+void SetMaxReplaceTime(absl::Duration time) { MaxReplaceNs() = absl::ToInt64Nanoseconds(time); }
+
+SteadyDeadline ReplaceDeadline() { return SteadyDeadline::After(MaxReplaceTime()); }
+
+void AwaitReplaced(const std::string& folder, const SteadyDeadline& deadline) {
+  while (IsBeingReplaced(folder) && !deadline.is_over()) absl::SleepFor(kReplacePause);
 }
 
+bool HasMarker(const std::string& folder) { return HasFile(folder, kCheckpointMarker); }
+
 bool FindSteadily(const std::string& folder, const std::function<bool()>& find) {
-  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
-  for (;;) {
+  const SteadyDeadline deadline = ReplaceDeadline();
+  for (int attempt = 1;; ++attempt) {
     const HeldFolder held(folder);
     if (find()) return true;
-    if (held.IsSteady() || deadline.is_over()) return false;
-    AwaitReplacedUntil(folder, deadline);
+    if (!held.status().ok() || held.IsSteady()) return false;
+    if (deadline.is_over() && attempt >= kMaxFolderAttempts) return false;
+    absl::SleepFor(kReplacePause);
+    AwaitReplaced(folder, deadline);
   }
 }
 
@@ -285,6 +307,11 @@ class HeldPlaces {
     for (const std::string& name : steps_) Hold(name);
   }
 
+  // The error of a folder that cannot be held; OK if there is none.
+  absl::Status status() const {
+    for (const HeldFolder& each : held_) SHARDMESH_RETURN_IF_ERROR(each.status());
+    return absl::OkStatus();
+  }
   // Whether the search met no save that replaces one of the checkpoints.
   bool AreSteady() const {
     return std::all_of(held_.begin(), held_.end(),
@@ -325,10 +352,11 @@ bool HasSteps(const std::string& folder, const std::vector<int64_t>& steps) {
 }  // namespace
 
 absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
-                                                 std::optional<int64_t> step) {
-  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
+                                                 std::optional<int64_t> step,
+                                                 const SteadyDeadline& deadline) {
   for (int attempt = 1;; ++attempt) {
     const HeldPlaces held(folder, step);
+    SHARDMESH_RETURN_IF_ERROR(held.status());
     std::optional<std::vector<int64_t>> seen;
     absl::StatusOr<std::string> found = FindFolderOnce(folder, step, &seen);
     // A search that met a save halfway says nothing about the checkpoints before and after. A save

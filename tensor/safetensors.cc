@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "process/failpoint.h"
 #include "process/json_error.h"
 #include "process/steady_deadline.h"
 #include "status/fact_keys.h"
@@ -543,7 +544,8 @@ absl::StatusOr<Checkpoint> Checkpoint::OpenFolder(const std::string& folder) {
 }
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::optional<int64_t> step) {
-  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
+  const SteadyDeadline deadline = ReplaceDeadline();
+  bool has_searched_again = false;
   for (int attempt = 1;; ++attempt) {
     std::error_code ignored;
     const bool is_folder = std::filesystem::is_directory(path, ignored);
@@ -553,19 +555,26 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::option
     }
     std::string folder = FolderOfFile(path);
     if (is_folder) {
-      SHARDMESH_ASSIGN_OR_RETURN(folder, FindCheckpointFolder(path, step));
+      SHARDMESH_ASSIGN_OR_RETURN(folder, FindCheckpointFolder(path, step, deadline));
+      SHARDMESH_PASSES("checkpoint.found");
     }
     auto held = std::make_shared<const HeldFolder>(folder);
+    SHARDMESH_RETURN_IF_ERROR(held->status());
     absl::StatusOr<Checkpoint> opened = is_folder ? OpenFolder(folder) : OpenFile(path);
     if (opened.ok()) opened->folder_ = held;
-    if (held->IsSteady()) return opened;
+    // A later save of another step may have removed the folder of a step since the search. Without
+    // a step that is asked for, a search finds no folder without a marker twice. The folder of a
+    // step that is asked for may never have had one.
+    const bool was_removed = !opened.ok() && is_folder && folder != path && !HasMarker(folder) &&
+                             (!step.has_value() || !std::exchange(has_searched_again, true));
+    if (!was_removed && held->IsSteady()) return opened;
     if (deadline.is_over() && (attempt >= kMaxFolderAttempts || IsBeingReplaced(folder))) {
       // A single file is renamed to its place, and is no mixture.
       const bool may_be_mixed = is_folder || absl::EndsWith(path, kIndexSuffix);
       if (opened.ok() && may_be_mixed) return NeverSteady(folder);
       return opened;
     }
-    AwaitReplaced(folder);
+    AwaitReplaced(folder, deadline);
   }
 }
 

@@ -128,9 +128,12 @@ class Checkpoint {
   // (model-00001-of-00003.safetensors).
   // A folder without any of these files may have the folders of steps (tensor/checkpoint_folder.h):
   // Open then takes the latest complete one, or the one of `step`.
-  // While a save replaces the checkpoint in the folder, waits for the save, at most
-  // kMaxReplaceTime, and opens no mixture of two checkpoints. FAILED_PRECONDITION (FILE_CHANGED):
-  // saves replaced the checkpoint at each of kMaxFolderAttempts attempts, or one ended midway.
+  // While saves replace the checkpoint in the folder, or remove the step that was found, begins
+  // anew, and opens no mixture of two checkpoints. All its waits together take at most
+  // MaxReplaceTime (tensor/checkpoint_folder.h). After that, and after at least kMaxFolderAttempts
+  // attempts or with a save still midway, returns the error of the last attempt, or else
+  // FAILED_PRECONDITION (FILE_CHANGED): the files opened, and may be of two checkpoints.
+  // RESOURCE_EXHAUSTED if the process has no descriptors left: an open checkpoint keeps two.
   static absl::StatusOr<Checkpoint> Open(const std::string& path, std::optional<int64_t> step = {});
 
   // Returns all tensors. Files are sorted by name; within a file, tensors are in the order of their

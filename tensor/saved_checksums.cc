@@ -63,6 +63,13 @@ absl::Status IsGone(const SourceFile& file) {
   return FileChanged(file.path, "number", "none, for the file is gone", StrCat(file.inode));
 }
 
+// The error for a file whose path leads to another file or to none.
+absl::Status IsReplaced(const SourceFile& file) {
+  struct stat about = {};
+  if (stat(file.path.c_str(), &about) != 0 || about.st_ino == file.inode) return IsGone(file);
+  return FileChanged(file.path, "number", StrCat(about.st_ino), StrCat(file.inode));
+}
+
 absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
                        const std::function<absl::Status()>& keep_going) {
   const std::string& path = opened.file->path;
@@ -120,8 +127,10 @@ absl::Status CheckSavedChecksums(absl::Span<const SavedPart> parts,
     const auto listed = std::find_if(files->second.begin(), files->second.end(),
                                      [&name](const ManifestFile& f) { return f.name == name; });
     if (listed == files->second.end()) {
-      // The checkpoint that took the place of the opened one has files of other names.
-      if (!files->second.empty() && WasReplaced(*file.file)) return IsGone(*file.file);
+      // The checkpoint that took the place of the opened one has files of other names. Or a save
+      // died midway: then nothing says which bytes the file had.
+      const bool is_of_save = !files->second.empty() || HasCheckpointAside(folder);
+      if (is_of_save && WasReplaced(*file.file)) return IsReplaced(*file.file);
       continue;
     }
     if (!listed->has_checksums) continue;

@@ -25,7 +25,8 @@ struct SavedPart {
 // checksums, as builds before wrote it. `keep_going` is called after each piece of a few MiB, on
 // several threads; its error ends the work and becomes its result. It may be null.
 //   DATA_LOSS  (CHECKSUM_MISMATCH) names the file, the tensor, the tile and both checksums.
-//   FAILED_PRECONDITION (FILE_CHANGED) a save has replaced or removed a file since it was opened.
+//   FAILED_PRECONDITION (FILE_CHANGED) a save has replaced or removed a file since it was opened,
+//              also a save that did not end.
 //   others     as FileError.
 absl::Status CheckSavedChecksums(absl::Span<const SavedPart> parts,
                                  const std::function<absl::Status()>& keep_going);

@@ -15,6 +15,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
@@ -62,12 +63,30 @@ inline void ReplaceCheckpoint(const std::string& folder, const std::string& step
   fs::remove_all(staging);
 }
 
-// Makes saves that replace a checkpoint again and again, on its own thread: at most kBurst of them
-// between two calls of Continue. A reader that begins anew after each of them succeeds, on however
-// slow a machine.
+// Sets MaxReplaceTime for the readers of this process, and sets it back at its end.
+class ScopedMaxReplaceTime {
+ public:
+  explicit ScopedMaxReplaceTime(absl::Duration time) : before_(MaxReplaceTime()) {
+    SetMaxReplaceTime(time);
+  }
+  ~ScopedMaxReplaceTime() { SetMaxReplaceTime(before_); }
+  ScopedMaxReplaceTime(const ScopedMaxReplaceTime&) = delete;
+  ScopedMaxReplaceTime& operator=(const ScopedMaxReplaceTime&) = delete;
+
+ private:
+  const absl::Duration before_;
+};
+
+// Makes saves that replace a checkpoint again and again, on its own thread. At most kBurst of them
+// begin between two calls of Continue. One more may be under way at the first of the two calls, so
+// that a read meets at most kBurst + 1 saves. A reader that begins anew after each of them needs
+// fewer than kMaxFolderAttempts attempts. On a busy machine, the thread may stand still for seconds
+// in the middle of a save: readers of this process wait for kPatience meanwhile, instead of
+// kMaxReplaceTime.
 class ReplacingSaves {
  public:
   static constexpr int kBurst = 3;
+  static constexpr absl::Duration kPatience = absl::Seconds(60);
 
   // Calls `save` with 0, 1, 2 and so on.
   explicit ReplacingSaves(std::function<void(size_t number)> save)
@@ -110,6 +129,7 @@ class ReplacingSaves {
     }
   }
 
+  const ScopedMaxReplaceTime patience_{kPatience};
   const std::function<void(size_t number)> save_;
   absl::Mutex mutex_;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;

@@ -506,7 +506,8 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     result = put(attempts.Options());
     if (!attempts.MayOpenAgain(result.status()) || !load.checkpoint.source().WasReplaced()) break;
     absl::StatusOr<OpenedLoad> again = OpenLoad(flags);
-    if (!again.ok()) break;  // a save that replaces the checkpoint may have yet to end
+    // A save that replaces the checkpoint may have yet to end.
+    if (!again.ok() || !attempts.HasTime()) break;
     load = *std::move(again);
     options.checkpoint = load.checkpoint.source().checkpoint_path();
     if (!invocation.quiet) {
@@ -688,17 +689,21 @@ bool IsOneReplaced(const std::vector<SingleTensor>& sources) {
                      [](const SingleTensor& source) { return source.WasReplaced(); });
 }
 
+// Between two attempts to open all sources of a put.
+constexpr absl::Duration kReopenPause = absl::Milliseconds(5);
+
 // Opens the sources of a put, and those again that were replaced since they were opened. Several
 // sources are all in place at one moment at the end: tensors of one checkpoint are opened one by
 // one, and must not come from two.
 absl::Status OpenSources(const PutFlags& flags, std::vector<SingleTensor>* sources) {
-  const SteadyDeadline deadline = SteadyDeadline::After(kMaxReplaceTime);
-  do {
+  const SteadyDeadline deadline = ReplaceDeadline();
+  OpenCheckpoints opened;
+  for (int attempt = 1;; ++attempt) {
     for (size_t i = 0; i < flags.sources.size(); ++i) {
       const bool is_opened = i < sources->size();
       if (is_opened && !(*sources)[i].WasReplaced()) continue;
       SHARDMESH_ASSIGN_OR_RETURN(SingleTensor source,
-                                 SingleTensor::Open(flags.sources[i], flags.tensor));
+                                 SingleTensor::Open(flags.sources[i], flags.tensor, &opened));
       if (is_opened) {
         (*sources)[i] = std::move(source);
       } else {
@@ -706,7 +711,9 @@ absl::Status OpenSources(const PutFlags& flags, std::vector<SingleTensor>* sourc
       }
     }
     if (sources->size() == 1 || !IsOneReplaced(*sources)) return absl::OkStatus();
-  } while (!deadline.is_over());
+    if (deadline.is_over() && attempt >= kMaxFolderAttempts) break;
+    absl::SleepFor(kReopenPause);
+  }
   return WithReason(
       absl::FailedPreconditionError("files of the tensors were replaced each time before all of "
                                     "them were open; put the tensors when nobody writes the files"),
@@ -785,7 +792,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
     if (!attempts.MayOpenAgain(result.status()) || !IsOneReplaced(sources)) break;
     if (!OpenSources(flags, &sources).ok()) break;
     absl::StatusOr<std::vector<PutTensor>> again = TensorsToPut(flags, sources);
-    if (!again.ok()) break;
+    if (!again.ok() || !attempts.HasTime()) break;
     tensors = *std::move(again);
     if (!invocation.quiet) {
       std::cerr << "A file was replaced while its tensor was put: it is read again\n";

@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "client/cli/inputs/file_kind.h"
@@ -63,10 +64,19 @@ std::vector<std::string_view> TensorNamesOf(const Checkpoint& checkpoint) {
 }  // namespace
 
 absl::StatusOr<SingleTensor> SingleTensor::OfCheckpoint(const std::string& path,
-                                                        const std::string& tensor) {
-  absl::StatusOr<Checkpoint> opened = Checkpoint::Open(path);
-  if (!opened.ok()) return ExplainTensor(opened.status(), path, tensor);
-  Checkpoint checkpoint = *std::move(opened);
+                                                        const std::string& tensor,
+                                                        OpenCheckpoints* opened) {
+  std::shared_ptr<const Checkpoint> shared;
+  if (opened != nullptr) {
+    if (const auto found = opened->find(path); found != opened->end()) shared = found->second;
+  }
+  if (shared == nullptr || shared->WasReplaced()) {
+    absl::StatusOr<Checkpoint> anew = Checkpoint::Open(path);
+    if (!anew.ok()) return ExplainTensor(anew.status(), path, tensor);
+    shared = std::make_shared<const Checkpoint>(*std::move(anew));
+    if (opened != nullptr) (*opened)[path] = shared;
+  }
+  const Checkpoint& checkpoint = *shared;
   const Checkpoint::Entry* entry = nullptr;
   if (!tensor.empty()) {
     entry = checkpoint.Find(tensor);
@@ -88,14 +98,13 @@ absl::StatusOr<SingleTensor> SingleTensor::OfCheckpoint(const std::string& path,
                path, ":TENSOR, or load all of them with `shardmesh load`"),
         {{fact::kField, "tensor"}});
   }
-  // A moved checkpoint keeps its entries where they are.
-  return SingleTensor(TensorOfCheckpoint{std::move(checkpoint), entry});
+  return SingleTensor(TensorOfCheckpoint{std::move(shared), entry});
 }
 
-absl::StatusOr<SingleTensor> SingleTensor::Open(const std::string& text,
-                                                const std::string& tensor) {
+absl::StatusOr<SingleTensor> SingleTensor::Open(const std::string& text, const std::string& tensor,
+                                                OpenCheckpoints* opened) {
   if (!tensor.empty()) {
-    return OfCheckpoint(text, tensor);
+    return OfCheckpoint(text, tensor, opened);
   }
   if (text == "-") {
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<char> bytes, ReadNpyInput());
@@ -107,11 +116,11 @@ absl::StatusOr<SingleTensor> SingleTensor::Open(const std::string& text,
          colon = text.find(':', colon + 1)) {
       const std::string path = text.substr(0, colon);
       if (colon + 1 < text.size() && Exists(path)) {
-        return OfCheckpoint(path, text.substr(colon + 1));
+        return OfCheckpoint(path, text.substr(colon + 1), opened);
       }
     }
   } else if (IsCheckpoint(text)) {
-    return OfCheckpoint(text, "");
+    return OfCheckpoint(text, "", opened);
   }
   absl::StatusOr<NpyFile> file = NpyFile::Open(text);
   if (!file.ok()) return ExplainTensor(file.status(), text, "");
@@ -120,14 +129,14 @@ absl::StatusOr<SingleTensor> SingleTensor::Open(const std::string& text,
 
 TensorView SingleTensor::view() const {
   if (const auto* const part = std::get_if<TensorOfCheckpoint>(&source_)) {
-    return part->checkpoint.View(*part->entry);
+    return part->checkpoint->View(*part->entry);
   }
   return std::get<NpyFile>(source_).View();
 }
 
 bool SingleTensor::WasReplaced() const {
   if (const auto* const part = std::get_if<TensorOfCheckpoint>(&source_)) {
-    return part->checkpoint.WasReplaced();
+    return part->checkpoint->WasReplaced();
   }
   const std::optional<SourceFile>& state = std::get<NpyFile>(source_).state();
   return state.has_value() && shardmesh::WasReplaced(*state);

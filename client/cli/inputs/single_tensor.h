@@ -2,6 +2,8 @@
 #ifndef SHARDMESH_CLIENT_CLI_INPUTS_SINGLE_TENSOR_H_
 #define SHARDMESH_CLIENT_CLI_INPUTS_SINGLE_TENSOR_H_
 
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +18,9 @@
 
 namespace shardmesh::client {
 
+// The checkpoints that were opened for several tensors, by path.
+using OpenCheckpoints = std::map<std::string, std::shared_ptr<const Checkpoint>>;
+
 // A tensor that was opened or read. Owns the memory or the mapping of its elements. Movable.
 class SingleTensor {
  public:
@@ -25,11 +30,15 @@ class SingleTensor {
   //   FILE                a .npy file, or a checkpoint with a single tensor
   // If `tensor` is not empty, `text` names a checkpoint, and `tensor` its tensor.
   //
+  // Takes a checkpoint that is in `opened` and was not replaced, and adds one that it opens:
+  // tensors of one checkpoint then share its files. `opened` may be null.
+  //
   // Errors are those of NpyFile::Open and Checkpoint::Open. NOT_FOUND: the checkpoint has no such
   // tensor; the message names the nearest one. INVALID_ARGUMENT (MISSING_ARGUMENT): the checkpoint
   // has several tensors, and none is named. RESOURCE_EXHAUSTED: standard input does not fit the
   // memory of this host.
-  static absl::StatusOr<SingleTensor> Open(const std::string& text, const std::string& tensor = "");
+  static absl::StatusOr<SingleTensor> Open(const std::string& text, const std::string& tensor = "",
+                                           OpenCheckpoints* opened = nullptr);
 
   // The tensor's elements, valid as long as this object.
   TensorView view() const;
@@ -44,12 +53,13 @@ class SingleTensor {
 
  private:
   struct TensorOfCheckpoint {
-    Checkpoint checkpoint;
-    const Checkpoint::Entry* entry;  // within the checkpoint, and not moved with it
+    std::shared_ptr<const Checkpoint> checkpoint;
+    const Checkpoint::Entry* entry;  // within the checkpoint
   };
 
   static absl::StatusOr<SingleTensor> OfCheckpoint(const std::string& path,
-                                                   const std::string& tensor);
+                                                   const std::string& tensor,
+                                                   OpenCheckpoints* opened);
 
   explicit SingleTensor(std::variant<NpyFile, TensorOfCheckpoint> source)
       : source_(std::move(source)) {}

@@ -457,9 +457,11 @@ TEST_F(MeshClientTest, TheAttemptsOfALoadShareItsTime) {
   PutAttempts none = client_->arrays().BeginAttempts({.timeout = absl::ZeroDuration()});
   EXPECT_EQ(none.Options().timeout, absl::ZeroDuration());
   EXPECT_FALSE(none.MayOpenAgain(changed));
+  EXPECT_FALSE(none.HasTime());
   PutAttempts some = client_->arrays().BeginAttempts({.timeout = absl::Hours(1)});
   EXPECT_LE(*some.Options().timeout, absl::Hours(1));
   EXPECT_TRUE(some.MayOpenAgain(changed));
+  EXPECT_TRUE(some.HasTime());
   EXPECT_FALSE(some.MayOpenAgain(absl::OkStatus()));
 }
 

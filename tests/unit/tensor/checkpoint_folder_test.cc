@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -14,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "process/failpoint.h"
+#include "process/steady_deadline.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_manifest.h"
 #include "tensor/safetensors.h"
@@ -55,6 +57,23 @@ class CheckpointFolderTest : public testing::Test {
     if (is_complete) MakeMarker(name + "/");
   }
 
+  // Saves a step that has one file, with a tensor of one byte.
+  void SaveStep(int64_t step) {
+    const std::string header = R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+    std::string file(8, '\0');
+    file[0] = static_cast<char>(header.size());
+    ReplaceCheckpoint(
+        folder_, StepFolderName(step),
+        test::SavedFiles{.manifest = "x",
+                         .files = {{std::string(kSingleCheckpointFile), file + header + "x"}}});
+  }
+  // Removes a step as a save does.
+  void RemoveStep(int64_t step) {
+    const std::string old = StrCat(folder_, "/", StepFolderName(step));
+    std::filesystem::remove(StrCat(old, "/", kCheckpointMarker));
+    std::filesystem::remove_all(old);
+  }
+
   std::string Path(std::string_view name) const { return StrCat(folder_, "/", name); }
 
   const std::string folder_;
@@ -62,6 +81,7 @@ class CheckpointFolderTest : public testing::Test {
 
 // As a save leaves the folder between the old and the new checkpoint.
 TEST_F(CheckpointFolderTest, WaitsForASaveThatReplacesTheCheckpoint) {
+  const test::ScopedMaxReplaceTime patience(absl::Hours(1));
   MakeStep(3, true);
   const std::string staging = StrCat(folder_, "/", kSaveStaging, "/");
   const struct {
@@ -99,14 +119,47 @@ TEST_F(CheckpointFolderTest, WaitsForASaveThatReplacesTheCheckpoint) {
   std::filesystem::create_directories(staging + ".aside-step-00000020");
   const absl::Time begin = absl::Now();
   EXPECT_THAT(FindCheckpointFolder(folder_, 3), IsOkAndHolds(folder_ + "/step-00000003"));
-  EXPECT_LT(absl::Now() - begin, kMaxReplaceTime);
+  EXPECT_LT(absl::Now() - begin, MaxReplaceTime());
 }
 
 TEST_F(CheckpointFolderTest, ASaveThatDiedWhileItReplacedTheCheckpointIsWaitedForOnlySoLong) {
+  EXPECT_EQ(MaxReplaceTime(), kMaxReplaceTime);
   std::filesystem::create_directories(StrCat(folder_, "/", kSaveStaging, "/.aside"));
   Make(std::string(kCheckpointManifest));
-  EXPECT_THAT(FindCheckpointFolder(folder_),
+  {
+    const test::ScopedMaxReplaceTime shortly(absl::Milliseconds(20));
+    EXPECT_THAT(FindCheckpointFolder(folder_),
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+    EXPECT_FALSE(FindSteadily(folder_, [] { return false; }));
+  }
+  // The deadline of the caller takes the place of a new one.
+  const test::ScopedMaxReplaceTime patience(absl::InfiniteDuration());
+  const auto past = SteadyDeadline::After(absl::ZeroDuration());
+  EXPECT_THAT(FindCheckpointFolder(folder_, {}, past),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
+  AwaitReplaced(folder_, past);
+}
+
+TEST_F(CheckpointFolderTest, SaysThatNoDescriptorIsLeftAndWaitsForNoSave) {
+  MakeStep(3, true);
+  const std::string step = folder_ + "/step-00000003";
+  const test::ScopedMaxReplaceTime patience(absl::InfiniteDuration());
+  struct rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const struct rlimit none = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const absl::Status held = HeldFolder(step).status();
+  const absl::Status found = FindCheckpointFolder(folder_).status();
+  const absl::Status opened = Checkpoint::Open(step).status();
+  const bool is_found = FindSteadily(step, [] { return false; });
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const absl::Status& status : {held, found, opened}) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted));
+  }
+  EXPECT_FALSE(is_found);
+  EXPECT_THAT(HeldFolder(step).status(), IsOk());
+  EXPECT_THAT(HeldFolder(folder_ + "/missing").status(), IsOk());
+  EXPECT_THAT(HeldFolder(StrCat(step, "/", kCheckpointMarker)).status(), IsOk());
 }
 
 TEST_F(CheckpointFolderTest, AHeldFolderIsNotInPlaceIfItsMarkerIsNot) {
@@ -179,6 +232,20 @@ TEST_F(CheckpointFolderTest, FindsNothingOnlyWhereNoSaveHidesIt) {
   }));
   calls = 0;
   EXPECT_FALSE(FindSteadily(folder_, [&] { return calls++ == 1; })) << "it is not called again";
+  // Also a reader whose time is over looks several times.
+  const test::ScopedMaxReplaceTime no_time(absl::ZeroDuration());
+  calls = 0;
+  EXPECT_TRUE(FindSteadily(folder_, [&] {
+    ReplaceCheckpoint(folder_, "", saved);
+    return ++calls == kMaxFolderAttempts;
+  }));
+  calls = 0;
+  EXPECT_FALSE(FindSteadily(folder_, [&] {
+    ReplaceCheckpoint(folder_, "", saved);
+    ++calls;
+    return false;
+  }));
+  EXPECT_EQ(calls, kMaxFolderAttempts);
   EXPECT_EQ(FolderOfFile("/a/b"), "/a");
   EXPECT_EQ(FolderOfFile("b"), ".");
 }
@@ -204,19 +271,46 @@ TEST_F(CheckpointFolderTest, FindsACheckpointThatSavesReplaceAgainAndAgain) {
 
 // As `save --step N --keep 1` does with rising steps.
 TEST_F(CheckpointFolderTest, FindsTheLatestStepWhileSavesRemoveLowerOnes) {
-  MakeStep(0, true);
+  SaveStep(0);
   test::ReplacingSaves saves([this](size_t number) {
     const auto step = static_cast<int64_t>(number);
-    ReplaceCheckpoint(folder_, StepFolderName(step + 1),
-                      test::SavedFiles{.manifest = "x", .files = {{"f", "x"}}});
-    const std::string old = StrCat(folder_, "/", StepFolderName(step));
-    std::filesystem::remove(StrCat(old, "/", kCheckpointMarker));
-    std::filesystem::remove_all(old);
+    SaveStep(step + 1);
+    RemoveStep(step);
   });
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 100; ++i) {
     EXPECT_THAT(FindCheckpointFolder(folder_), IsOk());
     saves.Continue();
+    EXPECT_THAT(Checkpoint::Open(folder_), IsOk());
+    saves.Continue();
   }
+}
+
+TEST_F(CheckpointFolderTest, OpensALaterStepIfTheOneThatItFoundIsRemovedMeanwhile) {
+  const test::ScopedMaxReplaceTime patience(test::ReplacingSaves::kPatience);
+  SaveStep(3);
+  ASSERT_THAT(ArmFailpoints("checkpoint.found=delay"), IsOk());
+  std::thread save([this] {
+    EXPECT_TRUE(test::Eventually([] { return !IsArmed("checkpoint.found"); }));
+    SaveStep(4);
+    RemoveStep(3);
+  });
+  const absl::StatusOr<Checkpoint> opened = Checkpoint::Open(folder_);
+  save.join();
+  EXPECT_THAT(opened, IsOk());
+  // A step that is asked for has no other in its place, whether or not a save wrote it.
+  ASSERT_THAT(ArmFailpoints("checkpoint.found=delay"), IsOk());
+  std::thread removal([this] {
+    EXPECT_TRUE(test::Eventually([] { return !IsArmed("checkpoint.found"); }));
+    RemoveStep(4);
+  });
+  const absl::Status removed = Checkpoint::Open(folder_, 4).status();
+  removal.join();
+  // The removal may be midway.
+  EXPECT_TRUE(removed.ok() || absl::IsNotFound(removed) || absl::IsInvalidArgument(removed))
+      << removed;
+  Make("step-00000005/model.safetensors", "no such file");
+  EXPECT_THAT(Checkpoint::Open(folder_, 5),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
 }
 
 TEST_F(CheckpointFolderTest, NamesFoldersOfStepsSoThatTheySortByStep) {

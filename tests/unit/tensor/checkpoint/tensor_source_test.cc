@@ -40,6 +40,7 @@ using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 std::string TextOf(const TensorView& view) {
   return std::string(view.bytes().data(), view.bytes().size());
@@ -399,6 +400,30 @@ TEST_F(TensorSourceSavesTest, ComparesNoFilesThatTheirCheckpointNoLongerHas) {
   std::filesystem::remove(folder_ + "/model.safetensors");
   EXPECT_THAT(CheckSavedChecksums(PartsOf(single), nullptr),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+}
+
+TEST_F(TensorSourceSavesTest, SaysThatAFileIsReplacedIfTheSaveDiedMidway) {
+  ReplaceCheckpoint(folder_, "", Single('a'));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorSource source, TensorSource::Open(folder_));
+  const std::string file = folder_ + "/model.safetensors";
+  const std::string staging = StrCat(folder_, "/", kSaveStaging);
+  const std::string aside = StrCat(staging, "/", kSaveAside);
+  const test::ScopedMaxReplaceTime shortly(absl::Milliseconds(20));
+  std::filesystem::create_directories(aside);
+  std::filesystem::rename(StrCat(folder_, "/", kCheckpointMarker), aside + "/marker");
+  EXPECT_THAT(CheckSavedChecksums(PartsOf(source), nullptr), IsOk()) << "the file is in place";
+  std::filesystem::rename(file, aside + "/file");
+  const absl::Status gone = CheckSavedChecksums(PartsOf(source), nullptr);
+  EXPECT_THAT(gone, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_THAT(gone.message(), HasSubstr("gone"));
+  WriteSafetensors("model.safetensors", "w", "other");
+  const absl::Status other = CheckSavedChecksums(PartsOf(source), nullptr);
+  EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_THAT(other.message(), Not(HasSubstr("gone")));
+  // Files that no save wrote may be replaced.
+  std::filesystem::remove_all(staging);
+  std::filesystem::remove(StrCat(folder_, "/", kCheckpointManifest));
+  EXPECT_THAT(CheckSavedChecksums(PartsOf(source), nullptr), IsOk());
 }
 
 TEST_F(TensorSourceTest, ListsTheNpyFilesOfAFolder) {

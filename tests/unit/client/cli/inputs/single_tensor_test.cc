@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -112,6 +113,29 @@ TEST_F(SingleTensorTest, OpensATensorWhileSavesReplaceItsCheckpoint) {
   ReplaceCheckpoint(folder, "", saved("d", "other.safetensors"));
   EXPECT_TRUE(source.WasReplaced());
   EXPECT_FALSE(source.source().has_value()) << "its file is gone";
+}
+
+TEST_F(SingleTensorTest, TensorsOfOneCheckpointShareIt) {
+  OpenCheckpoints opened;
+  const std::string path = Path("two.safetensors");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SingleTensor first,
+                                 SingleTensor::Open(path + ":layer.query", "", &opened));
+  ASSERT_EQ(opened.count(path), 1U);
+  const std::shared_ptr<const Checkpoint> shared = opened[path];
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SingleTensor second,
+                                 SingleTensor::Open(path, "a:b", &opened));
+  EXPECT_EQ(opened.size(), 1U);
+  EXPECT_EQ(opened[path], shared);
+  EXPECT_NE(first.view().bytes().data(), second.view().bytes().data());
+  // One that was replaced is opened anew.
+  WriteCheckpoint(Path("next.safetensors"), {"layer.query", "a:b"});
+  std::filesystem::rename(Path("next.safetensors"), path);
+  EXPECT_TRUE(first.WasReplaced());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SingleTensor third,
+                                 SingleTensor::Open(path, "a:b", &opened));
+  EXPECT_NE(opened[path], shared);
+  EXPECT_FALSE(third.WasReplaced());
+  EXPECT_TRUE(second.WasReplaced());
 }
 
 TEST_F(SingleTensorTest, KnowsThatItsFileWasReplaced) {
