@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <system_error>
@@ -41,6 +42,14 @@ constexpr absl::Duration kPutEnds = absl::Seconds(1);
 constexpr absl::Duration kCancelTime = absl::Seconds(3);
 constexpr absl::Duration kCancelPause = absl::Milliseconds(200);
 
+// Writes an error to standard error in the form of the command's output.
+void SayError(const absl::Status& status, std::string_view message, OutputForm output) {
+  const std::string line = IsTree(output)
+                               ? TreeLine({{"error", ErrorJson(status, message)}}, output)
+                               : StrCat("shardmesh: ", message, "\n");
+  std::fputs(line.c_str(), stderr);  // std::cerr would flush std::cout first, which may block
+}
+
 }  // namespace
 
 bool IsNothingDone(const absl::Status& status) {
@@ -68,10 +77,15 @@ std::string OutcomeOfOperation(std::string_view outcome, const absl::Status& sta
 
 Interruption::Interruption(std::string_view outcome, OutputForm output,
                            std::function<void()> at_end)
-    : outcome_(outcome),
-      output_(output),
-      at_end_(std::move(at_end)),
-      watcher_([this] { Watch(); }) {}
+    : outcome_(outcome), output_(output), at_end_(std::move(at_end)) {
+  absl::StatusOr<std::thread> watcher = StartThread([this] { Watch(); });
+  if (!watcher.ok()) {
+    // Nothing has begun yet. Without this thread, nothing would react to a signal.
+    SayError(watcher.status(), ToStd(watcher.status().message()), output_);
+    std::exit(ExitCodeOf(watcher.status()));
+  }
+  watcher_ = *std::move(watcher);
+}
 
 Interruption::~Interruption() {
   std::thread canceller;
@@ -185,13 +199,7 @@ void Interruption::Cancel(MeshClient* client, const std::string& transfer_id) {
 void Interruption::SayAndEnd(std::string_view outcome, int signal) const {
   if (at_end_) at_end_();
   const std::string message = StrCat("interrupted: ", outcome);
-  std::string line = StrCat("shardmesh: ", message, "\n");
-  if (IsTree(output_)) {
-    const absl::Status status =
-        WithReason(absl::CancelledError(ToAbsl(message)), Reason::kCancelled);
-    line = TreeLine({{"error", ErrorJson(status, message)}}, output_);
-  }
-  std::fputs(line.c_str(), stderr);  // std::cerr would flush std::cout first, which may block
+  SayError(WithReason(absl::CancelledError(ToAbsl(message)), Reason::kCancelled), message, output_);
   EndBy(signal);
 }
 

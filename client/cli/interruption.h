@@ -31,7 +31,8 @@ class Interruption {
  public:
   // `outcome` describes the result of a cancelled put, such as "nothing was loaded". If the
   // coordinator may have committed the put, the message says that the outcome is unknown. `at_end`
-  // runs before a signal ends the program.
+  // runs before a signal ends the program. If the host allows no more threads, writes the error,
+  // and ends the program with its exit code: no signal could end the command otherwise.
   Interruption(std::string_view outcome, OutputForm output, std::function<void()> at_end = {});
   // If a cancel is in progress, waits a few seconds at most for the coordinator's answer.
   ~Interruption();

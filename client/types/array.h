@@ -236,8 +236,9 @@ struct PutResult {
   int64_t sent_bytes = 0;         // the same for the tiles that this client sent
   int64_t handed_over_bytes = 0;  // of sent_bytes, those that went as memory; see Handover
   int64_t reused_tensors = 0;     // tensors whose elements were all on the workers already
-  int64_t reused_bytes = 0;       // of tile_bytes, those of such tensors, and equal tiles of others
-  int64_t moved_bytes = 0;        // bytes that workers sent to one another to copy such tiles
+  // Of tile_bytes: those of such tensors, and of the tiles that ranks copied of other tensors.
+  int64_t reused_bytes = 0;
+  int64_t moved_bytes = 0;  // bytes that workers sent to one another to copy such tiles
   // kWorkers: the workers read all tiles. kClient: this client sent them.
   PutReader reader = PutReader::kClient;
   // The reason why the workers did not read the tiles, if they were asked to; otherwise OK.

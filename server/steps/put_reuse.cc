@@ -23,6 +23,9 @@ namespace {
 
 // Arrays of one origin that are compared. A model is seldom loaded in more layouts at a time.
 constexpr int64_t kMaxCandidates = 8;
+// The bytes of an order to copy a tile beside the descriptors: the fields of the token, its
+// signature, and the tags and lengths of all fields.
+constexpr int64_t kOrderOverheadBytes = 512;
 
 bool LieAlike(const ArrayDescriptor& a, const ArrayDescriptor& b) {
   return a.mesh_id == b.mesh_id && a.mesh_revision == b.mesh_revision && a.mesh == b.mesh &&
@@ -116,6 +119,11 @@ std::optional<std::vector<int64_t>> RanksToSend(const ArrayDescriptor& from,
   return std::vector<int64_t>(sent.begin(), sent.end());
 }
 
+int64_t CopyOrderBytes(const ArrayDescriptor& from, const ArrayDescriptor& to) {
+  return kOrderOverheadBytes + std::ssize(rpc::ArrayDescriptorBytes(to)) +
+         2 * std::ssize(rpc::ArrayDescriptorBytes(from));
+}
+
 PutReuse::PutReuse(const PutReuseParts& parts) : parts_(parts), view_(parts.membership->view()) {}
 
 void PutReuse::Find(PutItem& item) {
@@ -201,7 +209,7 @@ void PutReuse::Use(const ClaimedArray& claimed, PutItem& item) {
   const bool has_all = !HasUnclaimedTiles(claimed.tile_sha256);
   const bool is_same = has_all && !item.name.empty() && IsWhatThePutMakes(*array, item);
   int64_t moved_bytes = 0;
-  int64_t copied_tiles = 0;
+  int64_t order_bytes = 0;
   std::vector<int64_t> sent_ranks;
   if (!is_same) {
     if (!CanFill(made.mesh_id) || !CanFill(there.mesh_id)) return;
@@ -215,8 +223,12 @@ void PutReuse::Use(const ClaimedArray& claimed, PutItem& item) {
       if (!bytes.has_value()) return;
       moved_bytes = *bytes;
     } else {
-      copied_tiles = made.mesh.size() - std::ssize(sent_ranks);
-      if (copied_tiles > parts_.max_partly_copied_tiles - partly_copied_tiles_) return;
+      const int64_t copied_tiles = made.mesh.size() - std::ssize(sent_ranks);
+      order_bytes = copied_tiles * CopyOrderBytes(there, made);
+      if (partly_copied_meshes_.count(there.mesh_id) == 0) {
+        order_bytes += made.mesh.size() * there.mesh.size() * kDeviceBytes;
+      }
+      if (order_bytes > parts_.max_partly_copied_bytes - partly_copied_bytes_) return;
       const absl::StatusOr<int64_t> bytes = PlannedBytes(*view_, there, made, sent_ranks);
       if (!bytes.ok()) return;
       moved_bytes = *bytes;
@@ -228,7 +240,10 @@ void PutReuse::Use(const ClaimedArray& claimed, PutItem& item) {
   if (is_same) item.definition = pinned->array().definition;
   item.moved_bytes = moved_bytes;
   item.sent_ranks = std::move(sent_ranks);
-  partly_copied_tiles_ += copied_tiles;
+  if (!item.sent_ranks.empty()) {
+    partly_copied_bytes_ += order_bytes;
+    partly_copied_meshes_.insert(there.mesh_id);
+  }
   item.reused = std::move(pinned);
 }
 

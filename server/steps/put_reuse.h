@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,11 +26,14 @@
 namespace shardmesh::server {
 
 // Limit for the ranks of each mesh if only some ranks copy a tensor. Each rank then gets orders of
-// its own, which name the workers of the mesh (about 1 KiB each): 64 MiB for all ranks.
+// its own, which name the workers of both meshes.
 inline constexpr int64_t kMaxPartlyCopiedRanks = 256;
-// Limit for the tiles of such tensors that are copied, for one put. An order for a tile has about
-// 1 KiB at most: 64 MiB for all of them.
-inline constexpr int64_t kMaxPartlyCopiedTiles = 65'536;
+// Limit for the bytes of all such orders of one put: those of CopyOrderBytes for each copied tile,
+// and for each mesh that is copied from kDeviceBytes for each pair of a rank and a source worker. A
+// rank with more than 1 MiB of orders gets the workers again with each further 1 MiB.
+inline constexpr int64_t kMaxPartlyCopiedBytes = int64_t{128} << 20;
+// The bytes of a worker in such orders: its identity, its addresses, and its number.
+inline constexpr int64_t kDeviceBytes = 1024;
 
 // The objects that the finder uses; they outlive it.
 struct PutReuseParts {
@@ -40,7 +44,7 @@ struct PutReuseParts {
   FillTransport* fill = nullptr;
   // False: the put is only checked, which counts as no use of the cache (ArrayRegistry::PinFound).
   bool is_use = true;
-  int64_t max_partly_copied_tiles = kMaxPartlyCopiedTiles;
+  int64_t max_partly_copied_bytes = kMaxPartlyCopiedBytes;
 };
 
 // A client's claim that an array has the elements of a tensor. Nobody trusts it: see ClaimedArray.
@@ -69,6 +73,10 @@ std::optional<std::vector<int64_t>> RanksToSend(const ArrayDescriptor& from,
                                                 const ArrayDescriptor& to,
                                                 const std::vector<std::string>& tile_sha256);
 
+// Returns an upper bound for the bytes of the order to copy one tile of `to` from the array `from`.
+// The order has the descriptor of `to`, and that of `from` twice: the second one is in the token.
+int64_t CopyOrderBytes(const ArrayDescriptor& from, const ArrayDescriptor& to);
+
 // Finds arrays for the tensors of one put. Not thread-safe. Takes some microseconds for a tensor,
 // and more for one in a new layout of its origin: do not use it on a gRPC thread.
 class PutReuse {
@@ -89,8 +97,8 @@ class PutReuse {
   std::optional<ClaimedArray> PinClaimed(ContentClaim claim, size_t number, const PutItem& item);
   // Sets `item.reused` to the array of a claim that is true, as Find does. If not all tiles are
   // claimed, sets `item.sent_ranks` to the ranks that need elements of others. No effect if the
-  // array is no longer available, if the workers cannot copy it, or if more than
-  // `max_partly_copied_tiles` would be copied.
+  // array is no longer available, if the workers cannot copy it, or if the put's orders would have
+  // more than `max_partly_copied_bytes`.
   void Use(const ClaimedArray& claimed, PutItem& item);
 
  private:
@@ -110,7 +118,10 @@ class PutReuse {
   std::map<std::string, bool> can_fill_;  // by mesh
   // By the layouts of two arrays.
   absl::flat_hash_map<std::string, std::optional<int64_t>> moved_bytes_;
-  int64_t partly_copied_tiles_ = 0;  // of all items that Use has given `sent_ranks`
+  // Of all items that Use has given `sent_ranks`: the bytes of their orders, and the meshes that
+  // they are copied from.
+  int64_t partly_copied_bytes_ = 0;
+  std::set<std::string> partly_copied_meshes_;
 };
 
 // A put some of whose tensors are copied from other arrays.

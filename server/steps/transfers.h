@@ -48,14 +48,16 @@ struct PutItem {
   // of their elements; rising. Empty if `reused` has all elements.
   std::vector<int64_t> sent_ranks = {};
 
-  // Each item is one of these three, or else its client sends the elements.
+  // An item is at most one of kept, copied and read. Of a copied item, the client sends the tiles
+  // of `sent_ranks`. Of an item that is none of the three, the client sends all tiles.
+
   // The item's array is `reused` itself: it only gets the name.
   bool is_kept() const {
     return reused != nullptr &&
            reused->array().definition.descriptor.array_id == definition.descriptor.array_id;
   }
-  // The workers copy the elements from `reused`, which lies in another layout.
-  // The client sends the tiles of `sent_ranks`.
+  // The workers of all ranks but `sent_ranks` copy their tiles from `reused`. That array may lie in
+  // the same layout or in another one, and may be on another mesh.
   bool is_copied() const { return reused != nullptr && !is_kept(); }
   // Whether the client sends the rank's tile of a tensor that is copied.
   bool is_sent_to(int64_t rank) const {

@@ -441,8 +441,8 @@ TEST_F(SaveTest, ACancelledCommandSaysWhatItLeavesAndThatItCanGoOn) {
     }
     EXPECT_THAT(client::ReadLog(save.log_path()),
                 AllOf(HasSubstr(StrCat(by_signal ? "interrupted: " : "",
-                                       "nothing was saved; of a "
-                                       "checkpoint of 64 MiB or more, what was written stays in ",
+                                       "nothing was saved; if 64 MiB or more were written, they "
+                                       "stay in ",
                                        folder, "/.shardmesh-save")),
                       HasSubstr("repeat the command to go on")));
     save.Ended();

@@ -18,6 +18,7 @@
 #include "client/cli/local/cluster_record.h"
 #include "client/cli/local/local_cluster.h"
 #include "process/failpoint.h"
+#include "process/lock_file.h"
 #include "sharding/mesh.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
@@ -60,6 +61,15 @@ class UpDownTest : public ::testing::Test {
     auto process = client::ChildProcess::Start(options);
     EXPECT_THAT(process, IsOk());
     return *std::move(process);
+  }
+  // Returns what `status` says; an empty object if `status` fails or is cut off.
+  json StatusOrNothing() const {
+    const json status = json::parse(Run({"status", "--output=json"}).out, nullptr, false);
+    return status.is_object() ? status : json::object();
+  }
+  void KillAll() const {
+    for (const pid_t pid : Processes()) kill(pid, SIGKILL);
+    ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
   }
   // Those that keep their data below this test's folder.
   std::vector<pid_t> Processes() const {
@@ -113,7 +123,7 @@ TEST_F(UpDownTest, KilledAtAnyMomentAreFollowedByAnUpThatWorks) {
     client::ChildProcess command = Begin(kill_down ? std::vector<std::string>{"down"} : up_);
     absl::SleepFor(absl::Milliseconds(random_() % 300));
     client::SendSignal(command.id(), SIGKILL).IgnoreError();
-    ASSERT_TRUE(client::WaitUntilGone(command.id(), absl::Now() + absl::Seconds(10)));
+    ASSERT_TRUE(client::WaitUntilGone(command.id(), absl::Now() + absl::Seconds(60)));
     command.Ended();
     const CommandResult up = Run(up_);
     if (up.exit_code != 0) {
@@ -134,7 +144,7 @@ TEST_F(UpDownTest, AnUpInTheForegroundThatIsKilledIsFollowedByAnotherAtOnce) {
              std::string::npos;
     }));
     ASSERT_THAT(client::SendSignal(up.id(), SIGKILL), IsOk());
-    ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(10)));
+    ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(60)));
     up.Ended();
     const CommandResult next = Run(up_);
     EXPECT_EQ(next.exit_code, 0) << next.err;
@@ -180,7 +190,7 @@ TEST_F(UpDownTest, AnUpThatIsKilledEndsOnlyWhatItStartedAgain) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
     ASSERT_EQ(record.processes.size(), 3u);
     ASSERT_THAT(client::SendSignal(record.processes[2].id, SIGKILL), IsOk());
-    ASSERT_TRUE(client::WaitUntilGone(record.processes[2].id, absl::Now() + absl::Seconds(10)));
+    ASSERT_TRUE(client::WaitUntilGone(record.processes[2].id, absl::Now() + absl::Seconds(60)));
     client::ChildProcess foreground = Begin({"up", "--mesh", "fsdp=2"});
     EXPECT_TRUE(Eventually([&] {
       if (is_healthy) {
@@ -191,7 +201,7 @@ TEST_F(UpDownTest, AnUpThatIsKilledEndsOnlyWhatItStartedAgain) {
       return changed.ok() && changed->supervisor.has_value();
     }));
     ASSERT_THAT(client::SendSignal(foreground.id(), SIGKILL), IsOk());
-    ASSERT_TRUE(client::WaitUntilGone(foreground.id(), absl::Now() + absl::Seconds(10)));
+    ASSERT_TRUE(client::WaitUntilGone(foreground.id(), absl::Now() + absl::Seconds(60)));
     foreground.Ended();
 
     up = Run(in_memory);
@@ -252,7 +262,7 @@ TEST_F(UpDownTest, NamesTheProcessThatHasAWorkersFolder) {
   // Only its worker is left, and no record of it.
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id, client::IdentifyProcess(coordinator));
   ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
-  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(60)));
   client::RemoveRecord(folder_ + "/shardmesh/default");
   const CommandResult refused = Run(up_);
   EXPECT_EQ(refused.exit_code, 1);
@@ -260,7 +270,7 @@ TEST_F(UpDownTest, NamesTheProcessThatHasAWorkersFolder) {
                                  HasSubstr("end that process")));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId left, client::IdentifyProcess(worker));
   ASSERT_THAT(client::SendSignal(left, SIGKILL), IsOk());
-  ASSERT_TRUE(client::WaitUntilGone(left, absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(client::WaitUntilGone(left, absl::Now() + absl::Seconds(60)));
   EXPECT_EQ(Run(up_).exit_code, 0);
   ExpectDownLeavesNothing();
 }
@@ -278,7 +288,7 @@ TEST_F(UpDownTest, AnUpWithoutAMeshTakesThatOfItsDataFolder) {
   const pid_t coordinator = json::parse(up.out)["processes"][0]["pid"].get<pid_t>();
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id, client::IdentifyProcess(coordinator));
   ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
-  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(60)));
   for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
            {"status"}, {"health"}, {"admin", "snapshot", folder_ + "/snapshot"}}) {
     SCOPED_TRACE(arguments.front());
@@ -306,7 +316,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkerThatReplacedAnother) {
   auto spare = client::ChildProcess::Start(options);
   ASSERT_THAT(spare, IsOk());
   const auto is_in_state = [this](const std::string& identity, const std::string& state) {
-    const json status = json::parse(Run({"status", "--output=json"}).out);
+    json status = StatusOrNothing();
     for (const json& worker : status["workers"]) {
       if (worker["identity"] == identity) return worker["state"] == state;
     }
@@ -325,7 +335,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkerThatReplacedAnother) {
   EXPECT_THAT(up.err, HasSubstr("is up at"));
   EXPECT_EQ(Run({"down"}).exit_code, 0);
   ASSERT_THAT(client::SendSignal(spare->id(), SIGKILL), IsOk());
-  ASSERT_TRUE(client::WaitUntilGone(spare->id(), absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(client::WaitUntilGone(spare->id(), absl::Now() + absl::Seconds(60)));
   spare->Ended();
 
   up = Run(two);
@@ -338,7 +348,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkerThatReplacedAnother) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId id,
                                  client::IdentifyProcess(processes[2]["pid"].get<pid_t>()));
   ASSERT_THAT(client::SendSignal(id, SIGKILL), IsOk());
-  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(client::WaitUntilGone(id, absl::Now() + absl::Seconds(60)));
   up = Run(two);
   EXPECT_EQ(up.exit_code, 0) << up.err;
   EXPECT_EQ(up.err, "Restarted the processes that had ended: spare\n");
@@ -355,10 +365,11 @@ TEST_F(UpDownTest, AnUpTakesASmallerMeshFromTheState) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(client::ClusterRecord record, client::ReadRecord(record_));
   ASSERT_EQ(record.processes.size(), 4u);
   ASSERT_THAT(client::SendSignal(record.processes[2].id, SIGKILL), IsOk());
-  ASSERT_TRUE(client::WaitUntilGone(record.processes[2].id, absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(client::WaitUntilGone(record.processes[2].id, absl::Now() + absl::Seconds(60)));
   ASSERT_TRUE(Eventually([&] {
-    const json meshes = json::parse(Run({"status", "--output=json"}).out)["meshes"];
-    return meshes[0]["workers"] == json({"worker-0", "worker-2"}) && meshes[0]["complete"] == true;
+    const json meshes = StatusOrNothing()["meshes"];
+    return !meshes.empty() && meshes[0]["workers"] == json({"worker-0", "worker-2"}) &&
+           meshes[0]["complete"] == true;
   }));
   const std::vector<std::string> same = {"up", "--data-dir", data_, "--detach", "--output=json"};
   // All workers with a rank run: the drained one is not started again.
@@ -384,7 +395,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
   CommandResult result = Run({"catalog", "put", "mesh", "second", folder_ + "/second.yaml"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto are_complete = [this] {
-    const json meshes = json::parse(Run({"status", "--output=json"}).out)["meshes"];
+    const json meshes = StatusOrNothing()["meshes"];
     return meshes.size() == 2 && meshes[0]["complete"] == true && meshes[1]["complete"] == true;
   };
   ASSERT_TRUE(Eventually(are_complete));
@@ -396,7 +407,7 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
   ASSERT_EQ(record.processes.size(), 4u);
   ASSERT_THAT(client::SendSignal(record.processes[3].id, SIGKILL), IsOk());
-  ASSERT_TRUE(client::WaitUntilGone(record.processes[3].id, absl::Now() + absl::Seconds(10)));
+  ASSERT_TRUE(client::WaitUntilGone(record.processes[3].id, absl::Now() + absl::Seconds(60)));
   up = Run(same);
   ASSERT_EQ(up.exit_code, 0) << up.err;
   EXPECT_THAT(up.err, HasSubstr("Restarted the processes that had ended: worker-2\n"));
@@ -411,6 +422,24 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
   ASSERT_EQ(cluster["processes"].size(), 4u) << up.out;
   EXPECT_EQ(cluster["processes"][3]["identity"], "worker-2");
   EXPECT_TRUE(Eventually(are_complete));
+
+  // Another mesh's worker that cannot start keeps neither a new nor a running cluster from its
+  // `up`.
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  std::filesystem::remove_all(data_ + "/worker-2/arrays");
+  std::ofstream(data_ + "/worker-2/arrays") << "no folder\n";
+  for (int i = 0; i < 2; ++i) {
+    up = Run(same);
+    ASSERT_EQ(up.exit_code, 0) << up.err;
+    EXPECT_THAT(up.err,
+                AllOf(HasSubstr("worker-2 (pid "),
+                      HasSubstr("which serves ranks of other meshes than \"default\", exited with"),
+                      HasSubstr(StrCat("its log is ", record_, "/worker-2.log"))));
+    const json meshes = StatusOrNothing()["meshes"];
+    ASSERT_EQ(meshes.size(), 2u);
+    EXPECT_EQ(meshes[0]["complete"], true);
+    EXPECT_EQ(meshes[1]["complete"], false);
+  }
 
   // A worker whose data is not below the data folder does not belong to this `up`.
   EXPECT_EQ(Run({"down"}).exit_code, 0);
@@ -472,6 +501,72 @@ TEST_F(UpDownTest, AnUpAfterACrashHasTheFlagsOfTheLastOne) {
   up = Run({"up", "--mesh", "tp=2", "--data-dir", data_ + "-2", "--detach", "--output=json"});
   ASSERT_EQ(up.exit_code, 0) << up.err;
   EXPECT_EQ(json::parse(up.out)["mesh"], "tp=2");
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpThatIsKilledBeforeTheCoordinatorListensKeepsTheFlags) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  for (const bool coordinator_runs : {true, false}) {
+    SCOPED_TRACE(coordinator_runs);
+    ASSERT_NO_FATAL_FAILURE(KillAll());
+    // The coordinator waits for this lock, and does not listen.
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        FileLock lock, TakeLock(data_ + "/coordinator/LOCK", {.timeout = absl::Seconds(60)}));
+    ASSERT_TRUE(lock.held.valid());
+    client::ChildProcess up = Begin({"up", "--detach"});
+    ASSERT_TRUE(Eventually([&] { return Processes().size() == 1; }));
+    client::SendSignal(up.id(), SIGKILL).IgnoreError();
+    ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(60)));
+    up.Ended();
+    if (!coordinator_runs) {
+      ASSERT_NO_FATAL_FAILURE(KillAll());
+    }
+    lock.held.Close();
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+    EXPECT_EQ(record.data_folder, data_);
+
+    const CommandResult next = Run({"up", "--detach", "--output=json"});
+    ASSERT_EQ(next.exit_code, 0) << next.err;
+    EXPECT_THAT(next.err, HasSubstr(StrCat("--data-dir ", data_)));
+    EXPECT_EQ(json::parse(next.out)["mesh"], "fsdp=1");
+    EXPECT_THAT(Processes(), ::testing::SizeIs(2));
+  }
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpAfterACrashDoesNotNameAMeshThatTheStateNoLongerHas) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  std::ofstream(folder_ + "/dp.yaml") << "axes: [{name: dp, size: 1}]\n";
+  const CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/dp.yaml"});
+  ASSERT_EQ(put.exit_code, 0) << put.err;
+  ASSERT_NO_FATAL_FAILURE(KillAll());
+  const CommandResult up = Run({"up", "--detach", "--output=json"});
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(json::parse(up.out)["mesh"], "dp=1");
+  EXPECT_THAT(up.err, HasSubstr(StrCat("--data-dir ", data_)));
+  EXPECT_THAT(up.err, ::testing::Not(HasSubstr("--mesh")));
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpTakesTheTypesOfAxesFromTheState) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  std::ofstream(folder_ + "/explicit.yaml") << "axes: [{name: fsdp, size: 1, type: explicit}]\n";
+  const CommandResult put = Run({"catalog", "put", "mesh", "default", folder_ + "/explicit.yaml"});
+  ASSERT_EQ(put.exit_code, 0) << put.err;
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  std::vector<std::string> same = up_;
+  same.push_back("--output=json");
+  CommandResult up = Run(same);  // with --mesh fsdp=1
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(json::parse(up.out)["mesh"], "fsdp=1:explicit");
+
+  // While the cluster is up, the types do not differ either.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+  ASSERT_EQ(record.processes.size(), 2u);
+  ASSERT_THAT(client::SendSignal(record.processes[1].id, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(record.processes[1].id, absl::Now() + absl::Seconds(60)));
+  up = Run(same);
+  EXPECT_EQ(up.exit_code, 0) << up.err;
   ExpectDownLeavesNothing();
 }
 

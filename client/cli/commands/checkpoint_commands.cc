@@ -139,10 +139,8 @@ void PrintSaved(const SavedCheckpoint& saved, absl::Duration time) {
 
 // Returns what a save into `folder` that was cancelled leaves there, and what to do with it.
 std::string LeftBySave(const std::string& folder) {
-  return StrCat("nothing was saved; of a checkpoint of 64 MiB or more, what was written stays in ",
-                folder,
-                "/.shardmesh-save: repeat the command to go on from there, or remove that "
-                "folder");
+  return StrCat("nothing was saved; if 64 MiB or more were written, they stay in ", folder,
+                "/.shardmesh-save: repeat the command to go on from there, or remove that folder");
 }
 
 absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
@@ -272,8 +270,9 @@ void AddCheckpointCommands(CommandLine* line) {
       "plan the checkpoint, ask the workers whether they could write it, and save nothing");
   save->footer(
       "The folder lies on the workers' hosts. A save takes all names at one revision: puts and "
-      "steps\nmay go on. Ctrl-C cancels it. From 64 MiB on, what was written stays in the folder\n"
-      ".shardmesh-save, and the same command goes on with it.\n\nExamples:\n"
+      "steps\nmay go on. Ctrl-C cancels it. If 64 MiB or more were written, they stay in the "
+      "folder\n"
+      ".shardmesh-save, and the same command goes on with them.\n\nExamples:\n"
       "  shardmesh save model/ /ckpt/run-1 --step 1000 --keep 3\n"
       "  shardmesh save '' /ckpt/export --single-file");
 

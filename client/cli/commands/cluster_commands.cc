@@ -19,6 +19,7 @@
 #include "client/cli/local/certificate_folder.h"
 #include "client/cli/local/cluster_record.h"
 #include "client/cli/local/local_cluster.h"
+#include "client/cli/local/recorded_flags.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "process/file.h"
@@ -156,16 +157,6 @@ void ReportEarlier(const LocalCluster& cluster) {
 
 void SayWaiting(const std::string& what) { std::cerr << "waiting: " << what << "\n"; }
 
-// Returns a size in the largest unit of which it is a whole number: `96MiB`.
-std::string ExactSize(int64_t bytes) {
-  for (const auto& [unit, unit_bytes] :
-       {std::pair("GiB", int64_t{1} << 30), std::pair("MiB", int64_t{1} << 20),
-        std::pair("KiB", int64_t{1} << 10)}) {
-    if (bytes % unit_bytes == 0) return StrCat(bytes / unit_bytes, unit);
-  }
-  return StrCat(bytes);
-}
-
 // Returns the absolute path of a folder, without a slash at its end.
 std::string AbsoluteFolder(const std::string& folder) {
   const std::filesystem::path path = std::filesystem::absolute(folder).lexically_normal();
@@ -250,6 +241,9 @@ absl::Status RunUp(const Invocation& invocation, const UpFlags& flags) {
   }
 
   ReportEarlier(*cluster);
+  for (const std::string& absent : cluster->absent()) {
+    std::cerr << absent << "\n";
+  }
   if (!invocation.context.empty()) {
     std::cerr << "The context \"" << invocation.context
               << "\" is the current one: commands ask this cluster with --cluster "

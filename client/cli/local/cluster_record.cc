@@ -160,6 +160,7 @@ absl::StatusOr<ClusterRecord> ReadRecord(const std::string& folder) {
            process.at("log").get<std::string>(), process.value("metrics", ""),
            process.value("ends_with_supervisor", record.supervisor.has_value())});
     }
+    record.replaces_listening = json.value("replaces_listening", false);
     record.is_stopping = json.value("stopping", false);
     return record;
   } catch (const Json::exception& error) {
@@ -193,6 +194,9 @@ absl::Status WriteRecord(const std::string& folder, const ClusterRecord& record)
   }
   if (record.supervisor.has_value()) {
     json["supervisor"] = ToJson(*record.supervisor);
+  }
+  if (record.replaces_listening) {
+    json["replaces_listening"] = true;
   }
   if (record.is_stopping) {
     json["stopping"] = true;

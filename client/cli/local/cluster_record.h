@@ -59,6 +59,10 @@ struct ClusterRecord {
   // The `up` process that stays in the foreground. When this `up` process is stopped, it stops the
   // cluster's processes. Nullopt if there is no such process.
   std::optional<ProcessId> supervisor;
+  // Whether this cluster took the place of one that had listened and that nobody stopped. A later
+  // `up` then takes the flags of this record even if `address` is empty, because this cluster's
+  // `up` was killed. Without this field, that `up` would forget the data folder.
+  bool replaces_listening = false;
   // Set before the first process gets a signal to stop. While this is set, commands do not mistake
   // the remaining processes for a running cluster.
   bool is_stopping = false;

@@ -38,6 +38,8 @@ constexpr char kMetricsServed[] = "metrics served port=";
 // How often processes and logs are checked.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
+// How long `up` waits for workers of other meshes after the mesh `default` is complete.
+constexpr absl::Duration kOtherMeshesWait = absl::Seconds(10);
 constexpr int kLogLines = 10;
 // How long NoteMetrics waits for the cluster's lock. The wait is short, because the data to record
 // is optional.
@@ -105,22 +107,18 @@ std::vector<std::string> Missing(const ClusterStatus& status,
   return missing;
 }
 
-// Whether the mesh `default` is complete, and those of `identities` that serve ranks of other
-// meshes are attached.
-bool IsComplete(const ClusterStatus& status, const std::vector<std::string>& identities) {
-  const auto is_missing = [&](const std::string& identity) {
-    return std::find(identities.begin(), identities.end(), identity) != identities.end() &&
-           std::none_of(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) {
-             return w.identity == identity &&
-                    (w.state == WorkerState::kReady || w.state == WorkerState::kDraining);
-           });
-  };
-  bool is_complete = false;
-  for (const MeshStatus& mesh : status.meshes) {
-    is_complete |= mesh.mesh_id == kMesh && mesh.complete;
-    if (std::any_of(mesh.workers.begin(), mesh.workers.end(), is_missing)) return false;
-  }
-  return is_complete;
+// Whether the mesh `default` is complete.
+bool IsComplete(const ClusterStatus& status) {
+  return std::any_of(status.meshes.begin(), status.meshes.end(),
+                     [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh && mesh.complete; });
+}
+
+// Whether the worker of that identity is attached, and is ready or drains.
+bool HasCome(const ClusterStatus& status, const std::string& identity) {
+  return std::any_of(status.workers.begin(), status.workers.end(), [&](const WorkerStatus& w) {
+    return w.identity == identity &&
+           (w.state == WorkerState::kReady || w.state == WorkerState::kDraining);
+  });
 }
 
 // Returns the identities of the workers of a mesh's ranks, by rank. `assigned` are the workers by
@@ -136,11 +134,33 @@ std::vector<std::string> RankWorkers(const Mesh& mesh, std::vector<std::string> 
   return assigned;
 }
 
+// Whether the axes of both meshes have the same names and sizes. The types of axes count only where
+// `wanted` has another type than the default. The ids of devices do not count, because `--mesh`
+// cannot give them.
+bool HasShapeOf(const Mesh& mesh, const Mesh& wanted) {
+  return std::equal(mesh.axes().begin(), mesh.axes().end(), wanted.axes().begin(),
+                    wanted.axes().end(), [](const MeshAxis& axis, const MeshAxis& other) {
+                      return axis.name == other.name && axis.size == other.size &&
+                             (other.type == AxisType::kAuto || axis.type == other.type);
+                    });
+}
+
 // Returns the state of the mesh `default`; nullptr if there is no such mesh.
 const MeshStatus* FindMesh(const ClusterStatus& status) {
   const auto found = std::find_if(status.meshes.begin(), status.meshes.end(),
                                   [](const MeshStatus& mesh) { return mesh.mesh_id == kMesh; });
   return found == status.meshes.end() ? nullptr : &*found;
+}
+
+// Returns the recorded workers that serve the ranks of the mesh `default`. The record has the
+// others after these.
+std::vector<std::string> WorkersOfDefault(const ClusterRecord& record) {
+  std::vector<std::string> workers = record.workers;
+  const absl::StatusOr<Mesh> mesh = Mesh::Parse(record.mesh);
+  if (mesh.ok() && mesh->size() < static_cast<int64_t>(workers.size())) {
+    workers.resize(static_cast<size_t>(mesh->size()));
+  }
+  return workers;
 }
 
 // Appends to `workers` the workers of the ranks of all meshes that `workers` lacks and for which
@@ -223,8 +243,12 @@ absl::StatusOr<std::vector<std::string>> TakeRecordedFlags(const ClusterRecord& 
         StrCat("stop the `shardmesh up` in the foreground, pid ", record.supervisor->pid));
   }
   RecordedFlags flags(options->flag_defaults);
+  const absl::StatusOr<Mesh> recorded_mesh = Mesh::Parse(record.mesh);
+  const bool has_shape = recorded_mesh.ok() && HasShapeOf(*recorded_mesh, options->mesh);
   flags.Merge("--mesh", record.mesh,
-              options->takes_stored_mesh ? std::string() : options->mesh.ToString());
+              options->takes_stored_mesh ? std::string()
+              : has_shape                ? record.mesh
+                                         : options->mesh.ToString());
   if (options->port != 0 && !absl::EndsWith(record.address, StrCat(":", options->port))) {
     flags.Merge("--port", record.address.substr(record.address.rfind(':') + 1),
                 StrCat(options->port));
@@ -249,7 +273,8 @@ absl::StatusOr<std::vector<std::string>> TakeRecordedFlags(const ClusterRecord& 
 // from the record.
 absl::StatusOr<std::vector<std::string>> InheritFlags(const ClusterRecord& record,
                                                       LocalClusterOptions* options) {
-  if (!options->data_folder.empty() && options->data_folder != record.data_folder) {
+  if (!options->data_folder.empty() && RecordedForm("--data-dir", options->data_folder) !=
+                                           RecordedForm("--data-dir", record.data_folder)) {
     return std::vector<std::string>();  // the state of another cluster
   }
   RecordedFlags flags(options->flag_defaults, RecordedFlags::OnDifference::kTakeGiven);
@@ -392,8 +417,11 @@ absl::Status LocalCluster::TakeRanks(absl::Time deadline) {
       last = status.status();
       const MeshStatus* const mesh = status.ok() ? FindMesh(*status) : nullptr;
       if (mesh != nullptr) {
-        if (!options_.takes_stored_mesh && mesh->mesh != options_.mesh) {
-          return OtherMesh(options_, mesh->mesh, kept_flags_);
+        if (!HasShapeOf(mesh->mesh, options_.mesh)) {
+          if (!options_.takes_stored_mesh) return OtherMesh(options_, mesh->mesh, kept_flags_);
+          // The mesh was changed after the record was written: it is not that of the record.
+          std::erase_if(kept_flags_,
+                        [](const std::string& flag) { return absl::StartsWith(flag, "--mesh "); });
         }
         record_.mesh = mesh->mesh.ToString();
         record_.workers = RankWorkers(mesh->mesh, mesh->workers);
@@ -656,8 +684,13 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
                          : "The `up` in the foreground of an earlier cluster was cut off";
     }
   }
-  const bool inherits = listened && !old->is_stopping;
+  const bool inherits = (listened || (old.ok() && old->replaces_listening)) && !old->is_stopping;
   if (inherits) {
+    if (!replaced_why.empty()) {
+      // The end of the earlier processes removed the record. This command may fail or be killed
+      // before it writes its own record.
+      SHARDMESH_RETURN_IF_ERROR(WriteRecord(options.folder, *old));
+    }
     SHARDMESH_ASSIGN_OR_RETURN(kept_flags, InheritFlags(*old, &options));
   }
   if (!options.data_folder.empty()) {
@@ -668,6 +701,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   cluster->lock_ = std::move(lock);
   cluster->kept_flags_ = std::move(kept_flags);
   if (inherits) cluster->earlier_ = *std::move(old);
+  cluster->record_.replaces_listening = inherits;
   cluster->replaced_ = std::move(replaced);
   cluster->replaced_why_ = std::move(replaced_why);
   const std::string listen = StrCat("127.0.0.1:", cluster->options_.port);
@@ -706,8 +740,13 @@ absl::Status LocalCluster::WaitUntilHealthy(absl::Time deadline) {
 
 absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
-  const auto check_running = [this]() -> absl::Status {
+  const std::vector<std::string> workers = WorkersOfDefault(record_);
+  const auto check_running = [&]() -> absl::Status {
     for (Member& member : members_) {
+      const bool is_needed =
+          member.identity == kCoordinator ||
+          std::find(workers.begin(), workers.end(), member.identity) != workers.end();
+      if (!is_needed) continue;
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
         return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
                           Reason::kMeshIncomplete, {{fact::kIdentity, member.identity}});
@@ -722,19 +761,23 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
     return std::move(connected).status();
   }
   const std::unique_ptr<MeshClient> client = *std::move(connected);
+  std::optional<SteadyDeadline> others_limit;  // set when the mesh `default` is complete
   for (;;) {
     SHARDMESH_RETURN_IF_ERROR(check_running());
     const absl::StatusOr<ClusterStatus> status = client->cluster().GetStatus();
-    if (status.ok() && IsComplete(*status, record_.workers)) {
-      record_.cluster_id = status->cluster_id;
-      return NoteMetrics();
-    }
-    if (limit.is_over()) {
+    if (status.ok() && IsComplete(*status)) {
+      if (!others_limit.has_value()) others_limit = SteadyDeadline::After(kOtherMeshesWait);
+      const bool waits = !others_limit->is_over() && !limit.is_over();
+      if (!FindAbsent(*status) || !waits) {
+        record_.cluster_id = status->cluster_id;
+        return NoteMetrics();
+      }
+    } else if (limit.is_over()) {
       if (!status.ok()) {
         return About(members_.front(), absl::StatusCode::kDeadlineExceeded,
                      StrCat("does not answer: ", ToStd(status.status().message())));
       }
-      const std::vector<std::string> missing = Missing(*status, record_.workers);
+      const std::vector<std::string> missing = Missing(*status, workers);
       const Member* first =
           missing.empty() ? nullptr : Find(missing.front().substr(0, missing.front().find(' ')));
       const bool is_worker = first != nullptr;
@@ -747,6 +790,26 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
     }
     absl::SleepFor(kPollInterval);
   }
+}
+
+bool LocalCluster::FindAbsent(const ClusterStatus& status) {
+  absent_.clear();
+  bool may_come = false;
+  const size_t first = WorkersOfDefault(record_).size();
+  for (size_t i = first; i < record_.workers.size(); ++i) {
+    Member* const member = Find(record_.workers[i]);
+    if (member == nullptr) continue;  // a worker that was started by hand
+    const std::optional<std::string> end = member->process.Ended();
+    if (!end.has_value() && HasCome(status, member->identity)) continue;
+    may_come |= !end.has_value();
+    member->reported |= end.has_value();
+    const std::string& log = member->process.log_path();
+    absent_.push_back(StrCat(
+        member->identity, " (pid ", member->process.id().pid, "), which serves ranks of other ",
+        "meshes than \"", kMesh, "\", ", end.value_or("is not ready yet"), "; ",
+        log.empty() ? std::string("it writes no log file") : StrCat("its log is ", log)));
+  }
+  return may_come;
 }
 
 std::vector<EndedProcess> LocalCluster::CollectEnded() {

@@ -21,6 +21,8 @@
 
 namespace shardmesh::client {
 
+struct ClusterStatus;
+
 struct LocalClusterOptions {
   std::string name = "default";
   // The folder for the record and the logs; see ClusterFolder. Start makes the folder if it is
@@ -32,8 +34,8 @@ struct LocalClusterOptions {
   // the state has no such mesh, Start defines `mesh`.
   Mesh mesh;
   // If true and there is a record of the cluster, or the data folder has a cluster's state, the
-  // mesh "default" of that cluster replaces `mesh`. If false, Start fails if the state has another
-  // mesh than `mesh`.
+  // mesh "default" of that cluster replaces `mesh`. If false, Start fails if the state has a mesh
+  // whose axes have other names, sizes or, where `mesh` has one that is not auto, types.
   bool takes_stored_mesh = false;
   // The coordinator's port; 0 means a free port.
   int port = 0;
@@ -100,7 +102,8 @@ class LocalCluster {
   // - A new cluster in the place of one that nobody stopped gets the flags, mesh, data folder,
   //   certificates and port of the record that `options` does not give; see kept_flags(). If
   //   `options` gives another data folder, the new cluster gets nothing from the record. If the new
-  //   cluster is stopped before it was healthy, the record comes back.
+  //   cluster is stopped before it was healthy, the record comes back. If this process is killed
+  //   before, the next Start gets the flags of the new cluster.
   // - Its record is unreadable: DATA_LOSS, as of ReadRecord.
   //
   // If another command is starting or stopping the cluster, waits for that command, with the errors
@@ -127,11 +130,17 @@ class LocalCluster {
   const std::vector<std::string>& replaced() const { return replaced_; }
   const std::string& replaced_why() const { return replaced_why_; }
 
-  // Waits until every rank of the mesh has a ready worker. Then adds the cluster's id and the
-  // addresses of metrics to the record. DEADLINE_EXCEEDED: ranks are missing, which the message
-  // names. UNAVAILABLE: a process has ended; the message names the process and has the last lines
-  // of its log. ABORTED: another command stopped or changed the cluster during the wait.
+  // Waits until every rank of the mesh "default" has a ready worker. Then waits up to 10 s, and not
+  // after `deadline`, for the workers of other meshes; see absent(). Finally adds the cluster's id
+  // and the addresses of metrics to the record. DEADLINE_EXCEEDED: ranks are missing, which the
+  // message names. UNAVAILABLE: the coordinator or a worker of the mesh "default" has ended; the
+  // message names the process and has the last lines of its log. ABORTED: another command stopped
+  // or changed the cluster during the wait.
   absl::Status WaitUntilHealthy(absl::Time deadline);
+  // The workers that serve only ranks of other meshes, and that had ended or were not ready when
+  // the last WaitUntilHealthy returned OK. Each is a sentence with the worker's identity, state and
+  // log, without a full stop.
+  const std::vector<std::string>& absent() const { return absent_; }
 
   // Returns the processes that have ended since the last call.
   std::vector<EndedProcess> CollectEnded();
@@ -204,6 +213,9 @@ class LocalCluster {
   absl::Status NoteMetrics();
   // Like WaitUntilHealthy, but does not check whether other commands have changed the cluster.
   absl::Status AwaitHealthy(absl::Time deadline);
+  // Writes the workers of other meshes that are not there into absent_. Returns whether any of them
+  // still runs, and may therefore become ready.
+  bool FindAbsent(const ClusterStatus& status);
   Member* Find(const std::string& identity);
   // Returns an error about a member, with the last lines of the member's log.
   static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);
@@ -215,6 +227,7 @@ class LocalCluster {
   std::vector<std::string> kept_flags_;
   std::vector<std::string> replaced_;
   std::string replaced_why_;
+  std::vector<std::string> absent_;
   // The record of the earlier cluster from which this cluster has its flags, until this cluster is
   // healthy. If this cluster is stopped before, the record comes back for the next `up`.
   std::optional<ClusterRecord> earlier_;

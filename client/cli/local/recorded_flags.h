@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_CLIENT_CLI_LOCAL_RECORDED_FLAGS_H_
 #define SHARDMESH_CLIENT_CLI_LOCAL_RECORDED_FLAGS_H_
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <optional>
@@ -12,13 +13,22 @@
 
 namespace shardmesh::client {
 
+// Returns a size in the largest unit of which it is a whole number: `96MiB`.
+std::string ExactSize(int64_t bytes);
+
+// Returns the form in which `up` records a flag's value: a `--memory` in the largest exact unit,
+// folders without a slash at their end. Older builds recorded the number of bytes, and folders as
+// they were given. `name` is that of the flag, such as `--memory`. The values of other flags are
+// unchanged.
+std::string RecordedForm(std::string_view name, const std::string& value);
+
 // The flags of an `up` over a recorded cluster. Not thread-safe.
 //
 // A flag that the `up` does not give keeps its recorded value. A flag that the `up` gives with
 // another value than the recorded one is a difference. A flag that the record lacks has its
-// default. Example: recorded `--memory=1048576`, given `--memory=2097152 --transport=auto`, where
-// `auto` is the default of `--transport`: the merged flags are the recorded ones, and differences()
-// is `--memory 2097152 (the cluster has 1048576)`.
+// default. Values are compared in their RecordedForm. Example: recorded `--memory=1048576`, given
+// `--memory=2097152 --transport=auto`, where `auto` is the default of `--transport`: the merged
+// flags are the recorded ones, and differences() is `--memory 2MiB (the cluster has 1MiB)`.
 class RecordedFlags {
  public:
   // The value that a merged flag has if there is a difference.
@@ -40,7 +50,7 @@ class RecordedFlags {
 
   // The flags whose given value is not the recorded one, each with both values.
   const std::vector<std::string>& differences() const { return differences_; }
-  // The recorded flags that the `up` does not give, such as `--memory 1048576`.
+  // The recorded flags that the `up` does not give, such as `--memory 1MiB`.
   const std::vector<std::string>& taken() const { return taken_; }
 
  private:

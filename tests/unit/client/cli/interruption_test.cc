@@ -9,6 +9,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/cli/command_line.h"
 #include "gtest/gtest.h"
 #include "process/failpoint.h"
 #include "process/file.h"
@@ -83,6 +84,18 @@ TEST(InterruptionDeathTest, ASignalEndsTheProgramIfNoThreadCanCancel) {
   EXPECT_EXIT(interrupt(), ::testing::KilledBySignal(SIGINT),
               "interrupted: nothing was cancelled .cannot start a thread: .*the outcome is not "
               "known");
+}
+
+TEST(InterruptionDeathTest, TheProgramEndsIfNoThreadCanWatchForSignals) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto start = [](OutputForm form) {
+    if (!ArmFailpoints("thread.start=emfile").ok()) return;
+    Interruption interruption("nothing was loaded", form);
+  };
+  EXPECT_EXIT(start(OutputForm::kTable), ::testing::ExitedWithCode(kExitFailed),
+              "shardmesh: cannot start a thread: ");
+  EXPECT_EXIT(start(OutputForm::kJson), ::testing::ExitedWithCode(kExitFailed),
+              "\"message\": ?\"cannot start a thread: ");
 }
 
 TEST(InterruptionTest, FindsTemporaryFilesBesideTheMissingFileThatALinkLeadsTo) {

@@ -400,6 +400,8 @@ TEST_F(PutReuseTest, WorkersCopyTheTilesThatAreEqualAndTheClientSendsTheOthers) 
   EXPECT_EQ(sent[0].rank(), 0);
   EXPECT_EQ(sent[0].tiles(0).array_descriptor(),
             rpc::ArrayDescriptorBytes(item.definition.descriptor));
+  EXPECT_LE(static_cast<int64_t>(sent[0].tiles(0).ByteSizeLong()),
+            CopyOrderBytes(item.reused->array().definition.descriptor, item.definition.descriptor));
   EXPECT_THAT(fill_.sent("w1"), IsEmpty()) << "it gets its tile from the client";
   const v1::BeginPutResponse answer =
       PutAnswer(7, std::string(rpc::kTokenKeyBytes, 'k'), put).Next();
@@ -448,12 +450,17 @@ TEST_F(PutReuseTest, ATensorWhoseTilesAllNeedOtherElementsOrThatTheWorkersReadIs
 
 TEST_F(PutReuseTest, NoMoreTilesAreCopiedByOrdersOfTheirOwnThanThereMayBe) {
   const std::string array_id = Put({});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr array, registry_->FindArray(array_id));
+  ArrayDescriptor made = array->definition.descriptor;
+  made.array_id = "new0";
+  // One mesh of two ranks, and two of the three orders.
+  const int64_t max_bytes =
+      2 * 2 * kDeviceBytes + 2 * CopyOrderBytes(array->definition.descriptor, made);
   PutReuse reuse({.registry = registry_.get(),
                   .membership = &members_,
                   .endpoints = &endpoints_,
                   .fill = &fill_,
-                  .max_partly_copied_tiles = 2});
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr array, registry_->FindArray(array_id));
+                  .max_partly_copied_bytes = max_bytes});
   for (size_t i = 0; i < 3; ++i) {
     PutItem item;
     item.name = StrCat("v", i);

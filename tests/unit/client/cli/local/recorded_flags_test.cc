@@ -31,7 +31,7 @@ TEST(RecordedFlagsTest, TakesTheFlagsThatAreNotGiven) {
   EXPECT_EQ(flags.Merge(recorded, {}), recorded);
   EXPECT_THAT(flags.differences(), IsEmpty());
   EXPECT_THAT(flags.taken(),
-              ElementsAre("--data-dir /data", "--memory 1048576", "--read-root /a, /b"));
+              ElementsAre("--data-dir /data", "--memory 1MiB", "--read-root /a, /b"));
 }
 
 TEST(RecordedFlagsTest, AgreesWithTheSameFlagsInAnyOrder) {
@@ -48,8 +48,29 @@ TEST(RecordedFlagsTest, NamesEachFlagThatDiffersWithBothValues) {
   flags.Merge(Flags{"--memory=1048576", "--write-root=/w"},
               {"--memory=2097152", "--transport=shm", "--write-root=/w"});
   EXPECT_THAT(flags.differences(), ElementsAre("--mesh fsdp=4 (the cluster has fsdp=2,tp=2)",
-                                               "--memory 2097152 (the cluster has 1048576)",
+                                               "--memory 2MiB (the cluster has 1MiB)",
                                                "--transport shm (the cluster has none)"));
+}
+
+TEST(RecordedFlagsTest, AgreesWithTheFormsOfOlderBuilds) {
+  RecordedFlags flags;
+  const Flags recorded = {"--memory=100663296", "--read-root=/a/", "--write-root=/w/./x/"};
+  EXPECT_EQ(flags.Merge("--data-dir", "/data/", "/data"), "/data/");
+  EXPECT_EQ(flags.Merge("--tls", "/tls/", "/tls"), "/tls/");
+  EXPECT_EQ(flags.Merge(recorded, {"--memory=96MiB", "--read-root=/a", "--write-root=/w/x"}),
+            recorded);
+  EXPECT_EQ(flags.Merge(Flags{"--memory=96MiB"}, {"--memory=100663296"}), Flags{"--memory=96MiB"});
+  EXPECT_THAT(flags.differences(), IsEmpty());
+  EXPECT_THAT(flags.taken(), IsEmpty());
+}
+
+TEST(RecordedFlagsTest, LeavesValuesOfOtherFormsAsTheyAre) {
+  EXPECT_EQ(RecordedForm("--memory", "1000"), "1000");
+  EXPECT_EQ(RecordedForm("--memory", "100663296x"), "100663296x");
+  EXPECT_EQ(RecordedForm("--memory", "99999999999999999999"), "99999999999999999999");
+  EXPECT_EQ(RecordedForm("--min-sharding-size", "1024"), "1024");
+  EXPECT_EQ(RecordedForm("--read-root", "/"), "/");
+  EXPECT_EQ(RecordedForm("--data-dir", ""), "");
 }
 
 TEST(RecordedFlagsTest, KeepsTheGivenFlagsIfTheRecordIsOfAnOlderBuild) {
@@ -79,7 +100,7 @@ TEST(RecordedFlagsTest, PutsGivenFlagsInThePlaceOfRecordedOnes) {
       flags.Merge(Flags{"--memory=1048576", "--transport=shm", "--read-root=/a"},
                   {"--transport=auto", "--read-root=/b", "--read-root=/a"}),
       ElementsAre("--memory=1048576", "--transport=auto", "--read-root=/b", "--read-root=/a"));
-  EXPECT_THAT(flags.taken(), ElementsAre("--tls /tls", "--memory 1048576"));
+  EXPECT_THAT(flags.taken(), ElementsAre("--tls /tls", "--memory 1MiB"));
 }
 
 TEST(FollowedRestartsTest, NamesTheProcessesOfBothSides) {
