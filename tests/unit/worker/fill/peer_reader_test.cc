@@ -247,7 +247,7 @@ TEST_F(PeerReaderTest, ASilentHolderIsAskedLastForTheRestOfTheTransfer) {
 
 // The reader always has a message of the busy holder to handle.
 TEST_F(PeerReaderTest, ABusyHolderDoesNotProtectASilentOne) {
-  constexpr int64_t kPieces = 8192;
+  constexpr int64_t kPieces = 16'384;
   constexpr int64_t kPieceBytes = 1024;
   LetCallsBeginAlone();
   holders_[0]->set_piece_bytes(kPieceBytes);
