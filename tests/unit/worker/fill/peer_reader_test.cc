@@ -101,6 +101,7 @@ class Holder final : public v1::TileService::Service {
     calls_.mutex.AwaitWithTimeout(absl::Condition(&are_many), absl::Seconds(20));
   }
   void Send(const v1::TileSelector& selector, grpc::ServerWriter<v1::GetTilesResponse>* writer) {
+    const int64_t most_bytes = piece_bytes_;
     const int64_t size_bytes = selector.tile().ranges(0).stop();
     v1::GetTilesResponse response;
     v1::TileOpening& opening = *response.mutable_opening();
@@ -109,14 +110,14 @@ class Holder final : public v1::TileService::Service {
     opening.set_size_bytes(size_bytes);
     writer->Write(response);
     uint32_t tile_crc = 0;
-    for (int64_t offset = 0; offset < size_bytes; offset += piece_bytes_) {
+    for (int64_t offset = 0; offset < size_bytes; offset += most_bytes) {
       v1::TilePiece& piece = *response.mutable_piece();
       piece.set_offset_bytes(offset);
       piece.set_data(
-          std::string(static_cast<size_t>(std::min(piece_bytes_, size_bytes - offset)), 'x'));
+          std::string(static_cast<size_t>(std::min(most_bytes, size_bytes - offset)), 'x'));
       piece.set_crc32c(Crc32c(piece.data()));
       tile_crc = ConcatCrc32c(tile_crc, piece.crc32c(), static_cast<int64_t>(piece.data().size()));
-      if (offset + piece_bytes_ >= size_bytes) piece.set_tile_crc32c(tile_crc);
+      if (offset + most_bytes >= size_bytes) piece.set_tile_crc32c(tile_crc);
       if (!writer->Write(response)) return;
       calls_.sent_bytes += static_cast<int64_t>(piece.data().size());
     }
@@ -125,7 +126,7 @@ class Holder final : public v1::TileService::Service {
   Calls& calls_;
   std::atomic<bool> is_silent_ = false;
   std::atomic<int> own_calls_ = 0;
-  int64_t piece_bytes_ = kMiB;
+  std::atomic<int64_t> piece_bytes_ = kMiB;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };
