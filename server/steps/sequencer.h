@@ -190,6 +190,7 @@ class StepTransport {
 //   UNAVAILABLE (WORKER_LOST)    a participant was lost, or attaches again
 //   DEADLINE_EXCEEDED (DEADLINE) not all reports came in time; names the ranks at fault or, if
 //                                these are unknown, the ranks without a report
+//                                (without CommitTransfer: only lost or silent ones)
 //   CANCELLED (CANCELLED)        Cancel, AbortTransfer
 //   the hook's                   the hook refused
 // clang-format on
