@@ -82,11 +82,12 @@ bool CutsNoPart(const Tiling& from, const Tiling& to, int64_t dim) {
 }
 
 // Returns whether each region is one run of its sender's tile: it has all of the tile along all
-// dimensions after the first.
+// dimensions after the first along which a tile has several elements.
 bool SendsRuns(const ReshardPlan& plan) {
+  const Shape largest = plan.from().ShardShape();
   bool is_first = true;
   for (int64_t dim = 0; dim < plan.from().rank(); ++dim) {
-    if (plan.from().shape()[static_cast<size_t>(dim)] == 1) continue;
+    if (largest[static_cast<size_t>(dim)] <= 1) continue;
     if (!std::exchange(is_first, false) && !CutsNoPart(plan.from(), plan.to(), dim)) return false;
   }
   return true;

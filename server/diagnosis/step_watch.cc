@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "absl/types/span.h"
@@ -155,7 +156,9 @@ ObservedStep StepWatch::Observe(const WorkRef& work,
 StepExplanation StepWatch::ExplainTransfer(const WorkRef& work,
                                            const std::vector<Participant>& waiting_for) const {
   OperationWorkers workers;
-  for (const Participant& each : waiting_for) workers.waiting_for.insert(each.identity);
+  // While the client may still send tiles, it is not known whether a worker is late.
+  std::set<std::string>& suspects = work.commit_asked ? workers.waiting_for : workers.taking_part;
+  for (const Participant& each : waiting_for) suspects.insert(each.identity);
   if (work.sources != nullptr) {
     workers.sources.insert(work.sources->begin(), work.sources->end());
   }
@@ -257,13 +260,14 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
   }
   const absl::Time due = options.now - kOverdueAfter * options.heartbeat_interval;
   const auto is_overdue = [due](const Heard& each) { return each.last_heartbeat < due; };
-  if (!std::all_of(heard.begin(), heard.end(), is_overdue) &&
-      std::any_of(heard.begin(), heard.end(), is_overdue)) {
-    std::erase_if(heard, [&](const Heard& each) { return !is_overdue(each); });
+  if (std::any_of(heard.begin(), heard.end(), is_overdue)) {
+    std::erase_if(heard, [&](const Heard& each) { return each.is_source && !is_overdue(each); });
   }
-  std::stable_sort(heard.begin(), heard.end(), [](const Heard& one, const Heard& other) {
-    return std::pair(one.is_source, one.last_heartbeat) <
-           std::pair(other.is_source, other.last_heartbeat);
+  const auto rank_of = [&](const Heard& each) {
+    return std::tuple(!is_overdue(each), each.is_source, each.last_heartbeat);
+  };
+  std::stable_sort(heard.begin(), heard.end(), [&](const Heard& one, const Heard& other) {
+    return rank_of(one) < rank_of(other);
   });
   for (Heard& each : heard) {
     const std::string last =

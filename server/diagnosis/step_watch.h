@@ -32,7 +32,8 @@ class StepWatch {
       : clock_(clock), membership_(membership), log_(log) {}
 
   // Returns the explanation of a step or transfer, for Sequencer::Options::explain. For a transfer:
-  // which of the participants that it waits for are late, as ExplainLate chooses them.
+  // which of the participants that it waits for are late, as ExplainLate chooses them. For a
+  // transfer that waits for its client: which of them are lost or silent.
   StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
 
   // Returns the error of a call that waited for an operation until its deadline: DEADLINE_EXCEEDED
@@ -40,10 +41,11 @@ class StepWatch {
   //
   // The suspects are the workers whose answers the operation waits for, and the sources. The error
   // names those that are lost or silent, or do not reach their peers. If there are none, it names
-  // those whose heartbeats are overdue while the heartbeats of others came in time; or else all,
-  // the sources last and those with the oldest heartbeats first. If the operation waits for no
-  // known worker, the error names the workers that take part and are lost or silent. The error
-  // never names other workers.
+  // all workers whose answers the operation waits for, and the sources: those whose heartbeats are
+  // overdue first, of these the sources last, and those with the oldest heartbeats first. If the
+  // heartbeats of some are overdue, it leaves out the sources whose heartbeats came in time. If the
+  // operation waits for no known worker, the error names the workers that take part and are lost or
+  // silent. The error never names other workers.
   absl::Status ExplainLate(std::string_view what, const OperationWorkers& workers) const;
 
   struct Verdict {

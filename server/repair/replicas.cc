@@ -560,6 +560,7 @@ void Replicas::EnsureOperation() {
     first_failure_ = absl::OkStatus();
     UpdateTotal();
   }
+  // See Replicas: no call of the table outlives this object.
   parts_.operations->SetWorkers(*begun, [this, id = *begun] { return AwaitedBy(id); });
   const absl::Status cancelled = early->Begun(*begun);
   LogInfo("copies of arrays begin", {{"operation", *begun}});

@@ -79,6 +79,11 @@ struct ReplicaParts {
 // Nothing of this is durable but the definitions of the auxiliary meshes, and the companions: a
 // coordinator that starts finds the arrays without companions again.
 //
+// The callbacks of its operation in the OperationTable point to this object. Stop, and so the
+// destructor, ends the operation and thereby drops them. A call of the table that runs at that time
+// may still use them: destroy this object only when no thread calls the table any more. The
+// coordinator ends all calls of clients and stops its clock before.
+//
 // Thread-safe. No function blocks, except Stop and the destructor, which wait for the own thread.
 class Replicas {
  public:

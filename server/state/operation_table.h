@@ -110,7 +110,7 @@ class OperationTable {
   // Asks the operation to end with `reason`, and returns at once. FAILED_PRECONDITION: the
   // operation is being committed and can no longer be cancelled. Runs on any thread, perhaps before
   // Begin has returned, perhaps several times at once, and, for a call that raced with End, after
-  // End; so it must own what it uses. May call End.
+  // End; so it owns what it uses, or that outlives all calls of the table. May call End.
   using CancelCallback = std::function<absl::Status(const absl::Status& reason)>;
 
   // Time for which an ended operation is remembered.
@@ -118,7 +118,8 @@ class OperationTable {
   // Maximum number of ended operations that are remembered; the oldest are dropped first.
   static constexpr size_t kMaxEnded = 10'000;
   // Returns the workers of an operation. Runs on any thread, without a lock, perhaps several times
-  // at once, and, for a call that raced with End, after End; so it must own what it uses.
+  // at once, and, for a call that raced with End, after End; so it owns what it uses, or that
+  // outlives all calls of the table.
   using WorkersCallback = std::function<OperationWorkers()>;
   // Maximum length of a description in bytes; the rest is cut off.
   static constexpr size_t kMaxDescription = 1'000;

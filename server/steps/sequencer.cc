@@ -133,7 +133,6 @@ struct Sequencer::Work {
   int64_t not_done = 0;           // how many participants are not done
   // For each participant, in the same order: maps an array id to its index in RankResult::tiles.
   std::vector<absl::flat_hash_map<std::string, size_t>> tile_index;
-  bool commit_asked = true;  // false: a transfer that waits for CommitTransfer
 
   std::vector<Participant> WaitingFor() const {
     std::vector<Participant> waiting;
@@ -141,6 +140,12 @@ struct Sequencer::Work {
       if (!done[i]) waiting.push_back(ref.participants[i]);
     }
     return waiting;
+  }
+
+  // Returns the participants that late work waited for. While the client may still send tiles,
+  // these are only those that the explanation blames.
+  std::vector<Participant> Late(const StepExplanation& explanation) const {
+    return ref.commit_asked ? WaitingFor() : explanation.blamed;
   }
 
   WorkOutcome Outcome(absl::Status status) const {
@@ -217,7 +222,7 @@ absl::Status Sequencer::BeginTransfer(TransferRequest request, WorkCallback call
   work->timeout = request.timeout;
   work->commit = std::move(request.commit);
   work->callback = std::move(callback);
-  work->commit_asked = false;
+  work->ref.commit_asked = false;
   transfers_[work->ref.transfer_id] = work;
   Run(work.get());
   Add(std::move(work));
@@ -243,7 +248,7 @@ absl::Status Sequencer::CommitTransfer(std::string_view transfer_id) {
   {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_ASSIGN_OR_RETURN(const WorkPtr work, FindTransfer(transfer_id));
-    work->commit_asked = true;
+    work->ref.commit_asked = true;
     CommitIfDone(work);
   }
   events_.MakeCalls();
@@ -260,9 +265,9 @@ absl::Status Sequencer::AbortTransfer(std::string_view transfer_id, absl::Status
     }
     if (MayHave(ReasonOf(reason), fact::kStep)) reason = WithWork(std::move(reason), work->ref);
     if (ReasonOf(reason) == Reason::kDeadline) {
-      const std::vector<Participant> waiting = work->WaitingFor();
       int64_t explanations_left = 1;
       const StepExplanation explanation = Explain(*work, &explanations_left);
+      const std::vector<Participant> waiting = work->Late(explanation);
       if (!waiting.empty()) reason = WithContext(reason, DescribeAwaited(waiting, explanation));
       reason = WithLate(std::move(reason), waiting, explanation);
     }
@@ -429,7 +434,8 @@ OperationWorkers Sequencer::WorkersOf(std::string_view operation_id) const {
     if (work->ref.operation_id != operation_id) continue;
     for (const Participant& one : work->ref.participants) workers.taking_part.insert(one.identity);
     const std::vector<Participant> awaited = work->WaitingFor();
-    if (!work->commit_asked || awaited.empty()) continue;
+    const bool is_asked = work->ref.commit_asked && work->state != State::kWaiting;
+    if (!is_asked || awaited.empty()) continue;
     for (const Participant& each : awaited) workers.waiting_for.insert(each.identity);
     if (work->ref.sources == nullptr) continue;
     workers.sources.insert(work->ref.sources->begin(), work->ref.sources->end());
@@ -683,7 +689,7 @@ absl::Status Sequencer::Report(const WorkPtr& work, RankReport report) {
 }
 
 void Sequencer::CommitIfDone(const WorkPtr& work) {
-  if (work->state != State::kRunning || !work->commit_asked || work->not_done > 0) return;
+  if (work->state != State::kRunning || !work->ref.commit_asked || work->not_done > 0) return;
   work->state = State::kCommitting;
   if (work->ref.sequence == 0) work->ref.sequence = ++last_sequence_;
   if (work->commit == nullptr) {
@@ -785,8 +791,8 @@ void Sequencer::AbortOverdue() {
         next = std::min(next, work->ref.deadline);
         continue;
       }
-      const std::vector<Participant> awaited = work->WaitingFor();
       const StepExplanation explanation = Explain(*work, &explanations_left);
+      const std::vector<Participant> awaited = work->Late(explanation);
       const bool explains_step = work->ref.transfer_id.empty() && !explanation.text.empty();
       if (explains_step) work->ref.blamed = explanation.blamed;
       const absl::Status overdue =

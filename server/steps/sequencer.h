@@ -128,6 +128,7 @@ struct WorkRef {
   std::string operation_id = {};
   // For a transfer: the workers from which the participants fetch tiles. Null: none, or not known.
   IdentitiesPtr sources = nullptr;
+  bool commit_asked = true;  // false: a transfer that waits for CommitTransfer
   std::string op = {};
   std::string mesh_id = {};
   int64_t epoch = 0;  // version of the membership at admission; in all messages of this work
@@ -189,6 +190,7 @@ class StepTransport {
 //   UNAVAILABLE (WORKER_LOST)    a participant was lost, or attaches again
 //   DEADLINE_EXCEEDED (DEADLINE) not all reports came in time; names the ranks at fault or, if
 //                                these are unknown, the ranks without a report
+//                                (without CommitTransfer: only lost or silent ones)
 //   CANCELLED (CANCELLED)        Cancel, AbortTransfer
 //   the hook's                   the hook refused
 // clang-format on
@@ -277,7 +279,8 @@ class Sequencer {
   std::vector<LiveWork> Live() const;
 
   // Returns the workers of the live work of an operation; none if it has no live work. A transfer
-  // for which CommitTransfer was not called waits for its client, and not for its workers.
+  // for which CommitTransfer was not called waits for its client, and not for its workers. A step
+  // that was not admitted yet waits for other steps, and not for its workers.
   OperationWorkers WorkersOf(std::string_view operation_id) const;
 
   // Numbers of live steps and transfers, by state.

@@ -345,6 +345,7 @@ class FillThreads final : public TileFiller {
   std::optional<FaultyTile> FillFromArrays(FillTransfer& transfer, const FillOrder& order) {
     ArrayPartPlanner planner(&*order.devices);
     std::unique_ptr<FillTools> tools = TakeTools();
+    tools->peers.BeginTransfer();
     Batch batch;
     std::optional<FaultyTile> fault;
     bool is_first = true;

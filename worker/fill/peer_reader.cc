@@ -8,7 +8,10 @@
 #include <grpcpp/support/byte_buffer.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -34,6 +37,25 @@ namespace {
 constexpr const char* kGetTilesMethod = "/shardmesh.v1.TileService/GetTiles";
 // How often a thread that waits for messages asks whether it should go on.
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
+// A stream that seems silent while others are busy gets this much time, and this many events of the
+// others, to show that its messages only had to wait for this thread.
+constexpr absl::Duration kBusyGrace = absl::Seconds(1);
+constexpr int kBusyEvents = 64;
+
+// Returns a hash (FNV-1a) that is the same in all processes. The names of a cluster's workers
+// mostly differ in their last characters, and so do the lowest bits of their hashes.
+uint64_t StableHash(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char each : text) {
+    hash = (hash ^ static_cast<unsigned char>(each)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+// Whether an error says that the holder itself cannot be reached, and not that it lacks a tile.
+bool IsOfHolder(const absl::Status& error) {
+  return absl::IsUnavailable(error) || absl::IsDeadlineExceeded(error);
+}
 
 }  // namespace
 
@@ -82,6 +104,7 @@ class PeerReader::Stream {
   // call has ended.
   bool Proceed(bool ok) {
     idle_ = SteadyDeadline::After(idle_limit_);
+    grace_.reset();
     switch (state_) {
       case State::kStarting:
         if (!ok) return End();
@@ -115,9 +138,17 @@ class PeerReader::Stream {
   }
 
   void Cancel() { context_.TryCancel(); }
-  // Cancels the call if nothing has come for the idle limit.
-  void CancelIfIdle() {
+  // Cancels the call if nothing has come for the idle limit. `is_busy`: this thread handles events
+  // of other streams, so those of this one may have to wait. Call it after each of them.
+  void CancelIfIdle(bool is_busy) {
     if (!idle_.is_over() || !error_.ok()) return;
+    if (is_busy) {
+      if (!grace_.has_value()) {
+        grace_ = SteadyDeadline::After(kBusyGrace);
+        events_left_ = kBusyEvents;
+      }
+      if (--events_left_ > 0 || !grace_->is_over()) return;
+    }
     error_ = WithReason(absl::DeadlineExceededError(
                             StrCat("it has sent nothing for ", absl::FormatDuration(idle_limit_))),
                         Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(idle_limit_)}});
@@ -152,6 +183,8 @@ class PeerReader::Stream {
   const std::vector<size_t> indexes_;
   const absl::Duration idle_limit_;
   SteadyDeadline idle_;
+  std::optional<SteadyDeadline> grace_;  // set: it seems silent while others are busy
+  int events_left_ = 0;                  // of the others, before it counts as silent
   std::vector<rpc::RequestedPart> parts_;
   const rpc::PartSink sink_;
   rpc::TileReceiver receiver_;
@@ -211,11 +244,7 @@ class PeerReader::Round {
  public:
   Round(PeerReader* reader, absl::Span<const WantedRegion> regions, const Sink& sink,
         const KeepGoing& keep_going)
-      : reader_(reader),
-        regions_(regions),
-        sink_(sink),
-        keep_going_(keep_going),
-        last_holder_(reader->options_.identity) {}
+      : reader_(reader), regions_(regions), sink_(sink), keep_going_(keep_going) {}
 
   ~Round() {
     for (auto& [stream, holder] : streams_) stream->Cancel();
@@ -232,6 +261,7 @@ class PeerReader::Round {
     tried_.assign(regions_.size(), 0);
     crc32c_.assign(regions_.size(), 0);
     for (size_t i = 0; i < regions_.size(); ++i) Assign(i);
+    ChooseFirst();
     while (outcome_.status.ok() && (StartStreams(), !streams_.empty()) && outcome_.status.ok()) {
       if (absl::Status going = keep_going_(); !going.ok()) {
         outcome_.status = std::move(going);
@@ -243,12 +273,19 @@ class PeerReader::Round {
           queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(absl::Now() + kPollInterval));
       if (next == grpc::CompletionQueue::GOT_EVENT) {
         Proceed(tag, ok);
-      } else {
-        // No stream has anything to handle, so a silent one is silent by itself.
-        for (auto& [stream, holder] : streams_) stream->CancelIfIdle();
       }
+      // Without an event, no stream has anything to handle, so a silent one is silent by itself.
+      const bool is_busy = next == grpc::CompletionQueue::GOT_EVENT;
+      for (auto& [stream, holder] : streams_) stream->CancelIfIdle(is_busy);
     }
     return outcome_;
+  }
+
+  // Adds the holders that were lost or silent.
+  void AddLost(std::set<std::string, std::less<>>* lost) const {
+    for (const auto& [holder, error] : failed_) {
+      if (IsOfHolder(error)) lost->insert(holder);
+    }
   }
 
   void AddReceived(Outcome* outcome) {
@@ -258,15 +295,36 @@ class PeerReader::Round {
   }
 
  private:
-  void Assign(size_t index) {
-    due_[regions_[index].holders[tried_[index]]->identity].push_back(index);
+  // Returns the present holder of a region. Those that were lost before come after the others.
+  const FillSource& HolderOf(size_t index) const {
+    const std::vector<const FillSource*>& holders = regions_[index].holders;
+    if (reader_->lost_.empty()) return *holders[tried_[index]];
+    size_t place = 0;
+    for (const bool was_lost : {false, true}) {
+      for (const FillSource* const holder : holders) {
+        if (reader_->lost_.contains(holder->identity) != was_lost) continue;
+        if (place++ == tried_[index]) return *holder;
+      }
+    }
+    return *holders.back();  // not reached: a present holder is one of them
+  }
+
+  void Assign(size_t index) { due_[HolderOf(index).identity].push_back(index); }
+
+  // Lets the turns begin with a holder that depends on this worker.
+  void ChooseFirst() {
+    if (due_.empty()) return;
+    const size_t first = StableHash(reader_->options_.identity) % due_.size();
+    last_holder_ =
+        std::next(due_.begin(), static_cast<ptrdiff_t>((first + due_.size() - 1) % due_.size()))
+            ->first;
   }
 
   // Moves a region to its next holder that has not failed. Ends the round if there is none.
   void Reassign(size_t index, const absl::Status& error, const std::string& holder) {
     const WantedRegion& region = regions_[index];
     while (++tried_[index] < region.holders.size()) {
-      if (!failed_.contains(region.holders[tried_[index]]->identity)) return Assign(index);
+      if (!failed_.contains(HolderOf(index).identity)) return Assign(index);
     }
     if (!outcome_.status.ok()) return;
     outcome_.failed = index;
@@ -321,7 +379,7 @@ class PeerReader::Round {
         later.assign(indexes.begin() + rpc::kMaxTilesPerGet, indexes.end());
         indexes.resize(static_cast<size_t>(rpc::kMaxTilesPerGet));
       }
-      const FillSource& source = *regions_[indexes[0]].holders[tried_[indexes[0]]];
+      const FillSource& source = HolderOf(indexes[0]);
       auto channel = Connect(source);
       if (!channel.ok()) {
         if (absl::Status going = keep_going_(); !going.ok()) {
@@ -387,6 +445,7 @@ PeerReader::Outcome PeerReader::Read(absl::Span<const WantedRegion> regions, con
     Round round(this, regions, sink, keep_going);
     outcome = round.Run();
     round.AddReceived(&outcome);
+    round.AddLost(&lost_);
   }
   return outcome;
 }

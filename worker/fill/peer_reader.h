@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,8 +43,12 @@ struct WantedRegion {
 // calling thread. If a holder fails, its remaining regions are read from their next holders.
 //
 // Bytes that have come and are not passed on take at most kStreamBytes of memory for each stream,
-// in whatever order and however fast they come. The holders take turns by their identities, from
-// that after this worker's own on, so that not all workers begin with the same holder.
+// in whatever order and however fast they come. The holders take turns in the order of their
+// identities. A hash of this worker's identity says with which one a call of Read begins, so that
+// the workers do not all begin with the same holders, however they are named.
+//
+// A holder that was lost or silent is asked last by later calls of Read, until BeginTransfer: only
+// for regions that no other holder could send.
 //
 // Not thread-safe: one reader for each thread. Keeps its connections for later calls, at most
 // kMaxConnections.
@@ -58,7 +63,8 @@ class PeerReader {
     // How many streams are open at the same time, at least one.
     size_t max_streams = 1;
     rpc::Credentials credentials = rpc::Credentials::Insecure();
-    // A holder from which nothing comes for so long counts as lost.
+    // A holder from which nothing comes for so long counts as lost. While other streams are busy,
+    // it may take a little longer.
     absl::Duration idle_limit = absl::Seconds(30);
   };
 
@@ -66,6 +72,9 @@ class PeerReader {
   ~PeerReader();
   PeerReader(const PeerReader&) = delete;
   PeerReader& operator=(const PeerReader&) = delete;
+
+  // Forgets which holders were lost or silent. Call it before the first Read of a transfer.
+  void BeginTransfer() { lost_.clear(); }
 
   // Receives bytes of the region at `index`, from `offset_bytes` of the row-major region on. If a
   // holder fails within a region, the bytes come again from the region's beginning.
@@ -93,6 +102,8 @@ class PeerReader {
                                                          const KeepGoing& keep_going);
 
   const Options options_;
+  // Holders that were lost or silent in an earlier call of Read, since BeginTransfer.
+  std::set<std::string, std::less<>> lost_;
   // Connections by `IDENTITY ADDRESS`.
   std::map<std::string, std::shared_ptr<grpc::Channel>, std::less<>> channels_;
 };

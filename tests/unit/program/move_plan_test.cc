@@ -45,9 +45,10 @@ TEST(MovePlanTest, OnlyRegionsThatAreNoRunsAreCopied) {
   const PartitionSpec rows({SpecEntry::Axis("x")});
   const PartitionSpec columns({SpecEntry(), SpecEntry::Axis("x")});
   const auto copies = [&](const Shape& shape, const PartitionSpec& from, const PartitionSpec& to,
-                          std::vector<CutPoints> cuts = {}) {
+                          std::vector<CutPoints> cuts = {}, std::vector<CutPoints> from_cuts = {}) {
     const Tiling target = *Tiling::Create(mesh, to, shape, std::move(cuts));
-    const ReshardPlan plan = *ReshardPlan::Create(*Tiling::Create(mesh, from, shape), target);
+    const ReshardPlan plan =
+        *ReshardPlan::Create(*Tiling::Create(mesh, from, shape, std::move(from_cuts)), target);
     return MoveCopiesBytes(plan, Dtype::kF32, *plan.Totals());
   };
   // Each device sends three quarters of its tile, and has them in rows of it.
@@ -55,6 +56,15 @@ TEST(MovePlanTest, OnlyRegionsThatAreNoRunsAreCopied) {
   EXPECT_EQ(copies({1, 64, 64}, PartitionSpec({SpecEntry(), SpecEntry::Axis("x")}),
                    PartitionSpec({SpecEntry(), SpecEntry(), SpecEntry::Axis("x")})),
             3 * 16 * 16 * 4);
+  // A tile is one row, so parts of it are runs.
+  EXPECT_EQ(copies({4, 64}, rows, columns), 0);
+  EXPECT_EQ(copies({3, 64}, rows, columns, {}, {{0, 1, 2, 3, 3}, {}}), 0) << "the last is empty";
+  EXPECT_EQ(copies({4, 64, 64}, rows, columns), 0);
+  EXPECT_GT(
+      copies({4, 64, 64}, rows, PartitionSpec({SpecEntry(), SpecEntry(), SpecEntry::Axis("x")})),
+      0);
+  EXPECT_GT(copies({5, 64}, rows, columns, {}, {{0, 2, 3, 4, 5}, {}}), 0)
+      << "the first tile has two rows";
   // From columns, a region has some rows of the tile.
   EXPECT_EQ(copies({64, 64}, columns, rows), 0);
   EXPECT_EQ(copies({64, 64}, rows, PartitionSpec()), 0);

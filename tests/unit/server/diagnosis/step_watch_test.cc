@@ -114,6 +114,22 @@ TEST_F(StepWatchTest, ALateCallNamesNoSilentWorkerThatTakesNoPart) {
   }
 }
 
+// One heartbeat of worker-1 is late, which says little: worker-0 may be what the call waits for.
+TEST_F(StepWatchTest, AnOverdueHeartbeatDoesNotHideTheOtherWorkersThatHaveNotAnswered) {
+  Attach(2, 1);
+  const OperationWorkers workers{.waiting_for = {"worker-0", "worker-1"}, .sources = {"worker-2"}};
+  clock_.Advance(absl::Milliseconds(1200));
+  Beat(0, std::nullopt);
+  Beat(2, std::nullopt);
+  clock_.Advance(absl::Milliseconds(60));
+  const absl::Status late = watch_.ExplainLate("the resize", workers);
+  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1,worker-0") << "the source is in time";
+  WorkRef put = Work();
+  put.sequence = 0;
+  put.transfer_id = "t";
+  EXPECT_EQ(watch_.Explain(put, Both()).blamed.size(), 2u);
+}
+
 // No worker counts as silent yet.
 TEST_F(StepWatchTest, ALateCallNamesTheWorkersItWaitsForHoweverShortItsTimeWas) {
   const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
@@ -129,7 +145,7 @@ TEST_F(StepWatchTest, ALateCallNamesTheWorkersItWaitsForHoweverShortItsTimeWas) 
   // Its heartbeat is overdue.
   clock_.Advance(absl::Milliseconds(700));
   const absl::Status late = watch_.ExplainLate("the resize", both);
-  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1");
+  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1,worker-0");
   EXPECT_THAT(std::string(late.message()), HasSubstr("its last heartbeat came 1.4s ago"));
 
   // If all are overdue, the network or this host may be slow.
@@ -160,6 +176,25 @@ TEST_F(StepWatchTest, ExplainsALateTransferByTheWorkersThatAreLate) {
   EXPECT_THAT(explanation.text, HasSubstr("(worker-1)"));
 }
 
+TEST_F(StepWatchTest, ATransferThatWaitsForItsClientIsExplainedBySilentWorkersOnly) {
+  WorkRef put = Work();
+  put.sequence = 0;
+  put.transfer_id = "t";
+  put.commit_asked = false;
+  clock_.Advance(absl::Milliseconds(1400));
+  Beat(0, std::nullopt);
+  StepExplanation explanation = watch_.Explain(put, Both());
+  EXPECT_EQ(explanation.text, "") << "an overdue heartbeat is no silence";
+  EXPECT_THAT(explanation.blamed, IsEmpty());
+  EXPECT_THAT(explanation.late, IsEmpty());
+  clock_.Advance(absl::Seconds(2));
+  Beat(0, std::nullopt);
+  explanation = watch_.Explain(put, Both());
+  ASSERT_THAT(explanation.blamed, SizeIs(1));
+  EXPECT_EQ(explanation.blamed[0].identity, "worker-1");
+  EXPECT_THAT(explanation.late, ::testing::ElementsAre("worker-1"));
+}
+
 TEST_F(StepWatchTest, ALateCallNamesASourceThatIsSilentOrMayBe) {
   const OperationWorkers workers{.waiting_for = {"worker-0"}, .sources = {"worker-1"}};
   clock_.Advance(absl::Milliseconds(900));
@@ -171,7 +206,8 @@ TEST_F(StepWatchTest, ALateCallNamesASourceThatIsSilentOrMayBe) {
               HasSubstr("worker \"worker-0\" has not answered yet (its last heartbeat came 100ms "
                         "ago); worker \"worker-1\" takes part (its last heartbeat came 1s ago)"));
   clock_.Advance(absl::Milliseconds(500));
-  EXPECT_EQ(FactOf(watch_.ExplainLate("the resize", workers), fact::kIdentity), "worker-1");
+  EXPECT_EQ(FactOf(watch_.ExplainLate("the resize", workers), fact::kIdentity),
+            "worker-1,worker-0");
   clock_.Advance(absl::Seconds(2));
   Beat(0, std::nullopt);
   EXPECT_EQ(FactOf(watch_.ExplainLate("the resize", workers), fact::kIdentity), "worker-1");

@@ -51,7 +51,7 @@ class ReplicasTest : public ReadyCluster {
     }
   }
   ~ReplicasTest() override {
-    replicas_->Stop();
+    if (replicas_ != nullptr) replicas_->Stop();
     sequencer_.reset();
     registry_->SetReplicaListener(nullptr);
   }
@@ -277,6 +277,17 @@ TEST_F(ReplicasTest, ItsOperationKnowsTheWorkersThatItWaitsFor) {
   ReportAll(0);
   EXPECT_TRUE(IsComplete(id));
   EXPECT_TRUE(sequencer_->WorkersOf(operation_id).waiting_for.empty());
+}
+
+TEST_F(ReplicasTest, ItsOperationHasNoCallbacksOnceItIsDestroyed) {
+  Add("w");
+  Orders(0);
+  const std::string operation_id = Operations()[0].id;
+  registry_->SetReplicaListener(nullptr);
+  replicas_.reset();
+  EXPECT_TRUE(Operations()[0].ended);
+  EXPECT_TRUE(operations_.WorkersOf(operation_id).waiting_for.empty());
+  EXPECT_THAT(operations_.CancelFor(operation_id, absl::CancelledError("too late")), IsOk());
 }
 
 TEST_F(ReplicasTest, ACancelledCopyWaitsForAWorker) {

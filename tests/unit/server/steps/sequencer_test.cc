@@ -261,7 +261,7 @@ TEST_F(SequencerTest, CountsWhatIsLiveByState) {
 }
 
 TEST_F(SequencerTest, AnAbortedTransferIsNamedByFacts) {
-  const auto abort = [this](absl::Status reason) {
+  const auto abort = [this](absl::Status reason, bool commit_asked = true) {
     absl::Status ended;
     EXPECT_THAT(
         sequencer_.BeginTransfer({.transfer_id = "t",
@@ -272,6 +272,9 @@ TEST_F(SequencerTest, AnAbortedTransferIsNamedByFacts) {
                                   .commit = nullptr},
                                  [&](const WorkOutcome& outcome) { ended = outcome.status; }),
         IsOk());
+    if (commit_asked) {
+      EXPECT_THAT(sequencer_.CommitTransfer("t"), IsOk());
+    }
     EXPECT_THAT(sequencer_.AbortTransfer("t", std::move(reason)), IsOk());
     return ended;
   };
@@ -283,6 +286,10 @@ TEST_F(SequencerTest, AnAbortedTransferIsNamedByFacts) {
               test::CarriesFacts(Reason::kDeadline,
                                  {{fact::kOp, "put"}, {fact::kRank, 0}, {fact::kIdentity, "a"}}));
   EXPECT_EQ(std::string(late.message()), "waited for rank 0 (a): late");
+  const absl::Status unasked =
+      abort(WithReason(absl::DeadlineExceededError("late"), Reason::kDeadline), false);
+  EXPECT_EQ(std::string(unasked.message()), "late");
+  EXPECT_EQ(FactOf(unasked, fact::kIdentity), std::nullopt);
 }
 
 TEST_F(SequencerTest, AnErrorOfOneRankAbortsTheStepOnceAndIsNamed) {
@@ -409,6 +416,11 @@ TEST_F(SequencerTest, KnowsTheWorkersOfAnOperation) {
   EXPECT_THAT(sequencer_.WorkersOf("op").waiting_for, ElementsAre("b"));
   EXPECT_THAT(sequencer_.WorkersOf("op").taking_part, ElementsAre("a", "b"));
   EXPECT_THAT(sequencer_.WorkersOf("other").taking_part, IsEmpty());
+  StepRequest behind = Step("reads y", {"y"}, {"z"});
+  behind.operation_id = "behind";
+  ASSERT_THAT(Submit(std::move(behind)), IsOk());
+  EXPECT_THAT(sequencer_.WorkersOf("behind").waiting_for, IsEmpty()) << "no worker was asked yet";
+  EXPECT_THAT(sequencer_.WorkersOf("behind").taking_part, ElementsAre("a", "b"));
 
   TransferRequest put;
   put.transfer_id = "t";
@@ -460,6 +472,7 @@ TEST(ExplainedTransferTest, ADeadlineNamesOnlyTheRanksThatTheExplanationBlames) 
                     std::move(put),
                     [&ended](const WorkOutcome& outcome) { ended.push_back(outcome.status); }),
                 IsOk());
+    ASSERT_THAT(sequencer.CommitTransfer(id), IsOk());
   }
   EXPECT_THAT(
       sequencer.AbortTransfer(
@@ -474,6 +487,46 @@ TEST(ExplainedTransferTest, ADeadlineNamesOnlyTheRanksThatTheExplanationBlames) 
                 AllOf(HasSubstr("waited for rank 1 (b); b has sent no heartbeat for 3s"),
                       Not(HasSubstr("rank 0 (a)"))));
   }
+}
+
+TEST(ExplainedTransferTest, ADeadlineOfATransferWhoseClientIsLateNamesSilentWorkersOnly) {
+  test::FakeClock clock;
+  RecordingTransport transport;
+  bool is_silent = false;
+  Sequencer::Options options{.term = 7};
+  options.explain = [&](const WorkRef& work, const std::vector<Participant>& waiting_for) {
+    EXPECT_FALSE(work.commit_asked);
+    if (!is_silent) return StepExplanation();
+    return StepExplanation{
+        .text = "b is silent", .waiting = {}, .blamed = {waiting_for[1]}, .late = {"b"}};
+  };
+  Sequencer sequencer(&clock, &transport, options);
+  sequencer.WorkerAttached("a", 1);
+  sequencer.WorkerAttached("b", 2);
+  const auto put = [&] {
+    absl::Status ended;
+    TransferRequest request;
+    request.transfer_id = "t";
+    request.op = "put";
+    request.participants = {{.rank = 0, .identity = "a", .expected_tiles = 1},
+                            {.rank = 1, .identity = "b", .expected_tiles = 1}};
+    request.timeout = absl::Seconds(30);
+    EXPECT_THAT(
+        sequencer.BeginTransfer(std::move(request),
+                                [&](const WorkOutcome& outcome) { ended = outcome.status; }),
+        IsOk());
+    clock.Advance(absl::Seconds(30));
+    return ended;
+  };
+  const absl::Status late = put();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(late.message()), HasSubstr("waited for the client"));
+  EXPECT_EQ(FactOf(late, fact::kIdentity), std::nullopt);
+  EXPECT_EQ(FactOf(late, fact::kRank), std::nullopt);
+  is_silent = true;
+  const absl::Status silent = put();
+  EXPECT_THAT(std::string(silent.message()), HasSubstr("waited for rank 1 (b); b is silent"));
+  EXPECT_EQ(FactOf(silent, fact::kIdentity), "b");
 }
 
 TEST_F(SequencerTest, AStepThatAWorkerMissesEndsAtOnce) {

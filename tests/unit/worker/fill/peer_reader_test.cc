@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,10 +43,12 @@ struct Calls {
   std::vector<std::string> order ABSL_GUARDED_BY(mutex);  // the arrays that were asked for
   size_t open ABSL_GUARDED_BY(mutex) = 0;
   size_t most_open ABSL_GUARDED_BY(mutex) = 0;
+  // A call sends nothing until this number of calls is open at the same time.
+  size_t begins_with ABSL_GUARDED_BY(mutex) = kMaxStreams;
   std::atomic<int64_t> sent_bytes = 0;  // that gRPC has taken
 };
 
-// A worker that sends tiles of any size, whose bytes are all the same.
+// A worker that sends tiles of any size, whose bytes are all the same, in pieces of one size.
 class Holder final : public v1::TileService::Service {
  public:
   explicit Holder(Calls* calls) : calls_(*calls) {
@@ -67,8 +70,18 @@ class Holder final : public v1::TileService::Service {
 
   const std::string& address() const { return address_; }
 
-  grpc::Status GetTiles(grpc::ServerContext*, const v1::GetTilesRequest* request,
+  // A silent worker answers nothing until the call is cancelled.
+  void set_is_silent(bool is_silent) { is_silent_ = is_silent; }
+  void set_piece_bytes(int64_t bytes) { piece_bytes_ = bytes; }
+  int calls() const { return own_calls_; }
+
+  grpc::Status GetTiles(grpc::ServerContext* context, const v1::GetTilesRequest* request,
                         grpc::ServerWriter<v1::GetTilesResponse>* writer) override {
+    ++own_calls_;
+    if (is_silent_) {
+      while (!context->IsCancelled()) absl::SleepFor(absl::Milliseconds(10));
+      return grpc::Status::CANCELLED;
+    }
     Begin(request->tiles(0).array_id());
     for (const v1::TileSelector& selector : request->tiles()) Send(selector, writer);
     absl::MutexLock lock(&calls_.mutex);
@@ -83,11 +96,12 @@ class Holder final : public v1::TileService::Service {
     calls_.most_open = std::max(calls_.most_open, ++calls_.open);
     // Streams that may be open at the same time are.
     const auto are_many = [this]() ABSL_SHARED_LOCKS_REQUIRED(calls_.mutex) {
-      return calls_.most_open >= kMaxStreams;
+      return calls_.most_open >= calls_.begins_with;
     };
     calls_.mutex.AwaitWithTimeout(absl::Condition(&are_many), absl::Seconds(20));
   }
   void Send(const v1::TileSelector& selector, grpc::ServerWriter<v1::GetTilesResponse>* writer) {
+    const int64_t most_bytes = piece_bytes_;
     const int64_t size_bytes = selector.tile().ranges(0).stop();
     v1::GetTilesResponse response;
     v1::TileOpening& opening = *response.mutable_opening();
@@ -96,19 +110,23 @@ class Holder final : public v1::TileService::Service {
     opening.set_size_bytes(size_bytes);
     writer->Write(response);
     uint32_t tile_crc = 0;
-    for (int64_t offset = 0; offset < size_bytes; offset += kMiB) {
+    for (int64_t offset = 0; offset < size_bytes; offset += most_bytes) {
       v1::TilePiece& piece = *response.mutable_piece();
       piece.set_offset_bytes(offset);
-      piece.set_data(std::string(static_cast<size_t>(std::min(kMiB, size_bytes - offset)), 'x'));
+      piece.set_data(
+          std::string(static_cast<size_t>(std::min(most_bytes, size_bytes - offset)), 'x'));
       piece.set_crc32c(Crc32c(piece.data()));
       tile_crc = ConcatCrc32c(tile_crc, piece.crc32c(), static_cast<int64_t>(piece.data().size()));
-      if (offset + kMiB >= size_bytes) piece.set_tile_crc32c(tile_crc);
+      if (offset + most_bytes >= size_bytes) piece.set_tile_crc32c(tile_crc);
       if (!writer->Write(response)) return;
       calls_.sent_bytes += static_cast<int64_t>(piece.data().size());
     }
   }
 
   Calls& calls_;
+  std::atomic<bool> is_silent_ = false;
+  std::atomic<int> own_calls_ = 0;
+  std::atomic<int64_t> piece_bytes_ = kMiB;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
 };
@@ -136,12 +154,37 @@ class PeerReaderTest : public testing::Test {
     return regions;
   }
 
+  // A region of an array, and those of the holders that have it.
+  WantedRegion RegionOf(const std::string& array_id, const std::vector<size_t>& holders,
+                        int64_t size_bytes) const {
+    WantedRegion region{.array_id = array_id,
+                        .token = "token",
+                        .region = Tile{.ranges = {{.start = 0, .stop = size_bytes}}},
+                        .size_bytes = size_bytes,
+                        .holders = {}};
+    for (const size_t holder : holders) region.holders.push_back(&sources_[holder]);
+    return region;
+  }
+  // Calls that are open do not wait for others.
+  void LetCallsBeginAlone() {
+    absl::MutexLock lock(&calls_.mutex);
+    calls_.begins_with = 0;
+  }
+  // Reads the regions, and drops their bytes.
+  static absl::Status Read(PeerReader& reader, const std::vector<WantedRegion>& regions) {
+    return reader
+        .Read(
+            regions, [](size_t, int64_t, absl::Span<const char>) { return absl::OkStatus(); },
+            [] { return absl::OkStatus(); })
+        .status;
+  }
+
   Calls calls_;
   std::vector<std::unique_ptr<Holder>> holders_;
   std::vector<FillSource> sources_;
 };
 
-TEST_F(PeerReaderTest, FewStreamsAreOpenAtOnceAndTheHoldersAfterThisWorkerComeFirst) {
+TEST_F(PeerReaderTest, FewStreamsAreOpenAtOnceAndTheHoldersTakeTurns) {
   PeerReader reader({.identity = "w4", .max_streams = kMaxStreams});
   int64_t received_bytes = 0;
   const PeerReader::Outcome outcome = reader.Read(
@@ -158,7 +201,81 @@ TEST_F(PeerReaderTest, FewStreamsAreOpenAtOnceAndTheHoldersAfterThisWorkerComeFi
   ASSERT_EQ(calls_.order.size(), kHolders);
   std::vector<std::string> first(calls_.order.begin(), calls_.order.begin() + kMaxStreams);
   std::sort(first.begin(), first.end());  // their calls may arrive in any order
-  EXPECT_THAT(first, ElementsAre("a5", "a6", "a7"));
+  EXPECT_THAT(first, ElementsAre("a0", "a7", "a8")) << "the hash of w4 lets w7 come first";
+}
+
+// The workers of another mesh, such as one onto which an array moves.
+TEST_F(PeerReaderTest, ReadersWhoseNamesComeAfterThoseOfAllHoldersBeginWithMostOfThem) {
+  LetCallsBeginAlone();
+  for (size_t i = 0; i < kHolders; ++i) {
+    PeerReader reader({.identity = StrCat("z", i), .max_streams = 1});
+    bool has_begun = false;
+    const PeerReader::Outcome outcome = reader.Read(
+        Regions(1),
+        [&](size_t, int64_t, absl::Span<const char>) {
+          has_begun = true;
+          return absl::OkStatus();
+        },
+        [&] { return has_begun ? absl::CancelledError("enough") : absl::OkStatus(); });
+    EXPECT_THAT(outcome.status, StatusIs(absl::StatusCode::kCancelled));
+    absl::MutexLock lock(&calls_.mutex);
+    ASSERT_EQ(calls_.order.size(), i + 1);
+  }
+  absl::MutexLock lock(&calls_.mutex);
+  const std::set<std::string> first(calls_.order.begin(), calls_.order.end());
+  EXPECT_GE(first.size(), kHolders - 2);
+}
+
+TEST_F(PeerReaderTest, ASilentHolderIsAskedLastForTheRestOfTheTransfer) {
+  LetCallsBeginAlone();
+  PeerReader reader({.identity = "w4", .max_streams = 1, .idle_limit = absl::Seconds(3)});
+  const std::vector<WantedRegion> both = {RegionOf("both", {0, 1}, 5)};
+  holders_[0]->set_is_silent(true);
+  EXPECT_THAT(Read(reader, both), IsOk());
+  EXPECT_EQ(holders_[0]->calls(), 1);
+  EXPECT_EQ(holders_[1]->calls(), 1);
+  EXPECT_THAT(Read(reader, both), IsOk());
+  EXPECT_EQ(holders_[0]->calls(), 1) << "the other holder comes first";
+  EXPECT_EQ(holders_[1]->calls(), 2);
+  // It is asked again for what no other holder has.
+  holders_[0]->set_is_silent(false);
+  EXPECT_THAT(Read(reader, {RegionOf("own", {0}, 5)}), IsOk());
+  EXPECT_EQ(holders_[0]->calls(), 2);
+  reader.BeginTransfer();
+  EXPECT_THAT(Read(reader, both), IsOk());
+  EXPECT_EQ(holders_[0]->calls(), 3);
+}
+
+// The reader always has a message of the busy holder to handle.
+TEST_F(PeerReaderTest, ABusyHolderDoesNotProtectASilentOne) {
+  constexpr int64_t kPieces = 16'384;
+  constexpr int64_t kPieceBytes = 1024;
+  LetCallsBeginAlone();
+  holders_[0]->set_piece_bytes(kPieceBytes);
+  holders_[1]->set_is_silent(true);
+  PeerReader reader({.identity = "w4", .max_streams = 2, .idle_limit = absl::Seconds(2)});
+  const std::vector<WantedRegion> regions = {RegionOf("busy", {0}, kPieces * kPieceBytes),
+                                             RegionOf("silent", {1, 2}, 5)};
+  bool is_replaced = false;
+  int64_t busy_bytes = 0;  // when the silent holder was replaced
+  int64_t received_bytes = 0;
+  const PeerReader::Outcome outcome = reader.Read(
+      regions,
+      [&](size_t index, int64_t, absl::Span<const char> bytes) {
+        if (index == 1) {
+          is_replaced = true;
+          busy_bytes = received_bytes;
+        } else {
+          received_bytes += std::ssize(bytes);
+          if (!is_replaced) absl::SleepFor(absl::Milliseconds(2));
+        }
+        return absl::OkStatus();
+      },
+      [] { return absl::OkStatus(); });
+  EXPECT_THAT(outcome.status, IsOk());
+  EXPECT_EQ(holders_[2]->calls(), 1);
+  EXPECT_GT(busy_bytes, 0);
+  EXPECT_LT(busy_bytes, kPieces * kPieceBytes) << "the silent holder was kept until then";
 }
 
 TEST_F(PeerReaderTest, BytesThatWaitForASlowWorkerAreBounded) {
