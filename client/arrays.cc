@@ -78,7 +78,7 @@ absl::StatusOr<ReshardResult> ReshardAndKeep(
     }
   }
   core->Keep(session, kept);
-  core->Drop(released);
+  core->DropReleased(released);
   return result;
 }
 
@@ -498,7 +498,9 @@ absl::StatusOr<Array> GatherPieces(ClientCore& core, const ArraySelector& array,
 
 absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array,
                                                  const CallOptions& options) {
-  return Describe(core_->connection(), array, core_->LimitOf(options));
+  const CallLimit limit = core_->LimitOf(options);
+  const auto describe = [&] { return Describe(core_->connection(), array, limit); };
+  return array.name.empty() ? core_->ById(array.array_id, limit, describe) : describe();
 }
 
 absl::StatusOr<int64_t> ArrayClient::MoveName(const std::string& name, const std::string& array_id,
@@ -512,12 +514,16 @@ absl::StatusOr<int64_t> ArrayClient::MoveName(const std::string& name, const std
   request.set_array_id(array_id);
   SetPrecondition(precondition, request.mutable_precondition());
   request.set_validate_only(validate_only);
-  v1::MoveNameResponse response;
-  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.arrays, &v1::ArrayService::Stub::MoveName,
-                                            request, limit, &response));
+  const absl::StatusOr<int64_t> version =
+      core_->ById(array_id, limit, [&]() -> absl::StatusOr<int64_t> {
+        v1::MoveNameResponse response;
+        SHARDMESH_RETURN_IF_ERROR(connection.Call(
+            connection.arrays, &v1::ArrayService::Stub::MoveName, request, limit, &response));
+        return response.version();
+      });
   // The array has a name from now on. If the name got lost, a later session must not delete it.
-  if (!validate_only) core_->Drop({&array_id, 1});
-  return response.version();
+  if (version.ok() && !validate_only) core_->Drop({&array_id, 1});
+  return version;
 }
 
 absl::Status ArrayClient::DeleteName(const std::string& name,
@@ -583,7 +589,7 @@ absl::StatusOr<int64_t> ArrayClient::ReleaseArrays(absl::Span<const std::string>
       [&](const std::string& session_id, const CallLimit& limit) {
         return client::ReleaseArrays(core_->connection(), session_id, array_ids, limit);
       });
-  if (released.ok()) core_->Drop(array_ids);
+  if (released.ok()) core_->DropReleased(array_ids);
   return released;
 }
 

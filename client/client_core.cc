@@ -546,6 +546,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
 void ClientCore::LetGo(std::vector<std::string> idle, const std::string& session_id,
                        const CallOptions& options) {
   while (!idle.empty()) {
+    std::erase_if(idle, [this](const std::string& array_id) { return session_.Keeps(array_id); });
     absl::Span<const std::string> left = idle;
     while (!left.empty()) {
       ReleaseArrays(*connection_, session_id, left.subspan(0, kMaxReleased),
@@ -567,11 +568,13 @@ absl::Status ClientCore::Hold(const std::string& array_id, const std::optional<T
         return BeginGet(*connection_, session_id, ArraySelector::ById(array_id), part, limit);
       });
   LetGo(read_pins_.EndAsking(begun), session, options);
+  if (ReasonOf(begun.status()) == Reason::kNotFound) session_.DropGone(array_id);
   return begun.status();
 }
 
 void ClientCore::EndHold(absl::Span<const std::string> array_ids, const CallOptions& options) {
-  // A session that came after the one of the pins has none of them.
+  // A session that came after the one of the pins has none of them, unless it took the array over:
+  // LetGo leaves such an array to its release.
   const absl::StatusOr<std::string> session_id = session_.Get(Aftermath(kReleaseTimeout, options));
   LetGo(read_pins_.EndReading(array_ids), session_id.value_or(""), options);
 }
@@ -587,7 +590,12 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
         return BeginGet(*connection_, session_id, array, part, limit);
       });
   LetGo(read_pins_.EndAsking(begun), session, options);
-  if (!begun.ok()) return {std::move(begun).status()};
+  if (!begun.ok()) {
+    if (array.name.empty() && ReasonOf(begun.status()) == Reason::kNotFound) {
+      session_.DropGone(array.array_id);
+    }
+    return {std::move(begun).status()};
+  }
   const BegunGet get = *std::move(begun);
   const ArrayDescriptor& descriptor = get.array.descriptor;
   const absl::Cleanup let_go = [&, array_id = descriptor.array_id] {

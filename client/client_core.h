@@ -208,6 +208,21 @@ class ClientCore {
     session_.Keep(session_id, array_ids);
   }
   void Drop(absl::Span<const std::string> array_ids) { session_.Drop(array_ids); }
+  void DropReleased(absl::Span<const std::string> array_ids) { session_.DropReleased(array_ids); }
+  // Calls `call`, which names this array by its id and names no session. If the array is one of
+  // Keep and its session is gone, the next session first takes the array over: only then the
+  // coordinator knows that a client has it. Also returns errors of SessionKeeper::Get.
+  template <typename Call>
+  auto ById(const std::string& array_id, const CallLimit& limit, const Call& call)
+      -> decltype(call()) {
+    if (!session_.Keeps(array_id)) return call();
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string session_id, session_.Get(limit));
+    auto result = call();
+    if (ReasonOf(result.status()) != Reason::kNotFound) return result;
+    // The coordinator may have ended since the last call that named the session.
+    SHARDMESH_ASSIGN_OR_RETURN(const bool is_replaced, session_.Replace(session_id, limit));
+    return is_replaced ? call() : result;
+  }
 
   // Calls `call` with the id of the session. If the coordinator no longer has that session, opens a
   // new one and calls `call` once more.
@@ -261,7 +276,8 @@ class ClientCore {
                                         bool* is_taken_back);
 
  private:
-  // Releases the arrays that ReadPins has returned, and those of reads that end meanwhile.
+  // Releases the arrays that ReadPins has returned, and those of reads that end meanwhile. Leaves
+  // out arrays of Keep: the session that took one over has one pin for it and for its reads.
   void LetGo(std::vector<std::string> idle, const std::string& session_id,
              const CallOptions& options);
   // A put that this client sends.

@@ -130,7 +130,7 @@ absl::StatusOr<std::string> SessionKeeper::Get(const CallLimit& limit) {
   for (bool is_opener = false; !is_opener;) {
     SHARDMESH_RETURN_IF_ERROR(AwaitOpening(limit));
     absl::MutexLock lock(&mutex_);
-    if (!session_id_.empty() && lost_.empty()) {
+    if (!session_id_.empty() && (lost_.empty() || is_full_)) {
       return session_id_;
     }
     is_opener = !is_opening_;
@@ -170,10 +170,12 @@ absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limi
       Forget(session_id);
       continue;
     }
-    if (ReasonOf(taken) == Reason::kLimitExceeded) return session_id;
-    SHARDMESH_RETURN_IF_ERROR(taken);
+    const bool is_full = ReasonOf(taken) == Reason::kLimitExceeded;
+    if (!is_full) SHARDMESH_RETURN_IF_ERROR(taken);
     absl::MutexLock lock(&mutex_);
     if (session_id_ != session_id) continue;
+    is_full_ = is_full;
+    if (is_full) return session_id;
     for (const std::string& array_id : lost) lost_.erase(array_id);
   }
 }
@@ -196,6 +198,31 @@ void SessionKeeper::Drop(absl::Span<const std::string> array_ids) {
   }
 }
 
+void SessionKeeper::DropReleased(absl::Span<const std::string> array_ids) {
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& array_id : array_ids) {
+    if (lost_.contains(array_id)) {
+      finished_.insert(array_id);
+      continue;
+    }
+    kept_.erase(array_id);
+    finished_.erase(array_id);
+  }
+  changed_.Signal();
+}
+
+void SessionKeeper::DropGone(const std::string& array_id) {
+  absl::MutexLock lock(&mutex_);
+  if (lost_.contains(array_id)) return;
+  kept_.erase(array_id);
+  finished_.erase(array_id);
+}
+
+bool SessionKeeper::Keeps(const std::string& array_id) {
+  absl::MutexLock lock(&mutex_);
+  return kept_.contains(array_id);
+}
+
 void SessionKeeper::Finish(absl::Span<const std::string> array_ids) {
   absl::MutexLock lock(&mutex_);
   for (const std::string& array_id : array_ids) {
@@ -209,7 +236,7 @@ absl::Status SessionKeeper::Release(std::vector<std::string> array_ids, const Ca
     SHARDMESH_ASSIGN_OR_RETURN(const std::string session_id, Get(limit));
     const absl::Status released =
         ReleaseArrays(*connection_, session_id, array_ids, limit).status();
-    if (released.ok()) Drop(array_ids);
+    if (released.ok()) DropReleased(array_ids);
     if (ReasonOf(released) != Reason::kSessionGone) return released;
     Forget(session_id);
   }
@@ -217,18 +244,19 @@ absl::Status SessionKeeper::Release(std::vector<std::string> array_ids, const Ca
 
 void SessionKeeper::Close() {
   std::string session_id;
-  absl::Status released;
   const auto deadline = SteadyDeadline::After(kReleaseTimeout);
   while (!deadline.is_over()) {
     std::vector<std::string> kept;
     {
       absl::MutexLock lock(&mutex_);
       kept = FirstOf(kept_);
+      is_full_ = false;  // so that Release takes over what is left
     }
     if (kept.empty()) break;
-    released = Release(std::move(kept), CallLimit::Within(deadline.left()));
+    const absl::Status released = Release(kept, CallLimit::Within(deadline.left()));
     if (!released.ok() && !absl::IsUnavailable(released)) break;
-    if (!released.ok()) absl::SleepFor(std::min(kRetryDelay, deadline.left()));
+    const bool is_done = released.ok() && !Keeps(kept.back());
+    if (!is_done) absl::SleepFor(std::min(kRetryDelay, deadline.left()));
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -236,12 +264,24 @@ void SessionKeeper::Close() {
     kept_.clear();
     lost_.clear();
     finished_.clear();
+    is_full_ = false;
     changed_.Signal();
   }
-  if (!session_id.empty() && released.ok()) {
+  if (!session_id.empty()) {
     // Best effort: if the call fails, the session expires at the coordinator.
     CloseSession(*connection_, session_id, CallLimit::Within(kCloseTimeout)).IgnoreError();
   }
+}
+
+absl::StatusOr<bool> SessionKeeper::Replace(const std::string& session_id, const CallLimit& limit) {
+  const absl::Status known = RenewSession(*connection_, session_id, /*held=*/{}, limit).status();
+  if (ReasonOf(known) == Reason::kSessionGone) {
+    Forget(session_id);
+  } else {
+    SHARDMESH_RETURN_IF_ERROR(known);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string current, Get(limit));
+  return current != session_id;
 }
 
 void SessionKeeper::Forget(const std::string& session_id) {
@@ -252,6 +292,7 @@ void SessionKeeper::Forget(const std::string& session_id) {
 void SessionKeeper::LoseSession() {
   session_id_.clear();
   lost_ = kept_;
+  is_full_ = false;
   changed_.Signal();
 }
 
@@ -275,6 +316,7 @@ void SessionKeeper::Renew() {
     const absl::Duration timeout = std::min(kCallTimeout, renew_after_);
     if (has_arrays && next_move.is_over()) {
       std::vector<std::string> finished = FirstOf(finished_);
+      is_full_ = false;
       mutex_.Unlock();
       // With no array to release, this opens the session and takes arrays over.
       const CallLimit limit = CallLimit::Within(kCallTimeout);

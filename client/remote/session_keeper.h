@@ -41,17 +41,29 @@ class SessionKeeper {
   // session, waits for that call, until the deadline (DEADLINE_EXCEEDED) or the cancellation
   // (CANCELLED) of `limit`. Also returns errors of OpenSession.
   absl::StatusOr<std::string> Get(const CallLimit& limit);
+  // Asks the server whether it knows the session. If not, opens another one, which takes over the
+  // arrays of Keep. Returns whether the client has another session now. Errors: those of
+  // RenewSession and Get.
+  absl::StatusOr<bool> Replace(const std::string& session_id, const CallLimit& limit);
   // Drops a session that the server no longer knows. The next Get opens another session.
   void Forget(const std::string& session_id);
-  // Closes the session, and waits at most two seconds for the answer; five seconds if there are
-  // arrays of Keep, which it releases first, under another session if the session is gone. A later
-  // Get opens another session.
+  // Closes the session, and waits at most two seconds for the answer. If there are arrays of Keep,
+  // releases them first, under another session if the session is gone, which takes at most five
+  // seconds. A later Get opens another session.
   void Close();
 
   // The session with this id pins, or may pin, these arrays, which the client made without names.
   void Keep(const std::string& session_id, absl::Span<const std::string> array_ids);
   // Ends Keep: the session no longer pins the arrays, or they have names.
   void Drop(absl::Span<const std::string> array_ids);
+  // Ends Keep of arrays that a call has released in the current session. The release has no effect
+  // on an array that this session could not take over yet: the keeper then does the same as Finish.
+  void DropReleased(absl::Span<const std::string> array_ids);
+  // Ends Keep of an array that the server does not find. No effect if the current session could not
+  // take the array over yet, since the server may still find it.
+  void DropGone(const std::string& array_id);
+  // Returns whether the array is one of Keep.
+  bool Keeps(const std::string& array_id);
   // Releases arrays of Keep in the background, until the server confirms.
   void Finish(absl::Span<const std::string> array_ids);
 
@@ -60,8 +72,7 @@ class SessionKeeper {
   // and CANCELLED if the cancellation of `limit` is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
   // Opens a session if there is none, and lets it take over the arrays of `lost_`. Returns its id.
-  // Errors: those of OpenSession and RenewSession, except LIMIT_EXCEEDED: the renewer then tries
-  // again.
+  // Errors: those of OpenSession and RenewSession, except LIMIT_EXCEEDED: it then sets `is_full_`.
   absl::StatusOr<std::string> OpenAndTakeOver(const CallLimit& limit);
   // Releases arrays under the session, under another one if that is gone, and drops them.
   absl::Status Release(std::vector<std::string> array_ids, const CallLimit& limit);
@@ -81,6 +92,9 @@ class SessionKeeper {
   // Finish.
   std::set<std::string> kept_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> lost_ ABSL_GUARDED_BY(mutex_);
+  // The server has no room for the arrays of `lost_`. Get returns the session without them, until
+  // the renewer or Close tries again.
+  bool is_full_ ABSL_GUARDED_BY(mutex_) = false;
   std::set<std::string> finished_ ABSL_GUARDED_BY(mutex_);
   absl::Duration renew_after_ ABSL_GUARDED_BY(mutex_) = absl::InfiniteDuration();
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

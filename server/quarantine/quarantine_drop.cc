@@ -27,9 +27,13 @@ namespace {
 
 constexpr int kMaxIds = 1'000;
 
-// Adds the parts of an array that is held without a name, by worker.
-void AddParts(const UnnamedArray& unnamed, const MembershipView& view, absl::Time now,
-              v1::DropQuarantinedResponse* response) {
+// The response has at most so many bytes of parts of arrays without names. Otherwise 1,000 arrays
+// on thousands of workers could make it larger than a message may be, after they are deleted.
+constexpr int64_t kMaxUnnamedBytes = int64_t{512} << 10;
+
+// Adds the parts of an array that is held without a name to the response, by worker, until it has
+// kMaxUnnamedBytes of such parts.
+void AddParts(const UnnamedArray& unnamed, const MembershipView& view, Drop* drop) {
   const ArrayDescriptor& descriptor = unnamed.descriptor;
   const MeshRanks* const ranks = view.FindMesh(descriptor.mesh_id);
   const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
@@ -42,19 +46,22 @@ void AddParts(const UnnamedArray& unnamed, const MembershipView& view, absl::Tim
     }
     const std::string& identity = ranks->identities[static_cast<size_t>(rank)];
     v1::QuarantinedArray*& part = parts[identity];
+    if (drop->unnamed_bytes >= kMaxUnnamedBytes) return;
     if (part == nullptr) {
-      part = response->add_arrays();
+      part = drop->response->add_arrays();
       part->set_identity(identity);
       rpc::Encode(descriptor, part->mutable_array());
       part->set_reason("it was held without a name");
-      rpc::Encode(now, part->mutable_quarantine_time());
+      rpc::Encode(drop->context.clock->Now(), part->mutable_quarantine_time());
       part->set_committed(true);
       part->set_durability(server::Encode(unnamed.durability));
+      drop->unnamed_bytes += static_cast<int64_t>(part->ByteSizeLong());
     }
     v1::QuarantinedTile* const tile = part->add_tiles();
     const Tile held = tiling->TileOf(static_cast<DeviceId>(rank));
     rpc::Encode(held, tile->mutable_tile());
     tile->set_size_bytes(descriptor.TileSizeBytes(held).value_or(0));
+    drop->unnamed_bytes += static_cast<int64_t>(tile->ByteSizeLong());
   }
 }
 
@@ -129,7 +136,7 @@ void ListUnasked(const DropPtr& drop) {
   }
   if (drop->request->validate_only()) {
     for (const UnnamedArray& unnamed : drop->unnamed) {
-      AddParts(unnamed, *view, drop->context.clock->Now(), drop->response);
+      AddParts(unnamed, *view, drop.get());
     }
     for (auto& [part, array] : drop->described) {
       *drop->response->add_arrays() = std::move(array);
@@ -142,7 +149,7 @@ void ListUnasked(const DropPtr& drop) {
       return EndDrop(drop, DescribeDrop(*drop, InUse(*drop, array_id)));
     }
     drop->released.push_back(array_id);
-    AddParts(unnamed, *view, drop->context.clock->Now(), drop->response);
+    AddParts(unnamed, *view, drop.get());
   }
   DropListed(drop);
 }

@@ -55,6 +55,7 @@ struct Drop {
   // Arrays that are held without a name, and that only the grace period keeps.
   std::vector<UnnamedArray> unnamed = {};
   std::vector<std::string> released = {};  // ids of those of `unnamed` that were released
+  int64_t unnamed_bytes = 0;               // of the parts of `unnamed` in the response
 };
 using DropPtr = std::shared_ptr<Drop>;
 

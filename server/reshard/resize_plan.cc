@@ -280,6 +280,10 @@ class Planning {
       const ArrayRegistry::Nameless page = parts_.registry->ListNameless(after, kNamesOfPage);
       for (const ArrayPtr& array : page.arrays) {
         if (!Concerns(*array)) continue;
+        if (plan_.refusals.size() == kMaxRefusals) {
+          ++plan_.refusal_count;  // without the text, which takes a search of all sessions
+          continue;
+        }
         const ArrayDescriptor& descriptor = array->definition.descriptor;
         Refuse(
             *array, "",

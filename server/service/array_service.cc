@@ -20,6 +20,7 @@
 #include "server/service/reshard_stream.h"
 #include "server/service/service_mixins.h"
 #include "server/service/step_parts.h"
+#include "server/state/array_selection.h"
 #include "server/state/array_view_codec.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
@@ -206,6 +207,9 @@ class ArrayService final : public ArrayServiceBase {
     // create the name.
     const auto expected = Decode(request.precondition(), /*must_exist=*/move.array_id.empty());
     checked.Update(expected.status());
+    if (checked.ok() && !move.array_id.empty()) {
+      checked = CheckNotAwaited(*context_.registry, move.array_id, *context_.recovery);
+    }
     if (!checked.ok()) return Answer(context, checked);
     move.expected_version = *expected;
     if (request.validate_only()) return Answer(context, context_.registry->CheckNameMove(move));

@@ -959,6 +959,8 @@ void ArrayRegistry::Apply(const Pending& pending, Revision revision) {
     ArrayEntry& entry = arrays_.find(array->definition.descriptor.array_id)->second;
     // Ranks may have been lost since the commit began.
     SetArray(entry, WithMissing(*array, Current(entry)->missing_ranks));
+    // Sessions may have taken over an array whose tiles are restored from quarantine.
+    entry.pins += TakeAwaited(array->definition.descriptor.array_id).value_or(0);
     for (const ArrayEntry::Waiting& waiting : std::exchange(entry.waiting, {})) {
       const std::string& id = array->definition.descriptor.array_id;
       InventoryVerdict verdict;
@@ -1850,9 +1852,12 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
   {
     absl::MutexLock lock(&mutex_);
     for (const std::string& array_id : array_ids) {
-      if (const auto awaited = awaited_.find(array_id);
-          awaited != awaited_.end() && awaited->second > 0) {
-        if (--awaited->second == 0 && grace_is_over_) awaited_.erase(awaited);
+      if (const auto awaited = awaited_.find(array_id); awaited != awaited_.end()) {
+        --awaited_pins_;
+        if (--awaited->second == 0) {
+          awaited_.erase(awaited);
+          if (!grace_is_over_ && given_up_.size() < kMaxAwaited) given_up_.insert(array_id);
+        }
         continue;
       }
       const auto found = arrays_.find(array_id);
@@ -1865,48 +1870,73 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
   events_.MakeCalls();
 }
 
-absl::Status ArrayRegistry::TakeOver(const std::string& array_id) {
+absl::StatusOr<TakenOver> ArrayRegistry::TakeOver(const std::string& array_id, bool may_await) {
   SHARDMESH_PASSES("registry.take_over");
   absl::MutexLock lock(&mutex_);
   if (const auto found = FindLive(array_id); found != arrays_.end()) {
     ArrayEntry& entry = found->second;
     if (entry.is_given) return Given(array_id);
     entry.checked_as = 0;
-    if (!std::exchange(entry.is_kept_for_grace, false)) {
-      ++entry.pins;
-      return absl::OkStatus();
-    }
     // The pin of the grace period becomes that of the session.
-    entry.is_taken_over = !is_damaged_ && !may_lack_names_;
-    unnamed_.erase(array_id);
-    return absl::OkStatus();
+    if (!TakeGrace(array_id, entry)) ++entry.pins;
+    return TakenOver::kPinned;
   }
   if (grace_is_over_ || arrays_.contains(array_id) || tombstones_.contains(array_id)) {
     return NoArray(array_id);
   }
-  const auto awaited = awaited_.find(array_id);
-  if (awaited == awaited_.end() && awaited_.size() >= kMaxAwaited) {
-    return WithReason(
-        absl::ResourceExhaustedError(StrCat(
-            "array ", array_id, " is not reported by all of its workers yet, and ", kMaxAwaited,
-            " other arrays that sessions take over are not either; retry when they are")),
-        Reason::kLimitExceeded, {{fact::kHave, awaited_.size()}, {fact::kLimit, kMaxAwaited}});
+  if (awaited_pins_ >= kMaxAwaited || !may_await) {
+    const std::string others =
+        may_await ? StrCat("sessions already wait for ", awaited_pins_,
+                           " arrays that they took over, of at most ", kMaxAwaited)
+                  : StrCat("its session has already taken over ", kMaxAwaitedOfSession,
+                           " arrays before the workers had reported them, the most that it may");
+    return WithReason(absl::ResourceExhaustedError(StrCat(
+                          "array ", array_id, " is not reported by all of its workers yet, and ",
+                          others, "; retry when the workers have reported it")),
+                      Reason::kLimitExceeded,
+                      {{fact::kHave, may_await ? awaited_pins_ : kMaxAwaitedOfSession},
+                       {fact::kLimit, may_await ? kMaxAwaited : kMaxAwaitedOfSession}});
   }
+  given_up_.erase(array_id);
   ++awaited_[array_id];
-  return absl::OkStatus();
+  ++awaited_pins_;
+  return TakenOver::kAwaited;
+}
+
+bool ArrayRegistry::TakeGrace(const std::string& array_id, ArrayEntry& entry) {
+  if (!std::exchange(entry.is_kept_for_grace, false)) return false;
+  entry.is_taken_over = !is_damaged_ && !may_lack_names_;
+  unnamed_.erase(array_id);
+  return true;
+}
+
+void ArrayRegistry::ReplaceGrace(const std::string& array_id) {
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto found = FindLive(array_id);
+    if (found == arrays_.end() || !TakeGrace(array_id, found->second)) return;
+    --found->second.pins;
+    ReleaseIfUnheld(array_id);  // the session may have unpinned it meanwhile
+    FlushReleased();
+  }
+  events_.MakeCalls();
+}
+
+std::optional<int64_t> ArrayRegistry::TakeAwaited(const std::string& array_id) {
+  if (given_up_.erase(array_id) > 0) return 0;
+  const auto awaited = awaited_.extract(array_id);
+  if (awaited.empty()) return std::nullopt;
+  awaited_pins_ -= awaited.mapped();
+  return awaited.mapped();
 }
 
 bool ArrayRegistry::IsAwaited(std::string_view array_id) const {
   absl::MutexLock lock(&mutex_);
-  const auto awaited = awaited_.find(array_id);
-  return !grace_is_over_ && awaited != awaited_.end() && awaited->second > 0;
+  return !grace_is_over_ && awaited_.find(array_id) != awaited_.end();
 }
 
 bool ArrayRegistry::IsOnlyKeptForGrace(std::string_view array_id) const {
-  if (const auto awaited = awaited_.find(array_id);
-      awaited != awaited_.end() && awaited->second > 0) {
-    return false;
-  }
+  if (awaited_.find(array_id) != awaited_.end()) return false;
   if (orphans_.find(array_id) != orphans_.end()) return true;
   const auto found = FindLive(array_id);
   if (found == arrays_.end()) return false;
@@ -1925,14 +1955,7 @@ bool ArrayRegistry::ReleaseUnnamed(std::string_view array_id) {
     absl::MutexLock lock(&mutex_);
     if (!IsOnlyKeptForGrace(array_id)) return false;
     if (const auto orphan = orphans_.find(array_id); orphan != orphans_.end()) {
-      const ArrayDescriptor& descriptor = orphan->second.descriptor;
-      released_.push_back({.array_id = orphan->first,
-                           .mesh_id = descriptor.mesh_id,
-                           .ranks = descriptor.mesh.size(),
-                           .durable = orphan->second.durability == Durability::kDisk});
-      for (const std::string& identity : orphan->second.identities) {
-        if (!identity.empty()) AddVerdict(identity, {.drop = {orphan->first}});
-      }
+      DeleteOrphan(orphan->first, orphan->second);
       EraseOrphan(orphan);
     } else {
       const auto found = arrays_.find(array_id);
@@ -2385,9 +2408,8 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
   const auto found = arrays_.find(tile.array_id);
   if (found == arrays_.end()) {
     const auto tombstone = tombstones_.find(tile.array_id);
-    const auto awaited = awaited_.find(tile.array_id);
     // The client of an earlier put says that it has given the put up.
-    const bool is_given_up = awaited != awaited_.end() && awaited->second == 0 && !tile.of_step;
+    const bool is_given_up = given_up_.contains(tile.array_id) && !tile.of_step;
     if (tombstone != tombstones_.end() ||
         (!tile.committed && (is_given_up || discarded_.contains(tile.array_id)))) {
       if (verdict.drop.empty() || verdict.drop.back() != tile.array_id) {
@@ -2520,14 +2542,24 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
 }
 
 void ArrayRegistry::PinAdopted(const std::string& array_id, ArrayEntry& entry) {
-  const auto awaited = awaited_.extract(array_id);
-  if (awaited.empty()) {
+  const std::optional<int64_t> awaited = TakeAwaited(array_id);
+  if (!awaited.has_value()) {
     entry.pins = 1;
     entry.is_kept_for_grace = true;
     unnamed_.insert(array_id);
   } else {
-    entry.pins = awaited.mapped();
+    entry.pins = *awaited;
     entry.is_taken_over = !is_damaged_ && !may_lack_names_;
+  }
+}
+
+void ArrayRegistry::DeleteOrphan(const std::string& array_id, const Orphan& orphan) {
+  released_.push_back({.array_id = array_id,
+                       .mesh_id = orphan.descriptor.mesh_id,
+                       .ranks = orphan.descriptor.mesh.size(),
+                       .durable = orphan.durability == Durability::kDisk});
+  for (const std::string& identity : orphan.identities) {
+    if (!identity.empty()) AddVerdict(identity, {.drop = {array_id}});
   }
 }
 
@@ -2599,6 +2631,10 @@ void ArrayRegistry::EndGrace() {
     grace_is_over_ = true;
     orphans_by_mesh_.clear();
     for (const auto& [id, orphan] : std::exchange(orphans_, {})) {
+      if (given_up_.contains(id) && !is_damaged_ && !may_lack_names_) {
+        DeleteOrphan(id, orphan);  // its client says that it has no name
+        continue;
+      }
       std::vector<int64_t> missing;
       for (size_t rank = 0; rank < orphan.identities.size() && missing.size() < 8; ++rank) {
         if (orphan.identities[rank].empty()) missing.push_back(static_cast<int64_t>(rank));
@@ -2608,8 +2644,7 @@ void ArrayRegistry::EndGrace() {
                       "missing are ",
                       StrJoin(missing, ", ")));
     }
-    // The pins that are left belong to sessions, which remove them.
-    std::erase_if(awaited_, [](const auto& each) { return each.second == 0; });
+    given_up_.clear();  // the pins in awaited_ belong to sessions, which remove them
     std::vector<std::string> kept;
     for (auto& [id, entry] : arrays_) {
       if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);

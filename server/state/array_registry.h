@@ -244,6 +244,10 @@ struct InventoryVerdict {
   std::vector<std::string> unknown = {};
 };
 
+// How ArrayRegistry::TakeOver has pinned an array. kAwaited: the array gets the pin when all of its
+// workers have reported it.
+enum class TakenOver { kPinned, kAwaited };
+
 // Named arrays are durable: a commit writes array and name to the store before it is acknowledged.
 // After a restart of the coordinator, named arrays exist again. They are degraded until the workers
 // report their tiles. Unnamed arrays are not in the store.
@@ -281,7 +285,8 @@ struct InventoryVerdict {
 // unless another rank has the tile committed. At its adoption, only the grace period pins an array,
 // unless TakeOver has pinned it: the session of a client that made the array before Open then takes
 // the place of the grace period. When the last such pin goes, the array is released, and its tiles
-// are deleted: its client says that the array has no name.
+// are deleted: its client says that the array has no name. If that pin went before all ranks had
+// reported their tiles, the reported ones are deleted at the end of the grace period.
 // If the array has no name and no other pin when the grace period ends, its tiles go into
 // quarantine and are not deleted. If another pin holds the array at that time, its tiles go into
 // quarantine when it loses its last pin. Exception: an array that got a name since Open is released
@@ -349,8 +354,12 @@ class ArrayRegistry {
   static constexpr size_t kFormerVersions = 256;
   // See AddOrigin.
   static constexpr size_t kOtherOrigins = 4;
-  // The maximum number of arrays that TakeOver has pinned before their adoption.
-  static constexpr size_t kMaxAwaited = 100'000;
+  // The maximum number of pins of TakeOver on arrays that are not adopted yet, of all sessions. The
+  // maximum number of arrays whose pins went before their adoption, and that are released then, is
+  // the same.
+  static constexpr int64_t kMaxAwaited = 100'000;
+  // The maximum number of arrays that one session takes over before their adoption.
+  static constexpr int64_t kMaxAwaitedOfSession = 10'000;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new
   // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing although the store
@@ -536,11 +545,15 @@ class ArrayRegistry {
   void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
   // Adds one pin for a client that made the array without a name, and held it, before Open. If the
   // grace period holds the array, the pin takes its place. An array that not all ranks have
-  // reported yet gets the pin at its adoption; if the pin was removed by then, the array is
-  // released at its adoption. Any other array is pinned as by Pin. NOT_FOUND: there is no such
-  // array, and none can be adopted any more. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): kMaxAwaited
-  // arrays are awaited.
-  absl::Status TakeOver(const std::string& array_id);
+  // reported yet gets the pin at its adoption (kAwaited); if the pin was removed by then, the array
+  // is released at its adoption. Any other array is pinned as by Pin. NOT_FOUND: there is no such
+  // array, and none can be adopted any more. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): the pin would be
+  // kAwaited, and kMaxAwaited pins are, or `may_await` is false: the session has
+  // kMaxAwaitedOfSession of them.
+  absl::StatusOr<TakenOver> TakeOver(const std::string& array_id, bool may_await = true);
+  // Ends the grace period of an array that a session pins already, as TakeOver does. No effect on
+  // any other array.
+  void ReplaceGrace(const std::string& array_id);
   // Returns whether a pin of TakeOver awaits the adoption of the array.
   bool IsAwaited(std::string_view array_id) const;
   // Ends the grace period of an array of ListUnnamed, and deletes its tiles, also those that would
@@ -891,6 +904,17 @@ class ArrayRegistry {
   // Gives an array that is being adopted to the grace period, or to the pins of TakeOver.
   void PinAdopted(const std::string& array_id, ArrayEntry& entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the grace period of an array, whose pin is then the caller's. Returns false if the grace
+  // period does not hold the array.
+  bool TakeGrace(const std::string& array_id, ArrayEntry& entry)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Removes and returns the pins of TakeOver on an array that is adopted or restored now; nullopt:
+  // no session has taken it over.
+  std::optional<int64_t> TakeAwaited(const std::string& array_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Deletes the tiles of an orphan. The caller removes it from orphans_.
+  void DeleteOrphan(const std::string& array_id, const Orphan& orphan)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether no holder but the grace period has the array.
   bool IsOnlyKeptForGrace(std::string_view array_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   UnnamedArray UnnamedOf(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -973,9 +997,12 @@ class ArrayRegistry {
   // ListUnnamed lists these arrays.
   std::set<std::string, std::less<>> unnamed_ ABSL_GUARDED_BY(mutex_);
   bool grace_is_over_ ABSL_GUARDED_BY(mutex_) = false;
-  // The pins of TakeOver on arrays that are not adopted yet, by the array's id. 0: all of them were
-  // removed, and the array is released at its adoption.
+  // The pins of TakeOver on arrays that are not adopted yet, by the array's id; never 0. No array
+  // that is adopted or committed is in this map.
   std::map<std::string, int64_t, std::less<>> awaited_ ABSL_GUARDED_BY(mutex_);
+  int64_t awaited_pins_ ABSL_GUARDED_BY(mutex_) = 0;  // the sum of awaited_
+  // Arrays that lost the last of these pins before their adoption, and are released at it.
+  absl::flat_hash_set<std::string> given_up_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
   // RestoredRecord::may_lack_names: a lost record may name arrays that seem to have no name.

@@ -61,13 +61,20 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
 
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry, const ArrayReference& reference,
                                      const Recovery& recovery) {
-  const bool awaits_any = recovery.AwaitsAny();  // asked first: an array may be found meanwhile
-  absl::StatusOr<SelectedArray> selected = Select(registry, reference);
-  if (selected.ok() || !reference.name.empty() || !awaits_any ||
-      !registry.IsAwaited(reference.array_id)) {
+  if (reference.name.empty()) {
+    // Asked first: the array may be found meanwhile.
+    const absl::Status awaited = CheckNotAwaited(registry, reference.array_id, recovery);
+    absl::StatusOr<SelectedArray> selected = Select(registry, reference);
+    if (!selected.ok() && !awaited.ok()) return awaited;
     return selected;
   }
-  return Recovering(StrCat("array ", reference.array_id,
+  return Select(registry, reference);
+}
+
+absl::Status CheckNotAwaited(const ArrayRegistry& registry, const std::string& array_id,
+                             const Recovery& recovery) {
+  if (!recovery.AwaitsAny() || !registry.IsAwaited(array_id)) return absl::OkStatus();
+  return Recovering(StrCat("array ", array_id,
                            " has no name, and not all workers have reported their tiles since the "
                            "coordinator's start; they are expected ",
                            recovery.WaitAdvice()));

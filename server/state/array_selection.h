@@ -43,6 +43,11 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry, const ArrayReference& reference,
                                      const Recovery& recovery);
 
+// UNAVAILABLE (RECOVERING): a session has taken over the array of this id, and workers that may
+// have its tiles have not reported since the coordinator's start. OK in all other cases.
+absl::Status CheckNotAwaited(const ArrayRegistry& registry, const std::string& array_id,
+                             const Recovery& recovery);
+
 // Returns the companion of a degraded array, for SelectedArray; null for other arrays.
 ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array);
 

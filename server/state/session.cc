@@ -170,11 +170,21 @@ int64_t SessionTable::size() const {
   return static_cast<int64_t>(sessions_.size());
 }
 
-absl::StatusOr<bool> SessionTable::PinArray(std::string_view id, std::string array_id) {
+absl::StatusOr<bool> SessionTable::PinArray(std::string_view id, std::string array_id,
+                                            bool is_awaited) {
   absl::MutexLock lock(&mutex_);
   Entry* entry = Find(id);
   if (entry == nullptr) return Gone(id);
-  return entry->arrays.insert(std::move(array_id)).second;
+  const bool is_new = entry->arrays.insert(std::move(array_id)).second;
+  if (is_new && is_awaited) ++entry->awaited_arrays;
+  return is_new;
+}
+
+absl::StatusOr<int64_t> SessionTable::CountAwaited(std::string_view id) const {
+  absl::MutexLock lock(&mutex_);
+  const Entry* entry = Find(id);
+  if (entry == nullptr) return Gone(id);
+  return entry->awaited_arrays;
 }
 
 absl::StatusOr<bool> SessionTable::UnpinArray(std::string_view id, std::string_view array_id) {

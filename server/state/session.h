@@ -115,13 +115,16 @@ class SessionTable {
   int64_t size() const;
 
   // Returns true if the session did not pin the array before. In that case, the registry must hold
-  // one pin for the session: see PinForSession.
-  absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id);
+  // one pin for the session: see PinForSession. `is_awaited`: the pin is TakenOver::kAwaited.
+  absl::StatusOr<bool> PinArray(std::string_view id, std::string array_id, bool is_awaited = false);
   // Returns true if the session had pinned the array. In that case, the caller must remove one pin
   // in the registry.
   absl::StatusOr<bool> UnpinArray(std::string_view id, std::string_view array_id);
   // Returns whether the session pins the array.
   absl::StatusOr<bool> PinsArray(std::string_view id, std::string_view array_id) const;
+  // Returns the number of arrays that the session has pinned as `is_awaited` since it was opened.
+  // An unpinned array still counts.
+  absl::StatusOr<int64_t> CountAwaited(std::string_view id) const;
 
   // AddTransfer and BeginStep also return RESOURCE_EXHAUSTED, with a retry delay, if
   // max_work_per_session transfers and steps are running. EndStep ignores a session that is gone.
@@ -144,6 +147,7 @@ class SessionTable {
     absl::Time renewed;
     absl::Time expires;
     absl::flat_hash_set<std::string> arrays;
+    int64_t awaited_arrays = 0;  // see CountAwaited
     absl::flat_hash_set<std::string> transfers;
     int64_t steps = 0;  // running
   };

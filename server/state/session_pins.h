@@ -33,24 +33,35 @@ inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable&
 }
 
 // Lets a session take over arrays that its client made without names, and held, before the last
-// start of the coordinator: see ArrayRegistry::TakeOver. Ignores arrays that are gone. NOT_FOUND
-// (SESSION_GONE): no such session. RESOURCE_EXHAUSTED: as of TakeOver; the session has the arrays
-// before the one that the error names. A second call with the same arrays has no effect.
+// start of the coordinator: see ArrayRegistry::TakeOver. An array that the session pins already
+// only loses its grace period. Ignores arrays that are gone. NOT_FOUND (SESSION_GONE): no such
+// session. RESOURCE_EXHAUSTED: as of TakeOver, for the first array that the session could not take
+// over; the session has the others for which there was room. A second call with the same arrays has
+// no effect.
 inline absl::Status TakeOverForSession(ArrayRegistry& registry, SessionTable& sessions,
                                        std::string_view session_id,
                                        absl::Span<const std::string> array_ids) {
+  absl::Status refused;
   for (const std::string& array_id : array_ids) {
     SHARDMESH_ASSIGN_OR_RETURN(const bool has_it, sessions.PinsArray(session_id, array_id));
-    if (has_it) continue;
-    if (absl::Status taken = registry.TakeOver(array_id); !taken.ok()) {
-      if (absl::IsNotFound(taken)) continue;
-      return taken;
+    if (has_it) {
+      registry.ReplaceGrace(array_id);
+      continue;
     }
-    const absl::StatusOr<bool> is_new = sessions.PinArray(session_id, array_id);
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t awaited, sessions.CountAwaited(session_id));
+    const absl::StatusOr<TakenOver> taken =
+        registry.TakeOver(array_id, /*may_await=*/awaited < ArrayRegistry::kMaxAwaitedOfSession);
+    if (!taken.ok()) {
+      if (absl::IsNotFound(taken.status())) continue;
+      refused.Update(taken.status());
+      continue;
+    }
+    const absl::StatusOr<bool> is_new =
+        sessions.PinArray(session_id, array_id, *taken == TakenOver::kAwaited);
     if (!is_new.ok() || !*is_new) registry.Unpin(array_id);
     SHARDMESH_RETURN_IF_ERROR(is_new.status());
   }
-  return absl::OkStatus();
+  return refused;
 }
 
 // Unpins arrays. Returns how many of these arrays the session had pinned. A session that is gone

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -236,12 +237,12 @@ TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {
 }
 
 TEST_F(QuarantineTest, ArraysThatTheStateDoesNotKnowAreShownAndComeBackAtOnce) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--unnamed-grace=10h"}));
   const std::string id = PutAndForget("newer");
   const CommandResult list = cluster_->Run({"admin", "quarantine", "list"});
   EXPECT_THAT(list.out,
-              AllOf(HasSubstr("1 array without a name"), HasSubstr(id), HasSubstr("held for 9m")));
-  EXPECT_THAT(cluster_->Run({"status"}).out, HasSubstr("1 array without a name, held for 9m"));
+              AllOf(HasSubstr("1 array without a name"), HasSubstr(id), HasSubstr("held for 9h")));
+  EXPECT_THAT(cluster_->Run({"status"}).out, HasSubstr("1 array without a name, held for 9h"));
   const CommandResult drop = cluster_->Run({"admin", "quarantine", "drop", id, "--validate-only"});
   EXPECT_EQ(drop.exit_code, 0) << drop.err;
   EXPECT_THAT(drop.out, HasSubstr("Would drop 16 B of 1 array"));
@@ -349,10 +350,29 @@ TEST_F(QuarantineTest, AResultWithoutANameOutlivesTheCoordinator) {
   ExpectValues(client::ArraySelector::ByName("kept"));
 }
 
+TEST_F(QuarantineTest, AnArrayWithoutANameIsAwaitedByTheCallThatNamesIt) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--return-grace=10m"}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, Put(""));
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
+  ASSERT_THAT(cluster_->Kill("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  const absl::Status early =
+      client()
+          .arrays()
+          .MoveName("kept", id, {}, /*validate_only=*/false, {.timeout = absl::Seconds(2)})
+          .status();
+  EXPECT_FALSE(early.ok());
+  EXPECT_FALSE(absl::IsNotFound(early)) << early;
+  ASSERT_THAT(cluster_->Signal("worker-1", SIGCONT), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_THAT(client().arrays().MoveName("kept", id), IsOk());
+  ExpectValues(client::ArraySelector::ByName("kept"));
+}
+
 // Clients that live release what they have finished with. What clients leave that end while there
 // is no coordinator stays for the grace, and an administrator can drop it.
 TEST_F(QuarantineTest, ArraysWithoutNamesOutliveTheCoordinatorOnlyWithTheirClient) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--unnamed-grace=10h"}));
   const auto unnamed = [&] { return cluster_->Run({"ls", "--unnamed", "-o", "name"}).out; };
   const auto restart = [&] {
     ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
@@ -377,6 +397,8 @@ TEST_F(QuarantineTest, ArraysWithoutNamesOutliveTheCoordinatorOnlyWithTheirClien
   ASSERT_NO_FATAL_FAILURE(restart());
 
   EXPECT_THAT(client().arrays().ReleaseArrays({finished}), IsOkAndHolds(1));
+  // Its end waits a limited time for a new session: let it have that before.
+  ASSERT_THAT(ender->arrays().Gather(client::ArraySelector::ById(ended)), IsOk());
   ender.reset();
   const auto has = [](const std::string& text, const std::string& id) {
     return text.find(id) != std::string::npos;
@@ -392,7 +414,7 @@ TEST_F(QuarantineTest, ArraysWithoutNamesOutliveTheCoordinatorOnlyWithTheirClien
   EXPECT_THAT(resized, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshInUse));
   EXPECT_THAT(std::string(resized.message()),
               AllOf(HasSubstr(StrCat("shardmesh admin quarantine drop ", left)),
-                    HasSubstr("kept for another 9m"), HasSubstr("held by session ")));
+                    HasSubstr("kept for another 9h"), HasSubstr("held by session ")));
   const CommandResult refused = cluster_->Run({"admin", "quarantine", "drop", used});
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("held by session "), HasSubstr("nothing was dropped")));

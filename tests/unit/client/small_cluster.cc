@@ -316,7 +316,12 @@ class SmallCoordinator::Sessions final : public v1::SessionService::Service {
     }
     absl::MutexLock lock(&owner_.mutex_);
     ++owner_.renewals_;
+    if (request->held_array_ids_size() > 0) {
+      ++owner_.take_over_calls_;
+      if (!owner_.take_over_error_.ok()) return rpc::ToGrpc(owner_.take_over_error_);
+    }
     owner_.pinned_.insert(request->held_array_ids().begin(), request->held_array_ids().end());
+    owner_.taken_.insert(request->held_array_ids().begin(), request->held_array_ids().end());
     rpc::Encode(absl::Milliseconds(60), response->mutable_ttl());
     return grpc::Status::OK;
   }
@@ -585,6 +590,26 @@ void SmallCoordinator::ForgetSessions() {
   absl::MutexLock lock(&mutex_);
   sessions_.clear();
   pinned_.clear();
+}
+
+void SmallCoordinator::RefuseTakeOvers(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  take_over_error_ = std::move(error);
+}
+
+void SmallCoordinator::RefuseReleases(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  release_error_ = std::move(error);
+}
+
+std::set<std::string> SmallCoordinator::taken_arrays() const {
+  absl::MutexLock lock(&mutex_);
+  return taken_;
+}
+
+int64_t SmallCoordinator::take_over_calls() const {
+  absl::MutexLock lock(&mutex_);
+  return take_over_calls_;
 }
 
 void SmallCoordinator::Hold(HeldCall call) {
@@ -857,6 +882,7 @@ grpc::Status SmallCoordinator::ReleaseArrays(grpc::ServerContext* context,
   }
   Trace(*context);
   absl::MutexLock lock(&mutex_);
+  if (!release_error_.ok()) return rpc::ToGrpc(release_error_);
   for (const std::string& array_id : request->array_ids()) {
     released_.insert(array_id);
     response->set_released(response->released() + static_cast<int32_t>(pinned_.erase(array_id)));

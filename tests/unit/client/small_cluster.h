@@ -144,6 +144,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void InEachPut(std::function<void()> run);
   // No session that was opened so far is known any more, and nothing is pinned.
   void ForgetSessions();
+  // Sessions take no arrays over from now on, and this error is the answer; OK: they do again.
+  void RefuseTakeOvers(absl::Status error);
+  // Arrays are not released; this error is the answer.
+  void RefuseReleases(absl::Status error);
   // Calls of this kind wait until they are let go, also if their client leaves.
   void Hold(HeldCall call);
   void LetGo(HeldCall call);
@@ -177,6 +181,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   bool AwaitAnsweredGets(int64_t count);
   // Ids of arrays that a session pins.
   std::set<std::string> pinned_arrays() const;
+  // Ids of arrays that sessions have taken over.
+  std::set<std::string> taken_arrays() const;
+  // Calls of RenewSession so far that listed arrays to take over.
+  int64_t take_over_calls() const;
   // Ids of arrays whose release was asked for.
   std::set<std::string> released_arrays() const;
   // Traces of all calls of arrays, without repetition.
@@ -240,6 +248,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   absl::Status transfer_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status commit_answer_ ABSL_GUARDED_BY(mutex_);
   absl::Status abort_error_ ABSL_GUARDED_BY(mutex_);
+  absl::Status take_over_error_ ABSL_GUARDED_BY(mutex_);
+  absl::Status release_error_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> taken_ ABSL_GUARDED_BY(mutex_);
+  int64_t take_over_calls_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status version_error_ ABSL_GUARDED_BY(mutex_);
   int version_errors_left_ ABSL_GUARDED_BY(mutex_) = 0;
   int version_calls_ ABSL_GUARDED_BY(mutex_) = 0;

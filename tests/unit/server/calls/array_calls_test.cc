@@ -110,7 +110,11 @@ TEST_F(DescribeArrayTest, AnArrayThatASessionTookOverIsAwaitedUntilTheWorkersHav
   EXPECT_THAT(Describe(WithId(id)), StatusIs(absl::StatusCode::kNotFound)) << "of nobody";
   ASSERT_THAT(registry_->TakeOver(id), IsOk());
   EXPECT_THAT(Describe(WithId(id)), StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  EXPECT_THAT(CheckNotAwaited(*registry_, id, recovery_),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  EXPECT_THAT(CheckNotAwaited(*registry_, "another", recovery_), IsOk());
   recovery_.Heard("w0");
+  EXPECT_THAT(CheckNotAwaited(*registry_, id, recovery_), IsOk());
   EXPECT_THAT(Describe(WithId(id)), StatusIs(absl::StatusCode::kNotFound)) << "it is lost";
 }
 

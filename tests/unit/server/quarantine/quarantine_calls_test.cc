@@ -646,6 +646,63 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreDroppedUnlessASessionHoldsThem)
   EXPECT_THAT(registry_->FindArray(held), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(QuarantineCallsTest, AListOfDroppedArraysWithoutANameIsBounded) {
+  // The descriptions of 2,000 parts have about 600 KiB.
+  ArrayDescriptor large = NewDescriptor();
+  large.shape = {128, 128, 128, 128, 128, 128, 128, 128, 1, 1, 1, 1, 1, 1, 1, 8};
+  std::vector<SpecEntry> entries(15, SpecEntry::None());
+  entries.push_back(SpecEntry::Axis("dp"));
+  large.spec = PartitionSpec(entries);
+  std::vector<ArrayDescriptor> arrays(1'000, large);
+  std::vector<std::string> ids;
+  for (ArrayDescriptor& array : arrays) {
+    array.array_id = StrCat(RandomId(), RandomId());
+    ids.push_back(array.array_id);
+  }
+  BringUnnamed(arrays, 0);
+  BringUnnamed(arrays, 1);
+  ASSERT_EQ(registry_->CountUnnamed(), 1'000);
+  EXPECT_THAT(Drop(ids, false, {{}, {}}), IsOk());
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_GT(dropped_.arrays_size(), 1'000);
+  EXPECT_LT(dropped_.arrays_size(), 2'000);
+  EXPECT_LT(dropped_.ByteSizeLong(), size_t{550} << 10);
+}
+
+TEST_F(QuarantineCallsTest, ASessionTakesOverAnArrayThatItHasReadAlready) {
+  const std::vector<ArrayDescriptor> arrays = {NewDescriptor()};
+  BringUnnamed(arrays, 0);
+  BringUnnamed(arrays, 1);
+  const std::string& id = arrays[0].array_id;
+  const std::string owner = sessions_.Open({}, "", absl::Minutes(1))->id;
+  ASSERT_THAT(PinForSession(*registry_, sessions_, owner, id), IsOk());
+  ASSERT_THAT(TakeOverForSession(*registry_, sessions_, owner, {id}), IsOk());
+  EXPECT_EQ(registry_->HoldsOf(id).pins, 1) << "the grace has ended";
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(UnpinForSession(*registry_, sessions_, owner, {id}), 1);
+  EXPECT_THAT(registry_->FindArray(id), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(QuarantineCallsTest, ASessionTakesOverSoManyArraysBeforeTheyAreReported) {
+  const std::vector<ArrayDescriptor> arrays = {NewDescriptor()};
+  BringUnnamed(arrays, 0);
+  BringUnnamed(arrays, 1);
+  const std::string& reported = arrays[0].array_id;
+  const std::string first = sessions_.Open({}, "", absl::Minutes(1))->id;
+  const std::string second = sessions_.Open({}, "", absl::Minutes(1))->id;
+  std::vector<std::string> ids;
+  for (int64_t i = 0; i < ArrayRegistry::kMaxAwaitedOfSession; ++i) ids.push_back(StrCat("id-", i));
+  ASSERT_THAT(TakeOverForSession(*registry_, sessions_, first, ids), IsOk());
+  EXPECT_EQ(UnpinForSession(*registry_, sessions_, first, ids), std::ssize(ids));
+  // Ids that it invents and releases count. An array that the workers have reported does not.
+  EXPECT_THAT(TakeOverForSession(*registry_, sessions_, first, {"one-more", reported}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+  EXPECT_FALSE(registry_->IsAwaited("one-more"));
+  EXPECT_TRUE(*sessions_.PinsArray(first, reported));
+  EXPECT_THAT(TakeOverForSession(*registry_, sessions_, second, {"one-more"}), IsOk());
+  EXPECT_TRUE(registry_->IsAwaited("one-more"));
+}
+
 TEST_F(QuarantineCallsTest, AnArrayWithoutANameIsDroppedWithItsPartInQuarantine) {
   const ArrayDescriptor partial = NewDescriptor();
   BringUnnamed({partial}, 1);

@@ -1254,14 +1254,57 @@ TEST_F(ArrayRegistryTest, ThePutThatItsClientGaveUpIsDropped) {
 }
 
 TEST_F(ArrayRegistryTest, AwaitsSoManyArraysOfSessionsAndNoMore) {
-  for (size_t i = 0; i < ArrayRegistry::kMaxAwaited; ++i) {
+  for (int64_t i = 0; i < ArrayRegistry::kMaxAwaited; ++i) {
     ASSERT_THAT(registry_->TakeOver(StrCat("array-", i)), IsOk());
   }
-  const absl::Status refused = registry_->TakeOver("one-more");
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
-  EXPECT_THAT(registry_->TakeOver("array-7"), IsOk());
+  const auto refused = StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded);
+  EXPECT_THAT(registry_->TakeOver("one-more"), refused);
+  EXPECT_THAT(registry_->TakeOver("array-7"), refused) << "each pin counts";
+  registry_->Unpin(std::string("array-7"));
+  EXPECT_THAT(registry_->TakeOver("one-more"), IsOk()) << "a removed pin does not count";
+  EXPECT_THAT(registry_->TakeOver("array-7"), refused);
   clock_.Advance(ArrayRegistry::kAdoptionGrace);
   EXPECT_THAT(registry_->TakeOver("late"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ArrayRegistryTest, ARestoredArrayHasThePinsOfTheSessionsThatTookItOver) {
+  const std::string id = RandomId();
+  ASSERT_THAT(registry_->TakeOver(id), IsOk());
+  ASSERT_THAT(registry_->Stage({.descriptor = Descriptor(id)}), IsOk());
+  ASSERT_THAT(Put("back", id), IsOk());
+  EXPECT_FALSE(registry_->IsAwaited(id));
+  EXPECT_EQ(registry_->HoldsOf(id).pins, 1);
+  ASSERT_THAT(DeleteName("back"), IsOk());
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable) << "the session holds it";
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  registry_->Unpin({id});
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable) << "another session's pin went";
+  registry_->Unpin({id});
+  EXPECT_THAT(Released(), ElementsAre(id));
+}
+
+TEST_F(ArrayRegistryTest, APartOfAnArrayThatItsClientReleasedIsDeletedWhenTheGraceEnds) {
+  for (const bool may_lack_names : {false, true}) {
+    if (may_lack_names) {
+      ASSERT_THAT(
+          CommitAndWait(*store_,
+                        {.puts = {{std::string(kRestoredKey),
+                                   EncodeRestored({.digest = "abc", .may_lack_names = true})}}}),
+          IsOk());
+      Reopen();
+    }
+    const std::string id = RandomId();
+    ASSERT_THAT(registry_->TakeOver(id), IsOk());
+    registry_->Unpin({id});
+    EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).quarantine, IsEmpty());
+    clock_.Advance(ArrayRegistry::kAdoptionGrace);
+    Settle();
+    ASSERT_THAT(told_, SizeIs(1));
+    EXPECT_EQ(told_[0].first, "w0");
+    EXPECT_THAT(told_[0].second.drop, SizeIs(may_lack_names ? 0 : 1));
+    EXPECT_THAT(told_[0].second.quarantine, SizeIs(may_lack_names ? 1 : 0));
+    EXPECT_THAT(Released(), SizeIs(may_lack_names ? 0 : 1));
+  }
 }
 
 TEST_F(ArrayRegistryTest, WhatASessionTakesOverInARestoredStateIsPutAside) {
