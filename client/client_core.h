@@ -177,6 +177,7 @@ class ClientCore {
   const CoordinatorConnection& connection() const { return *connection_; }
   CompiledPrograms& programs() { return programs_; }
   int64_t min_reported_get_bytes() const { return options_.min_reported_get_bytes; }
+  absl::Duration report_end_time() const { return options_.report_end_time; }
   // The limits of a call that begins now.
   CallLimit LimitOf(const CallOptions& options) const {
     return LimitAt(Deadline(options), options);

@@ -251,6 +251,7 @@ Tile WithOrigin(Tile tile, const Tile& part) {
 struct RequestedTile {
   const PendingTile* tile = nullptr;
   const TileCopy* copy = nullptr;
+  bool is_done = false;  // all its bytes are in place, and match its checksum
 };
 
 // The tiles to request from one worker.
@@ -258,7 +259,6 @@ struct Inbound {
   const TransferDevice* device = nullptr;
   std::vector<RequestedTile> tiles;
   int64_t size_bytes = 0;
-  bool is_done = false;
 
   // Whether other workers that are not lost hold all the tiles.
   bool HasOtherHolders(const absl::flat_hash_set<std::string>& lost) const {
@@ -273,8 +273,9 @@ struct Inbound {
 };
 
 // Cancels the streams of a download that receive nothing for longer than their patience. Time in
-// which this process itself was stopped counts as one tick. Thread-safe, except that Add must come
-// before Start.
+// which this process itself was stopped counts as one tick. Time in which the client takes received
+// bytes, such as that of a progress callback, does not count. Thread-safe, except that Add must
+// come before Start.
 class SilenceWatch {
  public:
   SilenceWatch() = default;
@@ -293,7 +294,17 @@ class SilenceWatch {
    public:
     Cancellation* cancellation() { return &cancellation_; }
     void Begin() { is_running_ = true; }
+    // A sign of life of the worker.
     void Received() { ++pieces_; }
+    // The client takes received bytes between these two calls, and reads no more meanwhile.
+    void BeginTaking() {
+      Received();
+      is_taking_ = true;
+    }
+    void EndTaking() {
+      Received();
+      is_taking_ = false;
+    }
     void End() { is_running_ = false; }
     // Whether the watch cancelled the stream.
     bool is_left() const { return is_left_; }
@@ -305,6 +316,7 @@ class SilenceWatch {
     const absl::Duration patience_;
     Cancellation cancellation_;
     std::atomic<bool> is_running_ = false;
+    std::atomic<bool> is_taking_ = false;
     std::atomic<int64_t> pieces_ = 0;
     std::atomic<bool> is_left_ = false;
     // Only the thread of the watch uses these members.
@@ -342,8 +354,9 @@ class SilenceWatch {
   }
   static void Look(Stream* stream) {
     if (!stream->is_running_ || stream->is_left_) return;
+    const bool is_taking = stream->is_taking_;  // read first: EndTaking changes it last
     const int64_t pieces = stream->pieces_;
-    if (pieces != stream->seen_pieces_) {
+    if (is_taking || pieces != stream->seen_pieces_) {
       stream->seen_pieces_ = pieces;
       stream->silent_for_ = absl::ZeroDuration();
       return;
@@ -420,36 +433,57 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
   return plan;
 }
 
-// Fetches the tiles of one worker over `worker`; writes each piece directly to its place in `into`.
-// If the fetch fails, subtracts the received bytes from the progress, because they must be sent
-// again.
-absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, const MutableTensorView& into,
+// Fetches the tiles of one worker that are not done over `worker`; writes each piece directly to
+// its place in `into`. If the fetch fails, subtracts the received bytes of the last tile from the
+// progress, unless that tile is done, because they must be sent again.
+absl::Status FetchOver(WorkerClient* worker, Inbound& inbound, const MutableTensorView& into,
                        ProgressMeter& progress, SilenceWatch::Stream* watched,
                        const TransferOptions& options) {
-  int64_t received_bytes = 0;
-  absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
-  for (size_t begin = 0; begin < inbound.tiles.size(); begin += rpc::kMaxTilesPerGet) {
-    const auto part = absl::MakeConstSpan(inbound.tiles).subspan(begin, rpc::kMaxTilesPerGet);
+  std::vector<RequestedTile*> wanted;
+  for (RequestedTile& each : inbound.tiles) {
+    if (!each.is_done) wanted.push_back(&each);
+  }
+  int64_t open_bytes = 0;  // received of a tile that is not done
+  absl::Cleanup take_back = [&] {
+    watched->BeginTaking();
+    progress.Add(-open_bytes);
+    watched->EndTaking();
+  };
+  for (size_t begin = 0; begin < wanted.size(); begin += rpc::kMaxTilesPerGet) {
+    const auto part = absl::MakeConstSpan(wanted).subspan(begin, rpc::kMaxTilesPerGet);
     std::vector<FetchedTile> tiles;
     tiles.reserve(part.size());
-    for (const auto& [tile, copy] : part) {
-      tiles.push_back({copy->token, copy->array_id, tile->tile, tile->size_bytes});
+    for (const RequestedTile* each : part) {
+      tiles.push_back(
+          {each->copy->token, each->copy->array_id, each->tile->tile, each->tile->size_bytes});
     }
-    const TileSink sink = [&](size_t index, int64_t offset, absl::Span<const char> bytes) {
-      watched->Received();
-      received_bytes += static_cast<int64_t>(bytes.size());
-      progress.Add(static_cast<int64_t>(bytes.size()));
-      return PasteTileBytes(bytes, part[index].tile->place, offset, into);
+    const TileSink sink = [&](size_t index, int64_t offset,
+                              absl::Span<const char> bytes) -> absl::Status {
+      watched->BeginTaking();
+      const absl::Cleanup end_taking = [watched] { watched->EndTaking(); };
+      const auto size_bytes = static_cast<int64_t>(bytes.size());
+      RequestedTile& requested = *part[index];
+      open_bytes += size_bytes;
+      progress.Add(size_bytes);
+      SHARDMESH_RETURN_IF_ERROR(PasteTileBytes(bytes, requested.tile->place, offset, into));
+      // The last bytes come only if they match the checksum of the tile.
+      if (offset + size_bytes == requested.tile->size_bytes) {
+        requested.is_done = true;
+        open_bytes = 0;
+      }
+      return absl::OkStatus();
     };
     SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, watched->cancellation(),
                                                {options.deadline.wall(), options.traceparent}));
+    // Tiles without bytes do not reach the sink.
+    for (RequestedTile* each : part) each->is_done = true;
   }
   std::move(take_back).Cancel();
   return absl::OkStatus();
 }
 
 // Fetches the tiles of one worker, over a kept connection if there is one.
-absl::Status Fetch(const Inbound& inbound, const MutableTensorView& into, ProgressMeter& progress,
+absl::Status Fetch(Inbound& inbound, const MutableTensorView& into, ProgressMeter& progress,
                    SilenceWatch::Stream* watched, const TransferOptions& options) {
   const TransferDevice& device = *inbound.device;
   const auto fetch_over = [&](std::unique_ptr<WorkerClient> worker) {
@@ -471,9 +505,16 @@ absl::Status Fetch(const Inbound& inbound, const MutableTensorView& into, Progre
   SHARDMESH_ASSIGN_OR_RETURN(
       std::unique_ptr<WorkerClient> worker,
       WorkerClient::Connect(device.identity, device.addresses, options.credentials,
-                            options.deadline.wall(), watched->cancellation()));
+                            options.deadline.wall(), watched->cancellation(),
+                            [watched] { watched->Received(); }));
   return fetch_over(std::move(worker));
 }
+
+// gRPC may end a call or an attempt to connect this much before its deadline.
+constexpr absl::Duration kEarliestEnd = absl::Milliseconds(20);
+
+// Whether a failure now may be due to the deadline, so that it says nothing about a worker.
+bool IsOver(const SteadyDeadline& deadline) { return deadline.left() <= kEarliestEnd; }
 
 }  // namespace
 
@@ -574,7 +615,7 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
 
   // Each round requests the missing tiles from the remaining holders. The loop ends, because each
   // round that leaves tiles missing adds a lost worker, or makes the download wait longer for a
-  // silent one.
+  // silent one, or takes the rest of the time.
   AvoidedWorkers avoided;
   if (options.lost_workers != nullptr) avoided.lost = options.lost_workers;
   avoided.silent =
@@ -584,7 +625,7 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
     if (cancellation != nullptr && cancellation->is_cancelled()) {
       return absl::CancelledError("the transfer was cancelled");
     }
-    if (options.deadline.is_over()) {
+    if (IsOver(options.deadline)) {
       const absl::Status over = TimeIsOver();
       return last_loss.ok() ? over : WithContext(over, ToStd(last_loss.message()));
     }
@@ -616,9 +657,8 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       absl::Status status =
           WithContext(Fetch(inbound, into, progress, streams[i], options), NameOf(*inbound.device));
       streams[i]->End();
-      if (status.ok()) {
-        inbound.is_done = true;
-      } else if (absl::IsCancelled(status) && streams[i]->is_left()) {
+      if (status.ok()) return;
+      if (absl::IsCancelled(status) && streams[i]->is_left()) {
         absl::MutexLock lock(&mutex);
         ++(*avoided.silent)[inbound.device->identity];
         last_loss = absl::UnavailableError(StrCat(NameOf(*inbound.device), " sent nothing for ",
@@ -627,7 +667,7 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
         // The worker is lost, or has restarted without the tile. The next round tries another
         // holder.
         absl::MutexLock lock(&mutex);
-        avoided.lost->insert(inbound.device->identity);
+        if (!IsOver(options.deadline)) avoided.lost->insert(inbound.device->identity);
         last_loss = std::move(status);
       } else if (error.Set(std::move(status))) {
         watch.CancelAll();
@@ -636,8 +676,9 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
     SHARDMESH_RETURN_IF_ERROR(error.status());
     std::vector<PendingTile> missing;
     for (const Inbound& inbound : *plan) {
-      if (inbound.is_done) continue;
-      for (const RequestedTile& each : inbound.tiles) missing.push_back(*each.tile);
+      for (const RequestedTile& each : inbound.tiles) {
+        if (!each.is_done) missing.push_back(*each.tile);
+      }
     }
     pending = std::move(missing);
   }
