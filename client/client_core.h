@@ -19,6 +19,7 @@
 #include "client/mesh_client.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/session_keeper.h"
+#include "client/remote/silence_watch.h"
 #include "client/remote/transfer.h"
 #include "client/remote/transfer_calls.h"
 #include "client/remote/worker_connections.h"
@@ -283,6 +284,7 @@ class ClientCore {
   ReadPins read_pins_;
   RecentArrays recent_arrays_;
   WorkerConnections worker_connections_;
+  SilenceWatch silence_watch_;
   CompiledPrograms programs_;
 };
 

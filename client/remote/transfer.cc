@@ -6,7 +6,6 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -17,6 +16,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "client/remote/handover_room.h"
+#include "client/remote/silence_watch.h"
 #include "client/remote/tile_handover.h"
 #include "client/remote/worker_client.h"
 #include "process/thread_pool.h"
@@ -272,107 +272,6 @@ struct Inbound {
   }
 };
 
-// Cancels the streams of a download that receive nothing for longer than their patience. Time in
-// which this process itself was stopped counts as one tick. Time in which the client takes received
-// bytes, such as that of a progress callback, does not count. Thread-safe, except that Add must
-// come before Start.
-class SilenceWatch {
- public:
-  SilenceWatch() = default;
-  ~SilenceWatch() {
-    {
-      absl::MutexLock lock(&mutex_);
-      is_over_ = true;
-    }
-    if (thread_.ok() && thread_->joinable()) thread_->join();
-  }
-  SilenceWatch(const SilenceWatch&) = delete;
-  SilenceWatch& operator=(const SilenceWatch&) = delete;
-
-  // A stream. It counts as silent from Begin on.
-  class Stream {
-   public:
-    Cancellation* cancellation() { return &cancellation_; }
-    void Begin() { is_running_ = true; }
-    // A sign of life of the worker.
-    void Received() { ++pieces_; }
-    // The client takes received bytes between these two calls, and reads no more meanwhile.
-    void BeginTaking() {
-      Received();
-      is_taking_ = true;
-    }
-    void EndTaking() {
-      Received();
-      is_taking_ = false;
-    }
-    void End() { is_running_ = false; }
-    // Whether the watch cancelled the stream.
-    bool is_left() const { return is_left_; }
-
-   private:
-    friend class SilenceWatch;
-    explicit Stream(absl::Duration patience) : patience_(patience) {}
-
-    const absl::Duration patience_;
-    Cancellation cancellation_;
-    std::atomic<bool> is_running_ = false;
-    std::atomic<bool> is_taking_ = false;
-    std::atomic<int64_t> pieces_ = 0;
-    std::atomic<bool> is_left_ = false;
-    // Only the thread of the watch uses these members.
-    int64_t seen_pieces_ = 0;
-    absl::Duration silent_for_ = absl::ZeroDuration();
-  };
-
-  // Adds a stream. The watch owns it. InfiniteDuration: the watch does not cancel it.
-  Stream* Add(absl::Duration patience) {
-    streams_.push_back(std::unique_ptr<Stream>(new Stream(patience)));
-    return streams_.back().get();
-  }
-  // Without a thread, the download waits for silent workers.
-  void Start() {
-    const bool is_needed = std::any_of(streams_.begin(), streams_.end(), [](const auto& stream) {
-      return stream->patience_ < absl::InfiniteDuration();
-    });
-    if (is_needed) thread_ = StartThread([this] { Watch(); });
-  }
-  void CancelAll() {
-    for (const auto& stream : streams_) stream->cancellation_.Cancel();
-  }
-
- private:
-  static constexpr absl::Duration kTick = absl::Milliseconds(100);
-
-  void Watch() {
-    for (;;) {
-      {
-        absl::MutexLock lock(&mutex_);
-        if (mutex_.AwaitWithTimeout(absl::Condition(&is_over_), kTick)) return;
-      }
-      for (const auto& stream : streams_) Look(stream.get());
-    }
-  }
-  static void Look(Stream* stream) {
-    if (!stream->is_running_ || stream->is_left_) return;
-    const bool is_taking = stream->is_taking_;  // read first: EndTaking changes it last
-    const int64_t pieces = stream->pieces_;
-    if (is_taking || pieces != stream->seen_pieces_) {
-      stream->seen_pieces_ = pieces;
-      stream->silent_for_ = absl::ZeroDuration();
-      return;
-    }
-    stream->silent_for_ += kTick;
-    if (stream->silent_for_ < stream->patience_) return;
-    stream->is_left_ = true;
-    stream->cancellation_.Cancel();
-  }
-
-  std::vector<std::unique_ptr<Stream>> streams_;  // constant from Start on
-  absl::Mutex mutex_;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::StatusOr<std::thread> thread_ = std::thread();
-};
-
 // Returns how long a worker that was silent so often may send nothing. `first`: the time of a
 // worker that was not silent before.
 absl::Duration PatienceWith(absl::Duration first, int silences) {
@@ -621,6 +520,8 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
   avoided.silent =
       options.silent_workers == nullptr ? &avoided.silent_here : options.silent_workers;
   absl::Status last_loss;
+  SilenceWatch own_watch;
+  SilenceWatch* const watch = options.silence_watch == nullptr ? &own_watch : options.silence_watch;
   while (!pending.empty()) {
     if (cancellation != nullptr && cancellation->is_cancelled()) {
       return absl::CancelledError("the transfer was cancelled");
@@ -634,28 +535,29 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       return last_loss.ok() ? std::move(plan).status()
                             : WithContext(plan.status(), ToStd(last_loss.message()));
     }
-    SilenceWatch watch;
-    std::vector<SilenceWatch::Stream*> streams;
+    std::vector<std::unique_ptr<SilenceWatch::Stream>> streams;
     std::vector<absl::Duration> patience;
     for (const Inbound& inbound : *plan) {
       patience.push_back(
           inbound.HasOtherHolders(*avoided.lost)
               ? PatienceWith(options.patience, avoided.SilencesOf(inbound.device->identity))
               : absl::InfiniteDuration());
-      streams.push_back(watch.Add(patience.back()));
+      streams.push_back(std::make_unique<SilenceWatch::Stream>(watch, patience.back()));
     }
-    watch.Start();
+    const auto cancel_all = [&streams] {
+      for (const auto& stream : streams) stream->cancellation()->Cancel();
+    };
     std::optional<Cancellation::Registration> registration;
     if (cancellation != nullptr) {
-      registration.emplace(cancellation, [&watch] { watch.CancelAll(); });
+      registration.emplace(cancellation, cancel_all);
     }
     FirstError error;
     absl::Mutex mutex;
     RunOnThreads(plan->size(), /*max_threads=*/plan->size(), [&](size_t i) {
       Inbound& inbound = (*plan)[i];
       streams[i]->Begin();
-      absl::Status status =
-          WithContext(Fetch(inbound, into, progress, streams[i], options), NameOf(*inbound.device));
+      absl::Status status = WithContext(Fetch(inbound, into, progress, streams[i].get(), options),
+                                        NameOf(*inbound.device));
       streams[i]->End();
       if (status.ok()) return;
       if (absl::IsCancelled(status) && streams[i]->is_left()) {
@@ -670,7 +572,7 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
         if (!IsOver(options.deadline)) avoided.lost->insert(inbound.device->identity);
         last_loss = std::move(status);
       } else if (error.Set(std::move(status))) {
-        watch.CancelAll();
+        cancel_all();
       }
     });
     SHARDMESH_RETURN_IF_ERROR(error.status());

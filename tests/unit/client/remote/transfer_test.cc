@@ -15,7 +15,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "client/remote/silence_watch.h"
 #include "client/remote/worker_client.h"
+#include "process/failpoint.h"
+#include "process/thread_pool.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/silent_socket.h"
@@ -456,6 +459,20 @@ TEST_F(SilentWorkerTest, WorkersAreNotSilentWhileTheCallerTakesTheirBytes) {
   int64_t after = 0;
   for (auto& worker : workers_) after += worker->gets();
   EXPECT_EQ(after, before + 4) << "no tile is asked for again";
+}
+
+TEST_F(SilentWorkerTest, DownloadsThatShareAWatchShareItsThread) {
+  const TestTensor whole("whole", mesh_, Spec({}), Shape{8, 8});  // on each worker
+  ASSERT_THAT(Upload(coordinator_->devices(), {whole.upload()}, &cancellation_, options_), IsOk());
+  options_.second_copy = nullptr;
+  options_.patience = absl::Seconds(30);
+  SilenceWatch watch;
+  options_.silence_watch = &watch;
+  ASSERT_THAT(DownloadAll(whole, coordinator_->devices()), IsOk());
+  ASSERT_THAT(ArmFailpoints("thread.start=emfile"), IsOk());
+  EXPECT_THAT(DownloadAll(whole, coordinator_->devices()), IsOk());
+  EXPECT_TRUE(IsArmed("thread.start")) << "the second download started a thread";
+  EXPECT_FALSE(StartThread([] {}).ok()) << "disarms the failpoint";
 }
 
 TEST_F(SilentWorkerTest, AWorkerThatIsTheOnlyHolderIsWaitedFor) {
