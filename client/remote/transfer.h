@@ -118,8 +118,9 @@ absl::Status CheckReduced(const ArrayDescriptor& array, const std::string& text)
 // the array on the workers.
 //
 // If a worker sends nothing for `options.patience`, also in the middle of a tile, and other workers
-// hold all its tiles in either copy, Download asks them instead. A worker that is asked again gets
-// four times as long each time.
+// hold all its tiles in either copy, Download asks them instead for the tiles that have not come
+// completely. A worker that is asked again gets four times as long each time. The time of a
+// progress callback does not count, and each address of a worker has this time.
 //
 // FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left in either
 // copy. FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED:
