@@ -26,6 +26,11 @@ constexpr absl::Duration kLongestPause = absl::Milliseconds(500);
 // The last part of the time, in which the operation of the copies is watched. It is longer than two
 // pauses, so that the watch begins before the deadline.
 constexpr absl::Duration kLastWatch = absl::Milliseconds(1500);
+// In this last part of kLastWatch, the watch is not interrupted, so that the coordinator has the
+// time to name the workers that are late.
+constexpr absl::Duration kUninterruptedWatch = absl::Milliseconds(400);
+// How long the description after the end of the watch may take at least.
+constexpr absl::Duration kLastDescription = absl::Milliseconds(200);
 
 std::string CommonPrefix(absl::Span<const std::string> names) {
   const auto [first, last] = std::minmax_element(names.begin(), names.end());
@@ -78,6 +83,45 @@ Bytes ProgressOf(const CoordinatorConnection& connection, absl::Span<const Array
   return {.done = response.operation().done_bytes(), .total = response.operation().total_bytes()};
 }
 
+// The arrays of the names, in their order, and the bytes of those that are complete.
+struct Described {
+  std::vector<Array> arrays;
+  Bytes bytes;
+  bool are_complete = true;
+};
+
+// Describes the arrays. `prefix`: the common prefix of the names. Returns the error of the first
+// array that cannot become complete.
+absl::StatusOr<Described> DescribeAll(ArrayClient& client, absl::Span<const std::string> names,
+                                      const std::string& prefix, const CallOptions& call) {
+  // One list instead of a call for each name.
+  std::map<std::string, Array, std::less<>> found;
+  if (names.size() > 1) {
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<Array> listed, client.ListArrays(prefix, false, call));
+    for (Array& array : listed) {
+      std::string name = array.name;
+      found.insert_or_assign(std::move(name), std::move(array));
+    }
+  }
+  Described described;
+  for (const std::string& name : names) {
+    const auto there = found.find(name);
+    if (there == found.end()) {
+      SHARDMESH_ASSIGN_OR_RETURN(described.arrays.emplace_back(),
+                                 client.DescribeArray(ArraySelector::ByName(name), call));
+    } else {
+      described.arrays.push_back(there->second);
+    }
+    const Array& array = described.arrays.back();
+    SHARDMESH_RETURN_IF_ERROR(CheckOf(name, array));
+    const bool is_complete = array.replicas->complete >= array.replicas->wanted;
+    described.bytes.total += array.size_bytes;
+    if (is_complete) described.bytes.done += array.size_bytes;
+    described.are_complete = described.are_complete && is_complete;
+  }
+  return described;
+}
+
 // Returns the error of a wait whose deadline has passed. Requires that an array is incomplete.
 absl::Status NotCopiedInTime(absl::Span<const Array> arrays) {
   const auto incomplete = std::find_if(arrays.begin(), arrays.end(), [](const Array& array) {
@@ -100,52 +144,40 @@ absl::StatusOr<std::vector<Array>> ArrayClient::AwaitReplicas(absl::Span<const s
   const SteadyDeadline deadline = core_->TransferDeadline(options);
   const std::string prefix = CommonPrefix(names);
   absl::Duration pause = kFirstPause;
+  absl::Status late;  // the error of the watch, once the time is over
   for (;;) {
     CallOptions call = options;
-    call.timeout = std::max(deadline.left(), absl::Milliseconds(1));
-    // One list instead of a call for each name.
-    std::map<std::string, Array, std::less<>> found;
-    if (names.size() > 1) {
-      SHARDMESH_ASSIGN_OR_RETURN(std::vector<Array> listed, ListArrays(prefix, false, call));
-      for (Array& array : listed) {
-        std::string name = array.name;
-        found.insert_or_assign(std::move(name), std::move(array));
-      }
+    call.timeout = std::max(deadline.left(), late.ok() ? absl::Milliseconds(1) : kLastDescription);
+    const absl::StatusOr<Described> described = DescribeAll(*this, names, prefix, call);
+    if (!described.ok()) {
+      return late.ok() || !absl::IsDeadlineExceeded(described.status()) ? described.status() : late;
     }
-    std::vector<Array> arrays;
-    int64_t done_bytes = 0;
-    int64_t total_bytes = 0;
-    bool are_complete = true;
-    for (const std::string& name : names) {
-      const auto there = found.find(name);
-      if (there == found.end()) {
-        SHARDMESH_ASSIGN_OR_RETURN(arrays.emplace_back(),
-                                   DescribeArray(ArraySelector::ByName(name), call));
-      } else {
-        arrays.push_back(there->second);
-      }
-      const Array& array = arrays.back();
-      SHARDMESH_RETURN_IF_ERROR(CheckOf(name, array));
-      const bool is_complete = array.replicas->complete >= array.replicas->wanted;
-      total_bytes += array.size_bytes;
-      if (is_complete) done_bytes += array.size_bytes;
-      are_complete = are_complete && is_complete;
-    }
+    const std::vector<Array>& arrays = described->arrays;
     if (progress) {
-      const Bytes bytes = ProgressOf(core_->connection(), arrays,
-                                     ClientCore::LimitAt(core_->Deadline(options), options));
-      bytes.total > 0 ? progress(bytes.done, bytes.total) : progress(done_bytes, total_bytes);
+      const Bytes bytes = late.ok()
+                              ? ProgressOf(core_->connection(), arrays,
+                                           ClientCore::LimitAt(core_->Deadline(options), options))
+                              : Bytes();
+      bytes.total > 0 ? progress(bytes.done, bytes.total)
+                      : progress(described->bytes.done, described->bytes.total);
     }
-    if (are_complete) return arrays;
+    if (described->are_complete) return arrays;
+    if (!late.ok()) return late;
     if (deadline.is_over()) return NotCopiedInTime(arrays);
     // Shortly before the deadline, the watched operation ends with an error that names the workers
-    // that are late.
+    // that are late. The operation may copy other arrays too, and go on when these are complete.
     if (const std::string copying = CopyingOperation(arrays);
         !copying.empty() && deadline.left() <= kLastWatch) {
+      const SteadyDeadline next_description = SteadyDeadline::After(pause);
       const absl::StatusOr<Operation> watched = WatchOperation(
-          core_->connection(), copying, [](const Operation&) { return true; },
+          core_->connection(), copying,
+          [&](const Operation&) {
+            return !next_description.is_over() || deadline.left() <= kUninterruptedWatch;
+          },
           ClientCore::LimitAt(deadline, options));
-      if (absl::IsDeadlineExceeded(watched.status())) return watched.status();
+      if (absl::IsDeadlineExceeded(watched.status())) late = watched.status();
+      // The copies may have become complete since the last description.
+      if (!late.ok() || (watched.ok() && next_description.is_over())) continue;
     }
     absl::SleepFor(std::min(pause, std::max(deadline.left(), absl::ZeroDuration())));
     pause = std::min(2 * pause, kLongestPause);

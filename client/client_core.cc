@@ -628,6 +628,7 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
     transfer.silent_workers = &silent_workers;
     if (get.second_copy.has_value()) transfer.second_copy = &*get.second_copy;
     transfer.connections = &worker_connections_;
+    transfer.silence_watch = &silence_watch_;
     const absl::Status downloaded =
         Download(descriptor, tile, get.token, get.devices, into, options.cancellation, transfer);
     if (downloaded.ok()) return downloaded;

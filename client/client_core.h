@@ -19,6 +19,7 @@
 #include "client/mesh_client.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/session_keeper.h"
+#include "client/remote/silence_watch.h"
 #include "client/remote/transfer.h"
 #include "client/remote/transfer_calls.h"
 #include "client/remote/worker_connections.h"
@@ -177,6 +178,7 @@ class ClientCore {
   const CoordinatorConnection& connection() const { return *connection_; }
   CompiledPrograms& programs() { return programs_; }
   int64_t min_reported_get_bytes() const { return options_.min_reported_get_bytes; }
+  absl::Duration report_end_time() const { return options_.report_end_time; }
   // The limits of a call that begins now.
   CallLimit LimitOf(const CallOptions& options) const {
     return LimitAt(Deadline(options), options);
@@ -298,6 +300,7 @@ class ClientCore {
   ReadPins read_pins_;
   RecentArrays recent_arrays_;
   WorkerConnections worker_connections_;
+  SilenceWatch silence_watch_;
   CompiledPrograms programs_;
 };
 

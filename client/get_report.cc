@@ -72,7 +72,7 @@ void GetReport::End(const absl::Status& result) {
     const auto need_not_wait = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return is_reported_ || is_waiting_;
     };
-    mutex_.AwaitWithTimeout(absl::Condition(&need_not_wait), kConcludeTime);
+    mutex_.AwaitWithTimeout(absl::Condition(&need_not_wait), core_->report_end_time());
   }
   stop_.Cancel();
   thread_.join();

@@ -50,9 +50,9 @@ class GetReport {
   ProgressCallback Counting(ProgressCallback progress);
   // Notes that one more array was read.
   void CountArray() { ++done_; }
-  // Ends the report, which takes at most kConcludeTime. Returns `result`, the result of the get.
-  // But if the get was cancelled through its operation: CANCELLED (CANCELLED), with the reason,
-  // also if `result` is OK. Files must therefore get their names after this call.
+  // Ends the report, which takes at most MeshClientOptions::report_end_time. Returns `result`, the
+  // result of the get. But if the get was cancelled through its operation: CANCELLED (CANCELLED),
+  // with the reason, also if `result` is OK. Files must therefore get their names after this call.
   absl::Status Conclude(const absl::Status& result);
   template <typename Value>
   absl::StatusOr<Value> Conclude(absl::StatusOr<Value> result) {
@@ -61,9 +61,6 @@ class GetReport {
   }
 
  private:
-  // Time for the coordinator to take the result.
-  static constexpr absl::Duration kConcludeTime = absl::Seconds(2);
-
   void Report();
   // Returns what to report next. Waits for the end of the get before that, at most
   // kReportInterval, unless `is_first`.

@@ -45,6 +45,9 @@ struct MeshClientOptions {
   // Gathers of at least this many bytes are operations: others see their progress, and can cancel
   // them. Smaller gathers are not reported, which saves them a thread and a call.
   int64_t min_reported_get_bytes = int64_t{64} << 20;
+  // How long such a gather waits at its end until the coordinator has taken its result. After this
+  // time it returns its own result.
+  absl::Duration report_end_time = absl::Seconds(2);
 };
 
 // A connection to a cluster. The client opens a session (a lease at the coordinator) when a call

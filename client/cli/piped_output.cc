@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <poll.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -28,11 +29,19 @@ bool IsFile(int descriptor) {
   return fstat(descriptor, &state) == 0 && S_ISREG(state.st_mode);
 }
 
+// Writes only as much as the output takes at once, although the descriptor is a blocking one.
+// Returns -1 with errno EOPNOTSUPP if the kernel cannot do that with this kind of output.
+ssize_t WriteWithoutWait(int descriptor, absl::Span<const char> bytes) {
+  iovec piece = {.iov_base = const_cast<char*>(bytes.data()), .iov_len = bytes.size()};
+  return pwritev2(descriptor, &piece, 1, /*offset=*/-1, RWF_NOWAIT);
+}
+
 }  // namespace
 
 absl::Status PipedOutput::Write(absl::Span<const char> bytes) {
-  // A pipe that poll() reports as writable takes PIPE_BUF bytes without a wait.
-  const size_t at_once = IsFile(descriptor_) ? size_t{1} << 20 : size_t{PIPE_BUF};
+  constexpr size_t kLargePiece = size_t{1} << 20;
+  const bool is_file = IsFile(descriptor_);
+  bool can_refuse_to_wait = !is_file;
   while (!bytes.empty()) {
     if (is_stopped_.load()) return absl::CancelledError("the output was stopped");
     pollfd out = {.fd = descriptor_, .events = POLLOUT, .revents = 0};
@@ -44,8 +53,20 @@ absl::Status PipedOutput::Write(absl::Span<const char> bytes) {
     const int ready = poll(&out, 1, kPollMilliseconds);
     if (ready == 0 || (ready < 0 && errno == EINTR)) continue;
     if (ready < 0) return NotWritten();
-    const absl::Span<const char> piece = bytes.subspan(0, at_once);
-    const ssize_t written = write(descriptor_, piece.data(), piece.size());
+    ssize_t written = 0;
+    if (can_refuse_to_wait) {
+      written = WriteWithoutWait(descriptor_, bytes.subspan(0, kLargePiece));
+      if (written < 0 && (errno == EOPNOTSUPP || errno == ENOSYS || errno == ESPIPE)) {
+        can_refuse_to_wait = false;
+        continue;
+      }
+    } else {
+      // A pipe that poll() reports as writable takes PIPE_BUF bytes without a wait. Kernels before
+      // Linux 6.4, and pipes with a name, need this.
+      const absl::Span<const char> piece =
+          bytes.subspan(0, is_file ? kLargePiece : size_t{PIPE_BUF});
+      written = write(descriptor_, piece.data(), piece.size());
+    }
     if (written < 0 && errno != EINTR && errno != EAGAIN) return NotWritten();
     if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
   }

@@ -20,7 +20,8 @@ class PipedOutput {
   PipedOutput(const PipedOutput&) = delete;
   PipedOutput& operator=(const PipedOutput&) = delete;
 
-  // Writes all bytes. Waits for the reader until the deadline, and at most 100 ms after Stop.
+  // Writes all bytes, as many at once as the output takes without a wait. Waits for the reader
+  // until the deadline, and at most 100 ms after Stop.
   // - DATA_LOSS (BAD_FILE): the output was closed, or its disk is full.
   // - CANCELLED: Stop was called. The reader may have some of the bytes.
   // - DEADLINE_EXCEEDED (DEADLINE): the reader has not taken all bytes.

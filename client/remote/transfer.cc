@@ -6,7 +6,6 @@
 #include <atomic>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <tuple>
 #include <utility>
 
@@ -17,6 +16,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "client/remote/handover_room.h"
+#include "client/remote/silence_watch.h"
 #include "client/remote/tile_handover.h"
 #include "client/remote/worker_client.h"
 #include "process/thread_pool.h"
@@ -251,6 +251,7 @@ Tile WithOrigin(Tile tile, const Tile& part) {
 struct RequestedTile {
   const PendingTile* tile = nullptr;
   const TileCopy* copy = nullptr;
+  bool is_done = false;  // all its bytes are in place, and match its checksum
 };
 
 // The tiles to request from one worker.
@@ -258,7 +259,6 @@ struct Inbound {
   const TransferDevice* device = nullptr;
   std::vector<RequestedTile> tiles;
   int64_t size_bytes = 0;
-  bool is_done = false;
 
   // Whether other workers that are not lost hold all the tiles.
   bool HasOtherHolders(const absl::flat_hash_set<std::string>& lost) const {
@@ -270,94 +270,6 @@ struct Inbound {
                          });
     });
   }
-};
-
-// Cancels the streams of a download that receive nothing for longer than their patience. Time in
-// which this process itself was stopped counts as one tick. Thread-safe, except that Add must come
-// before Start.
-class SilenceWatch {
- public:
-  SilenceWatch() = default;
-  ~SilenceWatch() {
-    {
-      absl::MutexLock lock(&mutex_);
-      is_over_ = true;
-    }
-    if (thread_.ok() && thread_->joinable()) thread_->join();
-  }
-  SilenceWatch(const SilenceWatch&) = delete;
-  SilenceWatch& operator=(const SilenceWatch&) = delete;
-
-  // A stream. It counts as silent from Begin on.
-  class Stream {
-   public:
-    Cancellation* cancellation() { return &cancellation_; }
-    void Begin() { is_running_ = true; }
-    void Received() { ++pieces_; }
-    void End() { is_running_ = false; }
-    // Whether the watch cancelled the stream.
-    bool is_left() const { return is_left_; }
-
-   private:
-    friend class SilenceWatch;
-    explicit Stream(absl::Duration patience) : patience_(patience) {}
-
-    const absl::Duration patience_;
-    Cancellation cancellation_;
-    std::atomic<bool> is_running_ = false;
-    std::atomic<int64_t> pieces_ = 0;
-    std::atomic<bool> is_left_ = false;
-    // Only the thread of the watch uses these members.
-    int64_t seen_pieces_ = 0;
-    absl::Duration silent_for_ = absl::ZeroDuration();
-  };
-
-  // Adds a stream. The watch owns it. InfiniteDuration: the watch does not cancel it.
-  Stream* Add(absl::Duration patience) {
-    streams_.push_back(std::unique_ptr<Stream>(new Stream(patience)));
-    return streams_.back().get();
-  }
-  // Without a thread, the download waits for silent workers.
-  void Start() {
-    const bool is_needed = std::any_of(streams_.begin(), streams_.end(), [](const auto& stream) {
-      return stream->patience_ < absl::InfiniteDuration();
-    });
-    if (is_needed) thread_ = StartThread([this] { Watch(); });
-  }
-  void CancelAll() {
-    for (const auto& stream : streams_) stream->cancellation_.Cancel();
-  }
-
- private:
-  static constexpr absl::Duration kTick = absl::Milliseconds(100);
-
-  void Watch() {
-    for (;;) {
-      {
-        absl::MutexLock lock(&mutex_);
-        if (mutex_.AwaitWithTimeout(absl::Condition(&is_over_), kTick)) return;
-      }
-      for (const auto& stream : streams_) Look(stream.get());
-    }
-  }
-  static void Look(Stream* stream) {
-    if (!stream->is_running_ || stream->is_left_) return;
-    const int64_t pieces = stream->pieces_;
-    if (pieces != stream->seen_pieces_) {
-      stream->seen_pieces_ = pieces;
-      stream->silent_for_ = absl::ZeroDuration();
-      return;
-    }
-    stream->silent_for_ += kTick;
-    if (stream->silent_for_ < stream->patience_) return;
-    stream->is_left_ = true;
-    stream->cancellation_.Cancel();
-  }
-
-  std::vector<std::unique_ptr<Stream>> streams_;  // constant from Start on
-  absl::Mutex mutex_;
-  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
-  absl::StatusOr<std::thread> thread_ = std::thread();
 };
 
 // Returns how long a worker that was silent so often may send nothing. `first`: the time of a
@@ -420,36 +332,57 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
   return plan;
 }
 
-// Fetches the tiles of one worker over `worker`; writes each piece directly to its place in `into`.
-// If the fetch fails, subtracts the received bytes from the progress, because they must be sent
-// again.
-absl::Status FetchOver(WorkerClient* worker, const Inbound& inbound, const MutableTensorView& into,
+// Fetches the tiles of one worker that are not done over `worker`; writes each piece directly to
+// its place in `into`. If the fetch fails, subtracts the received bytes of the last tile from the
+// progress, unless that tile is done, because they must be sent again.
+absl::Status FetchOver(WorkerClient* worker, Inbound& inbound, const MutableTensorView& into,
                        ProgressMeter& progress, SilenceWatch::Stream* watched,
                        const TransferOptions& options) {
-  int64_t received_bytes = 0;
-  absl::Cleanup take_back = [&] { progress.Add(-received_bytes); };
-  for (size_t begin = 0; begin < inbound.tiles.size(); begin += rpc::kMaxTilesPerGet) {
-    const auto part = absl::MakeConstSpan(inbound.tiles).subspan(begin, rpc::kMaxTilesPerGet);
+  std::vector<RequestedTile*> wanted;
+  for (RequestedTile& each : inbound.tiles) {
+    if (!each.is_done) wanted.push_back(&each);
+  }
+  int64_t open_bytes = 0;  // received of a tile that is not done
+  absl::Cleanup take_back = [&] {
+    watched->BeginTaking();
+    progress.Add(-open_bytes);
+    watched->EndTaking();
+  };
+  for (size_t begin = 0; begin < wanted.size(); begin += rpc::kMaxTilesPerGet) {
+    const auto part = absl::MakeConstSpan(wanted).subspan(begin, rpc::kMaxTilesPerGet);
     std::vector<FetchedTile> tiles;
     tiles.reserve(part.size());
-    for (const auto& [tile, copy] : part) {
-      tiles.push_back({copy->token, copy->array_id, tile->tile, tile->size_bytes});
+    for (const RequestedTile* each : part) {
+      tiles.push_back(
+          {each->copy->token, each->copy->array_id, each->tile->tile, each->tile->size_bytes});
     }
-    const TileSink sink = [&](size_t index, int64_t offset, absl::Span<const char> bytes) {
-      watched->Received();
-      received_bytes += static_cast<int64_t>(bytes.size());
-      progress.Add(static_cast<int64_t>(bytes.size()));
-      return PasteTileBytes(bytes, part[index].tile->place, offset, into);
+    const TileSink sink = [&](size_t index, int64_t offset,
+                              absl::Span<const char> bytes) -> absl::Status {
+      watched->BeginTaking();
+      const absl::Cleanup end_taking = [watched] { watched->EndTaking(); };
+      const auto size_bytes = static_cast<int64_t>(bytes.size());
+      RequestedTile& requested = *part[index];
+      open_bytes += size_bytes;
+      progress.Add(size_bytes);
+      SHARDMESH_RETURN_IF_ERROR(PasteTileBytes(bytes, requested.tile->place, offset, into));
+      // The last bytes come only if they match the checksum of the tile.
+      if (offset + size_bytes == requested.tile->size_bytes) {
+        requested.is_done = true;
+        open_bytes = 0;
+      }
+      return absl::OkStatus();
     };
     SHARDMESH_RETURN_IF_ERROR(worker->GetTiles(tiles, sink, watched->cancellation(),
                                                {options.deadline.wall(), options.traceparent}));
+    // Tiles without bytes do not reach the sink.
+    for (RequestedTile* each : part) each->is_done = true;
   }
   std::move(take_back).Cancel();
   return absl::OkStatus();
 }
 
 // Fetches the tiles of one worker, over a kept connection if there is one.
-absl::Status Fetch(const Inbound& inbound, const MutableTensorView& into, ProgressMeter& progress,
+absl::Status Fetch(Inbound& inbound, const MutableTensorView& into, ProgressMeter& progress,
                    SilenceWatch::Stream* watched, const TransferOptions& options) {
   const TransferDevice& device = *inbound.device;
   const auto fetch_over = [&](std::unique_ptr<WorkerClient> worker) {
@@ -471,9 +404,16 @@ absl::Status Fetch(const Inbound& inbound, const MutableTensorView& into, Progre
   SHARDMESH_ASSIGN_OR_RETURN(
       std::unique_ptr<WorkerClient> worker,
       WorkerClient::Connect(device.identity, device.addresses, options.credentials,
-                            options.deadline.wall(), watched->cancellation()));
+                            options.deadline.wall(), watched->cancellation(),
+                            [watched] { watched->Received(); }));
   return fetch_over(std::move(worker));
 }
+
+// gRPC may end a call or an attempt to connect this much before its deadline.
+constexpr absl::Duration kEarliestEnd = absl::Milliseconds(20);
+
+// Whether a failure now may be due to the deadline, so that it says nothing about a worker.
+bool IsOver(const SteadyDeadline& deadline) { return deadline.left() <= kEarliestEnd; }
 
 }  // namespace
 
@@ -574,17 +514,19 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
 
   // Each round requests the missing tiles from the remaining holders. The loop ends, because each
   // round that leaves tiles missing adds a lost worker, or makes the download wait longer for a
-  // silent one.
+  // silent one, or takes the rest of the time.
   AvoidedWorkers avoided;
   if (options.lost_workers != nullptr) avoided.lost = options.lost_workers;
   avoided.silent =
       options.silent_workers == nullptr ? &avoided.silent_here : options.silent_workers;
   absl::Status last_loss;
+  SilenceWatch own_watch;
+  SilenceWatch* const watch = options.silence_watch == nullptr ? &own_watch : options.silence_watch;
   while (!pending.empty()) {
     if (cancellation != nullptr && cancellation->is_cancelled()) {
       return absl::CancelledError("the transfer was cancelled");
     }
-    if (options.deadline.is_over()) {
+    if (IsOver(options.deadline)) {
       const absl::Status over = TimeIsOver();
       return last_loss.ok() ? over : WithContext(over, ToStd(last_loss.message()));
     }
@@ -593,32 +535,32 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       return last_loss.ok() ? std::move(plan).status()
                             : WithContext(plan.status(), ToStd(last_loss.message()));
     }
-    SilenceWatch watch;
-    std::vector<SilenceWatch::Stream*> streams;
+    std::vector<std::unique_ptr<SilenceWatch::Stream>> streams;
     std::vector<absl::Duration> patience;
     for (const Inbound& inbound : *plan) {
       patience.push_back(
           inbound.HasOtherHolders(*avoided.lost)
               ? PatienceWith(options.patience, avoided.SilencesOf(inbound.device->identity))
               : absl::InfiniteDuration());
-      streams.push_back(watch.Add(patience.back()));
+      streams.push_back(std::make_unique<SilenceWatch::Stream>(watch, patience.back()));
     }
-    watch.Start();
+    const auto cancel_all = [&streams] {
+      for (const auto& stream : streams) stream->cancellation()->Cancel();
+    };
     std::optional<Cancellation::Registration> registration;
     if (cancellation != nullptr) {
-      registration.emplace(cancellation, [&watch] { watch.CancelAll(); });
+      registration.emplace(cancellation, cancel_all);
     }
     FirstError error;
     absl::Mutex mutex;
     RunOnThreads(plan->size(), /*max_threads=*/plan->size(), [&](size_t i) {
       Inbound& inbound = (*plan)[i];
       streams[i]->Begin();
-      absl::Status status =
-          WithContext(Fetch(inbound, into, progress, streams[i], options), NameOf(*inbound.device));
+      absl::Status status = WithContext(Fetch(inbound, into, progress, streams[i].get(), options),
+                                        NameOf(*inbound.device));
       streams[i]->End();
-      if (status.ok()) {
-        inbound.is_done = true;
-      } else if (absl::IsCancelled(status) && streams[i]->is_left()) {
+      if (status.ok()) return;
+      if (absl::IsCancelled(status) && streams[i]->is_left()) {
         absl::MutexLock lock(&mutex);
         ++(*avoided.silent)[inbound.device->identity];
         last_loss = absl::UnavailableError(StrCat(NameOf(*inbound.device), " sent nothing for ",
@@ -627,17 +569,18 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
         // The worker is lost, or has restarted without the tile. The next round tries another
         // holder.
         absl::MutexLock lock(&mutex);
-        avoided.lost->insert(inbound.device->identity);
+        if (!IsOver(options.deadline)) avoided.lost->insert(inbound.device->identity);
         last_loss = std::move(status);
       } else if (error.Set(std::move(status))) {
-        watch.CancelAll();
+        cancel_all();
       }
     });
     SHARDMESH_RETURN_IF_ERROR(error.status());
     std::vector<PendingTile> missing;
     for (const Inbound& inbound : *plan) {
-      if (inbound.is_done) continue;
-      for (const RequestedTile& each : inbound.tiles) missing.push_back(*each.tile);
+      for (const RequestedTile& each : inbound.tiles) {
+        if (!each.is_done) missing.push_back(*each.tile);
+      }
     }
     pending = std::move(missing);
   }

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/remote/silence_watch.h"
 #include "client/remote/worker_connections.h"
 #include "client/types/array.h"
 #include "client/types/cancellation.h"
@@ -84,6 +85,9 @@ struct TransferOptions {
   absl::flat_hash_map<std::string, int>* silent_workers = nullptr;
   // For Download: how long a worker may send nothing until other holders of its tiles are asked.
   absl::Duration patience = absl::Seconds(1);
+  // The watch that finds out which workers send nothing. Downloads that share it share its thread.
+  // Null: Download has its own watch.
+  SilenceWatch* silence_watch = nullptr;
   // Where Download takes its connections from, and keeps them afterwards; null for new connections
   // only.
   WorkerConnections* connections = nullptr;
@@ -114,8 +118,9 @@ absl::Status CheckReduced(const ArrayDescriptor& array, const std::string& text)
 // the array on the workers.
 //
 // If a worker sends nothing for `options.patience`, also in the middle of a tile, and other workers
-// hold all its tiles in either copy, Download asks them instead. A worker that is asked again gets
-// four times as long each time.
+// hold all its tiles in either copy, Download asks them instead for the tiles that have not come
+// completely. A worker that is asked again gets four times as long each time. The time of a
+// progress callback does not count, and each address of a worker has this time.
 //
 // FAILED_PRECONDITION (ARRAY_DEGRADED), with the tile: no holder of the tile is left in either
 // copy. FAILED_PRECONDITION (INVALID_SPEC): the array holds partial sums. CANCELLED:

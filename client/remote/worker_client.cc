@@ -312,7 +312,8 @@ WorkerClient::~WorkerClient() = default;
 
 absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
     const std::string& identity, absl::Span<const std::string> addresses,
-    const rpc::Credentials& credentials, absl::Time deadline, Cancellation* cancellation) {
+    const rpc::Credentials& credentials, absl::Time deadline, Cancellation* cancellation,
+    const std::function<void()>& on_attempt) {
   const rpc::ChannelOptions options{.credentials = credentials,
                                     .peer = rpc::ExpectedPeer::Worker(identity),
                                     .max_message_bytes = rpc::kMaxDataMessageBytes,
@@ -325,6 +326,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
   std::vector<std::string> failures;
   absl::Status failure = absl::UnavailableError("the worker has no address");
   const auto connect = [&](const std::string& address) -> std::unique_ptr<WorkerClient> {
+    if (on_attempt) on_attempt();
     auto channel = rpc::CreateChannel(address, options);
     const absl::Status connected =
         channel.ok() ? rpc::WaitForConnected(
@@ -345,6 +347,7 @@ absl::StatusOr<std::unique_ptr<WorkerClient>> WorkerClient::Connect(
   for (const std::string& address : addresses) {
     if (is_cancelled()) return cancelled;
     if (addresses.size() > 1) {
+      if (on_attempt) on_attempt();
       const absl::Status dialled =
           rpc::Dial(address, absl::Now() + std::min(kDialTime, time.left())).status();
       if (!dialled.ok() && !absl::IsUnimplemented(dialled)) {

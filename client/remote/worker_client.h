@@ -76,12 +76,13 @@ class WorkerClient {
   // Connects to the first of `addresses` (best first) that answers before `deadline`, with at most
   // 10 s for each address. If several addresses are given, an address that does not accept a
   // connection within half a second is tried again after all other addresses. With TLS, the server
-  // must be the worker `identity`. UNAVAILABLE names all addresses if none answers. CANCELLED if
-  // `cancellation`, which may be null, is cancelled.
+  // must be the worker `identity`. Calls `on_attempt`, which may be null, before each attempt with
+  // an address. UNAVAILABLE names all addresses if none answers. CANCELLED if `cancellation`, which
+  // may be null, is cancelled.
   static absl::StatusOr<std::unique_ptr<WorkerClient>> Connect(
       const std::string& identity, absl::Span<const std::string> addresses,
       const rpc::Credentials& credentials, absl::Time deadline,
-      Cancellation* cancellation = nullptr);
+      Cancellation* cancellation = nullptr, const std::function<void()>& on_attempt = nullptr);
   ~WorkerClient();
   WorkerClient(const WorkerClient&) = delete;
   WorkerClient& operator=(const WorkerClient&) = delete;

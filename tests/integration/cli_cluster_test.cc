@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -727,6 +728,10 @@ TEST(OperationsOfGetsTest, AGetIntoAPipeIsCancelledWhileItWaitsForItsReader) {
         << client::ReadLog(options.log_path);
     std::string buffer(size_t{1} << 20, '\0');
     for (int64_t left = taken; left > 0;) {
+      // This process also has the pipe open for writing: without a limit, a read would never end if
+      // the get has ended early.
+      pollfd in = {.fd = reader, .events = POLLIN, .revents = 0};
+      ASSERT_EQ(poll(&in, 1, /*timeout=*/60'000), 1) << client::ReadLog(options.log_path);
       const ssize_t got =
           read(reader, buffer.data(), static_cast<size_t>(std::min<int64_t>(left, 1 << 20)));
       ASSERT_GT(got, 0);

@@ -208,12 +208,13 @@ TEST_F(ReplicaTest, TheDeadlineOfACopyNamesTheWorkerThatIsStopped) {
   options.replicas = 2;
   const std::vector<std::string> names = {"w"};
   std::string told;
-  // The first copy of each worker is delayed for half a second. On a busy machine, the worker may
-  // be stopped after that.
-  for (int attempt = 0; attempt < 5 && told.find("worker-1") == std::string::npos; ++attempt) {
+  // The coordinator delays the first copy for half a second, and each worker does so again. On a
+  // busy machine, the worker may be stopped after that.
+  for (int attempt = 0; attempt < 10 && told.find("worker-1") == std::string::npos; ++attempt) {
     cluster_.reset();
-    ASSERT_NO_FATAL_FAILURE(StartCluster({.coordinator_flags = {"--lost-after=10m"},
-                                          .worker_flags = {"--failpoints=fill.open=delay"}}));
+    ASSERT_NO_FATAL_FAILURE(StartCluster(
+        {.coordinator_flags = {"--lost-after=10m", "--failpoints=replicas.begin_transfer=delay"},
+         .worker_flags = {"--failpoints=fill.open=delay"}}));
     ASSERT_THAT(arrays().PutTensors(tensors, options), IsOk());
     ASSERT_THAT(cluster_->Signal("worker-1", SIGSTOP), IsOk());
     const absl::Status late =

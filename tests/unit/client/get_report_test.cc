@@ -42,9 +42,12 @@ class GetReportTest : public ::testing::Test {
       workers.push_back(worker.get());
     }
     coordinator_ = std::make_unique<SmallCoordinator>(*Mesh::Parse("tp=2"), workers);
-    client_ = *MeshClient::Connect(
-        coordinator_->address(),
-        {.session_ttl = absl::Seconds(60), .min_reported_get_bytes = kArrayBytes});
+    client_ =
+        *MeshClient::Connect(coordinator_->address(),
+                             {.session_ttl = absl::Seconds(60),
+                              .min_reported_get_bytes = kArrayBytes,
+                              // A busy machine may take long until the coordinator has the result.
+                              .report_end_time = absl::Seconds(60)});
     folder_ = ::testing::TempDir() + "/get_report_test_XXXXXX";
     EXPECT_NE(mkdtemp(folder_.data()), nullptr);
     for (const char* const name : {"a", "b"}) {

@@ -890,6 +890,27 @@ TEST_F(MeshClientTest, RefusesATensorWithSeveralLayouts) {
   EXPECT_THAT(put.status().message(), HasSubstr("give one of spec, axes and preset"));
 }
 
+// The operation goes on with other arrays, so that its watch ends only with the time of the call.
+TEST_F(MeshClientTest, AWaitForReplicasSucceedsIfTheyBecomeCompleteInItsLastSecond) {
+  ASSERT_NO_FATAL_FAILURE(PutFilled("w", {4, 4}, 'w'));
+  const std::vector<std::string> names = {"w"};
+  for (const bool reports_on : {true, false}) {
+    SCOPED_TRACE(reports_on);
+    // A busy machine may take longer for the calls before the watch.
+    absl::Status status = absl::UnknownError("not called");
+    for (int attempt = 0; attempt < 10 && !status.ok(); ++attempt) {
+      coordinator_->CopyWhileWatched("w", reports_on);
+      const auto arrays =
+          client_->arrays().AwaitReplicas(names, nullptr, {.timeout = absl::Milliseconds(1400)});
+      status = arrays.status();
+      if (arrays.ok()) {
+        EXPECT_EQ((*arrays)[0].replicas->complete, 2);
+      }
+    }
+    EXPECT_THAT(status, IsOk());
+  }
+}
+
 TEST_F(MeshClientTest, WatchesEndAtTheirTimeLimit) {
   const auto watch = [&](absl::Duration until, const CallOptions& options) {
     return client_->catalog().Watch(

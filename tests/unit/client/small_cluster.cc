@@ -25,6 +25,7 @@ namespace {
 constexpr absl::Duration kGenerous = absl::Seconds(30);
 // Pieces of answers are small, so that tiles of tests have several.
 constexpr size_t kPieceBytes = 1000;
+constexpr const char* kCopyOperation = "copy";
 
 std::unique_ptr<grpc::Server> Serve(const std::vector<grpc::Service*>& services,
                                     std::string* address) {
@@ -132,9 +133,9 @@ void SmallWorker::CorruptGets() {
   corrupts_gets_ = true;
 }
 
-void SmallWorker::BreakGets() {
+void SmallWorker::BreakGets(int64_t tile) {
   absl::MutexLock lock(&mutex_);
-  breaks_gets_ = true;
+  broken_tile_ = tile;
 }
 
 void SmallWorker::StallGets() {
@@ -160,6 +161,11 @@ std::optional<std::string> SmallWorker::TileOf(const std::string& array_id, int3
 int64_t SmallWorker::gets() const {
   absl::MutexLock lock(&mutex_);
   return gets_;
+}
+
+int64_t SmallWorker::sent_tiles() const {
+  absl::MutexLock lock(&mutex_);
+  return sent_tiles_;
 }
 
 std::set<std::string> SmallWorker::traces() const {
@@ -251,7 +257,8 @@ grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTi
   absl::MutexLock lock(&mutex_);
   ++gets_;
   traces_.insert(TraceOf(*context));
-  for (const v1::TileSelector& selector : request->tiles()) {
+  for (int index = 0; index < request->tiles_size(); ++index) {
+    const v1::TileSelector& selector = request->tiles(index);
     if (selector.token() != GetToken(selector.array_id())) {
       return rpc::ToGrpc(BadToken());
     }
@@ -274,7 +281,7 @@ grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTi
         piece.mutable_data()->front() ^= 1;
       }
       writer->Write(response);
-      if (breaks_gets_) {
+      if (broken_tile_ == index) {
         return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the worker goes");
       }
       const auto may_go_on = [this] {
@@ -285,6 +292,7 @@ grpc::Status SmallWorker::GetTiles(grpc::ServerContext* context, const v1::GetTi
         if (context->IsCancelled() || stopping_.HasBeenNotified()) return grpc::Status::CANCELLED;
       }
     }
+    ++sent_tiles_;
   }
   return grpc::Status::OK;
 }
@@ -454,11 +462,15 @@ class SmallCoordinator::Operations final : public v1::OperationService::Service 
     writer->Write(response);
     owner_.Trace(*context);
     absl::MutexLock lock(&owner_.mutex_);
+    if (request->operation_id() == kCopyOperation) {
+      owner_.arrays_[owner_.copied_].mutable_replicas()->set_complete(2);
+    }
     const auto has_ended = [this, context] {
       return !owner_.transfer_error_.ok() || owner_.stopping_ || context->IsCancelled();
     };
     for (const absl::Time limit = absl::Now() + kGenerous; !has_ended() && absl::Now() < limit;) {
       owner_.mutex_.AwaitWithTimeout(absl::Condition(&has_ended), absl::Milliseconds(20));
+      if (owner_.watches_report_on_) writer->Write(response);
     }
     if (!owner_.transfer_error_.ok()) {
       response.mutable_operation()->set_state(v1::OPERATION_STATE_FAILED);
@@ -636,6 +648,16 @@ void SmallCoordinator::OfferSecondCopy(v1::SecondCopy copy) {
 void SmallCoordinator::BeforeNextGet(std::function<void()> run) {
   absl::MutexLock lock(&mutex_);
   before_get_ = std::move(run);
+}
+
+void SmallCoordinator::CopyWhileWatched(const std::string& name, bool reports_on) {
+  absl::MutexLock lock(&mutex_);
+  copied_ = name;
+  watches_report_on_ = reports_on;
+  v1::ArrayReplicas& replicas = *arrays_[name].mutable_replicas();
+  replicas.set_wanted(2);
+  replicas.set_complete(1);
+  replicas.set_operation_id(kCopyOperation);
 }
 
 void SmallCoordinator::MoveName(const std::string& name, const std::string& to) {

@@ -59,8 +59,9 @@ class SmallWorker final : public v1::TileService::Service {
   void StallPuts();
   // Flips a bit in every piece that goes out.
   void CorruptGets();
-  // Ends every get with UNAVAILABLE after its first piece.
-  void BreakGets();
+  // Ends every get with UNAVAILABLE after its first piece, or after that of the tile with this
+  // index in the request.
+  void BreakGets(int64_t tile = 0);
   // From now on, gets send their first piece, and no more until ResumeGets.
   void StallGets();
   void ResumeGets();
@@ -68,6 +69,8 @@ class SmallWorker final : public v1::TileService::Service {
   // Bytes of the tile of an array that came for a rank; nullopt if none did.
   std::optional<std::string> TileOf(const std::string& array_id, int32_t rank) const;
   int64_t gets() const;
+  // Tiles whose pieces were all sent, by all gets.
+  int64_t sent_tiles() const;
   // Traces of all puts and gets, without repetition.
   std::set<std::string> traces() const;
   // Waits until a put is stalled; false after a generous time.
@@ -98,9 +101,10 @@ class SmallWorker final : public v1::TileService::Service {
   bool fails_one_put_ ABSL_GUARDED_BY(mutex_) = false;
   bool stalls_puts_ ABSL_GUARDED_BY(mutex_) = false;
   bool corrupts_gets_ ABSL_GUARDED_BY(mutex_) = false;
-  bool breaks_gets_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<int64_t> broken_tile_ ABSL_GUARDED_BY(mutex_);  // BreakGets
   bool stalls_gets_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t gets_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t sent_tiles_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::string> traces_ ABSL_GUARDED_BY(mutex_);
   absl::Notification put_is_stalled_;
   absl::Notification stopping_;
@@ -157,6 +161,10 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void OfferSecondCopy(v1::SecondCopy copy);
   // Runs once, when BeginGet was asked and has not looked for the array yet.
   void BeforeNextGet(std::function<void()> run);
+  // The array of the name wants two replicas. The operation `copy`, which does not end, copies it
+  // and others. The array becomes complete when a watch of the operation begins. `reports_on`: the
+  // watch reports until its call ends; otherwise it reports once.
+  void CopyWhileWatched(const std::string& name, bool reports_on);
   // Points the name to the array of another name.
   void MoveName(const std::string& name, const std::string& to);
   // The next reports of gets end with these errors, in order: after their first message, or with
@@ -267,6 +275,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::multiset<HeldCall> waiting_ ABSL_GUARDED_BY(mutex_);  // calls that are held
   std::optional<v1::SecondCopy> second_copy_ ABSL_GUARDED_BY(mutex_);
   std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);
+  std::string copied_ ABSL_GUARDED_BY(mutex_);  // name of the array that a watch completes
+  bool watches_report_on_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<absl::Status> report_errors_ ABSL_GUARDED_BY(mutex_);
   bool are_reports_ended_at_result_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::vector<v1::ReportGetRequest>> get_reports_ ABSL_GUARDED_BY(mutex_);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -83,11 +84,49 @@ TEST_F(PipedOutputTest, AStopEndsTheWaitForAReaderThatDoesNotRead) {
 }
 
 TEST_F(PipedOutputTest, AReaderThatTakesNothingIsWaitedForUntilTheDeadline) {
+  PipedOutput first(ends_[1], kNone);
+  EXPECT_THAT(first.Write("text"), IsOk());
   PipedOutput output(ends_[1], SteadyDeadline::After(absl::Milliseconds(200)));
-  EXPECT_THAT(output.Write("text"), IsOk());
   const absl::Status late = output.Write(Text(10'000'000));
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(late.message()), ::testing::HasSubstr("--deadline"));
+}
+
+// Short writes leave pages of the pipe partly empty, so that its free bytes are not all of use.
+TEST_F(PipedOutputTest, AStopEndsTheWaitOfManyShortWrites) {
+  PipedOutput output(ends_[1], kNone);
+  std::thread stopper([&] {
+    absl::SleepFor(absl::Milliseconds(200));
+    output.Stop();
+  });
+  absl::Status status;
+  while (status.ok()) status = output.Write(Text(5'000));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled));
+  stopper.join();
+}
+
+TEST_F(PipedOutputTest, APipeWithANameGetsAllBytesInOrder) {
+  const std::string path =
+      std::string(::testing::TempDir()) + "/piped_output_" + std::to_string(getpid()) + ".fifo";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const int both = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(both, 0);
+  CloseReader();
+  ends_[0] = both;
+  const std::string text = Text(1'000'003);
+  PipedOutput output(both, kNone);
+  std::thread writer([&] { EXPECT_THAT(output.Write(text), IsOk()); });
+  EXPECT_EQ(Read(text.size()), text);
+  writer.join();
+  unlink(path.c_str());
+}
+
+TEST_F(PipedOutputTest, ADeviceTakesAllBytes) {
+  const int device = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(device, 0);
+  PipedOutput output(device, kNone);
+  EXPECT_THAT(output.Write(Text(3'000'001)), IsOk());
+  close(device);
 }
 
 TEST_F(PipedOutputTest, AReaderThatHasLeftIsAnError) {

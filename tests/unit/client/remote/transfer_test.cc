@@ -15,7 +15,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "client/remote/silence_watch.h"
 #include "client/remote/worker_client.h"
+#include "process/failpoint.h"
+#include "process/thread_pool.h"
 #include "status/fact_keys.h"
 #include "status/str_cat.h"
 #include "tests/testing/silent_socket.h"
@@ -338,6 +341,34 @@ TEST_F(TransferTest, TakesTheSecondCopyOfTilesThatTheOwnHoldersDoNotGive) {
   EXPECT_THAT(degraded.status().ToString(), HasSubstr("tile [0,32)x[32,64) of array a"));
 }
 
+// One worker has all tiles of the array, another has all of the copy.
+TEST_F(TransferTest, KeepsTheTilesThatALostWorkerHasSent) {
+  const Mesh rows = *Mesh::Parse("rows=8");
+  const TestTensor own("a", rows, Spec({SpecEntry::Axis("rows")}), Shape{64, 64});
+  const TestTensor copied("copy", rows, Spec({SpecEntry::Axis("rows")}), Shape{64, 64});
+  const auto all_on = [&](size_t worker) {
+    std::vector<TransferDevice> devices(8, coordinator_->devices()[worker]);
+    for (size_t rank = 0; rank < 8; ++rank) devices[rank].rank = static_cast<int32_t>(rank);
+    return devices;
+  };
+  ASSERT_THAT(Upload(all_on(0), {own.upload()}, &cancellation_, options_), IsOk());
+  ASSERT_THAT(Upload(all_on(1), {copied.upload()}, &cancellation_, options_), IsOk());
+  const SecondCopy copy{.array_id = "copy", .token = GetToken("copy"), .devices = all_on(1)};
+  options_.second_copy = &copy;
+  int64_t done_bytes = 0;
+  options_.progress = [&](int64_t done, int64_t total) {
+    EXPECT_GT(done, done_bytes);
+    EXPECT_LE(done, total);
+    done_bytes = done;
+  };
+  workers_[0]->BreakGets(/*tile=*/5);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string bytes, DownloadAll(own, all_on(0)));
+  EXPECT_TRUE(bytes == own.bytes);
+  EXPECT_EQ(done_bytes, std::ssize(bytes));
+  EXPECT_EQ(workers_[0]->sent_tiles(), 5);
+  EXPECT_EQ(workers_[1]->sent_tiles(), 3) << "the others are there";
+}
+
 // The copy of the tile of each rank is on the worker of the next rank. Workers fall silent, and are
 // there all the same.
 class SilentWorkerTest : public TransferTest {
@@ -397,6 +428,51 @@ TEST_F(SilentWorkerTest, TheSecondCopyIsTakenOfTilesOfAWorkerThatAcceptsNoConnec
   ASSERT_NO_FATAL_FAILURE(ExpectDownload(devices));
   EXPECT_THAT(silent_, testing::Contains(testing::Key("w-1")));
   EXPECT_THAT(lost_, testing::IsEmpty()) << "the connection had 10 s to fail";
+}
+
+TEST_F(SilentWorkerTest, AnAddressThatDoesNotAnswerIsNotASilentWorker) {
+  const ::shardmesh::test::SilentSocket silent;
+  std::vector<TransferDevice> devices = coordinator_->devices();
+  // Each takes half a second, and all together take longer than the patience.
+  std::vector<std::string> addresses(6, silent.address());
+  addresses.push_back(devices[1].addresses.front());
+  devices[1].addresses = addresses;
+  options_.patience = absl::Seconds(2);
+  ASSERT_NO_FATAL_FAILURE(ExpectDownload(devices));
+  EXPECT_THAT(silent_, testing::IsEmpty());
+  EXPECT_THAT(lost_, testing::IsEmpty());
+}
+
+TEST_F(SilentWorkerTest, WorkersAreNotSilentWhileTheCallerTakesTheirBytes) {
+  options_.patience = absl::Seconds(2);
+  int calls = 0;
+  options_.progress = [&](int64_t, int64_t) {
+    // All streams wait for this call of the callback.
+    if (++calls == 1) absl::SleepFor(2 * options_.patience);
+  };
+  int64_t before = 0;
+  for (auto& worker : workers_) before += worker->gets();
+  ASSERT_NO_FATAL_FAILURE(ExpectDownload(coordinator_->devices()));
+  EXPECT_GE(calls, 1);
+  EXPECT_THAT(silent_, testing::IsEmpty());
+  EXPECT_THAT(lost_, testing::IsEmpty());
+  int64_t after = 0;
+  for (auto& worker : workers_) after += worker->gets();
+  EXPECT_EQ(after, before + 4) << "no tile is asked for again";
+}
+
+TEST_F(SilentWorkerTest, DownloadsThatShareAWatchShareItsThread) {
+  const TestTensor whole("whole", mesh_, Spec({}), Shape{8, 8});  // on each worker
+  ASSERT_THAT(Upload(coordinator_->devices(), {whole.upload()}, &cancellation_, options_), IsOk());
+  options_.second_copy = nullptr;
+  options_.patience = absl::Seconds(30);
+  SilenceWatch watch;
+  options_.silence_watch = &watch;
+  ASSERT_THAT(DownloadAll(whole, coordinator_->devices()), IsOk());
+  ASSERT_THAT(ArmFailpoints("thread.start=emfile"), IsOk());
+  EXPECT_THAT(DownloadAll(whole, coordinator_->devices()), IsOk());
+  EXPECT_TRUE(IsArmed("thread.start")) << "the second download started a thread";
+  EXPECT_FALSE(StartThread([] {}).ok()) << "disarms the failpoint";
 }
 
 TEST_F(SilentWorkerTest, AWorkerThatIsTheOnlyHolderIsWaitedFor) {
@@ -521,7 +597,10 @@ TEST_F(TransferTest, ADownloadEndsWithItsTimeThoughAHolderIsLeft) {
   std::vector<TransferDevice> devices = coordinator_->devices();
   for (TransferDevice& device : devices) device.addresses = {silent.address()};
   options_.deadline = SteadyDeadline::After(absl::Milliseconds(500));
+  absl::flat_hash_set<std::string> lost;
+  options_.lost_workers = &lost;
   EXPECT_THAT(DownloadAll(tensors[0], devices), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(lost, testing::IsEmpty()) << "they had too little time to answer";
 }
 
 TEST_F(TransferTest, ASilentAddressOfAWorkerHoldsNobodyUpForLong) {

@@ -292,7 +292,8 @@ TEST_F(PeerReaderTest, BytesThatWaitForASlowWorkerAreBounded) {
         EXPECT_TRUE(Eventually([&] {
           absl::SleepFor(absl::Milliseconds(300));
           const int64_t now = calls_.sent_bytes.load();
-          const bool is_still = now == before;
+          // On a busy machine, the holders may not have begun yet.
+          const bool is_still = now == before && now > kMiB;
           before = now;
           return is_still;
         }));
