@@ -862,8 +862,9 @@ std::shared_ptr<Buffer> ShardStore::TakeMemory(std::string_view array_id, const 
 }
 
 absl::Status ShardStore::Commit(absl::Span<const std::string> array_ids) {
-  SHARDMESH_FAILPOINT("tiles.commit");
   const absl::btree_set<std::string> distinct_ids = Distinct(array_ids);
+  // Each attach commits again what is committed.
+  if (HasStaged(distinct_ids)) SHARDMESH_FAILPOINT("tiles.commit");
   std::vector<std::string> ids_with_files;
   absl::MutexLock lock(&mutex_);
   for (const std::string& array_id : distinct_ids) {
@@ -2276,6 +2277,17 @@ absl::Status ShardStore::DiscardQuarantined(const std::string& array_id,
     effects->changed_folders.insert({from, Path(data_dir_, folder)});
   }
   return status;
+}
+
+bool ShardStore::HasStaged(const absl::btree_set<std::string>& array_ids) const {
+  absl::MutexLock lock(&mutex_);
+  return std::any_of(array_ids.begin(), array_ids.end(), [this](const std::string& id) {
+    mutex_.AssertHeld();
+    const auto array = arrays_.find(id);
+    return array != arrays_.end() &&
+           std::any_of(array->second.tiles.begin(), array->second.tiles.end(),
+                       [](const auto& each) { return each.second.state == TileState::kStaged; });
+  });
 }
 
 absl::Status ShardStore::CommitFiles(const std::string& array_id, FileEffects* effects) {

@@ -650,6 +650,8 @@ class ShardStore {
   // never got there, because they could not be moved.
   absl::Status DiscardQuarantined(const std::string& array_id,
                                   const std::vector<std::string>& file_names, FileEffects* effects);
+  // Returns whether one of the arrays has a staged tile.
+  bool HasStaged(const absl::btree_set<std::string>& array_ids) const;
   // Moves the array's folder from the staged arrays to the committed arrays.
   absl::Status CommitFiles(const std::string& array_id, FileEffects* effects);
   // Tiles of one array whose files are to be moved from one folder of the data folder to the
