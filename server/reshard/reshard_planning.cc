@@ -615,7 +615,8 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
     }
     advice.push_back(StrCat("with release_source (--release-source) the reshard needs at most ",
                             FormatBytes(most_bytes), " there, and fits"));
-  } else if (plan.items.size() > 1 && short_with(alone).empty()) {
+  } else if (!call.release_source && plan.items.size() > 1 && short_with(alone).empty()) {
+    // With release_source, the call does this already.
     advice.push_back(
         "each array by itself fits: reshard them one after the other, and release the old ones "
         "between");

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "process/clock.h"
@@ -25,6 +26,7 @@
 #include "sharding/reshard/plan.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
+#include "status/nearest_name.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -48,6 +50,26 @@ const Mesh& MeshOf(const Definition& definition) {
 
 bool HasAxes(const Mesh& mesh, const std::vector<MeshAxis>& axes) {
   return std::equal(mesh.axes().begin(), mesh.axes().end(), axes.begin(), axes.end());
+}
+
+// Returns a line for each axis of the new shape that the old one lacks and that is near an axis
+// that is gone: it may be a mistyped one.
+std::string LinesOfMistyped(const PlannedResize& plan) {
+  const auto* const old = std::get_if<MeshDefinition>(&plan.definition->value);
+  if (old == nullptr) return "";
+  std::vector<std::string_view> gone;
+  for (const MeshAxis& axis : old->mesh.axes()) {
+    if (!plan.layouts.mesh.HasAxis(axis.name)) gone.push_back(axis.name);
+  }
+  std::string lines;
+  for (const MeshAxis& axis : plan.layouts.mesh.axes()) {
+    if (old->mesh.HasAxis(axis.name)) continue;
+    const std::string hint = DidYouMean(axis.name, gone);
+    if (hint.empty()) continue;
+    StrAppend(&lines, "\nThe mesh ", old->mesh.ToString(), " has no axis \"", axis.name, "\"",
+              hint);
+  }
+  return lines;
 }
 
 // Returns lines with what to do, and then one line for each of the first refused arrays. The advice
@@ -75,7 +97,8 @@ std::string LinesOfRefused(const PlannedResize& plan) {
               "\nChoose a shape that divides them, or --uneven ceil, which cuts them into unequal "
               "parts");
   }
-  if (lack_axes) StrAppend(&lines, "\nKeep the axes that specs name, with size 1");
+  if (lack_axes)
+    StrAppend(&lines, LinesOfMistyped(plan), "\nKeep the axes that specs name, with size 1");
   return lines + arrays;
 }
 

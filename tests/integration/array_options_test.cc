@@ -22,6 +22,7 @@
 namespace shardmesh::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -277,6 +278,31 @@ TEST_F(ClusterCommandTest, RefusesMistypedOptionsOfArraysWithAdvice) {
   }
   EXPECT_EQ(Contents(), before);
   EXPECT_FALSE(std::filesystem::exists(Path("enc.npy")));
+}
+
+TEST_F(ClusterCommandTest, NamesAxesOfRulesThatTheMeshLacks) {
+  const std::string rules = WriteFile(
+      Path("mistyped.yaml"),
+      "rules:\n- {pattern: 'word_embeddings', spec: [fsdq, tp]}\n"
+      "- {pattern: 'position_embeddings', spec: [fsdq, tp]}\n- {pattern: '.*', spec: []}\n");
+  const std::string axis = "'fsdq' dropped, the mesh fsdp=2,tp=2 has no such axis; did you mean ";
+  const std::string advice = "`shardmesh rules lint " + rules + "` looks for such axes";
+  for (const char* const flag : {"--validate-only", "--no-reuse"}) {
+    const CommandResult result = cluster_->Run({"load", checkpoint_, "--rules", rules, flag, "-q"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const size_t line = result.out.find("corrected: 2 tensors, first ");
+    ASSERT_NE(line, std::string::npos) << result.out;
+    EXPECT_THAT(result.out.substr(line), AllOf(HasSubstr(axis + "\"fsdp\"?\n"), HasSubstr(advice)));
+    EXPECT_EQ(result.out.find("corrected: ", line + 1), std::string::npos) << result.out;
+  }
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,12", "--out", Path("x.npy")}).exit_code, 0);
+  CommandResult result =
+      cluster_->Run({"put", Path("x.npy"), "--as", "word_embeddings", "--rules", rules});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr(axis), HasSubstr(advice)));
+  // Correct rules bring no advice.
+  result = cluster_->Run({"load", checkpoint_, "--rules", kRules, "-q"});
+  EXPECT_EQ(result.out.find("rules lint"), std::string::npos) << result.out;
 }
 
 TEST_F(ClusterCommandTest, ValidatesALoadAndRemovesATree) {

@@ -31,6 +31,7 @@ namespace shardmesh::test {
 namespace {
 
 using ::nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 const PartitionSpec kRows({SpecEntry::Axis("fsdp"), SpecEntry()});
@@ -567,8 +568,20 @@ TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
   result = cluster_->Run({"reshard", "layer/w", "--axes=-,-", "--mode=train", "--as=copy",
                           "--release-source", "--strict", "--exact"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("The name copy (version "),
+                                HasSubstr(") now holds the array; the name layer/w is gone\n")));
   EXPECT_EQ(Read("copy"), Numbers());
   EXPECT_EQ(cluster_->Run({"describe", "layer/w"}).exit_code, 1);
+  // An array that lies so already gets the name too.
+  result = cluster_->Run({"reshard", "copy", "--to=-,-", "--as=copy2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("The name copy2 (version "),
+                                HasSubstr(") now holds the array; the name copy stays\n")));
+  result = cluster_->Run({"reshard", "copy2", "--to=-,-", "--as=copy3", "--release-source"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("1 array lies so already"));
+  EXPECT_THAT(result.out, AllOf(HasSubstr("The name copy3 (version "),
+                                HasSubstr(") now holds the array; the name copy2 is gone\n")));
 
   result = cluster_->Run({"reshard", "--from=fsdp=4:fsdp,-", "--to=fsdp=4:-,fsdp", "--shape=8,8"});
   EXPECT_EQ(result.exit_code, 0) << result.err;

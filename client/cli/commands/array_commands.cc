@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -237,6 +239,51 @@ void PrintRefusal(const PutResult& put, const std::optional<PutReader>& asked) {
   if (asked.has_value() && !put.workers_refused.ok()) {
     std::cout << "The workers did not read the file: " << put.workers_refused.message() << "\n";
   }
+}
+
+// Names the command that finds axes in `rules` that a mesh lacks, if specs of `arrays` have such
+// axes. `rules` is empty if the specs are not of rules.
+void PrintRulesAdvice(const std::vector<PutArray>& arrays, const std::string& rules) {
+  const auto lacks_axes = [](const Correction& correction) {
+    return !correction.absent_axes.empty();
+  };
+  if (rules.empty() || std::none_of(arrays.begin(), arrays.end(), [&](const PutArray& array) {
+        return std::any_of(array.corrections.begin(), array.corrections.end(), lacks_axes);
+      })) {
+    return;
+  }
+  std::cout << "`shardmesh rules lint " << rules << "` looks for such axes without a put\n";
+}
+
+// Prints a line for each axis that specs ask for and the mesh lacks, with the nearest axis of the
+// mesh. `tensors`: those of `arrays`, in the same order. `rules`: see PrintRulesAdvice.
+void PrintAbsentAxes(const std::vector<PutTensor>& tensors, const std::vector<PutArray>& arrays,
+                     const std::string& rules) {
+  struct AbsentAxis {
+    size_t first = 0;  // index of an array
+    Correction correction;
+    int64_t arrays = 0;
+  };
+  std::map<std::string, AbsentAxis> absent;
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    std::set<std::string_view> seen;
+    for (const Correction& correction : arrays[i].corrections) {
+      for (const std::string& axis : correction.absent_axes) {
+        if (!seen.insert(axis).second) continue;
+        AbsentAxis& entry = absent[axis];
+        if (++entry.arrays > 1) continue;
+        entry.first = i;
+        entry.correction = correction;
+        entry.correction.absent_axes = {axis};
+      }
+    }
+  }
+  for (const auto& [axis, entry] : absent) {
+    std::cout << "corrected: " << FormatCount(entry.arrays, "tensor")
+              << (entry.arrays > 1 ? ", first " : ", ") << tensors[entry.first].name << ", "
+              << entry.correction.ToString(arrays[entry.first].descriptor.mesh) << "\n";
+  }
+  PrintRulesAdvice(arrays, rules);
 }
 
 struct LoadFlags {
@@ -561,6 +608,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
               << FormatBytes(checkpoint.size_bytes()) << ", of "
               << checkpoint.source().checkpoint_path() << "\n";
     if (flags.map.is_given()) PrintMapping(checkpoint);
+    PrintAbsentAxes(tensors, result->arrays, flags.rules);
     return absl::OkStatus();
   }
   std::cout << "Loaded " << FormatCount(result->arrays.size(), "tensor") << ", "
@@ -588,6 +636,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
               << FormatCount(result->arrays.size(), "tensor")
               << " were corrected to fit; `shardmesh plan` shows why, --strict refuses it\n";
   }
+  PrintAbsentAxes(tensors, result->arrays, flags.rules);
   return absl::OkStatus();
 }
 
@@ -815,6 +864,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
     for (size_t i = 0; i < tensors.size(); ++i) {
       PrintPut(flags.names[i], result->arrays[i], *result, flags.validate_only);
     }
+    PrintRulesAdvice(result->arrays, flags.rules);
     if (!flags.validate_only) {
       PrintSecondReplicas(replicated);
       PrintReuse(*result);

@@ -443,6 +443,25 @@ absl::Status CheckAxesOfMove(MeshClient* client, const ReshardFlags& flags,
   return absl::OkStatus();
 }
 
+// Says which name holds the array after a move with --as, and whether the old name is gone. Prints
+// nothing if --as was the old name.
+void PrintNewName(MeshClient* client, const ReshardedArray& array, const ArraySelector& asked) {
+  if (asked.name == array.name) return;
+  std::cout << "The name " << array.name << " (version " << array.name_version
+            << ") now holds the array";
+  if (!asked.name.empty()) {
+    // The old name stays if another call has moved it meanwhile.
+    const absl::Status old =
+        client->arrays().DescribeArray(ArraySelector::ByName(asked.name)).status();
+    if (old.ok()) {
+      std::cout << "; the name " << asked.name << " stays";
+    } else if (ReasonOf(old) == Reason::kNotFound) {
+      std::cout << "; the name " << asked.name << " is gone";
+    }
+  }
+  std::cout << "\n";
+}
+
 absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(ReshardOptions options, OptionsOf(flags));
   // Declared before the interruption, whose destructor may still use the client.
@@ -498,6 +517,9 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   }
   if (result->revision != 0) std::cout << "; revision " << result->revision;
   std::cout << "\n";
+  if (!flags.name.empty() && !flags.plan_only && result->arrays.size() == 1) {
+    PrintNewName(client.get(), result->arrays.front(), *flags.array);
+  }
   return absl::OkStatus();
 }
 

@@ -1141,6 +1141,14 @@ TEST_F(ReshardRunnerTest, ATreeThatFitsArrayByArrayIsToldSo) {
               testing::AllOf(HasSubstr("; each array by itself fits: reshard them one after"),
                              HasSubstr("; or release arrays; or start these workers with "
                                        "--memory 2MiB or more")));
+  // With release_source, the call moves one array after the other already.
+  ReshardCall releases = CallOfTree("", kWhole);
+  releases.request_id = "releases";
+  releases.release_source = true;
+  const absl::Status refused = Refusal(releases);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(std::string(refused.message()).find("one after"), std::string::npos) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("or start these workers with --memory"));
   // An array that is too large by itself needs more memory.
   large.shape = {512 << 10};
   large.array_id = RandomId();

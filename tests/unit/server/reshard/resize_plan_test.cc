@@ -107,6 +107,26 @@ TEST(ResizePlanTest, ARefusalSaysWhatIsWrongThenWhatToDoAndThenWhichArrays) {
               HasSubstr("cannot move\nKeep the axes that specs name, with size 1\n  array "));
 }
 
+TEST(ResizePlanTest, ARefusalNamesTheAxisThatAMistypedOneMeans) {
+  const auto definition = std::make_shared<Definition>();
+  definition->name = "m";
+  definition->value = MeshDefinition{.mesh = *Mesh::Parse("dp=4,tp=2"), .workers = {}};
+  const auto refused = [&](const char* shape) {
+    PlannedResize plan{.definition = definition, .layouts = {.mesh = *Mesh::Parse(shape)}};
+    plan.refusals = {{.name = "w",
+                      .array_id = "a",
+                      .error = LayoutOn(plan.layouts, ArrayOf({8, 4}, kRowsOverDp)).status()}};
+    plan.refusal_count = 1;
+    return std::string(CheckResize(plan).message());
+  };
+  EXPECT_THAT(refused("pd=2,tp=2"),
+              HasSubstr("cannot move\nThe mesh dp=4,tp=2 has no axis \"pd\"; did you mean \"dp\"?\n"
+                        "Keep the axes that specs name, with size 1\n  array "));
+  // An axis that remains is not what another one means, and a far name means none.
+  EXPECT_THAT(refused("tpp=2,tp=2"), ::testing::Not(HasSubstr("did you mean \"tp\"")));
+  EXPECT_THAT(refused("rows=2,tp=2"), ::testing::Not(HasSubstr("The mesh dp=4,tp=2 has no axis")));
+}
+
 TEST(ResizePlanTest, AnAxisThatDidNotFitBeforeComesBackIfItFitsNow) {
   ArrayDefinition array = ArrayOf({9, 4}, PartitionSpec());
   array.requested_spec = kRowsOverDp;
