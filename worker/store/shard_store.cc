@@ -66,6 +66,8 @@ constexpr int64_t kMaxAboutBytes = 4096;
 constexpr int64_t kVerifyPieceBytes = int64_t{1} << 20;
 // How often Unload looks whether readers still use memory.
 constexpr absl::Duration kReaderPollInterval = absl::Milliseconds(5);
+// How long an unload waits for the memory of its last reader to be counted as free.
+constexpr absl::Duration kReturnWait = absl::Seconds(2);
 // Limit for the bytes of the quarantine on disk, unless the operator sets another limit.
 constexpr int64_t kMaxQuarantineBytes = int64_t{64} << 30;
 // By default, the quarantine takes at most the file system's size divided by this number.
@@ -1914,6 +1916,7 @@ absl::StatusOr<int64_t> ShardStore::Unload(absl::Span<const std::string> array_i
                                            absl::Duration wait_limit,
                                            const std::function<absl::Status()>& keep_going) {
   SHARDMESH_FAILPOINT("tiles.unload");
+  const int64_t used_before_bytes = used_bytes();
   int64_t freed_bytes = 0;
   std::vector<std::weak_ptr<Buffer>> in_use;
   for (const std::string& array_id : array_ids) {
@@ -1935,6 +1938,12 @@ absl::StatusOr<int64_t> ShardStore::Unload(absl::Span<const std::string> array_i
   const SteadyDeadline deadline = SteadyDeadline::After(wait_limit);
   while (!is_free() && !deadline.is_over()) {
     SHARDMESH_RETURN_IF_ERROR(keep_going());
+    absl::SleepFor(kReaderPollInterval);
+  }
+  // The last reader gives the memory back just after it has let go of it.
+  const SteadyDeadline returned =
+      SteadyDeadline::After(deadline.is_over() ? absl::ZeroDuration() : kReturnWait);
+  while (used_bytes() > used_before_bytes - freed_bytes && !returned.is_over()) {
     absl::SleepFor(kReaderPollInterval);
   }
   return freed_bytes;
