@@ -157,8 +157,8 @@ struct OpenSessionInfo {
   int64_t steps = 0;      // steps under way
 };
 
-// The tiles that a drop from quarantine deleted. Beyond 512 KiB of descriptions, the list leaves out
-// tiles of arrays that were held without a name.
+// The tiles that a drop from quarantine deleted. Beyond 512 KiB of descriptions, the list leaves
+// out tiles of arrays that were held without a name.
 struct QuarantineDrop {
   std::vector<QuarantinedArray> arrays;
   std::vector<UnreachedWorker> unreached;  // workers whose quarantine is unchanged

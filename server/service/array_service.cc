@@ -207,9 +207,7 @@ class ArrayService final : public ArrayServiceBase {
     // create the name.
     const auto expected = Decode(request.precondition(), /*must_exist=*/move.array_id.empty());
     checked.Update(expected.status());
-    if (checked.ok() && !move.array_id.empty()) {
-      checked = CheckNotAwaited(*context_.registry, move.array_id, *context_.recovery);
-    }
+    checked.Update(CheckNotAwaited(*context_.registry, move.array_id, *context_.recovery));
     if (!checked.ok()) return Answer(context, checked);
     move.expected_version = *expected;
     if (request.validate_only()) return Answer(context, context_.registry->CheckNameMove(move));
