@@ -460,8 +460,16 @@ absl::Status Repairs::Take(const Array& array, const Chosen& chosen,
       InventoryMesh{.mesh = &descriptor.mesh, .rank = rank, .identities = ranks->identities});
   SHARDMESH_PASSES("repairs.commit");
   const InventoryVerdict verdict = parts_.registry->TakeRestored(restored);
-  const bool is_taken = verdict.drop.empty() && verdict.quarantine.empty();
-  return is_taken ? absl::OkStatus() : absl::AbortedError("the array was released meanwhile");
+  const absl::StatusOr<ArrayPtr> current = parts_.registry->FindArray(array_id);
+  if (!verdict.drop.empty() || !verdict.quarantine.empty() || !current.ok()) {
+    return absl::AbortedError("the array was released meanwhile");
+  }
+  // The order may have come to the next process of the worker, whose inventory was without the
+  // tile. The registry does not count what an earlier attachment brings.
+  if (IsMissing(**current, rank)) {
+    return absl::AbortedError("the worker has attached again since, or is lost");
+  }
+  return absl::OkStatus();
 }
 
 Repairs::LostTile* Repairs::EndTurn(const TileKey& key) {
@@ -516,6 +524,8 @@ void Repairs::Ended(const TileKey& key, const std::string& transfer_id, const st
         worker.first_failure.Update(status);
       }
       tiles_.erase(found);
+      // The search that followed its return found the tile in work.
+      thread_.SearchAt(now + options_.gather);
     } else if (!worker.cancelled.ok()) {
       next = Next::kNothing;  // EndOperations sees to the tile
       worker.queue.push_front(key);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +47,7 @@ std::shared_ptr<const SourceFile> FileAt(const std::string& path,
 class OrderKeeper final : public FillTransport {
  public:
   absl::Status CheckCanFill(std::string_view) const override {
+    if (on_check != nullptr) std::exchange(on_check, nullptr)();
     absl::MutexLock lock(&mutex_);
     return can_fill_;
   }
@@ -67,6 +69,9 @@ class OrderKeeper final : public FillTransport {
     absl::MutexLock lock(&mutex_);
     can_fill_ = std::move(can_fill);
   }
+
+  // Called once, by the thread that begins a repair; set before there is one.
+  mutable std::function<void()> on_check;
 
  private:
   mutable absl::Mutex mutex_;
@@ -114,6 +119,10 @@ class RepairsTest : public ReadyCluster {
   }
   // It comes back with nothing.
   void Return() {
+    Join();
+    clock_.Advance(absl::Seconds(2));
+  }
+  void Join() {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t attachment,
                                    members_.Attach({.identity = "w1",
                                                     .incarnation = ++incarnation_,
@@ -123,7 +132,6 @@ class RepairsTest : public ReadyCluster {
                                                     .capacity_bytes = 1 << 20}));
     sequencer_->WorkerAttached("w1", ++epoch_);
     repairs_->WorkerJoined("w1", attachment);
-    clock_.Advance(absl::Seconds(2));
   }
   void LoseAndReturn() {
     Lose();
@@ -293,6 +301,23 @@ TEST_F(RepairsTest, AWorkerThatIsLostMidwayGetsItsTilesWhenItIsBack) {
   Report(first, id, absl::OkStatus());  // late
   EXPECT_EQ((*registry_->FindArray(id))->state, ArrayState::kDegraded);
   Return();
+  Report(Order(1), id, absl::OkStatus());
+  EXPECT_TRUE(IsAvailable(id));
+}
+
+// The order of the repair goes to the worker's next process.
+TEST_F(RepairsTest, AWorkerThatIsBackBeforeItsRepairBeginsGetsItsTiles) {
+  const std::string id = Add("w");
+  fill_.on_check = [this] {
+    Lose();
+    Join();
+  };
+  LoseAndReturn();
+  Report(Order(0), id, absl::OkStatus());
+  EXPECT_TRUE(Eventually([&] {
+    clock_.Advance(absl::Seconds(2));
+    return fill_.orders().size() > 1;
+  }));
   Report(Order(1), id, absl::OkStatus());
   EXPECT_TRUE(IsAvailable(id));
 }
