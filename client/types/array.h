@@ -236,7 +236,8 @@ struct PutResult {
   int64_t sent_bytes = 0;         // the same for the tiles that this client sent
   int64_t handed_over_bytes = 0;  // of sent_bytes, those that went as memory; see Handover
   int64_t reused_tensors = 0;     // tensors whose elements were all on the workers already
-  // Of tile_bytes: those of such tensors, and of the tiles that ranks copied of other tensors.
+  // The part of tile_bytes that was not sent: all bytes of such tensors, and of other tensors the
+  // tiles that ranks copied.
   int64_t reused_bytes = 0;
   int64_t moved_bytes = 0;  // bytes that workers sent to one another to copy such tiles
   // kWorkers: the workers read all tiles. kClient: this client sent them.

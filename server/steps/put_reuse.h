@@ -118,8 +118,8 @@ class PutReuse {
   std::map<std::string, bool> can_fill_;  // by mesh
   // By the layouts of two arrays.
   absl::flat_hash_map<std::string, std::optional<int64_t>> moved_bytes_;
-  // Of all items that Use has given `sent_ranks`: the bytes of their orders, and the meshes that
-  // they are copied from.
+  // Of the items for which Use has set `sent_ranks`: the bytes of their orders, and the meshes from
+  // which their tiles are copied.
   int64_t partly_copied_bytes_ = 0;
   std::set<std::string> partly_copied_meshes_;
 };

@@ -1940,7 +1940,7 @@ absl::StatusOr<int64_t> ShardStore::Unload(absl::Span<const std::string> array_i
     SHARDMESH_RETURN_IF_ERROR(keep_going());
     absl::SleepFor(kReaderPollInterval);
   }
-  // The last reader gives the memory back just after it has let go of it.
+  // The pool counts memory as free a moment after its last reader has dropped it.
   const SteadyDeadline returned =
       SteadyDeadline::After(deadline.is_over() ? absl::ZeroDuration() : kReturnWait);
   while (used_bytes() > used_before_bytes - freed_bytes && !returned.is_over()) {

@@ -180,6 +180,42 @@ absl::StatusOr<TileFileHeader> DecodeHeader(std::string_view path, const Safeten
   return header;
 }
 
+// The header of an opened tile file, and where its elements begin.
+struct HeaderAtStart {
+  TileFileHeader header;
+  int64_t offset_bytes = 0;
+};
+
+absl::StatusOr<HeaderAtStart> ReadHeader(const InputFile& file, const std::string& path) {
+  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
+  if (absl::IsInvalidArgument(safetensors.status())) {
+    return Damaged(path, ToStd(safetensors.status().message()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
+  SHARDMESH_ASSIGN_OR_RETURN(TileFileHeader header, DecodeHeader(path, *safetensors));
+  return HeaderAtStart{std::move(header), safetensors->data_offset_bytes()};
+}
+
+// Reads the elements with read calls, and compares them with the checksum of the header. Calls
+// `read` after each piece of at most `piece_bytes`, and returns its error.
+absl::Status CheckElements(const InputFile& file, const std::string& path,
+                           const HeaderAtStart& start, int64_t piece_bytes,
+                           const std::function<absl::Status(int64_t bytes)>& read) {
+  const int64_t size_bytes = TileSizeBytes(start.header.description);
+  std::vector<char> piece(static_cast<size_t>(std::min(piece_bytes, size_bytes)));
+  uint32_t crc32c = 0;
+  for (int64_t at = 0; at < size_bytes;) {
+    const int64_t bytes = std::min(piece_bytes, size_bytes - at);
+    const absl::Span<char> into = absl::MakeSpan(piece).first(static_cast<size_t>(bytes));
+    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, start.offset_bytes + at, into));
+    crc32c = ExtendCrc32c(crc32c, into);
+    at += bytes;
+    SHARDMESH_RETURN_IF_ERROR(read(bytes));
+  }
+  return crc32c == start.header.crc32c ? absl::OkStatus()
+                                       : WrongChecksum(path, crc32c, start.header.crc32c);
+}
+
 }  // namespace
 
 absl::Status CheckTileDescription(const TileDescription& description) {
@@ -270,31 +306,15 @@ absl::StatusOr<MappedTileFile> MapTileFile(const std::string& path, int64_t piec
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   // As in CheckTileFile: the disk must have the bytes, and not only the kernel's cache.
   posix_fadvise(file.descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
-  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
-  if (absl::IsInvalidArgument(safetensors.status())) {
-    return Damaged(path, ToStd(safetensors.status().message()));
-  }
-  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
-  SHARDMESH_ASSIGN_OR_RETURN(TileFileHeader header, DecodeHeader(path, *safetensors));
-  const int64_t size_bytes = TileSizeBytes(header.description);
-  const int64_t offset_bytes = safetensors->data_offset_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(HeaderAtStart start, ReadHeader(file, path));
   // The read calls report an error of the disk, which would end the process if the mapped bytes
   // were read first.
-  std::vector<char> piece(static_cast<size_t>(std::min(piece_bytes, size_bytes)));
-  uint32_t crc32c = 0;
-  for (int64_t at = 0; at < size_bytes;) {
-    const int64_t bytes = std::min(piece_bytes, size_bytes - at);
-    const absl::Span<char> into = absl::MakeSpan(piece).first(static_cast<size_t>(bytes));
-    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, offset_bytes + at, into));
-    crc32c = ExtendCrc32c(crc32c, into);
-    at += bytes;
-    SHARDMESH_RETURN_IF_ERROR(read(bytes));
-  }
-  if (crc32c != header.crc32c) return WrongChecksum(path, crc32c, header.crc32c);
+  SHARDMESH_RETURN_IF_ERROR(CheckElements(file, path, start, piece_bytes, read));
   SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
   const absl::Span<const char> bytes =
-      mapped.bytes().subspan(static_cast<size_t>(offset_bytes), static_cast<size_t>(size_bytes));
-  return MappedTileFile(std::move(header), std::move(mapped), bytes);
+      mapped.bytes().subspan(static_cast<size_t>(start.offset_bytes),
+                             static_cast<size_t>(TileSizeBytes(start.header.description)));
+  return MappedTileFile(std::move(start.header), std::move(mapped), bytes);
 }
 
 absl::Status CheckTileFile(const std::string& path, const TileFileHeader& expected,
@@ -304,29 +324,15 @@ absl::Status CheckTileFile(const std::string& path, const TileFileHeader& expect
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
   // Best effort: pages that another process has mapped stay in the cache.
   posix_fadvise(file.descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
-  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
-  if (absl::IsInvalidArgument(safetensors.status())) {
-    return Damaged(path, ToStd(safetensors.status().message()));
-  }
-  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
-  SHARDMESH_ASSIGN_OR_RETURN(const TileFileHeader header, DecodeHeader(path, *safetensors));
+  SHARDMESH_ASSIGN_OR_RETURN(const HeaderAtStart start, ReadHeader(file, path));
+  const TileFileHeader& header = start.header;
   if (!(header.description == expected.description) || header.cluster_id != expected.cluster_id ||
       header.crc32c != expected.crc32c) {
     return Damaged(path, "its metadata are those of another tile");
   }
-  const int64_t size_bytes = TileSizeBytes(header.description);
-  std::vector<char> piece(static_cast<size_t>(std::min(piece_bytes, size_bytes)));
-  uint32_t crc32c = 0;
-  for (int64_t at = 0; at < size_bytes;) {
-    const int64_t bytes = std::min(piece_bytes, size_bytes - at);
-    const absl::Span<char> into = absl::MakeSpan(piece).first(static_cast<size_t>(bytes));
-    SHARDMESH_RETURN_IF_ERROR(ReadExactly(file, path, safetensors->data_offset_bytes() + at, into));
-    crc32c = ExtendCrc32c(crc32c, into);
-    at += bytes;
-    SHARDMESH_RETURN_IF_ERROR(read(bytes));
-  }
+  const absl::Status checked = CheckElements(file, path, start, piece_bytes, read);
   posix_fadvise(file.descriptor.get(), 0, 0, POSIX_FADV_DONTNEED);
-  return crc32c == header.crc32c ? absl::OkStatus() : WrongChecksum(path, crc32c, header.crc32c);
+  return checked;
 }
 
 }  // namespace shardmesh::worker

@@ -1036,7 +1036,7 @@ TEST_F(MeshClientTest, ItsNextSessionTakesOverArraysWithoutNames) {
   PutFilled("named", {2, 6}, 'n');
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
   coordinator_->ForgetSessions();
-  // What was released before is not held again.
+  // The session does not hold an array again that the client has released.
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string released, PutNameless());
   EXPECT_THAT(coordinator_->pinned_arrays(), ElementsAre(id));
   ASSERT_THAT(client_->arrays().ReleaseArrays({released}), IsOk());

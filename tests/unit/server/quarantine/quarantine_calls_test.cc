@@ -639,7 +639,8 @@ TEST_F(QuarantineCallsTest, ArraysWithoutANameAreDroppedUnlessASessionHoldsThem)
   EXPECT_EQ(dropped_.arrays(1).tiles(0).size_bytes(), 32);
   EXPECT_EQ(registry_->CountUnnamed(), 1);
   EXPECT_THAT(registry_->FindArray(left), StatusIs(absl::StatusCode::kNotFound));
-  // What nobody holds any more waits for the end of the grace again, or goes at once.
+  // An array that its reader lets go waits for the end of the grace; one that its owner lets go is
+  // deleted at once.
   EXPECT_EQ(UnpinForSession(*registry_, sessions_, reader, {read}), 1);
   EXPECT_THAT(registry_->FindArray(read), IsOk());
   EXPECT_EQ(UnpinForSession(*registry_, sessions_, owner, {held}), 1);
