@@ -14,6 +14,7 @@ SaveRequest Decode(const v1::BeginSaveRequest& from) {
   to.destination.overwrite = from.overwrite();
   to.max_file_bytes = from.max_file_bytes();
   to.single_file = from.single_file();
+  to.is_detached = from.detached();
   return to;
 }
 
