@@ -24,6 +24,7 @@ void Encode(const BegunSave& from, v1::BeginSaveResponse* to) {
   to->set_files(from.files);
   to->set_size_bytes(from.size_bytes);
   to->set_revision(from.revision);
+  to->set_detached(from.is_detached);
 }
 
 void Encode(const SaveResult& from, v1::WaitSaveResponse* to) {

@@ -151,10 +151,9 @@ void MergeSmallFiles(const SavePlan& plan, const SaveLayout& layout, SortedTenso
 }
 
 // Gives each tensor a file.
-void FillFiles(const SaveLayout& layout, absl::Span<const EarlierTensors> earlier,
-               SavePlan* plan) {
-  SortedTensors sorted = SortTensors(
-      *plan, layout, layout.single_file ? absl::Span<const EarlierTensors>() : earlier);
+void FillFiles(const SaveLayout& layout, absl::Span<const EarlierTensors> earlier, SavePlan* plan) {
+  SortedTensors sorted =
+      SortTensors(*plan, layout, layout.single_file ? absl::Span<const EarlierTensors>() : earlier);
   MergeSmallFiles(*plan, layout, &sorted);
   if (SizeOf(*plan, sorted.unchanged) < kMinApartBytes) {
     sorted.changed.insert(sorted.changed.end(), sorted.unchanged.begin(), sorted.unchanged.end());

@@ -297,8 +297,7 @@ absl::Status SaveRun::PlanByEarlier() {
     }
   }
   if (earlier.empty()) return absl::OkStatus();
-  SHARDMESH_ASSIGN_OR_RETURN(plan_,
-                             PlanSave(std::move(plan_.tensors), *options_.layout, earlier));
+  SHARDMESH_ASSIGN_OR_RETURN(plan_, PlanSave(std::move(plan_.tensors), *options_.layout, earlier));
   plan_.regions.try_emplace(leader_);  // it makes the files, with or without tiles to write
   identities_.clear();
   for (const auto& [identity, regions] : plan_.regions) identities_.push_back(identity);

@@ -310,8 +310,7 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
   absl::Cleanup unpin = [&] { parts_.registry->Unpin(running->pinned); };
   SaveDescription description;
   std::optional<SaveLayout> layout;
-  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan,
-                             Plan(request, &description, &layout, &running->pinned));
+  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, &layout, &running->pinned));
   BegunSave begun = Summary(plan, description);
   for (const TensorToSave& tensor : plan.tensors) running->tiles += std::ssize(tensor.parts);
   SHARDMESH_RETURN_IF_ERROR(CheckRoomForTiles(running->tiles));
@@ -343,6 +342,7 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
   parts_.operations->SetWorkers(
       *id, [run = running->run] { return OperationWorkers{.waiting_for = run->WaitsFor()}; });
   begun.operation_id = *id;
+  begun.is_detached = request.is_detached;
   absl::StatusOr<std::thread> thread =
       StartThread([this, id = *id, raw = running.get()] { Execute(id, raw); });
   if (!thread.ok()) {

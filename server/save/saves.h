@@ -59,6 +59,7 @@ struct BegunSave {
   int64_t files = 0;
   int64_t size_bytes = 0;
   int64_t revision = 0;
+  bool is_detached = false;
 };
 
 // Begins saves and runs each on a thread of its own. A save is an operation. The end of its session
