@@ -59,6 +59,14 @@ class SaveTest : public testing::Test {
     }
     return TestCluster::Start(options);
   }
+  // Starts a cluster in which a worker that is stopped is not lost.
+  absl::StatusOr<std::unique_ptr<TestCluster>> StartPatient() const {
+    TestCluster::Options options;
+    options.mesh = "tp=2";
+    options.coordinator_flags = {"--lost-after=10m"};
+    options.worker_flags = {"--write-root=" + root_};
+    return TestCluster::Start(options);
+  }
   std::string Path(const std::string& name) const { return root_ + "/" + name; }
   static json JsonOf(const CommandResult& result) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -299,12 +307,14 @@ TEST_F(SaveTest, AChangedTensorIsWrittenAloneFromItsSecondChangeOn) {
 }
 
 TEST_F(SaveTest, ADetachedSaveGoesOnWhenItsCommandHasEnded) {
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", "save.tiles=delay"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
   Load(*cluster);
+  // The save cannot end before the command.
+  ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
   const json begun = JsonOf(cluster->Run({"save", "", Path("run"), "--detach", "--output=json"}));
+  EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
   EXPECT_EQ(begun["tensors"], 104);
   const auto id = begun["operation_id"].get<std::string>();
-  EXPECT_FALSE(std::filesystem::exists(Path("run/shardmesh.complete"))) << "it has only begun";
   const CommandResult watched = cluster->Run({"ops", "watch", id});
   EXPECT_EQ(watched.exit_code, 0) << watched.err;
   EXPECT_THAT(watched.out, HasSubstr("(save) is done"));
@@ -318,11 +328,12 @@ TEST_F(SaveTest, ADetachedSaveGoesOnWhenItsCommandHasEnded) {
 }
 
 TEST_F(SaveTest, AClientBeginsASaveThatAnotherOneWaitsForOrCancels) {
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", "save.tiles=delay"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
   Load(*cluster);
   client::ClusterClient& operations = cluster->client().cluster();
   for (const bool is_cancelled : {true, false}) {
     std::string id;
+    ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
     {
       SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto trainer,
                                      client::MeshClient::Connect(cluster->address()));
@@ -339,10 +350,12 @@ TEST_F(SaveTest, AClientBeginsASaveThatAnotherOneWaitsForOrCancels) {
       EXPECT_THAT(operations.CancelOperation(id),
                   StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
       EXPECT_THAT(operations.ForceCancelOperation(id), IsOk());
+      EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
       EXPECT_THAT(cluster->client().arrays().WaitSave(id), StatusIs(absl::StatusCode::kCancelled));
       EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(Path("run")); }));
       continue;
     }
+    EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
     int64_t reports = 0;
     SHARDMESH_ASSERT_OK_AND_ASSIGN(
         const client::SavedCheckpoint saved,
