@@ -507,12 +507,8 @@ TEST_F(SaveTest, ACancelledSaveLeavesNothing) {
 }
 
 TEST_F(SaveTest, ACancelledCommandSaysWhatItLeavesAndThatItCanGoOn) {
-  TestCluster::Options cluster_options;
-  cluster_options.mesh = "tp=2";
   // Commands may be slow, and the worker that is stopped meanwhile must not be lost.
-  cluster_options.coordinator_flags = {"--lost-after=10m"};
-  cluster_options.worker_flags = {"--write-root=" + root_};
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(cluster_options));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
   ASSERT_THAT(
       PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
       IsOk());

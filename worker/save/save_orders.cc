@@ -19,6 +19,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_manifest.h"
 #include "worker/save/region_comparer.h"
 #include "worker/save/region_writer.h"
 
