@@ -113,7 +113,7 @@ absl::StatusOr<BegunSave> BeginIn(ClientCore* core, const std::string& prefix,
                           "the coordinator is of an older build, whose saves end with the client "
                           "that began them; the save was cancelled; update the coordinator, or "
                           "save without detaching"),
-                      Reason::kNotAvailable, {{fact::kName, "detached_saves"}});
+                      Reason::kNotAvailable, {{fact::kField, "detached"}});
   }
   if (!save_options.validate_only && save_options.on_begun) {
     save_options.on_begun(begun.operation_id());
