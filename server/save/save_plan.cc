@@ -166,7 +166,7 @@ void FillFiles(const SaveLayout& layout, absl::Span<const EarlierTensors> earlie
             [](const Group& a, const Group& b) { return a.front() < b.front(); });
   for (size_t i = 0; i < files.size(); ++i) {
     for (const size_t tensor : files[i]) plan->places[tensor].file = i;
-    plan->files.push_back({.name = "", .header = "", .tensors = std::move(files[i])});
+    plan->files.emplace_back().tensors = std::move(files[i]);
   }
 }
 
