@@ -25,7 +25,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int64_t kLengthBytes = 8;
-constexpr int64_t kDataAlignment = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
 uint64_t DecodeLength(const char* bytes) {
@@ -622,7 +621,7 @@ const Checkpoint::Entry* Checkpoint::Find(std::string_view name) const {
 
 absl::StatusOr<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
     std::string_view path, const std::vector<SafetensorsWriter::Tensor>& tensors,
-    const SafetensorsMetadata& metadata) {
+    const SafetensorsMetadata& metadata, int64_t data_alignment_bytes) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
     nlohmann::ordered_json& texts = header[std::string(kMetadataKey)];
@@ -659,9 +658,9 @@ absl::StatusOr<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
     return BadFile(path, "cannot write a tensor name or metadata that is not UTF-8");
   }
   const int64_t unpadded_bytes = kLengthBytes + static_cast<int64_t>(json.size());
-  json.append(
-      static_cast<size_t>((kDataAlignment - unpadded_bytes % kDataAlignment) % kDataAlignment),
-      ' ');
+  json.append(static_cast<size_t>((data_alignment_bytes - unpadded_bytes % data_alignment_bytes) %
+                                  data_alignment_bytes),
+              ' ');
   if (static_cast<int64_t>(json.size()) > kMaxSafetensorsHeaderBytes) {
     return BadFile(path, StrCat("the header would take ", json.size(), " bytes; the format allows ",
                                 kMaxSafetensorsHeaderBytes));

@@ -216,11 +216,14 @@ struct EncodedSafetensorsHeader {
   std::string bytes;
   int64_t data_size_bytes = 0;
 };
-// Encodes the header of a file with these tensors, in this order and without gaps. Errors of
-// SafetensorsWriter::Create; `path` names the file in them.
+// The default alignment of a file's data, in bytes.
+inline constexpr int64_t kSafetensorsDataAlignment = 64;
+// Encodes the header of a file with these tensors, in this order and without gaps. The data begin
+// at a multiple of `data_alignment_bytes`, at least 1. Errors of SafetensorsWriter::Create; `path`
+// names the file in them.
 absl::StatusOr<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
     std::string_view path, const std::vector<SafetensorsWriter::Tensor>& tensors,
-    const SafetensorsMetadata& metadata);
+    const SafetensorsMetadata& metadata, int64_t data_alignment_bytes = kSafetensorsDataAlignment);
 
 // A tensor of a checkpoint of several files.
 struct SafetensorsIndexEntry {

@@ -201,7 +201,6 @@ class WorkerServer::Impl {
                                                            return memory_requests_.Free(
                                                                need_bytes, /*on_disk=*/true);
                                                          }}));
-    saves_ = std::make_unique<SaveOrders>(store_.get(), std::move(write_roots));
     LogRecovery();
     LogMisfits();
     gate_ = std::make_unique<TileGate>(TileGate::Options{
@@ -240,6 +239,10 @@ class WorkerServer::Impl {
          .recorder = &recorder_,
          .clock = &clock_,
          .observer = ObserveSteps(&metrics_)});
+    saves_ = std::make_unique<SaveOrders>(
+        store_.get(), std::move(write_roots),
+        SavePace::Options{.steps_run = [this] { return executor_->runs_steps(); },
+                          .workers = static_cast<int>(options_.part.count)});
     StartInbox();
     tiles_ = MakeTileService(
         {.self = self,
@@ -437,7 +440,6 @@ class WorkerServer::Impl {
   FlightRecorder recorder_;
   MemoryRequests memory_requests_;
   std::unique_ptr<ShardStore> store_;
-  std::unique_ptr<SaveOrders> saves_;
   std::unique_ptr<TileGate> gate_;
   ReadRoots read_roots_;
   std::unique_ptr<TileFiller> filler_;
@@ -445,6 +447,7 @@ class WorkerServer::Impl {
   ThreadPool membership_waits_{1};
   std::unique_ptr<PeerLinks> links_;
   std::unique_ptr<StepExecutor> executor_;
+  std::unique_ptr<SaveOrders> saves_;
   std::unique_ptr<HandoverInbox> inbox_;  // null: tiles come as streams only
   std::unique_ptr<grpc::Service> tiles_;
   std::unique_ptr<rpc::ServerLifecycle> server_;

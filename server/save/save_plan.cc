@@ -32,6 +32,10 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kPieceAlignment = int64_t{1} << 20;
 constexpr int kManifestFormat = 1;
 
+// Workers write whole blocks of this size past the page cache. Most large tensors have whole blocks
+// too, so they are aligned if the first of them is.
+constexpr int64_t kFileDataAlignment = 4096;
+
 const ArrayDescriptor& DescriptorOf(const TensorToSave& tensor) {
   return tensor.array->definition.descriptor;
 }
@@ -183,8 +187,9 @@ absl::Status MakeHeaders(const SaveLayout& layout, SavePlan* plan) {
       StrAppend(&ids, array.array_id, "\n");
     }
     // Some readers, such as those of the library transformers, require this key.
-    SHARDMESH_ASSIGN_OR_RETURN(EncodedSafetensorsHeader header,
-                               EncodeSafetensorsHeader(file.name, listed, {{"format", "pt"}}));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        EncodedSafetensorsHeader header,
+        EncodeSafetensorsHeader(file.name, listed, {{"format", "pt"}}, kFileDataAlignment));
     file.header = std::move(header.bytes);
     file.size_bytes = static_cast<int64_t>(file.header.size()) + header.data_size_bytes;
     int64_t offset_bytes = static_cast<int64_t>(file.header.size());

@@ -1,5 +1,5 @@
-// Writes long runs as they are, and short runs in ranges that it reads, changes and writes back
-// under a lock.
+// Writes long runs as they are, past the page cache where it can, and short runs in ranges that it
+// reads, changes and writes back under a lock.
 #include "worker/save/region_writer.h"
 
 #include <fcntl.h>
@@ -35,6 +35,16 @@ static_assert(kChunkBytes % kSavedPieceBytes == 0);
 constexpr absl::Duration kFirstLockPause = absl::Microseconds(50);
 constexpr absl::Duration kLastLockPause = absl::Milliseconds(5);
 
+// Direct writes need offset, size and memory in multiples of a block. All disks have blocks of this
+// size or of a part of it; and with whole pages, no page is written both ways.
+constexpr int64_t kBlockBytes = 4096;
+// The shortest run that is written directly. A direct write waits for the disk.
+constexpr int64_t kDirectRunBytes = 256 << 10;
+
+int64_t RoundUpToBlock(int64_t bytes) {
+  return (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+}
+
 absl::Status SaveCancelled() {
   return WithReason(absl::CancelledError("the save was cancelled"), Reason::kCancelled);
 }
@@ -51,6 +61,9 @@ class Writer {
  public:
   Writer(const FileDescriptor& file, std::string_view path, const RegionWriterOptions& options)
       : file_(file), path_(path), options_(options), locks_work_(options.locks_work) {}
+  ~Writer() { SetDirect(false); }
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
 
   // Adds a run to the current span, or writes the span first if the run does not fit to it.
   absl::Status Add(const Run& run) {
@@ -124,7 +137,7 @@ class Writer {
     if (locks_work_) {
       SHARDMESH_RETURN_IF_ERROR(Lock(F_WRLCK, run.offset_bytes, size, &is_locked));
     }
-    absl::Status written = Write(run.offset_bytes, run.bytes);
+    absl::Status written = WriteRun(run.offset_bytes, run.bytes);
     if (is_locked) {
       SHARDMESH_RETURN_IF_ERROR(Lock(F_UNLCK, run.offset_bytes, size, &is_locked));
     }
@@ -151,12 +164,48 @@ class Writer {
     return Write(begin, buffer_);
   }
 
+  // Writes the whole blocks of a long run directly: the page cache would cost the processor several
+  // times the work, and the disk's rate. What is not aligned in file and memory alike cannot be
+  // written so.
+  absl::Status WriteRun(int64_t offset_bytes, absl::Span<const char> bytes) {
+    const auto size = static_cast<int64_t>(bytes.size());
+    const int64_t head = RoundUpToBlock(offset_bytes) - offset_bytes;
+    const bool is_aligned =
+        reinterpret_cast<uintptr_t>(bytes.data() + head) % uintptr_t{kBlockBytes} == 0;
+    if (size < kDirectRunBytes || !is_aligned || !SetDirect(true)) {
+      return Write(offset_bytes, bytes);
+    }
+    const int64_t end = head + (size - head) / kBlockBytes * kBlockBytes;
+    SHARDMESH_RETURN_IF_ERROR(
+        Write(offset_bytes + head, bytes.subspan(static_cast<size_t>(head), end - head)));
+    SetDirect(false);
+    SHARDMESH_RETURN_IF_ERROR(Write(offset_bytes, bytes.subspan(0, static_cast<size_t>(head))));
+    return Write(offset_bytes + end, bytes.subspan(static_cast<size_t>(end)));
+  }
+
+  // Switches direct writes on or off. Returns whether the file is as asked: many file systems have
+  // no direct writes.
+  bool SetDirect(bool on) {
+    if (is_direct_ == on) return true;
+    if (on && !direct_works_) return false;
+    const int flags = fcntl(file_.get(), F_GETFL);
+    direct_works_ =
+        flags >= 0 && fcntl(file_.get(), F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+    if (direct_works_) is_direct_ = on;
+    return direct_works_;
+  }
+
   absl::Status Write(int64_t offset_bytes, absl::Span<const char> bytes) {
     while (!bytes.empty()) {
       const ssize_t count = SHARDMESH_FAILS("save.write")
                                 ? -1
                                 : pwrite(file_.get(), bytes.data(), bytes.size(), offset_bytes);
       if (count < 0 && errno == EINTR) continue;
+      // Larger blocks than expected, or a part of a block was written.
+      if (count < 0 && errno == EINVAL && is_direct_ && SetDirect(false)) {
+        direct_works_ = false;
+        continue;
+      }
       if (count < 0) return FileError("write", path_, errno);
       bytes.remove_prefix(static_cast<size_t>(count));
       offset_bytes += count;
@@ -168,6 +217,8 @@ class Writer {
   const std::string_view path_;
   const RegionWriterOptions& options_;
   bool locks_work_;
+  bool direct_works_ = true;
+  bool is_direct_ = false;
   std::vector<Run> span_;  // by rising offset, with short gaps
   std::string buffer_;
 };

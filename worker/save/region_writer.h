@@ -52,8 +52,10 @@ inline constexpr int64_t kMaxSpanBytes = 1 << 20;
 
 // Writes the region, and returns the CRC-32C of its bytes. `tile_bytes`: all bytes of the tile. The
 // file is open for reading and writing. `path` is for errors, which are as FileError, and those of
-// RegionOf. If `piece_crc32c` is not null, appends to it the CRC-32C of each kSavedPieceBytes of
-// the region; the last of them may be fewer bytes. Failpoint: save.write.
+// RegionOf. Long runs are written past the page cache, if the file system can do that; the file's
+// O_DIRECT flag is off before and after the call. If `piece_crc32c` is not null, appends to it the
+// CRC-32C of each kSavedPieceBytes of the region; the last of them may be fewer bytes. Failpoint:
+// save.write.
 absl::StatusOr<uint32_t> WriteRegion(const FileDescriptor& file, std::string_view path,
                                      absl::Span<const char> tile_bytes, const RegionPlace& place,
                                      const RegionWriterOptions& options,

@@ -1,6 +1,7 @@
 // Decodes the orders of a save, runs them on the save's thread, and encodes the answers.
 #include "worker/save/save_orders.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 
 #include <atomic>
@@ -22,6 +23,7 @@
 #include "tensor/checkpoint_manifest.h"
 #include "worker/save/region_comparer.h"
 #include "worker/save/region_writer.h"
+#include "worker/save/save_pace.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -204,11 +206,13 @@ absl::Status CompareTiles(ShardStore* store, SaveFolder& folder,
 }
 
 // Writes the regions of an order one after the other.
-absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
+absl::Status WriteTiles(ShardStore* store, const SavePace::Options& pauses, SaveFolder* folder,
                         const std::atomic<bool>& is_cancelled, const internal::v1::SaveOrder& order,
                         const SaveOrders::Reply& reply, internal::v1::SaveAnswer* answer) {
   const internal::v1::WriteSaveTiles& tiles = order.tiles();
   int64_t done_bytes = 0;
+  SavePace pace(pauses, is_cancelled);
+  const FileDescriptor* file = nullptr;  // of the current region
   SteadyDeadline next_report = SteadyDeadline::After(kProgressInterval);
   const auto progress = [&](int64_t bytes) {
     done_bytes += bytes;
@@ -219,6 +223,12 @@ absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
       report.set_done_bytes(done_bytes);
       reply.progress(std::move(report));
     }
+    if (pace.steps_run()) {
+      // Else the kernel would write all that the cache took at once, at the end, and without
+      // pauses.
+      sync_file_range(file->get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+    }
+    pace.Pause();
     return !is_cancelled;
   };
   std::vector<uint32_t> piece_crc32c;
@@ -226,7 +236,7 @@ absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
     SHARDMESH_ASSIGN_OR_RETURN(const StoredRegion found,
                                FindRegion(store, region, tiles.files_size()));
     const std::string& name = tiles.files(static_cast<int>(region.file()));
-    SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor* const file, folder->Open(name));
+    SHARDMESH_ASSIGN_OR_RETURN(file, folder->Open(name));
     SHARDMESH_ASSIGN_OR_RETURN(
         const uint32_t crc32c,
         WriteRegion(*file, name, found.tile->bytes(), found.place,
@@ -240,8 +250,8 @@ absl::Status WriteTiles(ShardStore* store, SaveFolder* folder,
 
 }  // namespace
 
-SaveOrders::SaveOrders(ShardStore* store, WriteRoots roots)
-    : store_(store), roots_(std::move(roots)) {}
+SaveOrders::SaveOrders(ShardStore* store, WriteRoots roots, SavePace::Options pauses)
+    : store_(store), roots_(std::move(roots)), pauses_(std::move(pauses)) {}
 
 SaveOrders::~SaveOrders() {
   EndAll();
@@ -265,9 +275,8 @@ void SaveOrders::Take(internal::v1::SaveOrder order, Reply reply) {
     const absl::StatusOr<Save*> save = FindOrBegin(order.save_id());
     if (save.ok()) {
       if (order.has_end()) (*save)->is_cancelled = true;
-      (*save)->thread->Push(
-          [store = store_, roots = &roots_, save = *save, order = std::move(order),
-           reply = std::move(reply)] { Execute(store, *roots, save, order, reply); });
+      (*save)->thread->Push([this, save = *save, order = std::move(order),
+                             reply = std::move(reply)] { Execute(save, order, reply); });
       return;
     }
     refused = save.status();
@@ -301,8 +310,8 @@ void SaveOrders::Answer(const internal::v1::SaveOrder& order, internal::v1::Save
   reply.answer(std::move(answer));
 }
 
-void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
-                         const internal::v1::SaveOrder& order, const Reply& reply) {
+void SaveOrders::Execute(Save* save, const internal::v1::SaveOrder& order,
+                         const Reply& reply) const {
   internal::v1::SaveAnswer answer;
   const auto execute = [&]() -> absl::Status {
     if (order.has_end()) {
@@ -315,7 +324,7 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
         SHARDMESH_FAILPOINT("save.open");
         bool took_over = false;
         SHARDMESH_ASSIGN_OR_RETURN(
-            save->folder, SaveFolder::Lead(roots, TargetOf(order), order.open().overwrite(),
+            save->folder, SaveFolder::Lead(roots_, TargetOf(order), order.open().overwrite(),
                                            order.open().probe(), &took_over));
         answer.set_took_over(took_over);
         return absl::OkStatus();
@@ -325,7 +334,7 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
         const internal::v1::ValidateSaveFolder& validate = order.validate();
         SHARDMESH_ASSIGN_OR_RETURN(
             const FolderFacts facts,
-            SaveFolder::Validate(roots, TargetOf(order), validate.overwrite(),
+            SaveFolder::Validate(roots_, TargetOf(order), validate.overwrite(),
                                  FilesOf(validate.files()), validate.needed_bytes()));
         answer.mutable_folder()->set_is_there(facts.is_there);
         answer.mutable_folder()->set_inode(facts.inode);
@@ -334,13 +343,13 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
       }
       case internal::v1::SaveOrder::kCheck: {
         SHARDMESH_FAILPOINT("save.check");
-        SHARDMESH_ASSIGN_OR_RETURN(save->folder,
-                                   SaveFolder::Join(roots, TargetOf(order), order.check().probe()));
+        SHARDMESH_ASSIGN_OR_RETURN(
+            save->folder, SaveFolder::Join(roots_, TargetOf(order), order.check().probe()));
         return absl::OkStatus();
       }
       case internal::v1::SaveOrder::kEarlier: {
         SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ManifestFile> files,
-                                   SaveFolder::EarlierFiles(roots, TargetOf(order)));
+                                   SaveFolder::EarlierFiles(roots_, TargetOf(order)));
         Encode(files, &answer);
         return absl::OkStatus();
       }
@@ -369,11 +378,12 @@ void SaveOrders::Execute(ShardStore* store, const WriteRoots& roots, Save* save,
       case internal::v1::SaveOrder::kTiles:
         SHARDMESH_FAILPOINT("save.tiles");
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
-        return WriteTiles(store, save->folder.get(), save->is_cancelled, order, reply, &answer);
+        return WriteTiles(store_, pauses_, save->folder.get(), save->is_cancelled, order, reply,
+                          &answer);
       case internal::v1::SaveOrder::kCompare:
         SHARDMESH_FAILPOINT("save.compare");
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
-        return CompareTiles(store, *save->folder, save->is_cancelled, order.compare(), &answer);
+        return CompareTiles(store_, *save->folder, save->is_cancelled, order.compare(), &answer);
       case internal::v1::SaveOrder::kReplace:
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
         return save->folder->ReplaceLinks(FilesOf(order.replace().files()));

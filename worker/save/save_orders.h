@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "worker/save/save_folder.h"
+#include "worker/save/save_pace.h"
 #include "worker/save/write_root.h"
 #include "worker/store/shard_store.h"
 
@@ -30,7 +31,7 @@ class SaveOrders {
   };
 
   // `store` outlives this object.
-  SaveOrders(ShardStore* store, WriteRoots roots);
+  SaveOrders(ShardStore* store, WriteRoots roots, SavePace::Options pauses = {});
   // Ends all saves and waits for their threads.
   ~SaveOrders();
   SaveOrders(const SaveOrders&) = delete;
@@ -52,11 +53,12 @@ class SaveOrders {
   // Answers an order with its result.
   static void Answer(const internal::v1::SaveOrder& order, internal::v1::SaveAnswer answer,
                      const absl::Status& status, const Reply& reply);
-  static void Execute(ShardStore* store, const WriteRoots& roots, Save* save,
-                      const internal::v1::SaveOrder& order, const Reply& reply);
+  // Runs on the thread of the save, which ends before the members that it uses.
+  void Execute(Save* save, const internal::v1::SaveOrder& order, const Reply& reply) const;
 
   ShardStore* const store_;
   const WriteRoots roots_;
+  const SavePace::Options pauses_;
   absl::Mutex mutex_;
   // By id. An ended save stays until a later order comes.
   std::map<std::string, std::unique_ptr<Save>> saves_ ABSL_GUARDED_BY(mutex_);

@@ -177,6 +177,11 @@ class StepExecutorImpl final : public StepExecutor {
 
   void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
 
+  bool runs_steps() const override {
+    absl::MutexLock lock(&mutex_);
+    return !running_.empty();
+  }
+
   std::vector<StepProgress> progress() const override {
     std::vector<StepProgress> running;
     {

@@ -221,6 +221,9 @@ class StepExecutor {
   // Drops packed copies of these arrays (WeightCache). Call it together with ShardStore::Release.
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
+  // Whether a step runs now, or waits for its peers.
+  virtual bool runs_steps() const = 0;
+
   // Returns the progress of running steps for heartbeats, in rising order of steps.
   virtual std::vector<StepProgress> progress() const = 0;
 

@@ -6,7 +6,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <random>
 #include <string>
 #include <string_view>
@@ -90,6 +93,47 @@ TEST_F(RegionWriterTest, ReturnsTheChecksumsOfThePiecesOfARegion) {
     expected.push_back(Crc32c(std::string_view(bytes).substr(at, kSavedPieceBytes)));
   }
   EXPECT_EQ(pieces, expected);
+}
+
+// Long runs, in memory and at offsets that direct writes can take, and at others.
+TEST_F(RegionWriterTest, LongRunsFillTheirPlacesAtAnyAlignment) {
+  constexpr int64_t kPage = 4096;
+  std::mt19937 random(9);
+  const std::string random_bytes = RandomTensor(10 << 20, random);
+  for (const int64_t memory_offset : {int64_t{0}, int64_t{64}, int64_t{512}, kPage - 1}) {
+    for (const int64_t offset : {int64_t{0}, kPage, int64_t{64}, int64_t{512}, kPage - 1}) {
+      for (const int64_t size : {(1 << 20), (9 << 20) + 300, (256 << 10) + 1, (256 << 10) - 1}) {
+        const auto memory = std::unique_ptr<char, decltype(&std::free)>(
+            static_cast<char*>(std::aligned_alloc(kPage, size_t{12} << 20)), &std::free);
+        ASSERT_NE(memory, nullptr);
+        const std::string tensor = random_bytes.substr(0, static_cast<size_t>(size));
+        std::memcpy(memory.get() + memory_offset, tensor.data(), tensor.size());
+        std::filesystem::remove(path_);
+        const FileDescriptor file = Open();
+        // Bytes around the tensor, which must stay.
+        const std::string around(static_cast<size_t>(offset + size + 100), '.');
+        ASSERT_EQ(pwrite(file.get(), around.data(), around.size(), 0),
+                  static_cast<int64_t>(around.size()));
+        SHARDMESH_ASSERT_OK_AND_ASSIGN(
+            const uint32_t crc32c,
+            WriteRegion(file, path_, {memory.get() + memory_offset, static_cast<size_t>(size)},
+                        {.dtype = Dtype::kU8,
+                         .tensor_shape = {size},
+                         .tile = Tile{{{0, size}}},
+                         .begin_bytes = 0,
+                         .end_bytes = size,
+                         .offset_bytes = offset},
+                        {.locks_work = true, .progress = nullptr}));
+        EXPECT_EQ(crc32c, Crc32c(tensor));
+        std::string expected = around;
+        expected.replace(static_cast<size_t>(offset), tensor.size(), tensor);
+        ASSERT_TRUE(Read(static_cast<int64_t>(expected.size())) == expected)
+            << "memory at " << memory_offset << ", file at " << offset << ", " << size << " bytes";
+        // The descriptor serves the page cache again.
+        EXPECT_EQ(fcntl(file.get(), F_GETFL) & O_DIRECT, 0);
+      }
+    }
+  }
 }
 
 TEST_F(RegionWriterTest, TilesOfAnyCutAndSplitFillTheFile) {

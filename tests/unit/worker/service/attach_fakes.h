@@ -100,6 +100,7 @@ class KeptOrders final : public StepExecutor {
   void Forget(absl::Span<const std::string> array_ids) override {
     forgotten.insert(forgotten.end(), array_ids.begin(), array_ids.end());
   }
+  bool runs_steps() const override { return false; }
   std::vector<StepProgress> progress() const override { return {}; }
 
   absl::Status commit_status;

@@ -130,6 +130,7 @@ class HeldExecutor final : public StepExecutor {
     absl::MutexLock lock(&mutex_);
     forgotten_.insert(forgotten_.end(), array_ids.begin(), array_ids.end());
   }
+  bool runs_steps() const override { return false; }
   std::vector<StepProgress> progress() const override {
     absl::MutexLock lock(&mutex_);
     return progress_;
