@@ -137,6 +137,25 @@ class ArrayClient {
                                                  const std::string& folder,
                                                  const SaveOptions& save_options = {},
                                                  const CallOptions& options = {});
+  // Begins such a save, and returns before workers write. The names are read when this returns. The
+  // end of this client cancels the save, unless SaveOptions::detached is set.
+  // ClusterClient::CancelOperation cancels the save, and for other clients ForceCancelOperation.
+  // SaveOptions::progress is not called. FAILED_PRECONDITION (NOT_AVAILABLE): the coordinator is of
+  // an older build, which detaches no save; the save was cancelled.
+  //
+  // Example:
+  //   auto begun = client->arrays().BeginSave("", "/ckpt/run", {.step = 100, .detached = true});
+  //   // Compute the next step meanwhile.
+  //   auto saved = client->arrays().WaitSave(begun->operation_id);
+  absl::StatusOr<BegunSave> BeginSave(const std::string& prefix, const std::string& folder,
+                                      const SaveOptions& save_options = {},
+                                      const CallOptions& options = {});
+  // Waits until a save has ended, which any client may have begun, and returns its result. Limited
+  // by MeshClientOptions::transfer_timeout; the save goes on after DEADLINE_EXCEEDED. `progress` as
+  // SaveOptions::progress. NOT_FOUND: there is no such save, or it ended over ten minutes ago.
+  absl::StatusOr<SavedCheckpoint> WaitSave(const std::string& operation_id,
+                                           const ProgressCallback& progress = nullptr,
+                                           const CallOptions& options = {});
 
   // Gathers a whole tensor: each tile from a worker that holds the tile, with every checksum
   // checked. If the array has two replicas (PutOptions::replicas), tiles of lost workers come from

@@ -1,4 +1,4 @@
-// ArrayClient::SaveCheckpoint: begins a save, watches it, and fetches its result.
+// Saves of ArrayClient: begins a save, watches it, and fetches its result.
 #include <string>
 #include <utility>
 
@@ -7,6 +7,7 @@
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/operation_calls.h"
 #include "process/steady_deadline.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 
@@ -29,6 +30,7 @@ v1::BeginSaveRequest Encode(const std::string& prefix, const std::string& folder
   request.set_overwrite(options.overwrite);
   request.set_strip_prefix(options.strip_prefix);
   request.set_validate_only(options.validate_only);
+  request.set_detached(options.detached);
   return request;
 }
 
@@ -47,16 +49,16 @@ SavedCheckpoint Decode(const v1::WaitSaveResponse& from) {
 
 absl::StatusOr<SavedCheckpoint> AwaitSave(const CoordinatorConnection& connection,
                                           const std::string& operation_id,
-                                          const SaveOptions& save_options,
+                                          const ProgressCallback& on_progress,
                                           const SteadyDeadline& deadline,
                                           const CallOptions& options) {
   // The watch only shows progress: if it breaks, the result still comes.
-  if (save_options.progress) {
+  if (on_progress) {
     WatchOperation(
         connection, operation_id,
-        [&save_options](const Operation& operation) {
+        [&on_progress](const Operation& operation) {
           if (operation.total_bytes > 0) {
-            save_options.progress(operation.done_bytes, operation.total_bytes);
+            on_progress(operation.done_bytes, operation.total_bytes);
           }
           return true;
         },
@@ -72,6 +74,57 @@ absl::StatusOr<SavedCheckpoint> AwaitSave(const CoordinatorConnection& connectio
   return Decode(response);
 }
 
+// Asks the coordinator to cancel a save of the session. A save that has ended ignores this.
+void CancelSave(const CoordinatorConnection& connection, const std::string& operation_id,
+                const std::string& session_id) {
+  v1::CancelOperationRequest cancel;
+  cancel.set_operation_id(operation_id);
+  cancel.set_session_id(session_id);
+  v1::CancelOperationResponse ignored;
+  connection
+      .Call(connection.operations, &v1::OperationService::Stub::CancelOperation, cancel,
+            CallLimit::Within(kCancelTime), &ignored)
+      .IgnoreError();
+}
+
+// Begins a save in a session, and sets `*owner` to its id.
+absl::StatusOr<BegunSave> BeginIn(ClientCore* core, const std::string& prefix,
+                                  const std::string& folder, const SaveOptions& save_options,
+                                  const SteadyDeadline& deadline, const CallOptions& options,
+                                  std::string* owner) {
+  const CoordinatorConnection& connection = core->connection();
+  v1::BeginSaveRequest request = Encode(prefix, folder, save_options);
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const v1::BeginSaveResponse begun,
+      core->InSession(deadline, options,
+                      [&](const std::string& session_id,
+                          const CallLimit& limit) -> absl::StatusOr<v1::BeginSaveResponse> {
+                        *owner = session_id;
+                        request.set_session_id(session_id);
+                        v1::BeginSaveResponse response;
+                        SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.saves,
+                                                                  &v1::SaveService::Stub::BeginSave,
+                                                                  request, limit, &response));
+                        return response;
+                      }));
+  if (save_options.detached && !save_options.validate_only && !begun.detached()) {
+    CancelSave(connection, begun.operation_id(), *owner);
+    return WithReason(absl::FailedPreconditionError(
+                          "the coordinator is of an older build, whose saves end with the client "
+                          "that began them; the save was cancelled; update the coordinator, or "
+                          "save without detaching"),
+                      Reason::kNotAvailable, {{fact::kField, "detached"}});
+  }
+  if (!save_options.validate_only && save_options.on_begun) {
+    save_options.on_begun(begun.operation_id());
+  }
+  return BegunSave{.operation_id = begun.operation_id(),
+                   .tensors = begun.tensors(),
+                   .files = begun.files(),
+                   .size_bytes = begun.size_bytes(),
+                   .revision = begun.revision()};
+}
+
 }  // namespace
 
 absl::StatusOr<SavedCheckpoint> ArrayClient::SaveCheckpoint(const std::string& prefix,
@@ -80,48 +133,41 @@ absl::StatusOr<SavedCheckpoint> ArrayClient::SaveCheckpoint(const std::string& p
                                                             const CallOptions& options) {
   const SteadyDeadline deadline = core_->TransferDeadline(options);
   const CoordinatorConnection& connection = core_->connection();
-  v1::BeginSaveRequest request = Encode(prefix, folder, save_options);
   std::string owner;
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const v1::BeginSaveResponse begun,
-      core_->InSession(deadline, options,
-                       [&](const std::string& session_id,
-                           const CallLimit& limit) -> absl::StatusOr<v1::BeginSaveResponse> {
-                         owner = session_id;
-                         request.set_session_id(session_id);
-                         v1::BeginSaveResponse response;
-                         SHARDMESH_RETURN_IF_ERROR(
-                             connection.Call(connection.saves, &v1::SaveService::Stub::BeginSave,
-                                             request, limit, &response));
-                         return response;
-                       }));
+  SHARDMESH_ASSIGN_OR_RETURN(const BegunSave begun, BeginIn(core_, prefix, folder, save_options,
+                                                            deadline, options, &owner));
   if (save_options.validate_only) {
     return SavedCheckpoint{.path = "",
-                           .tensors = begun.tensors(),
-                           .files = begun.files(),
-                           .size_bytes = begun.size_bytes(),
+                           .tensors = begun.tensors,
+                           .files = begun.files,
+                           .size_bytes = begun.size_bytes,
                            .removed_steps = {},
-                           .revision = begun.revision()};
+                           .revision = begun.revision};
   }
-  if (save_options.on_begun) save_options.on_begun(begun.operation_id());
   absl::StatusOr<SavedCheckpoint> saved =
-      AwaitSave(connection, begun.operation_id(), save_options, deadline, options);
-  // The coordinator answers shortly before the deadline. A save that has ended ignores the
-  // cancellation.
+      AwaitSave(connection, begun.operation_id, save_options.progress, deadline, options);
+  // The coordinator answers shortly before the deadline.
   const bool is_given_up =
       deadline.is_over() || absl::IsDeadlineExceeded(saved.status()) ||
       (options.cancellation != nullptr && options.cancellation->is_cancelled());
-  if (!saved.ok() && is_given_up) {
-    v1::CancelOperationRequest cancel;
-    cancel.set_operation_id(begun.operation_id());
-    cancel.set_session_id(owner);
-    v1::CancelOperationResponse ignored;
-    connection
-        .Call(connection.operations, &v1::OperationService::Stub::CancelOperation, cancel,
-              CallLimit::Within(kCancelTime), &ignored)
-        .IgnoreError();
-  }
+  if (!saved.ok() && is_given_up) CancelSave(connection, begun.operation_id, owner);
   return saved;
+}
+
+absl::StatusOr<BegunSave> ArrayClient::BeginSave(const std::string& prefix,
+                                                 const std::string& folder,
+                                                 const SaveOptions& save_options,
+                                                 const CallOptions& options) {
+  std::string owner;
+  return BeginIn(core_, prefix, folder, save_options, core_->TransferDeadline(options), options,
+                 &owner);
+}
+
+absl::StatusOr<SavedCheckpoint> ArrayClient::WaitSave(const std::string& operation_id,
+                                                      const ProgressCallback& progress,
+                                                      const CallOptions& options) {
+  return AwaitSave(core_->connection(), operation_id, progress, core_->TransferDeadline(options),
+                   options);
 }
 
 }  // namespace shardmesh::client

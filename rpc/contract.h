@@ -39,6 +39,7 @@ inline constexpr Feature kFeatures[] = {
       "shardmesh.v1.ResolveService.BatchConstrainArrays"}},
     {"cluster_watch", {"shardmesh.v1.ClusterService.WatchCluster"}},
     {"content_reuse", {"shardmesh.v1.ArrayService.FindContent", "shardmesh.v1.PutTensor.content"}},
+    {"detached_saves", {"shardmesh.v1.BeginSaveRequest.detached"}},
     {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
     {"get_reports", {"shardmesh.v1.OperationService.ReportGet"}},
     {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},

@@ -102,6 +102,7 @@ std::optional<ManifestTensor> TensorFrom(const Json& from) {
   const Json& dtype = Member(from, "dtype");
   const Json& shape = Member(from, "shape");
   const Json& tiles = Member(from, "tiles");
+  const Json& array_id = Member(from, "array_id");
   const std::optional<int64_t> offset = Number(Member(from, "offset_bytes"));
   const std::optional<int64_t> size = Number(Member(from, "size_bytes"));
   if (!dtype.is_string() || !shape.is_array() || !tiles.is_array() || !offset.has_value() ||
@@ -115,7 +116,8 @@ std::optional<ManifestTensor> TensorFrom(const Json& from) {
                         .shape = {},
                         .offset_bytes = *offset,
                         .size_bytes = *size,
-                        .tiles = {}};
+                        .tiles = {},
+                        .array_id = array_id.is_string() ? array_id.get<std::string>() : ""};
   for (const Json& extent : shape) {
     const std::optional<int64_t> number = Number(extent);
     if (!number.has_value()) return std::nullopt;
@@ -320,6 +322,14 @@ bool HaveEqualTensorChecksums(const ManifestTensor& a, const ManifestTensor& b) 
   return whole.has_value() && whole == WholeCrc32c(b);
 }
 
+uint64_t FirstBytes(std::string_view digest) {
+  uint64_t number = 0;
+  for (const char byte : digest.substr(0, sizeof(number))) {
+    number = number << 8 | static_cast<unsigned char>(byte);
+  }
+  return number;
+}
+
 absl::Status NoManifest(std::string_view name) {
   return InvalidArgument(Reason::kBadFile, StrCat(name, " is no manifest of a checkpoint"),
                          {{fact::kFile, name}});
@@ -424,6 +434,21 @@ bool HaveEqualChecksums(const ManifestFile& a, const ManifestFile& b) {
          a.header_bytes == b.header_bytes && a.header_crc32c == b.header_crc32c &&
          std::equal(a.tensors.begin(), a.tensors.end(), b.tensors.begin(), b.tensors.end(),
                     HaveEqualTensorChecksums);
+}
+
+TensorDigests DigestsOf(const ManifestTensor& tensor) {
+  std::string about = StrCat(tensor.name.size(), " ", tensor.name, " ", DtypeName(tensor.dtype));
+  for (const int64_t extent : tensor.shape) StrAppend(&about, " ", extent);
+  std::string content;
+  if (const std::optional<uint32_t> whole = WholeCrc32c(tensor); whole.has_value()) {
+    StrAppend(&content, "whole ", *whole);
+  } else {
+    for (const ManifestTile& tile : tensor.tiles) {
+      StrAppend(&content, tile.tile.ToString(), " ", tile.crc32c, "\n");
+    }
+  }
+  return {.array = FirstBytes(Sha256(StrCat(about, "\narray ", tensor.array_id))),
+          .content = FirstBytes(Sha256(StrCat(about, "\ncontent ", content)))};
 }
 
 absl::Status OtherTileBytes(std::string_view path, std::string_view tensor, const Tile& tile,

@@ -58,7 +58,21 @@ struct ManifestTensor {
   int64_t offset_bytes = 0;  // in the file
   int64_t size_bytes = 0;
   std::vector<ManifestTile> tiles;
+  std::string array_id = {};  // empty: not listed
 };
+
+// By these, saves find out whether a tensor has changed: its name, type and shape, together with
+// the id of its array, or with the checksums of its bytes. Tensors with equal digests are equal but
+// for rare collisions: compare the bytes.
+struct TensorDigests {
+  uint64_t array = 0;
+  // Equal for the tensors that HaveEqualChecksums finds equal, wherever they are in their files.
+  uint64_t content = 0;
+
+  friend bool operator==(const TensorDigests&, const TensorDigests&) = default;
+};
+
+TensorDigests DigestsOf(const ManifestTensor& tensor);
 
 // A file of a checkpoint, with checksums of all its bytes.
 struct ManifestFile {

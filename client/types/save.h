@@ -19,15 +19,30 @@ struct SaveOptions {
   // Only with `step`: removes complete checkpoints of lower steps, so that this many remain; 0
   // keeps all.
   int keep = 0;
-  int64_t max_file_bytes = 0;  // largest size of a file, at least 1 MiB; 0: 5,000,000,000
+  // Largest size of the tensors in a file, at least 1 MiB. 0: 5,000,000,000, or with `step` a
+  // sixteenth of all tensors, from 16 to 256 MiB.
+  int64_t max_file_bytes = 0;
   bool single_file = false;    // one file model.safetensors of any size
   bool overwrite = false;      // replaces a complete checkpoint that a save wrote
   bool strip_prefix = false;   // removes the prefix from the names in the checkpoint
   bool validate_only = false;  // plans the save, asks the workers, and writes nothing
+  bool detached = false;       // the save goes on when this client ends
   // Called with the written bytes and all bytes to write, at most ten times a second.
   ProgressCallback progress = nullptr;
   // Called when the save has begun. ClusterClient::CancelOperation accepts this id.
   std::function<void(const std::string& operation_id)> on_begun = nullptr;
+};
+
+// A save that has begun, or one that was only planned.
+struct BegunSave {
+  // For ArrayClient::WaitSave, and for the calls of ClusterClient about operations. Empty with
+  // `validate_only`.
+  std::string operation_id;
+  int64_t tensors = 0;
+  // With `step`, exact only with `validate_only`: see BeginSaveResponse in save_service.proto.
+  int64_t files = 0;
+  int64_t size_bytes = 0;  // of all tensors
+  int64_t revision = 0;    // the highest version of the saved names
 };
 
 struct SavedCheckpoint {

@@ -14,6 +14,7 @@ SaveRequest Decode(const v1::BeginSaveRequest& from) {
   to.destination.overwrite = from.overwrite();
   to.max_file_bytes = from.max_file_bytes();
   to.single_file = from.single_file();
+  to.is_detached = from.detached();
   return to;
 }
 
@@ -23,6 +24,7 @@ void Encode(const BegunSave& from, v1::BeginSaveResponse* to) {
   to->set_files(from.files);
   to->set_size_bytes(from.size_bytes);
   to->set_revision(from.revision);
+  to->set_detached(from.is_detached);
 }
 
 void Encode(const SaveResult& from, v1::WaitSaveResponse* to) {

@@ -2,10 +2,14 @@
 #include "server/save/save_plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
 #include <utility>
+
+#include "absl/container/flat_hash_map.h"
 
 #include "absl/strings/escaping.h"
 #include "process/crc32c.h"
@@ -50,34 +54,136 @@ std::string FileName(size_t file, size_t count) {
   return name;
 }
 
-// Gives each tensor a file, in order.
-void FillFiles(const SaveLayout& layout, SavePlan* plan) {
+// Tensors of one file, as indexes into SavePlan::tensors.
+using Group = std::vector<size_t>;
+
+int64_t SizeOf(const SavePlan& plan, const Group& tensors) {
+  int64_t size_bytes = 0;
+  for (const size_t tensor : tensors) size_bytes += plan.places[tensor].size_bytes;
+  return size_bytes;
+}
+
+// Adds files that these tensors fill in the order of their names.
+void AddFiles(const SavePlan& plan, const SaveLayout& layout, Group tensors,
+              std::vector<Group>* files) {
+  std::sort(tensors.begin(), tensors.end());
   int64_t filled_bytes = 0;
-  size_t file = 0;
-  for (TensorPlace& place : plan->places) {
-    if (!layout.single_file && filled_bytes > 0 &&
-        place.size_bytes > layout.max_file_bytes - filled_bytes) {
-      ++file;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t size_bytes = plan.places[tensors[i]].size_bytes;
+    const bool is_full = !layout.single_file && filled_bytes > 0 &&
+                         size_bytes > layout.max_file_bytes - filled_bytes;
+    if (i == 0 || is_full) {
+      files->emplace_back();
       filled_bytes = 0;
     }
-    place.file = file;
-    filled_bytes += place.size_bytes;
+    files->back().push_back(tensors[i]);
+    filled_bytes += size_bytes;
   }
-  plan->files.resize(file + 1);
+}
+
+// The tensors of a save beside those of an earlier checkpoint.
+struct SortedTensors {
+  std::vector<Group> kept;  // files that stay as they are
+  Group unchanged;          // of other files
+  Group changed;
+};
+
+SortedTensors SortTensors(const SavePlan& plan, const SaveLayout& layout,
+                          absl::Span<const EarlierTensors> earlier) {
+  // Both digests are of the name too, so each belongs to one tensor.
+  absl::flat_hash_map<uint64_t, size_t> tensor_of;
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    const TensorToSave& tensor = plan.tensors[i];
+    const ArrayDescriptor& array = DescriptorOf(tensor);
+    ManifestTensor listed{.name = tensor.name,
+                          .dtype = array.dtype,
+                          .shape = array.shape,
+                          .size_bytes = plan.places[i].size_bytes,
+                          .tiles = {},
+                          .array_id = array.array_id};
+    for (const HeldPart& part : tensor.parts) {
+      listed.tiles.push_back({.tile = part.tile, .crc32c = part.crc32c});
+    }
+    const TensorDigests digests = DigestsOf(listed);
+    tensor_of.emplace(digests.array, i);
+    tensor_of.emplace(digests.content, i);
+  }
+  SortedTensors sorted;
+  std::vector<bool> is_unchanged(plan.tensors.size());
+  const int64_t max_kept_bytes =
+      layout.max_kept_bytes == 0 ? layout.max_file_bytes : layout.max_kept_bytes;
+  for (const EarlierTensors& file : earlier) {
+    Group found;
+    for (const TensorDigests& each : file) {
+      auto tensor = tensor_of.find(each.array);
+      if (tensor == tensor_of.end()) tensor = tensor_of.find(each.content);
+      if (tensor == tensor_of.end() || is_unchanged[tensor->second]) continue;
+      is_unchanged[tensor->second] = true;
+      found.push_back(tensor->second);
+    }
+    const bool fits = found.size() == 1 || SizeOf(plan, found) <= max_kept_bytes;
+    if (!found.empty() && found.size() == file.size() && fits) {
+      std::sort(found.begin(), found.end());
+      sorted.kept.push_back(std::move(found));
+    } else {
+      sorted.unchanged.insert(sorted.unchanged.end(), found.begin(), found.end());
+    }
+  }
+  for (size_t i = 0; i < plan.tensors.size(); ++i) {
+    if (!is_unchanged[i]) sorted.changed.push_back(i);
+  }
+  return sorted;
+}
+
+// Takes small files of about the same size apart, if there are many. A byte is written again about
+// once for each factor of four by which its file grows.
+void MergeSmallFiles(const SavePlan& plan, const SaveLayout& layout, SortedTensors* sorted) {
+  std::map<int, std::vector<size_t>> alike;  // indexes into kept, by the magnitude of the size
+  for (size_t i = 0; i < sorted->kept.size(); ++i) {
+    const int64_t size_bytes = SizeOf(plan, sorted->kept[i]);
+    if (size_bytes >= layout.max_file_bytes / 2) continue;
+    alike[std::bit_width(static_cast<uint64_t>(size_bytes) >> 20) / 2].push_back(i);
+  }
+  for (const auto& [magnitude, files] : alike) {
+    if (files.size() < kMergedFiles) continue;
+    for (const size_t file : files) {
+      Group tensors = std::exchange(sorted->kept[file], {});
+      sorted->unchanged.insert(sorted->unchanged.end(), tensors.begin(), tensors.end());
+    }
+  }
+  std::erase_if(sorted->kept, [](const Group& file) { return file.empty(); });
+}
+
+// Gives each tensor a file.
+void FillFiles(const SaveLayout& layout, absl::Span<const EarlierTensors> earlier, SavePlan* plan) {
+  SortedTensors sorted =
+      SortTensors(*plan, layout, layout.single_file ? absl::Span<const EarlierTensors>() : earlier);
+  MergeSmallFiles(*plan, layout, &sorted);
+  if (SizeOf(*plan, sorted.unchanged) < kMinApartBytes) {
+    sorted.changed.insert(sorted.changed.end(), sorted.unchanged.begin(), sorted.unchanged.end());
+    sorted.unchanged.clear();
+  }
+  std::vector<Group> files = std::move(sorted.kept);
+  AddFiles(*plan, layout, std::move(sorted.unchanged), &files);
+  AddFiles(*plan, layout, std::move(sorted.changed), &files);
+  std::sort(files.begin(), files.end(),
+            [](const Group& a, const Group& b) { return a.front() < b.front(); });
+  for (size_t i = 0; i < files.size(); ++i) {
+    for (const size_t tensor : files[i]) plan->places[tensor].file = i;
+    plan->files.emplace_back().tensors = std::move(files[i]);
+  }
 }
 
 absl::Status MakeHeaders(const SaveLayout& layout, SavePlan* plan) {
-  size_t first = 0;
   for (size_t i = 0; i < plan->files.size(); ++i) {
     FileInPlan& file = plan->files[i];
     file.name = FileName(i, plan->files.size());
-    size_t last = first;
     std::vector<SafetensorsWriter::Tensor> listed;
     std::string ids;
-    for (; last < plan->tensors.size() && plan->places[last].file == i; ++last) {
-      const ArrayDescriptor& array = DescriptorOf(plan->tensors[last]);
+    for (const size_t tensor : file.tensors) {
+      const ArrayDescriptor& array = DescriptorOf(plan->tensors[tensor]);
       listed.push_back(
-          {.name = plan->tensors[last].name, .dtype = array.dtype, .shape = array.shape});
+          {.name = plan->tensors[tensor].name, .dtype = array.dtype, .shape = array.shape});
       StrAppend(&ids, array.array_id, "\n");
     }
     // Some readers, such as those of the library transformers, require this key.
@@ -87,9 +193,9 @@ absl::Status MakeHeaders(const SaveLayout& layout, SavePlan* plan) {
     file.header = std::move(header.bytes);
     file.size_bytes = static_cast<int64_t>(file.header.size()) + header.data_size_bytes;
     int64_t offset_bytes = static_cast<int64_t>(file.header.size());
-    for (; first < last; ++first) {
-      plan->places[first].offset_bytes = offset_bytes;
-      offset_bytes += plan->places[first].size_bytes;
+    for (const size_t tensor : file.tensors) {
+      plan->places[tensor].offset_bytes = offset_bytes;
+      offset_bytes += plan->places[tensor].size_bytes;
     }
     file.content_key = absl::BytesToHexString(
         Sha256(StrCat("shardmesh file 1\n", layout.cluster_id, "\n", ids, file.header)));
@@ -141,7 +247,15 @@ void AddPieces(const SavePlan& plan, size_t tensor, size_t part, std::vector<uin
 
 }  // namespace
 
-absl::StatusOr<SavePlan> PlanSave(std::vector<TensorToSave> tensors, const SaveLayout& layout) {
+int64_t StepFileBytes(int64_t size_bytes) {
+  constexpr int64_t kMinBytes = int64_t{16} << 20;
+  constexpr int64_t kMaxBytes = int64_t{256} << 20;
+  constexpr int64_t kMaxFiles = 4'096;
+  return std::max(std::clamp(size_bytes / 16, kMinBytes, kMaxBytes), size_bytes / kMaxFiles);
+}
+
+absl::StatusOr<SavePlan> PlanSave(std::vector<TensorToSave> tensors, const SaveLayout& layout,
+                                  absl::Span<const EarlierTensors> earlier) {
   SavePlan plan;
   std::sort(tensors.begin(), tensors.end(),
             [](const TensorToSave& a, const TensorToSave& b) { return a.name < b.name; });
@@ -151,12 +265,14 @@ absl::StatusOr<SavePlan> PlanSave(std::vector<TensorToSave> tensors, const SaveL
     plan.places.push_back({.size_bytes = size_bytes});
     plan.size_bytes += size_bytes;
   }
-  FillFiles(layout, &plan);
+  FillFiles(layout, earlier, &plan);
   SHARDMESH_RETURN_IF_ERROR(MakeHeaders(layout, &plan));
   std::map<std::string, int64_t> load;
-  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
-    for (size_t part = 0; part < plan.tensors[tensor].parts.size(); ++part) {
-      AssignPart(tensor, part, &load, &plan);
+  for (const FileInPlan& file : plan.files) {
+    for (const size_t tensor : file.tensors) {
+      for (size_t part = 0; part < plan.tensors[tensor].parts.size(); ++part) {
+        AssignPart(tensor, part, &load, &plan);
+      }
     }
   }
   return plan;
@@ -224,8 +340,7 @@ std::string ManifestText(const SavePlan& plan, const SaveDescription& descriptio
 
 void AddFilePieces(const SavePlan& plan, size_t file, absl::Span<const uint32_t> piece_crc32c,
                    PieceChecksums* pieces) {
-  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
-    if (plan.places[tensor].file != file) continue;
+  for (const size_t tensor : plan.files[file].tensors) {
     for (size_t part = 0; part < plan.tensors[tensor].parts.size(); ++part) {
       const auto count = static_cast<size_t>(CountSavedPieces(PartBytes(plan, tensor, part)));
       if (count > piece_crc32c.size()) return;

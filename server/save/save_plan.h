@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "server/state/array_registry.h"
 #include "sharding/tile.h"
+#include "tensor/checkpoint_manifest.h"
 
 namespace shardmesh::server {
 
@@ -38,7 +39,13 @@ struct SaveLayout {
   int64_t max_file_bytes = 0;  // of the tensors in one file; a larger tensor has a file of its own
   bool single_file = false;
   std::string cluster_id;
+  // Of the tensors in a file that stays as it was in the earlier checkpoint, if it has several; 0:
+  // as max_file_bytes.
+  int64_t max_kept_bytes = 0;
 };
+
+// A file of an earlier checkpoint: the digests of its tensors.
+using EarlierTensors = std::vector<TensorDigests>;
 
 // A part of a tile that one worker writes: bytes [begin_bytes, end_bytes) of the row-major tile.
 struct RegionToWrite {
@@ -61,6 +68,7 @@ struct FileInPlan {
   std::string name;
   std::string header;  // the first bytes of the file
   int64_t size_bytes = 0;
+  std::vector<size_t> tensors;  // indexes into SavePlan::tensors, in their order in the file
   // 64 hexadecimal digits. Files with equal keys have equal bytes: the key is the hash of the
   // header and of the ids of the arrays, and an array never changes. Files with other keys may have
   // equal bytes too: the leader finds these by the checksums of the tiles, and workers compare
@@ -80,14 +88,31 @@ struct SavePlan {
 // A tile from this size on is cut among the workers that hold it, so that all of them write.
 inline constexpr int64_t kMinSplitBytes = int64_t{2} << 20;
 
-// Plans the files and who writes what. The tensors fill the files in the order of their names, so
-// that a change of some tensors leaves the other files as they were. One file is named
-// `model.safetensors`, several `model-00001-of-00002.safetensors` and so on. A tile with several
-// holders is cut among them, or goes to the holder that has least to write.
+// Unchanged tensors that leave a file of the earlier checkpoint get a file of their own from this
+// size on, of all of them together. Fewer bytes are written again sooner than a file is opened.
+inline constexpr int64_t kMinApartBytes = int64_t{256} << 10;
+// So many files of about the same small size become one, so that files do not get more and more.
+inline constexpr size_t kMergedFiles = 8;
+
+// Returns the default of SaveLayout::max_file_bytes for the checkpoint of a step: a sixteenth of
+// the tensors, from 16 to 256 MiB, and more where there would be over 4,096 files.
+int64_t StepFileBytes(int64_t size_bytes);
+
+// Plans the files and who writes what. One file is named `model.safetensors`, several
+// `model-00001-of-00002.safetensors` and so on, by the name of their first tensor. A tile with
+// several holders is cut among them, or goes to the holder that has least to write.
+//
+// `earlier`: the files of a checkpoint that the new one may link. A file whose tensors are all
+// unchanged stays as it is. The other unchanged tensors fill files in the order of their names, and
+// so do the changed tensors, in files of their own. Those that change with each step, such as
+// weights in training, so part from those that do not. kMergedFiles unchanged files of less than
+// half of max_file_bytes, whose sizes are within a factor of four, are merged. With `single_file`,
+// `earlier` is ignored.
 //
 // INVALID_ARGUMENT: two tensors have one name, or a header is too large for the format.
 // Requires at least one tensor.
-absl::StatusOr<SavePlan> PlanSave(std::vector<TensorToSave> tensors, const SaveLayout& layout);
+absl::StatusOr<SavePlan> PlanSave(std::vector<TensorToSave> tensors, const SaveLayout& layout,
+                                  absl::Span<const EarlierTensors> earlier = {});
 
 // Describes a save in its manifest.
 struct SaveDescription {

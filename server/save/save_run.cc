@@ -135,8 +135,10 @@ struct SaveRun::Shared {
 };
 
 SaveRun::SaveRun(Options options)
-    : options_(std::move(options)), shared_(std::make_shared<Shared>()) {
-  for (const auto& [identity, regions] : options_.plan.regions) identities_.push_back(identity);
+    : plan_(std::move(options.plan)),
+      options_(std::move(options)),
+      shared_(std::make_shared<Shared>()) {
+  for (const auto& [identity, regions] : plan_.regions) identities_.push_back(identity);
   probe_ = RandomBytes(kProbeBytes);
 }
 
@@ -279,6 +281,29 @@ absl::Status SaveRun::OpenFolder(SaveResult* result) {
   return absl::OkStatus();
 }
 
+absl::Status SaveRun::PlanByEarlier() {
+  if (!options_.layout.has_value()) return absl::OkStatus();
+  Order order = NewOrder();
+  order.message.mutable_earlier();
+  Event answer;
+  const absl::Status listed = AskLeader(std::move(order), &answer, options_.open_timeout);
+  if (absl::IsUnimplemented(listed)) return absl::OkStatus();  // a worker of an older build
+  SHARDMESH_RETURN_IF_ERROR(AsFolderError(listed));
+  std::vector<EarlierTensors> earlier;
+  for (const internal::v1::EarlierFile& from : answer.answer->earlier()) {
+    EarlierTensors& file = earlier.emplace_back();
+    for (int i = 0; i < std::min(from.array_digests_size(), from.content_digests_size()); ++i) {
+      file.push_back({.array = from.array_digests(i), .content = from.content_digests(i)});
+    }
+  }
+  if (earlier.empty()) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(plan_, PlanSave(std::move(plan_.tensors), *options_.layout, earlier));
+  plan_.regions.try_emplace(leader_);  // it makes the files, with or without tiles to write
+  identities_.clear();
+  for (const auto& [identity, regions] : plan_.regions) identities_.push_back(identity);
+  return absl::OkStatus();
+}
+
 absl::Status SaveRun::AsFolderError(const absl::Status& status) const {
   if (!absl::IsPermissionDenied(status)) return status;
   return InvalidArgument(
@@ -288,7 +313,7 @@ absl::Status SaveRun::AsFolderError(const absl::Status& status) const {
 }
 
 std::optional<SaveRun::Order> SaveRun::NextFiles(FolderLane* lane) const {
-  const std::vector<FileInPlan>& files = options_.plan.files;
+  const std::vector<FileInPlan>& files = plan_.files;
   if (lane->has_begun && lane->next == files.size()) return std::nullopt;
   lane->has_begun = true;
   Order order = NewOrder();
@@ -346,7 +371,8 @@ absl::Status SaveRun::Validate() {
     return absl::InternalError("the plan of a save names no worker");
   }
   leader_ = identities_.front();
-  const absl::Status status = ValidateFolders();
+  absl::Status status = PlanByEarlier();
+  if (status.ok()) status = ValidateFolders();
   EndAll(/*keep=*/false);
   return status;
 }
@@ -401,10 +427,9 @@ absl::Status SaveRun::CannotWrite(std::vector<Refusal> refusals) const {
 }
 
 absl::Status SaveRun::TakeFound(size_t file, std::string_view is_intact, SaveResult* result) {
-  const SavePlan& plan = options_.plan;
+  const SavePlan& plan = plan_;
   size_t next = 0;
-  for (size_t tensor = 0; tensor < plan.tensors.size(); ++tensor) {
-    if (plan.places[tensor].file != file) continue;
+  for (const size_t tensor : plan.files[file].tensors) {
     const std::vector<HeldPart>& parts = plan.tensors[tensor].parts;
     for (size_t part = 0; part < parts.size(); ++part, ++next) {
       if (next / 8 >= is_intact.size()) {
@@ -422,7 +447,7 @@ absl::Status SaveRun::TakeFound(size_t file, std::string_view is_intact, SaveRes
 }
 
 absl::Status SaveRun::MakeFiles(SaveResult* result) {
-  const std::vector<FileInPlan>& files = options_.plan.files;
+  const std::vector<FileInPlan>& files = plan_.files;
   for (size_t first = 0; first < files.size(); first += kFilesInOrder) {
     Order order = NewOrder();
     for (size_t i = first; i < std::min(files.size(), first + kFilesInOrder); ++i) {
@@ -436,7 +461,7 @@ absl::Status SaveRun::MakeFiles(SaveResult* result) {
       SHARDMESH_RETURN_IF_ERROR(TakeFound(first + found.file(), found.is_intact(), result));
     }
     for (const internal::v1::FilePieces& each : answer.answer->pieces()) {
-      AddFilePieces(options_.plan, first + each.file(), each.piece_crc32c(), &pieces_);
+      AddFilePieces(plan_, first + each.file(), each.piece_crc32c(), &pieces_);
     }
   }
   return absl::OkStatus();
@@ -444,7 +469,7 @@ absl::Status SaveRun::MakeFiles(SaveResult* result) {
 
 std::optional<SaveRun::Order> SaveRun::NextCompare(CompareLane* lane,
                                                    const std::set<size_t>& differing) const {
-  const SavePlan& plan = options_.plan;
+  const SavePlan& plan = plan_;
   Order order = NewOrder();
   internal::v1::CompareSaveTiles& tiles = *order.message.mutable_compare();
   lane->sent.clear();
@@ -467,7 +492,7 @@ std::optional<SaveRun::Order> SaveRun::NextCompare(CompareLane* lane,
 
 absl::Status SaveRun::TakeCompared(const Event& event, CompareLane* lane,
                                    std::set<size_t>* differing) const {
-  const SavePlan& plan = options_.plan;
+  const SavePlan& plan = plan_;
   const auto file_of = [&](size_t region) {
     return plan.places[(*lane->regions)[region].tensor].file;
   };
@@ -506,7 +531,7 @@ absl::Status SaveRun::TakeCompared(const Event& event, CompareLane* lane,
 
 absl::Status SaveRun::CompareAlike() {
   if (alike_.empty()) return absl::OkStatus();
-  const SavePlan& plan = options_.plan;
+  const SavePlan& plan = plan_;
   std::set<size_t> differing;
   std::map<std::string, CompareLane> compare_lanes;  // by worker
   absl::Status failed;
@@ -557,7 +582,7 @@ absl::Status SaveRun::ReplaceLinks(const std::set<size_t>& files) {
         orders.back().message.replace().files_size() >= static_cast<int>(kFilesInOrder)) {
       orders.push_back(NewOrder());
     }
-    Encode(options_.plan.files[file], orders.back().message.mutable_replace()->add_files());
+    Encode(plan_.files[file], orders.back().message.mutable_replace()->add_files());
   }
   Lanes lanes;
   lanes.emplace(leader_, LaneOf(std::move(orders)));
@@ -587,7 +612,7 @@ absl::Status SaveRun::WriteTexts(
 }
 
 SaveRun::Order SaveRun::NextTiles(TileLane* lane) const {
-  const SavePlan& plan = options_.plan;
+  const SavePlan& plan = plan_;
   Order order = NewOrder();
   internal::v1::WriteSaveTiles& tiles = *order.message.mutable_tiles();
   tiles.set_one_host(options_.one_host);
@@ -610,7 +635,7 @@ SaveRun::Order SaveRun::NextTiles(TileLane* lane) const {
 }
 
 absl::Status SaveRun::WriteTiles(SaveResult* result) {
-  const SavePlan& plan = options_.plan;
+  const SavePlan& plan = plan_;
   Lanes lanes;
   std::map<std::string, TileLane> tile_lanes;  // by worker
   int64_t total_pieces = 0;
@@ -652,11 +677,11 @@ absl::Status SaveRun::WriteTiles(SaveResult* result) {
 absl::Status SaveRun::Publish(const std::string& first_manifest, SaveResult* result) {
   // The checksums of pieces are known only now. The text only grows, so nothing of the first one is
   // left. If the leader dies in between, the next save writes its files anew.
-  const std::string manifest = ManifestText(options_.plan, options_.description, pieces_);
+  const std::string manifest = ManifestText(plan_, options_.description, pieces_);
   if (manifest != first_manifest) {
     SHARDMESH_RETURN_IF_ERROR(WriteTexts({{std::string(kCheckpointManifest), manifest}}));
   }
-  const std::string index = IndexText(options_.plan);
+  const std::string index = IndexText(plan_);
   if (!index.empty()) {
     SHARDMESH_RETURN_IF_ERROR(WriteTexts({{std::string(kCheckpointIndex), index}}));
   }
@@ -668,7 +693,7 @@ absl::Status SaveRun::Publish(const std::string& first_manifest, SaveResult* res
   Order order = NewOrder();
   internal::v1::PublishSave& publish = *order.message.mutable_publish();
   publish.add_files(std::string(kCheckpointManifest));
-  for (const FileInPlan& file : options_.plan.files) publish.add_files(file.name);
+  for (const FileInPlan& file : plan_.files) publish.add_files(file.name);
   if (!index.empty()) publish.add_files(std::string(kCheckpointIndex));
   publish.set_marker(CheckpointMarkerText(manifest));
   publish.set_keep(options_.destination.keep);
@@ -702,15 +727,17 @@ void SaveRun::EndAll(bool keep) {
 
 absl::Status SaveRun::RunPhases(SaveResult* result) {
   SHARDMESH_RETURN_IF_ERROR(OpenFolder(result));
+  SHARDMESH_RETURN_IF_ERROR(PlanByEarlier());
+  result->files = std::ssize(plan_.files);
   SHARDMESH_RETURN_IF_ERROR(CheckFolders());
   // The manifest is there before the files: after an early end, it says what they are.
-  const std::string manifest = ManifestText(options_.plan, options_.description);
+  const std::string manifest = ManifestText(plan_, options_.description);
   SHARDMESH_RETURN_IF_ERROR(WriteTexts({{std::string(kCheckpointManifest), manifest}}));
   SHARDMESH_RETURN_IF_ERROR(MakeFiles(result));
   SHARDMESH_RETURN_IF_ERROR(CompareAlike());
   std::vector<std::pair<std::string, std::string_view>> headers;
-  for (size_t i = 0; i < options_.plan.files.size(); ++i) {
-    const FileInPlan& file = options_.plan.files[i];
+  for (size_t i = 0; i < plan_.files.size(); ++i) {
+    const FileInPlan& file = plan_.files[i];
     if (!present_.linked.contains(i)) headers.emplace_back(file.name, file.header);
   }
   SHARDMESH_RETURN_IF_ERROR(WriteTexts(headers));
@@ -719,11 +746,10 @@ absl::Status SaveRun::RunPhases(SaveResult* result) {
 }
 
 absl::StatusOr<SaveResult> SaveRun::Run() {
-  const SavePlan& plan = options_.plan;
   SaveResult result{.path = options_.destination.folder,
-                    .tensors = static_cast<int64_t>(plan.tensors.size()),
-                    .files = static_cast<int64_t>(plan.files.size()),
-                    .size_bytes = plan.size_bytes,
+                    .tensors = std::ssize(plan_.tensors),
+                    .files = std::ssize(plan_.files),
+                    .size_bytes = plan_.size_bytes,
                     .revision = options_.description.revision};
   if (options_.destination.step.has_value()) {
     StrAppend(&result.path, "/", StepFolderName(*options_.destination.step));

@@ -47,7 +47,8 @@ struct SaveResult {
   int64_t revision = 0;
 };
 
-// Phases: open (leader) -> check (the others) -> manifest (leader) -> make the files (leader) ->
+// Phases: open (leader) -> list the files of the earlier checkpoint, and plan by them (leader) ->
+// check (the others) -> manifest (leader) -> make the files (leader) ->
 // compare links with tiles (all) -> replace links (leader) -> headers (leader) -> tiles (all) ->
 // index (leader) -> publish (leader) -> end (all). After an error, a lost worker or a cancellation,
 // the end follows at once. The leader then keeps what is written for the next save, if it is much,
@@ -61,6 +62,9 @@ class SaveRun {
   struct Options {
     std::string save_id;
     SavePlan plan;
+    // If set, the files are planned again, so that unchanged tensors stay in the files that they
+    // have in the newest complete checkpoint.
+    std::optional<SaveLayout> layout = {};
     SaveDestination destination;
     SaveDescription description;
     bool one_host = false;         // all workers of the plan are on one host
@@ -79,10 +83,12 @@ class SaveRun {
 
   explicit SaveRun(Options options);
 
-  const SavePlan& plan() const { return options_.plan; }
+  // Not during Run and Validate, which may plan the files again.
+  const SavePlan& plan() const { return plan_; }
   // Errors: those of WaitSave in save_service.proto.
   absl::StatusOr<SaveResult> Run();
   // Asks each worker whether it could write into the folder; nothing is created. Instead of Run.
+  // The plan is then the one that Run would carry out.
   // Errors: those of Run about the folder.
   absl::Status Validate();
 
@@ -122,6 +128,8 @@ class SaveRun {
   absl::Status ValidateFolders();
   std::optional<Order> NextFiles(FolderLane* lane) const;
   absl::Status OpenFolder(SaveResult* result);
+  // Plans the files by those of the checkpoint that the leader may link, if there is a layout.
+  absl::Status PlanByEarlier();
   absl::Status CheckFolders();
   absl::Status MakeFiles(SaveResult* result);
   // Takes the tiles of a file that are present; `is_intact`: as FoundTiles.is_intact.
@@ -145,6 +153,7 @@ class SaveRun {
   absl::Status Publish(const std::string& first_manifest, SaveResult* result);
   void EndAll(bool keep);
 
+  SavePlan plan_;
   const Options options_;
   const std::shared_ptr<Shared> shared_;
   std::string leader_;

@@ -138,6 +138,7 @@ absl::Status Saves::Snapshot(const std::string& prefix, bool pins,
 }
 
 absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription* description,
+                                     std::optional<SaveLayout>* layout,
                                      std::vector<std::string>* pinned) const {
   SHARDMESH_RETURN_IF_ERROR(CheckRequest(request));
   std::vector<ArrayRegistry::NamedArray> names;
@@ -206,14 +207,32 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
     }
     tensors.push_back(std::move(tensor));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      SavePlan plan, PlanSave(std::move(tensors), {.max_file_bytes = request.max_file_bytes == 0
-                                                                         ? kDefaultFileBytes
-                                                                         : request.max_file_bytes,
-                                                   .single_file = request.single_file,
-                                                   .cluster_id = parts_.cluster_id}));
+  SHARDMESH_ASSIGN_OR_RETURN(const SaveLayout wanted, LayoutOf(request, tensors));
+  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, PlanSave(std::move(tensors), wanted));
+  if (request.destination.step.has_value() && !request.single_file) *layout = wanted;
   if (plan.regions.empty()) SHARDMESH_RETURN_IF_ERROR(AddLeader(*view, &plan));
   return plan;
+}
+
+absl::StatusOr<SaveLayout> Saves::LayoutOf(const SaveRequest& request,
+                                           absl::Span<const TensorToSave> tensors) const {
+  SaveLayout layout{.max_file_bytes = request.max_file_bytes,
+                    .single_file = request.single_file,
+                    .cluster_id = parts_.cluster_id,
+                    .max_kept_bytes = request.max_file_bytes};
+  if (request.max_file_bytes != 0) return layout;
+  layout.max_file_bytes = kDefaultFileBytes;
+  layout.max_kept_bytes = kDefaultFileBytes;
+  if (!request.destination.step.has_value()) return layout;
+  int64_t size_bytes = 0;
+  for (const TensorToSave& tensor : tensors) {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t of_tensor,
+                               tensor.array->definition.descriptor.SizeBytes());
+    size_bytes += of_tensor;
+  }
+  layout.max_file_bytes = StepFileBytes(size_bytes);
+  layout.max_kept_bytes = std::max(kDefaultFileBytes, layout.max_file_bytes);
+  return layout;
 }
 
 absl::Status Saves::AddLeader(const MembershipView& view, SavePlan* plan) const {
@@ -237,8 +256,15 @@ absl::Status Saves::AddLeader(const MembershipView& view, SavePlan* plan) const 
 bool Saves::IsOneHost(const SavePlan& plan) const {
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
   std::set<std::string> hosts;
-  for (const auto& [identity, regions] : plan.regions) {
-    const WorkerStatus* const worker = view->FindWorker(identity);
+  std::set<std::string_view> identities;
+  for (const auto& [identity, regions] : plan.regions) identities.insert(identity);
+  for (const TensorToSave& tensor : plan.tensors) {
+    for (const HeldPart& part : tensor.parts) {
+      identities.insert(part.identities.begin(), part.identities.end());
+    }
+  }
+  for (const std::string_view identity : identities) {
+    const WorkerStatus* const worker = view->FindWorker(std::string(identity));
     hosts.insert(worker == nullptr ? "" : worker->info.host);
   }
   return hosts.size() == 1 && !hosts.begin()->empty();
@@ -246,11 +272,13 @@ bool Saves::IsOneHost(const SavePlan& plan) const {
 
 absl::StatusOr<BegunSave> Saves::Check(const SaveRequest& request) {
   SaveDescription description;
-  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, nullptr));
-  const BegunSave checked = Summary(plan, description);
+  std::optional<SaveLayout> layout;
+  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, &layout, nullptr));
+  BegunSave checked = Summary(plan, description);
   const bool is_one_host = IsOneHost(plan);
   SaveRun run({.save_id = RandomId(),
                .plan = std::move(plan),
+               .layout = std::move(layout),
                .destination = request.destination,
                .description = std::move(description),
                .one_host = is_one_host,
@@ -268,6 +296,7 @@ absl::StatusOr<BegunSave> Saves::Check(const SaveRequest& request) {
     validations_.erase(&run);
   }
   SHARDMESH_RETURN_IF_ERROR(valid);
+  checked.files = std::ssize(run.plan().files);
   return checked;
 }
 
@@ -280,7 +309,8 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
   auto running = std::make_unique<Running>();
   absl::Cleanup unpin = [&] { parts_.registry->Unpin(running->pinned); };
   SaveDescription description;
-  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, &running->pinned));
+  std::optional<SaveLayout> layout;
+  SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, &layout, &running->pinned));
   BegunSave begun = Summary(plan, description);
   for (const TensorToSave& tensor : plan.tensors) running->tiles += std::ssize(tensor.parts);
   SHARDMESH_RETURN_IF_ERROR(CheckRoomForTiles(running->tiles));
@@ -290,6 +320,7 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
   running->run = std::make_shared<SaveRun>(SaveRun::Options{
       .save_id = RandomId(),
       .plan = std::move(plan),
+      .layout = std::move(layout),
       .destination = request.destination,
       .description = std::move(description),
       .one_host = is_one_host,
@@ -306,10 +337,12 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
                StrCat("save of ", begun.tensors, " tensors to ", to.folder,
                       to.step.has_value() ? StrCat(", step ", *to.step) : ""),
                request.session_id, session.number,
-               [run = running->run](const absl::Status& reason) { return run->Cancel(reason); }));
+               [run = running->run](const absl::Status& reason) { return run->Cancel(reason); },
+               request.is_detached));
   parts_.operations->SetWorkers(
       *id, [run = running->run] { return OperationWorkers{.waiting_for = run->WaitsFor()}; });
   begun.operation_id = *id;
+  begun.is_detached = request.is_detached;
   absl::StatusOr<std::thread> thread =
       StartThread([this, id = *id, raw = running.get()] { Execute(id, raw); });
   if (!thread.ok()) {

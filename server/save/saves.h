@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "server/attach/save_access.h"
 #include "server/save/save_plan.h"
 #include "server/save/save_run.h"
@@ -41,8 +42,9 @@ struct SaveRequest {
   std::string prefix;         // of the names of the arrays to save
   bool strip_prefix = false;  // from the names in the checkpoint
   SaveDestination destination;
-  int64_t max_file_bytes = 0;  // 0: kDefaultFileBytes
+  int64_t max_file_bytes = 0;  // 0: kDefaultFileBytes, or for a step StepFileBytes
   bool single_file = false;
+  bool is_detached = false;  // the end of the session does not cancel the save
 
   friend bool operator==(const SaveRequest&, const SaveRequest&) = default;
 };
@@ -53,13 +55,15 @@ inline constexpr int64_t kMinFileBytes = int64_t{1} << 20;
 struct BegunSave {
   std::string operation_id;  // empty if the save was only checked
   int64_t tensors = 0;
+  // Of a save that has begun: as if there was no earlier checkpoint. Its workers are asked later.
   int64_t files = 0;
   int64_t size_bytes = 0;
   int64_t revision = 0;
+  bool is_detached = false;
 };
 
-// Begins saves and runs each on a thread of its own. A save is an operation: its session's end
-// cancels it.
+// Begins saves and runs each on a thread of its own. A save is an operation. The end of its session
+// cancels it, unless the save is detached.
 //
 // Thread-safe. All parts outlive this object.
 class Saves {
@@ -127,10 +131,16 @@ class Saves {
     BegunSave begun;
   };
 
+  // `layout`: for SaveRun::Options.
   absl::StatusOr<SavePlan> Plan(const SaveRequest& request, SaveDescription* description,
+                                std::optional<SaveLayout>* layout,
                                 std::vector<std::string>* pinned) const;
+  // The sizes of files that the request asks for, or the default ones.
+  absl::StatusOr<SaveLayout> LayoutOf(const SaveRequest& request,
+                                      absl::Span<const TensorToSave> tensors) const;
   absl::Status Snapshot(const std::string& prefix, bool pins,
                         std::vector<ArrayRegistry::NamedArray>* names) const;
+  // Whether all workers that may write a part are on one host.
   bool IsOneHost(const SavePlan& plan) const;
   // Returns the answer to an earlier request with the same key; nullopt if there was none.
   absl::StatusOr<std::optional<BegunSave>> FindKnown(const SaveRequest& request) const;

@@ -97,13 +97,15 @@ void SetRate(const ProgressRate& rate, absl::Time now, OperationProgress& progre
 
 absl::StatusOr<std::string> OperationTable::Begin(OperationKind kind, std::string description,
                                                   const std::string& session_id,
-                                                  int64_t session_number, CancelCallback cancel) {
+                                                  int64_t session_number, CancelCallback cancel,
+                                                  bool is_detached) {
   auto operation = std::make_shared<Operation>();
   OperationProgress& progress = operation->progress;
   progress.id = RandomId();
   progress.kind = kind;
   progress.session_id = session_id;
   progress.session_number = session_id.empty() ? 0 : session_number;
+  progress.is_detached = is_detached;
   progress.description = Description(std::move(description));
   progress.started = clock_->Now();
   operation->cancel = std::move(cancel);
@@ -116,7 +118,7 @@ absl::StatusOr<std::string> OperationTable::Begin(OperationKind kind, std::strin
     by_number_.emplace(progress.number, operation);
   }
   // The session gets the operation after the table: a session that ends from now on finds it here.
-  if (!session_id.empty()) {
+  if (!session_id.empty() && !is_detached) {
     const absl::Status added = sessions_->AddTransfer(session_id, id);
     if (!added.ok()) {
       absl::MutexLock lock(&mutex_);
@@ -188,7 +190,7 @@ void OperationTable::End(std::string_view id, const absl::Status& status) {
     progress.ended = true;
     progress.status = status;
     progress.finished = clock_->Now();
-    session_id = progress.session_id;
+    if (!progress.is_detached) session_id = progress.session_id;
     on_end = std::exchange(operation->on_end, {});
     cancel = std::exchange(operation->cancel, nullptr);
     workers = std::exchange(operation->workers, nullptr);

@@ -60,6 +60,7 @@ struct OperationProgress {
   OperationKind kind = OperationKind::kPut;
   std::string session_id;      // the owner; empty if the coordinator began the operation by itself
   int64_t session_number = 0;  // SessionInfo::number; 0 if there is no owner
+  bool is_detached = false;    // the operation goes on when the owner ends
   std::string description;     // for people
   // Whether the operation has ended; if so, `status` is its result. CANCELLED: it was cancelled.
   bool ended = false;
@@ -101,7 +102,7 @@ void SetRate(const ProgressRate& rate, absl::Time now, OperationProgress& progre
 //
 // The code that carries out an operation calls Begin, SetTotal, Add and End. A cancellation only
 // asks that code to stop: it calls the operation's CancelCallback, and the operation runs until its
-// End. The end of the owning session cancels the operation.
+// End. The end of the owning session cancels the operation, unless the operation is detached.
 //
 // Thread-safe. Callbacks run without a lock. Methods that take an id and return nothing ignore an
 // id that is unknown or of an ended operation.
@@ -133,11 +134,11 @@ class OperationTable {
 
   // Begins an operation and returns its id. `session_id`: the owner; empty if the coordinator
   // begins the operation by itself. `session_number`: Session::number of the owner. `cancel` may be
-  // null: the operation cannot be cancelled. Errors, with an owner: those of
+  // null: the operation cannot be cancelled. Errors, with an owner, and not detached: those of
   // SessionTable::AddTransfer.
   absl::StatusOr<std::string> Begin(OperationKind kind, std::string description,
                                     const std::string& session_id, int64_t session_number,
-                                    CancelCallback cancel);
+                                    CancelCallback cancel, bool is_detached = false);
   // Sets what the operation has to do in all: pieces of work, and their bytes. At least what is
   // done already.
   void SetTotal(std::string_view id, int64_t pieces, int64_t bytes);

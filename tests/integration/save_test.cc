@@ -59,6 +59,14 @@ class SaveTest : public testing::Test {
     }
     return TestCluster::Start(options);
   }
+  // Starts a cluster in which a worker that is stopped is not lost.
+  absl::StatusOr<std::unique_ptr<TestCluster>> StartPatient() const {
+    TestCluster::Options options;
+    options.mesh = "tp=2";
+    options.coordinator_flags = {"--lost-after=10m"};
+    options.worker_flags = {"--write-root=" + root_};
+    return TestCluster::Start(options);
+  }
   std::string Path(const std::string& name) const { return root_ + "/" + name; }
   static json JsonOf(const CommandResult& result) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -258,6 +266,108 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
               HasSubstr("Removed the checkpoints of steps 3, 4\n"));
 }
 
+// 20 tensors of 1 MiB are one file by default: the first change parts them.
+TEST_F(SaveTest, AChangedTensorIsWrittenAloneFromItsSecondChangeOn) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  const auto put = [&](int tensor, int seed) {
+    const std::string x = Path("x.npy");
+    ASSERT_EQ(cluster->Run({"make-tensor", "--shape=256,1024", StrCat("--seed=", seed), "--out", x})
+                  .exit_code,
+              0);
+    ASSERT_EQ(cluster->Run({"put", x, "--as", StrCat("m/", tensor), "--spec=tp,-"}).exit_code, 0);
+  };
+  for (int tensor = 10; tensor < 30; ++tensor) put(tensor, tensor);
+  for (int step = 1; step <= 3; ++step) {
+    if (step > 1) put(17, 100 + step);
+    const json saved =
+        JsonOf(cluster->Run({"save", "m/", Path("run"), StrCat("--step=", step), "--output=json"}));
+    EXPECT_EQ(saved["size_bytes"], 20 << 20) << saved;
+    if (step == 3) {
+      EXPECT_EQ(saved["written_bytes"], 1 << 20) << saved;
+      EXPECT_EQ(saved["linked_files"].get<int>() + 1, saved["files"].get<int>()) << saved;
+    }
+  }
+  // Other readers take the index, or find the tensors in the headers.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint changed,
+                                 Checkpoint::Open(Path("run/step-00000003")));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint first,
+                                 Checkpoint::Open(Path("run/step-00000001")));
+  ASSERT_EQ(changed.tensors().size(), 20);
+  for (const Checkpoint::Entry& entry : first.tensors()) {
+    const Checkpoint::Entry* const found = changed.Find(entry.tensor->name);
+    ASSERT_NE(found, nullptr) << entry.tensor->name;
+    EXPECT_EQ(changed.View(*found).bytes() == first.View(entry).bytes(),
+              entry.tensor->name != "m/17")
+        << entry.tensor->name;
+  }
+  std::ofstream(Path("w.yaml")) << "rules:\n- {pattern: '.*', spec: [null, tp]}\n";
+  const CommandResult loaded =
+      cluster->Run({"load", Path("run"), "--rules", Path("w.yaml"), "--quiet"});
+  EXPECT_EQ(loaded.exit_code, 0) << loaded.err;
+}
+
+TEST_F(SaveTest, ADetachedSaveGoesOnWhenItsCommandHasEnded) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
+  Load(*cluster);
+  // The save cannot end before the command.
+  ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+  const json begun = JsonOf(cluster->Run({"save", "", Path("run"), "--detach", "--output=json"}));
+  EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+  EXPECT_EQ(begun["tensors"], 104);
+  const auto id = begun["operation_id"].get<std::string>();
+  const CommandResult watched = cluster->Run({"ops", "watch", id});
+  EXPECT_EQ(watched.exit_code, 0) << watched.err;
+  EXPECT_THAT(watched.out, HasSubstr("(save) is done"));
+  ExpectEqualToMade(Path("run"));
+  const CommandResult loaded =
+      cluster->Run({"load", Path("run"), "--rules", Path("rules.yaml"), "--quiet"});
+  EXPECT_EQ(loaded.exit_code, 0) << loaded.err;
+  const CommandResult text = cluster->Run({"save", "", Path("other"), "--detach"});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("Began to save 104 tensors"),
+                              HasSubstr("`shardmesh ops watch "), HasSubstr(" --force`")));
+}
+
+TEST_F(SaveTest, AClientBeginsASaveThatAnotherOneWaitsForOrCancels) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
+  Load(*cluster);
+  client::ClusterClient& operations = cluster->client().cluster();
+  for (const bool is_cancelled : {true, false}) {
+    std::string id;
+    ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+    {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto trainer,
+                                     client::MeshClient::Connect(cluster->address()));
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(
+          const client::BegunSave begun,
+          trainer->arrays().BeginSave("", Path("run"), {.detached = true}));
+      EXPECT_EQ(begun.tensors, 104);
+      id = begun.operation_id;
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Operation shown, operations.GetOperation(id));
+    EXPECT_EQ(shown.kind, client::OperationKind::kSave);
+    EXPECT_EQ(shown.state, client::OperationState::kRunning);
+    if (is_cancelled) {
+      EXPECT_THAT(operations.CancelOperation(id),
+                  StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+      EXPECT_THAT(operations.ForceCancelOperation(id), IsOk());
+      EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+      EXPECT_THAT(cluster->client().arrays().WaitSave(id), StatusIs(absl::StatusCode::kCancelled));
+      EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(Path("run")); }));
+      continue;
+    }
+    EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+    int64_t reports = 0;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const client::SavedCheckpoint saved,
+        cluster->client().arrays().WaitSave(id, [&](int64_t, int64_t) { ++reports; }));
+    EXPECT_GT(reports, 0);
+    EXPECT_EQ(saved.written_bytes, saved.size_bytes);
+    ExpectEqualToMade(Path("run"));
+  }
+  EXPECT_THAT(cluster->client().arrays().WaitSave("0123456789abcdef0123456789abcdef"),
+              StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST_F(SaveTest, EqualBytesOfAnotherClusterAndOfStepsAreLinked) {
   const auto save = [&](TestCluster& cluster, const std::string& prefix, const std::string& folder,
                         int step, const std::string& file_bytes) {
@@ -357,6 +467,7 @@ TEST_F(SaveTest, WrongUseIsRefusedWithAdvice) {
       {{"save", "", Path("run"), "--keep=0", "--step=1"}, 2, "1 to 1000000"},
       {{"save", "", Path("run"), "--single-file", "--max-shard-size=1GiB"}, 2, "exclude"},
       {{"save", "", Path("run"), "--step=-1"}, 2, "--step"},
+      {{"save", "", Path("run"), "--detach", "--validate-only"}, 2, "exclude"},
       {{"save", "", Path("run")}, 1, "no named array"},
       {{"save", "nothing/", Path("run")}, 1, "nothing/"},
   };
@@ -396,12 +507,8 @@ TEST_F(SaveTest, ACancelledSaveLeavesNothing) {
 }
 
 TEST_F(SaveTest, ACancelledCommandSaysWhatItLeavesAndThatItCanGoOn) {
-  TestCluster::Options cluster_options;
-  cluster_options.mesh = "tp=2";
   // Commands may be slow, and the worker that is stopped meanwhile must not be lost.
-  cluster_options.coordinator_flags = {"--lost-after=10m"};
-  cluster_options.worker_flags = {"--write-root=" + root_};
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(cluster_options));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
   ASSERT_THAT(
       PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
       IsOk());
@@ -496,10 +603,12 @@ TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id,
                                    PutFloats(cluster->client(), "w", {4}, {{1, 2, 3, 4}},
                                              PartitionSpec({SpecEntry::Axis("tp")})));
+    // A detached save ends with the coordinator all the same.
+    const client::SaveOptions options{.detached = !coordinator.empty()};
     const absl::Status killed =
         cluster->client()
             .arrays()
-            .SaveCheckpoint("", Path("run"), {}, {.timeout = absl::Seconds(10)})
+            .SaveCheckpoint("", Path("run"), options, {.timeout = absl::Seconds(10)})
             .status();
     EXPECT_FALSE(killed.ok()) << worker << coordinator;
     if (!worker.empty()) {

@@ -516,6 +516,7 @@ absl::Status RandomClient::BeginSave(Dice& dice) {
     request.set_max_file_bytes(int64_t{1} << 20);
   }
   request.set_validate_only(dice.OneIn(8));
+  request.set_detached(dice.OneIn(3));
   if (dice.OneIn(6)) {
     const std::optional<absl::Status> refused = SaveBadly(request, dice);
     if (refused.has_value()) return *refused;
@@ -549,7 +550,8 @@ absl::Status RandomClient::BeginSave(Dice& dice) {
   }
   SHARDMESH_RETURN_IF_ERROR(Want(
       status.ok() && begun.tensors() == std::ssize(wanted) && begun.size_bytes() == size_bytes &&
-          begun.revision() == revision && begun.operation_id().empty() == request.validate_only(),
+          begun.revision() == revision && begun.operation_id().empty() == request.validate_only() &&
+          begun.detached() == (request.detached() && !request.validate_only()),
       "BeginSave", request, status,
       StrCat(wanted.size(), " tensors of ", size_bytes, " bytes at ", revision, ", not ",
              begun.ShortDebugString())));

@@ -570,6 +570,18 @@ absl::StatusOr<VerifiedLinks> SaveFolder::OpenBase() const {
                        is_step ? StrCat(target_.folder, "/", step_name) : TargetPath());
 }
 
+absl::StatusOr<std::vector<ManifestFile>> SaveFolder::EarlierFiles(const WriteRoots& roots,
+                                                                   const SaveTarget& target) {
+  SaveFolder save(target);
+  SHARDMESH_ASSIGN_OR_RETURN(RootedFolder nearest, roots.OpenNearest(target.folder));
+  std::vector<ManifestFile> files;
+  if (nearest.new_levels > 0) return files;
+  save.folder_ = std::move(nearest.descriptor);
+  SHARDMESH_ASSIGN_OR_RETURN(const VerifiedLinks base, save.OpenBase());
+  for (const auto& [name, file] : base.files()) files.push_back(file);
+  return files;
+}
+
 absl::StatusOr<std::vector<uint32_t>> SaveFolder::MakeFiles(
     absl::Span<const FileToSave> files, const std::function<absl::Status()>& keep_going,
     std::vector<FoundTiles>* found, std::vector<FilePieces>* pieces, std::vector<uint32_t>* alike) {

@@ -108,6 +108,11 @@ class SaveFolder {
   static absl::StatusOr<FolderFacts> Validate(const WriteRoots& roots, const SaveTarget& target,
                                               bool overwrite, absl::Span<const FileToSave> files,
                                               int64_t needed_bytes);
+  // Returns the files of the checkpoint whose files MakeFiles may link: the newest complete one. No
+  // files if there is none, or if it is damaged. Reads only its manifest, and changes nothing.
+  // Errors: those of WriteRoots::OpenNearest.
+  static absl::StatusOr<std::vector<ManifestFile>> EarlierFiles(const WriteRoots& roots,
+                                                                const SaveTarget& target);
   ~SaveFolder();
   SaveFolder(const SaveFolder&) = delete;
   SaveFolder& operator=(const SaveFolder&) = delete;

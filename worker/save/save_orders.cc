@@ -20,6 +20,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_manifest.h"
 #include "worker/save/region_comparer.h"
 #include "worker/save/region_writer.h"
 #include "worker/save/save_pace.h"
@@ -34,6 +35,9 @@ constexpr int kNice = 10;
 // The most checksums of pieces in an answer about files that were read whole: those of 256 GiB, in
 // 1 MiB of the message.
 constexpr size_t kMaxPieces = size_t{1} << 18;
+
+// The most tensors of an earlier checkpoint in an answer, which then has 2.3 MiB.
+constexpr size_t kMaxEarlierTensors = 150'000;
 
 // Lowers the priority of the calling thread alone, as Linux does for the id 0.
 void LowerPriority() { setpriority(PRIO_PROCESS, 0, kNice); }
@@ -84,6 +88,21 @@ void Encode(const std::vector<FilePieces>& from, internal::v1::SaveAnswer* to) {
     internal::v1::FilePieces& added = *to->add_pieces();
     added.set_file(each.file);
     added.mutable_piece_crc32c()->Add(each.piece_crc32c.begin(), each.piece_crc32c.end());
+  }
+}
+
+// Leaves out the files beyond kMaxEarlierTensors. Their tensors then count as changed.
+void Encode(const std::vector<ManifestFile>& from, internal::v1::SaveAnswer* to) {
+  size_t count = 0;
+  for (const ManifestFile& file : from) {
+    count += file.tensors.size();
+    if (count > kMaxEarlierTensors) return;
+    internal::v1::EarlierFile& added = *to->add_earlier();
+    for (const ManifestTensor& tensor : file.tensors) {
+      const TensorDigests digests = DigestsOf(tensor);
+      added.add_array_digests(digests.array);
+      added.add_content_digests(digests.content);
+    }
   }
 }
 
@@ -326,6 +345,12 @@ void SaveOrders::Execute(Save* save, const internal::v1::SaveOrder& order,
         SHARDMESH_FAILPOINT("save.check");
         SHARDMESH_ASSIGN_OR_RETURN(
             save->folder, SaveFolder::Join(roots_, TargetOf(order), order.check().probe()));
+        return absl::OkStatus();
+      }
+      case internal::v1::SaveOrder::kEarlier: {
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<ManifestFile> files,
+                                   SaveFolder::EarlierFiles(roots_, TargetOf(order)));
+        Encode(files, &answer);
         return absl::OkStatus();
       }
       case internal::v1::SaveOrder::kMake: {

@@ -30,6 +30,9 @@ class VerifiedLinks {
 
   bool empty() const { return files_.empty(); }
 
+  // The files, by name.
+  const std::map<std::string, ManifestFile, std::less<>>& files() const { return files_; }
+
   // Returns the name of the file with this content key and size; null if there is none.
   const std::string* Find(std::string_view content_key, int64_t size_bytes) const;
 

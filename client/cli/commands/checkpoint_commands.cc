@@ -93,6 +93,7 @@ struct SaveFlags {
   bool overwrite = false;
   bool strip_prefix = false;
   bool validate_only = false;
+  bool detach = false;
 };
 
 // The workers resolve the path, perhaps on other hosts: a relative path is taken from this
@@ -143,6 +144,28 @@ std::string LeftBySave(const std::string& folder) {
                 "/.shardmesh-save: repeat the command to go on from there, or remove that folder");
 }
 
+// Begins a save that outlives this command, and says how to wait for it.
+absl::Status RunDetachedSave(const Invocation& invocation, const std::string& prefix,
+                             const std::string& folder, SaveOptions options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  options.detached = true;
+  SHARDMESH_ASSIGN_OR_RETURN(const BegunSave begun,
+                             client->arrays().BeginSave(prefix, folder, options));
+  if (invocation.json) {
+    invocation.Print({{"operation_id", begun.operation_id},
+                      {"tensors", begun.tensors},
+                      {"size_bytes", begun.size_bytes},
+                      {"revision", begun.revision}});
+  } else {
+    std::cout << "Began to save " << FormatCount(begun.tensors, "tensor") << ", "
+              << FormatBytes(begun.size_bytes) << " to " << folder << "; revision "
+              << begun.revision << "\n"
+              << "`shardmesh ops watch " << begun.operation_id << "` waits for its end, `shardmesh "
+              << "ops cancel " << begun.operation_id << " --force` cancels it\n";
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   if (flags.keep.has_value() && !flags.step.has_value()) {
     return WrongUse("--keep needs a --step: only checkpoints of steps are removed");
@@ -152,6 +175,9 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   }
   if (flags.max_shard_size.has_value() && flags.single_file) {
     return WrongUse("--max-shard-size and --single-file exclude each other");
+  }
+  if (flags.detach && flags.validate_only) {
+    return WrongUse("--detach and --validate-only exclude each other: a check begins no save");
   }
   constexpr int64_t kLeastShardSize = int64_t{1} << 20;
   if (const int64_t size = flags.max_shard_size.value_or(0); size != 0 && size < kLeastShardSize) {
@@ -167,6 +193,7 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   options.overwrite = flags.overwrite;
   options.strip_prefix = flags.strip_prefix;
   options.validate_only = flags.validate_only;
+  if (flags.detach) return RunDetachedSave(invocation, flags.prefix, folder, options);
   // Declared before the interruption, whose destructor may still use the client.
   std::shared_ptr<MeshClient> client;
   Interruption interruption(flags.validate_only ? "nothing was saved" : LeftBySave(folder),
@@ -260,7 +287,8 @@ void AddCheckpointCommands(CommandLine* line) {
   save->add_option("--keep", saved->keep,
                    "with --step: keep so many complete checkpoints, remove those of lower steps");
   AddParsedOption(save, "--max-shard-size", &saved->max_shard_size, ParseSize,
-                  "largest size of a file, 1MiB or more, such as 2GiB (default, and 0: 5GB)");
+                  "largest size of a file, 1MiB or more, such as 2GiB (default, and 0: 5GB; with "
+                  "--step a sixteenth of the tensors, from 16MiB to 256MiB)");
   save->add_flag("--single-file", saved->single_file, "write one model.safetensors of any size");
   save->add_flag("--overwrite", saved->overwrite, "replace a checkpoint that was saved before");
   save->add_flag("--strip-prefix", saved->strip_prefix,
@@ -268,12 +296,15 @@ void AddCheckpointCommands(CommandLine* line) {
   save->add_flag(
       "--validate-only", saved->validate_only,
       "plan the checkpoint, ask the workers whether they could write it, and save nothing");
+  save->add_flag("--detach", saved->detach,
+                 "return when the save has begun, and leave it running: `ops watch` waits for it");
   save->footer(
       "The folder lies on the workers' hosts. A save takes all names at one revision: puts and "
       "steps\nmay go on. Ctrl-C cancels it. If 64 MiB or more were written, they stay in the "
       "folder\n"
       ".shardmesh-save, and the same command goes on with them.\n\nExamples:\n"
       "  shardmesh save model/ /ckpt/run-1 --step 1000 --keep 3\n"
+      "  shardmesh save model/ /ckpt/run-1 --step 2000 --detach\n"
       "  shardmesh save '' /ckpt/export --single-file");
 
   auto made = std::make_shared<CheckpointFlags>();

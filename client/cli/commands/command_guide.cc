@@ -54,6 +54,7 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh put model.safetensors:encoder.layer.0.output.dense.weight --as w --spec tp,- "
        "--uneven ceil"},
       {"shardmesh save encoder /srv/checkpoints/bert --validate-only"},
+      {"shardmesh save encoder /srv/checkpoints/bert --step 100 --keep 3 --detach"},
       {"shardmesh reshard encoder.layer.0.output.dense.weight --to tp,-"},
       {"shardmesh reshard --tree encoder --rules bert.yaml --plan-only"},
       {"shardmesh reshard --tree encoder --rules bert.yaml --uneven memory"},

@@ -116,6 +116,45 @@ TEST(ManifestChecksumsTest, AreComparedInEqualLayoutsAndBetweenCutsByRows) {
   EXPECT_TRUE(HaveEqualChecksums(ListFile("", {0, 3}, {0, 1}), ListFile("", {0, 3}, {0, 1})));
 }
 
+TEST(TensorDigestsTest, AreEqualWhereChecksumsAreWhereverTheTensorIs) {
+  std::mt19937 random(6);
+  const Shape shape = {12, 10};
+  const std::string bytes = RandomText(120, &random);
+  std::string other = bytes;
+  other[77] = static_cast<char>(other[77] ^ 1);
+  const auto content = [&](const std::string& text, const std::vector<int64_t>& parts) {
+    return DigestsOf(ListTensor(text, Dtype::kU8, shape, parts, 8)).content;
+  };
+  for (const std::vector<int64_t>& a : {std::vector<int64_t>{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
+    for (const std::vector<int64_t>& b : {std::vector<int64_t>{1, 1}, {4, 1}, {1, 2}, {2, 2}}) {
+      EXPECT_EQ(content(bytes, a) == content(bytes, b), a == b || (a[1] == 1 && b[1] == 1));
+      EXPECT_NE(content(bytes, a), content(other, b));
+    }
+  }
+  ManifestTensor tensor = ListTensor(bytes, Dtype::kU8, shape, {2, 1}, 8);
+  tensor.name = "w";
+  tensor.array_id = "a";
+  const TensorDigests digests = DigestsOf(tensor);
+  EXPECT_NE(digests.array, digests.content);
+  tensor.offset_bytes = 500;
+  EXPECT_EQ(DigestsOf(tensor), digests);
+  tensor.tiles.front().crc32c += 1;
+  EXPECT_EQ(DigestsOf(tensor).array, digests.array);
+  EXPECT_NE(DigestsOf(tensor).content, digests.content);
+  const std::vector<void (*)(ManifestTensor*)> changes = {
+      [](ManifestTensor* of) { of->name = "v"; },
+      [](ManifestTensor* of) { of->dtype = Dtype::kI8; },
+      [](ManifestTensor* of) {
+        of->shape = {10, 12};
+      }};
+  for (size_t i = 0; i < changes.size(); ++i) {
+    ManifestTensor changed = tensor;
+    changes[i](&changed);
+    EXPECT_NE(DigestsOf(changed).array, DigestsOf(tensor).array) << i;
+    EXPECT_NE(DigestsOf(changed).content, DigestsOf(tensor).content) << i;
+  }
+}
+
 TEST(ManifestChecksumsTest, AreNotEqualIfAnythingElseDiffers) {
   std::mt19937 random(5);
   const ManifestFile file = ListFile(RandomText(120, &random), {12, 10}, {2, 1});

@@ -79,7 +79,7 @@ class LocalWorkers final : public SaveAccess {
                  SaveProgressed progressed, SaveAnswered answered) override {
     if (on_order_) on_order_(identity, order);
     Worker& to = workers_[identity];
-    if (order.has_compare() && identity == old_build_) {
+    if ((order.has_compare() || order.has_earlier()) && identity == old_build_) {
       internal::v1::SaveAnswer answer;
       rpc::Encode(absl::UnimplementedError("an unknown order"), answer.mutable_error());
       return std::move(answered)(std::move(answer));
@@ -104,7 +104,7 @@ class LocalWorkers final : public SaveAccess {
 
   std::function<void(const std::string& identity, const internal::v1::SaveOrder& order)> on_order_;
   std::function<void(const std::string& identity)> on_answered_;
-  std::string old_build_;  // a worker that knows no order to compare
+  std::string old_build_;  // a worker that knows no order to compare, and none to list files
 
  private:
   MemoryBudget budget_{int64_t{1} << 30};
@@ -276,7 +276,12 @@ class SavesTest : public testing::Test {
   std::unique_ptr<ArrayRegistry> registry_;
   Membership members_{&clock_, {.lost_after = absl::Hours(1)}};
   Recovery recovery_{&clock_};
-  SessionTable sessions_{&clock_, [](const EndedSession&) {}};
+  SessionTable sessions_{
+      &clock_, [this](const EndedSession& ended) {
+        for (const std::string& id : ended.transfers) {
+          operations_->CancelFor(id, absl::CancelledError("its session ended")).IgnoreError();
+        }
+      }};
   std::unique_ptr<OperationTable> operations_;
   Session session_;
   LocalWorkers workers_;
@@ -491,6 +496,95 @@ TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {
   }
   EXPECT_THAT(Checkpoint::Open(folder_), IsOk());
   EXPECT_THAT(Checkpoint::Open(folder_, 1), StatusIs(absl::StatusCode::kNotFound));
+}
+
+// Saves of steps of 20 tensors, of 512 KiB each.
+class ChangedTensorsTest : public SavesTest {
+ protected:
+  ChangedTensorsTest() {
+    for (int i = 0; i < 20; ++i) PutTensor(i);
+  }
+  void PutTensor(int number) {
+    const std::string name = StrCat(number < 10 ? "t0" : "t", number);
+    bytes_[name] = Put(name, {kTensorBytes}, Rows());
+  }
+  // Saves the next step, and expects that a reader finds all tensors equal.
+  SaveResult SaveStep(int64_t max_file_bytes) {
+    SaveRequest request = Request();
+    request.destination.step = ++step_;
+    request.max_file_bytes = max_file_bytes;
+    const absl::StatusOr<BegunSave> checked = saves_->Check(request);
+    const absl::StatusOr<SaveResult> saved = Save(request);
+    EXPECT_THAT(checked, IsOk());
+    EXPECT_THAT(saved, IsOk());
+    if (!saved.ok() || !checked.ok()) return {};
+    EXPECT_EQ(checked->files, saved->files);
+    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(saved->path);
+    EXPECT_THAT(checkpoint, IsOk());
+    if (!checkpoint.ok()) return {};
+    EXPECT_EQ(checkpoint->tensors().size(), bytes_.size());
+    for (const auto& [name, bytes] : bytes_) {
+      EXPECT_TRUE(BytesOf(*checkpoint, name) == bytes) << name;
+    }
+    return *saved;
+  }
+  void ExpectStep(int64_t max_file_bytes, int64_t files, int64_t linked_files,
+                  int64_t written_bytes) {
+    const SaveResult saved = SaveStep(max_file_bytes);
+    EXPECT_EQ(saved.files, files) << step_;
+    EXPECT_EQ(saved.linked_files, linked_files) << step_;
+    EXPECT_EQ(saved.written_bytes, written_bytes) << step_;
+  }
+
+  static constexpr int64_t kTensorBytes = int64_t{512} << 10;
+  std::map<std::string, std::string> bytes_;
+  int64_t step_ = 0;
+};
+
+TEST_F(ChangedTensorsTest, CostTheirFileOnceAndThenThemselves) {
+  constexpr int64_t kTwoTensors = 2 * kTensorBytes;
+  ExpectStep(kTwoTensors, 10, 0, 20 * kTensorBytes);
+  PutTensor(7);
+  ExpectStep(kTwoTensors, 11, 9, 2 * kTensorBytes);
+  PutTensor(7);
+  ExpectStep(kTwoTensors, 11, 10, kTensorBytes);
+  ExpectStep(kTwoTensors, 11, 11, 0);
+  PutTensor(3);
+  PutTensor(7);
+  ExpectStep(kTwoTensors, 11, 9, 3 * kTensorBytes);  // t02 alone; t03 and t07 together
+}
+
+TEST_F(ChangedTensorsTest, OfASmallTreeCostOnlyThemselvesFromTheThirdStepOn) {
+  ExpectStep(0, 1, 0, 20 * kTensorBytes);
+  PutTensor(7);
+  ExpectStep(0, 2, 0, 20 * kTensorBytes);
+  PutTensor(7);
+  ExpectStep(0, 2, 1, kTensorBytes);
+}
+
+TEST_F(ChangedTensorsTest, FilesOverTheSizeThatIsAskedForAreCutAndManySmallOnesMerged) {
+  ExpectStep(0, 1, 0, 20 * kTensorBytes);
+  ExpectStep(2 * kTensorBytes, 10, 0, 20 * kTensorBytes);
+  ExpectStep(0, 1, 0, 20 * kTensorBytes);
+  ExpectStep(0, 1, 1, 0);
+}
+
+TEST_F(ChangedTensorsTest, CostTheirWholeFileIfTheLeaderIsOfAnOlderBuild) {
+  workers_.old_build_ = "w-0";
+  for (int step = 1; step <= 3; ++step) {
+    ExpectStep(2 * kTensorBytes, 10, step == 1 ? 0 : 9, (step == 1 ? 20 : 2) * kTensorBytes);
+    PutTensor(7);
+  }
+}
+
+TEST_F(ChangedTensorsTest, LeaveACheckpointWithoutAStepInOneFile) {
+  SaveRequest request = Request();
+  request.destination.overwrite = true;
+  for (int save = 1; save <= 2; ++save) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(request));
+    EXPECT_EQ(saved.files, 1);
+    PutTensor(7);
+  }
 }
 
 // Saves that the next coordinator knows.
@@ -1176,6 +1270,61 @@ TEST_F(SavesTest, TheEndOfItsSessionCancelsIt) {
   const absl::Status ended = Await(operation_id).status();
   EXPECT_THAT(ended, StatusIs(absl::StatusCode::kCancelled));
   EXPECT_THAT(ended.message(), HasSubstr("its session ended"));
+}
+
+TEST_F(SavesTest, ADetachedSaveGoesOnWhenItsSessionEnds) {
+  const std::string a = Put("a", {16}, Rows());
+  for (const bool is_detached : {false, true}) {
+    session_ = *sessions_.Open({.name = "host:a"}, "", absl::Hours(1));
+    absl::Notification closed;
+    workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+      if (order.has_make()) closed.WaitForNotification();
+    };
+    SaveRequest request = Request();
+    request.is_detached = is_detached;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave begun, saves_->Begin(request));
+    EXPECT_EQ(begun.is_detached, is_detached);
+    EXPECT_THAT(sessions_.Close(session_.id), IsOk());
+    closed.Notify();
+    const absl::StatusOr<SaveResult> saved = Await(begun.operation_id);
+    workers_.on_order_ = nullptr;
+    if (!is_detached) {
+      EXPECT_THAT(saved, StatusIs(absl::StatusCode::kCancelled));
+      continue;
+    }
+    EXPECT_THAT(saved, IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+    EXPECT_EQ(BytesOf(checkpoint, "a"), a);
+  }
+  const std::string former = registry_->FindName("a")->array_id;
+  Put("a", {16}, Rows());
+  EXPECT_THAT(registry_->FindArray(former), StatusIs(absl::StatusCode::kNotFound))
+      << "a pin is left";
+}
+
+TEST_F(SavesTest, ADetachedSaveIsCancelledByOthersAndByACoordinatorThatStops) {
+  Put("a", {1 << 20}, Rows());
+  SaveRequest request = Request();
+  request.is_detached = true;
+  for (const bool is_stopped : {false, true}) {
+    std::string operation_id;
+    absl::Notification begun;
+    workers_.on_order_ = [&](const std::string&, const internal::v1::SaveOrder& order) {
+      if (!order.has_tiles()) return;
+      begun.WaitForNotification();
+      if (is_stopped) {
+        saves_->Stop(absl::CancelledError("the coordinator is stopping"));
+      } else {
+        EXPECT_THAT(operations_->CancelFor(operation_id, absl::CancelledError("by another")),
+                    IsOk());
+      }
+    };
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(request));
+    operation_id = save.operation_id;
+    begun.Notify();
+    EXPECT_THAT(Await(operation_id), StatusIs(absl::StatusCode::kCancelled));
+    EXPECT_FALSE(std::filesystem::exists(folder_));
+  }
 }
 
 TEST_F(SavesTest, ACoordinatorThatStopsEndsItsSaves) {

@@ -235,6 +235,34 @@ TEST_F(OperationTableTest, TheEndOfASessionCancelsItsOperations) {
   EXPECT_EQ(table_->CountRunning(), 0);
 }
 
+TEST_F(OperationTableTest, ADetachedOperationOutlivesItsSession) {
+  const auto begin = [&] {
+    auto id = std::make_shared<std::string>();
+    *id = *table_->Begin(
+        OperationKind::kSave, "save", session_.id, session_.number,
+        [this, id](const absl::Status& reason) {
+          table_->End(*id, reason);
+          return absl::OkStatus();
+        },
+        /*is_detached=*/true);
+    return *id;
+  };
+  const std::string cancelled = begin();
+  const std::string running = begin();
+  EXPECT_EQ(sessions_.Get(session_.id)->transfers, 0);
+  EXPECT_THAT(table_->Cancel(cancelled, session_.id), IsOk());
+  EXPECT_TRUE(Progress(cancelled).ended);
+  ASSERT_THAT(sessions_.Close(session_.id), IsOk());
+  EXPECT_THAT(ended_by_session_, IsEmpty());
+  EXPECT_FALSE(Progress(running).ended);
+  EXPECT_EQ(Progress(running).session_number, session_.number);
+  const Session other = *sessions_.Open({.name = "host:10.0.0.2"}, "", absl::Hours(1));
+  EXPECT_THAT(table_->Cancel(running, other.id),
+              StatusIs(absl::StatusCode::kPermissionDenied, Reason::kNotOwner));
+  EXPECT_THAT(table_->CancelFor(running, absl::CancelledError("by an administrator")), IsOk());
+  EXPECT_TRUE(Progress(running).ended);
+}
+
 TEST_F(OperationTableTest, CallsBackOnceWhenAnOperationEnds) {
   const std::string id = Begin();
   int calls = 0;

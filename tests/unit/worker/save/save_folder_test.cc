@@ -340,6 +340,29 @@ TEST_F(SaveFolderTest, LinksFilesThatHaveNotChanged) {
   EXPECT_EQ(Read(folder_ + "/step-00000004/model.safetensors"), "other");
 }
 
+TEST_F(SaveFolderTest, ListsTheFilesOfTheCheckpointThatMayBeLinked) {
+  const auto earlier = [&](std::optional<int64_t> step) {
+    const auto files = SaveFolder::EarlierFiles(roots_, {.folder = folder_, .step = step});
+    EXPECT_THAT(files, IsOk());
+    return files.value_or(std::vector<ManifestFile>());
+  };
+  EXPECT_THAT(earlier(1), IsEmpty());
+  EXPECT_FALSE(std::filesystem::exists(folder_));
+  EXPECT_THAT(Save(1, "first", "key 1"), IsOk());
+  EXPECT_THAT(Save(2, "second", "key 2"), IsOk());
+  const std::set<std::string> entries = Entries();
+  EXPECT_THAT(earlier(std::nullopt), IsEmpty()) << "the folder itself has no checkpoint";
+  const std::vector<ManifestFile> files = earlier(3);
+  ASSERT_EQ(files.size(), 1);
+  EXPECT_EQ(files.front().content_key, "key 2");
+  EXPECT_EQ(files.front().tensors.size(), 1);
+  EXPECT_EQ(Entries(), entries);
+  std::ofstream(folder_ + "/step-00000002/" + std::string(kCheckpointManifest)) << "{}";
+  EXPECT_THAT(earlier(3), IsEmpty()) << "it is damaged";
+  EXPECT_THAT(SaveFolder::EarlierFiles(roots_, {.folder = "/elsewhere"}),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
 TEST_F(SaveFolderTest, NeverLinksAFileWhoseBytesWereChanged) {
   const std::string name(kSingleCheckpointFile);
   const std::string text(1 << 20, 't');

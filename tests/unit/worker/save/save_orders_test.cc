@@ -1,10 +1,11 @@
-// SaveOrders after the loss of the coordinator: what stays for the next save, and what does not.
+// SaveOrders: the files of an earlier checkpoint, and what stays after the loss of the coordinator.
 #include "worker/save/save_orders.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "rpc/codec/worker_error_codec.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
+#include "tensor/checkpoint_manifest.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
@@ -49,12 +51,14 @@ class SaveOrdersTest : public testing::Test {
     order.set_folder(folder_);
     return order;
   }
-  static absl::Status Run(SaveOrders& worker, internal::v1::SaveOrder order) {
+  static absl::Status Run(SaveOrders& worker, internal::v1::SaveOrder order,
+                          internal::v1::SaveAnswer* result = nullptr) {
     absl::Status status;
     absl::Notification answered;
     worker.Take(std::move(order), {.answer =
                                        [&](const internal::v1::SaveAnswer& answer) {
                                          status = rpc::Decode(answer.error());
+                                         if (result != nullptr) *result = answer;
                                          answered.Notify();
                                        },
                                    .progress = [](const internal::v1::SaveProgress&) {}});
@@ -108,6 +112,36 @@ TEST_F(SaveOrdersTest, ALostCoordinatorLeavesTheFilesToTheNextSave) {
   LoseCoordinator(leader_);
   LoseCoordinator(joined_);
   EXPECT_TRUE(HasStaging());
+}
+
+TEST_F(SaveOrdersTest, ListsTheFilesOfABoundedNumberOfTensors) {
+  constexpr int kTensors = 100'000;  // of each of two files
+  std::string manifest = R"({"format":1,"files":[)";
+  for (const char* const file : {"a", "b"}) {
+    StrAppend(&manifest, *file == 'a' ? "" : ",", R"({"name":")", file,
+              R"(","size_bytes":8,"header_bytes":8,"header_crc32c":1})");
+  }
+  StrAppend(&manifest, R"(],"tensors":[)");
+  for (const char* const file : {"a", "b"}) {
+    for (int i = 0; i < kTensors; ++i) {
+      StrAppend(&manifest, *file == 'a' && i == 0 ? "" : ",", R"({"name":")", file, i,
+                R"(","file":")", file,
+                R"(","offset_bytes":8,"size_bytes":0,"dtype":"U8","shape":[0],"tiles":[]})");
+    }
+  }
+  StrAppend(&manifest, "]}");
+  const std::string step = StrCat(folder_, "/", StepFolderName(1));
+  std::filesystem::create_directories(step);
+  std::ofstream(StrCat(step, "/", kCheckpointManifest)) << manifest;
+  std::ofstream(StrCat(step, "/", kCheckpointMarker)) << CheckpointMarkerText(manifest);
+  internal::v1::SaveOrder earlier = Order();
+  earlier.set_step(2);
+  earlier.mutable_earlier();
+  internal::v1::SaveAnswer answer;
+  ASSERT_THAT(Run(*leader_, earlier, &answer), IsOk());
+  ASSERT_EQ(answer.earlier_size(), 1);
+  EXPECT_EQ(answer.earlier(0).array_digests_size(), kTensors);
+  EXPECT_EQ(answer.earlier(0).content_digests_size(), kTensors);
 }
 
 TEST_F(SaveOrdersTest, AnErrorOfTheLeadersDiskLeavesNothing) {
