@@ -332,7 +332,7 @@ class Planning {
     const ArrayDescriptor& from = array.definition.descriptor;
     if (array.state == ArrayState::kDegraded) {
       SHARDMESH_RETURN_IF_ERROR(
-          FindHolders(selected, Tile::Whole(from.shape), *view_, *parts_.recovery).status());
+          FindHoldersInBoth(selected, Tile::Whole(from.shape), *view_, *parts_.recovery).status());
     }
     const bool is_placed = from.mesh_id == plan_.auxiliary_id && from.mesh == plan_.layouts.mesh;
     PlacedLayout layout;
