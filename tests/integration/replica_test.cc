@@ -20,7 +20,7 @@
 #include "sharding/mesh_definition.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
-#include "tensor/checkpoint_folder.h"
+#include "tensor/safetensors.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
