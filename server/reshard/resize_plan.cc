@@ -180,7 +180,7 @@ class Planning {
         Reason::kMeshInUse, {{fact::kMesh, plan_.auxiliary_id}});
   }
 
-  // The ranks that remain keep their workers.
+  // The ranks that remain keep their workers, except lost ones where other workers are left.
   absl::Status ChooseWorkers() {
     const std::vector<std::string>& present = server::WorkersOf(*plan_.definition);
     if (plan_.has_shape) {
@@ -201,10 +201,19 @@ class Planning {
       if (std::find(present.begin(), present.end(), identity) != present.end()) continue;
       others.push_back(identity);
     }
-    for (const std::string& identity : others) {
-      if (plan_.workers.size() < need) plan_.workers.push_back(identity);
+    std::vector<std::string> left;  // in the order in which they take the place of lost workers
+    for (size_t rank = need; rank < present.size(); ++rank) {
+      const WorkerStatus* const worker = view_->FindWorker(present[rank]);
+      const bool is_ready = worker != nullptr && worker->state == WorkerState::kAttached;
+      if (is_ready) left.push_back(present[rank]);
     }
-    if (plan_.workers.size() == need) return absl::OkStatus();
+    for (const std::string& identity : others) {
+      (plan_.workers.size() < need ? plan_.workers : left).push_back(identity);
+    }
+    if (plan_.workers.size() == need) {
+      ReplaceLost(left);
+      return absl::OkStatus();
+    }
     return WithReason(
         absl::FailedPreconditionError(
             StrCat("the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ",
@@ -214,6 +223,14 @@ class Planning {
                    " more: `shardmesh-worker --identity NAME --coordinator HOST:PORT`")),
         Reason::kMeshIncomplete,
         {{fact::kMesh, call_.mesh_id}, {fact::kHave, plan_.workers.size()}, {fact::kNeed, need}});
+  }
+
+  void ReplaceLost(const std::vector<std::string>& others) {
+    auto next = others.begin();
+    for (std::string& identity : plan_.workers) {
+      if (next == others.end()) return;
+      if (!view_->IsAlive(identity)) identity = *next++;
+    }
   }
 
   absl::Status CheckAssigned(const std::vector<std::string>& present) const {

@@ -126,12 +126,13 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
       is_running ? "try again when it has ended: `shardmesh ops watch` shows how far it is"
       : has_copy && is_lost
           ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
-            "worker of these ranks is attached: `shardmesh ops ls --kind repair` shows whether they are "
+            "worker of these ranks is attached: `shardmesh ops ls --kind repair` shows whether "
+            "they are "
             "being copied back"
       : has_copy
           ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
             "step needs a worker at each rank: start those workers, give their ranks to others "
-            "with `shardmesh admin worker replace`, or resize the mesh to a shape without them "
+            "with `shardmesh admin worker replace`, or resize the mesh to fewer workers "
             "(`shardmesh mesh resize`)"
       : is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
                   "quarantine list` shows which tiles are in quarantine and can be restored; "
@@ -221,8 +222,8 @@ absl::StatusOr<std::vector<HeldTile>> FindHoldersInBoth(const SelectedArray& sel
   std::vector<HeldTile> held;
   held.reserve(tiles.size());
   for (OwnedTile& tile : tiles) {
-    const auto first_missing = std::stable_partition(
-        tile.devices.begin(), tile.devices.end(), [&missing](DeviceId rank) {
+    const auto first_missing =
+        std::stable_partition(tile.devices.begin(), tile.devices.end(), [&missing](DeviceId rank) {
           return !std::binary_search(missing.begin(), missing.end(), rank);
         });
     const bool is_here = first_missing != tile.devices.begin();

@@ -159,6 +159,18 @@ TEST_F(ResizeRunnerTest, KnowsTheWorkersThatAreNotReady) {
   EXPECT_TRUE(operations_.WorkersOf(begun.operation_id).taking_part.empty());
 }
 
+TEST_F(ResizeRunnerTest, AnotherWorkerTakesTheRankOfALostOne) {
+  members_.Detach(members_.view()->FindWorker("w0")->attachment, "it ended");
+  ResizeCall call = CallOf(0);
+  call.validate_only = true;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize shrunk, Begin(call));
+  EXPECT_THAT(shrunk.plan.workers, ::testing::ElementsAre("w1"));
+  // Without a worker that is left, the lost one may come back.
+  members_.Detach(members_.view()->FindWorker("w1")->attachment, "it ended");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize waits, Begin(call));
+  EXPECT_THAT(waits.plan.workers, ::testing::ElementsAre("w0"));
+}
+
 // Each worker has a mebibyte, and 400,000 bytes of an array. The rank that is left is to have all
 // 800,000 of them.
 class ShortResizeTest : public ResizeRunnerTest {
