@@ -127,8 +127,7 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
       : has_copy && is_lost
           ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
             "worker of these ranks is attached: `shardmesh ops ls --kind repair` shows whether "
-            "they are "
-            "being copied back"
+            "they are being copied back"
       : has_copy
           ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
             "step needs a worker at each rank: start those workers, give their ranks to others "

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "client/cli/local/child_process.h"
 #include "client/mesh_client.h"
 #include "client/types/reshard.h"

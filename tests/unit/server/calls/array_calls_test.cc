@@ -646,9 +646,10 @@ TEST_F(SecondCopyTest, TheHoldersOfATileAreThoseOfTheArrayOrElseOfTheCopy) {
   auto held = holders();
   ASSERT_THAT(held, IsOk());
   ASSERT_EQ(held->size(), 2u);
-  for (size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(array_of((*held)[i]), rows_.array_id);
-    EXPECT_THAT((*held)[i].tile.devices, ElementsAre(i));
+  for (const DeviceId rank : {0, 1}) {
+    const HeldTile& tile = (*held)[static_cast<size_t>(rank)];
+    EXPECT_EQ(array_of(tile), rows_.array_id);
+    EXPECT_THAT(tile.tile.devices, ElementsAre(rank));
   }
   Lose(1);
   held = holders();

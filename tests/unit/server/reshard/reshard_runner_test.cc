@@ -1273,19 +1273,21 @@ TEST_F(ReshardRunnerTest, TheCompanionTakesThePlaceOfLostTiles) {
   // Neither has the tile of rank 1.
   AddArray(Descriptor(), "v");
   registry_->TilesLost("m", 1, 1'000);
-  EXPECT_THAT(Refusal(CallOf("v", kWhole)),
+  call = CallOf("v", kWhole);
+  call.request_id = "r2";
+  EXPECT_THAT(Refusal(call),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
 }
 
 TEST(SourcesOfMissingTest, AreOnlyThoseOfTilesThatNoWorkerOfTheArrayHas) {
-  ArrayDescriptor array{.array_id = "a",
-                        .dtype = Dtype::kF32,
-                        .shape = {8},
-                        .spec = kOverX,
-                        .mesh_id = "m",
-                        .mesh_revision = 1,
-                        .mesh = *Mesh::Parse("x=2,y=2"),
-                        .cut_points = {}};
+  const ArrayDescriptor array{.array_id = "a",
+                              .dtype = Dtype::kF32,
+                              .shape = {8},
+                              .spec = kOverX,
+                              .mesh_id = "m",
+                              .mesh_revision = 1,
+                              .mesh = *Mesh::Parse("x=2,y=2"),
+                              .cut_points = {}};
   const auto workers = [](const std::vector<int64_t>& ranks) {
     std::vector<RankEndpoint> endpoints;
     for (const int64_t rank : ranks) {
