@@ -160,9 +160,20 @@ TEST_F(ResizeRunnerTest, KnowsTheWorkersThatAreNotReady) {
 }
 
 TEST_F(ResizeRunnerTest, AnotherWorkerTakesTheRankOfALostOne) {
-  members_.Detach(members_.view()->FindWorker("w0")->attachment, "it ended");
   ResizeCall call = CallOf(0);
+  call.mesh_id = "assigned";
   call.validate_only = true;
+  absl::Notification defined;
+  definition_store_->Create({.request_id = "", .name = call.mesh_id, .assign = {"w0", "w1"}},
+                            EncodeEntry({.mesh = mesh_, .workers = {}}), [&](const auto& mesh) {
+                              EXPECT_THAT(mesh, IsOk());
+                              defined.Notify();
+                            });
+  defined.WaitForNotification();
+  EXPECT_THAT(members_.AddMesh(call.mesh_id, 2, {"w0", "w1"}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize whole, Begin(call));
+  EXPECT_THAT(whole.plan.workers, ::testing::ElementsAre("w0"));
+  members_.Detach(members_.view()->FindWorker("w0")->attachment, "it ended");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize shrunk, Begin(call));
   EXPECT_THAT(shrunk.plan.workers, ::testing::ElementsAre("w1"));
   // Without a worker that is left, the lost one may come back.
