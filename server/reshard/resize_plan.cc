@@ -576,7 +576,8 @@ absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayD
     return InvalidArgument(
         Reason::kInvalidSpec,
         StrCat("it holds partial sums along ", StrJoin(descriptor.spec.unreduced(), ", "),
-               "; reshard it first, which adds them up"),
+               "; reshard it on its own mesh first, which adds them up "
+               "(`shardmesh reshard NAME --to SPEC`)"),
         {{fact::kValue, descriptor.spec.ToString()}});
   }
   const bool is_equal_only = layouts.uneven == UnevenCuts::kEqualOnly;
