@@ -1,9 +1,14 @@
 // Encodes and sends the orders, one for each worker.
 #include "server/reshard/array_fill.h"
 
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
 #include "rpc/codec/array_codec.h"
 #include "rpc/transfer_token.h"
 #include "server/steps/fill_codec.h"
+#include "sharding/tile.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::server {
@@ -15,20 +20,48 @@ absl::Status CheckCanFill(const FillTransport& transport, absl::Span<const std::
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::vector<RankEndpoint>> SourcesOfMissing(const ArrayDescriptor& array,
+                                                           absl::Span<const RankEndpoint> sources,
+                                                           absl::Span<const RankEndpoint> second) {
+  std::vector<RankEndpoint> wanted;
+  const int64_t size = array.mesh.size();
+  if (std::ssize(sources) == size) return wanted;
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+  std::vector<bool> have(static_cast<size_t>(tiling.DistinctTileCount()), false);
+  for (const RankEndpoint& source : sources) {
+    if (source.rank < size) have[static_cast<size_t>(tiling.TileNumberOf(source.rank))] = true;
+  }
+  std::copy_if(
+      second.begin(), second.end(), std::back_inserter(wanted), [&](const RankEndpoint& each) {
+        return each.rank < size && !have[static_cast<size_t>(tiling.TileNumberOf(each.rank))];
+      });
+  return wanted;
+}
+
 absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
+  const auto token_of = [&fill](std::string descriptor) {
+    return rpc::SignToken({.direction = rpc::TransferDirection::kGet,
+                           .transfer_id = "",
+                           .session_id = fill.session_id,
+                           .array_descriptor = std::move(descriptor),
+                           .term = fill.term,
+                           .expire_time = fill.expire_time},
+                          fill.token_key);
+  };
   const std::string source = rpc::ArrayDescriptorBytes(*fill.source);
   const std::string target = rpc::ArrayDescriptorBytes(*fill.target);
-  const std::string token = rpc::SignToken({.direction = rpc::TransferDirection::kGet,
-                                            .transfer_id = "",
-                                            .session_id = fill.session_id,
-                                            .array_descriptor = source,
-                                            .term = fill.term,
-                                            .expire_time = fill.expire_time},
-                                           fill.token_key);
-  const internal::v1::FillDevices devices =
+  internal::v1::FillDevices devices =
       EncodeFillDevices(fill.sources, fill.source_workers, fill.target_workers);
+  SecondSource second;
+  std::string second_token;
+  if (!fill.second_sources.empty()) {
+    const ArrayDescriptor& companion = fill.second->definition.descriptor;
+    AddSecondSources(fill.second_sources, &devices);
+    second_token = token_of(rpc::ArrayDescriptorBytes(companion));
+    second = {.array_id = companion.array_id, .token = second_token};
+  }
   SharedFill orders(fill.transfer_id, fill.term, &devices);
-  orders.AddFromArray(target, source, token);
+  orders.AddFromArray(target, source, token_of(source), second);
   orders.UnloadFirst(fill.unloaded_array_ids);
   for (size_t rank = 0; rank < fill.target_workers.size(); ++rank) {
     SHARDMESH_RETURN_IF_ERROR(

@@ -116,7 +116,10 @@ absl::StatusOr<std::vector<SelectedArray>> SelectArrays(const ReshardPlanParts& 
     is_last = std::ssize(page) < kPage;
     for (ArrayRegistry::NamedArray& named : page) {
       after = named.name.name;
-      selected.push_back({.array = std::move(named.array), .name = std::move(named.name)});
+      ArrayPtr companion = CompanionOf(*parts.registry, *named.array);
+      selected.push_back({.array = std::move(named.array),
+                          .name = std::move(named.name),
+                          .companion = std::move(companion)});
     }
     if (std::ssize(selected) > kMaxReshardedArrays) return TooManyArrays(std::ssize(selected));
   }
@@ -140,9 +143,10 @@ absl::Status CheckSource(const ReshardPlanParts& parts, const ReshardCall& call,
     if (!descriptor.spec.unreduced().empty()) {
       return Degraded(selected, array.missing_ranks, *view, *parts.recovery);
     }
-    // Workers read from other replicas what a rank lacks.
+    // Workers read from other replicas what a rank lacks, and from the companion what all lack.
     SHARDMESH_RETURN_IF_ERROR(
-        FindHolders(selected, Tile::Whole(descriptor.shape), *view, *parts.recovery).status());
+        FindHoldersInBoth(selected, Tile::Whole(descriptor.shape), *view, *parts.recovery)
+            .status());
   }
   const bool leaves = !call.mesh_id.empty() && call.mesh_id != descriptor.mesh_id;
   if (leaves && !descriptor.spec.unreduced().empty()) {

@@ -558,11 +558,16 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                    .source = &from,
                    .target = &to};
     SHARDMESH_RETURN_IF_ERROR(put.endpoints->CheckReady(to.mesh_id));
-    SHARDMESH_ASSIGN_OR_RETURN(fill.sources, put.endpoints->Endpoints(from.mesh_id));
-    std::erase_if(fill.sources, [&](const RankEndpoint& worker) {
-      const std::vector<int64_t>& missing = item.source.array->missing_ranks;
-      return std::binary_search(missing.begin(), missing.end(), worker.rank);
-    });
+    SHARDMESH_ASSIGN_OR_RETURN(fill.sources, HoldersOf(*item.source.array));
+    fill.second = parts_.registry->FindTwin(from.array_id);
+    if (fill.second != nullptr) {
+      // Without the mesh, the companion is going.
+      const auto second = HoldersOf(*fill.second);
+      if (second.ok()) {
+        SHARDMESH_ASSIGN_OR_RETURN(fill.second_sources,
+                                   SourcesOfMissing(from, fill.sources, *second));
+      }
+    }
     SHARDMESH_ASSIGN_OR_RETURN(fill.source_workers, RanksOf(from));
     SHARDMESH_ASSIGN_OR_RETURN(fill.target_workers, RanksOf(to));
     SHARDMESH_RETURN_IF_ERROR(CheckCanFill(*parts_.fill, fill.target_workers));
@@ -588,6 +593,18 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
       Abort(fill.transfer_id, sent);
     }
     return fill.transfer_id;
+  }
+
+  // Returns the live workers with tiles of the array, by rank.
+  absl::StatusOr<std::vector<RankEndpoint>> HoldersOf(const Array& array) const {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        std::vector<RankEndpoint> holders,
+        parts_.plan.put.endpoints->Endpoints(array.definition.descriptor.mesh_id));
+    std::erase_if(holders, [&array](const RankEndpoint& worker) {
+      return std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(),
+                                worker.rank);
+    });
+    return holders;
   }
 
   // Returns the workers of the array's mesh, by rank.

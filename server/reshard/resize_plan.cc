@@ -2,6 +2,7 @@
 #include "server/reshard/resize_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -179,7 +180,7 @@ class Planning {
         Reason::kMeshInUse, {{fact::kMesh, plan_.auxiliary_id}});
   }
 
-  // The ranks that remain keep their workers.
+  // The ranks that remain keep their workers, except lost ones where other workers are left.
   absl::Status ChooseWorkers() {
     const std::vector<std::string>& present = server::WorkersOf(*plan_.definition);
     if (plan_.has_shape) {
@@ -200,10 +201,19 @@ class Planning {
       if (std::find(present.begin(), present.end(), identity) != present.end()) continue;
       others.push_back(identity);
     }
-    for (const std::string& identity : others) {
-      if (plan_.workers.size() < need) plan_.workers.push_back(identity);
+    std::vector<std::string> left;  // in the order in which they take the place of lost workers
+    for (size_t rank = need; rank < present.size(); ++rank) {
+      const WorkerStatus* const worker = view_->FindWorker(present[rank]);
+      const bool is_ready = worker != nullptr && worker->state == WorkerState::kAttached;
+      if (is_ready) left.push_back(present[rank]);
     }
-    if (plan_.workers.size() == need) return absl::OkStatus();
+    for (const std::string& identity : others) {
+      (plan_.workers.size() < need ? plan_.workers : left).push_back(identity);
+    }
+    if (plan_.workers.size() == need) {
+      ReplaceLost(left);
+      return absl::OkStatus();
+    }
     return WithReason(
         absl::FailedPreconditionError(
             StrCat("the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ",
@@ -213,6 +223,14 @@ class Planning {
                    " more: `shardmesh-worker --identity NAME --coordinator HOST:PORT`")),
         Reason::kMeshIncomplete,
         {{fact::kMesh, call_.mesh_id}, {fact::kHave, plan_.workers.size()}, {fact::kNeed, need}});
+  }
+
+  void ReplaceLost(const std::vector<std::string>& others) {
+    auto next = others.begin();
+    for (std::string& identity : plan_.workers) {
+      if (next == others.end()) return;
+      if (!view_->IsAlive(identity)) identity = *next++;
+    }
   }
 
   absl::Status CheckAssigned(const std::vector<std::string>& present) const {
@@ -332,7 +350,7 @@ class Planning {
     const ArrayDescriptor& from = array.definition.descriptor;
     if (array.state == ArrayState::kDegraded) {
       SHARDMESH_RETURN_IF_ERROR(
-          FindHolders(selected, Tile::Whole(from.shape), *view_, *parts_.recovery).status());
+          FindHoldersInBoth(selected, Tile::Whole(from.shape), *view_, *parts_.recovery).status());
     }
     const bool is_placed = from.mesh_id == plan_.auxiliary_id && from.mesh == plan_.layouts.mesh;
     PlacedLayout layout;
@@ -369,56 +387,123 @@ class Planning {
       plan_.total_bytes = AddCapped(plan_.total_bytes, tile_bytes);
       if (moves_twice) plan_.total_bytes = AddCapped(plan_.total_bytes, tile_bytes);
     }
-    SHARDMESH_RETURN_IF_ERROR(loads_.Take(to, plan_.workers));
-    // A pin keeps the old tiles, at most until all arrays have left the mesh.
-    if (parts_.registry->HoldsOf(from.array_id).pins > 0) {
-      pinned_.push_back({.array = selected.array, .workers = sources});
-    } else {
-      SHARDMESH_RETURN_IF_ERROR(loads_.Drop(from, sources, array.missing_ranks));
-      SHARDMESH_RETURN_IF_ERROR(DropCompanion(from.array_id));
-    }
-    if (array.definition.replicas > 1) twice_.push_back(to);
-    if (moves_twice) back_.push_back(std::move(to));
+    moves_.push_back({.array = selected.array,
+                      .companion = parts_.registry->FindTwin(from.array_id),
+                      .to = std::move(to),
+                      .moves_twice = moves_twice,
+                      .is_pinned = parts_.registry->HoldsOf(from.array_id).pins > 0});
     return absl::OkStatus();
   }
 
-  // The workers drop the array's companion, which goes with the array.
-  absl::Status DropCompanion(const std::string& array_id) {
-    const ArrayPtr companion = parts_.registry->FindTwin(array_id);
-    if (companion == nullptr) return absl::OkStatus();
-    const ArrayDescriptor& descriptor = companion->definition.descriptor;
+  // An array that moves.
+  struct ArrayMove {
+    ArrayPtr array;
+    ArrayPtr companion;  // goes with the array; null: there is none
+    ArrayDescriptor to;  // in the new layout, as on the auxiliary mesh
+    bool moves_twice = false;
+    // A pin keeps the old tiles, at most until all arrays have left the mesh.
+    bool is_pinned = false;
+
+    bool is_on_disk() const {
+      return array->durability == Durability::kDisk &&
+             (companion == nullptr || companion->durability == Durability::kDisk);
+    }
+  };
+
+  // The old arrays that leave memory before their new ones are made, where both do not fit. Each
+  // move decides so by itself, as a reshard with release_source: ReshardItem::unloads_source.
+  enum class Unloads { kNone, kOnDisk, kAll };
+
+  absl::Status Drop(const Array& array, WorkerLoads* loads) const {
+    const ArrayDescriptor& descriptor = array.definition.descriptor;
     const MeshRanks* const ranks = view_->FindMesh(descriptor.mesh_id);
     if (ranks == nullptr) return absl::OkStatus();
-    return loads_.Drop(descriptor, ranks->identities, companion->missing_ranks);
+    return loads->Drop(descriptor, ranks->identities, array.missing_ranks);
+  }
+  // The workers drop the old array, and its companion.
+  absl::Status DropOld(const ArrayMove& move, WorkerLoads* loads) const {
+    SHARDMESH_RETURN_IF_ERROR(Drop(*move.array, loads));
+    return move.companion == nullptr ? absl::OkStatus() : Drop(*move.companion, loads);
+  }
+
+  // Whether the array does not fit beside what the workers have.
+  absl::StatusOr<bool> Exceeds(const WorkerLoads& loads, const ArrayDescriptor& array) const {
+    WorkerLoads next;
+    SHARDMESH_RETURN_IF_ERROR(next.Take(array, plan_.workers));
+    return loads.WouldExceed(next, limits_);
+  }
+
+  // Whether the arrays are on disk on the auxiliary mesh.
+  bool AreWorkersDurable() const {
+    return std::all_of(plan_.workers.begin(), plan_.workers.end(),
+                       [this](const std::string& identity) {
+                         const WorkerStatus* const worker = view_->FindWorker(identity);
+                         return worker != nullptr && worker->info.durable;
+                       });
+  }
+
+  // Returns the loads of the workers when all arrays leave the mesh, in their order, and then come
+  // back.
+  absl::StatusOr<WorkerLoads> LoadsWith(Unloads unloads) const {
+    WorkerLoads loads;
+    std::vector<const ArrayMove*> kept;
+    for (const ArrayMove& move : moves_) {
+      if (is_cancelled_()) return PlanCancelled();
+      bool leaves = unloads == Unloads::kAll || (unloads == Unloads::kOnDisk && move.is_on_disk());
+      if (leaves) {
+        SHARDMESH_ASSIGN_OR_RETURN(leaves, Exceeds(loads, move.to));
+      }
+      if (leaves) SHARDMESH_RETURN_IF_ERROR(DropOld(move, &loads));
+      SHARDMESH_RETURN_IF_ERROR(loads.Take(move.to, plan_.workers));
+      if (!leaves && move.is_pinned) kept.push_back(&move);
+      if (!leaves && !move.is_pinned) SHARDMESH_RETURN_IF_ERROR(DropOld(move, &loads));
+    }
+    for (const ArrayMove* const move : kept) SHARDMESH_RETURN_IF_ERROR(DropOld(*move, &loads));
+    const bool may_leave =
+        unloads == Unloads::kAll || (unloads == Unloads::kOnDisk && AreWorkersDurable());
+    for (const ArrayMove& move : moves_) {
+      if (!move.moves_twice) continue;
+      if (is_cancelled_()) return PlanCancelled();
+      bool leaves = may_leave;
+      if (leaves) {
+        SHARDMESH_ASSIGN_OR_RETURN(leaves, Exceeds(loads, move.to));
+      }
+      if (leaves) SHARDMESH_RETURN_IF_ERROR(loads.Drop(move.to, plan_.workers));
+      SHARDMESH_RETURN_IF_ERROR(loads.Take(move.to, plan_.workers));
+      if (!leaves) SHARDMESH_RETURN_IF_ERROR(loads.Drop(move.to, plan_.workers));
+    }
+    SHARDMESH_RETURN_IF_ERROR(TakeReplicas(&loads));
+    return loads;
   }
 
   // The arrays that want second replicas get them when all have moved.
-  absl::Status TakeReplicas() {
+  absl::Status TakeReplicas(WorkerLoads* loads) const {
     if (plan_.workers.size() < 2) return absl::OkStatus();
     const std::vector<std::string> hosts = HostsOf(*view_, plan_.workers);
     const std::vector<std::string> workers = ReplicaWorkers(plan_.workers, hosts);
-    for (const ArrayDescriptor& array : twice_) {
+    for (const ArrayMove& move : moves_) {
+      if (move.array->definition.replicas < 2) continue;
       if (is_cancelled_()) return PlanCancelled();
-      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, move.to.Tiling());
       if (IsReplicatedBySpec(tiling, hosts)) continue;
-      SHARDMESH_RETURN_IF_ERROR(loads_.Take(array, workers));
+      SHARDMESH_RETURN_IF_ERROR(loads->Take(move.to, workers));
     }
     return absl::OkStatus();
   }
 
-  // Lets the arrays move back, and compares the loads of the workers with what they have.
+  // Sets what the workers need with these loads. Returns whether they have it.
+  bool SetNeeds(const WorkerLoads& loads) {
+    bool fits = true;
+    for (ResizeRank& rank : plan_.ranks) {
+      if (!limits_.contains(rank.identity)) continue;  // it was never attached
+      rank.need_bytes = loads.PeakOf(rank.identity);
+      fits = fits && rank.need_bytes <= rank.have_bytes;
+    }
+    return fits;
+  }
+
+  // Compares the loads of the workers with what they have.
   absl::Status AddMemory() {
-    for (const Pinned& pinned : pinned_) {
-      SHARDMESH_RETURN_IF_ERROR(loads_.Drop(pinned.array->definition.descriptor, pinned.workers,
-                                            pinned.array->missing_ranks));
-      SHARDMESH_RETURN_IF_ERROR(DropCompanion(pinned.array->definition.descriptor.array_id));
-    }
-    for (const ArrayDescriptor& array : back_) {
-      if (is_cancelled_()) return PlanCancelled();
-      SHARDMESH_RETURN_IF_ERROR(loads_.Take(array, plan_.workers));
-      SHARDMESH_RETURN_IF_ERROR(loads_.Drop(array, plan_.workers));
-    }
-    SHARDMESH_RETURN_IF_ERROR(TakeReplicas());
     CommittedBytes committed(*view_, *parts_.registry);
     SHARDMESH_RETURN_IF_ERROR(committed.AddAll(*parts_.registry, is_cancelled_));
     for (ResizeRank& rank : plan_.ranks) {
@@ -426,15 +511,16 @@ class Planning {
       if (worker == nullptr) continue;
       rank.capacity_bytes = worker->info.capacity_bytes;
       rank.have_bytes = rank.capacity_bytes - committed.UsedOn(rank.identity, *worker);
-      rank.need_bytes = loads_.PeakOf(rank.identity);
+      limits_[rank.identity] = rank.have_bytes;
     }
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads loads, LoadsWith(Unloads::kNone));
+    if (SetNeeds(loads)) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads all_on_disk, LoadsWith(Unloads::kAll));
+    plan_.fits_on_disk = SetNeeds(all_on_disk);
+    SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads unloaded, LoadsWith(Unloads::kOnDisk));
+    SetNeeds(unloaded);
     return absl::OkStatus();
   }
-
-  struct Pinned {
-    ArrayPtr array;
-    std::vector<std::string> workers;  // by rank
-  };
 
   const ReshardPlanParts& parts_;
   const ResizeCall& call_;
@@ -443,10 +529,8 @@ class Planning {
   const std::shared_ptr<const MembershipView> view_;
   std::shared_ptr<const Definition> auxiliary_;
   PlannedResize plan_;
-  WorkerLoads loads_;
-  std::vector<Pinned> pinned_;          // arrays that stay for a while when they have moved
-  std::vector<ArrayDescriptor> back_;   // on the auxiliary mesh: the arrays that move twice
-  std::vector<ArrayDescriptor> twice_;  // in the new layouts: the arrays that want two replicas
+  std::vector<ArrayMove> moves_;           // in the order in which they begin
+  std::map<std::string, int64_t> limits_;  // what each worker has left, by identity
 };
 
 // Returns the error of an array whose cut points do not fit the new shape.
@@ -492,7 +576,8 @@ absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayD
     return InvalidArgument(
         Reason::kInvalidSpec,
         StrCat("it holds partial sums along ", StrJoin(descriptor.spec.unreduced(), ", "),
-               "; reshard it first, which adds them up"),
+               "; reshard it on its own mesh first, which adds them up "
+               "(`shardmesh reshard NAME --to SPEC`)"),
         {{fact::kValue, descriptor.spec.ToString()}});
   }
   const bool is_equal_only = layouts.uneven == UnevenCuts::kEqualOnly;
@@ -559,10 +644,14 @@ absl::Status CheckResize(const PlannedResize& plan) {
   }
   const std::vector<ReshardMemoryNeed> short_ranks = ShortRanks(memory);
   if (short_ranks.empty()) return absl::OkStatus();
+  const std::string_view on_disk =
+      plan.fits_on_disk ? "; it fits if all arrays are on disk (workers with --data-dir), because "
+                          "they can leave memory before the new ones are made"
+                        : "";
   return TooLittleMemory(short_ranks, StrCat("the resize to ", plan.layouts.mesh.ToString()),
                          "--validate-only",
                          StrCat("release arrays, choose more ranks, or start these workers with ",
-                                MemoryFlagFor(short_ranks), " or more"));
+                                MemoryFlagFor(short_ranks), " or more", on_disk));
 }
 
 }  // namespace shardmesh::server

@@ -81,7 +81,10 @@ struct PlannedResize {
   int64_t move_count = 0;   // of arrays; most move twice
   int64_t moved_bytes = 0;  // bytes that workers receive from other workers
   int64_t total_bytes = 0;  // of all tiles that are made, replicas included
+  // Arrays on disk that do not fit beside their new ones leave memory first, as in a reshard with
+  // release_source (ReshardItem::unloads_source). The needs of the ranks allow for that.
   std::vector<ResizeRank> ranks = {};
+  bool fits_on_disk = false;  // only if a rank is short: none would be if all arrays were on disk
   std::vector<ResizeRefusal> refusals = {};  // the first kMaxRefusals
   int64_t refusal_count = 0;
 

@@ -248,11 +248,13 @@ class ResizeRunner::Run {
   }
 
   // Whether another call or a step may be the reason of the failure: it moved a name meanwhile, it
-  // holds arrays, or too many calls of the caller wait.
+  // holds arrays, or too many calls of the caller wait. What the coordinator knows of the memory of
+  // workers may be old by a heartbeat: the plan of the resize has found that they have enough.
   static bool MayPass(const absl::Status& status) {
     const Reason reason = ReasonOf(status);
     return absl::IsAborted(status) || absl::IsNotFound(status) || reason == Reason::kMeshInUse ||
-           reason == Reason::kRecovering || reason == Reason::kOverloaded;
+           reason == Reason::kRecovering || reason == Reason::kOverloaded ||
+           reason == Reason::kMemoryLimit;
   }
 
   // Waits until the workers have dropped the released tiles. A tile that a worker still has when

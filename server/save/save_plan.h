@@ -24,6 +24,9 @@ namespace shardmesh::server {
 // A tile of an array, and the workers that hold it.
 struct HeldPart {
   Tile tile;
+  // The array whose tile these workers have: the array to save, or its companion, which has the
+  // same tiles. Null: the array to save.
+  ArrayPtr array = nullptr;
   std::vector<std::string> identities;  // not empty, each once
   uint32_t crc32c = 0;
 };

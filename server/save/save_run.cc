@@ -71,8 +71,10 @@ int64_t EncodeRegion(const SavePlan& plan, const RegionToWrite& region,
   const auto [file, is_new] = file_of->emplace(place.file, static_cast<uint32_t>(file_of->size()));
   if (is_new) *files->Add() = plan.files[place.file].name;
   const TensorToSave& tensor = plan.tensors[region.tensor];
-  to->set_array_id(tensor.array->definition.descriptor.array_id);
-  rpc::Encode(tensor.parts[region.part].tile, to->mutable_tile());
+  const HeldPart& part = tensor.parts[region.part];
+  const ArrayPtr& held = part.array == nullptr ? tensor.array : part.array;
+  to->set_array_id(held->definition.descriptor.array_id);
+  rpc::Encode(part.tile, to->mutable_tile());
   to->set_begin_bytes(region.begin_bytes);
   to->set_end_bytes(region.end_bytes);
   to->set_file(file->second);

@@ -175,8 +175,8 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
                                  .name = each.name,
                                  .companion = CompanionOf(*parts_.registry, *each.array)};
     SHARDMESH_ASSIGN_OR_RETURN(
-        const std::vector<OwnedTile> held,
-        FindHolders(selected, Tile::Whole(array.shape), *view, *parts_.recovery));
+        const std::vector<HeldTile> held,
+        FindHoldersInBoth(selected, Tile::Whole(array.shape), *view, *parts_.recovery));
     tiles += std::ssize(held);
     if (tiles > parts_.max_tiles) {
       return WithReason(
@@ -185,10 +185,11 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
                      parts_.max_tiles, " tiles; save them in parts, by longer prefixes")),
           Reason::kLimitExceeded, {{fact::kLimit, parts_.max_tiles}});
     }
-    const MeshRanks* const ranks = view->FindMesh(array.mesh_id);
-    for (const OwnedTile& tile : held) {
-      HeldPart part;
-      part.tile = tile.tile;
+    for (const HeldTile& each_tile : held) {
+      const OwnedTile& tile = each_tile.tile;
+      const Array& holder = *each_tile.array;
+      const MeshRanks* const ranks = view->FindMesh(holder.definition.descriptor.mesh_id);
+      HeldPart part{.tile = tile.tile, .array = each_tile.array, .identities = {}};
       for (const DeviceId device : tile.devices) {
         const auto rank = static_cast<size_t>(device);
         if (ranks == nullptr || rank >= ranks->identities.size()) continue;
@@ -197,7 +198,7 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
             part.identities.end()) {
           part.identities.push_back(identity);
         }
-        if (rank < each.array->tile_crc32c.size()) part.crc32c = each.array->tile_crc32c[rank];
+        if (rank < holder.tile_crc32c.size()) part.crc32c = holder.tile_crc32c[rank];
       }
       if (part.identities.empty()) {
         return Degraded(selected, {tile.devices.begin(), tile.devices.end()}, *view,

@@ -2,7 +2,9 @@
 #include "server/state/array_selection.h"
 
 #include <algorithm>
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "status/fact_keys.h"
@@ -123,13 +125,14 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   const std::string_view advice =
       is_running ? "try again when it has ended: `shardmesh ops watch` shows how far it is"
       : has_copy && is_lost
-          ? "the second replica has these tiles, and `shardmesh get` reads them there; a worker of "
-            "these ranks is attached: `shardmesh ops ls --kind repair` shows whether they are "
-            "being copied back"
+          ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
+            "worker of these ranks is attached: `shardmesh ops ls --kind repair` shows whether "
+            "they are being copied back"
       : has_copy
-          ? "the second replica has these tiles, and `shardmesh get` reads them there; they are "
-            "copied back once workers serve these ranks again: start those workers, or give their "
-            "ranks to others with `shardmesh admin worker replace`"
+          ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
+            "step needs a worker at each rank: start those workers, give their ranks to others "
+            "with `shardmesh admin worker replace`, or resize the mesh to fewer workers "
+            "(`shardmesh mesh resize`)"
       : is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
                   "quarantine list` shows which tiles are in quarantine and can be restored; "
                   "otherwise load the array again; if it was a result of a computation, its tiles "
@@ -196,6 +199,38 @@ absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected
     return Degraded(selected, needed, membership, recovery);
   }
   return tiles;
+}
+
+absl::StatusOr<std::vector<HeldTile>> FindHoldersInBoth(const SelectedArray& selected,
+                                                        const Tile& part,
+                                                        const MembershipView& membership,
+                                                        const Recovery& recovery) {
+  const std::vector<int64_t>& missing = selected.array->missing_ranks;
+  SelectedArray both = selected;
+  if (selected.companion != nullptr) {
+    // Rank by rank, both arrays have the same tiles.
+    const std::vector<int64_t>& lacking = selected.companion->missing_ranks;
+    Array merged = *selected.array;
+    std::erase_if(merged.missing_ranks, [&lacking](int64_t rank) {
+      return !std::binary_search(lacking.begin(), lacking.end(), rank);
+    });
+    both.array = std::make_shared<const Array>(std::move(merged));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<OwnedTile> tiles,
+                             FindHolders(both, part, membership, recovery));
+  std::vector<HeldTile> held;
+  held.reserve(tiles.size());
+  for (OwnedTile& tile : tiles) {
+    const auto first_missing =
+        std::stable_partition(tile.devices.begin(), tile.devices.end(), [&missing](DeviceId rank) {
+          return !std::binary_search(missing.begin(), missing.end(), rank);
+        });
+    const bool is_here = first_missing != tile.devices.begin();
+    if (is_here) tile.devices.erase(first_missing, tile.devices.end());
+    held.push_back(
+        {.tile = std::move(tile), .array = is_here ? selected.array : selected.companion});
+  }
+  return held;
 }
 
 }  // namespace shardmesh::server

@@ -69,6 +69,19 @@ absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected
                                                    const MembershipView& membership,
                                                    const Recovery& recovery);
 
+// A tile, and the array with its live holders: the selected array, or its companion.
+struct HeldTile {
+  OwnedTile tile = {};       // `devices` are ranks of the mesh of `array`, at least one
+  ArrayPtr array = nullptr;  // not null
+};
+
+// Returns the tiles as FindHolders. A tile without a live holder in the array has those of
+// `selected.companion`. If it has none there either, returns the error of Degraded.
+absl::StatusOr<std::vector<HeldTile>> FindHoldersInBoth(const SelectedArray& selected,
+                                                        const Tile& part,
+                                                        const MembershipView& membership,
+                                                        const Recovery& recovery);
+
 }  // namespace shardmesh::server
 
 #endif  // SHARDMESH_SERVER_STATE_ARRAY_SELECTION_H_

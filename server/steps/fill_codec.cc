@@ -17,6 +17,18 @@ constexpr size_t kMaxAddressBytes = 900;  // of one device
 // More than the tag and the length of a tile or file take in a message.
 constexpr size_t kFieldHeadBytes = 6;
 
+void EncodeSource(const RankEndpoint& source, v1::DeviceEndpoint* to) {
+  to->set_rank(static_cast<int32_t>(source.rank));
+  to->set_identity(source.identity);
+  to->set_incarnation(source.incarnation);
+  size_t bytes = 0;
+  for (const std::string& address : source.endpoints) {
+    bytes += address.size() + kFieldHeadBytes;
+    if (bytes > kMaxAddressBytes && to->endpoints_size() > 0) break;
+    to->add_endpoints()->set_address(address);
+  }
+}
+
 }  // namespace
 
 std::string EncodeFiles(absl::Span<const SourceFile> files) {
@@ -29,18 +41,7 @@ internal::v1::FillDevices EncodeFillDevices(absl::Span<const RankEndpoint> sourc
                                             absl::Span<const std::string> source_identities,
                                             absl::Span<const std::string> destination_identities) {
   internal::v1::FillDevices devices;
-  for (const RankEndpoint& source : sources) {
-    v1::DeviceEndpoint* const to = devices.add_sources();
-    to->set_rank(static_cast<int32_t>(source.rank));
-    to->set_identity(source.identity);
-    to->set_incarnation(source.incarnation);
-    size_t bytes = 0;
-    for (const std::string& address : source.endpoints) {
-      bytes += address.size() + kFieldHeadBytes;
-      if (bytes > kMaxAddressBytes && to->endpoints_size() > 0) break;
-      to->add_endpoints()->set_address(address);
-    }
-  }
+  for (const RankEndpoint& source : sources) EncodeSource(source, devices.add_sources());
   std::map<std::string_view, int64_t> ids;
   const auto id_of = [&ids](std::string_view identity) {
     return ids.emplace(identity, static_cast<int64_t>(ids.size())).first->second;
@@ -50,6 +51,13 @@ internal::v1::FillDevices EncodeFillDevices(absl::Span<const RankEndpoint> sourc
     devices.add_destination_ids(id_of(identity));
   }
   return devices;
+}
+
+void AddSecondSources(absl::Span<const RankEndpoint> second_sources,
+                      internal::v1::FillDevices* devices) {
+  for (const RankEndpoint& source : second_sources) {
+    EncodeSource(source, devices->add_second_sources());
+  }
 }
 
 FillEncoder::FillEncoder(std::string_view transfer_id, int64_t term,
@@ -72,12 +80,14 @@ void FillEncoder::AddFromFile(std::string_view array, int64_t rank, const Source
 }
 
 void FillEncoder::AddFromArray(std::string_view array, int64_t rank, std::string_view source,
-                               std::string_view token) {
+                               std::string_view token, const SecondSource& second) {
   internal::v1::FillTile tile;
   tile.set_array_descriptor(std::string(array));
   tile.set_rank(static_cast<int32_t>(rank));
   tile.mutable_array()->set_array_descriptor(std::string(source));
   tile.mutable_array()->set_token(std::string(token));
+  tile.mutable_array()->set_second_array_id(std::string(second.array_id));
+  tile.mutable_array()->set_second_token(std::string(second.token));
   Add(std::move(tile), nullptr);
 }
 

@@ -33,6 +33,16 @@ internal::v1::FillDevices EncodeFillDevices(absl::Span<const RankEndpoint> sourc
                                             absl::Span<const std::string> source_identities,
                                             absl::Span<const std::string> destination_identities);
 
+// Adds the workers from which tiles come that no worker in `devices` has, with as many addresses.
+void AddSecondSources(absl::Span<const RankEndpoint> second_sources,
+                      internal::v1::FillDevices* devices);
+
+// The companion of an array from which tiles come: FillTile's ArraySource.second_array_id.
+struct SecondSource {
+  std::string_view array_id = {};  // empty: no tile comes from a companion
+  std::string_view token = {};     // as that of the array
+};
+
 // Collects the tiles that one worker fills, and makes messages from them, each with at most 1 MiB
 // of tiles and files beside the devices, or with one tile. For one worker of one transfer. Not
 // thread-safe.
@@ -54,7 +64,7 @@ class FillEncoder {
   // The same for elements that come from the array `source`, again as bytes. `token` grants access
   // to that array: a token of rpc/transfer_token.h for gets.
   void AddFromArray(std::string_view array, int64_t rank, std::string_view source,
-                    std::string_view token);
+                    std::string_view token, const SecondSource& second = {});
   // Sends the tiles that no message has sent yet.
   void Flush();
 
@@ -84,8 +94,9 @@ class SharedFill {
   void AddFromFile(std::string_view array, const SourceFile* file, int64_t offset_bytes) {
     encoder_.AddFromFile(array, /*rank=*/0, file, offset_bytes);
   }
-  void AddFromArray(std::string_view array, std::string_view source, std::string_view token) {
-    encoder_.AddFromArray(array, /*rank=*/0, source, token);
+  void AddFromArray(std::string_view array, std::string_view source, std::string_view token,
+                    const SecondSource& second = {}) {
+    encoder_.AddFromArray(array, /*rank=*/0, source, token, second);
   }
   // Makes each worker take these arrays out of its memory first: FillTiles.unloaded_array_ids. For
   // a transfer of one array.

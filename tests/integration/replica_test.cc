@@ -14,11 +14,14 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "client/cli/local/child_process.h"
 #include "client/mesh_client.h"
 #include "client/types/reshard.h"
+#include "sharding/mesh_definition.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
+#include "tensor/safetensors.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -101,6 +104,7 @@ TEST_F(ReplicaTest, TilesOfALostWorkerComeBackWithoutTheFile) {
     const CommandResult computed = cluster_->Run({"matmul", "w", "w"});
     EXPECT_EQ(computed.exit_code, 1);
     EXPECT_THAT(computed.err, HasSubstr("the second replica has these tiles"));
+    EXPECT_THAT(computed.err, HasSubstr("`shardmesh admin worker replace`"));
     ASSERT_THAT(cluster_->Restart(worker), IsOk());
     ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
     EXPECT_EQ(BytesOf("w"), bytes);
@@ -160,6 +164,60 @@ TEST_F(ReplicaTest, ReadsGoOnFromTheSecondCopyWhileAWorkerIsLost) {
         arrays().Gather(ArraySelector::ByName("w"), nullptr, {.timeout = absl::Seconds(2)}).ok());
     cluster_.reset();
   }
+}
+
+// The worker is not started again, so nothing can repair its tiles. With data on disk, the calls
+// would otherwise wait for the worker.
+TEST_F(ReplicaTest, SavesAndReshardsTakeTheSecondCopyWhileAWorkerIsLost) {
+  for (const bool is_durable : {false, true}) {
+    SCOPED_TRACE(is_durable);
+    ASSERT_NO_FATAL_FAILURE(StartCluster({.durable = is_durable,
+                                          .coordinator_flags = {},
+                                          .worker_flags = {"--write-root=" + files_}}));
+    ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
+    const std::string bytes = BytesOf("w");
+    ASSERT_EQ(bytes.size(), 64u * 64 * 4);
+    const MeshDefinition others{.mesh = *Mesh::Parse("x=2"), .workers = {"worker-1", "worker-3"}};
+    ASSERT_THAT(client().catalog().CreateEntry("others", others), IsOk());
+    ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+    ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
+    ASSERT_TRUE(Becomes("w", 1)) << cluster_->Run({"ls"}).out;
+
+    const std::string folder = StrCat(files_, "/saved-", is_durable ? "disk" : "memory");
+    const CommandResult saved = cluster_->Run({"save", "w", folder, "--single-file"});
+    ASSERT_EQ(saved.exit_code, 0) << saved.err;
+    {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder));
+      const Checkpoint::Entry* const entry = checkpoint.Find("w");
+      ASSERT_NE(entry, nullptr);
+      const absl::Span<const char> found = checkpoint.View(*entry).bytes();
+      EXPECT_TRUE(std::string(found.begin(), found.end()) == bytes);
+    }
+    const CommandResult moved = cluster_->Run({"reshard", "w", "--mesh=others", "--to=x,-"});
+    ASSERT_EQ(moved.exit_code, 0) << moved.err;
+    EXPECT_TRUE(BytesOf("w") == bytes);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array array,
+                                   arrays().DescribeArray(ArraySelector::ByName("w")));
+    EXPECT_EQ(array.descriptor.mesh_id, "others");
+    EXPECT_TRUE(array.missing_ranks.empty());
+    EXPECT_TRUE(Becomes("w", 2)) << "the wish stays: " << cluster_->Run({"ls"}).out;
+    cluster_.reset();
+  }
+}
+
+TEST_F(ReplicaTest, AMeshIsResizedWithoutALostWorker) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.mesh = "dp=4", .coordinator_flags = {}, .worker_flags = {}}));
+  ASSERT_EQ(Put("w", {"--spec=dp", "--replicas=2"}, "12,16").exit_code, 0);
+  const std::string bytes = BytesOf("w");
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  ASSERT_TRUE(Becomes("w", 1)) << cluster_->Run({"ls"}).out;
+  const CommandResult resized = cluster_->Run({"mesh", "resize", "default", "dp=3"});
+  ASSERT_EQ(resized.exit_code, 0) << resized.err;
+  EXPECT_TRUE(BytesOf("w") == bytes);
+  // The lost worker never says that it has dropped its tiles, so the old auxiliary mesh goes late.
+  EXPECT_TRUE(Eventually([&] { return Complete("w") == 2; }, absl::Minutes(2)))
+      << cluster_->Run({"ls"}).out;
 }
 
 // The worker does not count as lost in this time: the clients find out that it hangs.

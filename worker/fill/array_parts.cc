@@ -25,6 +25,17 @@ absl::StatusOr<Mesh> Renumber(const Mesh& mesh, const std::vector<int64_t>& ids,
                       {.device_count = std::nullopt, .global_ids = ids});
 }
 
+// The source of each of `count` ranks; null: none.
+std::vector<const FillSource*> ByRank(const std::vector<FillSource>& sources, size_t count) {
+  std::vector<const FillSource*> by_rank(count, nullptr);
+  for (const FillSource& source : sources) {
+    if (source.rank >= 0 && source.rank < static_cast<DeviceId>(count)) {
+      by_rank[static_cast<size_t>(source.rank)] = &source;
+    }
+  }
+  return by_rank;
+}
+
 bool HasLayout(const std::optional<ArrayDescriptor>& known, const ArrayDescriptor& array) {
   return known.has_value() && known->shape == array.shape && known->spec == array.spec &&
          known->cut_points == array.cut_points && known->mesh == array.mesh;
@@ -33,13 +44,9 @@ bool HasLayout(const std::optional<ArrayDescriptor>& known, const ArrayDescripto
 }  // namespace
 
 ArrayPartPlanner::ArrayPartPlanner(const FillDevices* devices)
-    : devices_(devices), live_(devices->source_ids.size(), nullptr) {
-  for (const FillSource& source : devices->sources) {
-    if (source.rank >= 0 && source.rank < static_cast<DeviceId>(live_.size())) {
-      live_[static_cast<size_t>(source.rank)] = &source;
-    }
-  }
-}
+    : devices_(devices),
+      live_(ByRank(devices->sources, devices->source_ids.size())),
+      second_(ByRank(devices->second_sources, devices->source_ids.size())) {}
 
 absl::Status ArrayPartPlanner::MakePlan(const ArrayDescriptor& from, const ArrayDescriptor& to) {
   if (plan_.has_value() && HasLayout(from_, from) && HasLayout(to_, to)) {
@@ -103,7 +110,7 @@ absl::StatusOr<ReadPart> ArrayPartPlanner::Elsewhere(const ArrayDescriptor& from
 absl::StatusOr<ReadPart> ArrayPartPlanner::PartOf(const ArrayDescriptor& from, const Tile& region,
                                                   std::optional<DeviceId> first,
                                                   int64_t except) const {
-  ReadPart part{.region = region, .holders = {}};
+  ReadPart part{.region = region, .holders = {}, .second_tile = {}};
   const auto add = [&](DeviceId holder) {
     const auto index = static_cast<size_t>(holder);
     if (live_[index] != nullptr && devices_->source_ids[index] != except &&
@@ -124,6 +131,15 @@ absl::StatusOr<ReadPart> ArrayPartPlanner::PartOf(const ArrayDescriptor& from, c
   };
   std::for_each(begin, holders.end(), add_other);
   std::for_each(holders.begin(), begin, add_other);
+  if (part.holders.empty()) {
+    const auto add_second = [&](DeviceId holder) {
+      const FillSource* const source = second_[static_cast<size_t>(holder)];
+      if (source != nullptr && part.holders.size() < kMaxHolders) part.holders.push_back(source);
+    };
+    std::for_each(begin, holders.end(), add_second);
+    std::for_each(holders.begin(), begin, add_second);
+    if (!part.holders.empty()) part.second_tile = plan_->from().TileOf(holders.front());
+  }
   if (part.holders.empty()) {
     return WithReason(
         absl::UnavailableError(StrCat("no live worker holds ", region.ToString(), " of array ",

@@ -18,6 +18,9 @@ namespace shardmesh::worker {
 struct ReadPart {
   Tile region;
   std::vector<const FillSource*> holders;  // live workers, the plan's own choice first
+  // The tile of the companion that has the region, if the holders are workers of the companion's
+  // mesh. This worker may be among them.
+  std::optional<Tile> second_tile = {};
 };
 
 // All parts of one tile. They cover the tile, each element once.
@@ -41,7 +44,7 @@ class ArrayPartPlanner {
   // Returns the parts of the tile of `rank` of the array `to`, from the array `from`.
   // - INVALID_ARGUMENT (SHAPE_MISMATCH): element types or shapes differ. INVALID_SPEC: the source
   //   has partial sums. BAD_FIELD: the devices do not fit the meshes.
-  // - UNAVAILABLE (WORKER_LOST): no live worker holds a region.
+  // - UNAVAILABLE (WORKER_LOST): no live worker holds a region, of the array or of its companion.
   // - Errors of ReshardPlan.
   absl::StatusOr<ArrayParts> Plan(const ArrayDescriptor& from, const ArrayDescriptor& to,
                                   DeviceId rank);
@@ -52,12 +55,15 @@ class ArrayPartPlanner {
 
  private:
   absl::Status MakePlan(const ArrayDescriptor& from, const ArrayDescriptor& to);
-  // The live workers that hold the region, except the worker with the number `except`.
+  // The live workers that hold the region, except the worker with the number `except`. If there are
+  // none, those of the companion.
   absl::StatusOr<ReadPart> PartOf(const ArrayDescriptor& from, const Tile& region,
                                   std::optional<DeviceId> first, int64_t except) const;
 
   const FillDevices* const devices_;
-  std::vector<const FillSource*> live_;  // the worker of each rank of the source; null: none
+  // The worker of each rank of the source, and of the companion; null: none.
+  std::vector<const FillSource*> live_;
+  std::vector<const FillSource*> second_;
   // The arrays of plan_, by their layouts.
   std::optional<ArrayDescriptor> from_;
   std::optional<ArrayDescriptor> to_;

@@ -418,7 +418,9 @@ class FillThreads final : public TileFiller {
         const MutableTensorView view,
         MutableTensorView::Create(array.dtype, own.shape(), incoming->mutable_bytes()));
     if (parts.kept.has_value()) {
-      SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, parts, own, view));
+      const OwnRegion kept{
+          .array_id = from.array_id, .tile = *parts.own_tile, .region = *parts.kept};
+      SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, kept, own, view));
       if (has_own) {
         SHARDMESH_ASSIGN_OR_RETURN(const int64_t kept_bytes, from.TileSizeBytes(*parts.kept));
         incoming->Advance(kept_bytes);
@@ -428,10 +430,22 @@ class FillThreads final : public TileFiller {
         parts.read.push_back(std::move(part));
       }
     }
+    size_t wanted = 0;  // regions that this worker reads from others
     for (ReadPart& part : parts.read) {
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, from.TileSizeBytes(part.region));
-      batch->regions.push_back({.array_id = from.array_id,
-                                .token = source.token,
+      const bool is_second = part.second_tile.has_value();
+      if (is_second) {
+        const OwnRegion kept{
+            .array_id = source.second_array_id, .tile = *part.second_tile, .region = part.region};
+        SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, kept, own, view));
+        if (has_own) {
+          incoming->Advance(size_bytes);
+          continue;
+        }
+      }
+      ++wanted;
+      batch->regions.push_back({.array_id = is_second ? source.second_array_id : from.array_id,
+                                .token = is_second ? source.second_token : source.token,
                                 .region = std::move(part.region),
                                 .size_bytes = size_bytes,
                                 .holders = std::move(part.holders)});
@@ -440,7 +454,7 @@ class FillThreads final : public TileFiller {
     }
     // The checksum of received bytes is that of the tile, unless the last byte has spare bits.
     std::optional<size_t> whole;
-    if (parts.read.size() == 1 && batch->regions.back().region == own &&
+    if (wanted == 1 && batch->regions.back().region == own &&
         BitsPerElement(array.dtype) % 8 == 0) {
       whole = batch->regions.size() - 1;
     }
@@ -452,17 +466,22 @@ class FillThreads final : public TileFiller {
     return absl::OkStatus();
   }
 
-  // Copies the kept region out of this worker's tile. Returns false if this worker lacks the tile.
-  absl::StatusOr<bool> CopyOwn(const ArrayDescriptor& from, const ArrayParts& parts,
+  // A region of a tile that this worker may have.
+  struct OwnRegion {
+    const std::string& array_id;
+    const Tile& tile;
+    const Tile& region;
+  };
+
+  // Copies the region out of this worker's tile. Returns false if this worker lacks the tile.
+  absl::StatusOr<bool> CopyOwn(const ArrayDescriptor& from, const OwnRegion& own,
                                const Tile& to_tile, const MutableTensorView& to) {
     SHARDMESH_FAILPOINT("fill.copy");
-    const absl::StatusOr<StoredTilePtr> stored =
-        options_.store->FindStaged(from.array_id, *parts.own_tile);
+    const absl::StatusOr<StoredTilePtr> stored = options_.store->FindStaged(own.array_id, own.tile);
     if (absl::IsNotFound(stored.status())) return false;
     SHARDMESH_RETURN_IF_ERROR(stored.status());
-    SHARDMESH_RETURN_IF_ERROR(
-        CopyTile((*stored)->view(), *parts.own_tile, to, to_tile, *parts.kept));
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, from.TileSizeBytes(*parts.kept));
+    SHARDMESH_RETURN_IF_ERROR(CopyTile((*stored)->view(), own.tile, to, to_tile, own.region));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, from.TileSizeBytes(own.region));
     kept_bytes_.fetch_add(size_bytes);
     return true;
   }

@@ -48,7 +48,9 @@ absl::StatusOr<FillTile> Decode(internal::v1::FillTile& from, DeviceId rank, int
       }
       tile.source = FillFromArray{
           .array_descriptor = std::move(*from.mutable_array()->mutable_array_descriptor()),
-          .token = std::move(*from.mutable_array()->mutable_token())};
+          .token = std::move(*from.mutable_array()->mutable_token()),
+          .second_array_id = std::move(*from.mutable_array()->mutable_second_array_id()),
+          .second_token = std::move(*from.mutable_array()->mutable_second_token())};
       tile.array_descriptor = std::move(*from.mutable_array_descriptor());
       return tile;
     case internal::v1::FillTile::SOURCE_NOT_SET:
@@ -57,15 +59,23 @@ absl::StatusOr<FillTile> Decode(internal::v1::FillTile& from, DeviceId rank, int
   return rpc::BadField("source", "has no source that this build knows; update the worker");
 }
 
-FillDevices Decode(const internal::v1::FillDevices& from) {
-  FillDevices devices;
-  for (const v1::DeviceEndpoint& source : from.sources()) {
-    FillSource& to = devices.sources.emplace_back(
+std::vector<FillSource> Decode(const google::protobuf::RepeatedPtrField<v1::DeviceEndpoint>& from) {
+  std::vector<FillSource> sources;
+  sources.reserve(static_cast<size_t>(from.size()));
+  for (const v1::DeviceEndpoint& source : from) {
+    FillSource& to = sources.emplace_back(
         FillSource{.rank = source.rank(), .identity = source.identity(), .endpoints = {}});
     for (const v1::Endpoint& endpoint : source.endpoints()) {
       to.endpoints.push_back(endpoint.address());
     }
   }
+  return sources;
+}
+
+FillDevices Decode(const internal::v1::FillDevices& from) {
+  FillDevices devices;
+  devices.sources = Decode(from.sources());
+  devices.second_sources = Decode(from.second_sources());
   devices.source_ids.assign(from.source_ids().begin(), from.source_ids().end());
   devices.destination_ids.assign(from.destination_ids().begin(), from.destination_ids().end());
   return devices;

@@ -20,6 +20,10 @@ namespace shardmesh::worker {
 struct FillFromArray {
   std::string array_descriptor;  // the bytes of the array's descriptor
   std::string token;             // for gets of the array from its holders
+  // The companion, with the same tiles: for regions that no live worker of the array has. Empty:
+  // there is none.
+  std::string second_array_id = {};
+  std::string second_token = {};
 };
 
 // A tile for this worker to fill.
@@ -43,6 +47,9 @@ struct FillDevices {
   // worker has the same number.
   std::vector<int64_t> source_ids;
   std::vector<int64_t> destination_ids;
+  // Live workers of the mesh of the companions, by rising rank: those of tiles that none of
+  // `sources` has. Rank by rank, arrays and companions have the same tiles.
+  std::vector<FillSource> second_sources = {};
 };
 
 // Tiles of one transfer to fill.

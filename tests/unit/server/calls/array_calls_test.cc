@@ -634,6 +634,39 @@ TEST_F(SecondCopyTest, ACopyOnALiveWorkerIsNotWaitedFor) {
   EXPECT_THAT(GetEither("rows", std::nullopt), IsOk());
 }
 
+TEST_F(SecondCopyTest, TheHoldersOfATileAreThoseOfTheArrayOrElseOfTheCopy) {
+  const auto holders = [this]() -> absl::StatusOr<std::vector<HeldTile>> {
+    const absl::StatusOr<SelectedArray> selected = Select(*registry_, {.name = "rows"}, recovery_);
+    if (!selected.ok()) return selected.status();
+    return FindHoldersInBoth(*selected, Tile::Whole(rows_.shape), *members_.view(), recovery_);
+  };
+  const auto array_of = [](const HeldTile& held) {
+    return held.array->definition.descriptor.array_id;
+  };
+  auto held = holders();
+  ASSERT_THAT(held, IsOk());
+  ASSERT_EQ(held->size(), 2u);
+  for (const DeviceId rank : {0, 1}) {
+    const HeldTile& tile = (*held)[static_cast<size_t>(rank)];
+    EXPECT_EQ(array_of(tile), rows_.array_id);
+    EXPECT_THAT(tile.tile.devices, ElementsAre(rank));
+  }
+  Lose(1);
+  held = holders();
+  ASSERT_THAT(held, IsOk());
+  ASSERT_EQ(held->size(), 2u);
+  EXPECT_EQ(array_of((*held)[0]), rows_.array_id);
+  EXPECT_THAT((*held)[0].tile.devices, ElementsAre(0));
+  EXPECT_EQ(array_of((*held)[1]), copy_id_);
+  EXPECT_THAT((*held)[1].tile.devices, ElementsAre(1));
+  EXPECT_EQ((*held)[1].tile.tile, second_);
+  registry_->TileDamaged(copy_id_, 1);
+  EXPECT_THAT(
+      holders().status(),
+      CarriesFacts(Reason::kArrayDegraded,
+                   {{fact::kArray, rows_.array_id}, {fact::kName, "rows"}, {fact::kRank, "1"}}));
+}
+
 TEST_F(SecondCopyTest, ClientsThatDoNotAcceptTheCopyAreAnsweredWithoutIt) {
   const auto got = Get("rows", std::nullopt);
   ASSERT_THAT(got, IsOk());

@@ -19,6 +19,8 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
+#include "rpc/transfer_token.h"
+#include "server/reshard/array_fill.h"
 #include "sharding/presets.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "shardmesh/internal/v1/fill.pb.h"
@@ -1228,6 +1230,83 @@ TEST_F(ReshardRunnerTest, ReplicasTakeThePlaceOfLostTiles) {
   ASSERT_THAT(heard->Wait(), IsOk());
   EXPECT_EQ(SpecOf("w"), kOverX);
   EXPECT_EQ(transport_.started(), 0);
+}
+
+TEST_F(ReshardRunnerTest, TheCompanionTakesThePlaceOfLostTiles) {
+  EXPECT_THAT(members_.AddMesh("copies", 2, {"w1", "w0"}), IsOk());
+  const ArrayDescriptor array = Descriptor();
+  AddArray(array, "w");
+  ArrayDefinition companion{.descriptor = Descriptor("copies")};
+  companion.replica_of = array.array_id;
+  const std::string companion_id = companion.descriptor.array_id;
+  EXPECT_THAT(registry_->Stage(companion), IsOk());
+  CommitRequest commit;
+  commit.arrays.push_back({.array_id = companion_id, .tile_crc32c = {1, 2}});
+  absl::Notification done;
+  registry_->Commit(std::move(commit), [&done](const absl::StatusOr<CommitResult>& result) {
+    EXPECT_THAT(result, IsOk());
+    done.Notify();
+  });
+  done.WaitForNotification();
+  // The tiles of w1, which is attached again without them.
+  registry_->TilesLost("m", 1, 1'000);
+  registry_->TilesLost("copies", 0, 1'000);
+  ReshardCall call = CallOf("w", kWhole);
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> heard = Start(call);
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  const internal::v1::FillTiles order = fill_.last_orders().at("w1");
+  ASSERT_EQ(order.devices().sources_size(), 1);
+  EXPECT_EQ(order.devices().sources(0).rank(), 0);
+  ASSERT_EQ(order.devices().second_sources_size(), 1);
+  EXPECT_EQ(order.devices().second_sources(0).rank(), 1);
+  ASSERT_EQ(order.tiles_size(), 1);
+  EXPECT_EQ(order.tiles(0).array().second_array_id(), companion_id);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const rpc::VerifiedToken token,
+      rpc::VerifyToken(order.tiles(0).array().second_token(), parts_.token_key,
+                       rpc::TransferDirection::kGet, clock_.Now()));
+  EXPECT_EQ(token.array.array_id, companion_id);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+
+  // Neither has the tile of rank 1.
+  AddArray(Descriptor(), "v");
+  registry_->TilesLost("m", 1, 1'000);
+  call = CallOf("v", kWhole);
+  call.request_id = "r2";
+  EXPECT_THAT(Refusal(call),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+}
+
+TEST(SourcesOfMissingTest, AreOnlyThoseOfTilesThatNoWorkerOfTheArrayHas) {
+  const ArrayDescriptor array{.array_id = "a",
+                              .dtype = Dtype::kF32,
+                              .shape = {8},
+                              .spec = kOverX,
+                              .mesh_id = "m",
+                              .mesh_revision = 1,
+                              .mesh = *Mesh::Parse("x=2,y=2"),
+                              .cut_points = {}};
+  const auto workers = [](const std::vector<int64_t>& ranks) {
+    std::vector<RankEndpoint> endpoints;
+    for (const int64_t rank : ranks) {
+      endpoints.push_back({.rank = rank, .identity = StrCat("w", rank), .endpoints = {}});
+    }
+    return endpoints;
+  };
+  const auto wanted = [&](const std::vector<int64_t>& first, const std::vector<int64_t>& second) {
+    std::vector<int64_t> ranks;
+    const auto found = SourcesOfMissing(array, workers(first), workers(second));
+    EXPECT_THAT(found, IsOk());
+    for (const RankEndpoint& each : *found) ranks.push_back(each.rank);
+    return ranks;
+  };
+  // The ranks 0 and 1 have one tile, and the ranks 2 and 3 the other.
+  EXPECT_THAT(wanted({0, 1, 2, 3}, {0, 1, 2, 3}), IsEmpty());
+  EXPECT_THAT(wanted({0, 3}, {0, 1, 2, 3}), IsEmpty());
+  EXPECT_THAT(wanted({0, 1}, {0, 1, 3}), ElementsAre(3));
+  EXPECT_THAT(wanted({}, {1, 2}), ElementsAre(1, 2));
 }
 
 TEST_F(ReshardRunnerTest, AStepKeepsTheOriginOfAnArrayButNotThatOfPartialSums) {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <set>
@@ -156,6 +157,82 @@ TEST_F(ResizeRunnerTest, KnowsTheWorkersThatAreNotReady) {
   resizes_.Stop(absl::CancelledError("enough"));
   EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
   EXPECT_TRUE(operations_.WorkersOf(begun.operation_id).taking_part.empty());
+}
+
+TEST_F(ResizeRunnerTest, AnotherWorkerTakesTheRankOfALostOne) {
+  ResizeCall call = CallOf(0);
+  call.mesh_id = "assigned";
+  call.validate_only = true;
+  absl::Notification defined;
+  definition_store_->Create({.request_id = "", .name = call.mesh_id, .assign = {"w0", "w1"}},
+                            EncodeEntry({.mesh = mesh_, .workers = {}}), [&](const auto& mesh) {
+                              EXPECT_THAT(mesh, IsOk());
+                              defined.Notify();
+                            });
+  defined.WaitForNotification();
+  EXPECT_THAT(members_.AddMesh(call.mesh_id, 2, {"w0", "w1"}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize whole, Begin(call));
+  EXPECT_THAT(whole.plan.workers, ::testing::ElementsAre("w0"));
+  members_.Detach(members_.view()->FindWorker("w0")->attachment, "it ended");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize shrunk, Begin(call));
+  EXPECT_THAT(shrunk.plan.workers, ::testing::ElementsAre("w1"));
+  // Without a worker that is left, the lost one may come back.
+  members_.Detach(members_.view()->FindWorker("w1")->attachment, "it ended");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize waits, Begin(call));
+  EXPECT_THAT(waits.plan.workers, ::testing::ElementsAre("w0"));
+}
+
+// Each worker has a mebibyte, and 400,000 bytes of an array. The rank that is left is to have all
+// 800,000 of them.
+class ShortResizeTest : public ResizeRunnerTest {
+ protected:
+  PlannedResize PlanOf(Durability durability, bool are_workers_durable) {
+    for (const char* identity : {"w0", "w1"}) {
+      members_.Detach(members_.view()->FindWorker(identity)->attachment, "it starts again");
+      EXPECT_THAT(members_.Attach({.identity = identity,
+                                   .incarnation = 2,
+                                   .build_version = "1",
+                                   .endpoints = {"127.0.0.1:1"},
+                                   .host = "host",
+                                   .capacity_bytes = 1 << 20,
+                                   .durable = are_workers_durable}),
+                  IsOk());
+    }
+    ResizeCall call = CallOf(0);
+    call.validate_only = true;
+    ArrayDescriptor large = Descriptor(call.mesh_id);
+    large.shape = {200'000};
+    AddArray(large, "w", durability);
+    Beat(/*used_bytes=*/400'000);
+    const absl::StatusOr<BegunResize> begun = Begin(call);
+    EXPECT_THAT(begun, IsOk());
+    if (!begun.ok()) return {};
+    EXPECT_EQ(begun->plan.ranks.size(), 1u);
+    EXPECT_EQ(begun->plan.ranks.front().have_bytes, (1 << 20) - 400'000);
+    return begun->plan;
+  }
+  static void ExpectShort(const PlannedResize& plan, int64_t need_bytes) {
+    const absl::Status refused = CheckResize(plan);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+    EXPECT_EQ(FactOf(refused, fact::kHave), StrCat((1 << 20) - 400'000));
+    EXPECT_EQ(FactOf(refused, fact::kNeed), StrCat(need_bytes));
+    EXPECT_THAT(std::string(refused.message()),
+                ::testing::HasSubstr("it fits if all arrays are on disk"));
+  }
+};
+
+TEST_F(ShortResizeTest, AnArrayOnDiskLeavesMemoryOnBothOfItsWays) {
+  const PlannedResize plan = PlanOf(Durability::kDisk, /*are_workers_durable=*/true);
+  EXPECT_THAT(CheckResize(plan), IsOk());
+  EXPECT_EQ(plan.ranks.front().need_bytes, 400'000);
+}
+
+TEST_F(ShortResizeTest, AnArrayInMemoryOnlyMustFitBesideTheNewOne) {
+  ExpectShort(PlanOf(Durability::kMemory, /*are_workers_durable=*/true), 800'000);
+}
+
+TEST_F(ShortResizeTest, WithoutDataFoldersTheArrayMustFitTwiceOnItsWayBack) {
+  ExpectShort(PlanOf(Durability::kDisk, /*are_workers_durable=*/false), 1'200'000);
 }
 
 // The coordinator destroys the sequencer afterwards.

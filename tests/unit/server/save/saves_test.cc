@@ -165,14 +165,25 @@ class SavesTest : public testing::Test {
   // Makes an array of these elements.
   void PutBytes(const std::string& name, const Shape& shape, const PartitionSpec& spec,
                 const std::string& bytes, DeviceId late = -1) {
-    const ArrayDescriptor array{.array_id = RandomId(),
-                                .dtype = Dtype::kU8,
-                                .shape = shape,
-                                .spec = spec,
-                                .mesh_id = "m",
-                                .mesh_revision = 0,
-                                .mesh = *Mesh::Parse("x=2"),
-                                .cut_points = {}};
+    CommitUnder(name, {.descriptor = DescriptorOf("m", shape, spec)}, {"w-0", "w-1"}, bytes, late);
+  }
+  static ArrayDescriptor DescriptorOf(const std::string& mesh_id, const Shape& shape,
+                                      const PartitionSpec& spec) {
+    return {.array_id = RandomId(),
+            .dtype = Dtype::kU8,
+            .shape = shape,
+            .spec = spec,
+            .mesh_id = mesh_id,
+            .mesh_revision = 0,
+            .mesh = *Mesh::Parse("x=2"),
+            .cut_points = {}};
+  }
+  // Makes the array on these workers, by rank. A companion has no name.
+  void CommitUnder(const std::string& name, const ArrayDefinition& definition,
+                   const std::vector<std::string>& identities, const std::string& bytes,
+                   DeviceId late = -1) {
+    const ArrayDescriptor& array = definition.descriptor;
+    const Shape& shape = array.shape;
     const TensorView view = *TensorView::Create(Dtype::kU8, shape, bytes);
     const Tiling tiling = *array.Tiling();
     ArrayCommit commit{
@@ -182,7 +193,7 @@ class SavesTest : public testing::Test {
       std::string part(static_cast<size_t>(tile.element_count()), '\0');
       EXPECT_THAT(CopyTileBytes(view, tile, 0, absl::MakeSpan(part)), IsOk());
       commit.tile_crc32c.push_back(Crc32c(part));
-      worker::ShardStore& tiles = workers_.StoreOf(StrCat("w-", device));
+      worker::ShardStore& tiles = workers_.StoreOf(identities[static_cast<size_t>(device)]);
       auto staged = tiles.Stage({array.array_id, Dtype::kU8, shape, tile, "d", "t"}, false);
       EXPECT_THAT(staged, IsOk());
       if (!part.empty()) {
@@ -193,9 +204,11 @@ class SavesTest : public testing::Test {
         EXPECT_THAT(tiles.Commit({array.array_id}), IsOk());
       }
     }
-    EXPECT_THAT(registry_->Stage({.descriptor = array}), IsOk());
+    EXPECT_THAT(registry_->Stage(definition), IsOk());
     CommitRequest request;
-    request.moves.push_back({.name = name, .array_id = array.array_id, .expected_version = {}});
+    if (!name.empty()) {
+      request.moves.push_back({.name = name, .array_id = array.array_id, .expected_version = {}});
+    }
     request.arrays.push_back(std::move(commit));
     absl::Notification done;
     registry_->Commit(std::move(request), [&done](const absl::StatusOr<CommitResult>& committed) {
@@ -477,6 +490,30 @@ TEST_F(SavesTest, ASaveOfNoBytesNeedsALiveWorker) {
   }
   EXPECT_THAT(Save(Request()),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+}
+
+TEST_F(SavesTest, WritesTheTilesOfALostWorkerFromTheCompanion) {
+  EXPECT_THAT(members_.AddMesh("copies", 2, {"w-1", "w-0"}), IsOk());
+  const std::string bytes(48, 'b');
+  const ArrayDescriptor array = DescriptorOf("m", {8, 6}, Rows());
+  CommitUnder("w", {.descriptor = array}, {"w-0", "w-1"}, bytes);
+  ArrayDefinition companion{.descriptor = DescriptorOf("copies", {8, 6}, Rows())};
+  companion.replica_of = array.array_id;
+  CommitUnder("", companion, {"w-1", "w-0"}, bytes);
+  const uint64_t attachment = members_.view()->FindWorker("w-1")->attachment;
+  members_.Detach(attachment, "it ended");
+  registry_->TilesLost("m", 1, attachment);
+  registry_->TilesLost("copies", 0, attachment);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SaveResult saved, Save(Request()));
+  EXPECT_EQ(saved.written_bytes, 48);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(folder_));
+  EXPECT_EQ(BytesOf(checkpoint, "w"), bytes);
+
+  // The worker that is left has lost its tile of the companion too.
+  registry_->TileDamaged(companion.descriptor.array_id, 1);
+  SaveRequest again = Request();
+  again.destination.folder = folder_ + "-2";
+  EXPECT_THAT(Save(again), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
 }
 
 TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {

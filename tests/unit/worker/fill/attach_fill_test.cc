@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "process/clock.h"
@@ -17,6 +19,7 @@
 #include "tests/unit/worker/fill/source_files.h"
 #include "tests/unit/worker/service/attach_fixture.h"
 #include "worker/fill/fill_threads.h"
+#include "worker/service/attach_fill_codec.h"
 #include "worker/service/attach_handler.h"
 
 namespace shardmesh::worker {
@@ -132,6 +135,32 @@ TEST_F(AttachFillTest, AFailureIsReportedOnceAndAnAbortLeavesNothing) {
   filler_->Stop();
   EXPECT_THAT(store_->ListInventory("", 100).tiles, IsEmpty());
   EXPECT_THAT(stream_->Take(), IsEmpty());
+}
+
+TEST(AttachFillCodecTest, AnOrderNamesTheCompanionOfItsSource) {
+  internal::v1::FillTiles from;
+  internal::v1::FillTile* const tile = from.add_tiles();
+  tile->mutable_array()->set_token("token");
+  tile->mutable_array()->set_second_array_id("companion");
+  tile->mutable_array()->set_second_token("second token");
+  from.mutable_devices()->add_sources()->set_identity("w0");
+  v1::DeviceEndpoint* const second = from.mutable_devices()->add_second_sources();
+  second->set_rank(1);
+  second->set_identity("w1");
+  second->add_endpoints()->set_address("here:1");
+  const std::variant<FillOrder, FillFailure> decoded = Decode(std::move(from));
+  const FillOrder* const order = std::get_if<FillOrder>(&decoded);
+  ASSERT_NE(order, nullptr);
+  const auto& source = std::get<FillFromArray>(order->tiles[0].source);
+  EXPECT_EQ(source.token, "token");
+  EXPECT_EQ(source.second_array_id, "companion");
+  EXPECT_EQ(source.second_token, "second token");
+  ASSERT_THAT(order->devices->sources, SizeIs(1));
+  ASSERT_THAT(order->devices->second_sources, SizeIs(1));
+  const FillSource& worker = order->devices->second_sources[0];
+  EXPECT_EQ(worker.rank, 1);
+  EXPECT_EQ(worker.identity, "w1");
+  EXPECT_THAT(worker.endpoints, ::testing::ElementsAre("here:1"));
 }
 
 }  // namespace

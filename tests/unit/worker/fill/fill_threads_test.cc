@@ -13,6 +13,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -801,6 +802,44 @@ TEST_F(FillFromSilentTest, ASilentHolderIsReplacedByAnother) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_EQ(FactOf(node(4).failures()[0].status, fact::kIdentity), "w0");
   EXPECT_THAT(ToStd(node(4).failures()[0].status.message()), HasSubstr("from worker \"w0\""));
+}
+
+// The rank 1 of the array has no worker, and neither has the rank 0 of its companion.
+TEST_F(FillFromArraysTest, WhatNoWorkerOfTheArrayHasComesFromItsCompanion) {
+  std::mt19937 random(27);
+  const ArrayDescriptor from = Array("from", "x=2", {AxisValue::Name("x")});
+  const ArrayDescriptor companion = Array("companion", "x=2", {AxisValue::Name("x")});
+  const std::string bytes = RandomText(96, random);
+  Put(from, {0, 1}, bytes, /*without=*/{1});
+  Put(companion, {1, 0}, bytes, /*without=*/{1});
+  const auto order = [&](const ArrayDescriptor& to, int node_of_target) {
+    FillDevices devices = Devices({0, 1}, {node_of_target}, /*lost=*/{1});
+    devices.second_sources.push_back(
+        {.rank = 1, .identity = node(0).identity(), .endpoints = {node(0).address()}});
+    FillOrder filled = ArrayOrder(from, to, 0, std::move(devices), to.array_id);
+    auto& source = std::get<FillFromArray>(filled.tiles[0].source);
+    source.second_array_id = companion.array_id;
+    source.second_token = rpc::SignToken({.direction = rpc::TransferDirection::kGet,
+                                          .transfer_id = "get",
+                                          .session_id = "s",
+                                          .array_descriptor = rpc::ArrayDescriptorBytes(companion),
+                                          .term = kTermNow,
+                                          .expire_time = absl::Now() + absl::Minutes(5)},
+                                         kTokenKey);
+    return filled;
+  };
+  // One worker reads both halves of another. The other has both, and reads nothing.
+  for (const int target : {4, 0}) {
+    SCOPED_TRACE(target);
+    const ArrayDescriptor to = Array(StrCat("to-", target), "x=1", {});
+    Serve({{&from, {0, 1}}, {&companion, {1, 0}}, {&to, {target}}});
+    node(target).Fill(order(to, target));
+    ASSERT_TRUE(node(target).Await(1));
+    ASSERT_THAT(node(target).failures(), IsEmpty()) << node(target).failures()[0].status;
+    EXPECT_EQ(StagedBytes(node(target), to, 0), bytes);
+    EXPECT_EQ(node(target).filler().counters().received_bytes, target == 0 ? 0 : 96);
+    EXPECT_EQ(node(target).filler().counters().kept_bytes, target == 0 ? 96 : 0);
+  }
 }
 
 // A repair: the new tile is one that this rank is to hold already, and has lost.
