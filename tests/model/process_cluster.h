@@ -54,7 +54,6 @@ class Cluster {
   // The folder in which a process keeps its data, if it does.
   std::string DataFolder(int index) const { return folder_ + "/" + NameOf(index); }
   int size() const { return options_.workers + options_.spares + 1; }
-  // "coordinator", "worker-0", ...
   // Returns "coordinator", "worker-0", ...
   static std::string NameOf(int index);
 
