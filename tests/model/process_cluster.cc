@@ -173,9 +173,11 @@ absl::StatusOr<absl::Duration> Cluster::WaitUntilReady(absl::Duration timeout) {
   const Caller caller(address_);
   std::string missing;
   int expected = 0;
+  bool is_any_away = false;
   for (int i = 1; i < size(); ++i) {
     const Member& member = members_[static_cast<size_t>(i)];
     expected += member.process.has_value() && !member.is_away ? 1 : 0;
+    is_any_away = is_any_away || member.is_away;
   }
   for (;;) {
     v1::GetStatusResponse status;
@@ -188,7 +190,9 @@ absl::StatusOr<absl::Duration> Cluster::WaitUntilReady(absl::Duration timeout) {
         ready += worker.state() == v1::WORKER_STATE_READY ? 1 : 0;
       }
       missing = StrCat(ready, " of ", expected, " workers are ready");
-      if (ready == expected && status.state() == v1::COORDINATOR_STATE_SERVING) {
+      // A coordinator that has started again recovers until the worker that is away has no rank.
+      const bool is_recovering = status.state() == v1::COORDINATOR_STATE_RECOVERING && is_any_away;
+      if (ready == expected && (status.state() == v1::COORDINATOR_STATE_SERVING || is_recovering)) {
         return absl::Now() - start;
       }
     }

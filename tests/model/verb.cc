@@ -113,11 +113,11 @@ VerbClient::VerbClient(Verb verb, uint64_t seed, const std::string& address,
   for (size_t i = 0; i < shapes.size(); ++i) {
     Name& name = names_[StrCat(prefix(), i == 0 ? "large" : "small")];
     name.old_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + i);
-    name.new_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + 2 + i);
     const bool changes = verb == Verb::kPut || verb == Verb::kHandOver || verb == Verb::kLoad ||
                          verb == Verb::kSave || verb == Verb::kOverwrite ||
                          verb == Verb::kReplicate;
-    if (!changes) name.new_content = name.old_content;
+    name.new_content =
+        changes ? MakeContent(Dtype::kF32, shapes[i], seed * 4 + 2 + i) : name.old_content;
   }
 }
 

@@ -103,9 +103,9 @@ class VerbClient {
   // Writes that file if it is not there, and waits until its change time is certain.
   absl::StatusOr<SourceOnDisk> SharedSource(const std::vector<Content>& contents) const;
   absl::Status Reshard();
-  // As Reshard. Repeats it while a gauge of memory may be old by a heartbeat.
+  // Does what Reshard does, and repeats it while a gauge of memory may be old by a heartbeat.
   absl::Status ReshardInShortMemory();
-  // Whether the verb is a resize; the shape to which it goes.
+  // Returns whether the verb is a resize. Its mesh goes to target_shape().
   bool is_resize() const;
   const char* target_shape() const;
   absl::Status Resize(const std::string& shape);

@@ -242,6 +242,8 @@ absl::StatusOr<std::unique_ptr<Cluster>> StartCluster(const RunOptions& run, Kin
   if (kind == Kind::kShort) options.memory = kShortMemory;
   // After a coordinator was killed, arrays that only a session held are kept for a second.
   options.coordinator_flags = {"--unnamed-grace=1s"};
+  // A coordinator that starts again refuses to replace a worker that may come back in this time.
+  if (kind == Kind::kWithASpare) options.coordinator_flags.push_back("--return-grace=2s");
   options.worker_flags = {"--quarantine-age=1s"};
   return Cluster::Start(options);
 }
