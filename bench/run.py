@@ -21,15 +21,15 @@ MET = {True: "yes", False: "no", None: "not comparable"}
 
 
 def listed():
-    """Groups and commands by id."""
+    """The list of groups, and the command, by id."""
     lines = (ROOT / "bench/benchmarks.txt").read_text(encoding="utf-8").splitlines()
     rows = (line.split(maxsplit=2) for line in lines if line and not line.startswith("#"))
-    return {key: (group, command) for key, group, command in rows}
+    return {key: (groups.split(","), command) for key, groups, command in rows}
 
 
 def choose(commands, name):
     """The ids of the commands that a name stands for: an id, a group, or a row whose number is part of an id."""
-    exact = [key for key, (group, _) in commands.items() if name in (None, key, group)]
+    exact = [key for key, (groups, _) in commands.items() if name in (None, key, *groups)]
     return exact or [key for key in commands if name.split("-")[0] in key.split("-")]
 
 
@@ -71,7 +71,7 @@ def main():
     commands = listed()
     chosen = choose(commands, arguments.id)
     if not chosen:
-        groups = dict.fromkeys(group for group, _ in commands.values())
+        groups = dict.fromkeys(group for groups, _ in commands.values() for group in groups)
         parser.error(f"no benchmark {arguments.id}; there are {', '.join(commands)}, in the groups {', '.join(groups)}")
     results, failed = [], False
     for name in chosen:

@@ -289,6 +289,29 @@ class Test:
         finally:
             os.kill(worker, signal.SIGCONT)
 
+    def a_bar_shows_second_replicas(self):
+        self.call("make-tensor", "--shape", "8192,4096", "--out", "copied.npy")  # 128 MiB
+        for _ in range(ATTEMPTS):
+            worker = self.worker()
+            with self.start("put", "copied.npy", "--as", "copied", "--spec", "tp,-", "--source", "client", "--no-reuse",
+                            "--replicas", "2", "--cluster", self.cluster) as command:
+                # The copy begins after the put, which needs both workers.
+                if command.read_until(lambda: self.operations("replicate"), "copy of the array"):
+                    command.pause(worker)
+                code = command.end()
+                expect(code == 0, f"put --replicas 2: exit code {code}\n{command.all_text()!r}")
+                self.call("rm", "copied", "--cluster", self.cluster)
+                bar = BAR.format("copying second replicas")
+                shares = [int(share) for share in re.findall(bar, command.text())]
+                if shares:
+                    expect(max(shares) <= 100, f"more is copied than there is: {shares}")
+                    after = re.split(bar, command.text())[-1]
+                    expect(after.startswith(f"\r{CLEAR_LINE}"), f"the bar stays: {after!r}")
+                    expect("Second replicas: 1 array copied" in after, f"no result: {after!r}")
+                    return
+            # The copy ended before the worker stood still.
+        raise Failed("put --replicas 2 shows no bar on a terminal")
+
     def bars_show_what_is_put_moved_saved_and_got(self):
         self.call("make-tensor", "--shape", "4096,4096", "--out", "w.npy")  # 64 MiB: smaller gets are no operations
         for kind, title, arguments in (
@@ -309,7 +332,7 @@ class Test:
         tests = [self.watch_repaints_a_terminal_until_ctrl_c, self.watch_of_a_pipe_has_no_escape_sequences,
                  self.a_bar_shows_what_is_written, self.a_bar_stays_out_of_piped_output,
                  self.no_bar_without_a_terminal_or_if_quiet, self.a_bar_shows_what_is_loaded,
-                 self.bars_show_what_is_put_moved_saved_and_got]
+                 self.a_bar_shows_second_replicas, self.bars_show_what_is_put_moved_saved_and_got]
         faults = []
         try:
             with self.running_cluster():

@@ -1,8 +1,10 @@
 // Checkpoints, arrays and tiles on the command line.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -70,6 +72,32 @@ TEST_F(ClusterCommandTest, AnswersWithEachOption) {
     EXPECT_EQ(result.exit_code, c.exit_code) << words << "\n" << result.err;
     EXPECT_THAT(result.out + result.err, HasSubstr(c.text)) << words;
   }
+}
+
+TEST_F(ClusterCommandTest, PutsWhatComesThroughAPipe) {
+  const std::string x = Path("x.npy");
+  const std::string log = Path("pipe.log");
+  const std::string program =
+      StrCat(SHARDMESH_BINARY_DIR "/shardmesh --address=", cluster_->address());
+  // More than a pipe holds at once.
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=512,1024", StrCat("--out=", x)}).exit_code, 0);
+  const auto run = [&](const std::string& command) {
+    const int ended = std::system(StrCat(command, " > ", log, " 2>&1").c_str());
+    return WIFEXITED(ended) ? WEXITSTATUS(ended) : -1;
+  };
+  ASSERT_EQ(run(StrCat("cat ", x, " | ", program, " put - --as=piped --spec=fsdp,tp")), 0)
+      << ReadFile(log);
+  EXPECT_THAT(ReadFile(log), HasSubstr("Put piped: F32 512x1024, spec fsdp,tp"));
+  const std::string back = Path("back.npy");
+  ASSERT_EQ(cluster_->Run({"get", "piped", "--out", back}).exit_code, 0);
+  EXPECT_TRUE(ReadFile(back) == ReadFile(x));
+
+  // A writer that ends too soon leaves no array, nor does one that writes nothing.
+  for (const char* const begin : {"head -c 100000 ", "head -c 0 "}) {
+    EXPECT_EQ(run(StrCat(begin, x, " | ", program, " put - --as=cut --spec=fsdp,tp")), 1);
+    EXPECT_THAT(ReadFile(log), HasSubstr("standard input"));
+  }
+  EXPECT_EQ(cluster_->Run({"describe", "cut"}).exit_code, 1);
 }
 
 TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {

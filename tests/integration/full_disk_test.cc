@@ -14,11 +14,14 @@
 #include <vector>
 
 #include "client/mesh_client.h"
+#include "client/types/array.h"
 #include "client/types/reshard.h"
+#include "client/types/resize.h"
 #include "sharding/mesh_definition.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tensor/safetensors.h"
+#include "tensor/view.h"
 #include "tests/testing/eventually.h"
 #include "tests/testing/small_disk.h"
 #include "tests/testing/status_matchers.h"
@@ -265,6 +268,72 @@ TEST_F(WorkerDiskTest, AReshardLeavesTheOldArrayAndWorksOnceThereIsRoom) {
     EXPECT_NE(moved.descriptor.array_id, ids_[name]);
     ExpectAcknowledged();
   }
+}
+
+TEST_F(WorkerDiskTest, AResizeLeavesTheMeshAndWorksOnceThereIsRoom) {
+  ASSERT_THAT(
+      client().catalog().CreateEntry("plane", MeshDefinition{.mesh = *Mesh::Parse("x=1,y=2"),
+                                                             .workers = {"worker-0", "tight"}}),
+      IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  // Each of the two workers has all rows, and gets a tile of kTileBytes by the resize.
+  ASSERT_NO_FATAL_FAILURE(PutNumbers("wide", 600, Rows("x"), "plane"));
+  const auto meshes = [&] { return cluster_->Run({"catalog", "ls", "mesh", "-oname"}).out; };
+  const std::string before = meshes();
+  const ArraySelector array = ArraySelector::ByName("wide");
+  ASSERT_NO_FATAL_FAILURE(FailsWithoutRoom([&] {
+    ExpectFull(client().arrays().ResizeMesh("plane", "x=2,y=1").status());
+    EXPECT_EQ(meshes(), before);
+    const auto old = client().arrays().DescribeArray(array);
+    ASSERT_THAT(old, IsOk());
+    EXPECT_EQ(old->descriptor.array_id, ids_["wide"]);
+    EXPECT_EQ(old->descriptor.mesh.ToString(), "x=1,y=2");
+  }));
+  ASSERT_THAT(client().arrays().ResizeMesh("plane", "x=2,y=1"), IsOk());
+  EXPECT_EQ(meshes(), before);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::Array moved, client().arrays().DescribeArray(array));
+  EXPECT_EQ(moved.descriptor.mesh.ToString(), "x=2,y=1");
+  EXPECT_EQ(moved.descriptor.mesh_id, "plane");
+  ExpectAcknowledged();
+}
+
+TEST_F(WorkerDiskTest, ASecondReplicaIsTriedAgainUntilThereIsRoom) {
+  const auto replicas = [&] {
+    const auto array = client().arrays().DescribeArray(ArraySelector::ByName("twice"));
+    return array.ok() && array->replicas.has_value() ? *array->replicas : client::ArrayReplicas();
+  };
+  // There is room for the worker's own tile, and none for the second replica of the other one.
+  ASSERT_NO_FATAL_FAILURE(disk_.Fill());
+  disk_.FreeBytes(kTileBytes + kTileBytes / 2);
+  const std::vector<float> numbers = Numbers(700);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const TensorView view,
+                                 TensorView::Create(Dtype::kF32, {64, 1024},
+                                                    {reinterpret_cast<const char*>(numbers.data()),
+                                                     numbers.size() * sizeof(float)}));
+  const client::PutTensor tensor{.name = "twice", .view = view, .spec = Rows("x")};
+  ASSERT_THAT(client().arrays().PutTensors({tensor}, {.mesh = "pair", .replicas = 2}), IsOk());
+  acknowledged_["twice"] = 700;
+  EXPECT_TRUE(Eventually([&] {
+    return replicas().failure.find("STORE_FULL") != std::string::npos;
+  })) << replicas().failure;
+  EXPECT_THAT(replicas().failure, HasSubstr("tight"));
+  EXPECT_EQ(replicas().complete, 1);
+  EXPECT_TRUE(Eventually([&] { return disk_.free_bytes() >= kTileBytes / 4; }))
+      << "the copy left files: " << disk_.free_bytes() << " bytes are free";
+  ExpectAcknowledged();
+  // The worker starts again on a disk without any room.
+  ASSERT_NO_FATAL_FAILURE(disk_.Fill());
+  StartTight();
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk()) << tight_->Log();
+  ExpectAcknowledged();
+
+  disk_.MakeRoom();
+  EXPECT_TRUE(Eventually([&] { return replicas().complete == 2; }, absl::Minutes(2)))
+      << replicas().failure;
+  // The new replica is complete, and on disk: after a restart, no other worker has the tile.
+  ASSERT_THAT(cluster_->Kill("worker-0"), IsOk());
+  StartTight();
+  EXPECT_TRUE(Eventually([&] { return Has("twice", 700); })) << tight_->Log();
 }
 
 TEST_F(WorkerDiskTest, ARepairIsTriedAgainUntilThereIsRoom) {

@@ -26,7 +26,7 @@ constexpr absl::Duration kStartTimeout = absl::Seconds(60);
 
 }  // namespace
 
-std::string Cluster::NameOf(int index) const {
+std::string Cluster::NameOf(int index) {
   return index == 0 ? "coordinator" : StrCat("worker-", index - 1);
 }
 
@@ -58,10 +58,17 @@ absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const Options& options) 
     }
     absl::SleepFor(kPoll);
   }
-  for (int i = 1; i < cluster->size(); ++i) {
+  for (int i = 1; i <= options.workers; ++i) {
     SHARDMESH_RETURN_IF_ERROR(cluster->Launch(i, {}));
   }
   SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilReady(kStartTimeout).status());
+  // Now all ranks are taken.
+  for (int i = options.workers + 1; i < cluster->size(); ++i) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->Launch(i, {}));
+  }
+  if (options.spares > 0) {
+    SHARDMESH_RETURN_IF_ERROR(cluster->WaitUntilReady(kStartTimeout).status());
+  }
   if (options.files) SHARDMESH_RETURN_IF_ERROR(cluster->DefineTurnedMesh());
   return cluster;
 }
@@ -121,6 +128,7 @@ absl::Status Cluster::Launch(int index, const std::vector<std::string>& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(client::ChildProcess child, client::ChildProcess::Start(process));
   member.process.emplace(std::move(child));
   member.end.reset();
+  member.is_away = false;
   return absl::OkStatus();
 }
 
@@ -141,6 +149,12 @@ absl::Status Cluster::Kill(int index) {
   return absl::OkStatus();
 }
 
+absl::Status Cluster::KillForLong(int index) {
+  SHARDMESH_RETURN_IF_ERROR(Kill(index));
+  members_[static_cast<size_t>(index)].is_away = true;
+  return absl::OkStatus();
+}
+
 absl::Status Cluster::Restart(int index, const std::vector<std::string>& flags) {
   if (!Ended(index).has_value()) {
     return absl::FailedPreconditionError(StrCat(NameOf(index), " still runs"));
@@ -158,6 +172,13 @@ absl::StatusOr<absl::Duration> Cluster::WaitUntilReady(absl::Duration timeout) {
   const absl::Time start = absl::Now();
   const Caller caller(address_);
   std::string missing;
+  int expected = 0;
+  bool is_any_away = false;
+  for (int i = 1; i < size(); ++i) {
+    const Member& member = members_[static_cast<size_t>(i)];
+    expected += member.process.has_value() && !member.is_away ? 1 : 0;
+    is_any_away = is_any_away || member.is_away;
+  }
   for (;;) {
     v1::GetStatusResponse status;
     const absl::Status called =
@@ -168,12 +189,15 @@ absl::StatusOr<absl::Duration> Cluster::WaitUntilReady(absl::Duration timeout) {
       for (const v1::WorkerStatus& worker : status.workers()) {
         ready += worker.state() == v1::WORKER_STATE_READY ? 1 : 0;
       }
-      missing = StrCat(ready, " of ", options_.workers, " workers are ready");
-      if (ready == options_.workers && status.state() == v1::COORDINATOR_STATE_SERVING) {
+      missing = StrCat(ready, " of ", expected, " workers are ready");
+      // A coordinator that has started again recovers until the worker that is away has no rank.
+      const bool is_recovering = status.state() == v1::COORDINATOR_STATE_RECOVERING && is_any_away;
+      if (ready == expected && (status.state() == v1::COORDINATOR_STATE_SERVING || is_recovering)) {
         return absl::Now() - start;
       }
     }
     for (int i = 0; i < size(); ++i) {
+      if (members_[static_cast<size_t>(i)].is_away) continue;
       if (const auto end = Ended(i); end.has_value()) {
         return absl::UnavailableError(
             StrCat(NameOf(i), " ", *end, "; its log ends:\n", client::LastLines(Log(i), 15)));

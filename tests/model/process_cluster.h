@@ -19,13 +19,15 @@ namespace shardmesh::model {
 // A mesh with the axis tp, like "default", but whose ranks are the workers in the reverse order.
 inline constexpr char kTurnedMesh[] = "turned";
 
-// A coordinator (index 0) and its workers (1 and on) on loopback, with the mesh "default", fsdp=1,
-// tp=WORKERS. All calls come from the thread that made it, which outlives it; the processes end
-// with that thread.
+// A coordinator (index 0), its workers (1 and on) and spare workers (after those) on loopback, with
+// the mesh "default", fsdp=1, tp=WORKERS. All calls come from the thread that made it, which
+// outlives it; the processes end with that thread.
 class Cluster {
  public:
   struct Options {
     int workers = 2;
+    // Workers that serve no rank at the start.
+    int spares = 0;
     // Keep state and tiles on disk.
     bool durable = false;
     // Only the coordinator keeps its state on disk.
@@ -51,21 +53,23 @@ class Cluster {
   std::string files() const { return folder_ + "/files"; }
   // The folder in which a process keeps its data, if it does.
   std::string DataFolder(int index) const { return folder_ + "/" + NameOf(index); }
-  int size() const { return options_.workers + 1; }
-  // "coordinator", "worker-0", ...
-  std::string NameOf(int index) const;
+  int size() const { return options_.workers + options_.spares + 1; }
+  // Returns "coordinator", "worker-0", ...
+  static std::string NameOf(int index);
 
   absl::Status Signal(int index, int signal);
   // SIGKILL, then waits until it is gone.
   absl::Status Kill(int index);
+  // Kills a worker of which nothing is expected until its Restart: see WaitUntilReady.
+  absl::Status KillForLong(int index);
   // Restarts a process at its address, with `flags` in addition to its own. FAILED_PRECONDITION
   // while it runs.
   absl::Status Restart(int index, const std::vector<std::string>& flags = {});
   // Returns how a process ended; nullopt while it runs.
   std::optional<std::string> Ended(int index);
-  // Waits until every rank has a ready worker, and returns how long that took. DEADLINE_EXCEEDED
-  // after `timeout`, with the missing ranks and the ends of the logs. UNAVAILABLE when a process
-  // ended.
+  // Waits until all workers are ready but those of KillForLong, and returns how long that took.
+  // DEADLINE_EXCEEDED after `timeout`, with the missing ranks and the ends of the logs. UNAVAILABLE
+  // when a process ended.
   absl::StatusOr<absl::Duration> WaitUntilReady(absl::Duration timeout);
   // Resident memory.
   int64_t MemoryBytes(int index) const;
@@ -78,6 +82,7 @@ class Cluster {
     std::string log_path;
     std::optional<client::ChildProcess> process;
     std::optional<std::string> end;
+    bool is_away = false;  // since KillForLong
   };
 
   explicit Cluster(Options options) : options_(std::move(options)) {}

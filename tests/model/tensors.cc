@@ -25,6 +25,9 @@
 namespace shardmesh::model {
 namespace {
 
+// The beginning of a file that WriteSource writes.
+constexpr std::string_view kSourceHead = "head of tensors";
+
 template <typename Devices>
 std::vector<client::TransferDevice> DevicesOf(const Devices& devices) {
   std::vector<client::TransferDevice> decoded;
@@ -81,7 +84,7 @@ bool IsSmall(const Content& content) {
 }
 
 absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Content>& contents,
-                       absl::Duration timeout) {
+                       absl::Duration timeout, client::Handover handover) {
   std::vector<ArrayDescriptor> arrays;
   for (const v1::PutAssignment& assignment : begun.assignments()) {
     SHARDMESH_ASSIGN_OR_RETURN(ArrayDescriptor array, rpc::Decode(assignment.array_descriptor()));
@@ -100,6 +103,7 @@ absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Cont
   client::Cancellation cancellation;
   client::TransferOptions options;
   options.deadline = SteadyDeadline::After(timeout);
+  options.handover = handover;
   return client::Upload(DevicesOf(begun.devices()), tensors, &cancellation, options).status();
 }
 
@@ -148,22 +152,26 @@ Content PartOf(const Content& content, const Tile& part) {
 
 absl::StatusOr<SourceOnDisk> WriteSource(const std::string& path,
                                          const std::vector<Content>& contents) {
-  const std::string head = "head of tensors";
   std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-  SourceOnDisk source;
   {
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    file << head;
-    auto offset_bytes = static_cast<int64_t>(head.size());
-    for (const Content& content : contents) {
-      source.offsets_bytes.push_back(offset_bytes);
-      file << content.bytes;
-      offset_bytes += static_cast<int64_t>(content.bytes.size());
-    }
+    file << kSourceHead;
+    for (const Content& content : contents) file << content.bytes;
     if (!file.flush()) return absl::InternalError(StrCat("cannot write ", path));
   }
+  return FindSource(path, contents);
+}
+
+absl::StatusOr<SourceOnDisk> FindSource(const std::string& path,
+                                        const std::vector<Content>& contents) {
+  SourceOnDisk source;
+  auto offset_bytes = static_cast<int64_t>(kSourceHead.size());
+  for (const Content& content : contents) {
+    source.offsets_bytes.push_back(offset_bytes);
+    offset_bytes += static_cast<int64_t>(content.bytes.size());
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
-  SHARDMESH_ASSIGN_OR_RETURN(source.file, IdentifyFile(file, path, head));
+  SHARDMESH_ASSIGN_OR_RETURN(source.file, IdentifyFile(file, path, kSourceHead));
   return source;
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "client/types/array.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "shardmesh/v1/array_service.pb.h"
@@ -41,7 +42,7 @@ bool IsSmall(const Content& content);
 
 // Sends all tiles of the tensors, which are in the order of the assignments.
 absl::Status SendTiles(const v1::BeginPutResponse& begun, const std::vector<Content>& contents,
-                       absl::Duration timeout);
+                       absl::Duration timeout, client::Handover handover = client::Handover::kOff);
 // Brings the whole array back; from its second copy where the answer has one, and must.
 absl::StatusOr<std::string> FetchTiles(const v1::BeginGetResponse& begun, absl::Duration timeout);
 // Brings a part of the array back: the slice of the request that `begun` answers.
@@ -59,6 +60,9 @@ struct SourceOnDisk {
 // Writes the tensors one after the other into a new file.
 absl::StatusOr<SourceOnDisk> WriteSource(const std::string& path,
                                          const std::vector<Content>& contents);
+// Returns what WriteSource returned for this file, and its change time once that is certain.
+absl::StatusOr<SourceOnDisk> FindSource(const std::string& path,
+                                        const std::vector<Content>& contents);
 // Makes a put read its tensors from the file.
 void SetSource(const SourceOnDisk& source, v1::BeginPutHeader* header, v1::PutTensors* tensors);
 

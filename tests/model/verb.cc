@@ -1,4 +1,5 @@
-// Puts by meaning, loads, reshards, saves, copies, repairs and resizes by one client.
+// Puts by meaning, loads, reshards, saves, copies, repairs, resizes and replacements of workers by
+// one client.
 #include "tests/model/verb.h"
 
 #include <algorithm>
@@ -10,11 +11,15 @@
 #include "rpc/codec/status.h"
 #include "shardmesh/v1/array_service.pb.h"
 #include "shardmesh/v1/catalog_service.pb.h"
+#include "shardmesh/v1/cluster_service.pb.h"
 #include "shardmesh/v1/compute_service.pb.h"
 #include "shardmesh/v1/operation_service.pb.h"
 #include "shardmesh/v1/save_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
+#include "status/detail.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tests/model/expectations.h"
 #include "tests/model/process_cluster.h"
@@ -31,6 +36,13 @@ constexpr absl::Duration kProgressDelay = absl::Milliseconds(50);
 // Shapes of the mesh "default" of two workers.
 constexpr char kOldShape[] = "fsdp=1,tp=2";
 constexpr char kNewShape[] = "fsdp=2,tp=1";
+// A shape of one worker.
+constexpr char kSmallShape[] = "fsdp=1,tp=1";
+// The rows and columns of the array of kUnload, 32 MiB: see kShortMemory.
+constexpr int64_t kShortRows = 2048;
+constexpr int64_t kShortColumns = 4096;
+// The time after which the change time of a new file is certain, in any file system.
+constexpr absl::Duration kFileSettlesWithin = absl::Seconds(5);
 // The step of the old checkpoint; the new one has the next step, or the same with kOverwrite.
 constexpr int64_t kOldStep = 1;
 
@@ -43,18 +55,48 @@ bool HasColumnsCut(const v1::PartitionSpec& spec) {
 const std::vector<std::pair<std::string, Verb>>& AllVerbs() {
   static const auto* const verbs = new std::vector<std::pair<std::string, Verb>>{
       {"put", Verb::kPut},
+      {"handover", Verb::kHandOver},
       {"load", Verb::kLoad},
+      {"reuse", Verb::kReuse},
       {"reshard-step", Verb::kReshardStep},
       {"reshard-disk", Verb::kReshardDisk},
       {"reshard-mesh", Verb::kReshardMesh},
       {"reshard-tree", Verb::kReshardTree},
+      {"unload", Verb::kUnload},
       {"save", Verb::kSave},
       {"overwrite", Verb::kOverwrite},
       {"replicate", Verb::kReplicate},
       {"repair", Verb::kRepair},
+      {"repair-file", Verb::kRepairFile},
+      {"repair-saved", Verb::kRepairSaved},
+      {"replace", Verb::kReplace},
       {"resize", Verb::kResize},
+      {"grow", Verb::kGrow},
+      {"shrink", Verb::kShrink},
   };
   return *verbs;
+}
+
+bool IsRepair(Verb verb) {
+  return verb == Verb::kRepair || verb == Verb::kRepairFile || verb == Verb::kRepairSaved;
+}
+
+absl::Status ReplaceWorker(const Caller& coordinator, const std::string& identity,
+                           const std::string& replacement) {
+  const absl::Time deadline = absl::Now() + kWorkEndsWithin;
+  for (;;) {
+    v1::ReplaceWorkerRequest request;
+    v1::ReplaceWorkerResponse response;
+    request.set_identity(identity);
+    request.set_replacement(replacement);
+    absl::Status replaced =
+        coordinator.Call("ClusterService.ReplaceWorker", request, &response, kVerbCallTimeout);
+    const bool is_passing = absl::IsUnavailable(replaced) || absl::IsAborted(replaced) ||
+                            absl::IsNotFound(replaced) ||
+                            ReasonOf(replaced) == Reason::kWorkerAttached;
+    if (!is_passing || absl::Now() > deadline) return replaced;
+    absl::SleepFor(kReadAgainDelay);
+  }
 }
 
 VerbClient::VerbClient(Verb verb, uint64_t seed, const std::string& address,
@@ -65,15 +107,17 @@ VerbClient::VerbClient(Verb verb, uint64_t seed, const std::string& address,
       ttl_(ttl),
       coordinator_(address),
       unique_(RandomId()) {
-  // The first tile has more than one piece.
-  const std::vector<Shape> shapes = {{1024, 516}, {64, 34}};
+  // The first tile has more than one piece, and is large enough to be handed over as memory.
+  std::vector<Shape> shapes = {{1024, 516}, {64, 34}};
+  if (verb == Verb::kUnload) shapes = {{kShortRows, kShortColumns}};
   for (size_t i = 0; i < shapes.size(); ++i) {
     Name& name = names_[StrCat(prefix(), i == 0 ? "large" : "small")];
     name.old_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + i);
-    name.new_content = MakeContent(Dtype::kF32, shapes[i], seed * 4 + 2 + i);
-    const bool changes = verb == Verb::kPut || verb == Verb::kLoad || verb == Verb::kSave ||
-                         verb == Verb::kOverwrite || verb == Verb::kReplicate;
-    if (!changes) name.new_content = name.old_content;
+    const bool changes = verb == Verb::kPut || verb == Verb::kHandOver || verb == Verb::kLoad ||
+                         verb == Verb::kSave || verb == Verb::kOverwrite ||
+                         verb == Verb::kReplicate;
+    name.new_content =
+        changes ? MakeContent(Dtype::kF32, shapes[i], seed * 4 + 2 + i) : name.old_content;
   }
 }
 
@@ -106,8 +150,12 @@ absl::Status VerbClient::Put(bool is_new, bool by_workers) {
   v1::BeginPutHeader& header = *first.mutable_header();
   header.set_request_id(NewRequestId());
   SHARDMESH_ASSIGN_OR_RETURN(*header.mutable_session_id(), Session());
-  const bool is_twice = verb_ == Verb::kRepair || (verb_ == Verb::kReplicate && is_new);
+  const bool is_twice =
+      verb_ == Verb::kRepair || verb_ == Verb::kReplace || (verb_ == Verb::kReplicate && is_new);
   header.set_replicas(is_twice ? 2 : 1);
+  // Each worker has a half of each new tile in its own old tile.
+  const bool is_copied = verb_ == Verb::kReuse && is_new;
+  header.set_reuse(is_copied);
   // A tensor without axes lies by the rules.
   header.mutable_rule_set()->mutable_value()->add_rules()->set_pattern("small$");
   *header.mutable_rule_set()->mutable_value()->mutable_rules(0)->mutable_spec() = SpecOf({"tp"});
@@ -119,14 +167,19 @@ absl::Status VerbClient::Put(bool is_new, bool by_workers) {
     tensor.set_name(name);
     tensor.set_dtype(v1::DTYPE_F32);
     for (const int64_t size : contents.back().shape) tensor.add_shape(size);
-    if (!name.ends_with("small")) {
+    if (is_copied) {
+      *tensor.mutable_spec() = name.ends_with("small") ? SpecOf({"", "tp"}) : SpecOf({"tp"});
+    } else if (!name.ends_with("small")) {
       tensor.mutable_axes()->add_axes()->set_name("__BATCH__");
       tensor.mutable_axes()->add_axes()->set_name("__HEAD__");
     }
   }
   if (by_workers) {
-    const std::string path = StrCat(files_, "/", unique_, ".bin");
-    SHARDMESH_ASSIGN_OR_RETURN(const SourceOnDisk source, WriteSource(path, contents));
+    // The tensors of kLoad are other ones each time.
+    SHARDMESH_ASSIGN_OR_RETURN(const SourceOnDisk source,
+                               verb_ == Verb::kLoad
+                                   ? WriteSource(StrCat(files_, "/", unique_, ".bin"), contents)
+                                   : SharedSource(contents));
     SetSource(source, &header, second.mutable_tensors());
   }
   std::vector<std::string> answers;
@@ -141,7 +194,12 @@ absl::Status VerbClient::Put(bool is_new, bool by_workers) {
     part.ParseFromString(answer);
     begun.MergeFrom(part);
   }
-  if (!by_workers) SHARDMESH_RETURN_IF_ERROR(SendTiles(begun, contents, kVerbCallTimeout));
+  if (!by_workers) {
+    const bool is_handed_over = verb_ == Verb::kHandOver && is_new;
+    SHARDMESH_RETURN_IF_ERROR(
+        SendTiles(begun, contents, kVerbCallTimeout,
+                  is_handed_over ? client::Handover::kOn : client::Handover::kOff));
+  }
   v1::CommitTransferRequest commit;
   v1::CommitTransferResponse committed;
   commit.set_request_id(NewRequestId());
@@ -151,6 +209,19 @@ absl::Status VerbClient::Put(bool is_new, bool by_workers) {
       coordinator_.Call("ArrayService.CommitTransfer", commit, &committed, kVerbCallTimeout));
   if (committed.durability() == v1::DURABILITY_DISK) return absl::OkStatus();
   return Violation("a put onto workers with --data-dir is not on disk");
+}
+
+absl::StatusOr<SourceOnDisk> VerbClient::SharedSource(const std::vector<Content>& contents) const {
+  const std::string path = source_path();
+  if (!std::filesystem::exists(path)) {
+    SHARDMESH_RETURN_IF_ERROR(WriteSource(path, contents).status());
+  }
+  const absl::Time deadline = absl::Now() + kFileSettlesWithin;
+  for (;;) {
+    SHARDMESH_ASSIGN_OR_RETURN(SourceOnDisk source, FindSource(path, contents));
+    if (source.file.change_time != absl::InfinitePast() || absl::Now() > deadline) return source;
+    absl::SleepFor(kProgressDelay);
+  }
 }
 
 absl::Status VerbClient::Save(int64_t step, bool overwrite, int32_t keep) {
@@ -172,9 +243,37 @@ absl::Status VerbClient::Save(int64_t step, bool overwrite, int32_t keep) {
   return coordinator_.Call("SaveService.WaitSave", wait, &result, kVerbCallTimeout);
 }
 
+absl::Status VerbClient::AwaitRecordOfSave() {
+  // What the coordinator writes later is on its disk later. This is acknowledged when it is there.
+  const std::string name = StrCat(prefix(), "later");
+  v1::DescribeArrayRequest describe;
+  v1::DescribeArrayResponse described;
+  describe.mutable_array()->set_name(StrCat(prefix(), "small"));
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("ArrayService.DescribeArray", describe, &described, kVerbCallTimeout));
+  v1::MoveNameRequest move;
+  v1::MoveNameResponse moved;
+  move.set_request_id(NewRequestId());
+  move.set_name(name);
+  move.set_array_id(described.array().array_descriptor().array_id());
+  SHARDMESH_RETURN_IF_ERROR(
+      coordinator_.Call("ArrayService.MoveName", move, &moved, kVerbCallTimeout));
+  v1::DeleteNameRequest remove;
+  v1::DeleteNameResponse removed;
+  remove.set_request_id(NewRequestId());
+  remove.set_name(name);
+  return coordinator_.Call("ArrayService.DeleteName", remove, &removed, kVerbCallTimeout);
+}
+
 absl::Status VerbClient::Prepare() {
-  SHARDMESH_RETURN_IF_ERROR(Put(/*is_new=*/false, /*by_workers=*/false));
-  if (verb_ == Verb::kRepair) return AwaitReplicas();
+  if (verb_ == Verb::kGrow) SHARDMESH_RETURN_IF_ERROR(Resize(kSmallShape));
+  const bool is_loaded = verb_ == Verb::kReuse || verb_ == Verb::kRepairFile;
+  SHARDMESH_RETURN_IF_ERROR(Put(/*is_new=*/false, /*by_workers=*/is_loaded));
+  if (verb_ == Verb::kRepair || verb_ == Verb::kReplace) return AwaitReplicas();
+  if (verb_ == Verb::kRepairSaved) {
+    SHARDMESH_RETURN_IF_ERROR(Save(kOldStep, /*overwrite=*/true, /*keep=*/0));
+    return AwaitRecordOfSave();
+  }
   if (verb_ != Verb::kSave && verb_ != Verb::kOverwrite) return absl::OkStatus();
   SHARDMESH_RETURN_IF_ERROR(Save(kOldStep, /*overwrite=*/false, /*keep=*/0));
   return Put(/*is_new=*/true, /*by_workers=*/false);
@@ -233,6 +332,24 @@ absl::Status VerbClient::Reshard() {
                                 &answers, limits);
 }
 
+absl::Status VerbClient::ReshardInShortMemory() {
+  const absl::Time deadline = absl::Now() + kWorkEndsWithin;
+  for (;;) {
+    absl::Status moved = Reshard();
+    if (ReasonOf(moved) != Reason::kMemoryLimit || absl::Now() > deadline) return moved;
+    absl::SleepFor(kReadAgainDelay);
+  }
+}
+
+bool VerbClient::is_resize() const {
+  return verb_ == Verb::kResize || verb_ == Verb::kGrow || verb_ == Verb::kShrink;
+}
+
+const char* VerbClient::target_shape() const {
+  if (verb_ == Verb::kGrow) return kOldShape;
+  return verb_ == Verb::kShrink ? kSmallShape : kNewShape;
+}
+
 absl::Status VerbClient::Resize(const std::string& shape) {
   v1::ResizeMeshRequest request;
   v1::ResizeMeshResponse begun;
@@ -289,6 +406,27 @@ absl::Status VerbClient::AwaitReplicas() {
   return absl::OkStatus();
 }
 
+absl::Status VerbClient::AwaitTiles() {
+  const absl::Time deadline = absl::Now() + kWorkEndsWithin;
+  for (const auto& [name, each] : names_) {
+    for (;;) {
+      v1::DescribeArrayRequest request;
+      v1::DescribeArrayResponse response;
+      request.mutable_array()->set_name(name);
+      const absl::Status status =
+          coordinator_.Call("ArrayService.DescribeArray", request, &response, kVerbCallTimeout);
+      if (status.ok() && response.array().state() == v1::ARRAY_STATE_AVAILABLE) break;
+      if (absl::Now() > deadline) {
+        return absl::DeadlineExceededError(
+            ToAbsl(StrCat("the array of ", name, " lacks tiles: ", status.ToString(), " ",
+                          response.ShortDebugString())));
+      }
+      absl::SleepFor(kProgressDelay);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status VerbClient::VerifyShape(const std::string& shape) const {
   v1::GetEntryRequest request;
   v1::GetEntryResponse response;
@@ -307,8 +445,10 @@ absl::Status VerbClient::VerifyShape(const std::string& shape) const {
 absl::Status VerbClient::Do(bool is_again) {
   switch (verb_) {
     case Verb::kPut:
+    case Verb::kHandOver:
       return Put(/*is_new=*/true, /*by_workers=*/false);
     case Verb::kLoad:
+    case Verb::kReuse:
       return Put(/*is_new=*/true, /*by_workers=*/true);
     case Verb::kSave:
       return Save(kOldStep + 1, /*overwrite=*/is_again, /*keep=*/1);
@@ -319,8 +459,18 @@ absl::Status VerbClient::Do(bool is_again) {
       return AwaitReplicas();
     case Verb::kRepair:
       return AwaitReplicas();
+    case Verb::kRepairFile:
+    case Verb::kRepairSaved:
+      return AwaitTiles();
+    case Verb::kReplace:
+      SHARDMESH_RETURN_IF_ERROR(ReplaceWorker(coordinator_, kReplacedWorker, kReplacingWorker));
+      return AwaitReplicas();
     case Verb::kResize:
-      return Resize(kNewShape);
+    case Verb::kGrow:
+    case Verb::kShrink:
+      return Resize(target_shape());
+    case Verb::kUnload:
+      return ReshardInShortMemory();
     default:
       return Reshard();
   }
@@ -382,11 +532,13 @@ absl::Status VerbClient::Verify(bool is_done, absl::Time deadline) {
   if (old_names > 0 && new_names > 0) {
     return Violation("some names of one put are old and others are new");
   }
-  if (verb_ == Verb::kRepair || (verb_ == Verb::kReplicate && is_done)) {
-    const absl::Status twice = AwaitReplicas();
-    if (!twice.ok()) return Violation(ToStd(twice.message()));
+  const bool has_copies =
+      verb_ == Verb::kRepair || ((verb_ == Verb::kReplicate || verb_ == Verb::kReplace) && is_done);
+  if (has_copies || IsRepair(verb_)) {
+    const absl::Status whole = has_copies ? AwaitReplicas() : AwaitTiles();
+    if (!whole.ok()) return Violation(ToStd(whole.message()));
   }
-  if (verb_ == Verb::kResize && is_done) return VerifyShape(kNewShape);
+  if (is_resize() && is_done) return VerifyShape(target_shape());
   return is_save ? VerifySaves(is_done) : absl::OkStatus();
 }
 
@@ -443,10 +595,11 @@ absl::Status VerbClient::CleanUp() {
         coordinator_.Call("ArrayService.DeleteName", request, &response, kVerbCallTimeout);
     if (!absl::IsNotFound(status)) SHARDMESH_RETURN_IF_ERROR(status);
   }
-  if (verb_ == Verb::kResize) SHARDMESH_RETURN_IF_ERROR(Resize(kOldShape));
+  if (is_resize()) SHARDMESH_RETURN_IF_ERROR(Resize(kOldShape));
   std::error_code ignored;
   std::filesystem::remove_all(folder(), ignored);
   std::filesystem::remove(StrCat(files_, "/", unique_, ".bin"), ignored);
+  std::filesystem::remove(source_path(), ignored);
   if (session_.empty()) return absl::OkStatus();
   v1::CloseSessionRequest request;
   v1::CloseSessionResponse response;

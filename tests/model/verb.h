@@ -1,5 +1,5 @@
-// Verbs: puts by meaning, loads, reshards, saves, copies, repairs and resizes, each done by one
-// client from its beginning to its answer.
+// Verbs: puts by meaning, loads, reshards, saves, copies, repairs, resizes and replacements of
+// workers, each done by one client from its beginning to its answer.
 #ifndef SHARDMESH_TESTS_MODEL_VERB_H_
 #define SHARDMESH_TESTS_MODEL_VERB_H_
 
@@ -19,19 +19,44 @@
 
 namespace shardmesh::model {
 
+// The worker that kReplace replaces, and the one that takes its ranks.
+inline constexpr char kReplacedWorker[] = "worker-1";
+inline constexpr char kReplacingWorker[] = "worker-2";
+// The memory of each worker for kUnload: its tile of the array fits 1.3 times. A worker keeps 3 MiB
+// back for what its peer sends.
+inline constexpr char kShortMemory[] = "24MiB";
+
 enum class Verb {
   kPut,          // of two tensors, by semantic axes and by rules, under names that exist
-  kLoad,         // the same, but the workers read the tensors from a file
+  kHandOver,     // the same, but tiles of 1 MiB and more are handed over as sealed memory
+  kLoad,         // as kPut, but the workers read the tensors from a file
+  kReuse,        // a load of a file that was loaded before, in a layout that the workers make from
+                 // their own tiles
   kReshardStep,  // an array in memory, on its own mesh
   kReshardDisk,  // an array on disk, on its own mesh
   kReshardMesh,  // an array to another mesh
   kReshardTree,  // all arrays, to another mesh, each old one released at once
+  kUnload,       // a reshard of an array on disk that fits into memory only once
   kSave,         // the next step, which takes the place of the last one
   kOverwrite,    // a checkpoint again, with other bytes
   kReplicate,    // a put of arrays that want two replicas, and their copies
   kRepair,       // the wait until the tiles that a worker has lost are back from the other replicas
-  kResize,       // the mesh "default" to another shape
+  kRepairFile,   // the same, from the file from which the array was loaded
+  kRepairSaved,  // the same, from a checkpoint that was saved
+  kReplace,      // the ranks of a lost worker to another one, and the repair of the tiles there
+  kResize,       // the mesh "default" to another shape of the same workers
+  kGrow,         // the mesh "default" to a shape with one worker more
+  kShrink,       // the mesh "default" to a shape without its last worker
 };
+
+// Returns whether the verb begins with a worker that comes back without its tiles.
+bool IsRepair(Verb verb);
+
+// Gives the ranks of one worker to another. Repeats the call for a while if the coordinator counts
+// the first one as attached, or the second one as lost, as it does for a moment after their ends
+// and starts.
+absl::Status ReplaceWorker(const Caller& coordinator, const std::string& identity,
+                           const std::string& replacement);
 
 // By name, for the command line.
 const std::vector<std::pair<std::string, Verb>>& AllVerbs();
@@ -73,10 +98,23 @@ class VerbClient {
   std::string NewRequestId();
   // Puts all names. `by_workers`: they read the tensors.
   absl::Status Put(bool is_new, bool by_workers);
+  // The file of kReuse and kRepairFile, which processes with the same seed share.
+  std::string source_path() const { return files_ + "/source-v" + std::to_string(seed_) + ".bin"; }
+  // Writes that file if it is not there, and waits until its change time is certain.
+  absl::StatusOr<SourceOnDisk> SharedSource(const std::vector<Content>& contents) const;
   absl::Status Reshard();
+  // Does what Reshard does, and repeats it while a gauge of memory may be old by a heartbeat.
+  absl::Status ReshardInShortMemory();
+  // Returns whether the verb is a resize. Its mesh goes to target_shape().
+  bool is_resize() const;
+  const char* target_shape() const;
   absl::Status Resize(const std::string& shape);
   // Waits until each array wants and has two replicas.
   absl::Status AwaitReplicas();
+  // Waits until no array lacks a tile.
+  absl::Status AwaitTiles();
+  // Waits until the coordinator's record of the last save is on its disk.
+  absl::Status AwaitRecordOfSave();
   absl::Status VerifyShape(const std::string& shape) const;
   absl::Status Save(int64_t step, bool overwrite, int32_t keep);
   absl::StatusOr<std::string> ReadName(const std::string& name);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -49,7 +50,8 @@ constexpr absl::Duration kLongTtl = absl::Minutes(10);
 
 constexpr int kCoordinator = 0;
 constexpr int kFirstWorker = 1;  // rank 0; it leads saves
-constexpr int kLoser = 2;        // the worker whose tiles a repair brings back
+constexpr int kLoser = 2;        // the worker whose tiles a repair brings back; kReplacedWorker
+constexpr int kSpare = 3;        // kReplacingWorker, which only the cluster with a spare has
 constexpr int kClient = -1;
 
 // A phase of a verb: the moment at which a process passes a failpoint.
@@ -61,6 +63,18 @@ struct Phase {
   int pass = 1;
 };
 
+// What a verb needs of its cluster.
+enum class Kind {
+  kUsual,       // two workers, files, and a second mesh
+  kShort,       // the same with kShortMemory
+  kWithASpare,  // no second mesh, whose definition would name its workers, and a third worker
+};
+
+Kind KindOf(Verb verb) {
+  if (verb == Verb::kUnload) return Kind::kShort;
+  return verb == Verb::kReplace ? Kind::kWithASpare : Kind::kUsual;
+}
+
 // The failpoints are passed by no other work between the start of their process and the verb.
 std::vector<Phase> AllPhases() {
   std::vector<Phase> phases = {
@@ -69,12 +83,41 @@ std::vector<Phase> AllPhases() {
       {Verb::kPut, "bytes move", kFirstWorker, "put.append", 2},
       {Verb::kPut, "the bytes have come", kFirstWorker, "put.finish"},
       {Verb::kPut, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
+      // The first tile of a worker is handed over, the second one streamed.
+      {Verb::kHandOver, "begins", kCoordinator, "transfer.begin"},
+      {Verb::kHandOver, "the memory has come", kFirstWorker, "put.open"},
+      {Verb::kHandOver, "the memory is the tile", kFirstWorker, "put.finish"},
+      {Verb::kHandOver, "a tile is complete", kFirstWorker, "tiles.finish"},
+      {Verb::kHandOver, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
+      {Verb::kHandOver, "before its commit", kCoordinator, "transfer.commit_to_registry"},
+      {Verb::kHandOver, "the commit reaches a worker", kFirstWorker, "link.end_transfer"},
+      {Verb::kHandOver, "a worker commits its tiles", kFirstWorker, "tiles.commit"},
       {Verb::kLoad, "files are checked", kFirstWorker, "fill.check"},
       {Verb::kLoad, "begins", kCoordinator, "transfer.begin"},
       {Verb::kLoad, "the order comes", kFirstWorker, "link.fill_tiles"},
       {Verb::kLoad, "bytes move", kFirstWorker, "fill.read"},
       {Verb::kLoad, "the bytes have come", kFirstWorker, "fill.finish"},
       {Verb::kLoad, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
+      {Verb::kReuse, "begins", kCoordinator, "transfer.begin"},
+      {Verb::kReuse, "the order comes", kFirstWorker, "link.fill_tiles"},
+      {Verb::kReuse, "own bytes are copied", kFirstWorker, "fill.copy"},
+      {Verb::kReuse, "bytes of the other worker move", kFirstWorker, "fill.receive"},
+      {Verb::kReuse, "the bytes have come", kFirstWorker, "fill.finish"},
+      {Verb::kReuse, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
+      {Verb::kReuse, "before its commit", kCoordinator, "transfer.commit_to_registry"},
+      {Verb::kReuse, "after its commit", kCoordinator, "registry.apply"},
+      {Verb::kReuse, "the commit reaches a worker", kFirstWorker, "link.end_transfer"},
+      {Verb::kReuse, "a worker commits its tiles", kFirstWorker, "tiles.commit"},
+      {Verb::kUnload, "begins", kCoordinator, "transfer.begin"},
+      {Verb::kUnload, "the old tile is to leave memory", kFirstWorker, "tiles.unload"},
+      {Verb::kUnload, "bytes move", kFirstWorker, "fill.receive"},
+      {Verb::kUnload, "the bytes have come", kFirstWorker, "fill.finish"},
+      {Verb::kUnload, "some tiles are there", kCoordinator, "attach.tile_staged"},
+      {Verb::kUnload, "before its commit", kCoordinator, "transfer.commit_to_registry"},
+      {Verb::kUnload, "after its commit", kCoordinator, "registry.apply"},
+      {Verb::kUnload, "the old array is released", kCoordinator, "registry.tell_released"},
+      {Verb::kUnload, "the commit reaches a worker", kFirstWorker, "link.end_transfer"},
+      {Verb::kUnload, "a worker commits its tiles", kFirstWorker, "tiles.commit"},
       {Verb::kReshardDisk, "begins", kCoordinator, "transfer.begin"},
       {Verb::kReshardDisk, "bytes move", kFirstWorker, "fill.receive"},
       {Verb::kReshardDisk, "the bytes have come", kFirstWorker, "fill.finish"},
@@ -101,25 +144,46 @@ std::vector<Phase> AllPhases() {
       {Verb::kReplicate, "some tiles are there", kCoordinator, "attach.tile_staged", 6},
       {Verb::kReplicate, "before its commit", kCoordinator, "replicas.commit"},
       {Verb::kReplicate, "the commit reaches a worker", kFirstWorker, "link.end_transfer", 2},
-      {Verb::kRepair, "begins", kCoordinator, "repairs.begin_transfer"},
-      {Verb::kRepair, "the order comes", kLoser, "link.fill_tiles"},
       {Verb::kRepair, "workers connect", kLoser, "fill.connect"},
       {Verb::kRepair, "bytes move", kLoser, "fill.receive"},
-      {Verb::kRepair, "the bytes have come", kLoser, "fill.finish"},
-      {Verb::kRepair, "some tiles are there", kCoordinator, "attach.tile_staged", 2},
-      {Verb::kRepair, "before its commit", kCoordinator, "repairs.commit"},
-      {Verb::kRepair, "the commit reaches the worker", kLoser, "link.end_transfer"},
-      {Verb::kResize, "the auxiliary mesh is there", kCoordinator, "resize.mesh_defined"},
-      {Verb::kResize, "the first array leaves", kCoordinator, "transfer.begin"},
+      {Verb::kRepairFile, "bytes move", kLoser, "fill.read"},
+      {Verb::kRepairSaved, "bytes move", kLoser, "fill.read"},
+      // The mesh of the first replicas and that of the second ones get the other worker.
+      {Verb::kReplace, "the first mesh has the worker", kCoordinator, "definitions.publish"},
+      {Verb::kReplace, "the second mesh has the worker", kCoordinator, "definitions.publish", 2},
+      {Verb::kReplace, "the worker attaches again", kSpare, "link.welcome", 2},
+      {Verb::kReplace, "the repair begins", kCoordinator, "repairs.begin_transfer"},
+      {Verb::kReplace, "the order comes", kSpare, "link.fill_tiles"},
+      {Verb::kReplace, "bytes move", kSpare, "fill.receive"},
+      {Verb::kReplace, "the bytes have come", kSpare, "fill.finish"},
+      {Verb::kReplace, "before its commit", kCoordinator, "repairs.commit"},
+      {Verb::kReplace, "the commit reaches the worker", kSpare, "link.end_transfer"},
+      // The first worker keeps its rank.
       {Verb::kResize, "bytes move", kFirstWorker, "fill.receive"},
-      {Verb::kResize, "the second array leaves", kCoordinator, "transfer.begin", 2},
-      {Verb::kResize, "before the change of the mesh", kCoordinator, "resize.change_mesh"},
-      {Verb::kResize, "after the change of the mesh", kCoordinator, "resize.mesh_changed"},
-      {Verb::kResize, "the first array comes back", kCoordinator, "transfer.begin", 3},
-      {Verb::kResize, "tiles come back", kFirstWorker, "link.fill_tiles", 3},
-      {Verb::kResize, "the second array comes back", kCoordinator, "transfer.begin", 4},
-      {Verb::kResize, "all arrays are back", kCoordinator, "resize.arrays_returned"},
+      {Verb::kGrow, "bytes move to the new worker", kFirstWorker + 1, "fill.receive"},
+      {Verb::kGrow, "the new worker has its bytes", kFirstWorker + 1, "fill.finish"},
+      {Verb::kShrink, "bytes move", kFirstWorker, "fill.receive"},
+      {Verb::kShrink, "workers drop old tiles", kCoordinator, "registry.tell_released"},
   };
+  for (const Verb verb : {Verb::kRepair, Verb::kRepairFile, Verb::kRepairSaved}) {
+    phases.push_back({verb, "begins", kCoordinator, "repairs.begin_transfer"});
+    phases.push_back({verb, "the order comes", kLoser, "link.fill_tiles"});
+    phases.push_back({verb, "the bytes have come", kLoser, "fill.finish"});
+    phases.push_back({verb, "some tiles are there", kCoordinator, "attach.tile_staged", 2});
+    phases.push_back({verb, "before its commit", kCoordinator, "repairs.commit"});
+    phases.push_back({verb, "the commit reaches the worker", kLoser, "link.end_transfer"});
+  }
+  for (const Verb verb : {Verb::kResize, Verb::kGrow, Verb::kShrink}) {
+    phases.push_back({verb, "the auxiliary mesh is there", kCoordinator, "resize.mesh_defined"});
+    phases.push_back({verb, "the first array leaves", kCoordinator, "transfer.begin"});
+    phases.push_back({verb, "the second array leaves", kCoordinator, "transfer.begin", 2});
+    phases.push_back({verb, "before the change of the mesh", kCoordinator, "resize.change_mesh"});
+    phases.push_back({verb, "after the change of the mesh", kCoordinator, "resize.mesh_changed"});
+    phases.push_back({verb, "the first array comes back", kCoordinator, "transfer.begin", 3});
+    phases.push_back({verb, "tiles come back", kFirstWorker, "link.fill_tiles", 3});
+    phases.push_back({verb, "the second array comes back", kCoordinator, "transfer.begin", 4});
+    phases.push_back({verb, "all arrays are back", kCoordinator, "resize.arrays_returned"});
+  }
   for (const Verb verb : {Verb::kPut, Verb::kLoad, Verb::kReshardDisk, Verb::kReshardMesh}) {
     phases.push_back({verb, "a tile is complete", kFirstWorker, "tiles.finish"});
     phases.push_back({verb, "its commit is asked for", kCoordinator, "sequencer.commit_transfer"});
@@ -156,20 +220,39 @@ struct Case {
   int victim;
 };
 
+std::string NameOf(int process) {
+  return process == kClient ? "the client" : Cluster::NameOf(process);
+}
+
+std::string TitleOf(const Case& each) {
+  for (const auto& [name, verb] : AllVerbs()) {
+    if (verb != each.phase.verb) continue;
+    return StrCat(name, ", ", each.phase.title, " (", NameOf(each.phase.process), " ",
+                  each.phase.failpoint, ":", each.phase.pass, "), kill of ", NameOf(each.victim));
+  }
+  return "";
+}
+
+absl::StatusOr<std::unique_ptr<Cluster>> StartCluster(const RunOptions& run, Kind kind) {
+  Cluster::Options options;
+  options.binary_folder = run.binary_folder;
+  options.durable = true;
+  options.files = kind != Kind::kWithASpare;
+  options.spares = kind == Kind::kWithASpare ? 1 : 0;
+  if (kind == Kind::kShort) options.memory = kShortMemory;
+  // After a coordinator was killed, arrays that only a session held are kept for a second.
+  options.coordinator_flags = {"--unnamed-grace=1s"};
+  // A coordinator that starts again refuses to replace a worker that may come back in this time.
+  if (kind == Kind::kWithASpare) options.coordinator_flags.push_back("--return-grace=2s");
+  options.worker_flags = {"--quarantine-age=1s"};
+  return Cluster::Start(options);
+}
+
 // One cluster, on which one case after the other is tried.
 class VerbRun {
  public:
   VerbRun(std::unique_ptr<Cluster> cluster, uint64_t seed)
       : cluster_(std::move(cluster)), seed_(seed) {}
-
-  std::string TitleOf(const Case& each) const {
-    for (const auto& [name, verb] : AllVerbs()) {
-      if (verb != each.phase.verb) continue;
-      return StrCat(name, ", ", each.phase.title, " (", NameOf(each.phase.process), " ",
-                    each.phase.failpoint, ":", each.phase.pass, "), kill of ", NameOf(each.victim));
-    }
-    return "";
-  }
 
   absl::Status Try(const Case& each) {
     const Phase& phase = each.phase;
@@ -213,6 +296,7 @@ class VerbRun {
     SHARDMESH_RETURN_IF_ERROR(client.Verify(/*is_done=*/true, absl::Now() + kReadableWithin));
     // The first attempt of a client that was killed may end only now.
     SHARDMESH_RETURN_IF_ERROR(Said("the end", Persist([&] { return client.CleanUp(); })));
+    if (phase.verb == Verb::kReplace) SHARDMESH_RETURN_IF_ERROR(ReplaceBack());
     if (const std::string left = AwaitNothingLeft(Caller(cluster_->address())); !left.empty()) {
       return Violation(StrCat("in the end ", left));
     }
@@ -229,9 +313,6 @@ class VerbRun {
   }
 
  private:
-  std::string NameOf(int process) const {
-    return process == kClient ? "the client" : cluster_->NameOf(process);
-  }
   static absl::Status Said(std::string_view what, const absl::Status& status) {
     return status.ok() ? status : Violation(StrCat(what, " fails: ", status.ToString()));
   }
@@ -246,6 +327,8 @@ class VerbRun {
           absl::IsAborted(status) || ReasonOf(status) == Reason::kSessionGone ||
           ReasonOf(status) == Reason::kMeshIncomplete ||
           ReasonOf(status) == Reason::kArrayDegraded || ReasonOf(status) == Reason::kMeshInUse ||
+          // A worker that has started a moment ago may be too slow to take memory.
+          ReasonOf(status) == Reason::kNotAvailable ||
           (ReasonOf(status) == Reason::kAlreadyExists && FactOf(status, fact::kKind) == "save");
       if (status.ok() || !is_transient || absl::Now() > deadline) return status;
       absl::SleepFor(kAttemptDelay);
@@ -255,7 +338,7 @@ class VerbRun {
   // Restarts the process of the phase so that it ends, or pauses, at the failpoint.
   absl::Status Arm(const Case& each) {
     // The worker is armed when it loses its tiles: see Lose.
-    if (each.phase.verb == Verb::kRepair && each.phase.process == kLoser) return absl::OkStatus();
+    if (IsRepair(each.phase.verb) && each.phase.process == kLoser) return absl::OkStatus();
     SHARDMESH_RETURN_IF_ERROR(cluster_->Kill(each.phase.process));
     SHARDMESH_RETURN_IF_ERROR(cluster_->Restart(each.phase.process, {FailpointOf(each)}));
     const auto ready = cluster_->WaitUntilReady(kReadyAgainWithin);
@@ -277,6 +360,17 @@ class VerbRun {
     if (each.phase.process == kLoser) flags.push_back(FailpointOf(each));
     return cluster_->Restart(kLoser, flags);
   }
+  // Gives the ranks of the spare back to the worker that had them at first.
+  absl::Status ReplaceBack() {
+    SHARDMESH_RETURN_IF_ERROR(cluster_->Restart(kLoser));
+    SHARDMESH_RETURN_IF_ERROR(cluster_->WaitUntilReady(kReadyAgainWithin).status());
+    SHARDMESH_RETURN_IF_ERROR(cluster_->KillForLong(kSpare));
+    SHARDMESH_RETURN_IF_ERROR(
+        Said("the way back",
+             ReplaceWorker(Caller(cluster_->address()), kReplacingWorker, kReplacedWorker)));
+    SHARDMESH_RETURN_IF_ERROR(cluster_->Restart(kSpare));
+    return cluster_->WaitUntilReady(kReadyAgainWithin).status();
+  }
   bool IsHit(const Phase& phase) const {
     return absl::StrContains(cluster_->Log(phase.process),
                              StrCat("failpoint ", phase.failpoint, " hit"));
@@ -287,7 +381,10 @@ class VerbRun {
   absl::Status DoAndKill(const Case& each, uint64_t seed, bool* is_done) {
     std::string name;
     for (const auto& [text, verb] : AllVerbs()) name = verb == each.phase.verb ? text : name;
-    if (each.phase.verb == Verb::kRepair) SHARDMESH_RETURN_IF_ERROR(Lose(each));
+    if (IsRepair(each.phase.verb)) SHARDMESH_RETURN_IF_ERROR(Lose(each));
+    if (each.phase.verb == Verb::kReplace) {
+      SHARDMESH_RETURN_IF_ERROR(cluster_->KillForLong(kLoser));
+    }
     const std::string log_path = StrCat(cluster_->files(), "/../client.log");
     client::ProcessOptions options;
     options.command = {"/proc/self/exe",
@@ -403,7 +500,9 @@ class VerbRun {
 int RunVerbs(const RunOptions& options) {
   std::vector<Case> cases;
   for (const Phase& phase : AllPhases()) {
-    for (const int victim : {kClient, kCoordinator, kFirstWorker, kFirstWorker + 1}) {
+    // Of the workers of a replacement, kLoser is dead already.
+    const int last = KindOf(phase.verb) == Kind::kWithASpare ? kSpare : kFirstWorker + 1;
+    for (const int victim : {kClient, kCoordinator, kFirstWorker, last}) {
       cases.push_back({phase, victim});
     }
   }
@@ -425,32 +524,29 @@ int RunVerbs(const RunOptions& options) {
     }
     cases = std::move(rest);
   }
-  Cluster::Options cluster_options;
-  cluster_options.binary_folder = options.binary_folder;
-  cluster_options.durable = true;
-  cluster_options.files = true;
-  // After a coordinator was killed, arrays that only a session held are kept for a second.
-  cluster_options.coordinator_flags = {"--unnamed-grace=1s"};
-  cluster_options.worker_flags = {"--quarantine-age=1s"};
-  auto cluster = Cluster::Start(cluster_options);
-  if (!cluster.ok()) {
-    std::printf("FAILED: %s\n", cluster.status().ToString().c_str());
-    return 1;
-  }
-  VerbRun run(*std::move(cluster), options.seed);
+  std::map<Kind, std::unique_ptr<VerbRun>> runs;  // each starts with its first case
   const absl::Time end = absl::Now() + options.time;
   size_t tried = 0;
   for (const Case& each : ordered) {
-    const std::string title = run.TitleOf(each);
+    const std::string title = TitleOf(each);
     if (!options.only.empty() && !absl::StrContains(title, options.only)) continue;
     if (!options.is_long && absl::Now() > end) break;
+    std::unique_ptr<VerbRun>& run = runs[KindOf(each.phase.verb)];
+    if (run == nullptr) {
+      auto cluster = StartCluster(options, KindOf(each.phase.verb));
+      if (!cluster.ok()) {
+        std::printf("FAILED: %s\n", cluster.status().ToString().c_str());
+        return 1;
+      }
+      run = std::make_unique<VerbRun>(*std::move(cluster), options.seed);
+    }
     const absl::Time begin = absl::Now();
-    const absl::Status status = run.Try(each);
+    const absl::Status status = run->Try(each);
     ++tried;
     if (!status.ok()) {
       std::printf("FAILED with --seed %llu at %s: %s\n%s",
                   static_cast<unsigned long long>(options.seed), title.c_str(),
-                  status.ToString().c_str(), run.Logs().c_str());
+                  status.ToString().c_str(), run->Logs().c_str());
       return 1;
     }
     if (options.is_long) {
