@@ -479,7 +479,7 @@ absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view
           {.mesh_id = mesh_id,
            .rank = static_cast<int64_t>(rank),
            .identity = identity,
-           .have_bytes = worker->info.capacity_bytes - committed.UsedOn(identity, *worker),
+           .have_bytes = committed.LeftOn(identity, *worker),
            .capacity_bytes = worker->info.capacity_bytes});
     }
   }
