@@ -18,6 +18,7 @@
 #include "sharding/presets.h"
 #include "sharding/rules/rule_set.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tests/unit/server/steps/keeping_fill.h"
