@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
@@ -267,8 +268,15 @@ class ClientCore {
                                 const SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);
 
+  // Says why a transfer is repeated. A worker that refuses a token says what to do, which this
+  // client does by itself.
   void OnWait(const absl::Status& why) const {
-    if (options_.on_wait) options_.on_wait(why);
+    if (!options_.on_wait) return;
+    options_.on_wait(ReasonOf(why) == Reason::kBadToken
+                         ? WithReason(absl::UnavailableError("the coordinator was restarted, and "
+                                                             "the transfer begins anew"),
+                                      Reason::kBadToken)
+                         : why);
   }
 
   // Ends a put. If `sent` is OK, commits the put. If `sent` is an error, asks the coordinator for
