@@ -299,12 +299,11 @@ absl::Status Server::OpenState() {
         absl::ReaderMutexLock lock(&streams_mutex_);
         if (streams_ != nullptr) streams_->SendVerdict(identity, verdict);
       });
-  step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_,
-                                            [this](const std::set<std::string>& identities) {
-                                              absl::ReaderMutexLock lock(&streams_mutex_);
-                                              if (streams_ != nullptr)
-                                                streams_->AskForHeartbeats(identities);
-                                            });
+  const auto ask = [this](const std::set<std::string>& identities) {
+    absl::ReaderMutexLock lock(&streams_mutex_);
+    if (streams_ != nullptr) streams_->AskForHeartbeats(identities);
+  };
+  step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_, ask);
   Sequencer::Options sequencer{
       .term = term, .last_sequence = term * kSequencesPerTerm, .max_live = limits.max_live_work};
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
