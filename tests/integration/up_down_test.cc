@@ -447,8 +447,9 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
   std::ofstream(data_ + "/worker-2/cluster_id") << "\x01\n";
   up = Run(same);
   ASSERT_EQ(up.exit_code, 0) << up.err;
-  EXPECT_THAT(up.err, AllOf(HasSubstr("worker-2 (pid "), HasSubstr("/worker-2/cluster_id is damaged"),
-                            HasSubstr("write its old content back")));
+  EXPECT_THAT(up.err,
+              AllOf(HasSubstr("worker-2 (pid "), HasSubstr("/worker-2/cluster_id is damaged"),
+                    HasSubstr("write its old content back")));
   EXPECT_EQ(StatusOrNothing()["meshes"][0]["complete"], true);
 
   // A worker whose data is not below the data folder does not belong to this `up`, which says so.

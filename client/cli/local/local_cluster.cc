@@ -819,14 +819,16 @@ bool LocalCluster::FindAbsent(const ClusterStatus& status) {
       const std::string why = WhyNotStarted(identity);
       if (why.empty()) continue;
       may_come = true;  // it may run on another host, or have another data folder
-      absent_.push_back(StrCat(
-          identity, ", which serves ranks of other meshes than \"", kMesh, "\", is not attached, ",
-          "and `up` did not start it: ", why, ". If it runs elsewhere, start it there. If its folder ",
-          "was moved, put it back, and repeat the `up`. If its tiles are lost, start it anew with `",
-          kWorkerProgram, " --coordinator=", record_.address, " --identity=", identity,
-          " --data-dir=", options_.data_folder, "/", identity,
-          "`, or give its ranks to another worker with `shardmesh admin worker replace ", identity,
-          " NEW`"));
+      absent_.push_back(
+          StrCat(identity, ", which serves ranks of other meshes than \"", kMesh,
+                 "\", is not attached, ", "and `up` did not start it: ", why,
+                 ". If it runs elsewhere, start it there. If its folder ",
+                 "was moved, put it back, and repeat the `up`. If its tiles are lost, start it "
+                 "anew with `",
+                 kWorkerProgram, " --coordinator=", record_.address, " --identity=", identity,
+                 " --data-dir=", options_.data_folder, "/", identity,
+                 "`, or give its ranks to another worker with `shardmesh admin worker replace ",
+                 identity, " NEW`"));
     }
   }
   return may_come;
