@@ -479,6 +479,8 @@ TEST_F(PutPlanTest, NoLessThanNothingIsLeftOnAWorker) {
   Beat(2 << 20);
   PutPlan empty = NewPlan();
   ASSERT_THAT(TakeHeader(&empty, header), IsOk());
+  large.shape = {0, 1};
+  ASSERT_THAT(empty.TakeTensor(large), IsOk());
   EXPECT_THAT(empty.Begin(), IsOk());
 }
 
