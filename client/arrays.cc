@@ -33,6 +33,9 @@ namespace {
 // named, the client asks the coordinator again. The coordinator learns of lost workers at once, or
 // within its heartbeat limit of 5 s.
 constexpr int kMaxGatherAttempts = 8;
+// Limit on the number of attempts of a put that end because the coordinator was restarted, or
+// because workers have lost it. They attach again within seconds.
+constexpr int kMaxPutAttempts = 8;
 
 // Returns the error for an array whose workers this client cannot reach, although the coordinator
 // counts them as attached. Returns `status` unchanged if it is not ARRAY_DEGRADED.
@@ -352,13 +355,16 @@ absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> te
                                                   const CallOptions& options) {
   const SteadyDeadline deadline = core_->TransferDeadline(options);
   rpc::Backoff backoff({.initial_delay = absl::Milliseconds(200), .max_delay = absl::Seconds(5)});
-  for (;;) {
+  for (int restarts = 0;;) {
     bool is_taken_back = false;
     absl::StatusOr<PutResult> result =
         core_->Put(tensors, put_options, deadline, options, &is_taken_back);
-    if (!is_taken_back || !rpc::IsShortOfCallMemory(result.status())) {
-      return result;
-    }
+    if (!is_taken_back) return result;
+    const absl::Status& error = result.status();
+    const bool is_of_restart = ReasonOf(error) == Reason::kNotServing || IsOfUnknownTransfer(error);
+    const bool is_of_passing_cause =
+        rpc::IsShortOfCallMemory(error) || (is_of_restart && ++restarts < kMaxPutAttempts);
+    if (!is_of_passing_cause) return result;
     const absl::Duration delay = backoff.NextDelay(result.status());
     if (delay >= deadline.left()) {
       return result;

@@ -32,6 +32,9 @@ constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 // Like kAbortTimeout, but for an abort after the put's deadline: the caller expects the put to end
 // at the deadline.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
+// A put that fails when less of its time is left has failed at its deadline: a stream or a
+// connection ends a little before its own deadline.
+constexpr absl::Duration kLateWithin = absl::Milliseconds(50);
 // If less of a put's time is left when the workers have not said whether they can read its files,
 // the client does not send the tensors instead: it would not come to an end.
 constexpr absl::Duration kMinSendTime = absl::Seconds(1);
@@ -49,6 +52,8 @@ constexpr std::string_view kFilesField = "header.files";
 // Whether a stream's error may be only a symptom. If so, the coordinator may know the cause: a
 // worker is lost, or the transfer has ended.
 bool IsSymptom(const absl::Status& status) {
+  // A restarted coordinator signs tokens with another key.
+  if (ReasonOf(status) == Reason::kBadToken) return true;
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kCancelled:
@@ -374,7 +379,7 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
   if (put_options.reader != PutReader::kClient && without == tensors.end() && !tensors.empty()) {
     bool is_refused = false;
     absl::StatusOr<PutResult> result =
-        PutFromFiles(tensors, put_options, deadline, options, &is_refused);
+        PutFromFiles(tensors, put_options, deadline, options, &is_refused, is_taken_back);
     if (!is_refused || put_options.reader == PutReader::kWorkers) return result;
     refusal = result.status();
   }
@@ -387,7 +392,8 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
 absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> tensors,
                                                    const PutOptions& put_options,
                                                    const SteadyDeadline& deadline,
-                                                   const CallOptions& options, bool* is_refused) {
+                                                   const CallOptions& options, bool* is_refused,
+                                                   bool* is_taken_back) {
   if (absl::Status fit = CheckFilesFit(tensors); !fit.ok()) {
     *is_refused = true;
     return fit;
@@ -445,6 +451,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
       return CancelledByCaller();
     }
     if (deadline.is_over()) abort("its time is over").IgnoreError();
+    *is_taken_back = IsOfUnknownTransfer(committed.status());
     return committed.status();
   }
   std::move(finish).Cancel();
@@ -650,12 +657,24 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (sent.ok()) {
     absl::StatusOr<CommittedPut> committed =
         CommitTransfer(*connection_, session_id, transfer_id, LimitAt(deadline, options));
+    *is_taken_back = IsOfUnknownTransfer(committed.status());
     // If gRPC's memory for calls was exhausted, the client repeated the commit until the time
     // limit. The coordinator may have committed the put on an earlier request.
     return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
                                                         : std::move(committed);
   }
-  const bool may_know_better = IsSymptom(sent) && !is_cancelled;
+  const bool may_be_late = absl::IsDeadlineExceeded(sent) || absl::IsUnavailable(sent);
+  const bool is_late = may_be_late && !is_cancelled && deadline.left() < kLateWithin;
+  if (is_late) {
+    // The coordinator aborts the put at the deadline of this call, and names the late workers.
+    absl::StatusOr<CommittedPut> verdict = CommitTransfer(*connection_, session_id, transfer_id,
+                                                          Aftermath(kLateAbortTimeout, options));
+    const Reason reason = ReasonOf(verdict.status());
+    if (verdict.ok() || reason == Reason::kDeadline || reason == Reason::kWorkerLost) {
+      return verdict;
+    }
+  }
+  const bool may_know_better = IsSymptom(sent) && !is_cancelled && !is_late;
   if (may_know_better) {
     // Ask the coordinator to commit although sending failed. The coordinator answers as soon as it
     // knows the cause of the failure, or as soon as all tiles have arrived.
@@ -664,7 +683,8 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
     absl::StatusOr<CommittedPut> verdict =
         CommitTransfer(*connection_, session_id, transfer_id, limit);
     is_cancelled = limit.is_cancelled();
-    if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost) {
+    *is_taken_back = IsOfUnknownTransfer(verdict.status());
+    if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost || *is_taken_back) {
       return verdict;
     }
     if (!is_cancelled && absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
@@ -677,7 +697,15 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                     is_cancelled ? "the client cancelled it" : ToStd(sent.message()),
                     Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
   if (is_cancelled) return CancelledByCaller();
-  *is_taken_back = aborted.ok() && !may_know_better;
+  if (is_late && absl::IsUnavailable(sent)) {
+    return WithReason(absl::DeadlineExceededError(
+                          StrCat("the put has not ended within its time: ", ToStd(sent.message()))),
+                      Reason::kDeadline);
+  }
+  // A worker that has lost the coordinator stages no tile, and without that tile no coordinator
+  // commits the put.
+  *is_taken_back =
+      ReasonOf(sent) == Reason::kNotServing || (aborted.ok() && !may_know_better && !is_late);
   return sent;
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
@@ -260,18 +261,27 @@ class ClientCore {
   void EndHold(absl::Span<const std::string> array_ids, const CallOptions& options);
 
   // Puts the tensors once, as PutOptions::reader says. Sets `*is_taken_back` to true if the put
-  // failed while it sent tiles, before the client asked for the commit, and the coordinator
-  // confirmed the abort. In that case the put changed nothing.
+  // changed nothing. This is so if it failed while it sent tiles, before the client asked for the
+  // commit, and the coordinator confirmed the abort; if the coordinator was restarted before it
+  // committed the put; and if a worker staged no tile because it had lost the coordinator.
   absl::StatusOr<PutResult> Put(absl::Span<const PutTensor> tensors, const PutOptions& put_options,
                                 const SteadyDeadline& deadline, const CallOptions& options,
                                 bool* is_taken_back);
 
+  // Says why a transfer is repeated. A worker that refuses a token says what to do, which this
+  // client does by itself.
   void OnWait(const absl::Status& why) const {
-    if (options_.on_wait) options_.on_wait(why);
+    if (!options_.on_wait) return;
+    options_.on_wait(ReasonOf(why) == Reason::kBadToken
+                         ? WithReason(absl::UnavailableError("the coordinator was restarted, and "
+                                                             "the transfer begins anew"),
+                                      Reason::kBadToken)
+                         : why);
   }
 
   // Ends a put. If `sent` is OK, commits the put. If `sent` is an error, asks the coordinator for
-  // the cause, and aborts the transfer. `*is_taken_back`: see Put.
+  // the cause, and aborts the transfer. If the put's time is over, the error is DEADLINE_EXCEEDED
+  // and names the workers that are late. `*is_taken_back`: see Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
                                         const SteadyDeadline& deadline, const CallOptions& options,
@@ -292,7 +302,7 @@ class ClientCore {
   absl::StatusOr<PutResult> PutFromFiles(absl::Span<const PutTensor> tensors,
                                          const PutOptions& put_options,
                                          const SteadyDeadline& deadline, const CallOptions& options,
-                                         bool* is_refused);
+                                         bool* is_refused, bool* is_taken_back);
 
   const MeshClientOptions options_;
   const std::unique_ptr<CoordinatorConnection> connection_;

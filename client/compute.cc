@@ -20,8 +20,11 @@
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 namespace {
@@ -179,6 +182,20 @@ absl::StatusOr<StepResult> RunCollective(const CoordinatorConnection& connection
   return DecodeOneOutput(response);
 }
 
+// Returns the error of a step. While a step may be repeated, the client waits for workers that are
+// away. At the end of the step's time, these workers are late.
+absl::Status ErrorOfStep(absl::Status error, const SteadyDeadline& deadline) {
+  const Reason reason = ReasonOf(error);
+  const bool was_awaited = reason == Reason::kRecovering || reason == Reason::kNotServing;
+  if (!was_awaited || !absl::IsUnavailable(error) || !deadline.is_over()) return error;
+  absl::Status late = absl::DeadlineExceededError(
+      StrCat("the step has not ended within the time of the call: ", ToStd(error.message())));
+  const std::optional<std::string> identity = FactOf(error, fact::kIdentity);
+  return identity.has_value()
+             ? WithReason(std::move(late), Reason::kDeadline, {{fact::kIdentity, *identity}})
+             : WithReason(std::move(late), Reason::kDeadline);
+}
+
 // Runs a step in the session by `run`. Keeps its results without names, and drops the operands that
 // it may have consumed.
 absl::StatusOr<StepResult> RunStep(
@@ -192,7 +209,7 @@ absl::StatusOr<StepResult> RunStep(
         session = session_id;
         return run(session_id, limit);
       });
-  if (!result.ok()) return result;
+  if (!result.ok()) return ErrorOfStep(std::move(result).status(), deadline);
   std::vector<std::string> kept;
   for (size_t i = 0; i < result->outputs.size(); ++i) {
     const bool is_named = i < output.names.size() && !output.names[i].empty();

@@ -66,7 +66,8 @@ absl::StatusOr<VerifiedToken> VerifyToken(std::string_view token, std::string_vi
     return Unauthenticated("the transfer token is malformed");
   }
   if (!EqualInConstantTime(signed_claims.signature(), HmacSha256(key, signed_claims.claims()))) {
-    return Unauthenticated("the transfer token was not signed by this cluster's coordinator");
+    return Unauthenticated(
+        "the transfer token was not signed by this cluster's coordinator since its last start");
   }
   if (!message.ParseFromString(signed_claims.claims()) ||
       (message.direction() != wire::TRANSFER_DIRECTION_PUT &&

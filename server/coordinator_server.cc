@@ -299,7 +299,11 @@ absl::Status Server::OpenState() {
         absl::ReaderMutexLock lock(&streams_mutex_);
         if (streams_ != nullptr) streams_->SendVerdict(identity, verdict);
       });
-  step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_);
+  const auto ask = [this](const std::set<std::string>& identities) {
+    absl::ReaderMutexLock lock(&streams_mutex_);
+    if (streams_ != nullptr) streams_->AskForHeartbeats(identities);
+  };
+  step_watch_ = std::make_unique<StepWatch>(&clock_, membership_.get(), &flight_log_, ask);
   Sequencer::Options sequencer{
       .term = term, .last_sequence = term * kSequencesPerTerm, .max_live = limits.max_live_work};
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
@@ -309,6 +313,8 @@ absl::Status Server::OpenState() {
   operations_ = std::make_unique<OperationTable>(&clock_, sessions_.get());
   transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(),
                                            sequencer_.get(), operations_.get());
+  transfers_->SetAsk(StepWatch::kAskBefore,
+                     [this](const OperationWorkers& workers) { step_watch_->Ask(workers); });
   repairs_ = std::make_unique<Repairs>(RepairParts{.clock = &clock_,
                                                    .membership = membership_.get(),
                                                    .registry = registry_.get(),

@@ -272,6 +272,19 @@ struct Inbound {
   }
 };
 
+// Names the worker by its rank in the mesh of the array. A second copy lies on a mesh of its own,
+// which users do not know. `devices`: those of the array itself.
+std::string NameOf(const Inbound& inbound, absl::Span<const TransferDevice> devices) {
+  const TransferDevice* found = nullptr;
+  for (const TransferDevice& each : devices) {
+    if (&each == inbound.device) return NameOf(each);
+    if (found == nullptr && each.identity == inbound.device->identity) found = &each;
+  }
+  return found != nullptr ? NameOf(*found)
+                          : StrCat("worker ", inbound.device->identity,
+                                   ", which has tiles of the second replica");
+}
+
 // Returns how long a worker that was silent so often may send nothing. `first`: the time of a
 // worker that was not silent before.
 absl::Duration PatienceWith(absl::Duration first, int silences) {
@@ -557,13 +570,13 @@ absl::Status Download(const ArrayDescriptor& array, const Tile& part, std::strin
       Inbound& inbound = (*plan)[i];
       streams[i]->Begin();
       absl::Status status = WithContext(Fetch(inbound, into, progress, streams[i].get(), options),
-                                        NameOf(*inbound.device));
+                                        NameOf(inbound, devices));
       streams[i]->End();
       if (status.ok()) return;
       if (absl::IsCancelled(status) && streams[i]->is_left()) {
         absl::MutexLock lock(&mutex);
         ++(*avoided.silent)[inbound.device->identity];
-        last_loss = absl::UnavailableError(StrCat(NameOf(*inbound.device), " sent nothing for ",
+        last_loss = absl::UnavailableError(StrCat(NameOf(inbound, devices), " sent nothing for ",
                                                   absl::FormatDuration(patience[i])));
       } else if (absl::IsUnavailable(status) || absl::IsNotFound(status)) {
         // The worker is lost, or has restarted without the tile. The next round tries another

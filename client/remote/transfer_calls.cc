@@ -22,6 +22,9 @@
 #include "rpc/codec/source_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/utf8.h"
 
@@ -416,6 +419,10 @@ absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connect
   put.durability = DurabilityOf(response.durability());
   SHARDMESH_ASSIGN_OR_RETURN(put.transfer_time, DecodeAnswer(response.transfer_time()));
   return put;
+}
+
+bool IsOfUnknownTransfer(const absl::Status& error) {
+  return ReasonOf(error) == Reason::kNotFound && FactOf(error, fact::kKind) == "transfer";
 }
 
 absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,

@@ -85,6 +85,11 @@ absl::StatusOr<FoundContent> FindContent(const CoordinatorConnection& connection
 absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connection,
                                             const std::string& session_id,
                                             const std::string& transfer_id, const CallLimit& limit);
+// Whether this error of CommitTransfer says that the coordinator does not know the transfer. It
+// remembers the answers of commits, so the put was not committed: it ended with the coordinator's
+// former process. An array without a name may have been committed, but only the former process
+// knew.
+bool IsOfUnknownTransfer(const absl::Status& error);
 absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
                            const std::string& transfer_id, std::string_view reason,
                            const CallLimit& limit);

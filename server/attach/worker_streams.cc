@@ -114,6 +114,14 @@ void WorkerStreams::Drop(const std::string& mesh_id, const std::vector<std::stri
   }
 }
 
+void WorkerStreams::AskForHeartbeats(const std::set<std::string>& identities) {
+  const WorkerMessage clock = EncodeClock(options_.clock->Now());
+  absl::MutexLock lock(&mutex_);
+  for (const std::string& identity : identities) {
+    if (WorkerStream* const stream = StreamOf(identity); stream != nullptr) stream->Send(clock);
+  }
+}
+
 void WorkerStreams::SendVerdict(const std::string& identity, const InventoryVerdict& verdict) {
   LogVerdict(identity, 0, verdict);
   const std::vector<WorkerMessage> messages = EncodeVerdict(verdict, /*last=*/false);

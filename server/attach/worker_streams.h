@@ -138,6 +138,8 @@ class WorkerStreams final : public StepTransport,
   // Called when a rank of the mesh moved to this worker or away from it. No effect if no
   // inventory of this worker has reached Arrive.
   void AttachAnew(std::string_view identity, const std::string& mesh_id);
+  // Makes these workers send heartbeats at once, as far as they are members.
+  void AskForHeartbeats(const std::set<std::string>& identities);
   // Called when the coordinator stops. Workers whose streams end from now on do not count as
   // lost.
   void Stop() { stopping_ = true; }

@@ -28,6 +28,16 @@ constexpr int64_t kMaxStepsJudged = 64;
 constexpr size_t kMostLateNamed = 4;
 // A heartbeat is overdue after this number of heartbeat intervals.
 constexpr double kOverdueAfter = 1.25;
+// Ask no longer counts after this time: regular heartbeats say more.
+constexpr absl::Duration kAnsweredWithin = absl::Seconds(2);
+
+// Returns the workers that may be late.
+std::set<std::string> SuspectsOf(const OperationWorkers& workers) {
+  if (workers.waiting_for.empty()) return workers.taking_part;
+  std::set<std::string> suspects = workers.waiting_for;
+  suspects.insert(workers.sources.begin(), workers.sources.end());
+  return suspects;
+}
 
 std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
@@ -231,15 +241,29 @@ std::vector<Finding> StepWatch::FindWorkers(const MembershipView& view,
   return findings;
 }
 
+void StepWatch::Ask(const OperationWorkers& workers) const {
+  if (ask_ == nullptr || workers.waiting_for.empty()) return;
+  const std::set<std::string> suspects = SuspectsOf(workers);
+  const absl::Time now = clock_->Now();
+  {
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(asked_, [now](const auto& each) { return each.second < now - kAnsweredWithin; });
+    for (const std::string& identity : suspects) asked_.insert_or_assign(identity, now);
+  }
+  ask_(suspects);
+}
+
+absl::Time StepWatch::AskedAt(const std::string& identity) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = asked_.find(identity);
+  const bool counts = found != asked_.end() && found->second >= clock_->Now() - kAnsweredWithin;
+  return counts ? found->second : absl::InfinitePast();
+}
+
 std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& workers) const {
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const DiagnosisOptions options = OptionsNow();
-  std::set<std::string> suspects = workers.waiting_for;
-  if (suspects.empty()) {
-    suspects = workers.taking_part;
-  } else {
-    suspects.insert(workers.sources.begin(), workers.sources.end());
-  }
+  const std::set<std::string> suspects = SuspectsOf(workers);
   std::vector<LateWorker> late;
   for (const Finding& finding : FindWorkers(*view, options, &suspects)) {
     late.push_back({.identity = finding.culprits.front().identity, .why = finding.summary});
@@ -249,15 +273,30 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
     std::string identity;
     bool is_source;             // and not waited for itself
     absl::Time last_heartbeat;  // InfinitePast: the worker is not attached
+    bool was_asked;
+    bool has_answered;  // since it was asked
   };
   std::vector<Heard> heard;
   for (const std::string& identity : suspects) {
     const WorkerStatus* const worker = view->FindWorker(identity);
-    heard.push_back(
-        {.identity = identity,
-         .is_source = !workers.waiting_for.contains(identity),
-         .last_heartbeat = worker == nullptr ? absl::InfinitePast() : worker->last_heartbeat()});
+    const absl::Time last_heartbeat =
+        worker == nullptr ? absl::InfinitePast() : worker->last_heartbeat();
+    const absl::Time asked = AskedAt(identity);
+    const bool was_asked = asked != absl::InfinitePast();
+    heard.push_back({.identity = identity,
+                     .is_source = !workers.waiting_for.contains(identity),
+                     .last_heartbeat = last_heartbeat,
+                     .was_asked = was_asked,
+                     .has_answered = was_asked && last_heartbeat >= asked});
   }
+  // If none answers, this host or the network may be slow, or the workers are of an older build.
+  const auto answers = [](const Heard& each) { return each.has_answered; };
+  const auto is_mute = [](const Heard& each) { return each.was_asked && !each.has_answered; };
+  const bool names_mute = std::any_of(heard.begin(), heard.end(), answers) &&
+                          std::any_of(heard.begin(), heard.end(), is_mute);
+  std::erase_if(heard, [&](const Heard& each) {
+    return names_mute ? !is_mute(each) : each.is_source && each.has_answered;
+  });
   const absl::Time due = options.now - kOverdueAfter * options.heartbeat_interval;
   const auto is_overdue = [due](const Heard& each) { return each.last_heartbeat < due; };
   if (std::any_of(heard.begin(), heard.end(), is_overdue)) {
@@ -277,7 +316,11 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
                      " ago)");
     late.push_back({.identity = each.identity,
                     .why = StrCat("worker \"", each.identity, "\" ",
-                                  each.is_source ? "takes part" : "has not answered yet", last)});
+                                  names_mute          ? "does not answer"
+                                  : each.is_source    ? "takes part"
+                                  : each.has_answered ? "has not done its part yet"
+                                                      : "has not answered yet",
+                                  last)});
   }
   return late;
 }

@@ -3,12 +3,17 @@
 #define SHARDMESH_SERVER_DIAGNOSIS_STEP_WATCH_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "server/diagnosis/diagnosis.h"
@@ -28,8 +33,20 @@ class StepWatch {
   // number.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
 
-  StepWatch(const Clock* clock, const Membership* membership, const FlightLog* log)
-      : clock_(clock), membership_(membership), log_(log) {}
+  // The caller of a call with a deadline calls Ask this time before the deadline.
+  static constexpr absl::Duration kAskBefore = absl::Milliseconds(300);
+
+  // Makes workers send heartbeats at once. Called without a lock.
+  using AskCallback = std::function<void(const std::set<std::string>& identities)>;
+
+  // `ask` may be null: Ask then has no effect.
+  StepWatch(const Clock* clock, const Membership* membership, const FlightLog* log,
+            AskCallback ask = nullptr)
+      : clock_(clock), membership_(membership), log_(log), ask_(std::move(ask)) {}
+
+  // Asks those workers for heartbeats that ExplainLate may name. ExplainLate and Explain then know
+  // which of them answer.
+  void Ask(const OperationWorkers& workers) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Returns the explanation of a step or transfer, for Sequencer::Options::explain. For a transfer:
   // which of the participants that it waits for are late, as ExplainLate chooses them. For a
@@ -40,12 +57,13 @@ class StepWatch {
   // (DEADLINE). `what` names the operation, such as "the save".
   //
   // The suspects are the workers whose answers the operation waits for, and the sources. The error
-  // names those that are lost or silent, or do not reach their peers. If there are none, it names
-  // all workers whose answers the operation waits for, and the sources: those whose heartbeats are
-  // overdue first, of these the sources last, and those with the oldest heartbeats first. If the
-  // heartbeats of some are overdue, it leaves out the sources whose heartbeats came in time. If the
-  // operation waits for no known worker, the error names the workers that take part and are lost or
-  // silent. The error never names other workers.
+  // names those that are lost or silent, or do not reach their peers. If there are none, but some
+  // suspects have answered Ask and others have not, it names these others. Otherwise it names all
+  // workers whose answers the operation waits for, and the sources that have not answered Ask:
+  // those whose heartbeats are overdue first, of these the sources last, and those with the oldest
+  // heartbeats first. If the heartbeats of some are overdue, it leaves out the sources whose
+  // heartbeats came in time. If the operation waits for no known worker, the error names the
+  // workers that take part and are lost or silent. The error never names other workers.
   absl::Status ExplainLate(std::string_view what, const OperationWorkers& workers) const;
 
   struct Verdict {
@@ -74,6 +92,8 @@ class StepWatch {
   // Returns the late workers of an operation, as ExplainLate describes them, the most suspect
   // first.
   std::vector<LateWorker> FindLate(const OperationWorkers& workers) const;
+  // Returns when Ask asked the worker; InfinitePast if that is too long ago to matter.
+  absl::Time AskedAt(const std::string& identity) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Joins the first reasons, and says how many more there are. Empty if nothing is late.
   static std::string JoinReasons(const std::vector<LateWorker>& late);
   StepExplanation ExplainTransfer(const WorkRef& work,
@@ -86,6 +106,11 @@ class StepWatch {
   const Clock* const clock_;
   const Membership* const membership_;
   const FlightLog* const log_;
+  const AskCallback ask_;
+
+  mutable absl::Mutex mutex_;
+  // When Ask last asked each worker; without what is too long ago to matter.
+  mutable std::map<std::string, absl::Time> asked_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::server

@@ -479,12 +479,11 @@ absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view
       const std::string& identity = ranks->identities[rank];
       const WorkerStatus* const worker = view.FindWorker(identity);
       if (worker == nullptr) continue;
-      memory.push_back(
-          {.mesh_id = mesh_id,
-           .rank = static_cast<int64_t>(rank),
-           .identity = identity,
-           .have_bytes = worker->info.capacity_bytes - committed.UsedOn(identity, *worker),
-           .capacity_bytes = worker->info.capacity_bytes});
+      memory.push_back({.mesh_id = mesh_id,
+                        .rank = static_cast<int64_t>(rank),
+                        .identity = identity,
+                        .have_bytes = committed.LeftOn(identity, *worker),
+                        .capacity_bytes = worker->info.capacity_bytes});
     }
   }
   SourceEnds sources{.are_released = call.release_source};

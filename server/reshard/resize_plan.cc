@@ -510,7 +510,7 @@ class Planning {
       const WorkerStatus* const worker = view_->FindWorker(rank.identity);
       if (worker == nullptr) continue;
       rank.capacity_bytes = worker->info.capacity_bytes;
-      rank.have_bytes = rank.capacity_bytes - committed.UsedOn(rank.identity, *worker);
+      rank.have_bytes = committed.LeftOn(rank.identity, *worker);
       limits_[rank.identity] = rank.have_bytes;
     }
     SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads loads, LoadsWith(Unloads::kNone));

@@ -47,6 +47,12 @@ absl::Status TooLittleMemory(absl::Span<const ReshardMemoryNeed> short_ranks, st
       StrCat(work, " lacks memory on ", short_ranks.size(),
              short_ranks.size() == 1 ? " rank" : StrCat(" ranks (", list_flag, " lists them)"),
              ", and nothing was moved; ", advice);
+  if (std::any_of(short_ranks.begin(), short_ranks.end(),
+                  [](const ReshardMemoryNeed& each) { return each.have_bytes == 0; })) {
+    StrAppend(&message,
+              " (arrays that readers still hold count, even if they have left memory: retry when "
+              "the readers have ended)");
+  }
   std::vector<int64_t> ranks;
   std::vector<std::string> identities;
   for (const ReshardMemoryNeed& each : short_ranks.subspan(0, kShortRanksNamed)) {

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -58,7 +59,8 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   void OnWriteDone(bool ok) override {
     outbox_.OnWriteDone(ok);
     if (ok) {
-      next_look_->SetNoLaterThan(std::min(clock_->Now() + kWatchInterval, give_up_));
+      const absl::Time next_event = has_asked_ ? give_up_ : give_up_ - StepWatch::kAskBefore;
+      next_look_->SetNoLaterThan(std::min(clock_->Now() + kWatchInterval, next_event));
     }
   }
   void OnCancel() override { Close(absl::CancelledError("the watcher left")); }
@@ -78,6 +80,10 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
     }
     if (!progress->ended && clock_->Now() >= give_up_) {
       return Close(watch_->ExplainLate("the operation", calls_->WorkersOf(operation_id_)));
+    }
+    if (!progress->ended && !has_asked_ && clock_->Now() >= give_up_ - StepWatch::kAskBefore) {
+      has_asked_ = true;
+      watch_->Ask(calls_->WorkersOf(operation_id_));
     }
     auto response = std::make_shared<v1::WatchOperationResponse>();
     Encode(*progress, response->mutable_operation());
@@ -99,6 +105,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   const std::string operation_id_;
   Clock* const clock_;
   const absl::Time give_up_;
+  std::atomic<bool> has_asked_ = false;
   Outbox outbox_;
   std::unique_ptr<Alarm> next_look_;  // its destructor waits for Look
 };

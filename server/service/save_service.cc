@@ -31,7 +31,8 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
  public:
   WaitSaveReactor(Clock* clock, Saves* saves, const StepWatch* watch,
                   v1::WaitSaveResponse* response)
-      : saves_(saves),
+      : clock_(clock),
+        saves_(saves),
         watch_(watch),
         call_(std::make_shared<Call>(this, response)),
         overdue_(std::make_unique<Alarm>(clock, [this] { GiveUp(); })) {}
@@ -40,13 +41,14 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
   // `give_up`: when the call ends without an answer of the save.
   void Start(const std::string& operation_id, absl::Time give_up) {
     operation_id_ = operation_id;
+    give_up_ = give_up;
     number_ = saves_->Wait(operation_id, [call = call_](const absl::StatusOr<SaveResult>& result) {
       call->Answer([&result](v1::WaitSaveResponse* response) {
         if (result.ok()) Encode(*result, response);
         return rpc::ToGrpc(result.status());
       });
     });
-    overdue_->SetNoLaterThan(give_up);
+    overdue_->SetNoLaterThan(give_up - StepWatch::kAskBefore);
   }
 
   void OnCancel() override {
@@ -60,6 +62,10 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
 
  private:
   void GiveUp() {
+    if (clock_->Now() < give_up_) {
+      watch_->Ask({.waiting_for = saves_->WaitsFor(operation_id_)});
+      return overdue_->SetNoLaterThan(give_up_);
+    }
     saves_->StopWaiting(operation_id_, number_);
     const absl::Status late =
         watch_->ExplainLate("the save", {.waiting_for = saves_->WaitsFor(operation_id_)});
@@ -81,11 +87,13 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
     std::atomic<bool> is_answered = false;
   };
 
+  Clock* const clock_;
   Saves* const saves_;
   const StepWatch* const watch_;
   const std::shared_ptr<Call> call_;
   // These are constant after Start.
   std::string operation_id_;
+  absl::Time give_up_;
   int64_t number_ = 0;
   std::unique_ptr<Alarm> overdue_;  // last: its destructor waits for GiveUp
 };

@@ -74,6 +74,10 @@ int64_t CommittedBytes::UsedOn(const std::string& identity, const WorkerStatus& 
   return std::max(worker.used_bytes() - cached, Of(identity));
 }
 
+int64_t CommittedBytes::LeftOn(const std::string& identity, const WorkerStatus& worker) const {
+  return std::max<int64_t>(0, worker.info.capacity_bytes - UsedOn(identity, worker));
+}
+
 // Returns the bytes on the worker, which serves a rank of each of the meshes.
 int64_t CommittedBytes::Of(const std::string& identity) const {
   const auto found = by_worker_.find(identity);

@@ -42,8 +42,11 @@ class CommittedBytes {
   // and has confirmed all releases. CANCELLED: `is_cancelled`, which is polled, returned true.
   absl::Status AddAll(const ArrayRegistry& registry, const std::function<bool()>& is_cancelled);
 
-  // Returns the bytes in use on the worker, as far as they are known, without cached tiles.
+  // Returns the bytes in use on the worker, as far as they are known, without cached tiles. They
+  // may be more than its capacity: arrays on disk that left its memory while they are moved count.
   int64_t UsedOn(const std::string& identity, const WorkerStatus& worker) const;
+  // Returns the bytes that the worker has left for tiles; never negative.
+  int64_t LeftOn(const std::string& identity, const WorkerStatus& worker) const;
 
  private:
   int64_t Of(const std::string& identity) const;

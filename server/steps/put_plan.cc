@@ -572,8 +572,7 @@ absl::Status PutPlan::CheckMemory(const std::vector<RankEndpoint>& endpoints,
   for (const RankEndpoint& endpoint : endpoints) {
     const WorkerStatus* worker = view->FindWorker(endpoint.identity);
     const int64_t need_bytes = need_by_rank[static_cast<size_t>(endpoint.rank)];
-    const int64_t have_bytes =
-        worker->info.capacity_bytes - committed.UsedOn(endpoint.identity, *worker);
+    const int64_t have_bytes = committed.LeftOn(endpoint.identity, *worker);
     const int64_t left_bytes = have_bytes - need_bytes;
     if (left_bytes >= 0) {
       // Bytes that other puts are still sending are not in use yet.

@@ -91,6 +91,7 @@ Transfers::Transfers(Clock* clock, ArrayRegistry* registry, SessionTable* sessio
       sessions_(sessions),
       sequencer_(sequencer),
       operations_(operations),
+      ask_alarm_(clock, [this] { AskLate(); }),
       give_up_alarm_(clock, [this] { AbortOverdue(); }) {}
 
 absl::Status Transfers::CheckVersion(const PutItem& item) const {
@@ -500,6 +501,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
     return std::move(callback)(std::move(ended));
   }
   give_up_alarm_.SetNoLaterThan(give_up);
+  if (ask_ != nullptr) ask_alarm_.SetNoLaterThan(give_up - ask_before_);
   // An error means that the transfer has ended since the lock was released. In that case End has
   // run the callback.
   sequencer_->CommitTransfer(transfer_id).IgnoreError();
@@ -582,6 +584,31 @@ void Transfers::AbortOverdue() {
         .IgnoreError();
   }
   give_up_alarm_.SetNoLaterThan(next);
+}
+
+void Transfers::SetAsk(absl::Duration before, std::function<void(const OperationWorkers&)> ask) {
+  ask_before_ = before;
+  ask_ = std::move(ask);
+}
+
+void Transfers::AskLate() {
+  std::set<std::string> operation_ids;
+  absl::Time next = absl::InfiniteFuture();
+  {
+    absl::MutexLock lock(&mutex_);
+    const absl::Time now = clock_->Now();
+    for (const auto& [time, transfer_id] : give_up_) {
+      if (time - ask_before_ > now) {
+        next = time - ask_before_;
+        break;
+      }
+      const TransferPtr transfer = Find(transfer_id);
+      if (transfer == nullptr || transfer->progress.ended) continue;
+      operation_ids.insert(transfer->operation_id.empty() ? transfer_id : transfer->operation_id);
+    }
+  }
+  for (const std::string& operation_id : operation_ids) ask_(WorkersOf(operation_id));
+  ask_alarm_.SetNoLaterThan(next);
 }
 
 void Transfers::TileStaged(std::string_view transfer_id, std::string_view identity,

@@ -137,6 +137,10 @@ class Transfers {
                                     std::shared_ptr<const std::vector<PutItem>> items,
                                     std::string operation_id = {}, IdentitiesPtr sources = nullptr);
 
+  // Before Commit aborts a transfer because tiles are missing at `give_up`, by the time `before`,
+  // calls `ask` with the workers of the transfer's operation. Call it before the first transfer.
+  void SetAsk(absl::Duration before, std::function<void(const OperationWorkers&)> ask);
+
   // Makes a put a load of `checkpoint`, for people who see it as an operation. No effect if
   // `checkpoint` is empty or the put has ended.
   void SetCheckpoint(std::string_view transfer_id, std::string_view checkpoint);
@@ -258,6 +262,7 @@ class Transfers {
   void ReportNothingToDo(std::string_view transfer_id, const std::vector<std::string>& identities);
   void End(const TransferPtr& transfer, const absl::Status& status);
   void AbortOverdue();
+  void AskLate();
   // Returns the remembered answer to a commit. NOT_FOUND if its arrays no longer exist.
   absl::StatusOr<TransferResult> Answer(std::string_view transfer_id,
                                         const RememberedAnswer& remembered) const;
@@ -283,7 +288,13 @@ class Transfers {
   std::set<std::pair<absl::Time, std::string>> give_up_ ABSL_GUARDED_BY(mutex_);
   Totals totals_ ABSL_GUARDED_BY(mutex_);
 
-  Alarm give_up_alarm_;  // last: its destructor waits for AbortOverdue
+  // Constant after SetAsk.
+  absl::Duration ask_before_;
+  std::function<void(const OperationWorkers&)> ask_;
+
+  // Last: their destructors wait for AskLate and AbortOverdue.
+  Alarm ask_alarm_;
+  Alarm give_up_alarm_;
 };
 
 }  // namespace shardmesh::server

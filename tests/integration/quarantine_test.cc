@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "status/str_cat.h"
@@ -162,6 +163,24 @@ TEST_F(QuarantineTest, AWorkerFollowsOnlyTheFirstOfTwoCoordinatorsOnCopiesOfAFol
   ASSERT_THAT(cluster_->Restart("worker-1"), IsOk());
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   ExpectValues(client::ArraySelector::ByName("w"));
+}
+
+TEST_F(QuarantineTest, APutWhoseCoordinatorIsKilledIsMadeAgainAndLeavesNothing) {
+  // The third tile that the coordinator hears of is the first one of the second put.
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--failpoints=attach.tile_staged=crash:3"}));
+  ASSERT_THAT(Put("first"), IsOk());
+  std::thread reviver([this] {
+    EXPECT_THAT(cluster_->AwaitEnd("coordinator"), IsOk());
+    EXPECT_THAT(cluster_->Restart("coordinator"), IsOk());
+  });
+  const absl::StatusOr<std::string> id = Put("");
+  reviver.join();
+  ASSERT_THAT(id, IsOk());
+  ExpectValues(client::ArraySelector::ById(*id));
+  EXPECT_TRUE(Eventually([&] {
+    const auto list = client().cluster().ListQuarantine();
+    return list.ok() && list->arrays.empty() && list->unnamed.empty();
+  }));
 }
 
 TEST_F(QuarantineTest, AnOlderStoreThatIsPutBackDeletesNothing) {

@@ -261,6 +261,10 @@ TEST_F(ReturnTest, WithinTheGraceTheDeadlineIsSaidToBeOfTheRecovery) {
   EXPECT_EQ(get.exit_code, 1);
   EXPECT_THAT(get.err, AllOf(HasSubstr("\"RECOVERING\""), HasSubstr("\"UNAVAILABLE\""),
                              HasSubstr("\"retryable\":true")));
+  // A step has a time limit of its own, which the coordinator knows.
+  const CommandResult linear =
+      cluster_->Run({"linear", "--input", x_, "--weight", "w", "--deadline=1s", "--output=json"});
+  EXPECT_THAT(linear.err, AllOf(HasSubstr("\"DEADLINE_EXCEEDED\""), HasSubstr("rank 2")));
 }
 
 TEST_F(ReturnTest, AKilledClientGivesBackWhatItStaged) {

@@ -441,12 +441,26 @@ TEST_F(UpDownTest, AnUpStartsTheWorkersOfAllMeshesOfTheState) {
     EXPECT_EQ(meshes[1]["complete"], false);
   }
 
-  // A worker whose data is not below the data folder does not belong to this `up`.
+  // Nor does one whose files are damaged.
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  std::filesystem::remove(data_ + "/worker-2/arrays");
+  std::ofstream(data_ + "/worker-2/cluster_id") << "\x01\n";
+  up = Run(same);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_THAT(up.err,
+              AllOf(HasSubstr("worker-2 (pid "), HasSubstr("/worker-2/cluster_id is damaged"),
+                    HasSubstr("write its old content back")));
+  EXPECT_EQ(StatusOrNothing()["meshes"][0]["complete"], true);
+
+  // A worker whose data is not below the data folder does not belong to this `up`, which says so.
   EXPECT_EQ(Run({"down"}).exit_code, 0);
   std::filesystem::rename(data_ + "/worker-2", folder_ + "/worker-2");
   up = Run(same);
   ASSERT_EQ(up.exit_code, 0) << up.err;
   EXPECT_EQ(json::parse(up.out)["processes"].size(), 3u) << up.out;
+  EXPECT_THAT(up.err, AllOf(HasSubstr("worker-2, which serves ranks of other meshes"),
+                            HasSubstr(StrCat("there is no folder ", data_, "/worker-2")),
+                            HasSubstr("shardmesh admin worker replace worker-2 NEW")));
   ExpectDownLeavesNothing();
 }
 

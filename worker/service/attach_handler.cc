@@ -71,7 +71,9 @@ absl::Status AttachHandler::Take(internal::v1::AttachResponse message,
       return TakeDetach(message.detach());
     case Message::kClock:
       SHARDMESH_RETURN_IF_ERROR(options_.terms->Keep());
-      return TakeCoordinatorTime(message.clock().time());
+      SHARDMESH_RETURN_IF_ERROR(TakeCoordinatorTime(message.clock().time()));
+      options_.reports->BeatNow();
+      return absl::OkStatus();
     case Message::kFillTiles:
       TakeFillTiles(std::move(*message.mutable_fill_tiles()), stream);
       return absl::OkStatus();

@@ -111,6 +111,15 @@ void AttachReports::ReportDamaged(const std::string& array_id, const std::string
   SendDamaged();
 }
 
+void AttachReports::BeatNow() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (stream_ == nullptr) return;
+    pace_.MakeDue(options_.clock->Now());
+  }
+  Beat();
+}
+
 void AttachReports::StepBegins() {
   absl::MutexLock lock(&mutex_);
   alarm_.SetNoLaterThan(options_.clock->Now() + HeartbeatPace::kSlowAfter);

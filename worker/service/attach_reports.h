@@ -91,6 +91,9 @@ class AttachReports {
   // Reports that a tile of the array is damaged and in quarantine. Sends the report only after the
   // verdict of this attach, because the inventory of this attach may have had the tile.
   void ReportDamaged(const std::string& array_id, const std::string& reason);
+  // Sends a heartbeat at once, if the worker is attached: the coordinator has told its time, and
+  // wants to know whether this worker answers.
+  void BeatNow();
   // Records that a step begins. While steps run, this object checks regularly for slow
   // instructions.
   void StepBegins();

@@ -804,12 +804,44 @@ bool LocalCluster::FindAbsent(const ClusterStatus& status) {
     may_come |= !end.has_value();
     member->reported |= end.has_value();
     const std::string& log = member->process.log_path();
+    const std::string last =
+        end.has_value() ? LastLines(ReadLog(log, member->process.log_offset_bytes()), 1) : "";
     absent_.push_back(StrCat(
         member->identity, " (pid ", member->process.id().pid, "), which serves ranks of other ",
         "meshes than \"", kMesh, "\", ", end.value_or("is not ready yet"), "; ",
-        log.empty() ? std::string("it writes no log file") : StrCat("its log is ", log)));
+        log.empty() ? std::string("it writes no log file") : StrCat("its log is ", log),
+        last.empty() ? std::string() : StrCat(", and ends:\n", last)));
+  }
+  std::set<std::string> known(record_.workers.begin(), record_.workers.end());
+  for (const MeshStatus& mesh : status.meshes) {
+    for (const std::string& identity : mesh.workers) {
+      if (!known.insert(identity).second || HasCome(status, identity)) continue;
+      const std::string why = WhyNotStarted(identity);
+      if (why.empty()) continue;
+      may_come = true;  // it may run on another host, or have another data folder
+      absent_.push_back(
+          StrCat(identity, ", which serves ranks of other meshes than \"", kMesh,
+                 "\", is not attached, ", "and `up` did not start it: ", why,
+                 ". If it runs elsewhere, start it there. If its folder ",
+                 "was moved, put it back, and repeat the `up`. If its tiles are lost, start it "
+                 "anew with `",
+                 kWorkerProgram, " --coordinator=", record_.address, " --identity=", identity,
+                 " --data-dir=", options_.data_folder, "/", identity,
+                 "`, or give its ranks to another worker with `shardmesh admin worker replace ",
+                 identity, " NEW`"));
+    }
   }
   return may_come;
+}
+
+std::string LocalCluster::WhyNotStarted(const std::string& identity) const {
+  if (options_.data_folder.empty() || !CheckLocalIdentity(identity).ok()) return "";
+  const std::string folder = StrCat(options_.data_folder, "/", identity);
+  std::error_code error;
+  if (!std::filesystem::exists(folder, error)) return StrCat("there is no folder ", folder);
+  const auto lock = TakeSharedLock(folder + kWorkerLock);
+  return lock.ok() ? std::string()  // a worker that was started by hand has the folder
+                   : StrCat(folder, " is no folder of a worker: ", ToStd(lock.status().message()));
 }
 
 std::vector<EndedProcess> LocalCluster::CollectEnded() {

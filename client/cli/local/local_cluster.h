@@ -214,8 +214,11 @@ class LocalCluster {
   // Like WaitUntilHealthy, but does not check whether other commands have changed the cluster.
   absl::Status AwaitHealthy(absl::Time deadline);
   // Writes the workers of other meshes that are not there into absent_. Returns whether any of them
-  // still runs, and may therefore become ready.
+  // still runs, or may run elsewhere, and may therefore become ready.
   bool FindAbsent(const ClusterStatus& status);
+  // Returns why a worker of another mesh does not count as one of this cluster; empty if it has a
+  // folder that another process uses, or if workers have no folders.
+  std::string WhyNotStarted(const std::string& identity) const;
   Member* Find(const std::string& identity);
   // Returns an error about a member, with the last lines of the member's log.
   static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);

@@ -1236,6 +1236,66 @@ TEST_F(MeshClientTest, PutsAgainWhenAWorkerIsShortOfMemoryForCalls) {
   EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
 }
 
+// The error of a coordinator that was restarted while a put ran.
+absl::Status NoTransfer() {
+  return WithReason(absl::NotFoundError("there is no transfer \"transfer\""), Reason::kNotFound,
+                    {{fact::kKind, "transfer"}, {fact::kName, "transfer"}});
+}
+// The error of a worker that has lost its coordinator.
+absl::Status WorkerWithoutCoordinator() {
+  return WithRetryDelay(WithReason(absl::UnavailableError("this worker has lost its coordinator"),
+                                   Reason::kNotServing, {{fact::kIdentity, "w-0"}}),
+                        absl::Milliseconds(10));
+}
+
+TEST_F(MeshClientTest, PutsAgainWhenTheCoordinatorWasRestarted) {
+  // While the tiles were sent.
+  workers_[0]->FailNextPutAfter(1, WorkerWithoutCoordinator());
+  coordinator_->FailNextCommits({NoTransfer()});
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}), IsOk());
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
+  // The worker has attached to the new process, which signs with another key.
+  workers_[0]->FailNextPutAfter(
+      1, WithReason(absl::PermissionDeniedError("another key"), Reason::kBadToken));
+  coordinator_->FailNextCommits({NoTransfer()});
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}), IsOk());
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 4u);
+  // The coordinator is not back yet.
+  workers_[0]->FailNextPutAfter(1, WorkerWithoutCoordinator());
+  coordinator_->FailNextCommits(
+      std::vector<absl::Status>(kFewAttempts, absl::UnavailableError("connection refused")));
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}), IsOk());
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 6u);
+  // After the tiles were sent.
+  coordinator_->FailNextCommits({NoTransfer(), NoTransfer()});
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}), IsOk());
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 9u);
+  // While the workers read the file.
+  const Checkpoint checkpoint = OneTensor("restarted");
+  coordinator_->GetElements(Elements::kRead);
+  coordinator_->FailNextCommits({NoTransfer()});
+  EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint), IsOk());
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 11u);
+}
+
+TEST_F(MeshClientTest, DoesNotPutAgainWhatWasCommittedAndReleased) {
+  coordinator_->FailNextCommits(
+      {WithReason(absl::NotFoundError("it was committed, and 1 of its arrays is gone"),
+                  Reason::kNotFound, {{fact::kKind, "array"}})});
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}),
+              StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 1u);
+}
+
+TEST_F(MeshClientTest, APutThatFailsAtItsDeadlineNamesTheLateWorkers) {
+  workers_[1]->StallPuts();
+  coordinator_->FailNextCommits({WithReason(
+      absl::DeadlineExceededError("rank 1 (w-1) has not answered yet"), Reason::kDeadline)});
+  const auto put = client_->arrays().PutTensors({Large("a")}, {}, {.timeout = absl::Seconds(2)});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(put.status().message(), HasSubstr("(w-1)"));
+}
+
 TEST_F(MeshClientTest, PutsOnceWhenTheCommitIsNotAnswered) {
   coordinator_->LoseAnswersToCommits(ShortOfCallMemory());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(

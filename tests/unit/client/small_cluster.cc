@@ -558,6 +558,11 @@ std::vector<std::vector<v1::ReportGetRequest>> SmallCoordinator::get_reports() c
   return get_reports_;
 }
 
+void SmallCoordinator::FailNextCommits(std::vector<absl::Status> errors) {
+  absl::MutexLock lock(&mutex_);
+  commit_errors_.assign(errors.begin(), errors.end());
+}
+
 void SmallCoordinator::LoseAnswersToCommits(absl::Status error) {
   absl::MutexLock lock(&mutex_);
   commit_answer_ = std::move(error);
@@ -868,6 +873,11 @@ grpc::Status SmallCoordinator::CommitTransfer(grpc::ServerContext* context,
   absl::MutexLock lock(&mutex_);
   if (!transfer_error_.ok()) {
     return rpc::ToGrpc(transfer_error_);
+  }
+  if (!commit_errors_.empty()) {
+    const absl::Status error = std::move(commit_errors_.front());
+    commit_errors_.pop_front();
+    return rpc::ToGrpc(error);
   }
   for (v1::Array& array : staged_) {
     response->add_array_ids(array.array_descriptor().array_id());

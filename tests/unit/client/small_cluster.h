@@ -130,6 +130,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
 
   // Commits fail with this error, and watched transfers count as failed from now on.
   void FailTransfers(absl::Status error);
+  // The next commits fail with these errors, each with one, and change nothing.
+  void FailNextCommits(std::vector<absl::Status> errors);
   // Commits are made, and this error is all that is heard of them.
   void LoseAnswersToCommits(absl::Status error);
   // Transfers are not aborted; this error is the answer.
@@ -255,6 +257,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int64_t aborts_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status transfer_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status commit_answer_ ABSL_GUARDED_BY(mutex_);
+  std::deque<absl::Status> commit_errors_ ABSL_GUARDED_BY(mutex_);
   absl::Status abort_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status take_over_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status release_error_ ABSL_GUARDED_BY(mutex_);

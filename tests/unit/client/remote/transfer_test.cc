@@ -339,6 +339,17 @@ TEST_F(TransferTest, TakesTheSecondCopyOfTilesThatTheOwnHoldersDoNotGive) {
   const absl::StatusOr<std::string> degraded = download(devices);
   EXPECT_THAT(degraded, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
   EXPECT_THAT(degraded.status().ToString(), HasSubstr("tile [0,32)x[32,64) of array a"));
+
+  // An error names the worker of a copy by its rank in the mesh of the array.
+  workers_[3]->CorruptGets();  // it has the copy of the tile of rank 2
+  known.erase(known.begin() + 1);
+  std::string corner(8 * 8 * sizeof(float), '\0');
+  const absl::Status corrupt =
+      Download(tensors[0].array, Tile{{{32, 40}, {0, 8}}}, GetToken("a"), known,
+               *MutableTensorView::Create(Dtype::kF32, {8, 8}, absl::MakeSpan(corner)),
+               &cancellation_, options_);
+  EXPECT_EQ(corrupt.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(corrupt.message()), HasSubstr("rank 3 (worker w-3)"));
 }
 
 // One worker has all tiles of the array, another has all of the copy.

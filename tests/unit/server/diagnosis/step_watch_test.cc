@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -211,6 +212,51 @@ TEST_F(StepWatchTest, ALateCallNamesASourceThatIsSilentOrMayBe) {
   clock_.Advance(absl::Seconds(2));
   Beat(0, std::nullopt);
   EXPECT_EQ(FactOf(watch_.ExplainLate("the resize", workers), fact::kIdentity), "worker-1");
+}
+
+// No heartbeat is overdue: only the answers tell a stopped worker from one that waits for it.
+TEST_F(StepWatchTest, ALateCallNamesTheWorkersThatDoNotAnswer) {
+  Attach(2, 1);
+  const OperationWorkers workers{.waiting_for = {"worker-0", "worker-2"}, .sources = {"worker-1"}};
+  std::set<std::string> asked;
+  const StepWatch watch(&clock_, &members_, &log_,
+                        [&asked](const std::set<std::string>& suspects) { asked = suspects; });
+  const auto message = [&] {
+    return std::string(watch.ExplainLate("the reshard", workers).message());
+  };
+  const auto named = [&] {
+    return FactOf(watch.ExplainLate("the reshard", workers), fact::kIdentity);
+  };
+  for (int64_t rank = 0; rank < 3; ++rank) Beat(rank, std::nullopt);
+  clock_.Advance(absl::Milliseconds(500));
+  watch.Ask(workers);
+  EXPECT_THAT(asked, ::testing::ElementsAre("worker-0", "worker-1", "worker-2"));
+  clock_.Advance(absl::Milliseconds(100));
+  EXPECT_EQ(named(), "worker-0,worker-2,worker-1") << "none answers: this host may be slow";
+  Beat(0, std::nullopt);
+  Beat(2, std::nullopt);
+  EXPECT_EQ(named(), "worker-1");
+  EXPECT_THAT(message(), AllOf(HasSubstr("worker \"worker-1\" does not answer (its last heartbeat "
+                                         "came 600ms ago)"),
+                               ::testing::Not(HasSubstr("worker-0"))));
+  // All answer: the source does what it is to do, as far as is known.
+  Beat(1, std::nullopt);
+  EXPECT_EQ(named(), "worker-0,worker-2");
+  EXPECT_THAT(message(), HasSubstr("worker \"worker-0\" has not done its part yet"));
+  // A transfer has its own deadline.
+  clock_.Advance(absl::Milliseconds(100));
+  watch.Ask(workers);
+  clock_.Advance(absl::Milliseconds(100));
+  Beat(0, std::nullopt);
+  WorkRef reshard = Work();
+  reshard.sequence = 0;
+  reshard.transfer_id = "t";
+  reshard.sources = std::make_shared<const std::vector<std::string>>(1, "worker-1");
+  EXPECT_THAT(watch.Explain(reshard, {Both()[0]}).late, ::testing::ElementsAre("worker-1"));
+  // An old question says nothing.
+  clock_.Advance(absl::Seconds(3));
+  for (int64_t rank = 0; rank < 3; ++rank) Beat(rank, std::nullopt);
+  EXPECT_THAT(message(), HasSubstr("worker \"worker-1\" takes part"));
 }
 
 TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {

@@ -56,6 +56,17 @@ TEST(ShortRanksTest, NamesEachRankThatHasLessThanItNeeds) {
   EXPECT_THAT(ShortRanks(Needing({0, 100})), SizeIs(0));
 }
 
+TEST(ShortRanksTest, SaysWhatHoldsAllMemory) {
+  std::vector<ReshardMemoryNeed> memory = Needing({101, 0});
+  for (ReshardMemoryNeed& each : memory) each.have_bytes = 0;
+  const std::vector<ReshardMemoryNeed> short_ranks = ShortRanks(memory);
+  ASSERT_THAT(short_ranks, SizeIs(1)) << "nothing fits into nothing";
+  EXPECT_THAT(TooLittleMemory(short_ranks, "the reshard", "--plan-only", "do less").message(),
+              HasSubstr("do less (arrays that readers still hold count, even if they have left "
+                        "memory: retry when the readers have ended)\n  rank 0 of the mesh \"m\" "
+                        "(worker \"w0\") has 0 B of 1000 B left, and needs 101 B"));
+}
+
 TEST(ShortRanksTest, NamesSixteenRanksAndCountsTheOthers) {
   const auto message_for = [](size_t ranks) {
     const std::vector<ReshardMemoryNeed> memory = Needing(std::vector<int64_t>(ranks, 200));

@@ -18,6 +18,7 @@
 #include "sharding/presets.h"
 #include "sharding/rules/rule_set.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tests/unit/server/steps/keeping_fill.h"
@@ -454,6 +455,33 @@ TEST_F(PutPlanTest, RefusesWeightsThatDoNotFitTheMeshAndSpeedsThatNobodyMeasured
   refused = TakeHeader(&plan, header);
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("rank 0 (worker \"w0\") has not measured"));
+}
+
+// Arrays that a reader holds count, although their workers have taken them out of memory.
+TEST_F(PutPlanTest, NoLessThanNothingIsLeftOnAWorker) {
+  ArrayDescriptor held = Descriptor();
+  held.shape = {1 << 20};  // two mebibytes on each worker, which has room for one
+  AddArray(held, "held");
+  PutHeader header = Header();
+  header.validate_only = true;
+  PutTensor large = Tensor("a");
+  large.shape = {1 << 20, 1};
+  large.dtype = Dtype::kBF16;
+  PutPlan plan = NewPlan();
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  ASSERT_THAT(plan.TakeTensor(large), IsOk());
+  const absl::Status refused = plan.Begin().status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("has 0 B of 1.00 MiB left, and the put needs 1.00 MiB there"));
+  EXPECT_EQ(FactOf(refused, fact::kHave), "0");
+  // A put that needs nothing fits.
+  Beat(2 << 20);
+  PutPlan empty = NewPlan();
+  ASSERT_THAT(TakeHeader(&empty, header), IsOk());
+  large.shape = {0, 1};
+  ASSERT_THAT(empty.TakeTensor(large), IsOk());
+  EXPECT_THAT(empty.Begin(), IsOk());
 }
 
 TEST_F(PutPlanTest, SecondReplicasAreCheckedAndCounted) {

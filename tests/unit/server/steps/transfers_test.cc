@@ -355,6 +355,27 @@ TEST_F(TransfersTest, AWorkerThatIsLostWhileThePutCommitsLeavesADegradedArray) {
   EXPECT_EQ((*registry_->FindArray(array_id_))->state, ArrayState::kDegraded);
 }
 
+TEST_F(TransfersTest, AsksTheWorkersBeforeItGivesUp) {
+  std::vector<OperationWorkers> asked;
+  transfers_->SetAsk(absl::Milliseconds(300),
+                     [&asked](const OperationWorkers& workers) { asked.push_back(workers); });
+  const std::string transfer = Begin("w");
+  absl::Notification ended;
+  transfers_->Commit(transfer, "", clock_.Now() + absl::Seconds(1),
+                     [&ended](const absl::StatusOr<TransferResult>& result) {
+                       EXPECT_THAT(result, StatusIs(absl::StatusCode::kDeadlineExceeded));
+                       ended.Notify();
+                     });
+  clock_.Advance(absl::Milliseconds(699));
+  EXPECT_THAT(asked, ::testing::IsEmpty());
+  clock_.Advance(absl::Milliseconds(1));
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_FALSE(asked[0].waiting_for.empty());
+  clock_.Advance(absl::Milliseconds(300));
+  EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  EXPECT_EQ(asked.size(), 1u);
+}
+
 TEST_F(TransfersTest, AnEndlessCommitIsNotOverdue) {
   const std::string transfer = Begin("w");
   absl::Notification ended;

@@ -92,6 +92,19 @@ TEST_F(AttachReportsTest, HeartbeatsGoUpInTheIntervalWhileAttached) {
   EXPECT_THAT(stream_->Take(), IsEmpty());
 }
 
+TEST_F(AttachReportsTest, ACoordinatorThatAsksGetsAHeartbeatAtOnce) {
+  reports_->BeatNow();
+  EXPECT_THAT(stream_->Take(), IsEmpty()) << "nobody is there";
+  Attach();
+  clock_.Advance(absl::Seconds(3));
+  reports_->BeatNow();
+  EXPECT_TRUE(Only().has_heartbeat());
+  clock_.Advance(absl::Seconds(9));
+  EXPECT_THAT(stream_->Take(), IsEmpty()) << "the next one is due an interval after the last";
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_TRUE(Only().has_heartbeat());
+}
+
 TEST_F(AttachReportsTest, ASlowInstructionGoesUpAtOnce) {
   Attach();
   reports_->StepBegins();
