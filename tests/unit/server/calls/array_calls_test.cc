@@ -688,5 +688,31 @@ TEST_F(SecondCopyTest, ACopyWhoseMeshIsGoneIsLeftOut) {
   EXPECT_FALSE(got->has_second_copy());
 }
 
+TEST(ErrorOfAbortTest, IsTheClientsErrorOfBoundedLengthOrACancellation) {
+  v1::AbortTransferRequest request;
+  request.set_reason("enough");
+  const absl::Status cancelled = ErrorOfAbort(request);
+  EXPECT_THAT(cancelled, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_THAT(cancelled.message(), HasSubstr("the client aborted the transfer: enough"));
+  request.mutable_error();
+  EXPECT_EQ(ErrorOfAbort(request), cancelled) << "the code OK is no error";
+  rpc::Encode(absl::CancelledError("by Ctrl-C"), request.mutable_error());
+  EXPECT_EQ(ErrorOfAbort(request), cancelled);
+
+  rpc::Encode(WithReason(absl::ResourceExhaustedError("worker w0 has no room"),
+                         Reason::kMemoryLimit, {{fact::kHave, 1}, {fact::kNeed, 2}}),
+              request.mutable_error());
+  const absl::Status failed = ErrorOfAbort(request);
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(failed.message(), "worker w0 has no room");
+  request.mutable_error()->set_message(std::string(1 << 20, 'm'));
+  EXPECT_LE(ErrorOfAbort(request).message().size(), rpc::kMaxStatusMessageBytes);
+  request.mutable_error()->set_code(4711);
+  EXPECT_THAT(ErrorOfAbort(request), StatusIs(absl::StatusCode::kUnknown));
+  request.clear_error();
+  request.set_reason(std::string(1 << 20, 'r'));
+  EXPECT_LE(ErrorOfAbort(request).message().size(), 2 * rpc::kMaxStatusMessageBytes);
+}
+
 }  // namespace
 }  // namespace shardmesh::server
