@@ -511,7 +511,7 @@ absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayD
   SHARDMESH_ASSIGN_OR_RETURN(const CorrectionResult own,
                              Correct(descriptor.spec, descriptor.shape, layouts.mesh, sizes));
   if (!own.corrections.empty()) {
-    return FirstCorrection(descriptor.spec, descriptor.shape, layouts.mesh, own);
+    return RefuseCorrections(descriptor.spec, descriptor.shape, layouts.mesh, own);
   }
   PlacedLayout layout{.spec = descriptor.spec, .requested_spec = array.requested_spec};
   if (array.requested_spec.has_value()) {

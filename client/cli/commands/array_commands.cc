@@ -30,6 +30,7 @@
 #include "client/cli/progress_bar.h"
 #include "client/cli/replica_wait.h"
 #include "client/cli/shared_options.h"
+#include "client/cli/spec_printing.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "process/file.h"
@@ -286,6 +287,27 @@ void PrintAbsentAxes(const std::vector<PutTensor>& tensors, const std::vector<Pu
   PrintRulesAdvice(arrays, rules);
 }
 
+// Returns `error`, the error of a put. If --strict is the cause, adds the corrections of the
+// other tensors, which the coordinator is asked for.
+absl::Status ExplainStrictPut(MeshClient* client, const absl::Status& error,
+                              const std::vector<PutTensor>& tensors, PutOptions options) {
+  if (!options.strict || tensors.size() < 2 || !IsOfStrict(error)) return error;
+  options.strict = false;
+  options.validate_only = true;
+  options.progress = nullptr;
+  options.on_begun = nullptr;
+  const absl::StatusOr<PutResult> plan = client->arrays().PutTensors(tensors, options);
+  if (!plan.ok()) return error;
+  std::vector<CorrectedTensor> corrected;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const PutArray& array = plan->arrays[i];
+    if (array.corrections.empty()) continue;
+    corrected.push_back(
+        {.name = tensors[i].name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
+  }
+  return WithAllCorrected(error, corrected);
+}
+
 struct LoadFlags {
   std::string checkpoint;
   std::optional<PutReader> reader;
@@ -496,9 +518,9 @@ absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation,
   } else if (is_shown) {
     PutOptions planned = options;
     planned.validate_only = true;
-    SHARDMESH_ASSIGN_OR_RETURN(const PutResult plan,
-                               client->arrays().PutTensors(load.tensors, planned, call));
-    SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(load.tensors, plan.arrays));
+    const absl::StatusOr<PutResult> plan = client->arrays().PutTensors(load.tensors, planned, call);
+    if (!plan.ok()) return ExplainStrictPut(client, plan.status(), load.tensors, planned);
+    SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(load.tensors, plan->arrays));
   }
   if (is_shown) std::cout << std::endl;
   return placement;
@@ -563,7 +585,8 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     }
   }
   if (!is_begun) SHARDMESH_RETURN_IF_ERROR(result.status());
-  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(result.status()));
+  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(
+      ExplainStrictPut(client.get(), result.status(), load.tensors, options)));
   const absl::Duration time = stopwatch->time();
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   const MappedCheckpoint& checkpoint = load.checkpoint;
@@ -847,7 +870,8 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
       std::cerr << "A file was replaced while its tensor was put: it is read again\n";
     }
   }
-  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(result.status()));
+  SHARDMESH_RETURN_IF_ERROR(
+      interruption->Outcome(ExplainStrictPut(client.get(), result.status(), tensors, options)));
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   std::vector<Array> replicated;
   if (!flags.validate_only) {
@@ -1376,7 +1400,8 @@ void AddLoad(CommandLine* line, CLI::App* parent) {
   AddHandoverOption(load, &flags->handover);
   AddReuseOption(load, &flags->no_reuse);
   AddReplicasOption(load, &flags->replicas);
-  load->add_flag("--strict", flags->strict, "make the first correction an error");
+  load->add_flag("--strict", flags->strict,
+                 "fail if anything is corrected, and show all corrections");
   load->add_flag("--validate-only", flags->validate_only, "check everything, and load nothing");
   AddMapOptions(load, &flags->map);
   load->footer("With --quiet the placement is not shown either.");
@@ -1421,7 +1446,8 @@ void AddPut(CommandLine* line, CLI::App* parent) {
   AddReplicasOption(put, &flags->replicas);
   AddCutsOption(put, &flags->cuts);
   AddUnevenOptions(put, &flags->cuts, kUnevenRules);
-  put->add_flag("--strict", flags->strict, "make the first correction an error");
+  put->add_flag("--strict", flags->strict,
+                "fail if anything is corrected, and show all corrections");
   put->add_flag("--validate-only", flags->validate_only, "check everything, and put nothing");
   AddExactOption(put, &flags->exact);
 }
