@@ -418,9 +418,11 @@ TEST_F(BeginGetTest, TheErrorOfManyMissingTilesKeepsItsAdvice) {
   std::iota(missing.begin(), missing.end(), 0);
   const absl::Status error = Degraded(*selected, missing, *members_.view(), recovery_);
   EXPECT_THAT(error, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
-  EXPECT_THAT(rpc::WireMessage(error),
-              ::testing::AllOf(::testing::HasSubstr("rank 7 and 992 more; "),
-                               ::testing::EndsWith("still run and come back")));
+  EXPECT_THAT(
+      rpc::WireMessage(error),
+      ::testing::AllOf(::testing::StartsWith("tensor \"rows\" lacks 1000 of its 2 tiles; "
+                                             "load or compute the array again: "),
+                       ::testing::EndsWith("missing: rank 0, rank 1, rank 2 and 997 more")));
 }
 
 TEST_F(BeginGetTest, AMeshThatIsGoneIsNamed) {
@@ -613,9 +615,10 @@ TEST_F(SecondCopyTest, ATileOfAWorkerWhoseHeartbeatIsLateIsReadFromTheCopy) {
 }
 
 TEST_F(SecondCopyTest, ATileThatNeitherCopyHasIsNamed) {
-  const auto degraded =
-      CarriesFacts(Reason::kArrayDegraded,
-                   {{fact::kArray, rows_.array_id}, {fact::kName, "rows"}, {fact::kRank, "1"}});
+  const auto degraded = CarriesFacts(Reason::kArrayDegraded, {{fact::kArray, rows_.array_id},
+                                                              {fact::kName, "rows"},
+                                                              {fact::kRank, "1"},
+                                                              {fact::kIdentity, "w1"}});
   Lose(1);
   registry_->TileDamaged(copy_id_, 1);
   EXPECT_THAT(GetEither("rows", std::nullopt).status(), degraded);
