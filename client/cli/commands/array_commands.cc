@@ -421,7 +421,18 @@ Json LoadedJson(const PutArray& put, const std::string& name) {
           {"shape", ShapeJson(array.shape)},
           {"effective", SpecJson(array.spec)},
           {"cut_points", CutPointsJson(array.cut_points)},
+          {"empty_ranks", EmptyRanks(array)},
           {"corrections", CorrectionsJson(put.corrections, array.mesh)}};
+}
+
+// Says which ranks hold nothing of some of the loaded tensors.
+void PrintEmptyRanks(const std::vector<PutArray>& arrays) {
+  std::map<std::vector<int64_t>, int64_t> tensors_by_ranks;
+  for (const PutArray& array : arrays) ++tensors_by_ranks[EmptyRanks(array.descriptor)];
+  for (const auto& [ranks, tensors] : tensors_by_ranks) {
+    if (ranks.empty()) continue;
+    std::cout << NoteOnEmptyRanks(ranks, FormatCount(tensors, "tensor")) << "\n";
+  }
 }
 
 // Shows how the tensors of a load will lie whose parts a rule cuts.
@@ -631,6 +642,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
               << FormatBytes(checkpoint.size_bytes()) << ", of "
               << checkpoint.source().checkpoint_path() << "\n";
     if (flags.map.is_given()) PrintMapping(checkpoint);
+    PrintEmptyRanks(result->arrays);
     PrintAbsentAxes(tensors, result->arrays, flags.rules);
     return absl::OkStatus();
   }
@@ -650,6 +662,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
         << uneven << " of " << FormatCount(result->arrays.size(), "tensor")
         << " lie in parts of unequal sizes; `shardmesh ls -o wide` shows where they are cut\n";
   }
+  PrintEmptyRanks(result->arrays);
   if (flags.map.is_given()) PrintMapping(checkpoint);
   const auto corrected =
       std::count_if(result->arrays.begin(), result->arrays.end(),
@@ -719,6 +732,7 @@ Json PutJson(const std::string& name, const PutArray& put, const PutResult& resu
                {"shape", ShapeJson(array.shape)},
                {"spec", SpecJson(array.spec)},
                {"cut_points", CutPointsJson(array.cut_points)},
+               {"empty_ranks", EmptyRanks(array)},
                {"corrections", CorrectionsJson(put.corrections, array.mesh)},
                {"mesh", array.mesh_id}};
   if (!validate_only) {
@@ -746,6 +760,9 @@ void PrintPut(const std::string& name, const PutArray& put, const PutResult& res
   std::cout << "\n";
   for (const Correction& correction : put.corrections) {
     std::cout << "corrected: " << correction.ToString(array.mesh) << "\n";
+  }
+  if (const std::vector<int64_t> ranks = EmptyRanks(array); !ranks.empty()) {
+    std::cout << NoteOnEmptyRanks(ranks, EscapeForTerminal(name)) << "\n";
   }
 }
 

@@ -2,6 +2,7 @@
 // layouts takes.
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -329,6 +330,7 @@ Json MoveJson(const ReshardResult& result, bool plan_only) {
                       {"array_id", array.descriptor.array_id},
                       {"spec", SpecJson(array.descriptor.spec)},
                       {"cut_points", CutPointsJson(array.descriptor.cut_points)},
+                      {"empty_ranks", EmptyRanks(array.descriptor)},
                       {"mesh", array.descriptor.mesh_id},
                       {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
                       {"moved_bytes", array.moved_bytes},
@@ -374,6 +376,21 @@ void PrintCorrections(const std::vector<ReshardedArray>& arrays) {
   if (corrected > 0) {
     std::cout << "The specs of " << corrected << " of " << FormatCount(arrays.size(), "array")
               << " were corrected to fit; --output json shows why, --strict refuses it\n";
+  }
+}
+
+// Says which ranks hold nothing of some of the arrays.
+void PrintEmptyRanks(const std::vector<ReshardedArray>& arrays) {
+  std::map<std::vector<int64_t>, std::vector<std::string>> names_by_ranks;
+  for (const ReshardedArray& array : arrays) {
+    names_by_ranks[EmptyRanks(array.descriptor)].push_back(
+        array.name.empty() ? StrCat("@", array.descriptor.array_id) : array.name);
+  }
+  for (const auto& [ranks, names] : names_by_ranks) {
+    if (ranks.empty()) continue;
+    std::cout << NoteOnEmptyRanks(ranks, names.size() == 1 ? EscapeForTerminal(names.front())
+                                                           : FormatCount(names.size(), "array"))
+              << "\n";
   }
 }
 
@@ -530,6 +547,7 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
     PrintMove(*result, flags.plan_only, invocation.output == OutputForm::kWide);
   }
   PrintCorrections(result->arrays);
+  PrintEmptyRanks(result->arrays);
   const auto skipped = std::count_if(result->arrays.begin(), result->arrays.end(),
                                      [](const ReshardedArray& array) { return array.is_skipped; });
   const auto moved = std::ssize(result->arrays) - skipped;
