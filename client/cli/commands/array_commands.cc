@@ -426,7 +426,7 @@ Json LoadedJson(const PutArray& put, const std::string& name) {
 }
 
 // Says which ranks hold nothing of some of the loaded tensors.
-void PrintEmptyRanks(const std::vector<PutArray>& arrays) {
+void PrintEmptyRanksOfLoad(const std::vector<PutArray>& arrays) {
   std::map<std::vector<int64_t>, int64_t> tensors_by_ranks;
   for (const PutArray& array : arrays) ++tensors_by_ranks[EmptyRanks(array.descriptor)];
   for (const auto& [ranks, tensors] : tensors_by_ranks) {
@@ -642,7 +642,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
               << FormatBytes(checkpoint.size_bytes()) << ", of "
               << checkpoint.source().checkpoint_path() << "\n";
     if (flags.map.is_given()) PrintMapping(checkpoint);
-    PrintEmptyRanks(result->arrays);
+    PrintEmptyRanksOfLoad(result->arrays);
     PrintAbsentAxes(tensors, result->arrays, flags.rules);
     return absl::OkStatus();
   }
@@ -662,7 +662,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
         << uneven << " of " << FormatCount(result->arrays.size(), "tensor")
         << " lie in parts of unequal sizes; `shardmesh ls -o wide` shows where they are cut\n";
   }
-  PrintEmptyRanks(result->arrays);
+  PrintEmptyRanksOfLoad(result->arrays);
   if (flags.map.is_given()) PrintMapping(checkpoint);
   const auto corrected =
       std::count_if(result->arrays.begin(), result->arrays.end(),
