@@ -13,6 +13,7 @@
 #include "process/clock.h"
 #include "rpc/codec/correction_codec.h"
 #include "rpc/codec/field_check.h"
+#include "rpc/codec/status.h"
 #include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
 #include "server/resolve/cut_weights.h"
