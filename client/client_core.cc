@@ -419,18 +419,19 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
     result.arrays = ArraysOf(&put);
     return result;
   }
-  const auto abort = [&](std::string_view reason) {
+  const auto abort = [&](const absl::Status& reason) {
     return AbortTransfer(
         *connection_, session, put.transfer_id, reason,
         Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
   };
   // A token permits this client to send the tiles. A coordinator that knows sources gives none.
   if (!put.assignments.front().token.empty()) {
-    *is_refused = abort("the coordinator ignored the sources").ok();
-    return WithReason(
+    const absl::Status refusal = WithReason(
         absl::FailedPreconditionError("the coordinator runs an older build, whose workers read no "
                                       "files; upgrade it, or let the client read the files"),
         Reason::kNotAvailable, {{fact::kField, "source"}});
+    *is_refused = abort(refusal).ok();
+    return refusal;
   }
   if (put_options.on_begun) {
     put_options.on_begun(put.transfer_id);
@@ -447,10 +448,10 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
   if (!committed.ok()) {
     // The transfer goes on without this client once its commit was requested.
     if (LimitAt(deadline, options).is_cancelled()) {
-      abort("the client cancelled it").IgnoreError();
+      abort(absl::CancelledError("the client cancelled it")).IgnoreError();
       return CancelledByCaller();
     }
-    if (deadline.is_over()) abort("its time is over").IgnoreError();
+    if (deadline.is_over()) abort(committed.status()).IgnoreError();
     *is_taken_back = IsOfUnknownTransfer(committed.status());
     return committed.status();
   }
@@ -694,7 +695,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   }
   const absl::Status aborted =
       AbortTransfer(*connection_, session_id, transfer_id,
-                    is_cancelled ? "the client cancelled it" : ToStd(sent.message()),
+                    is_cancelled ? absl::CancelledError("the client cancelled it") : sent,
                     Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
   if (is_cancelled) return CancelledByCaller();
   if (is_late && absl::IsUnavailable(sent)) {

@@ -103,6 +103,40 @@ Json DetailsJson(const absl::Status& status) {
   return details;
 }
 
+// Returns the option of the command that has a spec, as it was given, or `spec` if there is none.
+// Rules give specs without such an option.
+std::string_view SpecOption(const CLI::App& command) {
+  for (const std::string_view name : {"--spec", "--to"}) {
+    const CLI::Option* const option = command.get_option_no_throw(std::string(name));
+    // A layout as in `--to MESH:SPEC` is more than a spec.
+    if (option != nullptr && option->count() > 0 &&
+        option->results().front().find(':') == std::string::npos) {
+      return name;
+    }
+  }
+  return "spec";
+}
+
+// Maximum number of fixes that an error shows below its message.
+constexpr size_t kMostFixes = 6;
+
+// Returns a line for each fix of the first correction that the error has: the whole spec to ask
+// for, as the command takes it.
+std::string FixLines(const CLI::App& command, const absl::Status& status) {
+  std::string lines;
+  size_t shown = 0;
+  for (const Fix& fix : rpc::CorrectionsOf(status).fixes) {
+    if (fix.correction != 0 || shown == kMostFixes) continue;
+    ++shown;
+    StrAppend(&lines, "  fix: ", SpecOption(command), " '", FormatSpec(fix.spec), "'");
+    if (fix.kind == Fix::Kind::kPaddedSize) {
+      StrAppend(&lines, " and shape ", StrJoin(fix.shape, ","));
+    }
+    lines += '\n';
+  }
+  return lines;
+}
+
 // Returns the requested output form. The form must be known before CLI11 parses the arguments,
 // because an error of CLI11 must be printed in that form.
 OutputForm AskedForm(int argc, const char* const* argv) {
@@ -697,7 +731,8 @@ int CommandLine::Report(const absl::Status& done) {
     std::cerr << TreeLine({{"error", ErrorJson(status, message)}}, common_.output);
   } else {
     std::cerr << kProgram << ": " << message
-              << (exit_code == kExitWrongUse ? std::string() : ReasonSuffix(status)) << "\n";
+              << (exit_code == kExitWrongUse ? std::string() : ReasonSuffix(status)) << "\n"
+              << FixLines(*Chosen(&app_), status);
   }
   return exit_code;
 }

@@ -180,4 +180,24 @@ Json CutPointsJson(absl::Span<const CutPoints> cut_points) {
   return json;
 }
 
+std::vector<int64_t> EmptyRanks(const ArrayDescriptor& array) {
+  std::vector<int64_t> ranks;
+  if (array.cut_points.empty()) return ranks;
+  const absl::StatusOr<Tiling> tiling = array.Tiling();
+  if (!tiling.ok() || Tile::Whole(array.shape).empty()) return ranks;
+  for (int64_t rank = 0; rank < array.mesh.size(); ++rank) {
+    if (tiling->TileOf(rank).empty()) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::string NoteOnEmptyRanks(absl::Span<const int64_t> ranks, std::string_view what) {
+  constexpr size_t kMostShown = 8;
+  if (ranks.empty()) return "";
+  const bool is_one = ranks.size() == 1;
+  return StrCat(is_one ? "Rank " : "Ranks ", StrJoinFirst(kMostShown, ranks, ", "),
+                is_one ? " holds" : " hold", " nothing of ", what,
+                is_one ? ": its part is empty" : ": their parts are empty");
+}
+
 }  // namespace shardmesh::client

@@ -16,6 +16,7 @@
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "sharding/uneven.h"
+#include "tensor/array_descriptor.h"
 
 namespace shardmesh::client {
 
@@ -72,6 +73,13 @@ std::string FormatCutPoints(absl::Span<const CutPoints> cut_points);
 // Returns one list for each dimension: its points, or no points if its parts are equal. Returns an
 // empty list if the parts of all dimensions are equal.
 Json CutPointsJson(absl::Span<const CutPoints> cut_points);
+
+// Returns the ranks that hold no element of an array that has some, such as ranks of weight 0;
+// rising. Only an array with cut points has such ranks.
+std::vector<int64_t> EmptyRanks(const ArrayDescriptor& array);
+// Returns a sentence such as `Rank 1 holds nothing of w: its part is empty`; empty without ranks.
+// `what` names the array.
+std::string NoteOnEmptyRanks(absl::Span<const int64_t> ranks, std::string_view what);
 
 }  // namespace shardmesh::client
 

@@ -119,6 +119,34 @@ void PrintCorrections(const Placement& placement) {
   }
 }
 
+// See MeshOfCorrections.
+std::optional<Mesh> MeshOfAnswer(MeshClient* client, const MeshSelector& selector,
+                                 const TreeAnswer& answer) {
+  for (const TreeSpec& spec : answer.specs) {
+    std::optional<Mesh> mesh = MeshOfCorrections(client, selector, spec.corrections);
+    if (mesh.has_value()) return mesh;
+  }
+  return std::nullopt;
+}
+
+// Returns the tensors that a strict question about them refuses; empty if that cannot be asked.
+std::vector<CorrectedTensor> CorrectedTensors(MeshClient* client, TreeQuestion question,
+                                              const std::vector<TreeTensor>& tensors) {
+  question.strict = false;
+  question.suggest_fixes = false;
+  const absl::StatusOr<TreeAnswer> answer = client->layouts().ResolveTree(question, tensors);
+  std::vector<CorrectedTensor> corrected;
+  if (!answer.ok()) return corrected;
+  const std::optional<Mesh> mesh = MeshOfAnswer(client, question.mesh, *answer);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::vector<Correction>& corrections =
+        answer->specs[answer->placements[i].spec_index].corrections;
+    if (corrections.empty()) continue;
+    corrected.push_back({.name = tensors[i].name, .corrections = corrections, .mesh = mesh});
+  }
+  return corrected;
+}
+
 }  // namespace
 
 absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTensor> tensors,
@@ -127,14 +155,12 @@ absl::StatusOr<Placement> AskPlacement(MeshClient* client, std::vector<TreeTenso
   placement.match_only = question.match_only;
   question.keep_unmatched = true;
   placement.tensors = std::move(tensors);
-  SHARDMESH_ASSIGN_OR_RETURN(placement.answer,
-                             client->layouts().ResolveTree(question, placement.tensors));
-  for (const TreeSpec& spec : placement.answer.specs) {
-    placement.mesh = MeshOfCorrections(client, question.mesh, spec.corrections);
-    if (placement.mesh.has_value()) {
-      break;
-    }
+  absl::StatusOr<TreeAnswer> answer = client->layouts().ResolveTree(question, placement.tensors);
+  if (question.strict && IsOfStrict(answer.status())) {
+    return WithAllCorrected(answer.status(), CorrectedTensors(client, question, placement.tensors));
   }
+  SHARDMESH_ASSIGN_OR_RETURN(placement.answer, std::move(answer));
+  placement.mesh = MeshOfAnswer(client, question.mesh, placement.answer);
   return placement;
 }
 

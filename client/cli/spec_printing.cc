@@ -2,11 +2,14 @@
 #include "client/cli/spec_printing.h"
 
 #include <iostream>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
+#include "rpc/codec/correction_codec.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::client {
@@ -41,6 +44,9 @@ std::string_view StepKindName(ExplanationStep::Kind kind) {
   }
   return "step";
 }
+
+// Maximum number of lines of WithAllCorrected.
+constexpr size_t kMostCorrectedLines = 10;
 
 }  // namespace
 
@@ -132,6 +138,42 @@ Json FixesJson(const std::vector<Fix>& fixes) {
                     {"text", fix.text}});
   }
   return list;
+}
+
+bool IsOfStrict(const absl::Status& status) {
+  return !rpc::CorrectionsOf(status).corrections.empty();
+}
+
+absl::Status WithAllCorrected(const absl::Status& refusal,
+                              absl::Span<const CorrectedTensor> corrected) {
+  if (refusal.ok() || corrected.size() < 2) return refusal;
+  struct Line {
+    std::string first;
+    std::string text;
+    int64_t tensors = 0;
+  };
+  std::vector<Line> lines;  // in the order of the tensors
+  std::map<std::string, size_t> line_of;
+  for (const CorrectedTensor& tensor : corrected) {
+    std::string text = FormatCorrections(tensor.corrections, tensor.mesh);
+    const auto [found, is_new] = line_of.try_emplace(text, lines.size());
+    if (is_new) lines.push_back({.first = tensor.name, .text = std::move(text)});
+    ++lines[found->second].tensors;
+  }
+  std::string message =
+      StrCat(ToStd(refusal.message()), "\n", corrected.size(), " specs need corrections:");
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i == kMostCorrectedLines) {
+      StrAppend(&message, "\n  and ", lines.size() - i, " more corrections; `shardmesh plan` or ",
+                "--validate-only without --strict shows them");
+      break;
+    }
+    const Line& line = lines[i];
+    StrAppend(&message, "\n  ", line.first,
+              line.tensors > 1 ? StrCat(" and ", line.tensors - 1, " more") : std::string(), ": ",
+              line.text);
+  }
+  return WithMessage(refusal, message);
 }
 
 }  // namespace shardmesh::client

@@ -3,8 +3,11 @@
 #define SHARDMESH_CLIENT_CLI_SPEC_PRINTING_H_
 
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "client/cli/command_line.h"
 #include "client/types/layout_questions.h"
 #include "sharding/mesh.h"
@@ -28,6 +31,20 @@ void PrintExplanation(const SpecAnswer& answer, const std::optional<Mesh>& mesh,
 Json ExplanationJson(const std::vector<ExplanationStep>& steps);
 // An array with an object {"kind", "correction", "spec", "shape", "text"} for each fix.
 Json FixesJson(const std::vector<Fix>& fixes);
+
+// A tensor or an array whose spec was corrected.
+struct CorrectedTensor {
+  std::string name;
+  std::vector<Correction> corrections;
+  std::optional<Mesh> mesh = std::nullopt;  // see MeshOfCorrections
+};
+// Whether --strict is the cause of an error: the error is about corrections.
+bool IsOfStrict(const absl::Status& status);
+// Returns `refusal`, the error of --strict, which is about the first corrected tensor only. Its
+// message gets the corrections of all tensors: a line for the tensors with equal corrections, and
+// at most ten lines. Unchanged if fewer than two tensors were corrected.
+absl::Status WithAllCorrected(const absl::Status& refusal,
+                              absl::Span<const CorrectedTensor> corrected);
 
 }  // namespace shardmesh::client
 

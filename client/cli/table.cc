@@ -217,7 +217,7 @@ std::string FormatCorrections(absl::Span<const Correction> corrections,
 
 std::string FormatFix(const Fix& fix) {
   switch (fix.kind) {
-    case Fix::Kind::kAxisOrder:  // its text is the spec in the writing of Python
+    case Fix::Kind::kAxisOrder:  // its text has the spec in words
       return StrCat("move the axes: spec ", FormatSpec(fix.spec));
     case Fix::Kind::kPaddedSize:
       return StrCat(fix.text, ": spec ", FormatSpec(fix.spec), ", shape ", StrJoin(fix.shape, ","));

@@ -21,6 +21,7 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/source_codec.h"
 #include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -426,12 +427,14 @@ bool IsOfUnknownTransfer(const absl::Status& error) {
 }
 
 absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
-                           const std::string& transfer_id, std::string_view reason,
+                           const std::string& transfer_id, const absl::Status& reason,
                            const CallLimit& limit) {
   v1::AbortTransferRequest request;
   request.set_session_id(session_id);
   request.set_transfer_id(transfer_id);
-  request.set_reason(std::string(reason));
+  // For coordinators of older builds, which do not know `error`.
+  request.set_reason(rpc::WireMessage(reason));
+  if (!absl::IsCancelled(reason)) rpc::Encode(reason, request.mutable_error());
   v1::AbortTransferResponse response;
   return connection.Call(connection.arrays, &v1::ArrayService::Stub::AbortTransfer, request, limit,
                          &response);

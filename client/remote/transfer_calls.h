@@ -90,8 +90,10 @@ absl::StatusOr<CommittedPut> CommitTransfer(const CoordinatorConnection& connect
 // former process. An array without a name may have been committed, but only the former process
 // knew.
 bool IsOfUnknownTransfer(const absl::Status& error);
+// `reason` is the error because of which the client gives the transfer up; CANCELLED: its caller
+// gave it up. The transfer's operation ends with the error.
 absl::Status AbortTransfer(const CoordinatorConnection& connection, const std::string& session_id,
-                           const std::string& transfer_id, std::string_view reason,
+                           const std::string& transfer_id, const absl::Status& reason,
                            const CallLimit& limit);
 // Begins a get. The coordinator pins the array when it answers, and the client needs the answer to
 // know which array to release. At the deadline or cancellation of `limit`, an attempt in progress

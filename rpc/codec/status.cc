@@ -321,6 +321,14 @@ absl::Status Decode(const google::rpc::Status& from) {
   return result.ok() ? result : WithDetails(std::move(result), from);
 }
 
+absl::Status DecodeBounded(const google::rpc::Status& from) {
+  const absl::Status result = Decode(from);
+  if (result.ok()) return result;
+  const absl::Status bounded(result.code(),
+                             WireText(ToStd(result.message()), kMaxStatusMessageBytes));
+  return WithReason(bounded, ReasonOf(result));
+}
+
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) {
     return absl::OkStatus();

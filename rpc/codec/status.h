@@ -49,6 +49,9 @@ grpc::Status ToGrpc(const absl::Status& status);
 // as it was received.
 absl::Status Decode(const google::rpc::Status& from);
 absl::Status FromGrpc(const grpc::Status& status);
+// Decodes a status that a client sent and that this process keeps: returns only its code, its
+// reason, and its message, cut at kMaxStatusMessageBytes.
+absl::Status DecodeBounded(const google::rpc::Status& from);
 
 // The path of an invalid field of a request, and what is wrong with it.
 struct FieldViolation {

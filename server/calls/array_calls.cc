@@ -23,6 +23,7 @@
 #include "server/state/array_view_codec.h"
 #include "server/state/session_pins.h"
 #include "sharding/tile.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -325,6 +326,15 @@ absl::Status ReleaseArrays(const CoordinatorParts& context, const v1::ReleaseArr
       *context.registry, *context.sessions, request.session_id(),
       std::vector<std::string>(request.array_ids().begin(), request.array_ids().end()))));
   return absl::OkStatus();
+}
+
+absl::Status ErrorOfAbort(const v1::AbortTransferRequest& request) {
+  const absl::Status error = rpc::DecodeBounded(request.error());
+  if (!error.ok() && !absl::IsCancelled(error)) return error;
+  return WithReason(
+      absl::CancelledError(StrCat("the client aborted the transfer: ",
+                                  rpc::WireText(request.reason(), rpc::kMaxStatusMessageBytes))),
+      Reason::kCancelled);
 }
 
 }  // namespace shardmesh::server

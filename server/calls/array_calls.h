@@ -22,6 +22,10 @@ absl::Status BeginGet(const CoordinatorParts& context, const v1::BeginGetRequest
 absl::Status ReleaseArrays(const CoordinatorParts& context, const v1::ReleaseArraysRequest& request,
                            v1::ReleaseArraysResponse* response);
 
+// Returns the error with which an aborted transfer ends: the client's, or CANCELLED (CANCELLED) if
+// the request has none. It is never OK.
+absl::Status ErrorOfAbort(const v1::AbortTransferRequest& request);
+
 }  // namespace shardmesh::server
 
 #endif  // SHARDMESH_SERVER_CALLS_ARRAY_CALLS_H_

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "rpc/codec/status.h"
-#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -16,16 +15,6 @@ namespace {
 absl::Status CheckNotNegative(int64_t number, std::string_view field) {
   if (number >= 0) return absl::OkStatus();
   return rpc::BadField(field, StrCat("is ", number, "; it must not be negative"));
-}
-
-// Returns the client's result with a message of bounded length, because the operation is remembered
-// with it.
-absl::Status BoundedResult(const google::rpc::Status& from) {
-  const absl::Status result = rpc::Decode(from);
-  if (result.ok()) return result;
-  const absl::Status bounded(result.code(),
-                             rpc::WireText(ToStd(result.message()), rpc::kMaxStatusMessageBytes));
-  return WithReason(bounded, ReasonOf(result));
 }
 
 }  // namespace
@@ -52,7 +41,7 @@ absl::Status ReportedGet::Take(const v1::ReportGetRequest& request, const rpc::C
   done_bytes_ += more_bytes;
   if (request.has_result()) {
     has_result_ = true;
-    End(BoundedResult(request.result()));
+    End(rpc::DecodeBounded(request.result()));
   }
   return absl::OkStatus();
 }

@@ -12,17 +12,19 @@
 #include <vector>
 
 #include "process/clock.h"
+#include "rpc/codec/correction_codec.h"
 #include "rpc/codec/field_check.h"
+#include "rpc/codec/status.h"
 #include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
 #include "server/resolve/cut_weights.h"
-#include "server/resolve/resolve_answers.h"
 #include "server/state/array_selection.h"
 #include "server/state/session.h"
 #include "server/steps/committed_bytes.h"
 #include "server/steps/replica_mesh.h"
 #include "server/steps/resize_mesh.h"
 #include "sharding/correction.h"
+#include "sharding/layout/resize_advice.h"
 #include "sharding/mesh_definition.h"
 #include "sharding/reshard/plan.h"
 #include "status/detail.h"
@@ -77,29 +79,28 @@ std::string LinesOfMistyped(const PlannedResize& plan) {
 // comes first because a long message is cut at its end.
 std::string LinesOfRefused(const PlannedResize& plan) {
   std::string arrays;
-  bool are_cut = false;    // some parts would be unequal
-  bool lack_axes = false;  // some specs name axes that the shape lacks
+  std::vector<Reason> reasons;
   const size_t named = std::min(plan.refusals.size(), kRefusalsNamed);
   for (size_t i = 0; i < named; ++i) {
     const ResizeRefusal& each = plan.refusals[i];
-    const Reason reason = ReasonOf(each.error);
-    are_cut |= reason == Reason::kNotDivisible || reason == Reason::kInvalidCutPoints;
-    lack_axes |= reason == Reason::kAxisNotInMesh;
     StrAppend(&arrays, "\n  ",
               each.name.empty() ? StrCat("array ", each.array_id)
                                 : StrCat("array ", PythonRepr(each.name)),
               ": ", each.error.message());
   }
   const int64_t more = plan.refusal_count - static_cast<int64_t>(named);
-  if (more > 0) StrAppend(&arrays, "\n  and ", more, " more; --validate-only lists them");
-  std::string lines;
-  if (are_cut) {
-    StrAppend(&lines,
-              "\nChoose a shape that divides them, or --uneven ceil, which cuts them into unequal "
-              "parts");
+  if (more > 0) {
+    StrAppend(&arrays, "\n  and ", more, " more; --validate-only lists them and moves nothing");
   }
-  if (lack_axes)
-    StrAppend(&lines, LinesOfMistyped(plan), "\nKeep the axes that specs name, with size 1");
+  // The arrays that are not named may have other causes.
+  for (const ResizeRefusal& each : plan.refusals) reasons.push_back(ReasonOf(each.error));
+  std::string lines;
+  if (std::find(reasons.begin(), reasons.end(), Reason::kAxisNotInMesh) != reasons.end()) {
+    lines = LinesOfMistyped(plan);
+  }
+  for (const std::string& advice : AdviceOnResize(reasons, plan.layouts.uneven)) {
+    StrAppend(&lines, "\n", advice);
+  }
   return lines + arrays;
 }
 
@@ -536,9 +537,19 @@ class Planning {
 // Returns the error of an array whose cut points do not fit the new shape.
 absl::Status CutsDoNotFit(const ArrayDescriptor& array, const Mesh& mesh,
                           const absl::Status& status) {
-  return WithContext(
-      status, StrCat("its cut points are for the shape ", array.mesh.ToString(), " and not for ",
-                     mesh.ToString(), "; choose a rule that cuts it (--uneven)"));
+  return WithContext(status, StrCat("its cut points are for the shape ", array.mesh.ToString(),
+                                    " and not for ", mesh.ToString()));
+}
+
+// Returns the error of an array whose spec does not fit the new shape. It has no fixes: those are
+// for a caller who asks for a spec, and a resize keeps the specs.
+absl::Status SpecDoesNotFit(const Mesh& mesh, const CorrectionResult& corrected) {
+  constexpr size_t kMostShown = 4;
+  const std::string message = StrJoinFirst(
+      kMostShown, corrected.corrections, "; ",
+      [&mesh](std::string* out, const Correction& each) { out->append(each.ToString(mesh)); });
+  return rpc::WithCorrections(InvalidArgument(corrected.corrections.front().reason, message),
+                              corrected.corrections, /*fixes=*/{}, mesh);
 }
 
 // Returns the layout of the array on the old shape, with the axes that fit there.
@@ -596,7 +607,7 @@ absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayD
   SHARDMESH_ASSIGN_OR_RETURN(const CorrectionResult own,
                              Correct(descriptor.spec, descriptor.shape, layouts.mesh, sizes));
   if (!own.corrections.empty()) {
-    return FirstCorrection(descriptor.spec, descriptor.shape, layouts.mesh, own);
+    return SpecDoesNotFit(layouts.mesh, own);
   }
   PlacedLayout layout{.spec = descriptor.spec, .requested_spec = array.requested_spec};
   if (array.requested_spec.has_value()) {

@@ -14,6 +14,14 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
+namespace {
+
+// Maximum number of corrections that the message of an error has. Programs read all of them from
+// the error's details.
+constexpr size_t kMostCorrectionsInMessage = 4;
+
+}  // namespace
+
 absl::Status NoMeshGiven() {
   // There is no default mesh: the answer for an unintended mesh would look right.
   return InvalidArgument(Reason::kMissingArgument,
@@ -156,23 +164,30 @@ absl::StatusOr<LogicalRules> SelectLogicalRules(const Definitions& state,
   return LogicalRules();
 }
 
-absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
-                             const Mesh& mesh, const CorrectionResult& corrected) {
+absl::Status RefuseCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                               const Mesh& mesh, const CorrectionResult& corrected) {
   const Correction& first = corrected.corrections.front();
+  const bool is_only = corrected.corrections.size() == 1;
   const std::vector<Fix> suggested = SuggestFixes(requested, shape, mesh, corrected);
   std::vector<std::string> fixes;
   for (const Fix& fix : suggested) {
-    if (fix.correction == 0) {
-      // The text of the fix covers only this correction. If there are other corrections, append the
-      // spec that the fix leads to.
-      fixes.push_back(corrected.corrections.size() == 1 || fix.kind == Fix::Kind::kAxisOrder
-                          ? fix.text
-                          : StrCat(fix.text, ": ", fix.spec.ToString()));
+    if (fix.correction != 0) continue;
+    // The text of the fix covers only this correction, but for a new order. Its spec covers all.
+    if (is_only || fix.kind == Fix::Kind::kAxisOrder) {
+      fixes.push_back(fix.text);
+    } else if (fix.kind == Fix::Kind::kPaddedSize) {
+      fixes.push_back(StrCat(fix.text, " and ask for ", DescribeAxes(fix.spec)));
+    } else {
+      fixes.push_back(StrCat("ask for ", DescribeAxes(fix.spec)));
     }
   }
-  const std::string message =
-      fixes.empty() ? first.ToString(mesh)
-                    : StrCat(first.ToString(mesh), "; to mend it, ", StrJoin(fixes, ", or "));
+  std::string message = StrJoinFirst(kMostCorrectionsInMessage, corrected.corrections, "; ",
+                                     [&mesh](std::string* out, const Correction& correction) {
+                                       out->append(correction.ToString(mesh));
+                                     });
+  if (!fixes.empty()) {
+    StrAppend(&message, "; to mend ", is_only ? "it" : "them", ", ", StrJoin(fixes, ", or "));
+  }
   return rpc::WithCorrections(InvalidArgument(first.reason, message), corrected.corrections,
                               suggested, mesh);
 }

@@ -230,11 +230,11 @@ absl::Status CheckCount(int64_t count, int64_t limit, std::string_view what,
 // Returns BAD_FIELD, with `field[index]`, if `device` is not a device of the mesh.
 absl::Status CheckDevice(int64_t device, const Mesh& mesh, std::string_view field, int index);
 
-// Returns the error of a question under which corrections are errors. Its message is the first
-// correction, with its fixes. The error also carries all corrections and their fixes, for
-// rpc::CorrectionsOf.
-absl::Status FirstCorrection(const PartitionSpec& requested, absl::Span<const int64_t> shape,
-                             const Mesh& mesh, const CorrectionResult& corrected);
+// Returns the error of a question under which corrections are errors. Its reason is that of the
+// first correction. Its message has the first few corrections and the fixes of the first one. The
+// error also carries all corrections and their fixes, for rpc::CorrectionsOf.
+absl::Status RefuseCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,
+                               const Mesh& mesh, const CorrectionResult& corrected);
 
 // Encodes the corrections, each with its fixes if `suggest_fixes` is true.
 void EncodeCorrections(const PartitionSpec& requested, absl::Span<const int64_t> shape,

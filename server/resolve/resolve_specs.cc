@@ -176,7 +176,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveSpecRequest& 
   }
   context.corrections.Add(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
-    return WithLayoutField(FirstCorrection(requested, held.shape, mesh, corrected), asked);
+    return WithLayoutField(RefuseCorrections(requested, held.shape, mesh, corrected), asked);
   }
   rpc::Encode(requested, response->mutable_requested());
   rpc::Encode(corrected.effective, response->mutable_effective());
@@ -242,7 +242,7 @@ absl::Status Answer(const AnswerContext& context, const v1::ResolveEffectiveSpec
   SHARDMESH_LAY_OUT(corrected, asked, Correct(requested, held.shape, mesh));
   context.corrections.Add(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
-    return WithLayoutField(FirstCorrection(requested, held.shape, mesh, corrected), asked);
+    return WithLayoutField(RefuseCorrections(requested, held.shape, mesh, corrected), asked);
   }
   for (const SpecEntry& entry : corrected.effective.entries()) {
     response->add_axis_counts(static_cast<int32_t>(entry.axes().size()));
@@ -276,7 +276,7 @@ absl::Status Answer(const AnswerContext& context, const v1::CorrectSpecRequest& 
   SHARDMESH_LAY_OUT(corrected, "spec", Correct(spec, shape, mesh));
   context.corrections.Add(corrected.corrections);
   if (strict && !corrected.corrections.empty()) {
-    return WithLayoutField(FirstCorrection(spec, shape, mesh, corrected), "spec");
+    return WithLayoutField(RefuseCorrections(spec, shape, mesh, corrected), "spec");
   }
   rpc::Encode(corrected.effective, response->mutable_effective());
   EncodeCorrections(spec, shape, mesh, corrected, request.suggest_fixes(),
@@ -341,9 +341,9 @@ absl::Status Answer(const AnswerContext& context, const v1::ConstrainArrayReques
   context.corrections.Add(sharding.corrections);
   if (strict && !sharding.corrections.empty()) {
     return WithLayoutField(
-        FirstCorrection(sharding.requested, held.shape, mesh,
-                        {.effective = sharding.constraint.value_or(PartitionSpec()),
-                         .corrections = sharding.corrections}),
+        RefuseCorrections(sharding.requested, held.shape, mesh,
+                          {.effective = sharding.constraint.value_or(PartitionSpec()),
+                           .corrections = sharding.corrections}),
         request.has_spec()   ? "spec"
         : request.has_axes() ? "axes"
                              : "preset");

@@ -129,8 +129,8 @@ absl::StatusOr<TreeResolver::Placed> TreeResolver::Place(TreeSpec spec, const Tr
   }
   placed.corrected = !spec.corrections.empty();
   if (placed.corrected && question_.strict) {
-    return FirstCorrection(spec.requested, tensor.shape, question_.mesh.value_or(Mesh()),
-                           {.effective = spec.effective, .corrections = spec.corrections});
+    return RefuseCorrections(spec.requested, tensor.shape, question_.mesh.value_or(Mesh()),
+                             {.effective = spec.effective, .corrections = spec.corrections});
   }
   const auto [known, is_new] =
       spec_indexes_.try_emplace(TextOf(spec), static_cast<uint32_t>(specs_.size()));

@@ -24,7 +24,6 @@
 #include "server/state/array_view_codec.h"
 #include "sharding/digest.h"
 #include "shardmesh/v1/array_service.grpc.pb.h"
-#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -106,12 +105,8 @@ class ArrayService final : public ArrayServiceBase {
     if (const absl::Status owned = CheckOwner(*context, *request); !owned.ok()) {
       return Answer(context, owned);
     }
-    return Answer(
-        context, context_.transfers->Abort(
-                     request->transfer_id(),
-                     WithReason(absl::CancelledError(
-                                    StrCat("the client aborted the transfer: ", request->reason())),
-                                Reason::kCancelled)));
+    return Answer(context,
+                  context_.transfers->Abort(request->transfer_id(), ErrorOfAbort(*request)));
   }
 
   grpc::ServerUnaryReactor* BeginGet(grpc::CallbackServerContext* context,

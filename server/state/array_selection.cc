@@ -33,6 +33,33 @@ bool HasSecondReplica(const SelectedArray& selected, const std::vector<int64_t>&
   });
 }
 
+// Says in a few words when missing tiles are back, or what brings them back. `has_copy`: the
+// array's companion has them. `is_attached`: a worker of their ranks is attached and lacks its
+// tile.
+std::string AdviceOnMissing(const Array& array, const std::optional<ArrayRepair>& repair,
+                            bool has_copy, bool is_attached, absl::Time now) {
+  if (repair.has_value() && repair->tiles > 0) {
+    ArrayRepair running = *repair;
+    running.failure.clear();
+    return StrCat(running.ToString(now), ": try again when it has ended");
+  }
+  if (has_copy) {
+    return StrCat("the second replica has these tiles: gets, saves and reshards read them there; ",
+                  is_attached
+                      ? "`shardmesh ops ls --kind repair` shows whether they are copied back"
+                      : "for steps, start their workers, give the ranks to others with `shardmesh "
+                        "admin worker replace`, or resize the mesh to fewer workers");
+  }
+  if (is_attached) {
+    return "load or compute the array again, or restore the tiles if `shardmesh admin quarantine "
+           "list` shows them";
+  }
+  return array.durability == Durability::kDisk
+             ? "start their workers again: the tiles are on their disks"
+             : "load or compute the array again: the tiles were in memory, and are back only if "
+               "their workers still run and attach again";
+}
+
 }  // namespace
 
 absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
@@ -94,59 +121,46 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   const MeshRanks* const mesh = membership.FindMesh(descriptor.mesh_id);
   const bool has_ranks = mesh != nullptr && !mesh->identities.empty();
-  constexpr size_t kMostNamed = 8;  // more ranks would push the advice out of the message
+  constexpr size_t kMostNamed = 3;  // the facts have all of them
   const std::string ranks =
       StrJoinFirst(kMostNamed, missing, ", ", [&](std::string* out, int64_t rank) {
         StrAppend(out, has_ranks ? membership.DescribeRank(*mesh, rank) : StrCat("rank ", rank));
       });
+  std::vector<std::string> identities;
+  bool is_attached = false;  // a live worker lacks the tile of its rank
+  for (const int64_t rank : missing) {
+    if (!has_ranks) break;
+    identities.push_back(mesh->identities[static_cast<size_t>(rank)]);
+    is_attached = is_attached || membership.IsAlive(identities.back());
+  }
   const std::string name = selected.name.version != 0
                                ? StrCat("tensor \"", selected.name.name, "\"")
                                : StrCat("array ", descriptor.array_id);
   const bool comes_back = std::all_of(missing.begin(), missing.end(), [&](int64_t rank) {
     return ComesBack(mesh, recovery, rank);
   });
-  bool is_lost = false;  // a live worker lacks the tile of its rank
-  for (const int64_t rank : missing) {
-    is_lost =
-        is_lost || (has_ranks && membership.IsAlive(mesh->identities[static_cast<size_t>(rank)]));
-  }
   if (comes_back) {
     return Recovering(
         StrCat(name, " waits for the tiles of ", ranks, ", expected back ", recovery.WaitAdvice()),
-        {{fact::kIdentity, StrJoin(missing, ",", [&](std::string* out, int64_t rank) {
-            *out += mesh->identities[static_cast<size_t>(rank)];
-          })}});
+        {{fact::kIdentity, StrJoin(identities, ",")}});
   }
   const std::optional<ArrayRepair> repair = recovery.RepairOf(descriptor.array_id);
-  const bool is_running = repair.has_value() && repair->tiles > 0;
-  const std::string repair_text =
-      repair.has_value() ? StrCat(repair->ToString(recovery.now()), "; ") : "";
-  const bool has_copy = HasSecondReplica(selected, missing);
-  const std::string_view advice =
-      is_running ? "try again when it has ended: `shardmesh ops watch` shows how far it is"
-      : has_copy && is_lost
-          ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
-            "worker of these ranks is attached: `shardmesh ops ls --kind repair` shows whether "
-            "they are being copied back"
-      : has_copy
-          ? "the second replica has these tiles, and gets, saves and reshards read them there; a "
-            "step needs a worker at each rank: start those workers, give their ranks to others "
-            "with `shardmesh admin worker replace`, or resize the mesh to fewer workers "
-            "(`shardmesh mesh resize`)"
-      : is_lost ? "a worker of these ranks is attached and lacks its tile: `shardmesh admin "
-                  "quarantine list` shows which tiles are in quarantine and can be restored; "
-                  "otherwise load the array again; if it was a result of a computation, its tiles "
-                  "were in memory: compute it again, or `shardmesh rm NAME`"
-      : array.durability == Durability::kDisk
-          ? "start those workers again: the tiles are on their disks"
-          : "the tiles were in memory: load the array again, unless those workers still run and "
-            "come back";
-  return WithReason(absl::FailedPreconditionError(
-                        StrCat(name, " lacks the tiles of ", ranks, "; ", repair_text, advice)),
-                    Reason::kArrayDegraded,
+  // What is missing, and when it is back or what to do, come first: a terminal shows little more.
+  std::string message = StrCat(name, " lacks ", missing.size(), " of its ", descriptor.mesh.size(),
+                               descriptor.mesh.size() == 1 ? " tile; " : " tiles; ",
+                               AdviceOnMissing(array, repair, HasSecondReplica(selected, missing),
+                                               is_attached, recovery.now()),
+                               "; missing: ", ranks);
+  if (repair.has_value() && !repair->failure.empty()) {
+    ArrayRepair failed = *repair;
+    failed.tiles = 0;
+    StrAppend(&message, "; ", failed.ToString(recovery.now()));
+  }
+  return WithReason(absl::FailedPreconditionError(message), Reason::kArrayDegraded,
                     {{fact::kArray, descriptor.array_id},
                      {fact::kName, selected.name.version != 0 ? selected.name.name : std::string()},
-                     {fact::kRank, StrJoin(missing, ",")}});
+                     {fact::kRank, StrJoin(missing, ",")},
+                     {fact::kIdentity, StrJoin(identities, ",")}});
 }
 
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {

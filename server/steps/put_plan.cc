@@ -270,7 +270,7 @@ absl::Status PutPlan::PlaceBySpec(PartitionSpec spec, ArrayDefinition* definitio
   SHARDMESH_ASSIGN_OR_RETURN(CorrectionResult corrected,
                              Correct(spec, array->shape, mesh_, part_sizes()));
   if (header_.strict && !corrected.corrections.empty()) {
-    return FirstCorrection(spec, array->shape, mesh_, corrected);
+    return RefuseCorrections(spec, array->shape, mesh_, corrected);
   }
   if (!corrected.corrections.empty()) {
     definition->requested_spec = std::move(spec);

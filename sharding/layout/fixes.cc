@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "sharding/axis_value.h"
 #include "sharding/usual_axes.h"
+#include "status/python_repr.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 
@@ -67,7 +68,11 @@ SpecEntry EntryOf(absl::Span<const std::string> axes) {
   return SpecEntry::Axes(std::vector<AxisName>(axes.begin(), axes.end()));
 }
 
-std::string AxesText(absl::Span<const std::string> axes) { return EntryOf(axes).ToString(); }
+// Returns the axes, major to minor: `'fsdp', 'tp'`.
+std::string AxesText(absl::Span<const std::string> axes) {
+  return StrJoin(axes, ", ",
+                 [](std::string* out, const std::string& axis) { out->append(PythonRepr(axis)); });
+}
 
 // Finds the subset of some axes with the largest product that divides an extent. Of subsets with
 // equal products, takes the one with the most axes; of these, the one with the earliest axes.
@@ -349,7 +354,7 @@ bool Suggester::SuggestOrder(std::vector<MovableEntry> entries, int64_t moved_fr
   const absl::Span<const std::string> unreduced = result_.effective.unreduced();
   const PartitionSpec spec(std::move(ordered), {unreduced.begin(), unreduced.end()});
   fix.kind = Fix::Kind::kAxisOrder;
-  fix.text = StrCat("move the axes: ask for ", spec.ToString());
+  fix.text = StrCat("move the axes: ask for ", DescribeAxes(spec));
   return Keep(std::move(fix), spec, Shape(shape_.begin(), shape_.end()));
 }
 
@@ -407,6 +412,18 @@ std::vector<Fix> Suggester::Suggest() {
 }
 
 }  // namespace
+
+std::string DescribeAxes(const PartitionSpec& spec) {
+  std::vector<std::string> dimensions;
+  for (int64_t dim = 0; dim < spec.size(); ++dim) {
+    std::vector<std::string> axes;
+    for (const AxisName& axis : spec.entry(dim).axes()) {
+      if (axis.has_value()) axes.push_back(*axis);
+    }
+    if (!axes.empty()) dimensions.push_back(StrCat(AxesText(axes), " along dimension ", dim));
+  }
+  return dimensions.empty() ? "no axis" : StrJoin(dimensions, " and ");
+}
 
 std::vector<Fix> SuggestFixes(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                               const Mesh& mesh, const CorrectionResult& result) {

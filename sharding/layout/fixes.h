@@ -35,7 +35,8 @@ struct Fix {
   // Dimensions of other corrections have their entry of CorrectionResult::effective.
   PartitionSpec spec;
   Shape shape;
-  // A text for people, such as `pad dimension 1 from 30 to 32`.
+  // A text for people, such as `pad dimension 1 from 30 to 32`. It has no spec in the notation of a
+  // language, because users of the command line and of all clients read it.
   std::string text;
 
   friend bool operator==(const Fix&, const Fix&) = default;
@@ -67,6 +68,10 @@ struct Fix {
 // on request, not for each answer.
 std::vector<Fix> SuggestFixes(const PartitionSpec& requested, absl::Span<const int64_t> shape,
                               const Mesh& mesh, const CorrectionResult& result);
+
+// Returns the axes of a spec in words: `'fsdp', 'tp' along dimension 0 and 'dp' along dimension 1`.
+// Leaves out dimensions without axes; `no axis` if no dimension has one.
+std::string DescribeAxes(const PartitionSpec& spec);
 
 }  // namespace shardmesh
 

@@ -402,6 +402,30 @@ TEST_F(CommandLineTest, StopsAProcessThatWasStartedByHandThoughItsMeshIsGone) {
   EXPECT_TRUE(worker.Ended().has_value());
 }
 
+TEST_F(CommandLineTest, DownNamesAWorkerThatItDoesNotStop) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  client::ProcessOptions options;
+  options.command = {
+      SHARDMESH_BINARY_DIR "/shardmesh-worker",
+      StrCat("--coordinator=", json::parse(result.out)["address"].get<std::string>()),
+      "--listen=127.0.0.1:0", "--identity=spare"};
+  options.log_path = folder_ + "/spare.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess spare,
+                                 client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually([&] { return Run({"status"}).out.find("spare") != std::string::npos; },
+                         absl::Seconds(60)))
+      << client::ReadLog(options.log_path);
+  result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const int64_t pid = spare.id().pid;
+  EXPECT_THAT(result.err,
+              HasSubstr(StrCat("Not stopped, because `up` did not start it: spare (pid ", pid,
+                               "); `kill ", pid, "` ends it\n")));
+  EXPECT_THAT(client::SendSignal(spare.id(), SIGTERM), IsOk()) << "it still runs";
+  EXPECT_TRUE(client::WaitUntilGone(spare.id(), absl::Now() + absl::Seconds(60)));
+}
+
 TEST_F(CommandLineTest, StartsANewClusterWhereAStartWasCutOff) {
   const std::vector<std::string> up = {"up",       "--mesh", "fsdp=1",     "--detach",
                                        "--output", "json",   "--data-dir", folder_ + "/data"};

@@ -30,6 +30,7 @@ namespace {
 using ::nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const PartitionSpec kOverDp({SpecEntry::Axis("dp"), SpecEntry()});
 
@@ -372,6 +373,9 @@ TEST_F(ResizeTest, TheCommandShowsAndResizes) {
   EXPECT_THAT(result.out, HasSubstr("refused: w: "));
   EXPECT_THAT(result.out, HasSubstr("Would be refused"));
   EXPECT_THAT(result.err, HasSubstr("would be refused: 1 array cannot move to dp=3"));
+  EXPECT_THAT(result.err, HasSubstr(". Choose a shape that divides the arrays, or --uneven ceil"));
+  EXPECT_THAT(result.err, Not(HasSubstr("Keep the axes"))) << "no spec names an axis that it lacks";
+  EXPECT_THAT(result.out + result.err, Not(HasSubstr("to mend")));
   result = cluster_->Run({"mesh", "resize", "default", "dp=3", "--validate-only", "-ojson"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(json::parse(result.out)["validate_only"], true) << result.out;

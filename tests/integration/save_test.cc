@@ -156,6 +156,18 @@ TEST_F(SaveTest, WorkersRefuseTilesWithOtherBytesThanTheSaveWrote) {
   EXPECT_THAT(damaged.err, AllOf(HasSubstr("CHECKSUM_MISMATCH"), HasSubstr("[32,64)x[0,64)"),
                                  HasSubstr("tensor \"w\""), HasSubstr("take another checkpoint")));
   EXPECT_THAT(cluster->Run({"ls"}).out, testing::Not(HasSubstr("w ")));
+  // The operation of a load fails with the command's error, also if the client found the error.
+  const CommandResult refused = cluster->Run(
+      {"load", Path("run"), "--spec=tp,-", "--source=client", "--no-reuse", "--output=json"});
+  EXPECT_EQ(refused.exit_code, 1);
+  const json error = json::parse(refused.err, nullptr, false)["error"];
+  EXPECT_EQ(error["reason"], "CHECKSUM_MISMATCH") << refused.err;
+  const json failed = JsonOf(cluster->Run({"ops", "ls", "--state=failed", "--output=json"}));
+  ASSERT_EQ(failed["operations"].size(), 2u) << failed;
+  for (const json& operation : failed["operations"]) {
+    EXPECT_EQ(operation["error"]["reason"], "CHECKSUM_MISMATCH") << operation;
+  }
+  EXPECT_EQ(failed["operations"][1]["error"]["message"], error["message"]);
 }
 
 // The save has two tiles of rows; the loads have one, four of rows, and two of columns.

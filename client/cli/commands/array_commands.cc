@@ -30,6 +30,7 @@
 #include "client/cli/progress_bar.h"
 #include "client/cli/replica_wait.h"
 #include "client/cli/shared_options.h"
+#include "client/cli/spec_printing.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "process/file.h"
@@ -286,6 +287,27 @@ void PrintAbsentAxes(const std::vector<PutTensor>& tensors, const std::vector<Pu
   PrintRulesAdvice(arrays, rules);
 }
 
+// Returns `error`, the error of a put. If --strict is the cause, adds the corrections of the
+// other tensors, which the coordinator is asked for.
+absl::Status ExplainStrictPut(MeshClient* client, const absl::Status& error,
+                              const std::vector<PutTensor>& tensors, PutOptions options) {
+  if (!options.strict || tensors.size() < 2 || !IsOfStrict(error)) return error;
+  options.strict = false;
+  options.validate_only = true;
+  options.progress = nullptr;
+  options.on_begun = nullptr;
+  const absl::StatusOr<PutResult> plan = client->arrays().PutTensors(tensors, options);
+  if (!plan.ok()) return error;
+  std::vector<CorrectedTensor> corrected;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const PutArray& array = plan->arrays[i];
+    if (array.corrections.empty()) continue;
+    corrected.push_back(
+        {.name = tensors[i].name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
+  }
+  return WithAllCorrected(error, corrected);
+}
+
 struct LoadFlags {
   std::string checkpoint;
   std::optional<PutReader> reader;
@@ -399,7 +421,18 @@ Json LoadedJson(const PutArray& put, const std::string& name) {
           {"shape", ShapeJson(array.shape)},
           {"effective", SpecJson(array.spec)},
           {"cut_points", CutPointsJson(array.cut_points)},
+          {"empty_ranks", EmptyRanks(array)},
           {"corrections", CorrectionsJson(put.corrections, array.mesh)}};
+}
+
+// Says which ranks hold nothing of some of the loaded tensors.
+void PrintEmptyRanksOfLoad(const std::vector<PutArray>& arrays) {
+  std::map<std::vector<int64_t>, int64_t> tensors_by_ranks;
+  for (const PutArray& array : arrays) ++tensors_by_ranks[EmptyRanks(array.descriptor)];
+  for (const auto& [ranks, tensors] : tensors_by_ranks) {
+    if (ranks.empty()) continue;
+    std::cout << NoteOnEmptyRanks(ranks, FormatCount(tensors, "tensor")) << "\n";
+  }
 }
 
 // Shows how the tensors of a load will lie whose parts a rule cuts.
@@ -496,9 +529,9 @@ absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation,
   } else if (is_shown) {
     PutOptions planned = options;
     planned.validate_only = true;
-    SHARDMESH_ASSIGN_OR_RETURN(const PutResult plan,
-                               client->arrays().PutTensors(load.tensors, planned, call));
-    SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(load.tensors, plan.arrays));
+    const absl::StatusOr<PutResult> plan = client->arrays().PutTensors(load.tensors, planned, call);
+    if (!plan.ok()) return ExplainStrictPut(client, plan.status(), load.tensors, planned);
+    SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(load.tensors, plan->arrays));
   }
   if (is_shown) std::cout << std::endl;
   return placement;
@@ -563,7 +596,8 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     }
   }
   if (!is_begun) SHARDMESH_RETURN_IF_ERROR(result.status());
-  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(result.status()));
+  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(
+      ExplainStrictPut(client.get(), result.status(), load.tensors, options)));
   const absl::Duration time = stopwatch->time();
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   const MappedCheckpoint& checkpoint = load.checkpoint;
@@ -608,6 +642,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
               << FormatBytes(checkpoint.size_bytes()) << ", of "
               << checkpoint.source().checkpoint_path() << "\n";
     if (flags.map.is_given()) PrintMapping(checkpoint);
+    PrintEmptyRanksOfLoad(result->arrays);
     PrintAbsentAxes(tensors, result->arrays, flags.rules);
     return absl::OkStatus();
   }
@@ -627,6 +662,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
         << uneven << " of " << FormatCount(result->arrays.size(), "tensor")
         << " lie in parts of unequal sizes; `shardmesh ls -o wide` shows where they are cut\n";
   }
+  PrintEmptyRanksOfLoad(result->arrays);
   if (flags.map.is_given()) PrintMapping(checkpoint);
   const auto corrected =
       std::count_if(result->arrays.begin(), result->arrays.end(),
@@ -696,6 +732,7 @@ Json PutJson(const std::string& name, const PutArray& put, const PutResult& resu
                {"shape", ShapeJson(array.shape)},
                {"spec", SpecJson(array.spec)},
                {"cut_points", CutPointsJson(array.cut_points)},
+               {"empty_ranks", EmptyRanks(array)},
                {"corrections", CorrectionsJson(put.corrections, array.mesh)},
                {"mesh", array.mesh_id}};
   if (!validate_only) {
@@ -723,6 +760,9 @@ void PrintPut(const std::string& name, const PutArray& put, const PutResult& res
   std::cout << "\n";
   for (const Correction& correction : put.corrections) {
     std::cout << "corrected: " << correction.ToString(array.mesh) << "\n";
+  }
+  if (const std::vector<int64_t> ranks = EmptyRanks(array); !ranks.empty()) {
+    std::cout << NoteOnEmptyRanks(ranks, EscapeForTerminal(name)) << "\n";
   }
 }
 
@@ -847,7 +887,8 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
       std::cerr << "A file was replaced while its tensor was put: it is read again\n";
     }
   }
-  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(result.status()));
+  SHARDMESH_RETURN_IF_ERROR(
+      interruption->Outcome(ExplainStrictPut(client.get(), result.status(), tensors, options)));
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   std::vector<Array> replicated;
   if (!flags.validate_only) {
@@ -1376,7 +1417,8 @@ void AddLoad(CommandLine* line, CLI::App* parent) {
   AddHandoverOption(load, &flags->handover);
   AddReuseOption(load, &flags->no_reuse);
   AddReplicasOption(load, &flags->replicas);
-  load->add_flag("--strict", flags->strict, "make the first correction an error");
+  load->add_flag("--strict", flags->strict,
+                 "fail if anything is corrected, and show all corrections");
   load->add_flag("--validate-only", flags->validate_only, "check everything, and load nothing");
   AddMapOptions(load, &flags->map);
   load->footer("With --quiet the placement is not shown either.");
@@ -1421,7 +1463,8 @@ void AddPut(CommandLine* line, CLI::App* parent) {
   AddReplicasOption(put, &flags->replicas);
   AddCutsOption(put, &flags->cuts);
   AddUnevenOptions(put, &flags->cuts, kUnevenRules);
-  put->add_flag("--strict", flags->strict, "make the first correction an error");
+  put->add_flag("--strict", flags->strict,
+                "fail if anything is corrected, and show all corrections");
   put->add_flag("--validate-only", flags->validate_only, "check everything, and put nothing");
   AddExactOption(put, &flags->exact);
 }

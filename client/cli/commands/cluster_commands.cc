@@ -306,6 +306,9 @@ absl::Status RunDown(const Invocation& invocation) {
     return absl::OkStatus();
   }
   ReportStopped(name, killed);
+  if (const std::string note = NoteOnUnrecorded(followed.unrecorded); !note.empty()) {
+    std::cerr << note << "\n";
+  }
   return absl::OkStatus();
 }
 

@@ -185,7 +185,8 @@ void AddResolve(CommandLine* line) {
                   "the tensor's extents, such as 30522,384: the spec is corrected for them");
   resolve->add_option("--profile", flags->profile, "a profile: YAML file, or name in the catalog");
   AddMeshOptions(resolve, &flags->mesh);
-  resolve->add_flag("--strict", flags->strict, "make the first correction an error");
+  resolve->add_flag("--strict", flags->strict,
+                    "fail if anything is corrected, and show all corrections");
   resolve->add_flag("--explain", flags->explain, "show the steps that led to each dimension");
   AddExactOption(resolve, &flags->exact);
 }

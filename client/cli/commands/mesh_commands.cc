@@ -20,6 +20,8 @@
 #include "client/cli/shared_options.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
+#include "sharding/layout/resize_advice.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -288,13 +290,17 @@ void PrintResizePlan(const ResizeResult& result) {
 
 // Returns an error if the resize would be refused, although the question about it was answered: the
 // program's exit code must show the refusal.
-absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape) {
+absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape, UnevenCuts rule) {
   if (plan.refusal_count > 0) {
-    return absl::FailedPreconditionError(StrCat(
-        "the resize would be refused: ", FormatCount(plan.refusal_count, "array"),
-        " cannot move to ", shape,
-        "; the lines `refused:` say why. Keep the axes that specs name, with size 1. Choose a "
-        "shape that divides the arrays, or --uneven ceil"));
+    std::vector<Reason> reasons;
+    for (const ResizeRefusal& refusal : plan.refusals) reasons.push_back(ReasonOf(refusal.error));
+    std::string message =
+        StrCat("the resize would be refused: ", FormatCount(plan.refusal_count, "array"),
+               " cannot move to ", shape, "; the lines `refused:` say why");
+    for (const std::string& advice : AdviceOnResize(reasons, rule)) {
+      StrAppend(&message, ". ", advice);
+    }
+    return absl::FailedPreconditionError(message);
   }
   const auto short_of =
       std::find_if(plan.ranks.begin(), plan.ranks.end(),
@@ -335,11 +341,12 @@ absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
       json["time_s"] = Seconds(stopwatch.time());
     }
     invocation.Print(MarkIfValidated(std::move(json), flags.validate_only));
-    return flags.validate_only ? ResizeVerdict(*result, flags.shape) : absl::OkStatus();
+    return flags.validate_only ? ResizeVerdict(*result, flags.shape, options.uneven)
+                               : absl::OkStatus();
   }
   if (flags.validate_only) {
     PrintResizePlan(*result);
-    absl::Status verdict = ResizeVerdict(*result, flags.shape);
+    absl::Status verdict = ResizeVerdict(*result, flags.shape, options.uneven);
     std::cout << (verdict.ok() ? "Would move " : "Would be refused; it moves ")
               << FormatCount(result->array_count, "array") << ", "
               << FormatBytes(result->moved_bytes) << " between workers\n";
@@ -366,12 +373,13 @@ void AddResize(CommandLine* line, CLI::App* group) {
   AddUnevenOptions(resize, &flags->cuts,
                    "equal (refuse arrays that the shape does not divide), ceil, memory or speed");
   resize->add_flag("--validate-only", flags->validate_only,
-                   "show what would move and what would be refused, and change nothing; exits with "
-                   "1 if the resize would be refused");
+                   "only ask: show what would move and what would be refused, and change nothing; "
+                   "exits with 1 if the resize would be refused");
   resize->footer(
       "The ranks that remain keep their workers; a larger mesh gets further attached workers.\n"
       "Arrays can be read all the time. Ctrl-C goes back to the old shape. If a resize stops\n"
-      "midway, repeat it to go on.\n\nExamples:\n"
+      "midway, repeat it to go on. A refused resize moves nothing; --validate-only asks before,\n"
+      "and lists all arrays that would be refused.\n\nExamples:\n"
       "  shardmesh mesh resize default dp=3 --validate-only\n"
       "  shardmesh mesh resize default dp=3 --uneven ceil");
 }

@@ -504,7 +504,8 @@ void AddPlan(CommandLine* line) {
                    "for tensors that bring axes, a profile: YAML file, or name in the catalog");
   AddModeOption(plan, &flags->mode, "for tensors that bring axes: ");
   AddMeshOptions(plan, &flags->mesh);
-  plan->add_flag("--strict", flags->strict, "make the first correction an error");
+  plan->add_flag("--strict", flags->strict,
+                 "fail if anything is corrected, and show all corrections");
   AddMapOptions(plan, &flags->map);
   plan->add_flag("--summary", flags->summary, "leave out the table of tensors");
   AddExactOption(plan, &flags->exact);

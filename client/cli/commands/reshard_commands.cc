@@ -2,6 +2,7 @@
 // layouts takes.
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,6 +18,7 @@
 #include "client/cli/interruption.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/shared_options.h"
+#include "client/cli/spec_printing.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "client/types/reshard.h"
@@ -328,6 +330,7 @@ Json MoveJson(const ReshardResult& result, bool plan_only) {
                       {"array_id", array.descriptor.array_id},
                       {"spec", SpecJson(array.descriptor.spec)},
                       {"cut_points", CutPointsJson(array.descriptor.cut_points)},
+                      {"empty_ranks", EmptyRanks(array.descriptor)},
                       {"mesh", array.descriptor.mesh_id},
                       {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
                       {"moved_bytes", array.moved_bytes},
@@ -373,6 +376,21 @@ void PrintCorrections(const std::vector<ReshardedArray>& arrays) {
   if (corrected > 0) {
     std::cout << "The specs of " << corrected << " of " << FormatCount(arrays.size(), "array")
               << " were corrected to fit; --output json shows why, --strict refuses it\n";
+  }
+}
+
+// Says which ranks hold nothing of some of the arrays.
+void PrintEmptyRanks(const std::vector<ReshardedArray>& arrays) {
+  std::map<std::vector<int64_t>, std::vector<std::string>> names_by_ranks;
+  for (const ReshardedArray& array : arrays) {
+    names_by_ranks[EmptyRanks(array.descriptor)].push_back(
+        array.name.empty() ? StrCat("@", array.descriptor.array_id) : array.name);
+  }
+  for (const auto& [ranks, names] : names_by_ranks) {
+    if (ranks.empty()) continue;
+    std::cout << NoteOnEmptyRanks(ranks, names.size() == 1 ? EscapeForTerminal(names.front())
+                                                           : FormatCount(names.size(), "array"))
+              << "\n";
   }
 }
 
@@ -462,6 +480,26 @@ void PrintNewName(MeshClient* client, const ReshardedArray& array, const ArraySe
   std::cout << "\n";
 }
 
+// Returns `error`, the error of a move of a tree. If --strict is the cause, adds the corrections of
+// the other arrays, which the coordinator is asked for.
+absl::Status ExplainStrictMove(MeshClient* client, const absl::Status& error,
+                               const std::string& tree, ReshardOptions options) {
+  if (!options.strict || !IsOfStrict(error)) return error;
+  options.strict = false;
+  options.validate_only = true;
+  options.progress = nullptr;
+  options.on_begun = nullptr;
+  const absl::StatusOr<ReshardResult> plan = client->arrays().ReshardTree(tree, options);
+  if (!plan.ok()) return error;
+  std::vector<CorrectedTensor> corrected;
+  for (const ReshardedArray& array : plan->arrays) {
+    if (array.corrections.empty()) continue;
+    corrected.push_back(
+        {.name = array.name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
+  }
+  return WithAllCorrected(error, corrected);
+}
+
 absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   SHARDMESH_ASSIGN_OR_RETURN(ReshardOptions options, OptionsOf(flags));
   // Declared before the interruption, whose destructor may still use the client.
@@ -489,7 +527,11 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
     result = flags.tree.has_value() ? client->arrays().ReshardTree(*flags.tree, options)
                                     : client->arrays().Reshard(*flags.array, options);
   }
-  if (const absl::Status outcome = interruption.Outcome(result.status()); !outcome.ok()) {
+  absl::Status status_of_move = result.status();
+  if (flags.tree.has_value()) {
+    status_of_move = ExplainStrictMove(client.get(), status_of_move, *flags.tree, options);
+  }
+  if (const absl::Status outcome = interruption.Outcome(status_of_move); !outcome.ok()) {
     const absl::Status explained = ExplainLayout(outcome, "--to", flags.to);
     return flags.array.has_value() ? AdviseTree(client.get(), explained, flags.array->name)
                                    : explained;
@@ -505,6 +547,7 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
     PrintMove(*result, flags.plan_only, invocation.output == OutputForm::kWide);
   }
   PrintCorrections(result->arrays);
+  PrintEmptyRanks(result->arrays);
   const auto skipped = std::count_if(result->arrays.begin(), result->arrays.end(),
                                      [](const ReshardedArray& array) { return array.is_skipped; });
   const auto moved = std::ssize(result->arrays) - skipped;
@@ -559,7 +602,8 @@ void AddReshardCommands(CommandLine* line) {
                     "with --as the old name goes too");
   reshard->add_flag("--plan-only", flags->plan_only,
                     "show what would move and the memory that it needs, and move nothing");
-  reshard->add_flag("--strict", flags->strict, "make the first correction an error");
+  reshard->add_flag("--strict", flags->strict,
+                    "fail if anything is corrected, and show all corrections");
   AddExactOption(reshard, &flags->exact);
   reshard->add_option(
       "--from", flags->from,

@@ -180,8 +180,8 @@ absl::Status RunExplain(const Invocation& invocation, const SpecFlags& flags) {
     PrintSpecAnswer(answer.spec, mesh, mode);
   }
   if (flags.strict && !answer.spec.corrections.empty()) {
-    const Correction& first = answer.spec.corrections.front();
-    return InvalidArgument(first.reason, FormatCorrections({first}, mesh));
+    return InvalidArgument(answer.spec.corrections.front().reason,
+                           FormatCorrections(answer.spec.corrections, mesh));
   }
   return absl::OkStatus();
 }
@@ -463,7 +463,8 @@ void AddSpecCommands(CommandLine* line) {
     command->add_flag("--apply", flags->apply, "move the array to what it is constrained to");
     command->add_flag("--auto-correct", flags->auto_correct,
                       "correct before constraining: what is left as () constrains nothing");
-    command->add_flag("--strict", flags->strict, "make the first correction an error");
+    command->add_flag("--strict", flags->strict,
+                      "fail if anything is corrected, and show all corrections");
     AddExactOption(command, &flags->exact);
   }
   {

@@ -934,6 +934,35 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   return killed;
 }
 
+std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers) {
+  constexpr size_t kMostNamed = 16;
+  std::vector<std::string> here;
+  std::vector<std::string> pids;
+  std::vector<std::string> remote;
+  for (const UnrecordedWorker& worker : workers) {
+    if (worker.pid == 0) {
+      remote.push_back(worker.address.empty() ? worker.identity
+                                              : StrCat(worker.identity, " (", worker.address, ")"));
+      continue;
+    }
+    here.push_back(StrCat(worker.identity, " (pid ", worker.pid, ")"));
+    if (pids.size() < kMostNamed) pids.push_back(StrCat(worker.pid));
+  }
+  std::vector<std::string> notes;
+  if (!here.empty()) {
+    notes.push_back(
+        StrCat("Not stopped, because `up` did not start ",
+               here.size() == 1 ? "it: " : "them: ", StrJoinFirst(kMostNamed, here, ", "),
+               "; `kill ", StrJoin(pids, " "), here.size() == 1 ? "` ends it" : "` ends them"));
+  }
+  if (!remote.empty()) {
+    notes.push_back(
+        StrCat("Not stopped, because not on this host: ", StrJoinFirst(kMostNamed, remote, ", "),
+               "; end ", remote.size() == 1 ? "it there" : "them there"));
+  }
+  return StrJoin(notes, "\n");
+}
+
 std::string FollowedRestarts::Sentence() const {
   return corrected.empty()
              ? std::string()
@@ -989,9 +1018,15 @@ FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   };
   follow(kCoordinator, status->pid, kCoordinatorProgram);
   for (const WorkerStatus& worker : status->workers) {
-    if (follow(worker.identity, worker.pid, kWorkerProgram)) {
-      followed.elsewhere.push_back(worker.identity);
+    const bool is_here = follow(worker.identity, worker.pid, kWorkerProgram);
+    if (is_here) followed.elsewhere.push_back(worker.identity);
+    if (worker.state == WorkerState::kLost || FindProcess(*record, worker.identity) != nullptr) {
+      continue;
     }
+    followed.unrecorded.push_back(
+        {.identity = worker.identity,
+         .pid = is_here ? worker.pid : 0,
+         .address = worker.addresses.empty() ? std::string() : worker.addresses.front()});
   }
   return followed;
 }

@@ -240,6 +240,17 @@ class LocalCluster {
   FileDescriptor lock_;
 };
 
+// An attached worker of a cluster that the cluster's record does not have.
+struct UnrecordedWorker {
+  std::string identity;
+  int64_t pid = 0;      // 0: it does not run on this host
+  std::string address;  // empty: it is not known
+};
+
+// Returns lines, without a newline at the end, that name the workers and say how to end them, which
+// `down` does not do. Empty without workers.
+std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers);
+
 // How the processes of a cluster differ from its record.
 struct FollowedRestarts {
   // The processes that took the place of recorded ones, such as
@@ -247,6 +258,8 @@ struct FollowedRestarts {
   std::vector<std::string> corrected;
   // The identities of attached workers that run on this host and are not recorded.
   std::vector<std::string> elsewhere;
+  // All attached workers that are not recorded, also those of other hosts.
+  std::vector<UnrecordedWorker> unrecorded;
 
   // A sentence that names the corrected processes; empty if there are none.
   std::string Sentence() const;

@@ -695,6 +695,7 @@ TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
               StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
   canceller.join();
   EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  EXPECT_THAT(coordinator_->last_abort(), IsOk()) << "a cancelled put has not failed";
   EXPECT_THAT(client_->arrays().Gather(ArraySelector::ByName("a")),
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
@@ -1220,6 +1221,10 @@ TEST_F(MeshClientTest, AbortsATransferThatAWorkerRefuses) {
   EXPECT_THAT(client_->arrays().PutTensors({Large("a")}),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  const absl::Status abort = coordinator_->last_abort();
+  EXPECT_THAT(abort, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit))
+      << "the operation fails with the error that the caller gets";
+  EXPECT_THAT(abort.message(), HasSubstr("too much"));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->arrays().ListArrays());
   EXPECT_TRUE(arrays.empty());
 }

@@ -750,6 +750,11 @@ int64_t SmallCoordinator::aborted_transfers() const {
   return aborts_;
 }
 
+absl::Status SmallCoordinator::last_abort() const {
+  absl::MutexLock lock(&mutex_);
+  return last_abort_;
+}
+
 std::vector<std::string> SmallCoordinator::put_checkpoints() const {
   absl::MutexLock lock(&mutex_);
   return put_checkpoints_;
@@ -902,6 +907,7 @@ grpc::Status SmallCoordinator::AbortTransfer(grpc::ServerContext* context,
     return rpc::ToGrpc(abort_error_);
   }
   ++aborts_;
+  last_abort_ = rpc::Decode(request->error());
   staged_.clear();
   return grpc::Status::OK;
 }

@@ -186,6 +186,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int64_t opened_sessions() const;
   int64_t open_sessions() const;
   int64_t aborted_transfers() const;
+  // The error of the last abort; OK: it had none.
+  absl::Status last_abort() const;
   // Calls of BeginGet that were answered with an array.
   int64_t answered_gets() const;
   bool AwaitAnsweredGets(int64_t count);
@@ -255,6 +257,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   int64_t opened_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t renewals_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t aborts_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status last_abort_ ABSL_GUARDED_BY(mutex_);
   absl::Status transfer_error_ ABSL_GUARDED_BY(mutex_);
   absl::Status commit_answer_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::Status> commit_errors_ ABSL_GUARDED_BY(mutex_);

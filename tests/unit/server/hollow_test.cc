@@ -25,6 +25,7 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/link_codec.h"
 #include "rpc/codec/spec_codec.h"
+#include "rpc/codec/status.h"
 #include "rpc/server_lifecycle.h"
 #include "server/diagnosis/flight_log.h"
 #include "server/service/attach_service.h"
@@ -269,6 +270,8 @@ TEST_F(HollowTest, ListsOperationsInPagesWithoutIdsOfSessions) {
   v1::AbortTransferRequest abort;
   abort.set_transfer_id(aborted.transfer_id());
   abort.set_session_id(sessions[0]);
+  rpc::Encode(WithReason(absl::DataLossError("tensor \"w\" is damaged"), Reason::kChecksumMismatch),
+              abort.mutable_error());
   v1::AbortTransferResponse abort_response;
   ASSERT_THAT(
       Call<v1::ArrayService>(&v1::ArrayService::Stub::AbortTransfer, abort, &abort_response),
@@ -297,12 +300,18 @@ TEST_F(HollowTest, ListsOperationsInPagesWithoutIdsOfSessions) {
     return listed;
   };
   request.add_states(v1::OPERATION_STATE_CANCELLED);
+  request.add_states(v1::OPERATION_STATE_FAILED);
   ASSERT_TRUE(Eventually([&] { return list().size() == 2; }));
   request.clear_states();
   const std::vector<v1::Operation> listed = list();
   ASSERT_EQ(listed.size(), 2u);
   EXPECT_EQ(listed[0].operation_id(), aborted.transfer_id());
   EXPECT_EQ(listed[1].operation_id(), closed.transfer_id());
+  EXPECT_EQ(listed[0].state(), v1::OPERATION_STATE_FAILED) << "its client gave an error";
+  const absl::Status failed = rpc::Decode(listed[0].error());
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_EQ(failed.message(), "tensor \"w\" is damaged");
+  EXPECT_EQ(listed[1].state(), v1::OPERATION_STATE_CANCELLED);
   EXPECT_LT(listed[0].number(), listed[1].number());
   EXPECT_NE(listed[0].session_number(), listed[1].session_number());
   EXPECT_THAT(listed[1].error().message(),
@@ -428,7 +437,8 @@ TEST_F(HollowTest, AClientWhoseAnswerIsCutOffHasOnePut) {
   EXPECT_GE(waits, 1);
   EXPECT_EQ(put.assignments.size(), tensors.size());
   EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 2'000; })) << Status()->arrays();
-  EXPECT_THAT(client::AbortTransfer(*client, session_id, put.transfer_id, "seen", in_time()),
+  EXPECT_THAT(client::AbortTransfer(*client, session_id, put.transfer_id,
+                                    absl::CancelledError("seen"), in_time()),
               IsOk());
   EXPECT_TRUE(Eventually([&] { return Status()->arrays() == 0; })) << Status()->arrays();
 }

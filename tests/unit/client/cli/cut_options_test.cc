@@ -48,6 +48,30 @@ TEST(CutOptionsTest, ReadsRulesAndWeights) {
   }
 }
 
+TEST(CutOptionsTest, NamesTheRanksThatHoldNothing) {
+  ArrayDescriptor array = {.array_id = "a",
+                           .dtype = Dtype::kF32,
+                           .shape = {6, 2},
+                           .spec = PartitionSpec({SpecEntry::Axis("x")}),
+                           .mesh_id = "m",
+                           .mesh_revision = 1,
+                           .mesh = *Mesh::Parse("x=4"),
+                           .cut_points = {{0, 2, 2, 4, 6}, {}}};
+  EXPECT_THAT(EmptyRanks(array), ElementsAre(1));
+  EXPECT_EQ(NoteOnEmptyRanks(EmptyRanks(array), "w"),
+            "Rank 1 holds nothing of w: its part is empty");
+  array.cut_points = {{0, 3, 6, 6, 6}, {}};
+  EXPECT_EQ(NoteOnEmptyRanks(EmptyRanks(array), "2 tensors"),
+            "Ranks 2, 3 hold nothing of 2 tensors: their parts are empty");
+  array.cut_points = {{0, 1, 2, 3, 6}, {}};
+  EXPECT_THAT(EmptyRanks(array), IsEmpty());
+  EXPECT_EQ(NoteOnEmptyRanks({}, "w"), "");
+  // An array without elements has no rank that another one is better off than.
+  array.shape = {0, 2};
+  array.cut_points = {{0, 0, 0, 0, 0}, {}};
+  EXPECT_THAT(EmptyRanks(array), IsEmpty());
+}
+
 TEST(CutOptionsTest, RefusesOptionsThatContradictOneAnother) {
   EXPECT_THAT(CheckCutOptions({}), IsOk());
   EXPECT_THAT(

@@ -332,7 +332,7 @@ TEST(TableTest, WritesTheWholeRequestOfAFix) {
   EXPECT_EQ(FormatFix(fix), "pad dimension 0 from 30 to 32: spec (dp,fsdp),tp, shape 32,8");
   fix.kind = Fix::Kind::kAxisOrder;
   fix.spec = *ParseSpec("tp,-");
-  fix.text = "move the axes: ask for P('tp', None)";
+  fix.text = "move the axes: ask for 'tp' along dimension 0";
   EXPECT_EQ(FormatFix(fix), "move the axes: spec tp,-");
 }
 

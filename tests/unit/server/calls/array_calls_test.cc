@@ -418,9 +418,11 @@ TEST_F(BeginGetTest, TheErrorOfManyMissingTilesKeepsItsAdvice) {
   std::iota(missing.begin(), missing.end(), 0);
   const absl::Status error = Degraded(*selected, missing, *members_.view(), recovery_);
   EXPECT_THAT(error, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
-  EXPECT_THAT(rpc::WireMessage(error),
-              ::testing::AllOf(::testing::HasSubstr("rank 7 and 992 more; "),
-                               ::testing::EndsWith("still run and come back")));
+  EXPECT_THAT(
+      rpc::WireMessage(error),
+      ::testing::AllOf(::testing::StartsWith("tensor \"rows\" lacks 1000 of its 2 tiles; "
+                                             "load or compute the array again: "),
+                       ::testing::EndsWith("missing: rank 0, rank 1, rank 2 and 997 more")));
 }
 
 TEST_F(BeginGetTest, AMeshThatIsGoneIsNamed) {
@@ -613,9 +615,10 @@ TEST_F(SecondCopyTest, ATileOfAWorkerWhoseHeartbeatIsLateIsReadFromTheCopy) {
 }
 
 TEST_F(SecondCopyTest, ATileThatNeitherCopyHasIsNamed) {
-  const auto degraded =
-      CarriesFacts(Reason::kArrayDegraded,
-                   {{fact::kArray, rows_.array_id}, {fact::kName, "rows"}, {fact::kRank, "1"}});
+  const auto degraded = CarriesFacts(Reason::kArrayDegraded, {{fact::kArray, rows_.array_id},
+                                                              {fact::kName, "rows"},
+                                                              {fact::kRank, "1"},
+                                                              {fact::kIdentity, "w1"}});
   Lose(1);
   registry_->TileDamaged(copy_id_, 1);
   EXPECT_THAT(GetEither("rows", std::nullopt).status(), degraded);
@@ -719,6 +722,32 @@ TEST_F(SecondCopyTest, ACopyWhoseMeshIsGoneIsLeftOut) {
   const auto got = GetEither("rows", std::nullopt);
   ASSERT_THAT(got, IsOk());
   EXPECT_FALSE(got->has_second_copy());
+}
+
+TEST(ErrorOfAbortTest, IsTheClientsErrorOfBoundedLengthOrACancellation) {
+  v1::AbortTransferRequest request;
+  request.set_reason("enough");
+  const absl::Status cancelled = ErrorOfAbort(request);
+  EXPECT_THAT(cancelled, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_THAT(cancelled.message(), HasSubstr("the client aborted the transfer: enough"));
+  request.mutable_error();
+  EXPECT_EQ(ErrorOfAbort(request), cancelled) << "the code OK is no error";
+  rpc::Encode(absl::CancelledError("by Ctrl-C"), request.mutable_error());
+  EXPECT_EQ(ErrorOfAbort(request), cancelled);
+
+  rpc::Encode(WithReason(absl::ResourceExhaustedError("worker w0 has no room"),
+                         Reason::kMemoryLimit, {{fact::kHave, 1}, {fact::kNeed, 2}}),
+              request.mutable_error());
+  const absl::Status failed = ErrorOfAbort(request);
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(failed.message(), "worker w0 has no room");
+  request.mutable_error()->set_message(std::string(1 << 20, 'm'));
+  EXPECT_LE(ErrorOfAbort(request).message().size(), rpc::kMaxStatusMessageBytes);
+  request.mutable_error()->set_code(4711);
+  EXPECT_THAT(ErrorOfAbort(request), StatusIs(absl::StatusCode::kUnknown));
+  request.clear_error();
+  request.set_reason(std::string(1 << 20, 'r'));
+  EXPECT_LE(ErrorOfAbort(request).message().size(), 2 * rpc::kMaxStatusMessageBytes);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "rpc/codec/correction_codec.h"
 #include "rpc/codec/status.h"
 #include "server/reshard/worker_loads.h"
 #include "server/steps/resize_mesh.h"
@@ -93,7 +94,10 @@ TEST(ResizePlanTest, ARefusalSaysWhatIsWrongThenWhatToDoAndThenWhichArrays) {
   EXPECT_THAT(lines[1], HasSubstr("--uneven ceil"));
   EXPECT_THAT(lines[2], ::testing::StartsWith("  array 'w': dimension 0"));
   EXPECT_THAT(lines[3], ::testing::StartsWith("  array b: "));
-  EXPECT_EQ(lines[4], "  and 5 more; --validate-only lists them");
+  EXPECT_EQ(lines[4], "  and 5 more; --validate-only lists them and moves nothing");
+  EXPECT_THAT(std::string(refused.message()), ::testing::Not(HasSubstr("to mend")))
+      << "a resize asks for no spec";
+  EXPECT_THAT(rpc::CorrectionsOf(refused).fixes, IsEmpty());
 
   // Long names do not push the advice out of the message.
   plan.refusals.front().name = std::string(2'000, 'n');
@@ -104,7 +108,22 @@ TEST(ResizePlanTest, ARefusalSaysWhatIsWrongThenWhatToDoAndThenWhichArrays) {
   plan.refusals[0].error =
       LayoutOn({.mesh = *Mesh::Parse("ep=4")}, ArrayOf({8, 4}, kRowsOverDp)).status();
   EXPECT_THAT(std::string(CheckResize(plan).message()),
-              HasSubstr("cannot move\nKeep the axes that specs name, with size 1\n  array "));
+              HasSubstr("cannot move\nKeep the axes that specs name, with size 1, or reshard "));
+
+  // The advice fits the cause: an array with unequal parts needs a rule, and no shape divides it.
+  plan.refusals.front().name = "w";
+  ArrayDefinition cut = ArrayOf({8, 4}, kRowsOverDp);
+  cut.descriptor.cut_points = {{0, 1, 2, 3, 8}, {}};
+  plan.refusals[0].error = LayoutOn({.mesh = *Mesh::Parse("dp=2,tp=2")}, cut).status();
+  EXPECT_THAT(std::string(CheckResize(plan).message()),
+              ::testing::AllOf(HasSubstr("cannot move\nCut arrays with unequal parts anew"),
+                               ::testing::Not(HasSubstr("Choose a shape"))));
+  // An error with advice of its own needs no other.
+  plan.refusals[0].error = LayoutOn({.mesh = *Mesh::Parse("dp=2")},
+                                    ArrayOf({8, 4}, PartitionSpec({SpecEntry()}, {"dp"})))
+                               .status();
+  EXPECT_THAT(std::string(CheckResize(plan).message()),
+              HasSubstr("cannot move\n  array 'w': it holds partial sums"));
 }
 
 TEST(ResizePlanTest, ARefusalNamesTheAxisThatAMistypedOneMeans) {
@@ -121,7 +140,7 @@ TEST(ResizePlanTest, ARefusalNamesTheAxisThatAMistypedOneMeans) {
   };
   EXPECT_THAT(refused("pd=2,tp=2"),
               HasSubstr("cannot move\nThe mesh dp=4,tp=2 has no axis \"pd\"; did you mean \"dp\"?\n"
-                        "Keep the axes that specs name, with size 1\n  array "));
+                        "Keep the axes that specs name, with size 1, or reshard "));
   // An axis that remains is not what another one means, and a far name means none.
   EXPECT_THAT(refused("tpp=2,tp=2"), ::testing::Not(HasSubstr("did you mean \"tp\"")));
   EXPECT_THAT(refused("rows=2,tp=2"), ::testing::Not(HasSubstr("The mesh dp=4,tp=2 has no axis")));
@@ -148,7 +167,8 @@ TEST(ResizePlanTest, CutPointsStayIfTheyFitAndAreRefusedIfNot) {
   EXPECT_EQ(stay.cut_points, array.descriptor.cut_points);
   const absl::Status refused = LayoutOn({.mesh = *Mesh::Parse("dp=2,tp=2")}, array).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("--uneven"));
+  EXPECT_EQ(ReasonOf(refused), Reason::kInvalidCutPoints) << "AdviceOnResize names a rule";
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("are for the shape dp=4,tp=2 and not for"));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const PlacedLayout cut,
       LayoutOn({.mesh = *Mesh::Parse("dp=3"), .uneven = UnevenCuts::kCeilChunks}, array));

@@ -97,6 +97,18 @@ TEST(TreeResolverTest, StopsAtTheFirstCorrectionWhenStrict) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("tensor 'odd'"));
 }
 
+TEST(TreeResolverTest, TheErrorOfStrictHasAllCorrectionsOfTheTensorInWords) {
+  TreeQuestion question = Question({{".*", Spec({"fsdp", "tp"})}});
+  question.strict = true;
+  const auto resolver = Resolver(std::move(question));
+  const std::string message(resolver->Add({Tensor("odd", {7, 7})}).status().message());
+  EXPECT_THAT(message, HasSubstr("dimension 0: 'fsdp' dropped, 7 is not divisible by 2; "
+                                 "dimension 1: 'tp' dropped, 7 is not divisible by 4; "
+                                 "to mend them, ask for no axis, or pad dimension 0 from 7 to 8 "
+                                 "and ask for 'fsdp' along dimension 0"));
+  EXPECT_THAT(message, testing::Not(HasSubstr("P("))) << "not every client is a Python program";
+}
+
 TEST(TreeResolverTest, RefusesARuleThatNamesAnAxisTwiceWithoutAMeshToo) {
   TreeQuestion matching = Question({{"w", Spec({"tp", "tp"})}});
   matching.mesh.reset();

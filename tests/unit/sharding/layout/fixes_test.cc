@@ -50,19 +50,27 @@ TEST(FixTest, SuggestsFewerAxesAPaddedSizeAndAnotherOrder) {
       ElementsAre("subset 0 1: P('dp', 'fsdp') (8, 30) | ask for 'fsdp' along dimension 1",
                   "pad 0 1: P('dp', ('fsdp', 'tp')) (8, 32) | pad dimension 1 from 30 to 32",
                   "order 0 0: P(('fsdp', 'tp'), 'dp') (8, 30) | move the axes: ask for "
-                  "P(('fsdp', 'tp'), 'dp')"));
+                  "'fsdp', 'tp' along dimension 0 and 'dp' along dimension 1"));
+}
+
+TEST(FixTest, DescribesAxesInWords) {
+  EXPECT_EQ(DescribeAxes(PartitionSpec({Several({"fsdp", "tp"}), SpecEntry::None(), One("dp")})),
+            "'fsdp', 'tp' along dimension 0 and 'dp' along dimension 2");
+  EXPECT_EQ(DescribeAxes(PartitionSpec({SpecEntry::None(), SpecEntry::Unconstrained()})),
+            "no axis");
+  EXPECT_EQ(DescribeAxes(PartitionSpec()), "no axis");
 }
 
 TEST(FixTest, KeepsTheAxesWithTheLargestProduct) {
   const PartitionSpec spec({Several({"a", "b", "c"})});
   // 2 * 3 * 4: of 12 the largest divisors are b and c; of 6, a and b.
   EXPECT_EQ(Fixes(spec, {12}, "a=2,b=3,c=4").front(),
-            "subset 0 0: P(('b', 'c')) (12,) | ask for ('b', 'c') along dimension 0");
+            "subset 0 0: P(('b', 'c')) (12,) | ask for 'b', 'c' along dimension 0");
   EXPECT_EQ(Fixes(spec, {6}, "a=2,b=3,c=4").front(),
-            "subset 0 0: P(('a', 'b')) (6,) | ask for ('a', 'b') along dimension 0");
+            "subset 0 0: P(('a', 'b')) (6,) | ask for 'a', 'b' along dimension 0");
   // Axes of size 1 are kept, and of equals those that stand first.
   EXPECT_EQ(Fixes(spec, {2}, "a=2,b=1,c=2").front(),
-            "subset 0 0: P(('a', 'b')) (2,) | ask for ('a', 'b') along dimension 0");
+            "subset 0 0: P(('a', 'b')) (2,) | ask for 'a', 'b' along dimension 0");
   EXPECT_EQ(Fixes(spec, {5}, "a=2,b=3,c=4").front(),
             "subset 0 0: P() (5,) | ask for no axis along dimension 0");
 }
@@ -90,22 +98,23 @@ TEST(FixTest, AsksForTheAxisThatAMisspeltOneMeans) {
 }
 
 TEST(FixTest, MovesWhatIsBeyondTheRankOrLeavesItOut) {
-  EXPECT_THAT(
-      Fixes(PartitionSpec({SpecEntry::None(), One("dp"), One("tp")}), {8, 8}, "dp=2,tp=4"),
-      ElementsAre("subset 0 2: P(None, 'dp') (8, 8) | leave out entry 2 of the spec",
-                  "order 0 0: P('tp', 'dp') (8, 8) | move the axes: ask for P('tp', 'dp')"));
+  EXPECT_THAT(Fixes(PartitionSpec({SpecEntry::None(), One("dp"), One("tp")}), {8, 8}, "dp=2,tp=4"),
+              ElementsAre("subset 0 2: P(None, 'dp') (8, 8) | leave out entry 2 of the spec",
+                          "order 0 0: P('tp', 'dp') (8, 8) | move the axes: ask for 'tp' "
+                          "along dimension 0 and 'dp' along dimension 1"));
 }
 
 TEST(FixTest, MovesAsLittleAsItCan) {
   // 'c' divides only dimension 0, where 'a' must make room; 'b' could too, but need not.
   EXPECT_EQ(Fixes(PartitionSpec({One("a"), One("b"), One("c")}), {12, 4, 2}, "a=2,b=4,c=3").back(),
-            "order 0 0: P('c', 'b', 'a') (12, 4, 2) | move the axes: ask for P('c', 'b', 'a')");
+            "order 0 0: P('c', 'b', 'a') (12, 4, 2) | move the axes: ask for 'c' along "
+            "dimension 0 and 'b' along dimension 1 and 'a' along dimension 2");
 }
 
 TEST(FixTest, MovesOneEntryWhereAnotherFitsNowhere) {
   EXPECT_THAT(Fixes(PartitionSpec({One("a"), One("b"), SpecEntry::None()}), {5, 5, 4}, "a=2,b=3"),
               testing::Contains("order 0 2: P(None, None, 'a') (5, 5, 4) | move the axes: ask for "
-                                "P(None, None, 'a')"));
+                                "'a' along dimension 2"));
 }
 
 TEST(FixTest, AsksNothingOfAnOpenDimension) {
