@@ -48,6 +48,7 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::ReplaceCheckpoint;
 using ::shardmesh::test::SavedFiles;
+using ::shardmesh::test::ScopedMaxReplaceTime;
 using ::shardmesh::test::StatusIs;
 using test::Elements;
 using test::HeldCall;
@@ -449,6 +450,25 @@ TEST_F(MeshClientTest, OpensACheckpointAgainAfterEachErrorThatAReplacedOneLeadsT
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_EQ(coordinator_->put_request_ids().size(), ++puts);
   coordinator_->InEachPut(nullptr);
+}
+
+TEST_F(MeshClientTest, ALoadEndsItsWaitForASaveAtItsTimeLimitAndWhenItIsCancelled) {
+  const std::string folder = StrCat(::testing::TempDir(), "/always_replaced");
+  std::filesystem::create_directories(StrCat(folder, "/", kSaveStaging, "/", kSaveAside));
+  std::ofstream(StrCat(folder, "/", kCheckpointManifest)) << "x";
+  const ScopedMaxReplaceTime patience(absl::InfiniteDuration());
+  EXPECT_THAT(
+      client_->arrays().LoadCheckpoint(folder, {}, CallOptions{.timeout = absl::Milliseconds(20)}),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  Cancellation cancellation;
+  PutAttempts attempts = client_->arrays().BeginAttempts({.cancellation = &cancellation});
+  EXPECT_THAT(attempts.KeepOpening()(), IsOk());
+  cancellation.Cancel();
+  EXPECT_THAT(attempts.KeepOpening()(), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_THAT(
+      client_->arrays().LoadCheckpoint(folder, {}, CallOptions{.cancellation = &cancellation}),
+      StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_THAT(coordinator_->put_request_ids(), IsEmpty());
 }
 
 TEST_F(MeshClientTest, TheAttemptsOfALoadShareItsTime) {
