@@ -21,12 +21,6 @@ namespace {
 // Time limit of one renewal. The client's destructor waits at most this long for a renewal in
 // progress.
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
-// Longest time that the client waits for the coordinator's answer to CloseSession. If no answer
-// comes by then, nothing is lost: no transfer is in progress, and the session expires.
-constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
-// Longest time that the end of a client takes to release its arrays without names. The coordinator
-// may just be starting: without the release it would keep the arrays for its --unnamed-grace.
-constexpr absl::Duration kReleaseTimeout = absl::Seconds(5);
 // The largest number of arrays that one call takes over or releases.
 constexpr size_t kMaxOfCall = 10'000;
 // Delay between attempts to renew while the coordinator does not answer.
@@ -244,7 +238,7 @@ absl::Status SessionKeeper::Release(std::vector<std::string> array_ids, const Ca
 
 void SessionKeeper::Close() {
   std::string session_id;
-  const auto deadline = SteadyDeadline::After(kReleaseTimeout);
+  const auto deadline = SteadyDeadline::After(end_limits_.release_time);
   while (!deadline.is_over()) {
     std::vector<std::string> kept;
     {
@@ -268,8 +262,9 @@ void SessionKeeper::Close() {
     changed_.Signal();
   }
   if (!session_id.empty()) {
-    // Best effort: if the call fails, the session expires at the coordinator.
-    CloseSession(*connection_, session_id, CallLimit::Within(kCloseTimeout)).IgnoreError();
+    // Best effort: if the call fails, nothing is lost. No transfer is in progress, and the session
+    // expires at the coordinator.
+    CloseSession(*connection_, session_id, CallLimit::Within(end_limits_.close_time)).IgnoreError();
   }
 }
 
