@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -48,8 +49,14 @@ absl::StatusOr<OpenedSession> OpenSession(const CoordinatorConnection& connectio
   return session;
 }
 
-// Renews the session, which takes over the arrays `held`; returns its remaining time to live.
-absl::StatusOr<absl::Duration> RenewSession(const CoordinatorConnection& connection,
+// A renewed session.
+struct RenewedSession {
+  absl::Duration ttl = absl::ZeroDuration();
+  std::set<std::string> refused;  // arrays that it could not take over
+};
+
+// Renews the session, which takes over the arrays `held`.
+absl::StatusOr<RenewedSession> RenewSession(const CoordinatorConnection& connection,
                                             const std::string& session_id,
                                             absl::Span<const std::string> held,
                                             const CallLimit& limit) {
@@ -59,7 +66,10 @@ absl::StatusOr<absl::Duration> RenewSession(const CoordinatorConnection& connect
   v1::RenewSessionResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.sessions, &v1::SessionService::Stub::RenewSession, request, limit, &response));
-  return DecodeAnswer(response.ttl());
+  RenewedSession renewed;
+  SHARDMESH_ASSIGN_OR_RETURN(renewed.ttl, DecodeAnswer(response.ttl()));
+  renewed.refused.insert(response.refused_array_ids().begin(), response.refused_array_ids().end());
+  return renewed;
 }
 
 absl::Status CloseSession(const CoordinatorConnection& connection, const std::string& session_id,
@@ -159,18 +169,20 @@ absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limi
       continue;
     }
     if (lost.empty()) return session_id;
-    const absl::Status taken = RenewSession(*connection_, session_id, lost, limit).status();
-    if (ReasonOf(taken) == Reason::kSessionGone) {
+    const absl::StatusOr<RenewedSession> taken =
+        RenewSession(*connection_, session_id, lost, limit);
+    if (ReasonOf(taken.status()) == Reason::kSessionGone) {
       Forget(session_id);
       continue;
     }
-    const bool is_full = ReasonOf(taken) == Reason::kLimitExceeded;
-    if (!is_full) SHARDMESH_RETURN_IF_ERROR(taken);
+    SHARDMESH_RETURN_IF_ERROR(taken.status());
     absl::MutexLock lock(&mutex_);
     if (session_id_ != session_id) continue;
-    is_full_ = is_full;
-    if (is_full) return session_id;
-    for (const std::string& array_id : lost) lost_.erase(array_id);
+    for (const std::string& array_id : lost) {
+      if (!taken->refused.contains(array_id)) lost_.erase(array_id);
+    }
+    is_full_ = !taken->refused.empty();
+    if (is_full_) return session_id;
   }
 }
 
@@ -323,13 +335,13 @@ void SessionKeeper::Renew() {
       continue;
     }
     mutex_.Unlock();
-    const absl::StatusOr<absl::Duration> ttl =
+    const absl::StatusOr<RenewedSession> renewal =
         RenewSession(*connection_, renewed, /*held=*/{}, CallLimit::Within(timeout));
     mutex_.Lock();
-    if (ttl.ok()) {
-      renew_after_ = *ttl / 3;
+    if (renewal.ok()) {
+      renew_after_ = renewal->ttl / 3;
       next = SteadyDeadline::After(renew_after_);
-    } else if (ReasonOf(ttl.status()) == Reason::kSessionGone) {
+    } else if (ReasonOf(renewal.status()) == Reason::kSessionGone) {
       if (session_id_ == renewed) LoseSession();
     } else {
       next = SteadyDeadline::After(std::min(kRetryDelay, renew_after_));

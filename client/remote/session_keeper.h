@@ -82,7 +82,8 @@ class SessionKeeper {
   // and CANCELLED if the cancellation of `limit` is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
   // Opens a session if there is none, and lets it take over the arrays of `lost_`. Returns its id.
-  // Errors: those of OpenSession and RenewSession, except LIMIT_EXCEEDED: it then sets `is_full_`.
+  // If the server has no room for some of them, sets `is_full_`. Errors: those of OpenSession and
+  // RenewSession.
   absl::StatusOr<std::string> OpenAndTakeOver(const CallLimit& limit);
   // Releases arrays under the session, under another one if that is gone, and drops them.
   absl::Status Release(std::vector<std::string> array_ids, const CallLimit& limit);

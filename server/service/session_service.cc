@@ -97,7 +97,9 @@ class SessionService final : public v1::SessionService::CallbackService {
     SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Renew(request.session_id()));
     const std::vector<std::string> held(request.held_array_ids().begin(),
                                         request.held_array_ids().end());
-    SHARDMESH_RETURN_IF_ERROR(TakeOverForSession(*registry_, *sessions_, session.id, held));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> refused,
+                               TakeOverForSession(*registry_, *sessions_, session.id, held));
+    response->mutable_refused_array_ids()->Add(refused.begin(), refused.end());
     rpc::Encode(session.ttl, response->mutable_ttl());
     return absl::OkStatus();
   }

@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -1109,13 +1111,9 @@ TEST_F(MeshClientTest, ItsEndReleasesNoArraysThatItHasNoTimeFor) {
   EXPECT_EQ(coordinator_->open_sessions(), 0);
 }
 
-absl::Status NoRoom() {
-  return WithReason(absl::ResourceExhaustedError("no room"), Reason::kLimitExceeded);
-}
-
 TEST_F(MeshClientTest, DoesNotAskInEachCallForRoomToTakeArraysOver) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
-  coordinator_->RefuseTakeOvers(NoRoom());
+  coordinator_->LimitTakeOvers(0);
   coordinator_->ForgetSessions();
   const absl::Time begin = absl::Now();
   for (int i = 0; i < 100; ++i) ASSERT_THAT(client_->arrays().PutTensors({}), IsOk());
@@ -1123,24 +1121,37 @@ TEST_F(MeshClientTest, DoesNotAskInEachCallForRoomToTakeArraysOver) {
   // Two at once: one in the first call, and one in the background. Then one each half second.
   EXPECT_LE(calls, 3 + (absl::Now() - begin) / absl::Milliseconds(500));
   EXPECT_GE(calls, 1);
-  coordinator_->RefuseTakeOvers(absl::OkStatus());
+  coordinator_->LimitTakeOvers({});
   EXPECT_TRUE(Eventually([&] { return coordinator_->pinned_arrays().contains(id); }));
 }
 
 TEST_F(MeshClientTest, ReleasesAnArrayLaterThatItsSessionCouldNotTakeOverYet) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
-  coordinator_->RefuseTakeOvers(NoRoom());
+  coordinator_->LimitTakeOvers(0);
   coordinator_->ForgetSessions();
   EXPECT_THAT(client_->arrays().ReleaseArrays({id}), IsOkAndHolds(0));
-  coordinator_->RefuseTakeOvers(absl::OkStatus());
+  coordinator_->LimitTakeOvers({});
   EXPECT_TRUE(Eventually([&] {
     return coordinator_->taken_arrays().contains(id) && coordinator_->pinned_arrays().empty();
   }));
 }
 
+TEST_F(MeshClientTest, HoldsTheArraysThatItsSessionCouldTakeOver) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string one, PutNameless());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string other, PutNameless());
+  const std::string& first = std::min(one, other);  // in the order of the call
+  const std::string& second = std::max(one, other);
+  coordinator_->LimitTakeOvers(1);
+  coordinator_->ForgetSessions();
+  // The release of the first array has an effect. The session then has room for the second one.
+  EXPECT_THAT(client_->arrays().ReleaseArrays({first}), IsOkAndHolds(1));
+  EXPECT_TRUE(
+      Eventually([&] { return coordinator_->pinned_arrays() == std::set<std::string>{second}; }));
+}
+
 TEST_F(MeshClientTest, AReadDoesNotReleaseAnArrayThatTheClientKeeps) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
-  coordinator_->RefuseTakeOvers(NoRoom());
+  coordinator_->LimitTakeOvers(0);
   coordinator_->ForgetSessions();
   EXPECT_THAT(client_->arrays().Gather(ArraySelector::ById(id)), IsOk());
   EXPECT_THAT(coordinator_->released_arrays(), IsEmpty());
