@@ -2,7 +2,6 @@
 #include "server/reshard/array_fill.h"
 
 #include "rpc/codec/array_codec.h"
-#include "rpc/transfer_token.h"
 #include "server/steps/fill_codec.h"
 #include "status/status_macros.h"
 
@@ -18,13 +17,7 @@ absl::Status CheckCanFill(const FillTransport& transport, absl::Span<const std::
 absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
   const std::string source = rpc::ArrayDescriptorBytes(*fill.source);
   const std::string target = rpc::ArrayDescriptorBytes(*fill.target);
-  const std::string token = rpc::SignToken({.direction = rpc::TransferDirection::kGet,
-                                            .transfer_id = "",
-                                            .session_id = fill.session_id,
-                                            .array_descriptor = source,
-                                            .term = fill.term,
-                                            .expire_time = fill.expire_time},
-                                           fill.token_key);
+  const std::string token = SignFillToken(fill, source);
   const internal::v1::FillDevices devices =
       EncodeFillDevices(fill.sources, fill.source_workers, fill.target_workers);
   SharedFill orders(fill.transfer_id, fill.term, &devices);

@@ -1358,9 +1358,14 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
   if (entry.cached_as > 0) return;
   if (MayCache(entry)) return AddToCache(found);
-  if (entry.array->definition.replica_of.empty()) {
+  TellAndRelease(found);
+}
+
+void ArrayRegistry::TellAndRelease(Arrays::iterator found) {
+  const Array& array = *found->second.array;
+  if (array.definition.replica_of.empty()) {
     Tell(ArrayChange{.array_id = found->first,
-                     .mesh_id = entry.array->definition.descriptor.mesh_id,
+                     .mesh_id = array.definition.descriptor.mesh_id,
                      .is_deleted = true});
   }
   ReleaseNow(found);
@@ -1961,12 +1966,7 @@ bool ArrayRegistry::ReleaseUnnamed(std::string_view array_id) {
       entry.pins = 0;
       entry.adopted_from.clear();  // so that the tiles are deleted
       unnamed_.erase(found->first);
-      if (entry.array->definition.replica_of.empty()) {
-        Tell(ArrayChange{.array_id = found->first,
-                         .mesh_id = entry.array->definition.descriptor.mesh_id,
-                         .is_deleted = true});
-      }
-      ReleaseNow(found);
+      TellAndRelease(found);
     }
     FlushReleased();
   }

@@ -827,6 +827,8 @@ class ArrayRegistry {
   void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseNow(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // ReleaseNow, which first tells watches that an array is deleted. They do not hear of companions.
+  void TellAndRelease(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayCache(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Marks the arrays that lose names by these moves while others with their origins get names: they
   // do not become cached.

@@ -118,8 +118,8 @@ void SmallWorker::FailPutsAfter(int64_t bytes, absl::Status error) {
 }
 
 void SmallWorker::FailNextPutAfter(int64_t bytes, absl::Status error) {
+  FailPutsAfter(bytes, std::move(error));
   absl::MutexLock lock(&mutex_);
-  put_failure_.emplace(bytes, std::move(error));
   fails_one_put_ = true;
 }
 
