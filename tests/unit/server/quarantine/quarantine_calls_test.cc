@@ -215,6 +215,16 @@ class QuarantineCallsTest : public testing::Test {
     const InventoryVerdict verdict = registry_->TakeRestored(restored);
     EXPECT_TRUE(verdict.quarantine.empty());
   }
+  // Begins a restore of the array, up to the orders to both workers to restore it.
+  void BeginRestore(const ArrayDescriptor& array, v1::RestoreQuarantinedRequest* request,
+                    v1::RestoreQuarantinedResponse* response) {
+    request->set_array_id(array.array_id);
+    RestoreQuarantined(Context(), &hub_, request, response, stop_, Done());
+    hub_.Answer(Has(array, 0));
+    hub_.Answer(Has(array, 1));
+    ASSERT_FALSE(hub_.kept.empty());
+    ASSERT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
+  }
   std::vector<int64_t> MissingOf(const ArrayDescriptor& descriptor) {
     return (*registry_->FindArray(descriptor.array_id))->missing_ranks;
   }
@@ -285,13 +295,8 @@ TEST_F(QuarantineCallsTest, ACallThatItsClientCancelsEndsAndItsOrderIsForgotten)
 TEST_F(QuarantineCallsTest, ARestoreThatHasBegunGoesOnThoughItsClientHasGone) {
   const ArrayDescriptor array = NewArray();
   v1::RestoreQuarantinedRequest request;
-  request.set_array_id(array.array_id);
   v1::RestoreQuarantinedResponse response;
-  RestoreQuarantined(Context(), &hub_, &request, &response, stop_, Done());
-  hub_.Answer(Has(array, 0));
-  hub_.Answer(Has(array, 1));
-  ASSERT_FALSE(hub_.kept.empty());
-  ASSERT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
+  ASSERT_NO_FATAL_FAILURE(BeginRestore(array, &request, &response));
   stop_->Cancel();
   EXPECT_FALSE(done_.has_value());
   for (const int64_t rank : {0, 1}) {
@@ -412,13 +417,8 @@ TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOther
   const ArrayDescriptor array = NewArray();
   ASSERT_THAT(MissingOf(array), ElementsAre(0, 1));
   v1::RestoreQuarantinedRequest request;
-  request.set_array_id(array.array_id);
   v1::RestoreQuarantinedResponse response;
-  RestoreQuarantined(Context(), &hub_, &request, &response, stop_, Done());
-  hub_.Answer(Has(array, 0));
-  hub_.Answer(Has(array, 1));
-  ASSERT_FALSE(hub_.kept.empty());
-  EXPECT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
+  ASSERT_NO_FATAL_FAILURE(BeginRestore(array, &request, &response));
   ComesBack(array, 0);
   hub_.Answer(Has(array, 0));
   hub_.Answer(absl::UnavailableError("worker \"w1\" was lost"));
