@@ -121,7 +121,7 @@ absl::StatusOr<std::string> RunCase(const MoveCase& c, Link* link, int64_t op,
   return new_tile;
 }
 
-// 13,000 cases, in builds without sanitizers. RandomMeshMoveTest has 7,000 cases between different
+// 13,000 cases, in builds without sanitizers. RandomMeshMoveTest has 20,000 cases between different
 // meshes. Each rank runs all cases one after the other, as ops of one step, and does not wait for
 // the other ranks but for their data: some ranks are cases ahead.
 class RandomMoveTest : public testing::TestWithParam<uint32_t> {};
