@@ -405,6 +405,22 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const MappedCheckpoint& ch
                     options);
 }
 
+std::function<absl::Status()> OpenUntil(const SteadyDeadline& deadline,
+                                        const Cancellation* cancellation) {
+  return [deadline, cancellation]() -> absl::Status {
+    if (cancellation != nullptr && cancellation->is_cancelled()) {
+      return WithReason(absl::CancelledError("the caller cancelled the call while a save replaced "
+                                             "the checkpoint to open"),
+                        Reason::kCancelled);
+    }
+    if (!deadline.is_over()) return absl::OkStatus();
+    return WithReason(
+        absl::DeadlineExceededError("the time limit was over while a save replaced the checkpoint "
+                                    "to open; give more time, or open it when the save has ended"),
+        Reason::kDeadline);
+  };
+}
+
 CallOptions PutAttempts::Options() const {
   CallOptions left = options_;
   left.timeout = deadline_.left();
@@ -426,13 +442,18 @@ absl::StatusOr<PutResult> ArrayClient::LoadCheckpoint(const std::string& path,
   PutAttempts attempts = BeginAttempts(options);
   absl::Status replaced;
   for (;;) {
-    const auto open = [&path]() -> absl::StatusOr<MappedCheckpoint> {
-      SHARDMESH_ASSIGN_OR_RETURN(TensorSource source, TensorSource::Open(path));
+    const auto open = [&]() -> absl::StatusOr<MappedCheckpoint> {
+      SHARDMESH_ASSIGN_OR_RETURN(TensorSource source,
+                                 TensorSource::Open(path, {}, attempts.KeepOpening()));
       return MappedCheckpoint::Create(std::make_shared<const TensorSource>(std::move(source)));
     };
     const absl::StatusOr<MappedCheckpoint> checkpoint = open();
-    // A save that replaces the checkpoint may have yet to end.
-    if (!checkpoint.ok()) return replaced.ok() ? checkpoint.status() : replaced;
+    // A save that replaces the checkpoint may have yet to end. Then the error of the last attempt
+    // says more, unless the caller has cancelled the call.
+    if (!checkpoint.ok()) {
+      return replaced.ok() || absl::IsCancelled(checkpoint.status()) ? checkpoint.status()
+                                                                     : replaced;
+    }
     if (!replaced.ok() && !attempts.HasTime()) return replaced;
     absl::StatusOr<PutResult> result = LoadCheckpoint(*checkpoint, put_options, attempts.Options());
     if (!attempts.MayOpenAgain(result.status()) || !checkpoint->source().WasReplaced()) {

@@ -3,6 +3,7 @@
 #define SHARDMESH_CLIENT_ARRAYS_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "absl/types/span.h"
 #include "client/types/array.h"
 #include "client/types/call_options.h"
+#include "client/types/cancellation.h"
 #include "client/types/reshard.h"
 #include "client/types/resize.h"
 #include "client/types/save.h"
@@ -29,6 +31,13 @@ class ClientCore;
 // converted nor transposed have a source, from which workers may read them. The views are valid as
 // long as the checkpoint. Errors of MappedCheckpoint::Elements.
 absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& checkpoint);
+
+// Returns a function for the `keep_going` of Checkpoint::Open and TensorSource::Open. An opening
+// that waits for a save then ends with DEADLINE_EXCEEDED (DEADLINE) at the deadline, and with
+// CANCELLED (CANCELLED) once `cancellation` is cancelled. `cancellation` may be null; it must
+// outlive the function. The function is thread-safe.
+std::function<absl::Status()> OpenUntil(const SteadyDeadline& deadline,
+                                        const Cancellation* cancellation = nullptr);
 
 // How often a load or put opens its files at most: again after each failure for which a save that
 // replaced them may be the reason.
@@ -57,6 +66,10 @@ class PutAttempts {
   // Whether there is time left. Opening the files again may have waited for a save: without time,
   // the result of the last attempt says more than that of another one.
   bool HasTime() const { return !deadline_.is_over(); }
+  // Returns what OpenUntil returns for the deadline and the cancellation of the attempts.
+  std::function<absl::Status()> KeepOpening() const {
+    return OpenUntil(deadline_, options_.cancellation);
+  }
 
  private:
   SteadyDeadline deadline_;
@@ -101,8 +114,8 @@ class ArrayClient {
   // bytes that this client sent do not have the checksums of the saved checkpoint; nothing was put.
   // FAILED_PRECONDITION (FILE_CHANGED): a file is not as it was opened. With `path`: if this error,
   // or that of a missing or damaged file, comes from a save that has replaced the checkpoint, opens
-  // it again, kMaxLoadAttempts times in all and within the time limit of the call. A load never
-  // puts tensors of two checkpoints.
+  // it again, kMaxLoadAttempts times in all and within the time limit of the call, which also ends
+  // each wait for such a save. A load never puts tensors of two checkpoints.
   absl::StatusOr<PutResult> LoadCheckpoint(const Checkpoint& checkpoint,
                                            const PutOptions& put_options = {},
                                            const CallOptions& options = {});

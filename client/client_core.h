@@ -174,7 +174,9 @@ class ClientCore {
   ClientCore(std::unique_ptr<CoordinatorConnection> connection, const MeshClientOptions& options)
       : options_(options),
         connection_(std::move(connection)),
-        session_(connection_.get(), options.session_ttl, options.client_name) {}
+        session_(connection_.get(), options.session_ttl, options.client_name,
+                 {.release_time = options.session_release_time,
+                  .close_time = options.session_close_time}) {}
 
   const CoordinatorConnection& connection() const { return *connection_; }
   CompiledPrograms& programs() { return programs_; }

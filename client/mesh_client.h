@@ -48,6 +48,15 @@ struct MeshClientOptions {
   // How long such a gather waits at its end until the coordinator has taken its result. After this
   // time it returns its own result.
   absl::Duration report_end_time = absl::Seconds(2);
+  // How long the end of the client, or CloseSession, tries to release the arrays without a name
+  // that the client still has. A coordinator that is just starting may need this time. Zero: does
+  // not try. An array that is not released goes with the session; if the session ended with an
+  // earlier process of the coordinator, the array stays for the coordinator's `--unnamed-grace`.
+  // Without such arrays, nothing takes time.
+  absl::Duration session_release_time = absl::Seconds(5);
+  // How long the end of the client, or CloseSession, then waits for the answer that the session is
+  // closed. A session whose close the coordinator does not get ends after `session_ttl`.
+  absl::Duration session_close_time = absl::Seconds(2);
 };
 
 // A connection to a cluster. The client opens a session (a lease at the coordinator) when a call
@@ -70,8 +79,9 @@ struct MeshClientOptions {
 //   auto loaded = (*client)->arrays().LoadCheckpoint("model.safetensors", {.rules = "bert"});
 //   auto tensor = (*client)->arrays().Gather(ArraySelector::ByName("pooler.dense.weight"));
 //
-// Thread-safe. The destructor closes the session, which takes at most two seconds if the
-// coordinator does not answer. No call may be in progress when the destructor begins.
+// Thread-safe. The destructor closes the session. If the coordinator does not answer, this takes at
+// most MeshClientOptions::session_release_time and session_close_time, and a second for a renewal
+// that is in progress. No call may be in progress when the destructor begins.
 class MeshClient {
  public:
   // Connects to the coordinator at `address`: `host:port`, `[v6]:port` or `unix:/path`.
@@ -93,9 +103,9 @@ class MeshClient {
   ComputeClient& compute() { return compute_; }
   ClusterClient& cluster() { return cluster_; }
 
-  // Closes the client's session, like the destructor, and waits at most two seconds for the answer.
-  // The session's transfers end, and the coordinator releases the arrays that the session pins. A
-  // later call opens another session.
+  // Closes the client's session, like the destructor and within the same times. The session's
+  // transfers end, and the coordinator releases the arrays that the session pins. A later call
+  // opens another session.
   void CloseSession();
 
  private:

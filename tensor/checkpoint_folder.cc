@@ -45,6 +45,17 @@ bool HasFile(const std::filesystem::path& folder, std::string_view name) {
   return std::filesystem::exists(folder / name, ignored);
 }
 
+// Waits while a save replaces a checkpoint, at most until the deadline: see AwaitReplaced.
+absl::Status AwaitWhile(const std::function<bool()>& is_being_replaced,
+                        const SteadyDeadline& deadline,
+                        const std::function<absl::Status()>& keep_going) {
+  for (;;) {
+    if (keep_going) SHARDMESH_RETURN_IF_ERROR(keep_going());
+    if (!is_being_replaced() || deadline.is_over()) return absl::OkStatus();
+    absl::SleepFor(kReplacePause);
+  }
+}
+
 // Returns the inode of an open folder; 0 if it is not open.
 uint64_t NumberOf(const FileDescriptor& folder) {
   struct stat about = {};
@@ -187,13 +198,15 @@ void SetMaxReplaceTime(absl::Duration time) { MaxReplaceNs() = absl::ToInt64Nano
 
 SteadyDeadline ReplaceDeadline() { return SteadyDeadline::After(MaxReplaceTime()); }
 
-void AwaitReplaced(const std::string& folder, const SteadyDeadline& deadline) {
-  while (IsBeingReplaced(folder) && !deadline.is_over()) absl::SleepFor(kReplacePause);
+absl::Status AwaitReplaced(const std::string& folder, const SteadyDeadline& deadline,
+                           const std::function<absl::Status()>& keep_going) {
+  return AwaitWhile([&folder] { return IsBeingReplaced(folder); }, deadline, keep_going);
 }
 
 bool HasMarker(const std::string& folder) { return HasFile(folder, kCheckpointMarker); }
 
-bool FindSteadily(const std::string& folder, const std::function<bool()>& find) {
+absl::StatusOr<bool> FindSteadily(const std::string& folder, const std::function<bool()>& find,
+                                  const std::function<absl::Status()>& keep_going) {
   const SteadyDeadline deadline = ReplaceDeadline();
   for (int attempt = 1;; ++attempt) {
     const HeldFolder held(folder);
@@ -201,7 +214,7 @@ bool FindSteadily(const std::string& folder, const std::function<bool()>& find) 
     if (!held.status().ok() || held.IsSteady()) return false;
     if (deadline.is_over() && attempt >= kMaxFolderAttempts) return false;
     absl::SleepFor(kReplacePause);
-    AwaitReplaced(folder, deadline);
+    SHARDMESH_RETURN_IF_ERROR(AwaitReplaced(folder, deadline, keep_going));
   }
 }
 
@@ -353,7 +366,8 @@ bool HasSteps(const std::string& folder, const std::vector<int64_t>& steps) {
 
 absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
                                                  std::optional<int64_t> step,
-                                                 const SteadyDeadline& deadline) {
+                                                 const SteadyDeadline& deadline,
+                                                 const std::function<absl::Status()>& keep_going) {
   for (int attempt = 1;; ++attempt) {
     const HeldPlaces held(folder, step);
     SHARDMESH_RETURN_IF_ERROR(held.status());
@@ -365,7 +379,8 @@ absl::StatusOr<std::string> FindCheckpointFolder(const std::string& folder,
     if (deadline.is_over() && (attempt >= kMaxFolderAttempts || held.IsOneBeingReplaced())) {
       return found;
     }
-    while (held.IsOneBeingReplaced() && !deadline.is_over()) absl::SleepFor(kReplacePause);
+    SHARDMESH_RETURN_IF_ERROR(
+        AwaitWhile([&held] { return held.IsOneBeingReplaced(); }, deadline, keep_going));
   }
 }
 

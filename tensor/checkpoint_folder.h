@@ -59,10 +59,12 @@ SteadyDeadline ReplaceDeadline();
 // Errors as FileError if a folder cannot be read. While a save replaces a checkpoint that may be
 // the one to read, waits until the save has done so, at most until the deadline. An error is
 // returned sooner only if no save was replacing such a checkpoint before, during and after the
-// search.
+// search. `keep_going` is called about every 5 ms while the function waits, and before each further
+// search; its error ends the search and becomes its result. It may be null.
 absl::StatusOr<std::string> FindCheckpointFolder(
     const std::string& folder, std::optional<int64_t> step = {},
-    const SteadyDeadline& deadline = ReplaceDeadline());
+    const SteadyDeadline& deadline = ReplaceDeadline(),
+    const std::function<absl::Status()>& keep_going = {});
 
 // Returns the steps below the folder that have a complete checkpoint, by rising number. Errors as
 // FileError.
@@ -74,8 +76,10 @@ bool IsBeingReplaced(const std::string& folder);
 // Whether a save has set the folder's checkpoint aside to replace it. Still true for a moment after
 // the marker of the new checkpoint is there.
 bool HasCheckpointAside(const std::string& folder);
-// Waits until the folder is not being replaced, at most until the deadline.
-void AwaitReplaced(const std::string& folder, const SteadyDeadline& deadline);
+// Waits until the folder is not being replaced, at most until the deadline. Calls `keep_going` at
+// least once, and about every 5 ms while it waits. Returns its error; otherwise OK. It may be null.
+absl::Status AwaitReplaced(const std::string& folder, const SteadyDeadline& deadline,
+                           const std::function<absl::Status()>& keep_going = {});
 // Whether the folder has the marker of a complete checkpoint at this moment.
 bool HasMarker(const std::string& folder);
 
@@ -130,8 +134,10 @@ inline constexpr int kMaxFolderAttempts = 10;
 // returned false and HeldFolder::IsSteady held from before until after the call: a save that
 // replaces the checkpoint hides nothing. Before each further call, waits for the save. Returns
 // whether `find` returned true; false also if no call met a steady folder within MaxReplaceTime and
-// kMaxFolderAttempts calls, and if the folder cannot be held (HeldFolder::status).
-bool FindSteadily(const std::string& folder, const std::function<bool()>& find);
+// kMaxFolderAttempts calls, and if the folder cannot be held (HeldFolder::status). `keep_going`: as
+// FindCheckpointFolder; its error is the only one that the function returns.
+absl::StatusOr<bool> FindSteadily(const std::string& folder, const std::function<bool()>& find,
+                                  const std::function<absl::Status()>& keep_going = {});
 
 // Returns the folder of the file at the path; `.` for a name without a folder.
 std::string FolderOfFile(const std::string& path);

@@ -542,7 +542,8 @@ absl::StatusOr<Checkpoint> Checkpoint::OpenFolder(const std::string& folder) {
   return checkpoint;
 }
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::optional<int64_t> step) {
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::optional<int64_t> step,
+                                            const std::function<absl::Status()>& keep_going) {
   const SteadyDeadline deadline = ReplaceDeadline();
   bool has_searched_again = false;
   for (int attempt = 1;; ++attempt) {
@@ -554,7 +555,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::option
     }
     std::string folder = FolderOfFile(path);
     if (is_folder) {
-      SHARDMESH_ASSIGN_OR_RETURN(folder, FindCheckpointFolder(path, step, deadline));
+      SHARDMESH_ASSIGN_OR_RETURN(folder, FindCheckpointFolder(path, step, deadline, keep_going));
       SHARDMESH_PASSES("checkpoint.found");
     }
     auto held = std::make_shared<const HeldFolder>(folder);
@@ -573,7 +574,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& path, std::option
       if (opened.ok() && may_be_mixed) return NeverSteady(folder);
       return opened;
     }
-    AwaitReplaced(folder, deadline);
+    SHARDMESH_RETURN_IF_ERROR(AwaitReplaced(folder, deadline, keep_going));
   }
 }
 

@@ -3,6 +3,7 @@
 #define SHARDMESH_TENSOR_SAFETENSORS_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -134,7 +135,10 @@ class Checkpoint {
   // attempts or with a save still midway, returns the error of the last attempt, or else
   // FAILED_PRECONDITION (FILE_CHANGED): the files opened, and may be of two checkpoints.
   // RESOURCE_EXHAUSTED if the process has no descriptors left: an open checkpoint keeps two.
-  static absl::StatusOr<Checkpoint> Open(const std::string& path, std::optional<int64_t> step = {});
+  // `keep_going` is called about every 5 ms while Open waits for a save, and before each further
+  // attempt; its error ends the waits and becomes the result. It may be null.
+  static absl::StatusOr<Checkpoint> Open(const std::string& path, std::optional<int64_t> step = {},
+                                         const std::function<absl::Status()>& keep_going = {});
 
   // Returns all tensors. Files are sorted by name; within a file, tensors are in the order of their
   // data.

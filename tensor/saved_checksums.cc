@@ -89,18 +89,20 @@ absl::Status CheckFile(const OpenedFile& opened, const ManifestFile& listed,
 }
 
 // Returns the files that the manifest in the folder lists; none if no save has written the folder.
-absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(const std::string& folder) {
+absl::StatusOr<std::vector<ManifestFile>> SavedFilesOf(
+    const std::string& folder, const std::function<absl::Status()>& keep_going) {
   absl::StatusOr<std::vector<ManifestFile>> files;
   // The manifest that comes after a save shows that the file is of another checkpoint. Files that a
   // save has left halfway have no checksums.
-  FindSteadily(folder, [&] {
+  const auto read = [&] {
     std::error_code ignored;
     const bool is_saved =
         std::filesystem::exists(std::filesystem::path(folder) / kCheckpointMarker, ignored) &&
         CheckCheckpointComplete(folder).ok();
     files = is_saved ? ReadFilesOf(folder) : std::vector<ManifestFile>();
     return is_saved && files.ok();
-  });
+  };
+  SHARDMESH_RETURN_IF_ERROR(FindSteadily(folder, read, keep_going).status());
   return files;
 }
 
@@ -121,7 +123,7 @@ absl::Status CheckSavedChecksums(absl::Span<const SavedPart> parts,
     const std::string folder = FolderOfFile(file.file->path);
     const auto [files, is_new] = saved.try_emplace(folder);
     if (is_new) {
-      SHARDMESH_ASSIGN_OR_RETURN(files->second, SavedFilesOf(folder));
+      SHARDMESH_ASSIGN_OR_RETURN(files->second, SavedFilesOf(folder, keep_going));
     }
     const std::string name = path.filename().string();
     const auto listed = std::find_if(files->second.begin(), files->second.end(),

@@ -23,7 +23,8 @@ struct SavedPart {
 // Compares them with the checksums of the manifest in the folder of each file. Leaves out folders
 // that no save wrote, or whose save did not end, and files of which the manifest lists no
 // checksums, as builds before wrote it. `keep_going` is called after each piece of a few MiB, on
-// several threads; its error ends the work and becomes its result. It may be null.
+// several threads, and while the function waits for a save; its error ends the work and becomes its
+// result. It may be null.
 //   DATA_LOSS  (CHECKSUM_MISMATCH) names the file, the tensor, the tile and both checksums.
 //   FAILED_PRECONDITION (FILE_CHANGED) a save has replaced or removed a file since it was opened,
 //              also a save that did not end.

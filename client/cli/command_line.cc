@@ -30,6 +30,7 @@
 #include "client/local/local_questions.h"
 #include "process/file.h"
 #include "process/host_port.h"
+#include "process/steady_deadline.h"
 #include "process/thread_pool.h"
 #include "process/version.h"
 #include "rpc/call.h"
@@ -357,6 +358,11 @@ Json ErrorJson(const absl::Status& status, std::string_view message) {
     error["details"] = std::move(details);
   }
   return error;
+}
+
+std::function<absl::Status()> Invocation::KeepOpening() const {
+  if (!deadline.has_value()) return nullptr;
+  return OpenUntil(SteadyDeadline::After(*deadline));
 }
 
 MeshClientOptions Invocation::ClientOptions() const {

@@ -74,6 +74,9 @@ struct Invocation {
   // Writes a document to standard output in the form of --output.
   void Print(const Json& json_value) const { PrintTree(json_value, output); }
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
+  // Returns what OpenUntil returns for a checkpoint whose opening begins now; null without
+  // --deadline.
+  std::function<absl::Status()> KeepOpening() const;
   // Loads `tls`. Errors of rpc::Credentials::FromFiles.
   absl::StatusOr<rpc::Credentials> Credentials() const { return rpc::Credentials::FromFiles(tls); }
   // Connects to the cluster. Errors of Credentials and of MeshClient::Connect; UNAVAILABLE if

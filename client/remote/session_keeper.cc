@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -21,12 +22,6 @@ namespace {
 // Time limit of one renewal. The client's destructor waits at most this long for a renewal in
 // progress.
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
-// Longest time that the client waits for the coordinator's answer to CloseSession. If no answer
-// comes by then, nothing is lost: no transfer is in progress, and the session expires.
-constexpr absl::Duration kCloseTimeout = absl::Seconds(2);
-// Longest time that the end of a client takes to release its arrays without names. The coordinator
-// may just be starting: without the release it would keep the arrays for its --unnamed-grace.
-constexpr absl::Duration kReleaseTimeout = absl::Seconds(5);
 // The largest number of arrays that one call takes over or releases.
 constexpr size_t kMaxOfCall = 10'000;
 // Delay between attempts to renew while the coordinator does not answer.
@@ -54,8 +49,14 @@ absl::StatusOr<OpenedSession> OpenSession(const CoordinatorConnection& connectio
   return session;
 }
 
-// Renews the session, which takes over the arrays `held`; returns its remaining time to live.
-absl::StatusOr<absl::Duration> RenewSession(const CoordinatorConnection& connection,
+// A renewed session.
+struct RenewedSession {
+  absl::Duration ttl = absl::ZeroDuration();
+  std::set<std::string> refused;  // arrays that it could not take over
+};
+
+// Renews the session, which takes over the arrays `held`.
+absl::StatusOr<RenewedSession> RenewSession(const CoordinatorConnection& connection,
                                             const std::string& session_id,
                                             absl::Span<const std::string> held,
                                             const CallLimit& limit) {
@@ -65,7 +66,10 @@ absl::StatusOr<absl::Duration> RenewSession(const CoordinatorConnection& connect
   v1::RenewSessionResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.sessions, &v1::SessionService::Stub::RenewSession, request, limit, &response));
-  return DecodeAnswer(response.ttl());
+  RenewedSession renewed;
+  SHARDMESH_ASSIGN_OR_RETURN(renewed.ttl, DecodeAnswer(response.ttl()));
+  renewed.refused.insert(response.refused_array_ids().begin(), response.refused_array_ids().end());
+  return renewed;
 }
 
 absl::Status CloseSession(const CoordinatorConnection& connection, const std::string& session_id,
@@ -165,18 +169,20 @@ absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limi
       continue;
     }
     if (lost.empty()) return session_id;
-    const absl::Status taken = RenewSession(*connection_, session_id, lost, limit).status();
-    if (ReasonOf(taken) == Reason::kSessionGone) {
+    const absl::StatusOr<RenewedSession> taken =
+        RenewSession(*connection_, session_id, lost, limit);
+    if (ReasonOf(taken.status()) == Reason::kSessionGone) {
       Forget(session_id);
       continue;
     }
-    const bool is_full = ReasonOf(taken) == Reason::kLimitExceeded;
-    if (!is_full) SHARDMESH_RETURN_IF_ERROR(taken);
+    SHARDMESH_RETURN_IF_ERROR(taken.status());
     absl::MutexLock lock(&mutex_);
     if (session_id_ != session_id) continue;
-    is_full_ = is_full;
-    if (is_full) return session_id;
-    for (const std::string& array_id : lost) lost_.erase(array_id);
+    for (const std::string& array_id : lost) {
+      if (!taken->refused.contains(array_id)) lost_.erase(array_id);
+    }
+    is_full_ = !taken->refused.empty();
+    if (is_full_) return session_id;
   }
 }
 
@@ -244,7 +250,7 @@ absl::Status SessionKeeper::Release(std::vector<std::string> array_ids, const Ca
 
 void SessionKeeper::Close() {
   std::string session_id;
-  const auto deadline = SteadyDeadline::After(kReleaseTimeout);
+  const auto deadline = SteadyDeadline::After(end_limits_.release_time);
   while (!deadline.is_over()) {
     std::vector<std::string> kept;
     {
@@ -268,8 +274,9 @@ void SessionKeeper::Close() {
     changed_.Signal();
   }
   if (!session_id.empty()) {
-    // Best effort: if the call fails, the session expires at the coordinator.
-    CloseSession(*connection_, session_id, CallLimit::Within(kCloseTimeout)).IgnoreError();
+    // Best effort: if the call fails, nothing is lost. No transfer is in progress, and the session
+    // expires at the coordinator.
+    CloseSession(*connection_, session_id, CallLimit::Within(end_limits_.close_time)).IgnoreError();
   }
 }
 
@@ -328,13 +335,13 @@ void SessionKeeper::Renew() {
       continue;
     }
     mutex_.Unlock();
-    const absl::StatusOr<absl::Duration> ttl =
+    const absl::StatusOr<RenewedSession> renewal =
         RenewSession(*connection_, renewed, /*held=*/{}, CallLimit::Within(timeout));
     mutex_.Lock();
-    if (ttl.ok()) {
-      renew_after_ = *ttl / 3;
+    if (renewal.ok()) {
+      renew_after_ = renewal->ttl / 3;
       next = SteadyDeadline::After(renew_after_);
-    } else if (ReasonOf(ttl.status()) == Reason::kSessionGone) {
+    } else if (ReasonOf(renewal.status()) == Reason::kSessionGone) {
       if (session_id_ == renewed) LoseSession();
     } else {
       next = SteadyDeadline::After(std::min(kRetryDelay, renew_after_));

@@ -19,6 +19,13 @@
 
 namespace shardmesh::client {
 
+// The time limits of the end of a session; see MeshClientOptions::session_release_time and
+// session_close_time.
+struct SessionEndLimits {
+  absl::Duration release_time = absl::Seconds(5);
+  absl::Duration close_time = absl::Seconds(2);
+};
+
 // Renews the client's session after a third of its time to live. If the server no longer knows a
 // session (SESSION_GONE), the keeper drops that session, and the next Get opens another one. If a
 // renewal fails with another error, the keeper retries the renewal.
@@ -31,8 +38,11 @@ class SessionKeeper {
  public:
   // `connection` must outlive the keeper.
   SessionKeeper(const CoordinatorConnection* connection, absl::Duration ttl,
-                std::string client_name)
-      : connection_(connection), ttl_(ttl), client_name_(std::move(client_name)) {}
+                std::string client_name, SessionEndLimits end_limits = {})
+      : connection_(connection),
+        ttl_(ttl),
+        client_name_(std::move(client_name)),
+        end_limits_(end_limits) {}
   ~SessionKeeper();  // closes the session, see Close
   SessionKeeper(const SessionKeeper&) = delete;
   SessionKeeper& operator=(const SessionKeeper&) = delete;
@@ -47,9 +57,9 @@ class SessionKeeper {
   absl::StatusOr<bool> Replace(const std::string& session_id, const CallLimit& limit);
   // Drops a session that the server no longer knows. The next Get opens another session.
   void Forget(const std::string& session_id);
-  // Closes the session, and waits at most two seconds for the answer. If there are arrays of Keep,
-  // releases them first, under another session if the session is gone, which takes at most five
-  // seconds. A later Get opens another session.
+  // Closes the session, and waits at most SessionEndLimits::close_time for the answer. If there are
+  // arrays of Keep, releases them first, under another session if the session is gone, which takes
+  // at most SessionEndLimits::release_time. A later Get opens another session.
   void Close();
 
   // The session with this id pins, or may pin, these arrays, which the client made without names.
@@ -72,7 +82,8 @@ class SessionKeeper {
   // and CANCELLED if the cancellation of `limit` is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
   // Opens a session if there is none, and lets it take over the arrays of `lost_`. Returns its id.
-  // Errors: those of OpenSession and RenewSession, except LIMIT_EXCEEDED: it then sets `is_full_`.
+  // If the server has no room for some of them, sets `is_full_`. Errors: those of OpenSession and
+  // RenewSession.
   absl::StatusOr<std::string> OpenAndTakeOver(const CallLimit& limit);
   // Releases arrays under the session, under another one if that is gone, and drops them.
   absl::Status Release(std::vector<std::string> array_ids, const CallLimit& limit);
@@ -83,6 +94,7 @@ class SessionKeeper {
   const CoordinatorConnection* const connection_;
   const absl::Duration ttl_;
   const std::string client_name_;
+  const SessionEndLimits end_limits_;
 
   // `mutex_` is not held during the calls that open, renew or close a session.
   absl::Mutex mutex_;

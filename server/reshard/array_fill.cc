@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "rpc/codec/array_codec.h"
-#include "rpc/transfer_token.h"
 #include "server/steps/fill_codec.h"
 #include "sharding/tile.h"
 #include "status/status_macros.h"
@@ -39,15 +38,6 @@ absl::StatusOr<std::vector<RankEndpoint>> SourcesOfMissing(const ArrayDescriptor
 }
 
 absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
-  const auto token_of = [&fill](std::string descriptor) {
-    return rpc::SignToken({.direction = rpc::TransferDirection::kGet,
-                           .transfer_id = "",
-                           .session_id = fill.session_id,
-                           .array_descriptor = std::move(descriptor),
-                           .term = fill.term,
-                           .expire_time = fill.expire_time},
-                          fill.token_key);
-  };
   const std::string source = rpc::ArrayDescriptorBytes(*fill.source);
   const std::string target = rpc::ArrayDescriptorBytes(*fill.target);
   internal::v1::FillDevices devices =
@@ -57,11 +47,11 @@ absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
   if (!fill.second_sources.empty()) {
     const ArrayDescriptor& companion = fill.second->definition.descriptor;
     AddSecondSources(fill.second_sources, &devices);
-    second_token = token_of(rpc::ArrayDescriptorBytes(companion));
+    second_token = SignFillToken(fill, rpc::ArrayDescriptorBytes(companion));
     second = {.array_id = companion.array_id, .token = second_token};
   }
   SharedFill orders(fill.transfer_id, fill.term, &devices);
-  orders.AddFromArray(target, source, token_of(source), second);
+  orders.AddFromArray(target, source, SignFillToken(fill, source), second);
   orders.UnloadFirst(fill.unloaded_array_ids);
   for (size_t rank = 0; rank < fill.target_workers.size(); ++rank) {
     SHARDMESH_RETURN_IF_ERROR(

@@ -2,6 +2,7 @@
 #include "server/reshard/reshard_planning.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -56,45 +57,48 @@ absl::Status TooManyArrays(int64_t have) {
       Reason::kLimitExceeded, {{fact::kHave, have}, {fact::kLimit, kMaxReshardedArrays}});
 }
 
-// Returns the named arrays of the mesh, by their first names.
-std::vector<SelectedArray> SelectOnMesh(const ArrayRegistry& registry, const std::string& mesh_id) {
+// Calls back for each name, in their order, until the callback returns false.
+void ForEachName(const ArrayRegistry& registry,
+                 const std::function<bool(ArrayRegistry::NamedArray)>& callback) {
   constexpr int64_t kPage = 1'000;
-  std::vector<SelectedArray> selected;
-  std::set<std::string, std::less<>> seen;
   std::string after;
   for (bool is_last = false; !is_last;) {
     std::vector<ArrayRegistry::NamedArray> page = registry.ListNames("", after, kPage);
     is_last = std::ssize(page) < kPage;
     for (ArrayRegistry::NamedArray& named : page) {
       after = named.name.name;
-      if (named.array->definition.descriptor.mesh_id != mesh_id) continue;
-      if (!seen.insert(named.name.array_id).second) continue;
-      ArrayPtr companion = CompanionOf(registry, *named.array);
-      selected.push_back({.array = std::move(named.array),
-                          .name = std::move(named.name),
-                          .companion = std::move(companion)});
-      if (std::ssize(selected) == kMaxReshardedArrays) return selected;
+      if (!callback(std::move(named))) return;
     }
   }
+}
+
+// Returns the named arrays of the mesh, by their first names.
+std::vector<SelectedArray> SelectOnMesh(const ArrayRegistry& registry, const std::string& mesh_id) {
+  std::vector<SelectedArray> selected;
+  std::set<std::string, std::less<>> seen;
+  ForEachName(registry, [&](ArrayRegistry::NamedArray named) {
+    if (named.array->definition.descriptor.mesh_id != mesh_id) return true;
+    if (!seen.insert(named.name.array_id).second) return true;
+    ArrayPtr companion = CompanionOf(registry, *named.array);
+    selected.push_back({.array = std::move(named.array),
+                        .name = std::move(named.name),
+                        .companion = std::move(companion)});
+    return std::ssize(selected) < kMaxReshardedArrays;
+  });
   return selected;
 }
 
 // Adds the further names of the items' arrays.
 void AddAliases(const ArrayRegistry& registry, std::vector<ReshardItem>* items) {
-  constexpr int64_t kPage = 1'000;
   std::map<std::string_view, ReshardItem*> by_id;
   for (ReshardItem& item : *items) by_id.emplace(item.source.name.array_id, &item);
-  std::string after;
-  for (bool is_last = false; !is_last;) {
-    std::vector<ArrayRegistry::NamedArray> page = registry.ListNames("", after, kPage);
-    is_last = std::ssize(page) < kPage;
-    for (ArrayRegistry::NamedArray& named : page) {
-      after = named.name.name;
-      const auto found = by_id.find(named.name.array_id);
-      if (found == by_id.end() || found->second->source.name.name == named.name.name) continue;
+  ForEachName(registry, [&by_id](ArrayRegistry::NamedArray named) {
+    const auto found = by_id.find(named.name.array_id);
+    if (found != by_id.end() && found->second->source.name.name != named.name.name) {
       found->second->aliases.push_back(std::move(named.name));
     }
-  }
+    return true;
+  });
 }
 
 // Returns the arrays to move, by name.

@@ -21,6 +21,7 @@
 #include "rpc/codec/status.h"
 #include "server/calls/all_operations.h"
 #include "server/resolve/background.h"
+#include "server/service/unary_answer.h"
 #include "server/store/sqlite_store.h"
 #include "shardmesh/v1/admin_service.grpc.pb.h"
 #include "status/detail.h"
@@ -203,10 +204,9 @@ class AdminService final : public v1::AdminService::CallbackService {
   grpc::ServerUnaryReactor* ForceCancelOperation(
       grpc::CallbackServerContext* context, const v1::ForceCancelOperationRequest* request,
       v1::ForceCancelOperationResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(operations_.ForceCancelOperation(
-        request->operation_id(), rpc::CallerOf(*context), response->mutable_operation())));
-    return reactor;
+    return FinishUnary(
+        context, operations_.ForceCancelOperation(request->operation_id(), rpc::CallerOf(*context),
+                                                  response->mutable_operation()));
   }
 
   void EndStreams() { streams_.EndAll(); }

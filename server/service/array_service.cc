@@ -20,6 +20,7 @@
 #include "server/service/reshard_stream.h"
 #include "server/service/service_mixins.h"
 #include "server/service/step_parts.h"
+#include "server/service/unary_answer.h"
 #include "server/state/array_selection.h"
 #include "server/state/array_view_codec.h"
 #include "sharding/digest.h"
@@ -74,7 +75,7 @@ class ArrayService final : public ArrayServiceBase {
                                            v1::CommitTransferResponse* response) override {
     absl::Status checked = rpc::CheckRequestId(request->request_id(), "request_id");
     if (checked.ok()) checked = CheckOwner(*context, *request);
-    if (!checked.ok()) return Answer(context, checked);
+    if (!checked.ok()) return FinishUnary(context, checked);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::StatusOr<TransferProgress> progress =
         context_.transfers->Progress(request->transfer_id());
@@ -103,10 +104,10 @@ class ArrayService final : public ArrayServiceBase {
                                           const v1::AbortTransferRequest* request,
                                           v1::AbortTransferResponse*) override {
     if (const absl::Status owned = CheckOwner(*context, *request); !owned.ok()) {
-      return Answer(context, owned);
+      return FinishUnary(context, owned);
     }
-    return Answer(context,
-                  context_.transfers->Abort(request->transfer_id(), ErrorOfAbort(*request)));
+    return FinishUnary(context,
+                       context_.transfers->Abort(request->transfer_id(), ErrorOfAbort(*request)));
   }
 
   grpc::ServerUnaryReactor* BeginGet(grpc::CallbackServerContext* context,
@@ -114,19 +115,20 @@ class ArrayService final : public ArrayServiceBase {
                                      v1::BeginGetResponse* response) override {
     const absl::Status checked =
         context_.sessions->Check(request->session_id(), rpc::CallerOf(*context));
-    return Answer(context, checked.ok() ? server::BeginGet(context_, *request, response) : checked);
+    return FinishUnary(context,
+                       checked.ok() ? server::BeginGet(context_, *request, response) : checked);
   }
 
   grpc::ServerUnaryReactor* DescribeArray(grpc::CallbackServerContext* context,
                                           const v1::DescribeArrayRequest* request,
                                           v1::DescribeArrayResponse* response) override {
-    return Answer(context, server::DescribeArray(context_, *request, response));
+    return FinishUnary(context, server::DescribeArray(context_, *request, response));
   }
 
   grpc::ServerUnaryReactor* ListArrays(grpc::CallbackServerContext* context,
                                        const v1::ListArraysRequest* request,
                                        v1::ListArraysResponse* response) override {
-    return Answer(context, server::ListArrays(context_, *request, response));
+    return FinishUnary(context, server::ListArrays(context_, *request, response));
   }
 
   grpc::ServerUnaryReactor* MoveName(grpc::CallbackServerContext* context,
@@ -167,18 +169,11 @@ class ArrayService final : public ArrayServiceBase {
                                           v1::ReleaseArraysResponse* response) override {
     const absl::Status checked =
         context_.sessions->Check(request->session_id(), rpc::CallerOf(*context));
-    return Answer(context,
-                  checked.ok() ? server::ReleaseArrays(context_, *request, response) : checked);
+    return FinishUnary(
+        context, checked.ok() ? server::ReleaseArrays(context_, *request, response) : checked);
   }
 
  private:
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                          const absl::Status& status) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(status));
-    return reactor;
-  }
-
   // Checks that the caller may end the request's transfer. A closed session is no error: it owns no
   // live transfer, but its client may repeat the request that committed a transfer.
   template <typename Request>
@@ -203,17 +198,19 @@ class ArrayService final : public ArrayServiceBase {
     const auto expected = Decode(request.precondition(), /*must_exist=*/move.array_id.empty());
     checked.Update(expected.status());
     checked.Update(CheckNotAwaited(*context_.registry, move.array_id, *context_.recovery));
-    if (!checked.ok()) return Answer(context, checked);
+    if (!checked.ok()) return FinishUnary(context, checked);
     move.expected_version = *expected;
-    if (request.validate_only()) return Answer(context, context_.registry->CheckNameMove(move));
+    if (request.validate_only()) {
+      return FinishUnary(context, context_.registry->CheckNameMove(move));
+    }
     const std::string key = RequestKey(rpc::CallerOf(*context).name, method, request_id);
     const auto remembered = context_.registry->requests().Begin(
         key, Sha256(StrCat("move ", move.name, "\n", move.array_id, "\n",
                            move.expected_version.value_or(-1))));
-    if (!remembered.ok()) return Answer(context, remembered.status());
+    if (!remembered.ok()) return FinishUnary(context, remembered.status());
     if (remembered->has_value()) {
       on_moved((*remembered)->revision);
-      return Answer(context, absl::OkStatus());
+      return FinishUnary(context, absl::OkStatus());
     }
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     CommitRequest commit;

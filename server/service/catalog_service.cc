@@ -18,6 +18,7 @@
 #include "server/resolve/background.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/service/background_reactor.h"
+#include "server/service/unary_answer.h"
 #include "server/state/array_view_codec.h"
 #include "server/state/request_index.h"
 #include "server/watch/catalog_watch.h"
@@ -129,25 +130,19 @@ class CatalogService final : public v1::CatalogService::CallbackService {
           },
           &background_);
     }
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(server::GetEntry(*definition_store_, *request, {}, response)));
-    return reactor;
+    return FinishUnary(context, server::GetEntry(*definition_store_, *request, {}, response));
   }
 
   grpc::ServerUnaryReactor* ListEntries(grpc::CallbackServerContext* context,
                                         const v1::ListEntriesRequest* request,
                                         v1::ListEntriesResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(server::ListEntries(*definition_store_, *request, response)));
-    return reactor;
+    return FinishUnary(context, server::ListEntries(*definition_store_, *request, response));
   }
 
   grpc::ServerUnaryReactor* ListEntryVersions(grpc::CallbackServerContext* context,
                                               const v1::ListEntryVersionsRequest* request,
                                               v1::ListEntryVersionsResponse* response) override {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(server::ListEntryVersions(*definition_store_, *request, response)));
-    return reactor;
+    return FinishUnary(context, server::ListEntryVersions(*definition_store_, *request, response));
   }
 
   grpc::ServerWriteReactor<v1::WatchResponse>* Watch(grpc::CallbackServerContext* context,

@@ -13,6 +13,7 @@
 #include "server/quarantine/quarantine_calls.h"
 #include "server/resolve/background.h"
 #include "server/service/background_reactor.h"
+#include "server/service/unary_answer.h"
 #include "server/watch/cluster_watch.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
 
@@ -56,25 +57,25 @@ class ClusterService final : public v1::ClusterService::CallbackService {
       response->add_features(std::string(feature.name));
     }
     response->set_cluster_id(options_.cluster_id);
-    return Answer(context);
+    return FinishUnary(context, absl::OkStatus());
   }
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest* request,
                                       v1::GetStatusResponse* response) override {
-    return Answer(context, calls_.GetStatus(*request, response));
+    return FinishUnary(context, calls_.GetStatus(*request, response));
   }
 
   grpc::ServerUnaryReactor* ListFlightRecords(grpc::CallbackServerContext* context,
                                               const v1::ListFlightRecordsRequest* request,
                                               v1::ListFlightRecordsResponse* response) override {
-    return Answer(context, calls_.ListFlightRecords(*request, response));
+    return FinishUnary(context, calls_.ListFlightRecords(*request, response));
   }
 
   grpc::ServerUnaryReactor* ListLinks(grpc::CallbackServerContext* context,
                                       const v1::ListLinksRequest* request,
                                       v1::ListLinksResponse* response) override {
-    return Answer(context, calls_.ListLinks(*request, response));
+    return FinishUnary(context, calls_.ListLinks(*request, response));
   }
 
   grpc::ServerWriteReactor<v1::WatchClusterResponse>* WatchCluster(
@@ -97,7 +98,7 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   grpc::ServerUnaryReactor* ForgetWorker(grpc::CallbackServerContext* context,
                                          const v1::ForgetWorkerRequest* request,
                                          v1::ForgetWorkerResponse*) override {
-    return Answer(context, worker_calls_.ForgetWorker(*request));
+    return FinishUnary(context, worker_calls_.ForgetWorker(*request));
   }
 
   grpc::ServerUnaryReactor* DropCache(grpc::CallbackServerContext* context,
@@ -157,17 +158,10 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   grpc::ServerUnaryReactor* Diagnose(grpc::CallbackServerContext* context,
                                      const v1::DiagnoseRequest* request,
                                      v1::DiagnoseResponse* response) override {
-    return Answer(context, calls_.Diagnose(*request, response));
+    return FinishUnary(context, calls_.Diagnose(*request, response));
   }
 
  private:
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                          const absl::Status& status = absl::OkStatus()) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(status));
-    return reactor;
-  }
-
   const CoordinatorParts context_;
   const ClusterServiceOptions options_;
   const ClusterCalls calls_;

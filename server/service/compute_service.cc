@@ -18,6 +18,7 @@
 #include "server/codec/compute_codec.h"
 #include "server/service/background_reactor.h"
 #include "server/service/step_parts.h"
+#include "server/service/unary_answer.h"
 #include "server/steps/step_runner.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"
@@ -91,9 +92,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
           &background_);
     }
     if (compiled.ok()) Describe(*compiled, response);
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(compiled.status()));
-    return reactor;
+    return FinishUnary(context, compiled.status());
   }
 
   grpc::ServerUnaryReactor* Execute(grpc::CallbackServerContext* context,
@@ -150,9 +149,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
                                   typename StepReactor<Response>::Fill fill) {
     absl::StatusOr<StepCall> call = Decode(request);
     if (!call.ok()) {
-      grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-      reactor->Finish(rpc::ToGrpc(call.status()));
-      return reactor;
+      return FinishUnary(context, call.status());
     }
     call->method = std::string(method);
     call->caller = rpc::CallerOf(*context);

@@ -15,6 +15,7 @@
 #include "server/calls/all_operations.h"
 #include "server/codec/operation_codec.h"
 #include "server/service/service_mixins.h"
+#include "server/service/unary_answer.h"
 #include "server/watch/get_report_stream.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "status/detail.h"
@@ -131,21 +132,21 @@ class OperationService final : public OperationServiceBase {
   grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext* context,
                                          const v1::GetOperationRequest* request,
                                          v1::GetOperationResponse* response) override {
-    return Answer(context,
-                  calls_.GetOperation(request->operation_id(), response->mutable_operation()));
+    return FinishUnary(context,
+                       calls_.GetOperation(request->operation_id(), response->mutable_operation()));
   }
 
   grpc::ServerUnaryReactor* ListOperations(grpc::CallbackServerContext* context,
                                            const v1::ListOperationsRequest* request,
                                            v1::ListOperationsResponse* response) override {
-    return Answer(context, calls_.ListOperations(*request, response));
+    return FinishUnary(context, calls_.ListOperations(*request, response));
   }
 
   grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext* context,
                                             const v1::CancelOperationRequest* request,
                                             v1::CancelOperationResponse* response) override {
-    return Answer(context, calls_.CancelOperation(*request, rpc::CallerOf(*context),
-                                                  response->mutable_operation()));
+    return FinishUnary(context, calls_.CancelOperation(*request, rpc::CallerOf(*context),
+                                                       response->mutable_operation()));
   }
 
   grpc::ServerWriteReactor<v1::WatchOperationResponse>* WatchOperation(
@@ -165,13 +166,6 @@ class OperationService final : public OperationServiceBase {
   }
 
  private:
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                          const absl::Status& status) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(status));
-    return reactor;
-  }
-
   Clock* const clock_;
   const StepWatch* const watch_;
   const AllOperations calls_;

@@ -22,6 +22,7 @@
 #include "server/resolve/resolve_answers.h"
 #include "server/service/background_reactor.h"
 #include "server/service/question_services.h"
+#include "server/service/unary_answer.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::server {
@@ -49,21 +50,21 @@ class QuestionCalls {
                                        bool (*takes_long)(const Request&) = nullptr) {
     grpc::Slice slice;
     if (!request.TrySingleSlice(&slice).ok() && !request.DumpToSingleSlice(&slice).ok()) {
-      return Finished(context, rpc::UnparsedMessage(*Request::descriptor()));
+      return FinishUnary(context, rpc::UnparsedMessage(*Request::descriptor()));
     }
     const Definitions& state = options_.definition_store->state();
     if (const auto known = answers_.Find(MethodOf<Request>(), BytesOf(slice), state.revision());
         known.has_value()) {
       counter_.Count(known->corrections);
       *response = grpc::ByteBuffer(&known->bytes, 1);
-      return Finished(context, absl::OkStatus());
+      return FinishUnary(context, absl::OkStatus());
     }
     alignas(std::max_align_t) std::array<char, kArenaBlockBytes> block;
     google::protobuf::Arena arena(block.data(), block.size());
     auto* const question = google::protobuf::Arena::CreateMessage<Request>(&arena);
     if (!question->ParseFromArray(slice.begin(), static_cast<int>(slice.size()))) {
       grpc::ByteBuffer malformed(request);
-      return Finished(context, rpc::ParseMessage(&malformed, question));  // names the field
+      return FinishUnary(context, rpc::ParseMessage(&malformed, question));  // names the field
     }
     if (takes_long != nullptr && takes_long(*question)) {
       return new BackgroundReactor(
@@ -77,16 +78,16 @@ class QuestionCalls {
           },
           &background_);
     }
-    return Finished(context,
-                    AnswerAndKeep<Response>(state, slice, *question, {}, &arena, response));
+    return FinishUnary(context,
+                       AnswerAndKeep<Response>(state, slice, *question, {}, &arena, response));
   }
 
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* AtOnce(grpc::CallbackServerContext* context, const Request* request,
                                    Response* response) {
     CorrectionTally corrections;
-    return Finished(context,
-                    Answer({options_.definition_store->state(), corrections}, *request, response));
+    return FinishUnary(
+        context, Answer({options_.definition_store->state(), corrections}, *request, response));
   }
 
   // Returns the reactor of a call whose answer may take too long for a reaction; a background
@@ -112,13 +113,6 @@ class QuestionCalls {
   static constexpr size_t kArenaBlockBytes = 4096;
   // Bytes of cached answers: some ten thousand ordinary questions.
   static constexpr size_t kRememberedBytes = size_t{32} << 20;
-
-  static grpc::ServerUnaryReactor* Finished(grpc::CallbackServerContext* context,
-                                            const absl::Status& status) {
-    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
-    reactor->Finish(status.ok() ? grpc::Status::OK : rpc::ToGrpc(status));
-    return reactor;
-  }
 
   // Answers a question that is not in the cache, and caches the answer. `request`: the question's
   // bytes.

@@ -15,6 +15,7 @@
 #include "rpc/codec/time_codec.h"
 #include "server/calls/cluster_pages.h"
 #include "server/resolve/resolve_answers.h"
+#include "server/service/unary_answer.h"
 #include "server/state/request_index.h"
 #include "server/state/session_pins.h"
 #include "sharding/digest.h"
@@ -56,12 +57,12 @@ class SessionService final : public v1::SessionService::CallbackService {
   grpc::ServerUnaryReactor* OpenSession(grpc::CallbackServerContext* context,
                                         const v1::OpenSessionRequest* request,
                                         v1::OpenSessionResponse* response) override {
-    return Answer(context, Open(rpc::CallerOf(*context), *request, response));
+    return FinishUnary(context, Open(rpc::CallerOf(*context), *request, response));
   }
   grpc::ServerUnaryReactor* RenewSession(grpc::CallbackServerContext* context,
                                          const v1::RenewSessionRequest* request,
                                          v1::RenewSessionResponse* response) override {
-    return Answer(context, Renew(rpc::CallerOf(*context), *request, response));
+    return FinishUnary(context, Renew(rpc::CallerOf(*context), *request, response));
   }
   grpc::ServerUnaryReactor* CloseSession(grpc::CallbackServerContext* context,
                                          const v1::CloseSessionRequest* request,
@@ -70,22 +71,15 @@ class SessionService final : public v1::SessionService::CallbackService {
     if (closed.ok()) {
       closed = sessions_->Close(request->session_id());
     }
-    return Answer(context, absl::IsNotFound(closed) ? absl::OkStatus() : closed);
+    return FinishUnary(context, absl::IsNotFound(closed) ? absl::OkStatus() : closed);
   }
   grpc::ServerUnaryReactor* ListSessions(grpc::CallbackServerContext* context,
                                          const v1::ListSessionsRequest* request,
                                          v1::ListSessionsResponse* response) override {
-    return Answer(context, List(*request, response));
+    return FinishUnary(context, List(*request, response));
   }
 
  private:
-  static grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context,
-                                          const absl::Status& status) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(rpc::ToGrpc(status));
-    return reactor;
-  }
-
   absl::Status Renew(const rpc::Caller& caller, const v1::RenewSessionRequest& request,
                      v1::RenewSessionResponse* response) {
     SHARDMESH_RETURN_IF_ERROR(sessions_->Check(request.session_id(), caller));
@@ -97,7 +91,9 @@ class SessionService final : public v1::SessionService::CallbackService {
     SHARDMESH_ASSIGN_OR_RETURN(const Session session, sessions_->Renew(request.session_id()));
     const std::vector<std::string> held(request.held_array_ids().begin(),
                                         request.held_array_ids().end());
-    SHARDMESH_RETURN_IF_ERROR(TakeOverForSession(*registry_, *sessions_, session.id, held));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> refused,
+                               TakeOverForSession(*registry_, *sessions_, session.id, held));
+    response->mutable_refused_array_ids()->Add(refused.begin(), refused.end());
     rpc::Encode(session.ttl, response->mutable_ttl());
     return absl::OkStatus();
   }

@@ -1358,9 +1358,14 @@ void ArrayRegistry::ReleaseIfUnheld(std::string_view array_id) {
   if (entry.names > 0 || entry.pins > 0 || entry.array->state == ArrayState::kStaging) return;
   if (entry.cached_as > 0) return;
   if (MayCache(entry)) return AddToCache(found);
-  if (entry.array->definition.replica_of.empty()) {
+  TellAndRelease(found);
+}
+
+void ArrayRegistry::TellAndRelease(Arrays::iterator found) {
+  const Array& array = *found->second.array;
+  if (array.definition.replica_of.empty()) {
     Tell(ArrayChange{.array_id = found->first,
-                     .mesh_id = entry.array->definition.descriptor.mesh_id,
+                     .mesh_id = array.definition.descriptor.mesh_id,
                      .is_deleted = true});
   }
   ReleaseNow(found);
@@ -1874,7 +1879,16 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
   events_.MakeCalls();
 }
 
-absl::StatusOr<TakenOver> ArrayRegistry::TakeOver(const std::string& array_id, bool may_await) {
+bool ArrayRegistry::HasRoomToAwait(int64_t awaited_of_session) const {
+  // The session's pins that are gone by now count as the session's, and not as the others'.
+  const int64_t others = std::max<int64_t>(awaited_pins_ - awaited_of_session, 0);
+  const int64_t share = std::clamp((kMaxAwaited - others) / kAwaitedShares, kMinAwaitedOfSession,
+                                   kMaxAwaitedOfSession);
+  return awaited_of_session < share;
+}
+
+absl::StatusOr<TakenOver> ArrayRegistry::TakeOver(const std::string& array_id,
+                                                  int64_t awaited_of_session) {
   SHARDMESH_PASSES("registry.take_over");
   absl::MutexLock lock(&mutex_);
   if (const auto found = FindLive(array_id); found != arrays_.end()) {
@@ -1888,19 +1902,7 @@ absl::StatusOr<TakenOver> ArrayRegistry::TakeOver(const std::string& array_id, b
   if (grace_is_over_ || arrays_.contains(array_id) || tombstones_.contains(array_id)) {
     return NoArray(array_id);
   }
-  if (awaited_pins_ >= kMaxAwaited || !may_await) {
-    const std::string others =
-        may_await ? StrCat("sessions already wait for ", awaited_pins_,
-                           " arrays that they took over, of at most ", kMaxAwaited)
-                  : StrCat("its session has already taken over ", kMaxAwaitedOfSession,
-                           " arrays before the workers had reported them, the most that it may");
-    return WithReason(absl::ResourceExhaustedError(StrCat(
-                          "array ", array_id, " is not reported by all of its workers yet, and ",
-                          others, "; retry when the workers have reported it")),
-                      Reason::kLimitExceeded,
-                      {{fact::kHave, may_await ? awaited_pins_ : kMaxAwaitedOfSession},
-                       {fact::kLimit, may_await ? kMaxAwaited : kMaxAwaitedOfSession}});
-  }
+  if (!HasRoomToAwait(awaited_of_session)) return TakenOver::kNoRoom;
   given_up_.erase(array_id);
   ++awaited_[array_id];
   ++awaited_pins_;
@@ -1968,12 +1970,7 @@ bool ArrayRegistry::ReleaseUnnamed(std::string_view array_id) {
       entry.pins = 0;
       entry.adopted_from.clear();  // so that the tiles are deleted
       unnamed_.erase(found->first);
-      if (entry.array->definition.replica_of.empty()) {
-        Tell(ArrayChange{.array_id = found->first,
-                         .mesh_id = entry.array->definition.descriptor.mesh_id,
-                         .is_deleted = true});
-      }
-      ReleaseNow(found);
+      TellAndRelease(found);
     }
     FlushReleased();
   }

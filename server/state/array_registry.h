@@ -245,8 +245,8 @@ struct InventoryVerdict {
 };
 
 // How ArrayRegistry::TakeOver has pinned an array. kAwaited: the array gets the pin when all of its
-// workers have reported it.
-enum class TakenOver { kPinned, kAwaited };
+// workers have reported it. kNoRoom: the pin would be kAwaited, and there are too many such pins.
+enum class TakenOver { kPinned, kAwaited, kNoRoom };
 
 // Named arrays are durable: a commit writes array and name to the store before it is acknowledged.
 // After a restart of the coordinator, named arrays exist again. They are degraded until the workers
@@ -360,12 +360,17 @@ class ArrayRegistry {
   static constexpr size_t kFormerVersions = 256;
   // See AddOrigin.
   static constexpr size_t kOtherOrigins = 4;
-  // The maximum number of pins of TakeOver on arrays that are not adopted yet, of all sessions. The
-  // maximum number of arrays whose pins went before their adoption, and that are released then, is
-  // the same.
+  // The maximum number of pins of TakeOver on arrays that are not adopted yet, of all sessions,
+  // apart from kMinAwaitedOfSession for each. The maximum number of arrays whose pins went before
+  // their adoption, and that are released then, is the same.
   static constexpr int64_t kMaxAwaited = 100'000;
-  // The maximum number of arrays that one session takes over before their adoption.
-  static constexpr int64_t kMaxAwaitedOfSession = 10'000;
+  // A session takes over one part in so many of the arrays for which the others leave room. However
+  // many arrays some sessions have, the next one gets as large a part of the rest.
+  static constexpr int64_t kAwaitedShares = 10;
+  // The maximum number of arrays that one session takes over before their adoption, and the number
+  // for which each session has room whatever the others take over.
+  static constexpr int64_t kMaxAwaitedOfSession = kMaxAwaited / kAwaitedShares;
+  static constexpr int64_t kMinAwaitedOfSession = 10;
 
   // Loads everything from the store, removes the remains of interrupted commits, and begins a new
   // term. Blocks. DATA_LOSS: the record `cluster` cannot be read, or is missing although the store
@@ -552,11 +557,11 @@ class ArrayRegistry {
   // Adds one pin for a client that made the array without a name, and held it, before Open. If the
   // grace period holds the array, the pin takes its place. An array that not all ranks have
   // reported yet gets the pin at its adoption (kAwaited); if the pin was removed by then, the array
-  // is released at its adoption. Any other array is pinned as by Pin. NOT_FOUND: there is no such
-  // array, and none can be adopted any more. RESOURCE_EXHAUSTED (LIMIT_EXCEEDED): the pin would be
-  // kAwaited, and kMaxAwaited pins are, or `may_await` is false: the session has
-  // kMaxAwaitedOfSession of them.
-  absl::StatusOr<TakenOver> TakeOver(const std::string& array_id, bool may_await = true);
+  // is released at its adoption. Any other array is pinned as by Pin. Adds no pin for kNoRoom.
+  // `awaited_of_session`: how many pins of the session have been kAwaited since its start, from
+  // which its share of the room follows. NOT_FOUND: there is no such array, and none can be adopted
+  // any more.
+  absl::StatusOr<TakenOver> TakeOver(const std::string& array_id, int64_t awaited_of_session = 0);
   // Ends the grace period of an array that a session pins already, as TakeOver does. No effect on
   // any other array.
   void ReplaceGrace(const std::string& array_id);
@@ -829,6 +834,8 @@ class ArrayRegistry {
   void EndRewrite(const Rewrite& rewrite, const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReleaseIfUnheld(std::string_view array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseNow(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // ReleaseNow, which first tells watches that an array is deleted. They do not hear of companions.
+  void TellAndRelease(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayCache(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Marks the arrays that lose names by these moves while others with their origins get names: they
   // do not become cached.
@@ -916,6 +923,8 @@ class ArrayRegistry {
   }
   void PutAside(const ArrayDescriptor& descriptor, const std::vector<std::string>& identities,
                 std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns whether a session with so many pins that were kAwaited gets another one.
+  bool HasRoomToAwait(int64_t awaited_of_session) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   // Gives an array that is being adopted to the grace period, or to the pins of TakeOver.
   void PinAdopted(const std::string& array_id, ArrayEntry& entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

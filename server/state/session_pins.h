@@ -34,14 +34,14 @@ inline absl::StatusOr<bool> PinForSession(ArrayRegistry& registry, SessionTable&
 
 // Lets a session take over arrays that its client made without names, and held, before the last
 // start of the coordinator: see ArrayRegistry::TakeOver. An array that the session pins already
-// only loses its grace period. Ignores arrays that are gone. NOT_FOUND (SESSION_GONE): no such
-// session. RESOURCE_EXHAUSTED: as of TakeOver, for the first array that the session could not take
-// over; the session has the others for which there was room. A second call with the same arrays has
-// no effect.
-inline absl::Status TakeOverForSession(ArrayRegistry& registry, SessionTable& sessions,
-                                       std::string_view session_id,
-                                       absl::Span<const std::string> array_ids) {
-  absl::Status refused;
+// only loses its grace period. Ignores arrays that are gone. Returns the arrays for which there was
+// no room (TakenOver::kNoRoom), in the order of `array_ids`; the session has the others. NOT_FOUND
+// (SESSION_GONE): no such session. A second call with the same arrays takes over those for which
+// there is room by then.
+inline absl::StatusOr<std::vector<std::string>> TakeOverForSession(
+    ArrayRegistry& registry, SessionTable& sessions, std::string_view session_id,
+    absl::Span<const std::string> array_ids) {
+  std::vector<std::string> refused;
   for (const std::string& array_id : array_ids) {
     SHARDMESH_ASSIGN_OR_RETURN(const bool has_it, sessions.PinsArray(session_id, array_id));
     if (has_it) {
@@ -49,11 +49,11 @@ inline absl::Status TakeOverForSession(ArrayRegistry& registry, SessionTable& se
       continue;
     }
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t awaited, sessions.CountAwaited(session_id));
-    const absl::StatusOr<TakenOver> taken =
-        registry.TakeOver(array_id, /*may_await=*/awaited < ArrayRegistry::kMaxAwaitedOfSession);
-    if (!taken.ok()) {
-      if (absl::IsNotFound(taken.status())) continue;
-      refused.Update(taken.status());
+    const absl::StatusOr<TakenOver> taken = registry.TakeOver(array_id, awaited);
+    if (absl::IsNotFound(taken.status())) continue;
+    SHARDMESH_RETURN_IF_ERROR(taken.status());
+    if (*taken == TakenOver::kNoRoom) {
+      refused.push_back(array_id);
       continue;
     }
     const absl::StatusOr<bool> is_new =

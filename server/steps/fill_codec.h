@@ -14,6 +14,7 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "rpc/transfer_token.h"
 #include "server/steps/fill_transport.h"
 #include "server/steps/mesh_endpoints.h"
 #include "shardmesh/internal/v1/fill.pb.h"
@@ -78,6 +79,20 @@ class FillEncoder {
   absl::flat_hash_map<const SourceFile*, uint32_t> in_message_;  // index in the message's files
   Send send_;
 };
+
+// Returns the token with which workers fetch tiles of the array `source`, an encoded descriptor.
+// `Fill` has the session, term and key of a transfer, and the time until which the token is valid:
+// an ArrayFill or a ReuseFill.
+template <typename Fill>
+std::string SignFillToken(const Fill& fill, const std::string& source) {
+  return rpc::SignToken({.direction = rpc::TransferDirection::kGet,
+                         .transfer_id = "",
+                         .session_id = fill.session_id,
+                         .array_descriptor = source,
+                         .term = fill.term,
+                         .expire_time = fill.expire_time},
+                        fill.token_key);
+}
 
 // The orders to all workers of a mesh to fill their tiles of a transfer. The tiles are encoded
 // once: of each message, only a few bytes are different for each worker, and the transport shares

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "rpc/codec/array_codec.h"
-#include "rpc/transfer_token.h"
 #include "server/steps/fill_codec.h"
 #include "sharding/reshard/plan.h"
 #include "sharding/tile.h"
@@ -335,13 +334,7 @@ absl::Status SendReuseFill(const ReuseFill& fill, absl::Span<const PutItem> item
       const ArrayDescriptor& from = item.reused->array().definition.descriptor;
       if (from.mesh_id != mesh_id) continue;
       const std::string source = rpc::ArrayDescriptorBytes(from);
-      const std::string token = rpc::SignToken({.direction = rpc::TransferDirection::kGet,
-                                                .transfer_id = "",
-                                                .session_id = fill.session_id,
-                                                .array_descriptor = source,
-                                                .term = fill.term,
-                                                .expire_time = fill.expire_time},
-                                               fill.token_key);
+      const std::string token = SignFillToken(fill, source);
       std::string array = rpc::ArrayDescriptorBytes(item.definition.descriptor);
       if (item.sent_ranks.empty()) {
         orders.AddFromArray(array, source, token);

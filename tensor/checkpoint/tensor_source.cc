@@ -64,7 +64,8 @@ absl::StatusOr<std::shared_ptr<const SourceFile>> Identify(const InputFile& file
 }  // namespace
 
 absl::StatusOr<TensorSource> TensorSource::Open(const std::string& path,
-                                                std::optional<int64_t> step) {
+                                                std::optional<int64_t> step,
+                                                const std::function<absl::Status()>& keep_going) {
   TensorSource source(path);
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
@@ -73,7 +74,7 @@ absl::StatusOr<TensorSource> TensorSource::Open(const std::string& path,
       SHARDMESH_ASSIGN_OR_RETURN(arrays, FilesOf(path, kNpySuffix));
     }
     if (arrays.empty()) {
-      SHARDMESH_RETURN_IF_ERROR(source.AddCheckpoint(step));
+      SHARDMESH_RETURN_IF_ERROR(source.AddCheckpoint(step, keep_going));
     } else {
       SHARDMESH_RETURN_IF_ERROR(CheckOneKind(path, arrays.front()));
       SHARDMESH_RETURN_IF_ERROR(source.AddNpyFolder(arrays));
@@ -81,10 +82,11 @@ absl::StatusOr<TensorSource> TensorSource::Open(const std::string& path,
     return source;
   }
   absl::StatusOr<InputFile> opened;
-  FindSteadily(FolderOfFile(path), [&] {
+  const auto open = [&] {
     opened = OpenInputFile(path);
     return opened.ok();
-  });
+  };
+  SHARDMESH_RETURN_IF_ERROR(FindSteadily(FolderOfFile(path), open, keep_going).status());
   SHARDMESH_RETURN_IF_ERROR(opened.status());
   const InputFile& file = *opened;
   SHARDMESH_ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::Map(file, path));
@@ -92,7 +94,7 @@ absl::StatusOr<TensorSource> TensorSource::Open(const std::string& path,
   if (LooksLikeZip(mapped.bytes()) && !step.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(source.AddNpz(file, std::move(mapped)));
   } else {
-    SHARDMESH_RETURN_IF_ERROR(source.AddCheckpoint(step));
+    SHARDMESH_RETURN_IF_ERROR(source.AddCheckpoint(step, keep_going));
   }
   return source;
 }
@@ -102,8 +104,9 @@ void TensorSource::Add(SourceTensor tensor) {
   tensors_.push_back(std::move(tensor));
 }
 
-absl::Status TensorSource::AddCheckpoint(std::optional<int64_t> step) {
-  SHARDMESH_ASSIGN_OR_RETURN(checkpoint_, Checkpoint::Open(path_, step));
+absl::Status TensorSource::AddCheckpoint(std::optional<int64_t> step,
+                                         const std::function<absl::Status()>& keep_going) {
+  SHARDMESH_ASSIGN_OR_RETURN(checkpoint_, Checkpoint::Open(path_, step, keep_going));
   absl::flat_hash_map<const SafetensorsFile*, std::shared_ptr<const SourceFile>> files;
   for (const Checkpoint::Entry& entry : checkpoint_->tensors()) {
     std::shared_ptr<const SourceFile>& file = files[entry.file];

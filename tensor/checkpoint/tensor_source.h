@@ -3,6 +3,7 @@
 #define SHARDMESH_TENSOR_CHECKPOINT_TENSOR_SOURCE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,12 +48,13 @@ class TensorSource {
   //   a .npz file                                        one tensor for each member NAME.npy
   //   a folder of .npy files                             one tensor for each NAME.npy
   // clang-format on
-  // `step`: as Checkpoint::Open. Reads headers only. Errors of Checkpoint::Open, ParseZip and
-  // ParseNpyHeader. INVALID_ARGUMENT (BAD_FILE) for compressed members of a .npz file, members that
-  // are no .npy files, a step of a file, and a folder that has .npy files and also safetensors
-  // files or complete steps, of which `step` names none. Messages name file and member.
+  // `step` and `keep_going`: as Checkpoint::Open. Reads headers only. Errors of Checkpoint::Open,
+  // ParseZip and ParseNpyHeader. INVALID_ARGUMENT (BAD_FILE) for compressed members of a .npz file,
+  // members that are no .npy files, a step of a file, and a folder that has .npy files and also
+  // safetensors files or complete steps, of which `step` names none. Messages name file and member.
   static absl::StatusOr<TensorSource> Open(const std::string& path,
-                                           std::optional<int64_t> step = {});
+                                           std::optional<int64_t> step = {},
+                                           const std::function<absl::Status()>& keep_going = {});
 
   // Safetensors are in the order of Checkpoint::tensors, members in that of the .npz file, files of
   // a folder by name. Names are unique.
@@ -85,7 +87,8 @@ class TensorSource {
 
   explicit TensorSource(std::string path) : path_(std::move(path)) {}
 
-  absl::Status AddCheckpoint(std::optional<int64_t> step);
+  absl::Status AddCheckpoint(std::optional<int64_t> step,
+                             const std::function<absl::Status()>& keep_going);
   absl::Status AddNpz(const InputFile& input, MappedFile file);
   absl::Status AddNpyFolder(const std::vector<std::string>& files);
   // Adds the tensor of the .npy bytes at `offset_bytes` of `file`. `source` names the bytes in

@@ -468,6 +468,24 @@ TEST_F(SaveTest, AFolderWithAPlainCheckpointAndStepsSaysWhichIsTaken) {
   EXPECT_EQ(JsonOf(load({"--output=json"}))["step"], nullptr);
 }
 
+// A save that died midway leaves the checkpoint aside: readers wait for it as long as for a save
+// that runs, unless their own time ends before.
+TEST_F(SaveTest, AReaderOfACheckpointThatIsBeingReplacedHeedsItsDeadline) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  std::filesystem::create_directories(Path("midway/.shardmesh-save/.aside"));
+  std::ofstream(Path("midway/shardmesh.manifest.json")) << "{}";
+  const std::vector<std::string> commands[] = {{"load", Path("midway"), "--spec", "-"},
+                                               {"put", Path("midway:w"), "--as=w", "--spec", "-"}};
+  for (std::vector<std::string> command : commands) {
+    command.insert(command.end(), {"--deadline", "100ms"});
+    const CommandResult late = cluster->Run(command);
+    EXPECT_NE(late.exit_code, 0);
+    EXPECT_THAT(late.err,
+                AllOf(HasSubstr("while a save replaced the checkpoint"), HasSubstr("(DEADLINE)")))
+        << command[0];
+  }
+}
+
 TEST_F(SaveTest, WrongUseIsRefusedWithAdvice) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   const struct {

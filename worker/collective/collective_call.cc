@@ -152,4 +152,16 @@ absl::Status CheckReduction(std::string_view what, const Combiner& combiner,
   return absl::OkStatus();
 }
 
+absl::Status CheckAllGather(const CollectiveCall& call, const OwnedBytes& mine,
+                            absl::Span<const int64_t> sizes_bytes) {
+  const int64_t ranks = call.group->size();
+  if (static_cast<int64_t>(sizes_bytes.size()) != ranks ||
+      SizeOf(mine) != sizes_bytes[Index(call.group->place())]) {
+    return absl::InvalidArgumentError(StrCat("all-gather over ", ranks, " ranks was given ",
+                                             sizes_bytes.size(), " sizes and ", SizeOf(mine),
+                                             " bytes: they do not fit"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace shardmesh::worker

@@ -159,6 +159,11 @@ void CombineAlone(const Combiner& combiner, absl::Span<const char> operands, cha
 absl::Status CheckReduction(std::string_view what, const Combiner& combiner,
                             absl::Span<const char> operand, size_t result_bytes);
 
+// Returns INVALID_ARGUMENT unless `sizes_bytes` has the size of each place's part of an all-gather,
+// and `mine` the size of this rank's place.
+absl::Status CheckAllGather(const CollectiveCall& call, const OwnedBytes& mine,
+                            absl::Span<const int64_t> sizes_bytes);
+
 inline int64_t SizeOf(const OwnedBytes& bytes) { return static_cast<int64_t>(bytes.bytes.size()); }
 inline size_t Index(int64_t i) { return static_cast<size_t>(i); }
 

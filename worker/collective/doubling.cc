@@ -83,14 +83,9 @@ absl::Status DoublingAllReduce(const CollectiveCall& call, const Combiner& combi
 
 absl::Status DoublingAllGather(const CollectiveCall& call, const OwnedBytes& mine,
                                absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
+  SHARDMESH_RETURN_IF_ERROR(CheckAllGather(call, mine, sizes_bytes));
   const DeviceGroup& group = *call.group;
   const int64_t ranks = group.size();
-  if (static_cast<int64_t>(sizes_bytes.size()) != ranks ||
-      SizeOf(mine) != sizes_bytes[Index(group.place())]) {
-    return absl::InvalidArgumentError(StrCat("all-gather over ", ranks, " ranks was given ",
-                                             sizes_bytes.size(), " sizes and ", SizeOf(mine),
-                                             " bytes: they do not fit"));
-  }
   std::vector<int64_t> cuts = {0};
   for (const int64_t size : sizes_bytes) cuts.push_back(cuts.back() + size);
   SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes all, Scratch(call, cuts.back()));

@@ -1389,18 +1389,20 @@ std::vector<QuarantinedArray> ShardStore::ListQuarantine(absl::Span<const std::s
   return page;
 }
 
+absl::StatusOr<ShardStore::QuarantineMap::iterator> ShardStore::FindQuarantined(
+    const std::string& array_id) {
+  const auto found = quarantine_.find(array_id);
+  if (found == quarantine_.end()) return NotInQuarantine(array_id);
+  if (restoring_.contains(array_id)) return BeingRestored(array_id);
+  return found;
+}
+
 absl::StatusOr<QuarantinedArray> ShardStore::RestoreQuarantined(const std::string& array_id) {
   SHARDMESH_PASSES("tiles.restore_quarantined");
   QuarantinedArray array;
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = quarantine_.find(array_id);
-    if (found == quarantine_.end()) {
-      return NotInQuarantine(array_id);
-    }
-    if (restoring_.contains(array_id)) {
-      return BeingRestored(array_id);
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(const QuarantineMap::iterator found, FindQuarantined(array_id));
     SHARDMESH_RETURN_IF_ERROR(CheckRestorable(found->second));
     CountOut(found->second);
     restoring_.insert(array_id);
@@ -1591,13 +1593,7 @@ absl::StatusOr<QuarantinedArray> ShardStore::DropQuarantined(const std::string& 
   absl::Notification done;
   {
     absl::MutexLock lock(&mutex_);
-    const auto found = quarantine_.find(array_id);
-    if (found == quarantine_.end()) {
-      return NotInQuarantine(array_id);
-    }
-    if (restoring_.contains(array_id)) {
-      return BeingRestored(array_id);
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(const QuarantineMap::iterator found, FindQuarantined(array_id));
     dropped = TakeOutOfQuarantine(found);
     if (!dropped.on_disk) {
       return dropped;

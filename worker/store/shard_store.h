@@ -595,6 +595,10 @@ class ShardStore {
   // entry, call CountOut before the change and CountIn after it.
   void CountIn(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountOut(const QuarantinedArray& array) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the entry of the array. NOT_FOUND: it is not in the quarantine. ABORTED: it is being
+  // restored.
+  absl::StatusOr<QuarantineMap::iterator> FindQuarantined(const std::string& array_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   QuarantinedArray TakeOutOfQuarantine(QuarantineMap::iterator entry)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Drops a quarantine entry and its files, and logs the drop.

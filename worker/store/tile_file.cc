@@ -273,28 +273,20 @@ absl::Status WriteTileFile(const std::string& path, const TileFileHeader& header
 
 absl::StatusOr<TileFileHeader> ReadTileFileHeader(const std::string& path) {
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
-  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
-  if (absl::IsInvalidArgument(safetensors.status())) {
-    return Damaged(path, ToStd(safetensors.status().message()));
-  }
-  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
-  return DecodeHeader(path, *safetensors);
+  SHARDMESH_ASSIGN_OR_RETURN(HeaderAtStart start, ReadHeader(file, path));
+  return std::move(start.header);
 }
 
 absl::StatusOr<TileFileContents> ReadTileFile(const std::string& path, BufferPool& pool) {
   SHARDMESH_FAILPOINT("tile_file.read");
   SHARDMESH_ASSIGN_OR_RETURN(const InputFile file, OpenInputFile(path));
-  const absl::StatusOr<SafetensorsHeader> safetensors = ReadSafetensorsHeader(file, path);
-  if (absl::IsInvalidArgument(safetensors.status())) {
-    return Damaged(path, ToStd(safetensors.status().message()));
-  }
-  SHARDMESH_RETURN_IF_ERROR(safetensors.status());
+  SHARDMESH_ASSIGN_OR_RETURN(HeaderAtStart start, ReadHeader(file, path));
   TileFileContents contents;
-  SHARDMESH_ASSIGN_OR_RETURN(contents.header, DecodeHeader(path, *safetensors));
+  contents.header = std::move(start.header);
   const int64_t size_bytes = TileSizeBytes(contents.header.description);
   SHARDMESH_ASSIGN_OR_RETURN(contents.bytes, pool.Allocate(size_bytes, StrCat("tile file ", path)));
   SHARDMESH_RETURN_IF_ERROR(
-      ReadExactly(file, path, safetensors->data_offset_bytes(), contents.bytes.mutable_bytes()));
+      ReadExactly(file, path, start.offset_bytes, contents.bytes.mutable_bytes()));
   const uint32_t found = Crc32c(contents.bytes.bytes());
   if (found != contents.header.crc32c) return WrongChecksum(path, found, contents.header.crc32c);
   return contents;

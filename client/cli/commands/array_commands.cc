@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
 #include <iterator>
 #include <map>
@@ -346,8 +347,9 @@ absl::Status CheckMeshName(MeshClient* client, const std::string& mesh) {
 // Opens and maps a checkpoint. A .json file may be the index of a checkpoint, or the description of
 // a tree; only the content of the file shows which. If the file describes a tree, returns BAD_FILE.
 absl::StatusOr<MappedCheckpoint> OpenCheckpoint(const std::string& path,
-                                                std::optional<int64_t> step, const MapFlags& map) {
-  absl::StatusOr<MappedCheckpoint> checkpoint = OpenMapped(path, map, step);
+                                                std::optional<int64_t> step, const MapFlags& map,
+                                                const std::function<absl::Status()>& keep_going) {
+  absl::StatusOr<MappedCheckpoint> checkpoint = OpenMapped(path, map, step, keep_going);
   if (checkpoint.ok() || !(path.ends_with(".json") || path.ends_with(".jsonl"))) {
     return checkpoint;
   }
@@ -482,9 +484,10 @@ struct OpenedLoad {
   std::vector<PutTensor> tensors;
 };
 
-absl::StatusOr<OpenedLoad> OpenLoad(const LoadFlags& flags) {
+absl::StatusOr<OpenedLoad> OpenLoad(const LoadFlags& flags,
+                                    const std::function<absl::Status()>& keep_going) {
   SHARDMESH_ASSIGN_OR_RETURN(MappedCheckpoint checkpoint,
-                             OpenCheckpoint(flags.checkpoint, flags.step, flags.map));
+                             OpenCheckpoint(flags.checkpoint, flags.step, flags.map, keep_going));
   std::string why_client = WhyClientReads(checkpoint);
   if (flags.reader == PutReader::kWorkers && !why_client.empty()) {
     return WrongUse(StrCat("--source workers: ", why_client,
@@ -539,7 +542,7 @@ absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation,
 
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckLoadFlags(flags));
-  SHARDMESH_ASSIGN_OR_RETURN(OpenedLoad load, OpenLoad(flags));
+  SHARDMESH_ASSIGN_OR_RETURN(OpenedLoad load, OpenLoad(flags, invocation.KeepOpening()));
   PutOptions options;
   options.mesh = flags.mesh;
   options.strict = flags.strict;
@@ -585,7 +588,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   for (;;) {
     result = put(attempts.Options());
     if (!attempts.MayOpenAgain(result.status()) || !load.checkpoint.source().WasReplaced()) break;
-    absl::StatusOr<OpenedLoad> again = OpenLoad(flags);
+    absl::StatusOr<OpenedLoad> again = OpenLoad(flags, attempts.KeepOpening());
     // A save that replaces the checkpoint may have yet to end.
     if (!again.ok() || !attempts.HasTime()) break;
     load = *std::move(again);
@@ -784,15 +787,17 @@ constexpr absl::Duration kReopenPause = absl::Milliseconds(5);
 // Opens the sources of a put, and those again that were replaced since they were opened. Several
 // sources are all in place at one moment at the end: tensors of one checkpoint are opened one by
 // one, and must not come from two.
-absl::Status OpenSources(const PutFlags& flags, std::vector<SingleTensor>* sources) {
+absl::Status OpenSources(const PutFlags& flags, const std::function<absl::Status()>& keep_going,
+                         std::vector<SingleTensor>* sources) {
   const SteadyDeadline deadline = ReplaceDeadline();
   OpenCheckpoints opened;
   for (int attempt = 1;; ++attempt) {
     for (size_t i = 0; i < flags.sources.size(); ++i) {
       const bool is_opened = i < sources->size();
       if (is_opened && !(*sources)[i].WasReplaced()) continue;
-      SHARDMESH_ASSIGN_OR_RETURN(SingleTensor source,
-                                 SingleTensor::Open(flags.sources[i], flags.tensor, &opened));
+      SHARDMESH_ASSIGN_OR_RETURN(
+          SingleTensor source,
+          SingleTensor::Open(flags.sources[i], flags.tensor, &opened, keep_going));
       if (is_opened) {
         (*sources)[i] = std::move(source);
       } else {
@@ -801,6 +806,7 @@ absl::Status OpenSources(const PutFlags& flags, std::vector<SingleTensor>* sourc
     }
     if (sources->size() == 1 || !IsOneReplaced(*sources)) return absl::OkStatus();
     if (deadline.is_over() && attempt >= kMaxFolderAttempts) break;
+    if (keep_going) SHARDMESH_RETURN_IF_ERROR(keep_going());
     absl::SleepFor(kReopenPause);
   }
   return WithReason(
@@ -839,7 +845,7 @@ absl::StatusOr<std::vector<PutTensor>> TensorsToPut(const PutFlags& flags,
 absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckPutFlags(flags));
   std::vector<SingleTensor> sources;
-  SHARDMESH_RETURN_IF_ERROR(OpenSources(flags, &sources));
+  SHARDMESH_RETURN_IF_ERROR(OpenSources(flags, invocation.KeepOpening(), &sources));
   const Compatibility compatibility = flags.exact.compatibility();
   PutOptions options;
   options.mesh = flags.mesh;
@@ -879,7 +885,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
       result = client->arrays().PutTensors(tensors, options, attempts.Options());
     }
     if (!attempts.MayOpenAgain(result.status()) || !IsOneReplaced(sources)) break;
-    if (!OpenSources(flags, &sources).ok()) break;
+    if (!OpenSources(flags, attempts.KeepOpening(), &sources).ok()) break;
     absl::StatusOr<std::vector<PutTensor>> again = TensorsToPut(flags, sources);
     if (!again.ok() || !attempts.HasTime()) break;
     tensors = *std::move(again);

@@ -68,7 +68,8 @@ absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFla
     ProgressBar bar("writing", invocation.quiet);
     SHARDMESH_RETURN_IF_ERROR(WriteRandomCheckpoint(flags.path, tensors, flags.seed, ShowOn(&bar)));
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(flags.path));
+  SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
+                             Checkpoint::Open(flags.path, {}, invocation.KeepOpening()));
   if (invocation.json) {
     invocation.Print({{"path", flags.path},
                       {"tensors", checkpoint.tensors().size()},

@@ -79,8 +79,9 @@ void AddMapOptions(CLI::App* command, MapFlags* flags) {
 }
 
 absl::StatusOr<MappedCheckpoint> OpenMapped(const std::string& path, const MapFlags& flags,
-                                            std::optional<int64_t> step) {
-  absl::StatusOr<TensorSource> source = TensorSource::Open(path, step);
+                                            std::optional<int64_t> step,
+                                            const std::function<absl::Status()>& keep_going) {
+  absl::StatusOr<TensorSource> source = TensorSource::Open(path, step, keep_going);
   if (!source.ok()) return ExplainCheckpoint(source.status(), path);
   MapOptions options{.float_dtype = flags.dtype};
   TensorMap map;

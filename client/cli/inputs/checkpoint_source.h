@@ -3,10 +3,12 @@
 #define SHARDMESH_CLIENT_CLI_INPUTS_CHECKPOINT_SOURCE_H_
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/cli/command_line.h"
 #include "client/types/layout_questions.h"
@@ -27,9 +29,11 @@ struct MapFlags {
 void AddMapOptions(CLI::App* command, MapFlags* flags);
 
 // Opens a checkpoint of any form (see TensorSource::Open), and maps its tensors; reads only
-// headers. Errors of TensorSource::Open, rpc::LoadTensorMap and MappedCheckpoint::Create.
+// headers. `keep_going`: as TensorSource::Open. Errors of TensorSource::Open, rpc::LoadTensorMap
+// and MappedCheckpoint::Create.
 absl::StatusOr<MappedCheckpoint> OpenMapped(const std::string& path, const MapFlags& flags = {},
-                                            std::optional<int64_t> step = {});
+                                            std::optional<int64_t> step = {},
+                                            const std::function<absl::Status()>& keep_going = {});
 
 // Returns why only a client can read the tensors, such as `only the client converts tensors`; an
 // empty text if workers can read all of them.

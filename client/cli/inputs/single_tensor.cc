@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <new>
@@ -25,11 +26,13 @@ namespace shardmesh::client {
 namespace {
 
 // Also finds a file of a checkpoint that a save replaces at this moment.
-bool Exists(const std::string& path) {
-  return FindSteadily(FolderOfFile(path), [&path] {
+absl::StatusOr<bool> Exists(const std::string& path,
+                            const std::function<absl::Status()>& keep_going) {
+  const auto exists = [&path] {
     std::error_code ignored;
     return std::filesystem::exists(path, ignored);
-  });
+  };
+  return FindSteadily(FolderOfFile(path), exists, keep_going);
 }
 
 bool IsCheckpoint(const std::string& path) {
@@ -63,15 +66,15 @@ std::vector<std::string_view> TensorNamesOf(const Checkpoint& checkpoint) {
 
 }  // namespace
 
-absl::StatusOr<SingleTensor> SingleTensor::OfCheckpoint(const std::string& path,
-                                                        const std::string& tensor,
-                                                        OpenCheckpoints* opened) {
+absl::StatusOr<SingleTensor> SingleTensor::OfCheckpoint(
+    const std::string& path, const std::string& tensor, OpenCheckpoints* opened,
+    const std::function<absl::Status()>& keep_going) {
   std::shared_ptr<const Checkpoint> shared;
   if (opened != nullptr) {
     if (const auto found = opened->find(path); found != opened->end()) shared = found->second;
   }
   if (shared == nullptr || shared->WasReplaced()) {
-    absl::StatusOr<Checkpoint> anew = Checkpoint::Open(path);
+    absl::StatusOr<Checkpoint> anew = Checkpoint::Open(path, {}, keep_going);
     if (!anew.ok()) return ExplainTensor(anew.status(), path, tensor);
     shared = std::make_shared<const Checkpoint>(*std::move(anew));
     if (opened != nullptr) (*opened)[path] = shared;
@@ -102,25 +105,27 @@ absl::StatusOr<SingleTensor> SingleTensor::OfCheckpoint(const std::string& path,
 }
 
 absl::StatusOr<SingleTensor> SingleTensor::Open(const std::string& text, const std::string& tensor,
-                                                OpenCheckpoints* opened) {
+                                                OpenCheckpoints* opened,
+                                                const std::function<absl::Status()>& keep_going) {
   if (!tensor.empty()) {
-    return OfCheckpoint(text, tensor, opened);
+    return OfCheckpoint(text, tensor, opened, keep_going);
   }
   if (text == "-") {
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<char> bytes, ReadNpyInput());
     SHARDMESH_ASSIGN_OR_RETURN(NpyFile file, NpyFile::Read("standard input", std::move(bytes)));
     return SingleTensor(std::move(file));
   }
-  if (!Exists(text)) {
+  SHARDMESH_ASSIGN_OR_RETURN(const bool is_file, Exists(text, keep_going));
+  if (!is_file) {
     for (size_t colon = text.find(':'); colon != std::string::npos;
          colon = text.find(':', colon + 1)) {
+      if (colon + 1 == text.size()) continue;
       const std::string path = text.substr(0, colon);
-      if (colon + 1 < text.size() && Exists(path)) {
-        return OfCheckpoint(path, text.substr(colon + 1), opened);
-      }
+      SHARDMESH_ASSIGN_OR_RETURN(const bool is_checkpoint, Exists(path, keep_going));
+      if (is_checkpoint) return OfCheckpoint(path, text.substr(colon + 1), opened, keep_going);
     }
   } else if (IsCheckpoint(text)) {
-    return OfCheckpoint(text, "", opened);
+    return OfCheckpoint(text, "", opened, keep_going);
   }
   absl::StatusOr<NpyFile> file = NpyFile::Open(text);
   if (!file.ok()) return ExplainTensor(file.status(), text, "");

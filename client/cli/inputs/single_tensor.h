@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_CLIENT_CLI_INPUTS_SINGLE_TENSOR_H_
 #define SHARDMESH_CLIENT_CLI_INPUTS_SINGLE_TENSOR_H_
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/types/array.h"
 #include "tensor/npy.h"
@@ -31,14 +33,16 @@ class SingleTensor {
   // If `tensor` is not empty, `text` names a checkpoint, and `tensor` its tensor.
   //
   // Takes a checkpoint that is in `opened` and was not replaced, and adds one that it opens:
-  // tensors of one checkpoint then share its files. `opened` may be null.
+  // tensors of one checkpoint then share its files. `opened` may be null. `keep_going`: as
+  // Checkpoint::Open; it is also called while the function waits for a save to find a file.
   //
   // Errors are those of NpyFile::Open and Checkpoint::Open. NOT_FOUND: the checkpoint has no such
   // tensor; the message names the nearest one. INVALID_ARGUMENT (MISSING_ARGUMENT): the checkpoint
   // has several tensors, and none is named. RESOURCE_EXHAUSTED: standard input does not fit the
   // memory of this host.
   static absl::StatusOr<SingleTensor> Open(const std::string& text, const std::string& tensor = "",
-                                           OpenCheckpoints* opened = nullptr);
+                                           OpenCheckpoints* opened = nullptr,
+                                           const std::function<absl::Status()>& keep_going = {});
 
   // The tensor's elements, valid as long as this object.
   TensorView view() const;
@@ -59,7 +63,8 @@ class SingleTensor {
 
   static absl::StatusOr<SingleTensor> OfCheckpoint(const std::string& path,
                                                    const std::string& tensor,
-                                                   OpenCheckpoints* opened);
+                                                   OpenCheckpoints* opened,
+                                                   const std::function<absl::Status()>& keep_going);
 
   explicit SingleTensor(std::variant<NpyFile, TensorOfCheckpoint> source)
       : source_(std::move(source)) {}

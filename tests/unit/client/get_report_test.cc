@@ -136,41 +136,45 @@ TEST_F(GetReportTest, ProgressIsReportedWhileTheGetRuns) {
   })) << reports[0].size();
 }
 
+absl::Status CancelledByAdministrator() {
+  return WithReason(absl::CancelledError("an administrator (host:here) cancelled it"),
+                    Reason::kCancelled);
+}
+
+// Expects the error of a get whose report ended with CancelledByAdministrator.
+void ExpectCancelled(const absl::Status& status) {
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("the get was cancelled: an administrator (host:here) cancelled it"));
+}
+
 TEST_F(GetReportTest, ACancellationByOthersEndsTheGetAndLeavesNoFile) {
-  const absl::Status reason = WithReason(
-      absl::CancelledError("an administrator (host:here) cancelled it"), Reason::kCancelled);
-  const auto expect_cancelled = [](const absl::Status& status) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("the get was cancelled: an administrator (host:here) cancelled it"));
-  };
-  coordinator_->EndNextReports({reason});
-  expect_cancelled(client_->arrays()
-                       .GatherTo(ArraySelector::ByName("a"), SlowSink(), {.piece_bytes = 1})
-                       .status());
+  coordinator_->EndNextReports({CancelledByAdministrator()});
+  ExpectCancelled(client_->arrays()
+                      .GatherTo(ArraySelector::ByName("a"), SlowSink(), {.piece_bytes = 1})
+                      .status());
   EXPECT_LT(read_.size(), static_cast<size_t>(kArrayBytes));
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
 
   // The callback holds the gets to files until they are cancelled.
   const ProgressCallback slow = [](int64_t, int64_t) { absl::SleepFor(absl::Milliseconds(700)); };
-  coordinator_->EndNextReports({reason});
-  expect_cancelled(client_->arrays()
-                       .GatherToNpy(ArraySelector::ByName("a"), Path("a.npy"),
-                                    {.progress = slow, .piece_bytes = 1})
-                       .status());
-  coordinator_->EndNextReports({reason});
-  expect_cancelled(
+  coordinator_->EndNextReports({CancelledByAdministrator()});
+  ExpectCancelled(client_->arrays()
+                      .GatherToNpy(ArraySelector::ByName("a"), Path("a.npy"),
+                                   {.progress = slow, .piece_bytes = 1})
+                      .status());
+  coordinator_->EndNextReports({CancelledByAdministrator()});
+  ExpectCancelled(
       client_->arrays().GatherToSafetensors(Both(), Path("both.safetensors"), slow).status());
-  coordinator_->EndNextReports({reason});
-  expect_cancelled(
+  coordinator_->EndNextReports({CancelledByAdministrator()});
+  ExpectCancelled(
       client_->arrays().GatherToFolder(Both(), Path("both"), kArrayBytes, slow).status());
   EXPECT_TRUE(fs::is_empty(folder_));
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
 }
 
 TEST_F(GetReportTest, ACancellationIsHeardWhileTheReaderOfTheOutputTakesNothing) {
-  coordinator_->EndNextReports({WithReason(
-      absl::CancelledError("an administrator (host:here) cancelled it"), Reason::kCancelled)});
+  coordinator_->EndNextReports({CancelledByAdministrator()});
   absl::Notification cancelled;
   bool was_heard = false;
   TensorSink sink = SlowSink();
@@ -187,22 +191,15 @@ TEST_F(GetReportTest, ACancellationIsHeardWhileTheReaderOfTheOutputTakesNothing)
 }
 
 TEST_F(GetReportTest, ACancellationWhileTheLastBytesAreHandedOverEndsTheGet) {
-  const absl::Status reason = WithReason(
-      absl::CancelledError("an administrator (host:here) cancelled it"), Reason::kCancelled);
-  const auto expect_cancelled = [](const absl::Status& status) {
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("the get was cancelled: an administrator (host:here) cancelled it"));
-  };
   const ArraySelector a = ArraySelector::ByName("a");
-  coordinator_->EndNextReports({reason, reason, reason, reason, reason}, /*at_result=*/true);
-  expect_cancelled(client_->arrays().GatherTo(a, SlowSink()).status());
-  expect_cancelled(client_->arrays().Gather(a).status());
+  coordinator_->EndNextReports(std::vector<absl::Status>(5, CancelledByAdministrator()),
+                               /*at_result=*/true);
+  ExpectCancelled(client_->arrays().GatherTo(a, SlowSink()).status());
+  ExpectCancelled(client_->arrays().Gather(a).status());
   // Nothing has its name yet when a get to a file is cancelled.
-  expect_cancelled(client_->arrays().GatherToNpy(a, Path("a.npy")).status());
-  expect_cancelled(
-      client_->arrays().GatherToSafetensors(Both(), Path("both.safetensors")).status());
-  expect_cancelled(client_->arrays().GatherToFolder(Both(), Path("both"), kArrayBytes).status());
+  ExpectCancelled(client_->arrays().GatherToNpy(a, Path("a.npy")).status());
+  ExpectCancelled(client_->arrays().GatherToSafetensors(Both(), Path("both.safetensors")).status());
+  ExpectCancelled(client_->arrays().GatherToFolder(Both(), Path("both"), kArrayBytes).status());
   EXPECT_TRUE(fs::is_empty(folder_));
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
 
@@ -211,7 +208,7 @@ TEST_F(GetReportTest, ACancellationWhileTheLastBytesAreHandedOverEndsTheGet) {
   full.append = [](absl::Span<const char>) {
     return absl::ResourceExhaustedError("the disk is full");
   };
-  coordinator_->EndNextReports({reason}, /*at_result=*/true);
+  coordinator_->EndNextReports({CancelledByAdministrator()}, /*at_result=*/true);
   EXPECT_THAT(client_->arrays().GatherTo(a, full).status(),
               StatusIs(absl::StatusCode::kResourceExhausted));
 }

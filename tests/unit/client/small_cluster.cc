@@ -118,8 +118,8 @@ void SmallWorker::FailPutsAfter(int64_t bytes, absl::Status error) {
 }
 
 void SmallWorker::FailNextPutAfter(int64_t bytes, absl::Status error) {
+  FailPutsAfter(bytes, std::move(error));
   absl::MutexLock lock(&mutex_);
-  put_failure_.emplace(bytes, std::move(error));
   fails_one_put_ = true;
 }
 
@@ -324,12 +324,16 @@ class SmallCoordinator::Sessions final : public v1::SessionService::Service {
     }
     absl::MutexLock lock(&owner_.mutex_);
     ++owner_.renewals_;
-    if (request->held_array_ids_size() > 0) {
-      ++owner_.take_over_calls_;
-      if (!owner_.take_over_error_.ok()) return rpc::ToGrpc(owner_.take_over_error_);
+    if (request->held_array_ids_size() > 0) ++owner_.take_over_calls_;
+    for (int i = 0; i < request->held_array_ids_size(); ++i) {
+      const std::string& array_id = request->held_array_ids(i);
+      if (i >= owner_.most_taken_.value_or(request->held_array_ids_size())) {
+        response->add_refused_array_ids(array_id);
+        continue;
+      }
+      owner_.pinned_.insert(array_id);
+      owner_.taken_.insert(array_id);
     }
-    owner_.pinned_.insert(request->held_array_ids().begin(), request->held_array_ids().end());
-    owner_.taken_.insert(request->held_array_ids().begin(), request->held_array_ids().end());
     rpc::Encode(absl::Milliseconds(60), response->mutable_ttl());
     return grpc::Status::OK;
   }
@@ -609,9 +613,9 @@ void SmallCoordinator::ForgetSessions() {
   pinned_.clear();
 }
 
-void SmallCoordinator::RefuseTakeOvers(absl::Status error) {
+void SmallCoordinator::LimitTakeOvers(std::optional<int> arrays) {
   absl::MutexLock lock(&mutex_);
-  take_over_error_ = std::move(error);
+  most_taken_ = arrays;
 }
 
 void SmallCoordinator::RefuseReleases(absl::Status error) {

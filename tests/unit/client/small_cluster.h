@@ -150,8 +150,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void InEachPut(std::function<void()> run);
   // No session that was opened so far is known any more, and nothing is pinned.
   void ForgetSessions();
-  // Sessions take no arrays over from now on, and this error is the answer; OK: they do again.
-  void RefuseTakeOvers(absl::Status error);
+  // From now on, sessions take over at most so many of the arrays of each call; nullopt: all.
+  void LimitTakeOvers(std::optional<int> arrays);
   // Arrays are not released; this error is the answer.
   void RefuseReleases(absl::Status error);
   // Calls of this kind wait until they are let go, also if their client leaves.
@@ -262,7 +262,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   absl::Status commit_answer_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::Status> commit_errors_ ABSL_GUARDED_BY(mutex_);
   absl::Status abort_error_ ABSL_GUARDED_BY(mutex_);
-  absl::Status take_over_error_ ABSL_GUARDED_BY(mutex_);
+  std::optional<int> most_taken_ ABSL_GUARDED_BY(mutex_);  // LimitTakeOvers
   absl::Status release_error_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> taken_ ABSL_GUARDED_BY(mutex_);
   int64_t take_over_calls_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -97,6 +97,9 @@ class HollowFixture : public testing::Test {
     v1::MeshAxis* axis = request.mutable_value()->mutable_mesh()->mutable_mesh()->add_axes();
     axis->set_name("x");
     axis->set_size(size);
+    return CreateEntry(request);
+  }
+  absl::Status CreateEntry(const v1::CreateEntryRequest& request) {
     v1::CreateEntryResponse response;
     return Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, request, &response);
   }

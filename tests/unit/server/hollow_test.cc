@@ -52,6 +52,29 @@ using ::testing::HasSubstr;
 
 class HollowTest : public HollowFixture {
  protected:
+  // Watches the catalog from revision 1 on, and expects that a second watch beside the first one is
+  // refused with a message that names `flag`. Ends the first one.
+  void ExpectOnlyOneWatch(std::string_view flag) {
+    const auto stub = v1::CatalogService::NewStub(channel_);
+    v1::WatchRequest request;
+    request.set_start_revision(1);
+    v1::WatchResponse response;
+    grpc::ClientContext first_context;
+    const auto first = stub->Watch(&first_context, request);
+    ASSERT_TRUE(first->Read(&response));
+    grpc::ClientContext second_context;
+    const auto second = stub->Watch(&second_context, request);
+    EXPECT_FALSE(second->Read(&response));
+    const absl::Status refused = rpc::FromGrpc(second->Finish());
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+    EXPECT_THAT(refused.ToString(), HasSubstr(std::string(flag)));
+    EXPECT_TRUE(RetryDelayOf(refused).has_value());
+    first_context.TryCancel();
+    while (first->Read(&response)) {
+    }
+    first->Finish();
+  }
+
   // Bytes of membership that all workers got when one of `count` left.
   int64_t BytesOfOneLoss(int64_t count) {
     StartCoordinator(StrCat("dp=", count));
@@ -1332,47 +1355,17 @@ TEST_F(HollowTest, LimitsOfTheCatalogAreKept) {
   EXPECT_THAT(third, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
   EXPECT_THAT(third.ToString(), AllOf(HasSubstr("2 meshes"), HasSubstr("--max-meshes")));
 
-  const auto stub = v1::CatalogService::NewStub(channel_);
-  v1::WatchRequest request;
-  request.set_start_revision(1);
-  grpc::ClientContext first_context;
-  const auto first = stub->Watch(&first_context, request);
-  v1::WatchResponse response;
-  ASSERT_TRUE(first->Read(&response));
-  grpc::ClientContext second_context;
-  const auto second = stub->Watch(&second_context, request);
-  EXPECT_FALSE(second->Read(&response));
-  const absl::Status refused = rpc::FromGrpc(second->Finish());
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
-  EXPECT_THAT(refused.ToString(), HasSubstr("--max-watches"));
-  EXPECT_TRUE(RetryDelayOf(refused).has_value());
-  first_context.TryCancel();
-  while (first->Read(&response)) {
-  }
-  first->Finish();
+  ExpectOnlyOneWatch("--max-watches");
 }
 
 TEST_F(HollowTest, WatchesOfOneCallerAreLimited) {
   StartCoordinator("", {.max_watches_per_caller = 1});
   ASSERT_THAT(CreateMesh("one", 2), IsOk());
+  ExpectOnlyOneWatch("--max-watches-per-caller");
   const auto stub = v1::CatalogService::NewStub(channel_);
   v1::WatchRequest request;
   request.set_start_revision(1);
   v1::WatchResponse response;
-  grpc::ClientContext first_context;
-  const auto first = stub->Watch(&first_context, request);
-  ASSERT_TRUE(first->Read(&response));
-  grpc::ClientContext second_context;
-  const auto second = stub->Watch(&second_context, request);
-  EXPECT_FALSE(second->Read(&response));
-  const absl::Status refused = rpc::FromGrpc(second->Finish());
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
-  EXPECT_THAT(refused.ToString(), HasSubstr("--max-watches-per-caller"));
-  EXPECT_TRUE(RetryDelayOf(refused).has_value());
-  first_context.TryCancel();
-  while (first->Read(&response)) {
-  }
-  first->Finish();
   // The place is free again.
   EXPECT_TRUE(Eventually([&] {
     grpc::ClientContext context;

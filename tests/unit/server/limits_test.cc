@@ -343,10 +343,7 @@ TEST_F(LimitsTest, ListsComeInPagesOfTwoMebibytesAtMost) {
       added->set_name(StrCat("x", axis, std::string(250, 'x')));
       added->set_size(i == 0 || axis > 0 ? 1 : 2);  // the worker serves the first alone
     }
-    v1::CreateEntryResponse response;
-    ASSERT_THAT(
-        Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, request, &response),
-        IsOk());
+    ASSERT_THAT(CreateEntry(request), IsOk());
   }
   ASSERT_TRUE(AwaitQuiet("mesh-0"));
   const std::string session = OpenSession();
@@ -473,10 +470,7 @@ TEST_F(LimitsTest, ADiagnosisOfManyRanksFitsIntoAMessage) {
     for (int i = 0; i < kRanks; ++i) {
       definition.add_workers(StrCat(mesh, "-", std::string(240, 'w'), "-", i));
     }
-    v1::CreateEntryResponse response;
-    ASSERT_THAT(
-        Call<v1::CatalogService>(&v1::CatalogService::Stub::CreateEntry, request, &response),
-        IsOk());
+    ASSERT_THAT(CreateEntry(request), IsOk());
   }
   // The ranks of a mesh are known a moment after its definition.
   v1::DiagnoseResponse response;

@@ -17,6 +17,7 @@
 #include "process/failpoint.h"
 #include "process/steady_deadline.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint/tensor_source.h"
 #include "tensor/checkpoint_manifest.h"
 #include "tensor/safetensors.h"
 #include "tests/testing/eventually.h"
@@ -130,14 +131,44 @@ TEST_F(CheckpointFolderTest, ASaveThatDiedWhileItReplacedTheCheckpointIsWaitedFo
     const test::ScopedMaxReplaceTime shortly(absl::Milliseconds(20));
     EXPECT_THAT(FindCheckpointFolder(folder_),
                 StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
-    EXPECT_FALSE(FindSteadily(folder_, [] { return false; }));
+    EXPECT_THAT(FindSteadily(folder_, [] { return false; }), IsOkAndHolds(false));
   }
   // The deadline of the caller takes the place of a new one.
   const test::ScopedMaxReplaceTime patience(absl::InfiniteDuration());
   const auto past = SteadyDeadline::After(absl::ZeroDuration());
   EXPECT_THAT(FindCheckpointFolder(folder_, {}, past),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
-  AwaitReplaced(folder_, past);
+  EXPECT_THAT(AwaitReplaced(folder_, past), IsOk());
+}
+
+// The save of this folder never ends, and the reader's own time does not either.
+TEST_F(CheckpointFolderTest, TheCallerEndsTheWaitForASave) {
+  std::filesystem::create_directories(StrCat(folder_, "/", kSaveStaging, "/", kSaveAside));
+  Make(std::string(kCheckpointManifest));
+  const test::ScopedMaxReplaceTime patience(absl::InfiniteDuration());
+  int calls = 0;
+  const auto keep_going = [&calls] {
+    return ++calls % 3 == 0 ? absl::CancelledError("the caller has gone") : absl::OkStatus();
+  };
+  const std::string missing = Path("missing.safetensors");
+  for (const absl::Status& ended :
+       {FindCheckpointFolder(folder_, {}, ReplaceDeadline(), keep_going).status(),
+        AwaitReplaced(folder_, ReplaceDeadline(), keep_going),
+        FindSteadily(
+            folder_, [] { return false; }, keep_going)
+            .status(),
+        Checkpoint::Open(folder_, {}, keep_going).status(),
+        Checkpoint::Open(missing, {}, keep_going).status(),
+        TensorSource::Open(folder_, {}, keep_going).status(),
+        TensorSource::Open(missing, {}, keep_going).status()}) {
+    EXPECT_THAT(ended, StatusIs(absl::StatusCode::kCancelled));
+  }
+  EXPECT_EQ(calls, 7 * 3);
+  // A reader that finds what it looks for asks nobody.
+  EXPECT_THAT(FindSteadily(
+                  folder_, [] { return true; }, keep_going),
+              IsOkAndHolds(true));
+  EXPECT_EQ(calls, 7 * 3);
 }
 
 TEST_F(CheckpointFolderTest, SaysThatNoDescriptorIsLeftAndWaitsForNoSave) {
@@ -151,7 +182,7 @@ TEST_F(CheckpointFolderTest, SaysThatNoDescriptorIsLeftAndWaitsForNoSave) {
   const absl::Status held = HeldFolder(step).status();
   const absl::Status found = FindCheckpointFolder(folder_).status();
   const absl::Status opened = Checkpoint::Open(step).status();
-  const bool is_found = FindSteadily(step, [] { return false; });
+  const bool is_found = FindSteadily(step, [] { return false; }).value_or(true);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   for (const absl::Status& status : {held, found, opened}) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted));
@@ -221,30 +252,34 @@ TEST_F(CheckpointFolderTest, AMarkerThatWasAwayAndIsBackIsNotInPlace) {
 }
 
 TEST_F(CheckpointFolderTest, FindsNothingOnlyWhereNoSaveHidesIt) {
-  EXPECT_FALSE(FindSteadily(folder_, [] { return false; }));
-  EXPECT_TRUE(FindSteadily(folder_, [] { return true; }));
+  EXPECT_THAT(FindSteadily(folder_, [] { return false; }), IsOkAndHolds(false));
+  EXPECT_THAT(FindSteadily(folder_, [] { return true; }), IsOkAndHolds(true));
   const test::SavedFiles saved = {.manifest = "x", .files = {{"f", "x"}}};
   ReplaceCheckpoint(folder_, "", saved);
   int calls = 0;
-  EXPECT_TRUE(FindSteadily(folder_, [&] {
+  const auto find_second = [&] {
     if (calls++ == 0) ReplaceCheckpoint(folder_, "", saved);
     return calls == 2;
-  }));
+  };
+  EXPECT_THAT(FindSteadily(folder_, find_second), IsOkAndHolds(true));
   calls = 0;
-  EXPECT_FALSE(FindSteadily(folder_, [&] { return calls++ == 1; })) << "it is not called again";
+  EXPECT_THAT(FindSteadily(folder_, [&] { return calls++ == 1; }), IsOkAndHolds(false))
+      << "it is not called again";
   // Also a reader whose time is over looks several times.
   const test::ScopedMaxReplaceTime no_time(absl::ZeroDuration());
   calls = 0;
-  EXPECT_TRUE(FindSteadily(folder_, [&] {
+  const auto find_last = [&] {
     ReplaceCheckpoint(folder_, "", saved);
     return ++calls == kMaxFolderAttempts;
-  }));
+  };
+  EXPECT_THAT(FindSteadily(folder_, find_last), IsOkAndHolds(true));
   calls = 0;
-  EXPECT_FALSE(FindSteadily(folder_, [&] {
+  const auto find_none = [&] {
     ReplaceCheckpoint(folder_, "", saved);
     ++calls;
     return false;
-  }));
+  };
+  EXPECT_THAT(FindSteadily(folder_, find_none), IsOkAndHolds(false));
   EXPECT_EQ(calls, kMaxFolderAttempts);
   EXPECT_EQ(FolderOfFile("/a/b"), "/a");
   EXPECT_EQ(FolderOfFile("b"), ".");

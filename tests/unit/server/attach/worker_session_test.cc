@@ -439,18 +439,22 @@ TEST_F(WorkerSessionTest, AWorkerThatDoesNotReadIsCut) {
   EXPECT_TRUE(worker.is_broken());
 }
 
+// Begins the transfer "t" of worker "a", whose end sets `*ended`.
+absl::Status BeginPutOfA(Sequencer* sequencer, absl::Status* ended) {
+  return sequencer->BeginTransfer({.transfer_id = "t",
+                                   .op = "put",
+                                   .mesh_id = "m",
+                                   .participants = {{0, "a", 2}},
+                                   .timeout = absl::Minutes(1),
+                                   .commit = nullptr},
+                                  [ended](const WorkOutcome& o) { *ended = o.status; });
+}
+
 TEST_F(WorkerSessionTest, AFailureToFillEndsTheTransferAndBlamesTheWorker) {
   FakeWorker a(streams_.get(), sequencer_.get());
   BecomeMember(&a, "a");
   absl::Status ended;
-  ASSERT_THAT(sequencer_->BeginTransfer({.transfer_id = "t",
-                                         .op = "put",
-                                         .mesh_id = "m",
-                                         .participants = {{0, "a", 2}},
-                                         .timeout = absl::Minutes(1),
-                                         .commit = nullptr},
-                                        [&](const WorkOutcome& o) { ended = o.status; }),
-              IsOk());
+  ASSERT_THAT(BeginPutOfA(sequencer_.get(), &ended), IsOk());
   internal::v1::AttachRequest request;
   internal::v1::FillFailed& failed = *request.mutable_fill_failed();
   failed.set_transfer_id("t");
@@ -475,14 +479,7 @@ TEST_F(WorkerSessionTest, AFailureToFillWithoutAnErrorEndsTheTransferToo) {
   FakeWorker a(streams_.get(), sequencer_.get());
   BecomeMember(&a, "a");
   absl::Status ended;
-  ASSERT_THAT(sequencer_->BeginTransfer({.transfer_id = "t",
-                                         .op = "put",
-                                         .mesh_id = "m",
-                                         .participants = {{0, "a", 2}},
-                                         .timeout = absl::Minutes(1),
-                                         .commit = nullptr},
-                                        [&](const WorkOutcome& o) { ended = o.status; }),
-              IsOk());
+  ASSERT_THAT(BeginPutOfA(sequencer_.get(), &ended), IsOk());
   internal::v1::AttachRequest request;
   request.mutable_fill_failed()->set_transfer_id("t");
   request.mutable_fill_failed()->set_term(6);

@@ -36,6 +36,7 @@ namespace shardmesh::server {
 namespace {
 
 using test::IsOk;
+using test::IsOkAndHolds;
 using test::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -214,6 +215,16 @@ class QuarantineCallsTest : public testing::Test {
     const InventoryVerdict verdict = registry_->TakeRestored(restored);
     EXPECT_TRUE(verdict.quarantine.empty());
   }
+  // Begins a restore of the array, up to the orders to both workers to restore it.
+  void BeginRestore(const ArrayDescriptor& array, v1::RestoreQuarantinedRequest* request,
+                    v1::RestoreQuarantinedResponse* response) {
+    request->set_array_id(array.array_id);
+    RestoreQuarantined(Context(), &hub_, request, response, stop_, Done());
+    hub_.Answer(Has(array, 0));
+    hub_.Answer(Has(array, 1));
+    ASSERT_FALSE(hub_.kept.empty());
+    ASSERT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
+  }
   std::vector<int64_t> MissingOf(const ArrayDescriptor& descriptor) {
     return (*registry_->FindArray(descriptor.array_id))->missing_ranks;
   }
@@ -284,13 +295,8 @@ TEST_F(QuarantineCallsTest, ACallThatItsClientCancelsEndsAndItsOrderIsForgotten)
 TEST_F(QuarantineCallsTest, ARestoreThatHasBegunGoesOnThoughItsClientHasGone) {
   const ArrayDescriptor array = NewArray();
   v1::RestoreQuarantinedRequest request;
-  request.set_array_id(array.array_id);
   v1::RestoreQuarantinedResponse response;
-  RestoreQuarantined(Context(), &hub_, &request, &response, stop_, Done());
-  hub_.Answer(Has(array, 0));
-  hub_.Answer(Has(array, 1));
-  ASSERT_FALSE(hub_.kept.empty());
-  ASSERT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
+  ASSERT_NO_FATAL_FAILURE(BeginRestore(array, &request, &response));
   stop_->Cancel();
   EXPECT_FALSE(done_.has_value());
   for (const int64_t rank : {0, 1}) {
@@ -411,13 +417,8 @@ TEST_F(QuarantineCallsTest, EachTileThatComesBackCountsWhateverBecomesOfTheOther
   const ArrayDescriptor array = NewArray();
   ASSERT_THAT(MissingOf(array), ElementsAre(0, 1));
   v1::RestoreQuarantinedRequest request;
-  request.set_array_id(array.array_id);
   v1::RestoreQuarantinedResponse response;
-  RestoreQuarantined(Context(), &hub_, &request, &response, stop_, Done());
-  hub_.Answer(Has(array, 0));
-  hub_.Answer(Has(array, 1));
-  ASSERT_FALSE(hub_.kept.empty());
-  EXPECT_EQ(hub_.kept.front().order.action(), internal::v1::QuarantineOrder::ACTION_RESTORE);
+  ASSERT_NO_FATAL_FAILURE(BeginRestore(array, &request, &response));
   ComesBack(array, 0);
   hub_.Answer(Has(array, 0));
   hub_.Answer(absl::UnavailableError("worker \"w1\" was lost"));
@@ -693,15 +694,40 @@ TEST_F(QuarantineCallsTest, ASessionTakesOverSoManyArraysBeforeTheyAreReported) 
   const std::string second = sessions_.Open({}, "", absl::Minutes(1))->id;
   std::vector<std::string> ids;
   for (int64_t i = 0; i < ArrayRegistry::kMaxAwaitedOfSession; ++i) ids.push_back(StrCat("id-", i));
-  ASSERT_THAT(TakeOverForSession(*registry_, sessions_, first, ids), IsOk());
+  ASSERT_THAT(TakeOverForSession(*registry_, sessions_, first, ids), IsOkAndHolds(IsEmpty()));
   EXPECT_EQ(UnpinForSession(*registry_, sessions_, first, ids), std::ssize(ids));
   // Ids that it invents and releases count. An array that the workers have reported does not.
   EXPECT_THAT(TakeOverForSession(*registry_, sessions_, first, {"one-more", reported}),
-              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded));
+              IsOkAndHolds(ElementsAre("one-more")));
   EXPECT_FALSE(registry_->IsAwaited("one-more"));
   EXPECT_TRUE(*sessions_.PinsArray(first, reported));
-  EXPECT_THAT(TakeOverForSession(*registry_, sessions_, second, {"one-more"}), IsOk());
+  EXPECT_THAT(TakeOverForSession(*registry_, sessions_, second, {"one-more"}),
+              IsOkAndHolds(IsEmpty()));
   EXPECT_TRUE(registry_->IsAwaited("one-more"));
+}
+
+TEST_F(QuarantineCallsTest, SessionsWithManyArraysLeaveRoomForTheAwaitedArraysOfOthers) {
+  const auto take = [this](const std::string& session, int64_t count) {
+    std::vector<std::string> ids;
+    for (int64_t i = 0; i < count; ++i) ids.push_back(StrCat(session, "-", i));
+    const auto refused = TakeOverForSession(*registry_, sessions_, session, ids);
+    EXPECT_THAT(refused, IsOk());
+    if (!refused.ok()) return int64_t{0};
+    const int64_t taken = count - std::ssize(*refused);
+    // The arrays that it lists are those that it did not take, in the order of the call.
+    EXPECT_EQ(*refused, std::vector<std::string>(ids.begin() + taken, ids.end()));
+    return taken;
+  };
+  const auto open = [this] { return sessions_.Open({}, "", absl::Minutes(1))->id; };
+  int64_t left = ArrayRegistry::kMaxAwaited;
+  for (int i = 0; i < 12; ++i) {
+    const std::string session = open();
+    const int64_t taken = take(session, ArrayRegistry::kMaxAwaitedOfSession);
+    EXPECT_EQ(taken, left / ArrayRegistry::kAwaitedShares) << i;
+    left -= taken;
+  }
+  EXPECT_GT(left, ArrayRegistry::kMaxAwaited / 4);
+  EXPECT_EQ(take(open(), 2'000), 2'000);
 }
 
 TEST_F(QuarantineCallsTest, AnArrayWithoutANameIsDroppedWithItsPartInQuarantine) {

@@ -29,6 +29,7 @@ namespace shardmesh::server {
 namespace {
 
 using ::shardmesh::test::IsOk;
+using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::EndsWith;
@@ -1316,15 +1317,22 @@ TEST_F(ArrayRegistryTest, ThePutThatItsClientGaveUpIsDropped) {
 }
 
 TEST_F(ArrayRegistryTest, AwaitsSoManyArraysOfSessionsAndNoMore) {
-  for (int64_t i = 0; i < ArrayRegistry::kMaxAwaited; ++i) {
-    ASSERT_THAT(registry_->TakeOver(StrCat("array-", i)), IsOk());
+  constexpr int64_t kMost = ArrayRegistry::kMaxAwaited;
+  constexpr int64_t kOwn = ArrayRegistry::kMinAwaitedOfSession;
+  // Sessions that take over one array each, and the one array that each could always take over.
+  for (int64_t i = 0; i < kMost; ++i) {
+    ASSERT_THAT(registry_->TakeOver(StrCat("array-", i)), IsOkAndHolds(TakenOver::kAwaited));
   }
-  const auto refused = StatusIs(absl::StatusCode::kResourceExhausted, Reason::kLimitExceeded);
-  EXPECT_THAT(registry_->TakeOver("one-more"), refused);
-  EXPECT_THAT(registry_->TakeOver("array-7"), refused) << "each pin counts";
-  registry_->Unpin(std::string("array-7"));
-  EXPECT_THAT(registry_->TakeOver("one-more"), IsOk()) << "a removed pin does not count";
-  EXPECT_THAT(registry_->TakeOver("array-7"), refused);
+  EXPECT_THAT(registry_->TakeOver("one-more", kOwn), IsOkAndHolds(TakenOver::kNoRoom));
+  EXPECT_THAT(registry_->TakeOver("array-7", kOwn), IsOkAndHolds(TakenOver::kNoRoom))
+      << "each pin counts";
+  EXPECT_FALSE(registry_->IsAwaited("one-more"));
+  EXPECT_THAT(registry_->TakeOver("one-more", kOwn - 1), IsOkAndHolds(TakenOver::kAwaited));
+  // A removed pin does not count. A session gets an eleventh one where the others leave room for
+  // 110.
+  for (int64_t i = 0; i < 10 * kOwn + 10; ++i) registry_->Unpin(StrCat("array-", i));
+  EXPECT_THAT(registry_->TakeOver("array-7", kOwn), IsOkAndHolds(TakenOver::kAwaited));
+  EXPECT_THAT(registry_->TakeOver("array-8", 2 * kOwn), IsOkAndHolds(TakenOver::kNoRoom));
   clock_.Advance(ArrayRegistry::kAdoptionGrace);
   EXPECT_THAT(registry_->TakeOver("late"), StatusIs(absl::StatusCode::kNotFound));
 }

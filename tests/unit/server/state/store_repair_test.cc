@@ -261,22 +261,25 @@ TEST(StoreRepairTest, NoStepOfARestoreAfterWhichAProcessEndsLosesTheState) {
   }
 }
 
+// Makes a state of 60 names, and overwrites the page of three of them.
+void MakeDamagedState(const std::string& folder) {
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
+    for (int i = 0; i < 60; ++i) {
+      ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat("name/", i), std::string(1000, 'v')}}}),
+                  IsOk());
+    }
+  }
+  std::fstream file(folder + "/state.db", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(40'960);
+  file << std::string(4096, '\x5a');
+}
+
 TEST(StoreRepairTest, NoStepOfARepairAfterWhichAProcessEndsLosesTheState) {
   for (const char* step : kReplaceSteps) {
     SCOPED_TRACE(step);
     const std::string folder = NewFolder();
-    {
-      SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
-      for (int i = 0; i < 60; ++i) {
-        ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat("name/", i), std::string(1000, 'v')}}}),
-                    IsOk());
-      }
-    }
-    {
-      std::fstream file(folder + "/state.db", std::ios::in | std::ios::out | std::ios::binary);
-      file.seekp(40'960);
-      file << std::string(4096, '\x5a');
-    }
+    ASSERT_NO_FATAL_FAILURE(MakeDamagedState(folder));
     ASSERT_TRUE(EndsAt(step, [&] { return CheckDataFolder(folder, true).status(); }));
     // The repair is done again where it had not begun, and is done otherwise.
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
@@ -426,18 +429,7 @@ TEST(StoreRepairTest, MendsBoundsThatAreGone) {
 
 TEST(StoreRepairTest, SavesWhatCanBeReadOfDamagedPages) {
   const std::string folder = NewFolder();
-  {
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store, OpenFolder(folder));
-    for (int i = 0; i < 60; ++i) {
-      ASSERT_THAT(CommitAndWait(*store, {.puts = {{StrCat("name/", i), std::string(1000, 'v')}}}),
-                  IsOk());
-    }
-  }
-  {
-    std::fstream file(folder + "/state.db", std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(40'960);
-    file << std::string(4096, '\x5a');
-  }
+  ASSERT_NO_FATAL_FAILURE(MakeDamagedState(folder));
   EXPECT_THAT(OpenFolder(folder), StatusIs(absl::StatusCode::kDataLoss, Reason::kStoreFailed));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoreCheck check, CheckDataFolder(folder, true));
   EXPECT_FALSE(check.pages.ok());

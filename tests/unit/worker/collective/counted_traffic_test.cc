@@ -16,6 +16,7 @@
 #include "tests/testing/in_process_link.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/collective/collective_data.h"
+#include "tests/unit/worker/collective/counting_link.h"
 #include "worker/collective/collectives.h"
 #include "worker/step/combiners.h"
 
@@ -25,32 +26,6 @@ namespace {
 using ::shardmesh::test::InProcessRanks;
 using ::shardmesh::test::IsOk;
 using ::testing::Each;
-
-// Counts the bytes that one rank sends to each peer. For one thread.
-class CountingLink final : public Link {
- public:
-  // `base` outlives the link.
-  CountingLink(Link* base, int64_t ranks) : base_(base), sent_bytes_(Index(ranks)) {}
-
-  const std::vector<int64_t>& sent_bytes() const { return sent_bytes_; }  // by receiver
-
-  DeviceId rank() const override { return base_->rank(); }
-  absl::Status Begin(int64_t op, std::string signature) override {
-    return base_->Begin(op, std::move(signature));
-  }
-  absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override {
-    sent_bytes_[Index(peer)] += SizeOf(message);
-    return base_->Send(peer, tag, std::move(message));
-  }
-  absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
-                                     absl::Time deadline) override {
-    return base_->Receive(peer, tag, message_bytes, deadline);
-  }
-
- private:
-  Link* const base_;
-  std::vector<int64_t> sent_bytes_;
-};
 
 int64_t SumOfExtents(const GroupTiles& tiles) {
   int64_t sum = 0;

@@ -24,6 +24,7 @@
 #include "tests/testing/in_process_link.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/collective/collective_data.h"
+#include "tests/unit/worker/collective/counting_link.h"
 #include "tests/unit/worker/collective/random_layouts.h"
 
 // Cases of each seed. Builds with sanitizers, which are slow, set a smaller number.
@@ -41,31 +42,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr int64_t kMaxRanks = 8;
-
-// Counts the bytes that one rank sends. For one thread.
-class SumLink final : public Link {
- public:
-  explicit SumLink(Link* base) : base_(base) {}
-
-  int64_t sent_bytes() const { return sent_bytes_; }
-
-  DeviceId rank() const override { return base_->rank(); }
-  absl::Status Begin(int64_t op, std::string signature) override {
-    return base_->Begin(op, std::move(signature));
-  }
-  absl::Status Send(DeviceId peer, const Tag& tag, OwnedBytes message) override {
-    sent_bytes_ += SizeOf(message);
-    return base_->Send(peer, tag, std::move(message));
-  }
-  absl::StatusOr<OwnedBytes> Receive(DeviceId peer, const Tag& tag, int64_t message_bytes,
-                                     absl::Time deadline) override {
-    return base_->Receive(peer, tag, message_bytes, deadline);
-  }
-
- private:
-  Link* const base_;
-  int64_t sent_bytes_ = 0;
-};
 
 // A move between two layouts on a mesh of at most kMaxRanks devices.
 struct MoveCase {
@@ -145,7 +121,7 @@ absl::StatusOr<std::string> RunCase(const MoveCase& c, Link* link, int64_t op,
   return new_tile;
 }
 
-// 13,000 cases, in builds without sanitizers. RandomMeshMoveTest has 7,000 cases between different
+// 13,000 cases, in builds without sanitizers. RandomMeshMoveTest has 20,000 cases between different
 // meshes. Each rank runs all cases one after the other, as ops of one step, and does not wait for
 // the other ranks but for their data: some ranks are cases ahead.
 class RandomMoveTest : public testing::TestWithParam<uint32_t> {};
@@ -163,10 +139,10 @@ TEST_P(RandomMoveTest, EachRankGetsItsTileForTheBytesOfThePlan) {
     for (size_t i = 0; i < kCases; ++i) {
       const MoveCase& c = cases[i].move;
       if (rank >= c.mesh.size() || !c.plan.has_value()) continue;
-      SumLink link(world.link(rank));
+      CountingLink link(world.link(rank), kMaxRanks);
       const auto tile = RunCase(c, &link, static_cast<int64_t>(i), &received_bytes[i]);
       if (!tile.ok()) return WithContext(tile.status(), StrCat("case ", i, ": ", c.name));
-      sent_bytes[i] += link.sent_bytes();
+      sent_bytes[i] += link.total_bytes();
       if (*tile != TileOfTensor(c.tensor, c.to.dtype, c.to.shape, c.plan->to().TileOf(rank))) {
         return absl::InternalError(StrCat("case ", i, ", rank ", rank, " differs: ", c.name));
       }

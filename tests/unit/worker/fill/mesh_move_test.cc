@@ -28,7 +28,7 @@
 
 // Cases of each seed. Builds with sanitizers, which are slow, set a smaller number.
 #ifndef SHARDMESH_MESH_MOVE_CASES
-#define SHARDMESH_MESH_MOVE_CASES 700
+#define SHARDMESH_MESH_MOVE_CASES 2000
 #endif
 
 namespace shardmesh::worker {
@@ -178,7 +178,7 @@ absl::Status RunMeshMove(const MeshMove& move, LayoutDice& dice) {
   return absl::OkStatus();
 }
 
-// 7,000 cases, in builds without sanitizers. FillFromArraysTest has some hundred cases whose bytes
+// 20,000 cases, in builds without sanitizers. FillFromArraysTest has some hundred cases whose bytes
 // go over real channels.
 class RandomMeshMoveTest : public testing::TestWithParam<uint32_t> {};
 

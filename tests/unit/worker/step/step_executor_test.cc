@@ -182,6 +182,15 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
           {Describe(StrCat("out-", sequence, "-", i), plan->values[plan->outputs[i]]), "encoded"});
     }
   }
+  // Orders the sum of `tensor`, which lies whole on each rank, over the axis x. Its result is an
+  // array.
+  void OrderAllReduceOf(const Tensor& tensor) {
+    Put("in", tensor, SpecOf({"", ""}));
+    Order(1, {.operand_count = 1,
+              .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
+              .outputs = {1}});
+    order_.return_literals = false;
+  }
 
   // The bytes that a rank sends in the ordered step by the forecast of its links.
   int64_t ForecastBytes(DeviceId sender) const {
@@ -265,11 +274,7 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
 TEST_P(StepExecutorTest, StepsHaveTheirTimeThoughTheWallClockWasSteppedForward) {
   ahead_ = absl::Hours(-1);  // the present is over an hour later than the clock shows
   StartMesh("x=2");
-  Put("in", Tensor::Random({1000, 1000}, 5), SpecOf({"", ""}));
-  Order(1, {.operand_count = 1,
-            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
-            .outputs = {1}});
-  order_.return_literals = false;
+  OrderAllReduceOf(Tensor::Random({1000, 1000}, 5));
   RunOnAll();
   for (DeviceId device = 0; device < 2; ++device) {
     const StepResult result = Await(device);
@@ -279,11 +284,7 @@ TEST_P(StepExecutorTest, StepsHaveTheirTimeThoughTheWallClockWasSteppedForward) 
 
 TEST_P(StepExecutorTest, AStepWithoutRoomTriesAgainOnceMemoryWasFreed) {
   StartMesh("x=2");
-  Put("in", Tensor::Random({100, 1000}, 5), SpecOf({"", ""}));
-  Order(1, {.operand_count = 1,
-            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
-            .outputs = {1}});
-  order_.return_literals = false;
+  OrderAllReduceOf(Tensor::Random({100, 1000}, 5));
   // Takes most of the memory on rank 0.
   BufferPool& pool = *rank(0).pool;
   const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
@@ -303,11 +304,7 @@ TEST_P(StepExecutorTest, AStepWithoutRoomTriesAgainOnceMemoryWasFreed) {
 TEST_P(StepExecutorTest, StepsEndInTimeThoughTheWallClockWasSteppedBack) {
   ahead_ = absl::Hours(1);
   StartMesh("x=2");
-  Put("in", Tensor::Random({1000, 1000}, 5), SpecOf({"", ""}));
-  Order(1, {.operand_count = 1,
-            .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}}},
-            .outputs = {1}});
-  order_.return_literals = false;
+  OrderAllReduceOf(Tensor::Random({1000, 1000}, 5));
   order_.timeout = absl::Milliseconds(100);
   Run(0, order_);  // rank 1 never does
   EXPECT_THAT(Await(0).status, test::StatusIs(absl::StatusCode::kDeadlineExceeded));

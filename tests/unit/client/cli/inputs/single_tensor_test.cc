@@ -13,8 +13,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
+#include "tensor/checkpoint_folder.h"
 #include "tests/testing/replacing_saves.h"
 #include "tests/testing/status_matchers.h"
 
@@ -25,6 +27,7 @@ using ::shardmesh::test::IsOk;
 using ::shardmesh::test::ReplaceCheckpoint;
 using ::shardmesh::test::ReplacingSaves;
 using ::shardmesh::test::SavedFiles;
+using ::shardmesh::test::ScopedMaxReplaceTime;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -113,6 +116,22 @@ TEST_F(SingleTensorTest, OpensATensorWhileSavesReplaceItsCheckpoint) {
   ReplaceCheckpoint(folder, "", saved("d", "other.safetensors"));
   EXPECT_TRUE(source.WasReplaced());
   EXPECT_FALSE(source.source().has_value()) << "its file is gone";
+}
+
+TEST_F(SingleTensorTest, TheCallerEndsTheWaitForASaveThatNeverEnds) {
+  const std::string folder = Path("model");
+  std::filesystem::create_directories(StrCat(folder, "/", kSaveStaging, "/", kSaveAside));
+  std::ofstream(StrCat(folder, "/", kCheckpointManifest)) << "x";
+  const ScopedMaxReplaceTime patience(absl::InfiniteDuration());
+  const auto keep_going = [] { return absl::CancelledError("the caller has gone"); };
+  for (const std::string& text : {folder + ":w", folder + "/missing:w", folder + "/missing.npy"}) {
+    EXPECT_THAT(SingleTensor::Open(text, "", nullptr, keep_going),
+                StatusIs(absl::StatusCode::kCancelled))
+        << text;
+  }
+  EXPECT_THAT(SingleTensor::Open(folder, "w", nullptr, keep_going),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_THAT(SingleTensor::Open(Path("one.safetensors"), "", nullptr, keep_going), IsOk());
 }
 
 TEST_F(SingleTensorTest, TensorsOfOneCheckpointShareIt) {
