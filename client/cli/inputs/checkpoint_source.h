@@ -31,8 +31,8 @@ void AddMapOptions(CLI::App* command, MapFlags* flags);
 absl::StatusOr<MappedCheckpoint> OpenMapped(const std::string& path, const MapFlags& flags = {},
                                             std::optional<int64_t> step = {});
 
-// Returns why only a client can read the tensors, such as `only the client converts tensors`; an
-// empty text if workers can read all of them.
+// Returns why only a client can read the tensors, such as `only the client makes I8 with
+// scales`; an empty text if workers can read all of them.
 std::string WhyClientReads(const MappedCheckpoint& checkpoint);
 
 // Returns the step of the checkpoint that was opened, by the name of its folder.
