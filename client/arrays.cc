@@ -323,8 +323,9 @@ absl::StatusOr<std::vector<PutTensor>> PutTensorsOf(const MappedCheckpoint& chec
     const SourceTensor& source = checkpoint.SourceOf(tensor);
     put.saved = checkpoint.source().SavedPartOf(source);
     std::optional<FileSource> place = sources.Find(*source.file, source.offset_bytes);
-    if (MappedCheckpoint::IsPlain(tensor)) {
+    if (MappedCheckpoint::IsElementwise(tensor)) {
       put.source = std::move(place);
+      if (put.source.has_value()) put.source->conversion = checkpoint.ReadAs(tensor);
     } else if (place.has_value()) {
       put.origin = ArrayOrigin{.file = std::move(place->file),
                                .offset_bytes = place->offset_bytes,

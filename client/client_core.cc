@@ -175,8 +175,13 @@ std::optional<SavedPart> SavedPartOf(const PutTensor& tensor) {
   if (!source.has_value() || view == nullptr || !source->file->path.ends_with(".safetensors")) {
     return std::nullopt;
   }
+  int64_t size_bytes = view->size_bytes();
+  if (source->conversion.has_value()) {
+    size_bytes = size_bytes * 8 / BitsPerElement(view->dtype()) *
+                 BitsPerElement(source->conversion->dtype) / 8;
+  }
   return SavedPart{
-      .file = source->file, .offset_bytes = source->offset_bytes, .size_bytes = view->size_bytes()};
+      .file = source->file, .offset_bytes = source->offset_bytes, .size_bytes = size_bytes};
 }
 
 // Compares the tensors that a put sends with the checksums of their saved checkpoints, while the
@@ -372,7 +377,8 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
     return InvalidArgument(
         Reason::kMissingArgument,
         StrCat("tensor '", without->name,
-               "' has no source: workers can read only tensors that lie row-major in a file"),
+               "' has no source: workers can read only tensors that lie in a file as they are, or "
+               "transposed or in another float type"),
         {{fact::kField, "source"}});
   }
   absl::Status refusal;

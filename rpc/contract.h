@@ -44,6 +44,7 @@ inline constexpr Feature kFeatures[] = {
     {"get_reports", {"shardmesh.v1.OperationService.ReportGet"}},
     {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},
     {"output_specs", {"shardmesh.v1.OutputLayout.output_spec"}},
+    {"put_conversions", {"shardmesh.v1.PutTensor.converted_source"}},
     {"put_reuse", {"shardmesh.v1.BeginPutHeader.reuse", "shardmesh.v1.PutTensor.origin"}},
     {"put_sources", {"shardmesh.v1.BeginPutHeader.files", "shardmesh.v1.PutTensor.source"}},
     {"puts_by_axes", {"shardmesh.v1.PutTensor.axes", "shardmesh.v1.PutTensor.preset"}},
@@ -83,6 +84,10 @@ inline constexpr Feature kFeatures[] = {
 // The feature in Hello.features of a worker that fills tiles itself: the orders CheckFiles and
 // FillTiles of attach_service.proto.
 inline constexpr std::string_view kFillFeature = "fill";
+
+// The feature in Hello.features of a worker that also transposes and converts tensors of files:
+// FillTile.converted_file of attach_service.proto's orders.
+inline constexpr std::string_view kFillConversionsFeature = "fill_conversions";
 
 // The feature in Hello.features of a worker that computes digests of its tiles: the order
 // DigestTiles of attach_service.proto.

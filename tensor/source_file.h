@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "process/file.h"
+#include "tensor/source_conversion.h"
 
 namespace shardmesh {
 
@@ -42,6 +44,8 @@ struct SourceFile {
 struct FileRange {
   int64_t file = 0;  // the file, as an index into a list of files
   int64_t offset_bytes = 0;
+  // How the tensor is made from the one in the file; nullopt: its elements are the bytes there.
+  std::optional<SourceConversion> conversion = std::nullopt;
 
   friend bool operator==(const FileRange&, const FileRange&) = default;
 };

@@ -186,6 +186,10 @@ tensors:
         nan = numpy.isnan(weight.T)
         expect((have[~nan] == bf16(weight.T)[~nan]).all(), "the kernel has other bits")
         expect(((have[nan] & 0x7FFF) > 0x7F80).all(), "a NaN is lost")
+        told = json.loads(self.load("torch.npz", "--map", "map.yaml", "--dtype", "BF16", "--no-reuse", "-ojson",
+                                    rules="columns.yaml", source="workers"))
+        expect(told["read_by"] == "workers" and told["sent_bytes"] == 0, f"who read: {told}")
+        expect((self.get("layers_0/kernel").view(numpy.uint16) == have).all(), "workers make other bits")
         expect(same(self.get("step"), numpy.arange(3)), "integers are changed")
 
     def i8_has_the_documented_values(self):

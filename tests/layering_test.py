@@ -63,7 +63,7 @@ ALLOWED = {
     "worker/exchange": VALUES | {"rpc", "rpc/*", "worker/collective", "worker/shm"},
     "worker/step": VALUES | {"rpc/codec", "worker/collective", "worker/exchange", "worker/kernel", "worker/store"},
     "worker/service": VALUES | {"process/sealed", "rpc", "rpc/*", "worker/exchange", "worker/save", "worker/store", "worker/step"},
-    "worker/fill": VALUES | {"process/roots", "rpc", "rpc/*", "worker/store", "worker/service"},
+    "worker/fill": VALUES | {"process/roots", "tensor/checkpoint", "rpc", "rpc/*", "worker/store", "worker/service"},
     "worker": VALUES | {"process/roots", "rpc", "rpc/*", "worker/*"},
     "client/types": VALUES,
     "client/remote": VALUES | {"process/sealed", "rpc", "rpc/*", "client/types"},

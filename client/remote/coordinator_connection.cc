@@ -69,6 +69,10 @@ absl::StatusOr<Array> DecodeArray(const v1::Array& from) {
     SHARDMESH_ASSIGN_OR_RETURN(SourceFile file, DecodeAnswer(from.source().file()));
     array.source = {.file = std::make_shared<const SourceFile>(std::move(file)),
                     .offset_bytes = from.source().offset_bytes()};
+    if (from.source().has_conversion()) {
+      SHARDMESH_ASSIGN_OR_RETURN(array.source->conversion,
+                                 DecodeAnswer(from.source().conversion()));
+    }
   }
   if (from.has_replicas()) {
     array.replicas = {.wanted = from.replicas().wanted(),

@@ -28,6 +28,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/utf8.h"
+#include "tensor/source_conversion.h"
 
 namespace shardmesh::client {
 namespace {
@@ -76,7 +77,12 @@ FileIndex EncodeFiles(absl::Span<const PutTensor> tensors, bool from_files,
 
 void EncodeOrigin(const PutTensor& from, uint32_t file, v1::TensorOrigin* to) {
   to->set_file(file);
-  if (from.source.has_value()) return to->set_offset_bytes(from.source->offset_bytes);
+  if (from.source.has_value()) {
+    to->set_offset_bytes(from.source->offset_bytes);
+    to->set_conversion(
+        ConversionText(from.source->conversion, from.view.dtype(), from.view.shape()));
+    return;
+  }
   to->set_offset_bytes(from.origin->offset_bytes);
   to->set_conversion(from.origin->conversion);
 }
@@ -113,7 +119,24 @@ void EncodeContent(const ContentClaim& from, v1::TensorContent* to) {
   for (const int64_t tile : from.equal_tiles) to->add_equal_tiles(static_cast<int32_t>(tile));
 }
 
-void EncodeTensor(const PutTensor& from, const FileIndex& files, bool from_files,
+// How the tensors of a put are told to the coordinator.
+enum class SourceForm {
+  kOrigin,     // the client sends them
+  kPlain,      // the workers read them
+  kConverted,  // the workers read them, and convert some
+};
+
+// A coordinator of an older build ignores converted sources. It is to ignore those of all tensors.
+SourceForm FormOf(absl::Span<const PutTensor> tensors, bool from_files) {
+  if (!from_files) return SourceForm::kOrigin;
+  const bool is_converted =
+      std::any_of(tensors.begin(), tensors.end(), [](const PutTensor& tensor) {
+        return tensor.source.has_value() && tensor.source->conversion.has_value();
+      });
+  return is_converted ? SourceForm::kConverted : SourceForm::kPlain;
+}
+
+void EncodeTensor(const PutTensor& from, const FileIndex& files, SourceForm form,
                   v1::PutTensor* to) {
   to->set_name(from.name);
   to->set_dtype(rpc::Encode(from.view.dtype()));
@@ -132,12 +155,18 @@ void EncodeTensor(const PutTensor& from, const FileIndex& files, bool from_files
   rpc::Encode(from.cut_points, to->mutable_cut_points());
   const auto file = files.find(FileOf(from));
   if (file == files.end()) return;
-  if (from_files) {
-    to->mutable_source()->set_file(file->second);
-    to->mutable_source()->set_offset_bytes(from.source->offset_bytes);
-  } else {
+  if (form == SourceForm::kOrigin) {
     EncodeOrigin(from, file->second, to->mutable_origin());
+    return;
   }
+  FileRange range{.file = file->second,
+                  .offset_bytes = from.source->offset_bytes,
+                  .conversion = from.source->conversion};
+  if (form == SourceForm::kPlain) return rpc::Encode(range, to->mutable_source());
+  if (!range.conversion.has_value()) {
+    range.conversion = SourceConversion{.dtype = from.view.dtype()};
+  }
+  rpc::Encode(range, to->mutable_converted_source());
 }
 
 // Returns the name of a checkpoint as the coordinator takes it: the absolute path, or its end if
@@ -315,12 +344,13 @@ absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
           v1::BeginPutRequest request;
           EncodeHeader(request_id, session_id, put_options, request.mutable_header());
           const FileIndex files = EncodeFiles(tensors, from_files, request.mutable_header());
+          const SourceForm form = FormOf(tensors, from_files);
           bool is_open = call->stream->Write(request);
           for (size_t i = 0; i < tensors.size() && is_open;) {
             request.Clear();
             for (size_t bytes = 0; i < tensors.size() && bytes < kBatchBytes; ++i) {
               v1::PutTensor& tensor = *request.mutable_tensors()->add_tensors();
-              EncodeTensor(tensors[i], files, from_files, &tensor);
+              EncodeTensor(tensors[i], files, form, &tensor);
               if (!claims.empty() && claims[i].has_value()) {
                 EncodeContent(*claims[i], tensor.mutable_content());
               }

@@ -26,6 +26,7 @@
 #include "tensor/array_origin.h"
 #include "tensor/buffer.h"
 #include "tensor/saved_checksums.h"
+#include "tensor/source_conversion.h"
 #include "tensor/source_file.h"
 #include "tensor/tensor_elements.h"
 #include "tensor/view.h"
@@ -37,12 +38,15 @@ enum class Durability { kUnknown, kMemory, kDisk };
 // kDegraded: some of the array's tiles are on no live worker.
 enum class ArrayState { kUnknown, kAvailable, kDegraded };
 
-// The elements of a tensor in a file: row-major and little-endian, without gaps.
+// The elements of a tensor in a file: row-major and little-endian, without gaps. A conversion makes
+// the tensor from them.
 struct FileSource {
   // The file and its state. For workers, the path must be absolute. Tensors of one file should
   // share the object. Not null.
   std::shared_ptr<const SourceFile> file;
   int64_t offset_bytes = 0;
+  // The type and the order of the dimensions in the file, if they differ from the tensor's.
+  std::optional<SourceConversion> conversion = std::nullopt;
 };
 
 // The coordinator's work to bring back the tiles that an array lacks.

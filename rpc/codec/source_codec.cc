@@ -1,8 +1,12 @@
 // Checks and decodes files and ranges of files.
 #include "rpc/codec/source_codec.h"
 
+#include <utility>
+
+#include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/codec/time_codec.h"
+#include "sharding/shape.h"
 #include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -105,6 +109,38 @@ absl::StatusOr<FileRange> Decode(const v1::FileRange& from) {
                     StrCat("is ", from.offset_bytes(), "; an offset is at least 0"));
   }
   return FileRange{.file = from.file(), .offset_bytes = from.offset_bytes()};
+}
+
+void Encode(const SourceConversion& from, v1::SourceConversion* to) {
+  to->set_dtype(Encode(from.dtype));
+  for (const size_t dim : from.permutation) to->add_permutation(static_cast<uint32_t>(dim));
+}
+
+absl::StatusOr<SourceConversion> Decode(const v1::SourceConversion& from) {
+  const absl::StatusOr<Dtype> dtype = Decode(from.dtype());
+  if (!dtype.ok()) return WithField(dtype.status(), "dtype");
+  if (from.permutation_size() > kMaxRank) {
+    return OverLimit(
+        "permutation",
+        StrCat("has ", from.permutation_size(), " dimensions; a tensor has at most ", kMaxRank),
+        from.permutation_size(), kMaxRank);
+  }
+  return SourceConversion{.dtype = *dtype,
+                          .permutation = {from.permutation().begin(), from.permutation().end()}};
+}
+
+void Encode(const FileRange& from, v1::ConvertedRange* to) {
+  Encode(from, to->mutable_range());
+  Encode(*from.conversion, to->mutable_conversion());
+}
+
+absl::StatusOr<FileRange> Decode(const v1::ConvertedRange& from) {
+  absl::StatusOr<FileRange> range = Decode(from.range());
+  if (!range.ok()) return WithField(range.status(), "range");
+  absl::StatusOr<SourceConversion> conversion = Decode(from.conversion());
+  if (!conversion.ok()) return WithField(conversion.status(), "conversion");
+  range->conversion = *std::move(conversion);
+  return range;
 }
 
 }  // namespace shardmesh::rpc

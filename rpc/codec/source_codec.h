@@ -4,6 +4,7 @@
 
 #include "absl/status/statusor.h"
 #include "shardmesh/v1/array.pb.h"
+#include "tensor/source_conversion.h"
 #include "tensor/source_file.h"
 
 namespace shardmesh::rpc {
@@ -16,9 +17,20 @@ void Encode(const SourceFile& from, v1::SourceFile* to);
 // file without a modify time is OK, and gets InfinitePast.
 absl::StatusOr<SourceFile> Decode(const v1::SourceFile& from, bool needs_time = true);
 
+// Leaves the conversion out.
 void Encode(const FileRange& from, v1::FileRange* to);
 // BAD_FIELD: the offset is negative.
 absl::StatusOr<FileRange> Decode(const v1::FileRange& from);
+
+void Encode(const SourceConversion& from, v1::SourceConversion* to);
+// Errors of the decoding of the type. LIMIT_EXCEEDED: the permutation has more dimensions than a
+// tensor can have.
+absl::StatusOr<SourceConversion> Decode(const v1::SourceConversion& from);
+
+// The range has a conversion on both sides.
+void Encode(const FileRange& from, v1::ConvertedRange* to);
+// Errors of the decoding of its parts, with the field. A conversion that is not set has no type.
+absl::StatusOr<FileRange> Decode(const v1::ConvertedRange& from);
 
 }  // namespace shardmesh::rpc
 

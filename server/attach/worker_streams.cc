@@ -13,6 +13,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::server {
@@ -184,6 +185,19 @@ absl::Status WorkerStreams::CheckCanFill(std::string_view identity) const {
   WorkerStream* stream = nullptr;
   absl::MutexLock lock(&mutex_);
   return FindFiller(*view, identity, &stream);
+}
+
+absl::Status WorkerStreams::CheckCanConvert(std::string_view identity) const {
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  WorkerStream* stream = nullptr;
+  absl::MutexLock lock(&mutex_);
+  SHARDMESH_RETURN_IF_ERROR(FindFiller(*view, identity, &stream));
+  if (stream->HasFeature(rpc::kFillConversionsFeature)) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(StrCat("worker \"", identity,
+                                           "\" runs an older build, which does not transpose or "
+                                           "convert tensors of files")),
+      Reason::kNotAvailable, {{fact::kField, "converted_source"}});
 }
 
 int64_t WorkerStreams::CheckFiles(const std::string& identity, std::string_view files,

@@ -156,6 +156,7 @@ class WorkerStreams final : public StepTransport,
 
   // FillTransport.
   absl::Status CheckCanFill(std::string_view identity) const override;
+  absl::Status CheckCanConvert(std::string_view identity) const override;
   int64_t CheckFiles(const std::string& identity, std::string_view files,
                      FilesChecked checked) override;
   void ForgetFileCheck(int64_t number) override { file_checks_.Forget(number); }

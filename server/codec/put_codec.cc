@@ -190,6 +190,18 @@ absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
     }
     tensor.source = *source;
   }
+  if (from.has_converted_source()) {
+    if (from.has_source()) {
+      return rpc::BadField("converted_source",
+                           "is set together with source; leave source out, which means the same "
+                           "without a conversion");
+    }
+    auto source = rpc::Decode(from.converted_source());
+    if (!source.ok()) {
+      return rpc::WithField(source.status(), "converted_source");
+    }
+    tensor.source = *std::move(source);
+  }
   if (from.has_origin()) {
     SHARDMESH_RETURN_IF_ERROR(DecodeOrigin(from.origin(), &tensor));
   }

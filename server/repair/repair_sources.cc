@@ -81,7 +81,7 @@ absl::Status SendRepair(const RepairOrder& order, FillTransport* transport) {
   if (!order.source->holder.has_value()) {
     FillEncoder encoder(order.transfer_id, order.term, nullptr, send);
     encoder.AddFromFile(array, order.rank, order.source->file.file.get(),
-                        order.source->file.offset_bytes);
+                        order.source->file.offset_bytes, order.source->file.conversion);
     encoder.Flush();
     return sent;
   }

@@ -89,6 +89,18 @@ void Encode(const Mesh& from, proto::ArrayRecord* to) {
   }
 }
 
+void Encode(const SourceConversion& from, proto::SourceConversionRecord* to) {
+  const std::string_view dtype = DtypeName(from.dtype);
+  to->set_dtype(dtype.data(), dtype.size());
+  for (const size_t dim : from.permutation) to->add_permutation(static_cast<uint32_t>(dim));
+}
+
+absl::StatusOr<SourceConversion> Decode(const proto::SourceConversionRecord& from) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Dtype dtype, ParseDtype(from.dtype()));
+  return SourceConversion{.dtype = dtype,
+                          .permutation = {from.permutation().begin(), from.permutation().end()}};
+}
+
 void Encode(const Array& from, proto::ArrayRecord* to) {
   const ArrayDescriptor& descriptor = from.definition.descriptor;
   to->set_array_id(descriptor.array_id);
@@ -121,8 +133,10 @@ void Encode(const Array& from, proto::ArrayRecord* to) {
       Encode(file->change_time, to->mutable_source_change_time());
     }
     to->set_source_inode(file->inode);
-    to->set_source_sent(from.definition.source.file == nullptr);
+    const std::optional<SourceConversion>& read_as = from.definition.source.conversion;
+    to->set_source_sent(from.definition.source.file == nullptr || read_as.has_value());
     to->set_source_conversion(origin.conversion);
+    if (read_as.has_value()) Encode(*read_as, to->mutable_source_read_as());
   }
   to->set_replicas(from.definition.replicas > 1 ? from.definition.replicas : 0);
   to->set_replica_of(from.definition.replica_of);
@@ -173,7 +187,15 @@ absl::StatusOr<Array> Decode(std::string_view key, const proto::ArrayRecord& fro
                                                 .head_bytes = from.source_head_bytes(),
                                                 .inode = from.source_inode()});
     if (from.has_source_change_time()) file->change_time = Decode(from.source_change_time());
-    if (from.source_sent()) {
+    if (from.has_source_read_as()) {
+      auto read_as = Decode(from.source_read_as());
+      if (!read_as.ok()) return damaged(read_as.status());
+      const auto in_file = ShapeInFile(*read_as, descriptor.dtype, descriptor.shape);
+      if (!in_file.ok()) return damaged(in_file.status());
+      array.definition.source = {.file = std::move(file),
+                                 .offset_bytes = from.source_offset_bytes(),
+                                 .conversion = *std::move(read_as)};
+    } else if (from.source_sent()) {
       array.definition.sent_from = {.file = std::move(file),
                                     .offset_bytes = from.source_offset_bytes(),
                                     .conversion = from.source_conversion()};

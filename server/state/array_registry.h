@@ -35,6 +35,7 @@
 #include "tensor/array_descriptor.h"
 #include "tensor/array_origin.h"
 #include "tensor/dtype.h"
+#include "tensor/source_conversion.h"
 #include "tensor/source_file.h"
 
 namespace shardmesh::server {
@@ -64,6 +65,8 @@ struct ArraySource {
   // Arrays of one put share the object.
   std::shared_ptr<const SourceFile> file = nullptr;
   int64_t offset_bytes = 0;  // of the tensor in the file
+  // How the workers made the elements from those in the file; nullopt: they are the bytes there.
+  std::optional<SourceConversion> conversion = std::nullopt;
 };
 
 // The definition of an array, and its origin.
@@ -84,7 +87,10 @@ struct ArrayDefinition {
 
   // The origin. A client or the workers have read the file.
   ArrayOrigin origin() const {
-    return source.file == nullptr ? sent_from : ArrayOrigin{source.file, source.offset_bytes};
+    if (source.file == nullptr) return sent_from;
+    return {.file = source.file,
+            .offset_bytes = source.offset_bytes,
+            .conversion = ConversionText(source.conversion, descriptor.dtype, descriptor.shape)};
   }
   // Returns the OriginKey of the array.
   std::string origin_key() const { return OriginKey(origin(), descriptor.dtype, descriptor.shape); }

@@ -36,6 +36,9 @@ void Encode(const Array& array, const NameEntry* name, v1::Array* to) {
   if (array.definition.source.file != nullptr) {
     rpc::Encode(*array.definition.source.file, to->mutable_source()->mutable_file());
     to->mutable_source()->set_offset_bytes(array.definition.source.offset_bytes);
+    if (const auto& read_as = array.definition.source.conversion; read_as.has_value()) {
+      rpc::Encode(*read_as, to->mutable_source()->mutable_conversion());
+    }
   }
   if (array.definition.requested_spec.has_value()) {
     rpc::Encode(*array.definition.requested_spec, to->mutable_requested_spec());

@@ -135,6 +135,13 @@ void FileCheck::Ask() {
   deadline_->SetNoLaterThan(clock_->Now() + timeout_);
   const std::string files = EncodeFiles(readers_.files);
   for (size_t i = 0; i < readers_.identities.size(); ++i) {
+    if (readers_.convert) {
+      const absl::Status can_convert = transport_->CheckCanConvert(readers_.identities[i]);
+      if (!can_convert.ok()) {
+        Answered(i, {.status = can_convert});
+        continue;
+      }
+    }
     const int64_t number = transport_->CheckFiles(
         readers_.identities[i], files, [check = shared_from_this(), i](const FileVerdict& verdict) {
           check->Answered(i, verdict);

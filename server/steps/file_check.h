@@ -25,6 +25,7 @@ namespace shardmesh::server {
 struct FileReaders {
   std::vector<std::string> identities = {};
   std::vector<SourceFile> files = {};
+  bool convert = false;  // the workers are to transpose or convert tensors of the files
 };
 
 // A worker that cannot read the files.

@@ -29,6 +29,12 @@ void EncodeSource(const RankEndpoint& source, v1::DeviceEndpoint* to) {
   }
 }
 
+// The place of a tile that comes from a file.
+internal::v1::FileSource* PlaceOf(internal::v1::FillTile* tile) {
+  return tile->has_converted_file() ? tile->mutable_converted_file()->mutable_file()
+                                    : tile->mutable_file();
+}
+
 }  // namespace
 
 std::string EncodeFiles(absl::Span<const SourceFile> files) {
@@ -71,11 +77,15 @@ FillEncoder::FillEncoder(std::string_view transfer_id, int64_t term,
 }
 
 void FillEncoder::AddFromFile(std::string_view array, int64_t rank, const SourceFile* file,
-                              int64_t offset_bytes) {
+                              int64_t offset_bytes,
+                              const std::optional<SourceConversion>& conversion) {
   internal::v1::FillTile tile;
   tile.set_array_descriptor(std::string(array));
   tile.set_rank(static_cast<int32_t>(rank));
-  tile.mutable_file()->set_offset_bytes(offset_bytes);
+  if (conversion.has_value()) {
+    rpc::Encode(*conversion, tile.mutable_converted_file()->mutable_conversion());
+  }
+  PlaceOf(&tile)->set_offset_bytes(offset_bytes);
   Add(std::move(tile), file);
 }
 
@@ -112,7 +122,7 @@ void FillEncoder::Add(internal::v1::FillTile tile, const SourceFile* file) {
       *message_.add_files() = std::move(encoded);
       bytes_ += file_bytes;
     }
-    tile.mutable_file()->set_file(place->second);
+    PlaceOf(&tile)->set_file(place->second);
   }
   *message_.add_tiles() = std::move(tile);
   bytes_ += tile_bytes;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "server/steps/fill_transport.h"
 #include "server/steps/mesh_endpoints.h"
 #include "shardmesh/internal/v1/fill.pb.h"
+#include "tensor/source_conversion.h"
 #include "tensor/source_file.h"
 
 namespace shardmesh::server {
@@ -60,8 +62,10 @@ class FillEncoder {
   // Adds a tile of the array for the worker's rank. `array`: the bytes of the array's
   // v1::ArrayDescriptor. Its elements come from the tensor at this offset of a file. `file` must
   // stay in place until Flush: tiles of one object share one entry in the message's list of files.
+  // `conversion`: how they are made from the tensor there; see CheckCanConvert.
   void AddFromFile(std::string_view array, int64_t rank, const SourceFile* file,
-                   int64_t offset_bytes);
+                   int64_t offset_bytes,
+                   const std::optional<SourceConversion>& conversion = std::nullopt);
   // The same for elements that come from the array `source`, again as bytes. `token` grants access
   // to that array: a token of rpc/transfer_token.h for gets.
   void AddFromArray(std::string_view array, int64_t rank, std::string_view source,
@@ -106,8 +110,9 @@ class SharedFill {
 
   // Add the tiles of an array for all workers. Arguments as for FillEncoder; `file` must stay in
   // place until the first call of SendTo.
-  void AddFromFile(std::string_view array, const SourceFile* file, int64_t offset_bytes) {
-    encoder_.AddFromFile(array, /*rank=*/0, file, offset_bytes);
+  void AddFromFile(std::string_view array, const SourceFile* file, int64_t offset_bytes,
+                   const std::optional<SourceConversion>& conversion = std::nullopt) {
+    encoder_.AddFromFile(array, /*rank=*/0, file, offset_bytes, conversion);
   }
   void AddFromArray(std::string_view array, std::string_view source, std::string_view token,
                     const SecondSource& second = {}) {

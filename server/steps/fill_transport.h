@@ -32,6 +32,11 @@ class FillTransport {
   // retry delay: it is not attached, or has attached again and gets no orders yet.
   // FAILED_PRECONDITION (NOT_AVAILABLE): it runs an older build.
   virtual absl::Status CheckCanFill(std::string_view identity) const = 0;
+  // The same for a worker that is to transpose or convert tensors of files. NOT_AVAILABLE also if
+  // the worker's build fills tiles, but does not convert.
+  virtual absl::Status CheckCanConvert(std::string_view identity) const {
+    return CheckCanFill(identity);
+  }
 
   // Asks the worker whether it can read files. `files`: from EncodeFiles. Calls `checked` once,
   // without a lock, perhaps before this function returns. Returns the number of the question.

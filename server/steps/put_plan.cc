@@ -41,6 +41,18 @@ IdentitiesPtr WorkersAmong(const ReuseSources& sources) {
   return std::make_shared<const std::vector<std::string>>(identities.begin(), identities.end());
 }
 
+// Returns the size of the bytes from which workers make the array. Errors of ShapeInFile.
+absl::StatusOr<int64_t> BytesInFile(const SourceConversion& conversion,
+                                    const ArrayDescriptor& array) {
+  SHARDMESH_ASSIGN_OR_RETURN(const Shape shape, ShapeInFile(conversion, array.dtype, array.shape));
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
+  return PackedSizeBytes(conversion.dtype, elements);
+}
+
+bool IsConverted(const PutItem& item) {
+  return item.is_read() && item.definition.source.conversion.has_value();
+}
+
 }  // namespace
 
 absl::Status PutPlan::TakeHeader(PutHeader header, const rpc::Caller& caller,
@@ -198,7 +210,7 @@ absl::StatusOr<std::shared_ptr<const SourceFile>> PutPlan::FileOf(const FileRang
 absl::Status PutPlan::TakeOrigin(const PutTensor& tensor, ArrayDefinition* definition) const {
   if (tensor.source.has_value()) {
     return rpc::BadField("origin",
-                         "is set together with source, which says where the workers read "
+                         "is set together with a source, which says where the workers read "
                          "the tensor; leave it out");
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const SourceFile> file,
@@ -213,17 +225,27 @@ absl::Status PutPlan::TakeOrigin(const PutTensor& tensor, ArrayDefinition* defin
 }
 
 absl::Status PutPlan::TakeSource(const FileRange& source, ArrayDefinition* definition) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const SourceFile> file,
-                             FileOf(source, "source"));
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t need_bytes, definition->descriptor.SizeBytes());
+  const std::string_view field =
+      source.conversion.has_value() ? "converted_source.range" : "source";
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const SourceFile> file, FileOf(source, field));
+  const ArrayDescriptor& array = definition->descriptor;
+  SHARDMESH_ASSIGN_OR_RETURN(int64_t need_bytes, array.SizeBytes());
+  if (source.conversion.has_value()) {
+    const absl::StatusOr<int64_t> in_file = BytesInFile(*source.conversion, array);
+    if (!in_file.ok()) return rpc::WithField(in_file.status(), "converted_source.conversion");
+    need_bytes = *in_file;
+  }
   // No sum, which could overflow.
   if (source.offset_bytes > file->size_bytes ||
       need_bytes > file->size_bytes - source.offset_bytes) {
-    return rpc::BadField("source.offset_bytes",
+    return rpc::BadField(StrCat(field, ".offset_bytes"),
                          StrCat("is ", source.offset_bytes, ", and the tensor has ", need_bytes,
                                 " bytes; the file ends at ", file->size_bytes));
   }
   definition->source = {.file = file, .offset_bytes = source.offset_bytes};
+  if (source.conversion.has_value() && !IsIdentity(*source.conversion, array.dtype)) {
+    definition->source.conversion = source.conversion;
+  }
   return absl::OkStatus();
 }
 
@@ -332,8 +354,10 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin(const std::function<bool()>& is_cance
   const bool is_filled = std::any_of(items_.begin(), items_.end(), [](const PutItem& item) {
     return item.is_copied() || item.is_read();
   });
+  const bool is_converted = std::any_of(items_.begin(), items_.end(), IsConverted);
   for (size_t i = 0; is_filled && i < endpoints.size(); ++i) {
-    SHARDMESH_RETURN_IF_ERROR(parts_.fill->CheckCanFill(endpoints[i].identity));
+    SHARDMESH_RETURN_IF_ERROR(is_converted ? parts_.fill->CheckCanConvert(endpoints[i].identity)
+                                           : parts_.fill->CheckCanFill(endpoints[i].identity));
   }
   std::vector<std::string> identities;
   for (const RankEndpoint& endpoint : endpoints) {
@@ -449,6 +473,7 @@ absl::StatusOr<FileReaders> PutPlan::Readers() const {
   absl::flat_hash_set<const SourceFile*> known;
   for (const PutItem& item : items_) {
     if (!item.is_read()) continue;
+    readers.convert = readers.convert || IsConverted(item);
     const std::shared_ptr<const SourceFile>& file = item.definition.source.file;
     if (known.insert(file.get()).second) readers.files.push_back(*file);
   }
@@ -473,7 +498,7 @@ absl::Status PutPlan::OrderFill(const BegunPut& put, const ReuseSources& sources
     if (!item.is_read()) continue;
     const ArraySource& source = item.definition.source;
     orders.AddFromFile(rpc::ArrayDescriptorBytes(item.definition.descriptor), source.file.get(),
-                       source.offset_bytes);
+                       source.offset_bytes, source.conversion);
   }
   for (const RankEndpoint& device : put.devices) {
     SHARDMESH_RETURN_IF_ERROR(orders.SendTo(device.identity, device.rank, parts_.fill));

@@ -142,7 +142,7 @@ class PutPlan {
   // correction is an error. The spec of a tensor with cut points must fit, because it is not
   // corrected. INVALID_ARGUMENT (BAD_FIELD), also: the source names no file of the header or goes
   // beyond the end of its file, only some of the tensors have sources, or a tensor has both a
-  // source and an origin.
+  // source and an origin. Errors of ShapeInFile for a conversion that does not fit the tensor.
   absl::Status TakeTensor(PutTensor tensor);
 
   // Whether arrays that have the elements of tensors already are to be looked for.

@@ -100,37 +100,6 @@ int64_t BytesOf(Dtype dtype) { return BitsPerElement(dtype) / 8; }
 
 }  // namespace
 
-bool IsConvertibleFloat(Dtype dtype) {
-  return dtype == Dtype::kF64 || dtype == Dtype::kF32 || dtype == Dtype::kF16 ||
-         dtype == Dtype::kBF16;
-}
-
-bool CanConvert(Dtype from, Dtype to) {
-  if (from == to) return true;
-  return IsConvertibleFloat(from) &&
-         (to == Dtype::kI8 || (IsConvertibleFloat(to) && to != Dtype::kF64));
-}
-
-absl::StatusOr<Shape> PermutedShape(absl::Span<const int64_t> shape,
-                                    absl::Span<const size_t> permutation) {
-  if (permutation.empty()) return Shape(shape.begin(), shape.end());
-  Shape permuted;
-  std::vector<bool> seen(shape.size(), false);
-  for (const size_t dim : permutation) {
-    if (permutation.size() != shape.size() || dim >= shape.size() || seen[dim]) {
-      return InvalidArgument(
-          Reason::kShapeMismatch,
-          StrCat("the permutation [", StrJoin(permutation, ", "), "] does not fit shape ",
-                 ShapeToString(shape), ": it must name each of the ", shape.size(),
-                 " dimensions once, from 0"),
-          {{fact::kHave, permutation.size()}, {fact::kNeed, shape.size()}});
-    }
-    seen[dim] = true;
-    permuted.push_back(shape[dim]);
-  }
-  return permuted;
-}
-
 absl::Status CheckChannels(absl::Span<const int64_t> shape, size_t channel) {
   const bool is_empty = std::find(shape.begin(), shape.end(), 0) != shape.end();
   if (!is_empty || shape[channel] <= kMaxEmptyChannels) return absl::OkStatus();

@@ -15,17 +15,11 @@
 #include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "tensor/dtype.h"
+#include "tensor/source_conversion.h"
 #include "tensor/tensor_elements.h"
 #include "tensor/view.h"
 
 namespace shardmesh {
-
-// Whether the elements of `from` can be converted to `to`: equal types; F64, F32, F16 and BF16 to
-// F32, F16, BF16; and the same four to I8 with scales.
-bool CanConvert(Dtype from, Dtype to);
-
-// The types between which --dtype converts: F64, F32, F16 and BF16.
-bool IsConvertibleFloat(Dtype dtype);
 
 // How a tensor is changed on its way.
 struct Conversion {
@@ -82,11 +76,6 @@ class ConvertedTensor final : public TileProducer {
   std::optional<size_t> channel_;
   std::vector<float> scales_;
 };
-
-// Returns the shape of a tensor of `shape` after the permutation, which may be empty.
-// SHAPE_MISMATCH as ConvertedTensor::Create.
-absl::StatusOr<Shape> PermutedShape(absl::Span<const int64_t> shape,
-                                    absl::Span<const size_t> permutation);
 
 }  // namespace shardmesh
 

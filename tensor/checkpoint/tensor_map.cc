@@ -275,12 +275,15 @@ std::string MappedCheckpoint::ConversionOf(const MappedTensor& tensor) const {
   if (IsPlain(tensor)) return "";
   const TensorView& from = SourceOf(tensor).view;
   const Conversion& conversion = tensor.conversion;
-  // The number changes with the results of conversions.
-  return StrCat("1 ", DtypeName(from.dtype()), " ", ShapeToString(from.shape()), " permuted ",
-                StrJoin(conversion.permutation, ","), " to ",
-                DtypeName(conversion.dtype.value_or(from.dtype())), " by channel ",
-                conversion.channel.has_value() ? StrCat(*conversion.channel) : "none",
+  return StrCat(ConversionText(from.dtype(), from.shape(), conversion.permutation,
+                               conversion.dtype.value_or(from.dtype()), conversion.channel),
                 tensor.is_scale ? ", scales" : "");
+}
+
+std::optional<SourceConversion> MappedCheckpoint::ReadAs(const MappedTensor& tensor) const {
+  if (IsPlain(tensor)) return std::nullopt;
+  return SourceConversion{.dtype = SourceOf(tensor).dtype,
+                          .permutation = tensor.conversion.permutation};
 }
 
 absl::StatusOr<std::vector<TensorElements>> MappedCheckpoint::Elements() const {

@@ -114,8 +114,17 @@ class MappedCheckpoint {
     return !tensor.is_scale && !tensor.is_converted && tensor.conversion.permutation.empty();
   }
 
+  // Whether each element of the tensor is made from one element of its file alone, so that a worker
+  // can make its tiles without the rest of the tensor. False for I8 with scales, and for scales.
+  static bool IsElementwise(const MappedTensor& tensor) {
+    return !tensor.is_scale && !tensor.conversion.channel.has_value();
+  }
+
   // Returns a text that says how the tensor is made from the bytes in its file, for ArrayOrigin.
   std::string ConversionOf(const MappedTensor& tensor) const;
+  // Returns how a reader of the file makes the tensor from the bytes there; nullopt: they are its
+  // elements. Requires IsElementwise.
+  std::optional<SourceConversion> ReadAs(const MappedTensor& tensor) const;
 
   // Returns the elements of each of tensors(). They are made while they are read, but for plain
   // ones, which are views of the mapped file. Valid as long as the source. Checks the source's

@@ -320,10 +320,15 @@ TEST_F(ClusterCommandTest, ValidatesALoadAndRemovesATree) {
   EXPECT_EQ(checked["validate_only"], true);
   EXPECT_FALSE(checked.contains("tile_bytes"));
   EXPECT_EQ(cluster_->Run({"ls", "-o", "name"}).out, "");
-  result = run(load, {"-ojson", "--source=auto", "--dtype=BF16"});
+  const std::string map = WriteFile(
+      Path("quantise.yaml"), "tensors:\n- {pattern: 'word_embeddings', dtype: I8, channel: 0}\n");
+  result = run({"load", checkpoint_, "--spec", "-"}, {"-ojson", "--source=auto", "--map=" + map});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(nlohmann::json::parse(result.out)["workers_refused"],
-              HasSubstr("only the client converts tensors"));
+              HasSubstr("only the client makes I8 with scales"));
+  result = run(load, {"-ojson", "--source=auto", "--dtype=BF16"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(nlohmann::json::parse(result.out)["workers_refused"], HasSubstr("--read-root"));
 
   result = cluster_->Run({"rm", "--tree=encoder", "--validate-only"});
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -18,6 +18,7 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
+#include "tests/testing/zip_text.h"
 
 namespace shardmesh::test {
 namespace {
@@ -160,6 +161,22 @@ TEST_F(RepairTest, TheFileOfAnArrayRestoresATileThatNoOtherWorkerHas) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor after,
                                  client().arrays().Gather(ArraySelector::ByName("x")));
   EXPECT_TRUE(after.view().bytes() == before.view().bytes());
+
+  // An array that the workers turned round while they read it is read in the same way.
+  const std::string values(reinterpret_cast<const char*>(values_.data()), size_t{64} * 64 * 4);
+  const std::string fortran = files_ + "/f.npy";
+  std::ofstream(fortran, std::ios::binary)
+      << NpyText("<f4", "(64, 64)", values, /*fortran_order=*/true);
+  result = cluster_->Run({"put", fortran, "--as=turned", "--spec=fsdp,tp", "--source=workers"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor turned,
+                                 client().arrays().Gather(ArraySelector::ByName("turned")));
+  ASSERT_NO_FATAL_FAILURE(KillAndRestart("worker-2"));
+  ASSERT_TRUE(Eventually([&] { return Degraded() == 0; }));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor restored,
+                                 client().arrays().Gather(ArraySelector::ByName("turned")));
+  EXPECT_TRUE(restored.view().bytes() == turned.view().bytes());
+  ASSERT_THAT(client().arrays().DeleteName("turned"), IsOk());
 
   // A file that has changed restores nothing, and the array says so.
   std::ofstream(npy, std::ios::app | std::ios::binary) << "more";

@@ -199,9 +199,11 @@ TEST_F(ReuseTest, WhatTheClientSentIsReusedToo) {
   // A conversion is a part of the origin.
   const json converted = Load({"--dtype=BF16"});
   EXPECT_EQ(converted["reused_tensors"], 1) << "the integers, which are not converted";
-  EXPECT_EQ(converted["read_by"], "client");
+  EXPECT_EQ(converted["read_by"], "workers");
   ASSERT_NO_FATAL_FAILURE(Restart({"coordinator"}));
+  // Whoever made the elements, the origin is the same.
   ExpectNothingMoved(Load({"--dtype=BF16"}));
+  ExpectNothingMoved(Load({"--dtype=BF16", "--source=client"}));
   EXPECT_EQ(Load({"--dtype=F16"})["reused_tensors"], 1);
 }
 

@@ -32,6 +32,7 @@
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
+#include "tests/testing/zip_text.h"
 
 namespace shardmesh::test {
 namespace {
@@ -539,6 +540,94 @@ TEST_F(SourcesTest, ACoordinatorThatDiesMidwayLeavesNothing) {
   EXPECT_THAT(failed, Not(IsOk()));
   ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
   EXPECT_TRUE(NothingIsLeft());
+}
+
+TEST_F(SourcesTest, WorkersTransposeAndConvertToTheBitsThatTheClientSends) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  WriteTensors(files_ + "/torch.safetensors", {{{"wide.weight", Dtype::kF32, {1030, 516}}},
+                                               {{"cube.weight", Dtype::kF16, {6, 8, 10}}},
+                                               {{"double.weight", Dtype::kF64, {40, 12}}},
+                                               {{"half", Dtype::kBF16, {64, 4}}},
+                                               {{"ids", Dtype::kI64, {16, 6}}},
+                                               {{"empty.weight", Dtype::kF32, {0, 4}}},
+                                               {{"vector", Dtype::kF32, {64}}}});
+  const std::string map = WriteFile(files_ + "/map.yaml", R"(tensors:
+- {pattern: '\.weight$', replace: '.kernel', transpose: true}
+- {pattern: '^ids', transpose: [1, 0]}
+- {pattern: '^half', dtype: F32}
+- {pattern: '^vector'}
+unmatched: error
+)");
+  const std::string rules = WriteFile(files_ + "/rules.yaml", R"(rules:
+- {pattern: 'empty|vector', spec: []}
+- {pattern: 'cube', spec: [null, tp, fsdp]}
+- {pattern: '.*', spec: [tp, fsdp]}
+)");
+  const std::vector<std::string> names = {"wide.kernel", "cube.kernel",  "double.kernel", "half",
+                                          "ids",         "empty.kernel", "vector"};
+  std::map<std::string, std::string> first;
+  for (const std::string source : {"client", "workers", "auto"}) {
+    const CommandResult loaded =
+        cluster_->Run({"load", files_ + "/torch.safetensors", "--map", map, "--rules", rules,
+                       "--dtype=BF16", "--no-reuse", "--quiet", "-ojson", "--source=" + source});
+    ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+    const json answer = json::parse(loaded.out);
+    EXPECT_EQ(answer["read_by"], source == "client" ? "client" : "workers") << answer;
+    EXPECT_TRUE(source == "client" || answer["sent_bytes"] == 0) << answer;
+    for (const std::string& name : names) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                     client().arrays().Gather(ArraySelector::ByName(name)));
+      const absl::Span<const char> view = gathered.view().bytes();
+      const std::string bytes(view.data(), view.size());
+      const auto [place, is_first] = first.emplace(name, bytes);
+      EXPECT_TRUE(is_first || place->second == bytes) << name << " by " << source;
+    }
+  }
+  const json described = json::parse(cluster_->Run({"describe", "wide.kernel", "-ojson"}).out);
+  EXPECT_EQ(described["source"]["dtype_in_file"], "F32");
+  EXPECT_EQ(described["source"]["permutation"], json::array({1, 0}));
+  EXPECT_THAT(cluster_->Run({"describe", "wide.kernel"}).out,
+              HasSubstr(", F32 there, dimensions 1,0; the file had"));
+}
+
+TEST_F(SourcesTest, WorkersReadNumpyFilesInFortranOrderAndMembersOfNpzFiles) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  std::string values(6 * 8 * 4, '\0');
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<char>(i * 37 % 61);
+  const std::string fortran = NpyText("<f4", "(6, 8)", values, /*fortran_order=*/true);
+  const std::string npy = WriteFile(files_ + "/f.npy", fortran);
+  const std::string npz = WriteFile(
+      files_ + "/a.npz", ZipText({{.name = "f.npy", .data = fortran},
+                                  {.name = "c.npy", .data = NpyText("<f4", "(6, 8)", values)}}));
+  const auto bytes_of = [&](const std::string& name) {
+    const auto gathered = client().arrays().Gather(ArraySelector::ByName(name));
+    EXPECT_THAT(gathered, IsOk());
+    if (!gathered.ok()) return std::string();
+    return std::string(gathered->view().bytes().data(), gathered->view().bytes().size());
+  };
+  std::string turned;  // row-major
+  for (size_t row = 0; row < 6; ++row) {
+    for (size_t column = 0; column < 8; ++column) {
+      turned += values.substr((column * 6 + row) * 4, 4);
+    }
+  }
+  for (const std::string source : {"client", "workers"}) {
+    const CommandResult loaded = cluster_->Run(
+        {"load", npz, "--spec=fsdp,tp", "--no-reuse", "--quiet", "-ojson", "--source=" + source});
+    ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+    EXPECT_EQ(json::parse(loaded.out)["read_by"], source);
+    EXPECT_TRUE(bytes_of("f") == turned) << source;
+    EXPECT_TRUE(bytes_of("c") == values) << source;
+    const CommandResult put = cluster_->Run(
+        {"put", npy, "--as=put", "--spec=fsdp,tp", "--no-reuse", "-ojson", "--source=" + source});
+    ASSERT_EQ(put.exit_code, 0) << put.err;
+    EXPECT_TRUE(bytes_of("put") == turned) << source;
+  }
+  // Both say where the elements come from alike.
+  const CommandResult again =
+      cluster_->Run({"put", npy, "--as=again", "--spec=fsdp,tp", "--source=client"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_TRUE(bytes_of("again") == turned);
 }
 
 }  // namespace

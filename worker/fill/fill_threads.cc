@@ -26,6 +26,7 @@
 #include "tensor/view.h"
 #include "worker/fill/array_parts.h"
 #include "worker/fill/checked_file.h"
+#include "worker/fill/converted_tile.h"
 #include "worker/fill/file_tile.h"
 #include "worker/fill/peer_reader.h"
 #include "worker/fill/saved_sums.h"
@@ -323,13 +324,30 @@ class FillThreads final : public TileFiller {
     SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<IncomingTile> incoming,
                                Open(transfer, tile, array));
     if (incoming == nullptr) return absl::OkStatus();
+    const auto progress = [&](int64_t bytes) { incoming->Advance(bytes); };
+    if (range.conversion.has_value()) {
+      const ConvertedTile converted{.dtype = array.dtype,
+                                    .shape = array.shape,
+                                    .tile = incoming->description().tile,
+                                    .conversion = *range.conversion,
+                                    .offset_bytes = range.offset_bytes};
+      SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c,
+                                 ReadConverted(*file, source.path, converted, reader,
+                                               incoming->mutable_bytes(), keep_going, progress));
+      SHARDMESH_FAILPOINT("fill.finish");
+      SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, SizeInFile(converted));
+      SHARDMESH_RETURN_IF_ERROR(transfer.saved.CheckTensor(*file, source.path, range.offset_bytes,
+                                                           size_bytes, keep_going));
+      file_bytes_.fetch_add(incoming->size_bytes());
+      return incoming->FinishInPlace(crc32c);
+    }
     SHARDMESH_ASSIGN_OR_RETURN(
         const TileRegion region,
         TileRegion::Create(array.dtype, array.shape, incoming->description().tile));
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const uint32_t crc32c,
-        reader.Read(*file, source.path, range.offset_bytes, region, incoming->mutable_bytes(),
-                    keep_going, [&](int64_t bytes) { incoming->Advance(bytes); }));
+    SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c,
+                               reader.Read(*file, source.path, range.offset_bytes, region,
+                                           incoming->mutable_bytes(), keep_going, progress));
     SHARDMESH_FAILPOINT("fill.finish");
     SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
     const ReadTile read{.description = incoming->description(),

@@ -38,9 +38,9 @@ struct FillOptions {
 
 // Tiles of different transfers take turns. The orders that wait are those of the coordinator's
 // messages: tiles of transfers that have begun. Each thread takes at most 5 MiB beyond the tiles,
-// 8 MiB where arrays are other views of saved tensors. Bytes from other workers that are not yet in
-// their tiles take at most 64 MiB, with all that gRPC holds of them, for up to six threads: a
-// thread reads from a few workers at a time (PeerReader).
+// 8 MiB where they convert tensors or where arrays are other views of saved tensors. Bytes from
+// other workers that are not yet in their tiles take at most 64 MiB, with all that gRPC holds of
+// them, for up to six threads: a thread reads from a few workers at a time (PeerReader).
 std::unique_ptr<TileFiller> MakeTileFiller(FillOptions options);
 
 }  // namespace shardmesh::worker

@@ -184,18 +184,37 @@ absl::Status SavedSums::Compare(const RootedFile& file, const std::string& path,
   return absl::OkStatus();
 }
 
-absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
-                              FileTileReader& reader, const KeepGoing& keep_going) {
+template <typename CompareListed>
+absl::Status SavedSums::CheckBy(const RootedFile& file, const std::string& path,
+                                const KeepGoing& keep_going, CompareListed compare) {
   const auto [folder, name] = Split(path);
   SHARDMESH_ASSIGN_OR_RETURN(const SharedFiles files, FilesOf(folder, keep_going));
   const auto listed = std::find_if(files->begin(), files->end(),
                                    [&name = name](const auto& each) { return each.name == name; });
   if (listed == files->end() || !listed->has_checksums) return absl::OkStatus();
-  absl::Status compared = Compare(file, path, *listed, tile, reader, keep_going);
+  absl::Status compared = compare(*listed);
   if (ReasonOf(compared) != Reason::kChecksumMismatch) return compared;
   SHARDMESH_RETURN_IF_ERROR(CheckUnchanged(file, path));
   SHARDMESH_RETURN_IF_ERROR(CheckInPlace(file, path));
   return compared;
+}
+
+absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
+                              FileTileReader& reader, const KeepGoing& keep_going) {
+  return CheckBy(file, path, keep_going, [&](const ManifestFile& listed) {
+    return Compare(file, path, listed, tile, reader, keep_going);
+  });
+}
+
+absl::Status SavedSums::CheckTensor(const RootedFile& file, const std::string& path,
+                                    int64_t offset_bytes, int64_t size_bytes,
+                                    const KeepGoing& keep_going) {
+  return CheckBy(file, path, keep_going, [&](const ManifestFile& listed) -> absl::Status {
+    SHARDMESH_RETURN_IF_ERROR(CompareHeader(file, path, listed, keep_going));
+    if (size_bytes == 0) return absl::OkStatus();
+    return CompareTensorsIn(file, path, listed, offset_bytes, offset_bytes + size_bytes,
+                            keep_going);
+  });
 }
 
 }  // namespace shardmesh::worker

@@ -62,6 +62,12 @@ class SavedSums {
   absl::Status Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
                      FileTileReader& reader, const KeepGoing& keep_going);
 
+  // Compares the header of the file, and all tensors of which the range of the file has a byte, for
+  // a tile that was made from other elements than its own. Reads them from the file once more.
+  // Errors as Check.
+  absl::Status CheckTensor(const RootedFile& file, const std::string& path, int64_t offset_bytes,
+                           int64_t size_bytes, const KeepGoing& keep_going);
+
  private:
   using Files = std::vector<ManifestFile>;
   using SharedFiles = std::shared_ptr<const Files>;
@@ -80,6 +86,10 @@ class SavedSums {
                        const ReadTile& tile, FileTileReader& reader, const KeepGoing& keep_going);
   absl::Status CompareHeader(const RootedFile& file, const std::string& path,
                              const ManifestFile& listed, const KeepGoing& keep_going);
+  // Compares the file by `compare(listed)` with what the manifest lists about it, if it lists it.
+  template <typename CompareListed>
+  absl::Status CheckBy(const RootedFile& file, const std::string& path, const KeepGoing& keep_going,
+                       CompareListed compare);
   absl::Status CheckInPlace(const RootedFile& file, const std::string& path) const;
 
   const ReadRoots* const roots_;

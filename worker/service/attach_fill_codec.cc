@@ -2,6 +2,7 @@
 #include "worker/service/attach_fill_codec.h"
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "rpc/codec/array_codec.h"
@@ -25,23 +26,40 @@ DeviceId RankOf(const internal::v1::FillTiles& order, const internal::v1::FillTi
   return order.has_rank() ? order.rank() : tile.rank();
 }
 
+absl::StatusOr<FileRange> DecodePlace(const internal::v1::FileSource& from, int files,
+                                      std::string_view field) {
+  if (from.file() >= static_cast<uint32_t>(files)) {
+    return rpc::BadField(StrCat(field, ".file"),
+                         StrCat("is ", from.file(), "; the order has ", files, " files"));
+  }
+  if (from.offset_bytes() < 0) {
+    return rpc::BadField(StrCat(field, ".offset_bytes"),
+                         StrCat("is ", from.offset_bytes(), "; an offset is at least 0"));
+  }
+  return FileRange{.file = from.file(), .offset_bytes = from.offset_bytes()};
+}
+
 absl::StatusOr<FillTile> Decode(internal::v1::FillTile& from, DeviceId rank, int files,
                                 bool has_devices) {
   FillTile tile{.array_descriptor = {}, .rank = rank, .source = {}};
   switch (from.source_case()) {
-    case internal::v1::FillTile::kFile:
-      if (from.file().file() >= static_cast<uint32_t>(files)) {
-        return rpc::BadField(
-            "file.file", StrCat("is ", from.file().file(), "; the order has ", files, " files"));
-      }
-      if (from.file().offset_bytes() < 0) {
-        return rpc::BadField("file.offset_bytes", StrCat("is ", from.file().offset_bytes(),
-                                                         "; an offset is at least 0"));
-      }
-      tile.source =
-          FileRange{.file = from.file().file(), .offset_bytes = from.file().offset_bytes()};
+    case internal::v1::FillTile::kFile: {
+      SHARDMESH_ASSIGN_OR_RETURN(tile.source, DecodePlace(from.file(), files, "file"));
       tile.array_descriptor = std::move(*from.mutable_array_descriptor());
       return tile;
+    }
+    case internal::v1::FillTile::kConvertedFile: {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          FileRange range, DecodePlace(from.converted_file().file(), files, "converted_file.file"));
+      auto conversion = rpc::Decode(from.converted_file().conversion());
+      if (!conversion.ok()) {
+        return rpc::WithField(conversion.status(), "converted_file.conversion");
+      }
+      range.conversion = *std::move(conversion);
+      tile.source = std::move(range);
+      tile.array_descriptor = std::move(*from.mutable_array_descriptor());
+      return tile;
+    }
     case internal::v1::FillTile::kArray:
       if (!has_devices) {
         return rpc::BadField("devices", "is not set, but a tile comes from another array");

@@ -40,6 +40,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->mutable_protocol()->set_min(rpc::kOldestProtocol);
   hello->mutable_protocol()->set_max(rpc::kNewestProtocol);
   hello->add_features(std::string(rpc::kFillFeature));
+  hello->add_features(std::string(rpc::kFillConversionsFeature));
   hello->add_features(std::string(rpc::kDigestFeature));
   for (const std::string& endpoint : from.endpoints) {
     hello->add_endpoints()->set_address(endpoint);

@@ -771,9 +771,9 @@ void PrintPut(const std::string& name, const PutArray& put, const PutResult& res
 
 // Returns why only the client can read `source`, which has no place that workers can read.
 std::string OnlyTheClientReads(const std::string& source) {
-  return StrCat("only the client reads ", source == "-"
-                                              ? std::string("standard input")
-                                              : StrCat(source, ", which is in Fortran order"));
+  return StrCat("only the client reads ",
+                source == "-" ? std::string("standard input")
+                              : StrCat(source, ", which has no path on this host any more"));
 }
 
 bool IsOneReplaced(const std::vector<SingleTensor>& sources) {
@@ -1242,13 +1242,27 @@ absl::StatusOr<std::vector<Array>> UnderEachName(MeshClient* client, const Array
 Json SourceJson(const std::optional<FileSource>& source) {
   if (!source.has_value()) return nullptr;
   const SourceFile& file = *source->file;
-  return {
+  Json json = {
       {"path", file.path},
       {"offset_bytes", source->offset_bytes},
       {"size_bytes", file.size_bytes},
       {"modify_time", absl::FormatTime(absl::RFC3339_full, file.modify_time, absl::UTCTimeZone())},
       {"head_bytes", file.head_bytes},
       {"head_sha256", absl::BytesToHexString(file.head_sha256)}};
+  if (const auto& conversion = source->conversion; conversion.has_value()) {
+    json["dtype_in_file"] = DtypeName(conversion->dtype);
+    json["permutation"] = conversion->permutation;
+  }
+  return json;
+}
+
+// How the workers made the elements from those in the file, for people; empty if they are the same.
+std::string ConversionNote(const std::optional<SourceConversion>& conversion) {
+  if (!conversion.has_value()) return "";
+  return StrCat(", ", DtypeName(conversion->dtype), " there",
+                conversion->permutation.empty()
+                    ? std::string()
+                    : StrCat(", dimensions ", StrJoin(conversion->permutation, ",")));
 }
 
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
@@ -1315,8 +1329,8 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
   }
   if (array.source.has_value()) {
     std::cout << "source      " << array.source->file->path << ", offset "
-              << array.source->offset_bytes << "; the file had "
-              << FormatBytes(array.source->file->size_bytes) << ", changed "
+              << array.source->offset_bytes << ConversionNote(array.source->conversion)
+              << "; the file had " << FormatBytes(array.source->file->size_bytes) << ", changed "
               << absl::FormatTime(absl::RFC3339_sec, array.source->file->modify_time,
                                   absl::UTCTimeZone())
               << "\n";

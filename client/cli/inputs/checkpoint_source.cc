@@ -96,15 +96,11 @@ absl::StatusOr<MappedCheckpoint> OpenMapped(const std::string& path, const MapFl
 std::string WhyClientReads(const MappedCheckpoint& checkpoint) {
   const std::vector<MappedTensor>& tensors = checkpoint.tensors();
   const auto found = std::find_if(tensors.begin(), tensors.end(), [](const MappedTensor& tensor) {
-    return !MappedCheckpoint::IsPlain(tensor);
+    return !MappedCheckpoint::IsElementwise(tensor);
   });
   if (found == tensors.end()) return "";
-  return StrCat("only the client ",
-                found->is_converted || found->is_scale
-                    ? "converts tensors (--dtype, or dtype in a --map)"
-                : found->is_transposed ? "transposes tensors (transpose in a --map)"
-                                       : "reads tensors in Fortran order",
-                ", such as \"", found->name, "\"");
+  return StrCat("only the client makes I8 with scales (dtype: I8 in a --map), such as \"",
+                found->name, "\"");
 }
 
 std::optional<int64_t> StepOf(const MappedCheckpoint& checkpoint) {

@@ -35,8 +35,8 @@ absl::StatusOr<MappedCheckpoint> OpenMapped(const std::string& path, const MapFl
                                             std::optional<int64_t> step = {},
                                             const std::function<absl::Status()>& keep_going = {});
 
-// Returns why only a client can read the tensors, such as `only the client converts tensors`; an
-// empty text if workers can read all of them.
+// Returns why only a client can read the tensors, such as `only the client makes I8 with
+// scales`; an empty text if workers can read all of them.
 std::string WhyClientReads(const MappedCheckpoint& checkpoint);
 
 // Returns the step of the checkpoint that was opened, by the name of its folder.

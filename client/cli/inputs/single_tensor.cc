@@ -8,6 +8,7 @@
 #include <iostream>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
+#include "tensor/source_conversion.h"
 #include "tensor/source_file.h"
 
 namespace shardmesh::client {
@@ -150,18 +152,25 @@ bool SingleTensor::WasReplaced() const {
 std::optional<FileSource> SingleTensor::source() const {
   std::shared_ptr<const SourceFile> file;
   int64_t offset_bytes = 0;
+  std::optional<SourceConversion> conversion;
   if (const auto* const part = std::get_if<TensorOfCheckpoint>(&source_)) {
     file = AtRealPath(part->entry->file->state());
     offset_bytes =
         part->entry->file->header().data_offset_bytes() + part->entry->tensor->begin_bytes;
   } else {
     const NpyFile& npy = std::get<NpyFile>(source_);
-    if (npy.header().fortran_order || !npy.state().has_value()) return std::nullopt;
+    if (!npy.state().has_value()) return std::nullopt;
     file = AtRealPath(*npy.state());
     offset_bytes = npy.header().data_offset_bytes;
+    if (npy.header().fortran_order && npy.header().shape.size() > 1) {
+      conversion = SourceConversion{.dtype = npy.header().dtype,
+                                    .permutation = std::vector<size_t>(npy.header().shape.size())};
+      std::iota(conversion->permutation.rbegin(), conversion->permutation.rend(), size_t{0});
+    }
   }
   if (file == nullptr) return std::nullopt;
-  return FileSource{.file = std::move(file), .offset_bytes = offset_bytes};
+  return FileSource{
+      .file = std::move(file), .offset_bytes = offset_bytes, .conversion = std::move(conversion)};
 }
 
 std::optional<SavedPart> SingleTensor::saved() const {

@@ -50,7 +50,7 @@ class SingleTensor {
   // standard input.
   bool WasReplaced() const;
   // Where the tensor is in its file, if workers can read it there. Nullopt: it came from standard
-  // input, it is in Fortran order, or the file has no real path any more.
+  // input, or the file has no real path any more.
   std::optional<FileSource> source() const;
   // Its bytes in the file of a checkpoint as it was opened; nullopt for a .npy file.
   std::optional<SavedPart> saved() const;

@@ -43,6 +43,7 @@ class FakeStream final : public WorkerStream {
 
   const std::string& identity() const override { return identity_; }
   bool HasFeature(std::string_view feature) const override {
+    if (feature == rpc::kFillConversionsFeature) return can_fill && can_convert;
     return (feature == rpc::kFillFeature || feature == rpc::kDigestFeature) && can_fill;
   }
   uint64_t attachment() const override { return attachment_; }
@@ -75,6 +76,7 @@ class FakeStream final : public WorkerStream {
   const SentMessages& sent() const { return sent_; }
 
   bool can_fill = true;
+  bool can_convert = true;
 
   // The last message but memberships.
   WorkerMessage last() const {
@@ -508,6 +510,16 @@ TEST_F(WorkerStreamsTest, AWorkerOfAnOlderBuildIsAskedNothingAboutFiles) {
               StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   Join("new");
   EXPECT_THAT(streams_->CheckCanFill("new"), IsOk());
+  EXPECT_THAT(streams_->CheckCanConvert("old"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(streams_->CheckCanConvert("nobody"),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(streams_->CheckCanConvert("new"), IsOk());
+  Join("plain")->can_convert = false;
+  EXPECT_THAT(streams_->CheckCanFill("plain"), IsOk());
+  const absl::Status plain = streams_->CheckCanConvert("plain");
+  EXPECT_THAT(plain,
+              test::CarriesFacts(Reason::kNotAvailable, {{fact::kField, "converted_source"}}));
 }
 
 TEST_F(WorkerStreamsTest, QuestionsAboutFilesAreBounded) {

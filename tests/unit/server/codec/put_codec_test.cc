@@ -186,6 +186,42 @@ TEST(PutTensorTest, TakesTheSourceAndRefusesANegativeOffset) {
   EXPECT_EQ(rpc::FieldViolationsOf(refused).front().field, "source.offset_bytes");
 }
 
+TEST(PutTensorTest, TakesASourceWithItsConversionAndRefusesMalformedOnes) {
+  v1::PutTensor tensor;
+  tensor.set_dtype(v1::DTYPE_F32);
+  v1::ConvertedRange& source = *tensor.mutable_converted_source();
+  source.mutable_range()->set_file(2);
+  source.mutable_range()->set_offset_bytes(8);
+  source.mutable_conversion()->set_dtype(v1::DTYPE_BF16);
+  source.mutable_conversion()->add_permutation(1);
+  source.mutable_conversion()->add_permutation(0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutTensor decoded, Decode(tensor));
+  const FileRange expected{
+      .file = 2,
+      .offset_bytes = 8,
+      .conversion = SourceConversion{.dtype = Dtype::kBF16, .permutation = {1, 0}}};
+  EXPECT_EQ(decoded.source, expected);
+  v1::ConvertedRange encoded;
+  rpc::Encode(expected, &encoded);
+  EXPECT_EQ(encoded.SerializeAsString(), source.SerializeAsString());
+  const auto field_of = [](const v1::PutTensor& refused) {
+    const absl::Status status = Decode(refused).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    return rpc::FieldViolationsOf(status).front().field;
+  };
+  v1::PutTensor both = tensor;
+  both.mutable_source()->set_file(2);
+  EXPECT_EQ(field_of(both), "converted_source");
+  v1::PutTensor negative = tensor;
+  negative.mutable_converted_source()->mutable_range()->set_offset_bytes(-1);
+  EXPECT_EQ(field_of(negative), "converted_source.range.offset_bytes");
+  v1::PutTensor untyped = tensor;
+  untyped.mutable_converted_source()->clear_conversion();
+  EXPECT_EQ(field_of(untyped), "converted_source.conversion.dtype");
+  for (int i = 0; i < 15; ++i) source.mutable_conversion()->add_permutation(0);
+  EXPECT_EQ(field_of(tensor), "converted_source.conversion.permutation");
+}
+
 TEST(PutTensorTest, TakesTheOriginAndRefusesOneOutOfItsBounds) {
   v1::PutTensor tensor;
   tensor.set_dtype(v1::DTYPE_F32);

@@ -87,12 +87,17 @@ class RepairsTest : public ReadyCluster {
   }
 
   // A named array of eight F32 elements, whole on both workers unless it lies over x.
-  std::string Add(const std::string& name, bool is_over_x = false, bool has_file = false) {
+  // `in_file`: its element type in the file.
+  std::string Add(const std::string& name, bool is_over_x = false, bool has_file = false,
+                  Dtype in_file = Dtype::kF32) {
     ArrayDescriptor descriptor = Descriptor();
     if (!is_over_x) descriptor.spec = PartitionSpec({SpecEntry()});
     ArrayDefinition definition{.descriptor = descriptor};
     if (has_file) {
       definition.source = {.file = FileAt(kFile), .offset_bytes = 64};
+      if (in_file != descriptor.dtype) {
+        definition.source.conversion = SourceConversion{.dtype = in_file};
+      }
     }
     EXPECT_THAT(registry_->Stage(std::move(definition)), IsOk());
     CommitRequest commit;
@@ -237,6 +242,17 @@ TEST_F(RepairsTest, TheFileIsReadAfterTheReplicasFailed) {
   Report(order, id, absl::OkStatus());
   EXPECT_TRUE(IsAvailable(id));
   EXPECT_THAT(Ended(1).status, IsOk());
+}
+
+TEST_F(RepairsTest, AConvertedTensorIsReadFromItsFileAsItWasRead) {
+  const std::string id = Add("w", /*is_over_x=*/true, /*has_file=*/true, Dtype::kF64);
+  LoseAndReturn();
+  const internal::v1::FillTiles order = Order(0);
+  EXPECT_EQ(order.files(0).path(), kFile);
+  EXPECT_EQ(order.tiles(0).converted_file().file().offset_bytes(), 64);
+  EXPECT_EQ(order.tiles(0).converted_file().conversion().dtype(), v1::DTYPE_F64);
+  Report(order, id, absl::OkStatus());
+  EXPECT_TRUE(IsAvailable(id));
 }
 
 TEST_F(RepairsTest, TheNewestCheckpointIsReadLast) {

@@ -91,6 +91,25 @@ TEST_F(FileCheckTest, EndsWithinStartIfAllAnswerAtOnce) {
   EXPECT_THAT(*status_, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoReadRoot));
 }
 
+TEST_F(FileCheckTest, AWorkerThatDoesNotConvertIsNotAskedIfTensorsAreToBeConverted) {
+  fill_.can_convert = TooOld();
+  Start({"w0"});
+  EXPECT_EQ(fill_.waiting(), 1u) << "no tensor is to be converted";
+  fill_.Answer("w0", {});
+  EXPECT_THAT(*status_, IsOk());
+  check_ = FileCheck::Start(&fill_, &clock_,
+                            {.identities = {"w0", "w1"}, .files = {SourceFile()}, .convert = true},
+                            [this](absl::Status status) {
+                              ++ends_;
+                              status_ = std::move(status);
+                            });
+  EXPECT_EQ(fill_.waiting(), 0u);
+  EXPECT_EQ(ends_, 2);
+  EXPECT_THAT(*status_, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(std::string(status_->message()),
+              AllOf(HasSubstr("workers \"w0\" and \"w1\""), HasSubstr("--source client")));
+}
+
 TEST_F(FileCheckTest, NamesAllWorkersThatLackARoot) {
   Start({"w0", "w1", "w2"});
   fill_.Answer("w2", {.status = NoRoot("/b"), .file = 1});

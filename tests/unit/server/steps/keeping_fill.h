@@ -26,6 +26,9 @@ namespace shardmesh::server {
 class KeepingFill final : public FillTransport {
  public:
   absl::Status CheckCanFill(std::string_view) const override { return can_fill; }
+  absl::Status CheckCanConvert(std::string_view) const override {
+    return can_fill.ok() ? can_convert : can_fill;
+  }
   int64_t CheckFiles(const std::string& identity, std::string_view files,
                      FilesChecked checked) override {
     internal::v1::CheckFiles order;
@@ -128,8 +131,9 @@ class KeepingFill final : public FillTransport {
                       Reason::kWorkerLost);
   }
 
-  absl::Status can_fill;    // set before the first call
-  std::string unreachable;  // the worker to which orders are lost; set before the first call
+  absl::Status can_fill;     // set before the first call
+  absl::Status can_convert;  // the same
+  std::string unreachable;   // the worker to which orders are lost; set before the first call
 
  private:
   struct Question {

@@ -15,8 +15,10 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "server/resolve/tree_resolver.h"
+#include "server/state/array_record.h"
 #include "sharding/presets.h"
 #include "sharding/rules/rule_set.h"
+#include "shardmesh/store/v1/store.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/status_macros.h"
@@ -812,6 +814,105 @@ TEST_F(PutPlanTest, TheSourceOfAnArrayIsKeptAndOutlivesARestart) {
     EXPECT_EQ(*array->definition.source.file, *header.files[0]);
     EXPECT_EQ(array->definition.source.offset_bytes, 100);
   }
+}
+
+// A tensor of Tensor(), which has 32 F32 elements, from the transposed tensor of BF16 elements.
+FileRange Transposed(int64_t offset_bytes = 0) {
+  return {.file = 0,
+          .offset_bytes = offset_bytes,
+          .conversion = SourceConversion{.dtype = Dtype::kBF16, .permutation = {1, 0}}};
+}
+
+TEST_F(PutPlanTest, TheConversionOfASourceIsOrderedAndRecorded) {
+  PutPlan plan = NewPlan();
+  PutHeader header = Header();
+  header.files = {FileOf("/a", 300)};
+  ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+  PutTensor tensor = Tensor("one");
+  tensor.source = Transposed(236);  // 64 bytes are left, and the elements would have 128
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  tensor.name = "plain";
+  tensor.source = {.file = 0,
+                   .offset_bytes = 172,
+                   .conversion = SourceConversion{.dtype = tensor.dtype, .permutation = {0, 1}}};
+  ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+  EXPECT_TRUE(plan.Readers()->convert);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto sent = fill_.sent(StrCat("w", rank));
+    ASSERT_THAT(sent, SizeIs(1));
+    ASSERT_EQ(sent[0].tiles_size(), 2);
+    const internal::v1::ConvertedFileSource& source = sent[0].tiles(0).converted_file();
+    EXPECT_EQ(source.file().file(), 0u);
+    EXPECT_EQ(source.file().offset_bytes(), 236);
+    EXPECT_EQ(source.conversion().dtype(), v1::DTYPE_BF16);
+    EXPECT_THAT(source.conversion().permutation(), ElementsAre(1, 0));
+    EXPECT_EQ(sent[0].tiles(1).file().offset_bytes(), 172) << "nothing is to be converted";
+  }
+  // The record outlives a restart, and the origin is that of an array that a client made so.
+  Array array;
+  array.definition = put->items[0].definition;
+  array.tile_crc32c = {7, 7};
+  bool is_cached = false;
+  const std::string record = EncodeArray(array, is_cached);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Array read, DecodeArray("key", record, &is_cached));
+  ASSERT_NE(read.definition.source.file, nullptr);
+  EXPECT_EQ(read.definition.source.conversion, Transposed().conversion);
+  EXPECT_EQ(read.definition.source.offset_bytes, 236);
+  EXPECT_EQ(
+      read.definition.origin().conversion,
+      ConversionText(Dtype::kBF16, *PermutedShape(tensor.shape, {1, 0}), {1, 0}, tensor.dtype));
+  // A coordinator of an older build must not read a lost tile from the file as it is.
+  store::v1::ArrayRecord stored;
+  ASSERT_TRUE(stored.ParseFromString(record));
+  EXPECT_TRUE(stored.source_sent());
+  EXPECT_EQ(stored.source_conversion(), read.definition.origin().conversion);
+}
+
+TEST_F(PutPlanTest, RefusesConversionsThatDoNotFitTheTensor) {
+  struct Case {
+    FileRange source;
+    Reason reason;
+    std::string field;
+  };
+  const auto with = [](Dtype dtype, std::vector<size_t> permutation) {
+    FileRange source;
+    source.conversion = SourceConversion{.dtype = dtype, .permutation = std::move(permutation)};
+    return source;
+  };
+  const std::string field = "converted_source.conversion";
+  for (const Case& each :
+       {Case{with(Dtype::kF32, {0}), Reason::kShapeMismatch, field},
+        Case{with(Dtype::kF32, {1, 1}), Reason::kShapeMismatch, field},
+        Case{with(Dtype::kI32, {}), Reason::kUnsupportedDtype, field},
+        Case{with(Dtype::kF64, {}), Reason::kBadField, "converted_source.range.offset_bytes"},
+        Case{Transposed(65), Reason::kBadField, "converted_source.range.offset_bytes"}}) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    header.files = {FileOf("/a", 128)};
+    ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+    PutTensor tensor = Tensor("one");
+    tensor.source = each.source;
+    const absl::Status refused = plan.TakeTensor(tensor);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, each.reason)) << refused;
+    EXPECT_EQ(FieldOf(refused), each.field);
+  }
+}
+
+TEST_F(PutPlanTest, AWorkerThatDoesNotConvertGetsNoOrder) {
+  fill_.can_convert = WithReason(absl::FailedPreconditionError("an older build"),
+                                 Reason::kNotAvailable, {{fact::kField, "converted_source"}});
+  for (const bool is_converted : {false, true}) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    header.files = {FileOf("/a", 128)};
+    ASSERT_THAT(TakeHeader(&plan, header), IsOk());
+    PutTensor tensor = Tensor(is_converted ? "converted" : "plain");
+    tensor.source = is_converted ? Transposed() : FileRange{};
+    ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+    EXPECT_EQ(plan.Begin().ok(), !is_converted);
+  }
+  EXPECT_THAT(fill_.sent("w0"), SizeIs(1));
 }
 
 }  // namespace

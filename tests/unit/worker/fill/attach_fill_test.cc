@@ -111,6 +111,35 @@ TEST_F(AttachFillTest, APutFromAFileIsCheckedFilledAndCommitted) {
   EXPECT_EQ(std::string((*stored)->bytes().begin(), (*stored)->bytes().end()), "0own");
 }
 
+TEST_F(AttachFillTest, ATileIsMadeFromTheTransposedTensorOfAFile) {
+  const SourceFile file = folder_.Write("m", "h:aAbBcCdD", 2);  // rows of the columns
+  Message order = Fill("t", {"a"}, file);
+  internal::v1::FillTile& tile = *order.mutable_fill_tiles()->mutable_tiles(0);
+  internal::v1::ConvertedFileSource& source = *tile.mutable_converted_file();
+  source.mutable_file()->set_offset_bytes(2);
+  source.mutable_conversion()->set_dtype(v1::DTYPE_U8);
+  source.mutable_conversion()->add_permutation(1);
+  source.mutable_conversion()->add_permutation(0);
+  EXPECT_THAT(Take(order), IsOk());
+  std::vector<internal::v1::AttachRequest> messages = Await(1);
+  ASSERT_THAT(messages, SizeIs(1));
+  EXPECT_EQ(messages[0].tile_staged().crc32c(), Crc32c(std::string("ABCD")));
+  // A conversion that does not fit the array is refused in words.
+  source.mutable_conversion()->add_permutation(2);
+  order.mutable_fill_tiles()->set_transfer_id("other");
+  tile.set_array_descriptor(rpc::ArrayDescriptorBytes(Rows("b")));
+  EXPECT_THAT(Take(order), IsOk());
+  messages = Await(1);
+  ASSERT_THAT(messages, SizeIs(1));
+  EXPECT_EQ(ReasonOf(rpc::Decode(messages[0].fill_failed().error())), Reason::kShapeMismatch);
+  source.mutable_conversion()->set_dtype(v1::DTYPE_UNSPECIFIED);
+  order.mutable_fill_tiles()->set_transfer_id("third");
+  EXPECT_THAT(Take(order), IsOk());
+  messages = Await(1);
+  ASSERT_THAT(messages, SizeIs(1));
+  EXPECT_EQ(ReasonOf(rpc::Decode(messages[0].fill_failed().error())), Reason::kUnknownDtype);
+}
+
 TEST_F(AttachFillTest, AFailureIsReportedOnceAndAnAbortLeavesNothing) {
   SourceFile file = folder_.Write("m", "h:rank0own1", 2);
   file.head_sha256[0] ^= 1;

@@ -330,6 +330,32 @@ TEST_F(FillFromFilesTest, RefusesATileOfASavedFileWithAChangedByteInAnyLayout) {
   EXPECT_THAT(worker().reports(), SizeIs(1));
 }
 
+TEST_F(FillFromFilesTest, RefusesATransposedTensorOfASavedFileWithAChangedByte) {
+  const std::string bytes = "headerAABBCCDD";
+  const std::string manifest =
+      StrCat(R"({"files":[{"name":"m","size_bytes":14,"header_bytes":6,"header_crc32c":)",
+             Crc32c(bytes.substr(0, 6)), R"(}],"tensors":[{"name":"w","file":"m","dtype":"U8",)",
+             R"("shape":[4,2],"offset_bytes":6,"size_bytes":8,"tiles":[{"ranges":[[0,4],[0,2]],)",
+             R"("crc32c":)", Crc32c(bytes.substr(6)), "}]}]}");
+  folder_.Write(std::string(kCheckpointManifest), manifest);
+  folder_.Write(std::string(kCheckpointMarker), CheckpointMarkerText(manifest));
+  const auto order = [&](const std::string& id, const SourceFile& file) {
+    FillOrder transposed = FileOrder({Alone(id, {2, 4})}, file, {6}, id);
+    std::get<FileRange>(transposed.tiles[0].source).conversion =
+        SourceConversion{.dtype = Dtype::kU8, .permutation = {1, 0}};
+    return transposed;
+  };
+  worker().Fill(order("a", folder_.Write("m", bytes, 6)));
+  ASSERT_TRUE(worker().Await(1));
+  EXPECT_THAT(worker().failures(), IsEmpty());
+  EXPECT_EQ(StagedBytes(worker(), Alone("a", {2, 4}), 0), "ABCDABCD");
+  EXPECT_EQ(worker().filler().counters().file_bytes, 8);
+  worker().Fill(order("b", folder_.Write("m", "headerAABBCCDE", 6)));
+  ASSERT_TRUE(Eventually([&] { return !worker().failures().empty(); }));
+  EXPECT_THAT(worker().failures()[0].status,
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+}
+
 TEST_F(FillFromFilesTest, TheSameOrderMayComeAgain) {
   const SourceFile file = folder_.Write("m", "0123");
   const FillOrder order = FileOrder({Alone("a", {2}), Alone("b", {2})}, file, {0, 2});

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include "client/cli/inputs/checkpoint_source.h"
@@ -149,8 +150,13 @@ TEST_F(FileKindTest, SaysWhyOnlyTheClientReadsATensor) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const MappedCheckpoint converted,
       OpenMapped(Path("floats.safetensors"), {.map = "", .dtype = Dtype::kBF16}));
-  EXPECT_EQ(WhyClientReads(converted),
-            "only the client converts tensors (--dtype, or dtype in a --map), such as \"f\"");
+  EXPECT_THAT(WhyClientReads(converted), IsEmpty()) << "workers convert between floats";
+  Write("map.yaml", "tensors:\n- {pattern: f, dtype: I8, channel: 1}\n");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const MappedCheckpoint scaled,
+      OpenMapped(Path("floats.safetensors"), {.map = Path("map.yaml"), .dtype = std::nullopt}));
+  EXPECT_EQ(WhyClientReads(scaled),
+            "only the client makes I8 with scales (dtype: I8 in a --map), such as \"f\"");
 }
 
 }  // namespace
