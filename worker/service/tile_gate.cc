@@ -296,7 +296,8 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Admit(const TileOrder& o
   absl::StatusOr<std::unique_ptr<StagedTile>> staged =
       offer.sealed != nullptr
           ? options_.store->StageSealed(std::move(description), durable, std::move(*offer.sealed))
-          : options_.store->Stage(std::move(description), durable);
+      : offer.in_pieces ? options_.store->StageInPieces(std::move(description), durable)
+                        : options_.store->Stage(std::move(description), durable);
   if (!staged.ok()) {
     Left(array_id);
     return staged.status();

@@ -58,6 +58,8 @@ struct TileOffer {
   DeviceId rank = 0;
   // The sealed memory that has the tile's bytes, which Open takes; null: the bytes come later.
   FileDescriptor* sealed = nullptr;
+  // If `sealed` is null: whether all bytes come through IncomingTile::Append, and none in place.
+  bool in_pieces = false;
 };
 
 // The coordinator's order to fill a tile: the tile of a rank of an array. The texts outlive the

@@ -109,7 +109,8 @@ class StagedTile {
   // Appends the next piece. INVALID_ARGUMENT (BAD_TILE) if the piece does not start where the last
   // piece ended, or exceeds the tile. DATA_LOSS (CHECKSUM_MISMATCH) if the bytes do not have the
   // CRC-32C `piece_crc32c`. After these two errors the tile is unchanged. ABORTED if the array was
-  // aborted.
+  // aborted. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for the piece: see
+  // ShardStore::StageInPieces.
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
   // Like Append, for a piece that comes in several parts, in order. The caller has verified the
@@ -306,6 +307,11 @@ class ShardStore {
   // FAILED_PRECONDITION if `durable` is true and there is no data folder or no cluster id.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
                                                     std::shared_ptr<Buffer> memory = nullptr);
+  // Like Stage, for a tile whose bytes all come through Append. The host gives the memory as they
+  // come: see BufferPool::AllocateUnfilled. RESOURCE_EXHAUSTED (MEMORY_LIMIT) of Append if it
+  // cannot.
+  absl::StatusOr<std::unique_ptr<StagedTile>> StageInPieces(TileDescription description,
+                                                            bool durable);
   // Like Stage, for a tile whose bytes are all in `memory`: sealed memory of another process that
   // CheckSealed accepts for the tile's size. The memory becomes the tile's, or is copied: see
   // BufferPool::Adopt. StagedTile::FinishFilled makes the tile Staged.
@@ -500,6 +506,10 @@ class ShardStore {
 
   // Makes the checks of Stage, and enters the tile as Receiving.
   absl::Status BeginReceiving(const TileDescription& description, bool durable);
+  // Returns a tile that BeginReceiving has begun, with its memory. If there is none, forgets the
+  // tile and returns the error of `buffer`.
+  absl::StatusOr<std::unique_ptr<StagedTile>> StageOver(TileDescription description, bool durable,
+                                                        absl::StatusOr<Buffer> buffer);
 
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;
