@@ -226,18 +226,29 @@ absl::Status Buffer::Write(size_t offset_bytes, absl::Span<const absl::Span<cons
   size_t end_bytes = offset_bytes;
   for (const absl::Span<const char> part : parts) end_bytes += part.size();
   if (!pool_->source_->Write(data_ + offset_bytes, parts)) {
-    return WithReason(absl::ResourceExhaustedError(
-                          StrCat("the host refuses memory for bytes ", offset_bytes, " to ",
-                                 end_bytes, " of ", size_bytes_, " (", std::strerror(errno),
-                                 "); lower the memory limit or free memory on the host")),
-                      Reason::kMemoryLimit,
-                      {{fact::kNeed, static_cast<int64_t>(end_bytes - offset_bytes)}});
+    return RefusedByHost(offset_bytes, end_bytes);
   }
   if (end_bytes == size_bytes_) {
     pool_->source_->EndWriting(data_);
     pages_ = BlockPages::kFilled;
   }
   return absl::OkStatus();
+}
+
+absl::Status Buffer::FaultIn() {
+  if (!is_unfilled()) return absl::OkStatus();
+  if (!PopulatePages(data_, capacity_bytes_)) return RefusedByHost(0, size_bytes_);
+  pool_->source_->EndWriting(data_);
+  pages_ = BlockPages::kMapped;
+  return absl::OkStatus();
+}
+
+absl::Status Buffer::RefusedByHost(size_t begin_bytes, size_t end_bytes) const {
+  return WithReason(
+      absl::ResourceExhaustedError(StrCat(
+          "the host refuses memory for bytes ", begin_bytes, " to ", end_bytes, " of ", size_bytes_,
+          " (", std::strerror(errno), "); lower the memory limit or free memory on the host")),
+      Reason::kMemoryLimit, {{fact::kNeed, static_cast<int64_t>(end_bytes - begin_bytes)}});
 }
 
 std::shared_ptr<BufferPool> BufferPool::Create(MemoryBudget* budget, int64_t max_idle_bytes,

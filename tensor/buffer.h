@@ -138,6 +138,9 @@ class Buffer {
   // offset_bytes are written. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for the
   // parts; only an unfilled buffer returns this, and some of the parts may then be written.
   absl::Status Write(size_t offset_bytes, absl::Span<const absl::Span<const char>> parts);
+  // Makes an unfilled buffer like one of BufferPool::Allocate: faults in its pages. Bytes that were
+  // not written are zero. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for them.
+  absl::Status FaultIn();
 
   const char* data() const { return data_; }
   char* data() { return data_; }
@@ -147,6 +150,9 @@ class Buffer {
 
  private:
   friend class BufferPool;
+
+  // The error if the host has no memory for these bytes of an unfilled buffer.
+  absl::Status RefusedByHost(size_t begin_bytes, size_t end_bytes) const;
 
   std::shared_ptr<BufferPool> pool_;
   MemoryBudget::Reservation reservation_;
@@ -180,9 +186,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
   // Like Allocate, without calling Reclaim functions: for memory that can wait.
   absl::StatusOr<Buffer> TryAllocate(int64_t size_bytes, std::string_view what);
-  // Like Allocate, for a buffer whose bytes all come by Buffer::Write. Large buffers then need no
-  // faults and no clearing of pages, if the source can do without. The budget counts all of the
-  // buffer at once; if the host has too little memory, Buffer::Write says so.
+  // Like Allocate, for a buffer whose bytes all come by Buffer::Write. If the source can do so, the
+  // pages of a large buffer are then neither faulted in nor cleared. The budget counts all of the
+  // buffer at once. If the host has too little memory, Buffer::Write says so.
   absl::StatusOr<Buffer> AllocateUnfilled(int64_t size_bytes, std::string_view what);
 
   // Returns a buffer that is `memory`: sealed memory of another process (process/sealed), which has

@@ -133,8 +133,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
                                                     .tile = *std::move(tile),
                                                     .size_bytes = header.size_bytes(),
                                                     .rank = header.rank(),
-                                                    .sealed = sealed_.valid() ? &sealed_ : nullptr,
-                                                    .in_pieces = true},
+                                                    .sealed = sealed_.valid() ? &sealed_ : nullptr},
                                                    unknown));
     received_bytes_ = 0;
     return absl::OkStatus();

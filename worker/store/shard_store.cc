@@ -368,6 +368,17 @@ absl::Status StagedTile::CheckNext(int64_t offset_bytes, int64_t piece_bytes) co
   return store_->CheckReceiving(description_);
 }
 
+absl::Status StagedTile::FaultIn() {
+  return WithContext(buffer_->FaultIn(), TileName(description_));
+}
+
+absl::Status StagedTile::Write(int64_t offset_bytes, absl::Span<const char> bytes) {
+  in_place_ = true;
+  absl::Status written =
+      buffer_->Write(static_cast<size_t>(offset_bytes), absl::MakeConstSpan(&bytes, 1));
+  return written.ok() ? written : WithContext(written, TileName(description_));
+}
+
 absl::Span<char> StagedTile::mutable_bytes() {
   in_place_ = true;
   return buffer_->mutable_bytes();
@@ -820,7 +831,7 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
       new StagedTile(this, std::move(description), std::move(memory), durable));
 }
 
-absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::StageInPieces(TileDescription description,
+absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::StageUnfilled(TileDescription description,
                                                                       bool durable) {
   SHARDMESH_RETURN_IF_ERROR(BeginReceiving(description, durable));
   absl::StatusOr<Buffer> buffer =

@@ -301,6 +301,20 @@ TEST_F(UnfilledBlocksTest, AHostWithoutMemoryFailsTheWrite) {
   EXPECT_THAT(Fill(buffer, Pattern(kSize)), IsOk()) << "the host has memory again";
 }
 
+TEST_F(UnfilledBlocksTest, OneThatIsFaultedInIsLikeOthersAndKeepsWhatWasWritten) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
+  const std::string half = Pattern(kSize / 2);
+  ASSERT_THAT(Fill(buffer, half), IsOk());
+  ASSERT_THAT(buffer.FaultIn(), IsOk());
+  EXPECT_FALSE(buffer.is_unfilled());
+  EXPECT_TRUE(buffer.bytes().subspan(0, half.size()) == absl::MakeConstSpan(half));
+  EXPECT_EQ(buffer.data()[kSize - 1], '\0');
+  EXPECT_TRUE(arena_->Locate(buffer.data(), buffer.size()).has_value());
+  const absl::Span<const char> one("z", 1);
+  EXPECT_THAT(buffer.Write(kSize - 1, absl::MakeConstSpan(&one, 1)), IsOk());
+  EXPECT_EQ(buffer.data()[kSize - 1], 'z');
+}
+
 TEST_F(UnfilledBlocksTest, OneThatCannotBeSealedIsShownToNoPeer) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
   ASSERT_THAT(ArmFailpoints("shm.seal=eio"), IsOk());
