@@ -272,7 +272,8 @@ absl::StatusOr<Buffer> BufferPool::AllocateUnfilled(int64_t size_bytes, std::str
 }
 
 BufferPool::Block BufferPool::AllocateBlock(size_t capacity_bytes, bool unfilled) {
-  Block block{.capacity_bytes = capacity_bytes};
+  Block block;
+  block.capacity_bytes = capacity_bytes;
   if (unfilled) {
     block.data = source_->AllocateUnfilled(capacity_bytes);
     if (block.data != nullptr) block.pages = BlockPages::kMissing;

@@ -18,12 +18,9 @@
 namespace shardmesh::worker {
 namespace {
 
-// Bytes of the tile that are read before their checksum is computed. They fit into the second level
-// of the cache of most processors.
+// Bytes of the tile that are read before their checksum is computed and they are passed on. They
+// fit into the second level of the cache of most processors.
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
-// Bytes that ReadPieces passes on at a time. They stay in the second level of the cache while they
-// are read, added to the checksum and passed on.
-constexpr int64_t kSunkPieceBytes = int64_t{256} << 10;
 
 // Fills `out` with the file's bytes from `at` on.
 absl::Status ReadSpan(const RootedFile& file, std::string_view path, int64_t at,
@@ -131,9 +128,9 @@ absl::StatusOr<uint32_t> FileTileReader::ReadPieces(const RootedFile& file, std:
                                                     const KeepGoing& keep_going) {
   SHARDMESH_RETURN_IF_ERROR(CheckTensorInFile(file, path, offset_bytes, region));
   uint32_t crc = 0;
-  piece_.resize(static_cast<size_t>(kSunkPieceBytes));
-  for (int64_t begin = 0; begin < region.size_bytes(); begin += kSunkPieceBytes) {
-    const int64_t size = std::min(kSunkPieceBytes, region.size_bytes() - begin);
+  piece_.resize(static_cast<size_t>(kPieceBytes));
+  for (int64_t begin = 0; begin < region.size_bytes(); begin += kPieceBytes) {
+    const int64_t size = std::min(kPieceBytes, region.size_bytes() - begin);
     const auto piece = absl::MakeSpan(piece_.data(), static_cast<size_t>(size));
     SHARDMESH_RETURN_IF_ERROR(ReadPart(file, path, offset_bytes, region, begin, piece, keep_going));
     crc = ExtendCrc32c(crc, piece);

@@ -337,14 +337,14 @@ TEST_F(FillFromFilesTest, LargeTilesOfRowsAndColumnsHaveTheirBytes) {
 TEST_F(FillFromFilesTest, AHostWithoutMemoryForALargeTileEndsTheTransfer) {
   if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
   std::mt19937 random(32);
-  const std::string tensor = RandomText(int64_t{1} << 20, random);
+  const std::string tensor = RandomText(int64_t{3} << 20, random);
   const SourceFile file = folder_.Write("m", tensor, 0);
   ASSERT_THAT(ArmFailpoints("shm.write=enospc:3"), IsOk());
-  worker().Fill(FileOrder({Alone("a", {int64_t{1} << 20})}, file, {0}));
+  worker().Fill(FileOrder({Alone("a", {int64_t{3} << 20})}, file, {0}));
   ASSERT_TRUE(Eventually([&] { return worker().failures().size() == 1; }));
   const absl::Status error = worker().failures()[0].status;
   EXPECT_THAT(error, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
-  EXPECT_THAT(ToStd(error.message()), HasSubstr("the host refuses memory for bytes 524288 to"));
+  EXPECT_THAT(ToStd(error.message()), HasSubstr("the host refuses memory for bytes 2097152 to"));
   EXPECT_THAT(worker().reports(), IsEmpty());
 }
 
