@@ -15,8 +15,8 @@ memory is several times slower the first time, and who comes first would pay for
 network namespace of its own, with Reno instead of a congestion control that paces loopback, and without delayed ACKs.
 
 One more load has the memory of all its processes sampled: the sum of their proportional anonymous pages and of their
-shared memory, so that each page counts once and the mapped file does not. It is not timed, as the sampling slows it. Prints one JSON
-object a line.
+shared memory, so that each page counts once and the mapped file does not. It is not timed, as the sampling slows it.
+Prints one JSON object a line.
 
 usage: load_bench.py BIN_FOLDER [--samples N] [--size SIZE] [--source client|workers] [--handover on|off] [--gather]
 """
