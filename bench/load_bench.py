@@ -14,9 +14,9 @@ Right before each sample, of either side, as much memory is touched and given ba
 memory is several times slower the first time, and who comes first would pay for all. As root, everything runs in a
 network namespace of its own, with Reno instead of a congestion control that paces loopback, and without delayed ACKs.
 
-One more load has the memory of all its processes sampled: the sum of their proportional anonymous and shared pages, so
-that each page counts once and the mapped file does not. It is not timed, as the sampling slows it. Prints one JSON
-object a line.
+One more load has the memory of all its processes sampled: the sum of their proportional anonymous pages and of their
+shared memory, so that each page counts once and the mapped file does not. It is not timed, as the sampling slows it.
+Prints one JSON object a line.
 
 usage: load_bench.py BIN_FOLDER [--samples N] [--size SIZE] [--source client|workers] [--handover on|off] [--gather]
 """
@@ -44,17 +44,25 @@ GATHER_TARGET = 0.5  # of the rate of the streams
 PEER = ROOT / "bench/peers/jax_peer.py"
 
 
-def resident_bytes(pid):
-    """Anonymous and shared pages of a process, each page once over all processes; 0 if it is gone."""
+def resident_bytes(pids):
+    """Anonymous and shared pages of processes, each page once; those of a process that is gone are left out.
+
+    Pages of shared memory count by the descriptors, as they take memory also where no process has them mapped.
+    """
     total = 0
-    try:
-        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-            for line in file:
-                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                    total += int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return total
+    shared = {}  # allocated bytes by inode
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+                total += sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss_Anon:"))
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(entry.path).startswith("/memfd:"):
+                        about = os.stat(entry.path)
+                        shared[about.st_ino] = about.st_blocks * 512
+        except OSError:
+            pass
+    return total + sum(shared.values())
 
 
 class MemoryPeak:
@@ -68,7 +76,7 @@ class MemoryPeak:
 
     def _run(self):
         while not self._done.wait(0.02):
-            self.peak_bytes = max(self.peak_bytes, sum(resident_bytes(pid) for pid in self._pids))
+            self.peak_bytes = max(self.peak_bytes, resident_bytes(self._pids))
 
     def __enter__(self):
         self._thread.start()

@@ -8,7 +8,11 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <fstream>
 #include <functional>
+#include <initializer_list>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -79,10 +83,29 @@ bool Populate(char* data, size_t size_bytes, int advice) {
   return true;
 }
 
+// Whether the setting of huge pages at this path below that of the kernel chooses one of them.
+// The kernel writes all values, and the one that applies in brackets.
+bool Chooses(const char* path, std::initializer_list<std::string_view> values) {
+  std::ifstream file(std::string("/sys/kernel/mm/transparent_hugepage/") + path);
+  std::string text;
+  std::getline(file, text);
+  return std::any_of(values.begin(), values.end(), [&](std::string_view value) {
+    return text.find("[" + std::string(value) + "]") != std::string::npos;
+  });
+}
+
 }  // namespace
 
 bool PopulatePages(char* data, size_t size_bytes) {
   return Populate(data, size_bytes, MADV_POPULATE_WRITE);
+}
+
+bool HasHugeSharedPages() {
+  // The second setting, of newer kernels, is `inherit` unless the host says otherwise.
+  static const bool has_them =
+      Chooses("shmem_enabled", {"always", "within_size", "advise", "force"}) ||
+      Chooses("hugepages-2048kB/shmem_enabled", {"always", "within_size", "advise"});
+  return has_them;
 }
 
 char* MapForReading(int fd, size_t size_bytes) {

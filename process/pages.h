@@ -21,6 +21,11 @@ bool PopulatePages(char* data, size_t size_bytes);
 // set, if the kernel refuses. The caller unmaps the memory (munmap).
 char* MapForReading(int fd, size_t size_bytes);
 
+// Whether the host gives huge pages to shared memory whose owner asks for them: `shmem_enabled` of
+// its transparent huge pages is `advise` or more. Only faults in a mapping get them, and write(2)
+// does not. Looked up once.
+bool HasHugeSharedPages();
+
 }  // namespace shardmesh
 
 #endif  // SHARDMESH_PROCESS_PAGES_H_

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -109,6 +110,16 @@ char* BlockSource::Adopt(FileDescriptor&, size_t) {
   return nullptr;
 }
 
+char* BlockSource::AllocateUnfilled(size_t) {
+  errno = ENOTSUP;
+  return nullptr;
+}
+
+bool BlockSource::Write(char*, absl::Span<const absl::Span<const char>>) {
+  errno = ENOTSUP;
+  return false;
+}
+
 MemoryBudget::Reservation::Reservation(Reservation&& other) noexcept
     : budget_(std::exchange(other.budget_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)) {}
@@ -185,7 +196,8 @@ Buffer::Buffer(Buffer&& other) noexcept
       data_(std::exchange(other.data_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)),
       capacity_bytes_(std::exchange(other.capacity_bytes_, 0)),
-      is_read_only_(std::exchange(other.is_read_only_, false)) {}
+      is_read_only_(std::exchange(other.is_read_only_, false)),
+      pages_(std::exchange(other.pages_, BlockPages::kMapped)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   Buffer taken(std::move(other));
@@ -195,13 +207,48 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(size_bytes_, taken.size_bytes_);
   std::swap(capacity_bytes_, taken.capacity_bytes_);
   std::swap(is_read_only_, taken.is_read_only_);
+  std::swap(pages_, taken.pages_);
   return *this;
 }
 
 Buffer::~Buffer() {
   if (data_ != nullptr) {
-    pool_->Return({std::move(reservation_), data_, capacity_bytes_, is_read_only_});
+    pool_->Return({std::move(reservation_), data_, capacity_bytes_, is_read_only_, pages_});
   }
+}
+
+absl::Status Buffer::Write(size_t offset_bytes, absl::Span<const absl::Span<const char>> parts) {
+  if (!is_unfilled()) {
+    char* to = data_ + offset_bytes;
+    for (const absl::Span<const char> part : parts) to = std::copy(part.begin(), part.end(), to);
+    return absl::OkStatus();
+  }
+  size_t end_bytes = offset_bytes;
+  for (const absl::Span<const char> part : parts) end_bytes += part.size();
+  if (!pool_->source_->Write(data_ + offset_bytes, parts)) {
+    return RefusedByHost(offset_bytes, end_bytes);
+  }
+  if (end_bytes == size_bytes_) {
+    pool_->source_->EndWriting(data_);
+    pages_ = BlockPages::kFilled;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Buffer::FaultIn() {
+  if (!is_unfilled()) return absl::OkStatus();
+  if (!PopulatePages(data_, capacity_bytes_)) return RefusedByHost(0, size_bytes_);
+  pool_->source_->EndWriting(data_);
+  pages_ = BlockPages::kMapped;
+  return absl::OkStatus();
+}
+
+absl::Status Buffer::RefusedByHost(size_t begin_bytes, size_t end_bytes) const {
+  return WithReason(
+      absl::ResourceExhaustedError(StrCat(
+          "the host refuses memory for bytes ", begin_bytes, " to ", end_bytes, " of ", size_bytes_,
+          " (", std::strerror(errno), "); lower the memory limit or free memory on the host")),
+      Reason::kMemoryLimit, {{fact::kNeed, static_cast<int64_t>(end_bytes - begin_bytes)}});
 }
 
 std::shared_ptr<BufferPool> BufferPool::Create(MemoryBudget* budget, int64_t max_idle_bytes,
@@ -220,8 +267,23 @@ absl::StatusOr<Buffer> BufferPool::TryAllocate(int64_t size_bytes, std::string_v
   return AllocateWith(&MemoryBudget::TryReserve, size_bytes, what);
 }
 
+absl::StatusOr<Buffer> BufferPool::AllocateUnfilled(int64_t size_bytes, std::string_view what) {
+  return AllocateWith(&MemoryBudget::Reserve, size_bytes, what, /*unfilled=*/true);
+}
+
+BufferPool::Block BufferPool::AllocateBlock(size_t capacity_bytes, bool unfilled) {
+  Block block;
+  block.capacity_bytes = capacity_bytes;
+  if (unfilled) {
+    block.data = source_->AllocateUnfilled(capacity_bytes);
+    if (block.data != nullptr) block.pages = BlockPages::kMissing;
+  }
+  if (block.data == nullptr) block.data = source_->Allocate(capacity_bytes);
+  return block;
+}
+
 absl::StatusOr<Buffer> BufferPool::AllocateWith(ReserveFunction reserve, int64_t size_bytes,
-                                                std::string_view what) {
+                                                std::string_view what, bool unfilled) {
   if (size_bytes < 0 || size_bytes > std::numeric_limits<int64_t>::max() - int64_t{kPageBytes}) {
     return InvalidArgument(Reason::kInvalidShape,
                            StrCat("cannot allocate ", size_bytes, " bytes for ", what),
@@ -232,10 +294,15 @@ absl::StatusOr<Buffer> BufferPool::AllocateWith(ReserveFunction reserve, int64_t
   }
   const size_t capacity_bytes = CapacityFor(static_cast<size_t>(size_bytes));
   Block block = TakeIdle(capacity_bytes);
+  if (block.pages == BlockPages::kFilled) {
+    PopulatePages(block.data, block.capacity_bytes);  // best effort: the pages are in memory
+    block.pages = BlockPages::kMapped;
+  }
   if (block.data == nullptr) {
-    SHARDMESH_ASSIGN_OR_RETURN(block.reservation, ReserveFor(reserve, capacity_bytes, what));
-    block.data = source_->Allocate(capacity_bytes);
-    block.capacity_bytes = capacity_bytes;
+    SHARDMESH_ASSIGN_OR_RETURN(MemoryBudget::Reservation reservation,
+                               ReserveFor(reserve, capacity_bytes, what));
+    block = AllocateBlock(capacity_bytes, unfilled);
+    block.reservation = std::move(reservation);
     if (block.data == nullptr) {
       return WithReason(
           absl::ResourceExhaustedError(StrCat(
@@ -255,6 +322,7 @@ Buffer BufferPool::Hold(Block block, int64_t size_bytes) {
   buffer.size_bytes_ = static_cast<size_t>(size_bytes);
   buffer.capacity_bytes_ = block.capacity_bytes;
   buffer.is_read_only_ = block.is_read_only;
+  buffer.pages_ = block.pages;
   return buffer;
 }
 
@@ -315,7 +383,7 @@ BufferPool::Block BufferPool::TakeIdle(size_t capacity_bytes) {
 }
 
 void BufferPool::Return(Block block) {
-  if (!block.is_read_only) {
+  if (!block.is_read_only && block.pages != BlockPages::kMissing) {
     absl::MutexLock lock(&mutex_);
     const int64_t capacity_bytes = static_cast<int64_t>(block.capacity_bytes);
     if (idle_bytes_ + capacity_bytes <= max_idle_bytes_) {

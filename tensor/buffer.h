@@ -88,8 +88,18 @@ class BlockSource {
   // Returns memory of capacity_bytes > 0, a multiple of 64, faulted in, at an address that is a
   // multiple of 64. Returns null, with errno set, if the host refuses.
   virtual char* Allocate(size_t capacity_bytes) = 0;
-  // Frees a block that Allocate or Adopt returned for that size.
+  // Frees a block that Allocate, AllocateUnfilled or Adopt returned for that size.
   virtual void Free(char* data, size_t capacity_bytes) = 0;
+  // Returns a block like Allocate, but without pages: the host gives them as Write fills them. The
+  // kernel need not clear a page that Write fills. Returns null, with errno set, if the source has
+  // no such blocks of this size, or if the host refuses. The base class has none.
+  virtual char* AllocateUnfilled(size_t capacity_bytes);
+  // Writes the parts, one after the other, into an unfilled block, from `to` on. Requires that
+  // EndWriting was not called. Returns false, with errno set, if the host has no memory for them.
+  virtual bool Write(char* to, absl::Span<const absl::Span<const char>> parts);
+  // Says that all pages of an unfilled block are written. From now on the block is like others,
+  // except that its pages, which are in memory, need not be mapped.
+  virtual void EndWriting(char*) {}
   // Returns a block that is the first size_bytes > 0 of `memory`, sealed memory of another process
   // (process/sealed). The block may only be read. The caller frees it with the size that a block of
   // Allocate for size_bytes would have: rounded up to pages. May take the descriptor. Returns null,
@@ -99,6 +109,9 @@ class BlockSource {
 };
 
 class BufferPool;
+
+// The pages of a block: faulted in; in memory, but not mapped; or not all in memory.
+enum class BlockPages { kMapped, kFilled, kMissing };
 
 // A contiguous block of memory that starts at a multiple of 64 bytes. Its bytes are unspecified at
 // first. Movable, not copyable. Several threads may use different buffers at the same time. One
@@ -117,6 +130,17 @@ class Buffer {
   // Whether the memory may only be read: it is the memory of another process, see
   // BufferPool::Adopt. Writing to it ends this process.
   bool is_read_only() const { return is_read_only_; }
+  // Whether Write has not yet filled all of a buffer that AllocateUnfilled returned.
+  bool is_unfilled() const { return pages_ == BlockPages::kMissing; }
+
+  // Writes the parts, one after the other, from offset_bytes on. Requires that the buffer has room
+  // for them, and that is_read_only() is false. If is_unfilled(), requires that all bytes before
+  // offset_bytes are written. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for the
+  // parts; only an unfilled buffer returns this, and some of the parts may then be written.
+  absl::Status Write(size_t offset_bytes, absl::Span<const absl::Span<const char>> parts);
+  // Makes an unfilled buffer like one of BufferPool::Allocate: faults in its pages. Bytes that were
+  // not written are zero. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for them.
+  absl::Status FaultIn();
 
   const char* data() const { return data_; }
   char* data() { return data_; }
@@ -127,12 +151,16 @@ class Buffer {
  private:
   friend class BufferPool;
 
+  // The error if the host has no memory for these bytes of an unfilled buffer.
+  absl::Status RefusedByHost(size_t begin_bytes, size_t end_bytes) const;
+
   std::shared_ptr<BufferPool> pool_;
   MemoryBudget::Reservation reservation_;
   char* data_ = nullptr;
   size_t size_bytes_ = 0;      // as requested
   size_t capacity_bytes_ = 0;  // allocated and reserved
   bool is_read_only_ = false;
+  BlockPages pages_ = BlockPages::kMapped;
 };
 
 // Allocates buffers, and keeps returned buffers for later requests of about the same size.
@@ -158,6 +186,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
   // Like Allocate, without calling Reclaim functions: for memory that can wait.
   absl::StatusOr<Buffer> TryAllocate(int64_t size_bytes, std::string_view what);
+  // Like Allocate, for a buffer whose bytes all come by Buffer::Write. If the source can do so, the
+  // pages of a large buffer are then neither faulted in nor cleared. The budget counts all of the
+  // buffer at once. If the host has too little memory, Buffer::Write says so.
+  absl::StatusOr<Buffer> AllocateUnfilled(int64_t size_bytes, std::string_view what);
 
   // Returns a buffer that is `memory`: sealed memory of another process (process/sealed), which has
   // size_bytes > 0. Copies the bytes into a buffer of this pool instead if the source cannot use
@@ -177,6 +209,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     char* data = nullptr;
     size_t capacity_bytes = 0;
     bool is_read_only = false;
+    BlockPages pages = BlockPages::kMapped;
   };
   friend class Buffer;
 
@@ -189,9 +222,11 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // MemoryBudget::Reserve or MemoryBudget::TryReserve.
   using ReserveFunction = absl::StatusOr<MemoryBudget::Reservation> (MemoryBudget::*)(
       int64_t size_bytes, std::string_view what);
+  // BlockSource::Allocate, or BlockSource::AllocateUnfilled if `unfilled` and the source can.
+  Block AllocateBlock(size_t capacity_bytes, bool unfilled);
   // Allocates memory that `reserve` reserves.
   absl::StatusOr<Buffer> AllocateWith(ReserveFunction reserve, int64_t size_bytes,
-                                      std::string_view what);
+                                      std::string_view what, bool unfilled = false);
   // Reserves memory, of idle buffers too if need be. Errors as `reserve`.
   absl::StatusOr<MemoryBudget::Reservation> ReserveFor(ReserveFunction reserve,
                                                        size_t capacity_bytes,

@@ -18,8 +18,8 @@
 namespace shardmesh::worker {
 namespace {
 
-// Bytes of the tile that are read before their checksum is computed. They fit into the second level
-// of the cache of most processors.
+// Bytes of the tile that are read before their checksum is computed and they are passed on. They
+// fit into the second level of the cache of most processors.
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 // Fills `out` with the file's bytes from `at` on.
@@ -117,6 +117,24 @@ absl::StatusOr<uint32_t> FileTileReader::Read(const RootedFile& file, std::strin
     crc = ExtendCrc32c(crc, piece);
     if (progress) progress(static_cast<int64_t>(piece.size()));
     left.remove_prefix(piece.size());
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckUnchanged(file, path));
+  return crc;
+}
+
+absl::StatusOr<uint32_t> FileTileReader::ReadPieces(const RootedFile& file, std::string_view path,
+                                                    int64_t offset_bytes, const TileRegion& region,
+                                                    const PieceSink& sink,
+                                                    const KeepGoing& keep_going) {
+  SHARDMESH_RETURN_IF_ERROR(CheckTensorInFile(file, path, offset_bytes, region));
+  uint32_t crc = 0;
+  piece_.resize(static_cast<size_t>(kPieceBytes));
+  for (int64_t begin = 0; begin < region.size_bytes(); begin += kPieceBytes) {
+    const int64_t size = std::min(kPieceBytes, region.size_bytes() - begin);
+    const auto piece = absl::MakeSpan(piece_.data(), static_cast<size_t>(size));
+    SHARDMESH_RETURN_IF_ERROR(ReadPart(file, path, offset_bytes, region, begin, piece, keep_going));
+    crc = ExtendCrc32c(crc, piece);
+    SHARDMESH_RETURN_IF_ERROR(sink(begin, piece));
   }
   SHARDMESH_RETURN_IF_ERROR(CheckUnchanged(file, path));
   return crc;

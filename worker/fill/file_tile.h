@@ -41,6 +41,13 @@ class FileTileReader {
                                 const KeepGoing& keep_going,
                                 const std::function<void(int64_t bytes)>& progress = nullptr);
 
+  // Receives the bytes of the tile from begin_bytes on. They are valid only during the call.
+  using PieceSink = std::function<absl::Status(int64_t begin_bytes, absl::Span<const char> bytes)>;
+  // Like Read, but passes the bytes to `sink` piece by piece, in order. Returns its error too.
+  absl::StatusOr<uint32_t> ReadPieces(const RootedFile& file, std::string_view path,
+                                      int64_t offset_bytes, const TileRegion& region,
+                                      const PieceSink& sink, const KeepGoing& keep_going);
+
   // Fills `out` with the bytes of the tile from `begin_bytes` on. Calls `keep_going` before each
   // read. `out` ends within the tile. Errors as Read, but the caller compares the state of the file
   // after the last read (CheckUnchanged).
@@ -49,7 +56,8 @@ class FileTileReader {
                         const KeepGoing& keep_going);
 
  private:
-  std::vector<char> span_;  // empty until a tile has short runs
+  std::vector<char> span_;   // empty until a tile has short runs
+  std::vector<char> piece_;  // empty until ReadPieces
 };
 
 }  // namespace shardmesh::worker

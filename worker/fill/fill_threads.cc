@@ -192,7 +192,8 @@ class FillThreads final : public TileFiller {
     ArrayDescriptor array;
     DeviceId rank = 0;
     std::unique_ptr<IncomingTile> tile;
-    MutableTensorView view;
+    // Of all bytes; nullopt: they come in order, and IncomingTile::Write takes them.
+    std::optional<MutableTensorView> view;
     // The region of the batch that is all of the tile; nullopt: the tile has several parts.
     std::optional<size_t> whole;
   };
@@ -331,9 +332,10 @@ class FillThreads final : public TileFiller {
                                     .tile = incoming->description().tile,
                                     .conversion = *range.conversion,
                                     .offset_bytes = range.offset_bytes};
-      SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c,
-                                 ReadConverted(*file, source.path, converted, reader,
-                                               incoming->mutable_bytes(), keep_going, progress));
+      SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> out, incoming->MutableBytes());
+      SHARDMESH_ASSIGN_OR_RETURN(
+          const uint32_t crc32c,
+          ReadConverted(*file, source.path, converted, reader, out, keep_going, progress));
       SHARDMESH_FAILPOINT("fill.finish");
       SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, SizeInFile(converted));
@@ -345,15 +347,27 @@ class FillThreads final : public TileFiller {
     SHARDMESH_ASSIGN_OR_RETURN(
         const TileRegion region,
         TileRegion::Create(array.dtype, array.shape, incoming->description().tile));
-    SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c,
-                               reader.Read(*file, source.path, range.offset_bytes, region,
-                                           incoming->mutable_bytes(), keep_going, progress));
+    const auto read_bytes = [&]() -> absl::StatusOr<uint32_t> {
+      if (incoming->is_unfilled()) {
+        return reader.ReadPieces(
+            *file, source.path, range.offset_bytes, region,
+            [&](int64_t begin, absl::Span<const char> bytes) -> absl::Status {
+              SHARDMESH_RETURN_IF_ERROR(incoming->Write(begin, bytes));
+              incoming->Advance(static_cast<int64_t>(bytes.size()));
+              return absl::OkStatus();
+            },
+            keep_going);
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> out, incoming->MutableBytes());
+      return reader.Read(*file, source.path, range.offset_bytes, region, out, keep_going, progress);
+    };
+    SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c, read_bytes());
     SHARDMESH_FAILPOINT("fill.finish");
     SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
     const ReadTile read{.description = incoming->description(),
                         .region = region,
                         .offset_bytes = range.offset_bytes,
-                        .bytes = incoming->mutable_bytes(),
+                        .bytes = incoming->bytes(),
                         .crc32c = crc32c};
     SHARDMESH_RETURN_IF_ERROR(transfer.saved.Check(*file, source.path, read, reader, keep_going));
     file_bytes_.fetch_add(incoming->size_bytes());
@@ -432,13 +446,12 @@ class FillThreads final : public TileFiller {
     if (incoming == nullptr) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(ArrayParts parts, planner.Plan(from, array, tile.rank));
     const Tile& own = incoming->description().tile;
-    SHARDMESH_ASSIGN_OR_RETURN(
-        const MutableTensorView view,
-        MutableTensorView::Create(array.dtype, own.shape(), incoming->mutable_bytes()));
+    std::optional<MutableTensorView> view;
     if (parts.kept.has_value()) {
+      SHARDMESH_ASSIGN_OR_RETURN(view, ViewOf(array, *incoming));
       const OwnRegion kept{
           .array_id = from.array_id, .tile = *parts.own_tile, .region = *parts.kept};
-      SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, kept, own, view));
+      SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, kept, own, *view));
       if (has_own) {
         SHARDMESH_ASSIGN_OR_RETURN(const int64_t kept_bytes, from.TileSizeBytes(*parts.kept));
         incoming->Advance(kept_bytes);
@@ -455,7 +468,10 @@ class FillThreads final : public TileFiller {
       if (is_second) {
         const OwnRegion kept{
             .array_id = source.second_array_id, .tile = *part.second_tile, .region = part.region};
-        SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, kept, own, view));
+        if (!view.has_value()) {
+          SHARDMESH_ASSIGN_OR_RETURN(view, ViewOf(array, *incoming));
+        }
+        SHARDMESH_ASSIGN_OR_RETURN(const bool has_own, CopyOwn(from, kept, own, *view));
         if (has_own) {
           incoming->Advance(size_bytes);
           continue;
@@ -476,12 +492,21 @@ class FillThreads final : public TileFiller {
         BitsPerElement(array.dtype) % 8 == 0) {
       whole = batch->regions.size() - 1;
     }
+    if (!view.has_value() && !whole.has_value()) {
+      SHARDMESH_ASSIGN_OR_RETURN(view, ViewOf(array, *incoming));
+    }
     batch->tiles.push_back({.array = array,
                             .rank = tile.rank,
                             .tile = std::move(incoming),
                             .view = view,
                             .whole = whole});
     return absl::OkStatus();
+  }
+
+  static absl::StatusOr<MutableTensorView> ViewOf(const ArrayDescriptor& array,
+                                                  IncomingTile& tile) {
+    SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> bytes, tile.MutableBytes());
+    return MutableTensorView::Create(array.dtype, tile.description().tile.shape(), bytes);
   }
 
   // A region of a tile that this worker may have.
@@ -512,9 +537,10 @@ class FillThreads final : public TileFiller {
       SHARDMESH_FAILPOINT("fill.receive");
       const OpenTile& tile = batch->tiles[batch->tile_of[index]];
       tile.tile->Advance(static_cast<int64_t>(bytes.size()));
+      if (!tile.view.has_value()) return tile.tile->Write(offset, bytes);
       return PasteTileBytes(bytes,
                             Within(tile.tile->description().tile, batch->regions[index].region),
-                            offset, tile.view);
+                            offset, *tile.view);
     };
     const auto faulty = [](const OpenTile& tile, absl::Status status) {
       return FaultyTile{tile.array.array_id, tile.rank, std::move(status)};

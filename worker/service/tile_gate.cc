@@ -108,6 +108,11 @@ absl::Status IncomingTile::FinishSealed(uint32_t tile_crc32c) {
   return Report(staged_->FinishFilled(tile_crc32c), transfer_time);
 }
 
+absl::StatusOr<absl::Span<char>> IncomingTile::MutableBytes() {
+  SHARDMESH_RETURN_IF_ERROR(staged_->FaultIn());
+  return staged_->mutable_bytes();
+}
+
 absl::Status IncomingTile::FinishInPlace(std::optional<uint32_t> tile_crc32c) {
   const absl::Duration transfer_time = gate_->options_.clock->Now() - start_time_;
   return Report(tile_crc32c.has_value() ? staged_->FinishInPlace(*tile_crc32c)
@@ -296,7 +301,7 @@ absl::StatusOr<std::unique_ptr<IncomingTile>> TileGate::Admit(const TileOrder& o
   absl::StatusOr<std::unique_ptr<StagedTile>> staged =
       offer.sealed != nullptr
           ? options_.store->StageSealed(std::move(description), durable, std::move(*offer.sealed))
-          : options_.store->Stage(std::move(description), durable);
+          : options_.store->StageUnfilled(std::move(description), durable);
   if (!staged.ok()) {
     Left(array_id);
     return staged.status();

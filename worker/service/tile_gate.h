@@ -107,9 +107,17 @@ class IncomingTile {
   // with the checksum.
   absl::Status FinishSealed(uint32_t tile_crc32c);
 
-  // Returns all bytes of the tile, for a producer that writes them in place instead of calling
-  // Append. Such a producer reports its progress with Advance.
-  absl::Span<char> mutable_bytes() { return staged_->mutable_bytes(); }
+  absl::Span<const char> bytes() const { return staged_->bytes(); }
+
+  // A producer that fills the tile in place does not call Append. If the bytes come in order, it
+  // calls Write: see StagedTile::Write. If is_unfilled(), that is faster than a write to the
+  // memory, which MutableBytes then faults in first. MutableBytes returns all bytes of the tile, or
+  // the error of StagedTile::FaultIn. Such a producer reports its progress with Advance.
+  bool is_unfilled() const { return staged_->is_unfilled(); }
+  absl::Status Write(int64_t offset_bytes, absl::Span<const char> bytes) {
+    return staged_->Write(offset_bytes, bytes);
+  }
+  absl::StatusOr<absl::Span<char>> MutableBytes();
   // Like Finish, for a tile whose bytes were all written in place. `tile_crc32c` is the CRC-32C of
   // these bytes; nullopt: Finish computes it.
   absl::Status FinishInPlace(std::optional<uint32_t> tile_crc32c);

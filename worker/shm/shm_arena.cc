@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <iterator>
 
 #include "process/failpoint.h"
@@ -50,6 +51,37 @@ char* ShmArena::Allocate(size_t capacity_bytes) {
     return nullptr;
   }
   return data;
+}
+
+char* ShmArena::AllocateUnfilled(size_t capacity_bytes) {
+  if (capacity_bytes < kOwnSegmentBytes || HasHugeSharedPages()) {
+    errno = ENOTSUP;
+    return nullptr;
+  }
+  absl::MutexLock lock(&mutex_);
+  const Segment* const segment = AddSegment(RoundUp(capacity_bytes, kPageBytes), /*unfilled=*/true);
+  return segment == nullptr ? nullptr : segment->memory->bytes().data();
+}
+
+bool ShmArena::Write(char* to, absl::Span<const absl::Span<const char>> parts) {
+  const ShmSegment* memory = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    memory = FindSegment(to)->second.memory.get();
+  }
+  // The caller has the block, so its segment stays.
+  return memory->Write(static_cast<size_t>(to - memory->bytes().data()), parts);
+}
+
+void ShmArena::EndWriting(char* data) {
+  absl::MutexLock lock(&mutex_);
+  Segment& segment = FindSegment(data)->second;
+  if (segment.memory->Seal()) {
+    segment.is_unfilled = false;
+  } else {
+    LogWarning("shared memory cannot be sealed; its bytes go to peers over streams",
+               {{"error", std::strerror(errno)}});
+  }
 }
 
 char* ShmArena::Adopt(FileDescriptor& memory, size_t size_bytes) {
@@ -158,6 +190,7 @@ std::optional<ShmArena::Place> ShmArena::Locate(const char* data, size_t size_by
   auto found = segments_.upper_bound(data);
   if (found == segments_.begin()) return std::nullopt;
   found = std::prev(found);
+  if (found->second.is_unfilled) return std::nullopt;
   const auto offset = static_cast<size_t>(data - found->first);
   const size_t segment_bytes = found->second.size_bytes();
   if (offset > segment_bytes || size_bytes > segment_bytes - offset) return std::nullopt;
@@ -183,15 +216,22 @@ ShmArena::Segments::iterator ShmArena::FindSegment(const char* data) {
   return std::prev(segments_.upper_bound(data));
 }
 
-ShmArena::Segment* ShmArena::AddSegment(size_t size_bytes) {
-  if (segments_.size() >= max_segments_) return nullptr;
-  auto memory = ShmSegment::Create(name_, static_cast<int64_t>(size_bytes), /*prefault=*/false);
+ShmArena::Segment* ShmArena::AddSegment(size_t size_bytes, bool unfilled) {
+  if (segments_.size() >= max_segments_) {
+    errno = EMFILE;
+    return nullptr;
+  }
+  const auto memory_bytes = static_cast<int64_t>(size_bytes);
+  auto memory = unfilled ? ShmSegment::CreateUnfilled(name_, memory_bytes)
+                         : ShmSegment::Create(name_, memory_bytes, /*prefault=*/false);
   if (!memory.ok()) {
     LogWarning("no shared memory", {{"error", memory.status()}});
     errno = ENOMEM;
     return nullptr;
   }
-  return &Insert(*std::move(memory));
+  Segment& segment = Insert(*std::move(memory));
+  segment.is_unfilled = unfilled;
+  return &segment;
 }
 
 ShmArena::Segment& ShmArena::Insert(std::unique_ptr<ShmSegment> memory) {

@@ -48,6 +48,12 @@ class ShmArena final : public BlockSource {
   // Implement BlockSource.
   char* Allocate(size_t capacity_bytes) override;
   void Free(char* data, size_t capacity_bytes) override;
+  // A block of kOwnSegmentBytes or more has a segment of its own, which peers cannot read before
+  // EndWriting. Refuses smaller blocks, and every block of a host that gives shared memory huge
+  // pages (HasHugeSharedPages), because Write gets none.
+  char* AllocateUnfilled(size_t capacity_bytes) override;
+  bool Write(char* to, absl::Span<const absl::Span<const char>> parts) override;
+  void EndWriting(char* data) override;
   // Makes a segment of the memory, so that peers read the block in place. Refuses memory of less
   // than kOwnSegmentBytes, and any memory once there are max_segments_ segments.
   char* Adopt(FileDescriptor& memory, size_t size_bytes) override;
@@ -57,7 +63,8 @@ class ShmArena final : public BlockSource {
     uint64_t segment_id = 0;  // no two segments have the same id
     uint64_t offset_bytes = 0;
   };
-  // Returns where the bytes lie; nullopt if they do not lie in a segment of this arena.
+  // Returns where the bytes lie; nullopt if they do not lie in a segment of this arena that peers
+  // can read.
   std::optional<Place> Locate(const char* data, size_t size_bytes) const;
 
   // Calls `use` with the segment's descriptor and size. Returns false if the segment no longer
@@ -78,15 +85,17 @@ class ShmArena final : public BlockSource {
     // merged.
     std::map<size_t, size_t> free = {};
     size_t free_bytes = 0;
+    bool is_unfilled = false;  // it is not sealed, so that peers must not get it
 
     size_t size_bytes() const { return memory->bytes().size(); }
   };
   using Segments = std::map<const char*, Segment>;  // by start address
 
   Segments::iterator FindSegment(const char* data) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds a segment and returns it. Returns null if there are max_segments_ segments already. Also
-  // returns null, with errno set, if the kernel refuses the segment.
-  Segment* AddSegment(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds a segment and returns it. Returns null, with errno set, if there are max_segments_
+  // segments already, or if the kernel refuses the segment.
+  Segment* AddSegment(size_t size_bytes, bool unfilled = false)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Segment& Insert(std::unique_ptr<ShmSegment> memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   char* TakeShared(size_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Allocates a block that is private to this process. If the host has no memory, returns null with

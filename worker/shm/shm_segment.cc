@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -23,7 +25,10 @@ namespace {
 #ifndef F_SEAL_FUTURE_WRITE
 constexpr int F_SEAL_FUTURE_WRITE = 0x0010;  // as in linux/fcntl.h; not every libc has it
 #endif
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+constexpr int kSeals = kSizeSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+// The most parts that one system call writes (IOV_MAX).
+constexpr size_t kMaxParts = 1024;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 std::atomic<int64_t> mapped_views = 0;
@@ -74,6 +79,17 @@ absl::Status KernelError(absl::StatusCode code, std::string_view what) {
 
 absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string& name,
                                                                int64_t size_bytes, bool prefault) {
+  return CreateWith(name, size_bytes, prefault, kSeals);
+}
+
+absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::CreateUnfilled(const std::string& name,
+                                                                       int64_t size_bytes) {
+  return CreateWith(name, size_bytes, /*prefault=*/false, kSizeSeals);
+}
+
+absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::CreateWith(const std::string& name,
+                                                                   int64_t size_bytes,
+                                                                   bool prefault, int seals) {
   FileDescriptor fd(SHARDMESH_FAILS("shm.create")
                         ? -1
                         : memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -98,7 +114,7 @@ absl::StatusOr<std::unique_ptr<ShmSegment>> ShmSegment::Create(const std::string
   }
   const absl::Span<char> bytes(static_cast<char*>(memory), static_cast<size_t>(size_bytes));
   auto segment = std::unique_ptr<ShmSegment>(new ShmSegment(std::move(fd), bytes));
-  if (fcntl(segment->fd(), F_ADD_SEALS, kSeals) != 0) {
+  if (fcntl(segment->fd(), F_ADD_SEALS, seals) != 0) {
     return KernelError(absl::StatusCode::kUnimplemented,
                        "this kernel cannot seal shared memory against writing");
   }
@@ -111,6 +127,36 @@ std::unique_ptr<ShmSegment> ShmSegment::Adopt(FileDescriptor& memory, size_t siz
   if (data == nullptr) return nullptr;
   return std::unique_ptr<ShmSegment>(
       new ShmSegment(std::move(memory), absl::Span<char>(data, size_bytes)));
+}
+
+bool ShmSegment::Write(size_t offset_bytes, absl::Span<const absl::Span<const char>> parts) const {
+  std::array<iovec, kMaxParts> vectors;
+  size_t skipped_bytes = 0;  // of the first part, which are written
+  while (true) {
+    while (!parts.empty() && skipped_bytes >= parts[0].size()) {
+      skipped_bytes -= parts[0].size();
+      parts.remove_prefix(1);
+    }
+    if (parts.empty()) return true;
+    int count = 0;
+    for (absl::Span<const char> part : parts.subspan(0, kMaxParts)) {
+      if (count == 0) part.remove_prefix(skipped_bytes);
+      vectors[static_cast<size_t>(count++)] = {const_cast<char*>(part.data()), part.size()};
+    }
+    const ssize_t written =
+        SHARDMESH_FAILS("shm.write")
+            ? -1
+            : pwritev(fd_.get(), vectors.data(), count, static_cast<off_t>(offset_bytes));
+    if (written < 0 && errno == EINTR) continue;
+    if (written == 0) errno = ENOSPC;
+    if (written <= 0) return false;
+    offset_bytes += static_cast<size_t>(written);
+    skipped_bytes += static_cast<size_t>(written);
+  }
+}
+
+bool ShmSegment::Seal() const {
+  return !SHARDMESH_FAILS("shm.seal") && fcntl(fd_.get(), F_ADD_SEALS, kSeals) == 0;
 }
 
 ShmSegment::~ShmSegment() { munmap(bytes_.data(), bytes_.size()); }

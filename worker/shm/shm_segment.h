@@ -13,6 +13,10 @@
 // fault (SIGBUS) in the owner. ShmView::Open accepts only segments that are sealed in this way.
 // Therefore an owner cannot cause page faults in its peers either, by shrinking the segment.
 //
+// A seal against mappings for writing also ends write(2). An owner that fills a segment with
+// write(2) therefore sets this seal afterwards (CreateUnfilled, Write, Seal), before it hands the
+// descriptor out.
+//
 // The data of a view may change while a reader reads the data. A reader that checks data therefore
 // copies the data first and checks the copy.
 #ifndef SHARDMESH_WORKER_SHM_SHM_SEGMENT_H_
@@ -41,6 +45,11 @@ class ShmSegment {
   // kernel is older than Linux 5.1, which cannot seal memory in this way.
   static absl::StatusOr<std::unique_ptr<ShmSegment>> Create(const std::string& name,
                                                             int64_t size_bytes, bool prefault);
+  // Like Create without `prefault`, for memory that its owner fills with Write. It is sealed
+  // against shrinking and growing at once, and as Create seals it only by Seal. No peer may get its
+  // descriptor before.
+  static absl::StatusOr<std::unique_ptr<ShmSegment>> CreateUnfilled(const std::string& name,
+                                                                    int64_t size_bytes);
   // Returns a segment that is sealed memory of another process: see CheckSealed
   // (process/sealed/sealed_memory.h), of size_bytes > 0. This process only reads its bytes, and so
   // do peers, which accept its seals. Faults in its pages. Takes the descriptor. Returns null, with
@@ -53,7 +62,18 @@ class ShmSegment {
   absl::Span<char> bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
 
+  // Writes the parts, one after the other, from offset_bytes on, without a fault: the kernel does
+  // not clear pages that are written as a whole. Requires a segment of CreateUnfilled that is not
+  // sealed. Returns false, with errno set, if the host has no memory for the parts.
+  bool Write(size_t offset_bytes, absl::Span<const absl::Span<const char>> parts) const;
+  // Seals a segment of CreateUnfilled. Returns false if the kernel cannot: see Create.
+  bool Seal() const;
+
  private:
+  // Create, with these seals.
+  static absl::StatusOr<std::unique_ptr<ShmSegment>> CreateWith(const std::string& name,
+                                                                int64_t size_bytes, bool prefault,
+                                                                int seals);
   ShmSegment(FileDescriptor fd, absl::Span<char> bytes) : fd_(std::move(fd)), bytes_(bytes) {}
 
   const FileDescriptor fd_;

@@ -340,10 +340,8 @@ absl::Status StagedTile::AppendParts(int64_t offset_bytes,
     piece_bytes += static_cast<int64_t>(part.size());
   }
   SHARDMESH_RETURN_IF_ERROR(CheckNext(offset_bytes, piece_bytes));
-  char* to = buffer_->data() + offset_bytes;
-  for (const absl::Span<const char> part : parts) {
-    to = std::copy(part.begin(), part.end(), to);
-  }
+  absl::Status written = buffer_->Write(static_cast<size_t>(offset_bytes), parts);
+  if (!written.ok()) return WithContext(written, TileName(description_));
   received_crc32c_ = ConcatCrc32c(received_crc32c_, piece_crc32c, piece_bytes);
   received_bytes_ += piece_bytes;
   return absl::OkStatus();
@@ -368,6 +366,17 @@ absl::Status StagedTile::CheckNext(int64_t offset_bytes, int64_t piece_bytes) co
          {fact::kNeed, size_bytes_}});
   }
   return store_->CheckReceiving(description_);
+}
+
+absl::Status StagedTile::FaultIn() {
+  return WithContext(buffer_->FaultIn(), TileName(description_));
+}
+
+absl::Status StagedTile::Write(int64_t offset_bytes, absl::Span<const char> bytes) {
+  in_place_ = true;
+  absl::Status written =
+      buffer_->Write(static_cast<size_t>(offset_bytes), absl::MakeConstSpan(&bytes, 1));
+  return written.ok() ? written : WithContext(written, TileName(description_));
 }
 
 absl::Span<char> StagedTile::mutable_bytes() {
@@ -816,14 +825,18 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::Stage(TileDescription de
   if (memory == nullptr) {
     absl::StatusOr<Buffer> buffer =
         pool_->Allocate(TileSizeBytes(description), TileName(description));
-    if (!buffer.ok()) {
-      Forget(description);
-      return std::move(buffer).status();
-    }
-    memory = std::make_shared<Buffer>(*std::move(buffer));
+    return StageOver(std::move(description), durable, std::move(buffer));
   }
   return std::unique_ptr<StagedTile>(
       new StagedTile(this, std::move(description), std::move(memory), durable));
+}
+
+absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::StageUnfilled(TileDescription description,
+                                                                      bool durable) {
+  SHARDMESH_RETURN_IF_ERROR(BeginReceiving(description, durable));
+  absl::StatusOr<Buffer> buffer =
+      pool_->AllocateUnfilled(TileSizeBytes(description), TileName(description));
+  return StageOver(std::move(description), durable, std::move(buffer));
 }
 
 absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::StageSealed(TileDescription description,
@@ -832,6 +845,12 @@ absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::StageSealed(TileDescript
   SHARDMESH_RETURN_IF_ERROR(BeginReceiving(description, durable));
   absl::StatusOr<Buffer> buffer =
       pool_->Adopt(std::move(memory), TileSizeBytes(description), TileName(description));
+  return StageOver(std::move(description), durable, std::move(buffer));
+}
+
+absl::StatusOr<std::unique_ptr<StagedTile>> ShardStore::StageOver(TileDescription description,
+                                                                  bool durable,
+                                                                  absl::StatusOr<Buffer> buffer) {
   if (!buffer.ok()) {
     Forget(description);
     return std::move(buffer).status();

@@ -109,7 +109,7 @@ class StagedTile {
   // Appends the next piece. INVALID_ARGUMENT (BAD_TILE) if the piece does not start where the last
   // piece ended, or exceeds the tile. DATA_LOSS (CHECKSUM_MISMATCH) if the bytes do not have the
   // CRC-32C `piece_crc32c`. After these two errors the tile is unchanged. ABORTED if the array was
-  // aborted.
+  // aborted. RESOURCE_EXHAUSTED (MEMORY_LIMIT) as Write.
   absl::Status Append(int64_t offset_bytes, absl::Span<const char> piece, uint32_t piece_crc32c);
 
   // Like Append, for a piece that comes in several parts, in order. The caller has verified the
@@ -119,10 +119,20 @@ class StagedTile {
                            uint32_t piece_crc32c);
 
   // mutable_bytes() returns all bytes of the tile, for a producer that writes them in place and
-  // does not call Append. memory() returns the owner of these bytes, for readers that use the bytes
-  // before or after Finish.
+  // does not call Append. Requires that is_unfilled() is false. memory() returns the owner of these
+  // bytes, for readers that use the bytes before or after Finish.
   absl::Span<char> mutable_bytes();
   std::shared_ptr<const void> memory() const { return buffer_; }
+  absl::Span<const char> bytes() const { return buffer_->bytes(); }
+
+  // Whether bytes are missing in a tile of ShardStore::StageUnfilled. Append and Write bring them.
+  bool is_unfilled() const { return buffer_->is_unfilled(); }
+  // Makes the tile one of ShardStore::Stage. RESOURCE_EXHAUSTED as Write.
+  absl::Status FaultIn();
+  // Writes bytes of the tile in place, for a producer that calls FinishInPlace. Requires that all
+  // bytes before offset_bytes are written, and that the tile has room for `bytes`.
+  // RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for them.
+  absl::Status Write(int64_t offset_bytes, absl::Span<const char> bytes);
 
   // Makes the tile Staged. If the tile is durable, first writes its file and syncs the file. Call
   // Finish once, when all bytes are there. FAILED_PRECONDITION (BAD_TILE) if bytes are missing.
@@ -306,6 +316,10 @@ class ShardStore {
   // FAILED_PRECONDITION if `durable` is true and there is no data folder or no cluster id.
   absl::StatusOr<std::unique_ptr<StagedTile>> Stage(TileDescription description, bool durable,
                                                     std::shared_ptr<Buffer> memory = nullptr);
+  // Like Stage, for a tile whose bytes come in order, through Append or StagedTile::Write. The host
+  // gives a large tile its memory as they come: see BufferPool::AllocateUnfilled.
+  absl::StatusOr<std::unique_ptr<StagedTile>> StageUnfilled(TileDescription description,
+                                                            bool durable);
   // Like Stage, for a tile whose bytes are all in `memory`: sealed memory of another process that
   // CheckSealed accepts for the tile's size. The memory becomes the tile's, or is copied: see
   // BufferPool::Adopt. StagedTile::FinishFilled makes the tile Staged.
@@ -500,6 +514,10 @@ class ShardStore {
 
   // Makes the checks of Stage, and enters the tile as Receiving.
   absl::Status BeginReceiving(const TileDescription& description, bool durable);
+  // Returns a tile that BeginReceiving has begun, with its memory. If there is none, forgets the
+  // tile and returns the error of `buffer`.
+  absl::StatusOr<std::unique_ptr<StagedTile>> StageOver(TileDescription description, bool durable,
+                                                        absl::StatusOr<Buffer> buffer);
 
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;

@@ -155,6 +155,20 @@ FileDescriptor Sealed(const std::string& bytes) {
   return *std::move(writer).Seal();
 }
 
+TEST(BufferTest, WithoutASourceThatCanDoSoNoneIsUnfilled) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool->AllocateUnfilled(100'001, "a test"));
+  EXPECT_FALSE(buffer.is_unfilled());
+  const std::string bytes(100'001, 'x');
+  const absl::Span<const char> whole(bytes);
+  const std::vector<absl::Span<const char>> parts = {whole.subspan(0, 7), whole.subspan(7)};
+  EXPECT_THAT(buffer.Write(0, parts), IsOk());
+  EXPECT_TRUE(buffer.bytes() == whole);
+  EXPECT_THAT(pool->AllocateUnfilled(1 << 20, "a test"),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+}
+
 TEST(BufferTest, IsTheMemoryOfAnotherProcessWithoutACopyAndNeverReused) {
   MemoryBudget budget(1 << 20);
   const auto pool = BufferPool::Create(&budget, 1 << 20);

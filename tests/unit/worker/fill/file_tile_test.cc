@@ -93,6 +93,17 @@ TEST(FileTileTest, RandomTilesHaveTheBytesOfPlainIndexing) {
     ASSERT_EQ(out, PlainTile(dtype, shape, tile, tensor))
         << DtypeName(dtype) << " " << ShapeToString(shape) << " " << tile.ToString();
     ASSERT_EQ(*crc, Crc32c(out));
+    std::string pieces;
+    const absl::StatusOr<uint32_t> same_crc = reader.ReadPieces(
+        *file, source.path, offset, *region,
+        [&](int64_t begin, absl::Span<const char> bytes) {
+          EXPECT_EQ(begin, std::ssize(pieces));
+          pieces.append(bytes.data(), bytes.size());
+          return absl::OkStatus();
+        },
+        GoOn);
+    ASSERT_EQ(pieces, out);
+    ASSERT_EQ(same_crc, crc);
   }
   EXPECT_LT(refused, 400);
 }

@@ -22,6 +22,7 @@
 #include "process/clock.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
+#include "process/pages.h"
 #include "rpc/call.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/server_lifecycle.h"
@@ -38,6 +39,7 @@
 #include "tests/unit/worker/collective/random_layouts.h"
 #include "tests/unit/worker/fill/source_files.h"
 #include "worker/service/tile_service.h"
+#include "worker/shm/shm_arena.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -129,7 +131,9 @@ class FillNode {
   const std::string identity_;
   RealClock clock_;
   MemoryBudget budget_{int64_t{256} << 20};
-  std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
+  // As in a worker. Large tiles are filled without faults, if the host allows.
+  std::shared_ptr<BufferPool> pool_ =
+      BufferPool::Create(&budget_, 0, std::make_shared<ShmArena>("test"));
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
   ThreadPool work_{2};
@@ -305,6 +309,44 @@ TEST_F(FillFromFilesTest, StagesAndReportsTilesAsIfAClientHadPutThem) {
   worker().filler().EndTransfer("t");
   EXPECT_THAT(worker().gate().EndTransfer("t", /*commit=*/true), IsOk());
   EXPECT_THAT(worker().store().FindAll("a"), IsOk());
+}
+
+TEST_F(FillFromFilesTest, LargeTilesOfRowsAndColumnsHaveTheirBytes) {
+  std::mt19937 random(31);
+  const Shape shape = {1'500, 1'201};  // 1.8 MB, no multiple of a piece or a page
+  const std::string tensor = RandomText(1'500 * 1'201, random);
+  const SourceFile file = folder_.Write("m", "header" + tensor, 6);
+  ArrayDescriptor rows = Alone("rows", shape);
+  ArrayDescriptor columns = Alone("columns", shape);
+  rows.mesh_id = columns.mesh_id = "pair";
+  rows.mesh = columns.mesh = *Mesh::Parse("x=2");
+  rows.spec = *PartitionSpec::Create({AxisValue::Name("x")});
+  columns.spec = *PartitionSpec::Create({AxisValue::None(), AxisValue::Name("x")});
+  columns.cut_points = {{}, {0, 1'000, 1'201}};
+  Serve({{&rows, {0, 0}}});
+  FillOrder order = FileOrder({rows, columns}, file, {6, 6});
+  worker().Fill(std::move(order));
+  ASSERT_TRUE(worker().Await(2));
+  ASSERT_THAT(worker().failures(), IsEmpty()) << worker().failures()[0].status;
+  for (const ArrayDescriptor& array : {rows, columns}) {
+    EXPECT_TRUE(StagedBytes(worker(), array, 0) ==
+                PlainTile(Dtype::kU8, shape, array.Tiling()->TileOf(0), tensor))
+        << array.array_id;
+  }
+}
+
+TEST_F(FillFromFilesTest, AHostWithoutMemoryForALargeTileEndsTheTransfer) {
+  if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
+  std::mt19937 random(32);
+  const std::string tensor = RandomText(int64_t{3} << 20, random);
+  const SourceFile file = folder_.Write("m", tensor, 0);
+  ASSERT_THAT(ArmFailpoints("shm.write=enospc:3"), IsOk());
+  worker().Fill(FileOrder({Alone("a", {int64_t{3} << 20})}, file, {0}));
+  ASSERT_TRUE(Eventually([&] { return worker().failures().size() == 1; }));
+  const absl::Status error = worker().failures()[0].status;
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(ToStd(error.message()), HasSubstr("the host refuses memory for bytes 2097152 to"));
+  EXPECT_THAT(worker().reports(), IsEmpty());
 }
 
 TEST_F(FillFromFilesTest, RefusesATileOfASavedFileWithAChangedByteInAnyLayout) {

@@ -26,6 +26,8 @@
 #include "absl/synchronization/mutex.h"
 #include "process/clock.h"
 #include "process/crc32c.h"
+#include "process/failpoint.h"
+#include "process/pages.h"
 #include "process/random_bytes.h"
 #include "process/sealed/local_socket.h"
 #include "process/sealed/sealed_memory.h"
@@ -801,6 +803,45 @@ TEST_F(TileServiceTest, SealedMemoryBecomesASegmentThatPeersRead) {
   }
   ASSERT_THAT(store_->Release({"a"}), IsOk());
   EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+// The memory of a tile that is streamed is filled as it comes.
+TEST_F(TileServiceTest, AStreamedTileBecomesASegmentThatPeersRead) {
+  const auto arena = std::make_shared<ShmArena>("test");
+  pool_ = BufferPool::Create(&budget_, 0, arena);
+  Start();
+  Serve();
+  const int64_t rows = 16'386;  // several pieces, the last one of less than a page
+  const std::string bytes = Pattern(OwnBytes(rows));
+  ASSERT_THAT(PutGood("a", rows), IsOk());
+  EXPECT_EQ(reports()[0].crc32c, Crc32c(bytes));
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr stored, store_->Find("a", OwnTile(rows)));
+    EXPECT_TRUE(stored->bytes() == absl::MakeConstSpan(bytes));
+    EXPECT_TRUE(arena->Locate(stored->bytes().data(), stored->bytes().size()).has_value());
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got got, Get(Array("a", rows), std::nullopt));
+  EXPECT_TRUE(got.bytes == bytes);
+  // Nobody else has the memory: a step may write to it.
+  const std::shared_ptr<Buffer> taken = store_->TakeMemory("a", OwnTile(rows));
+  ASSERT_NE(taken, nullptr);
+  taken->data()[0] = 'y';
+}
+
+TEST_F(TileServiceTest, AHostWithoutMemoryForAPieceEndsThePutAndDropsItsTile) {
+  if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
+  pool_ = BufferPool::Create(&budget_, 0, std::make_shared<ShmArena>("test"));
+  Start();
+  Serve();
+  const int64_t rows = 8'192;
+  ASSERT_THAT(ArmFailpoints("shm.write=enospc:2"), IsOk());
+  const absl::Status refused = PutGood("a", rows).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the host refuses memory for bytes"));
+  EXPECT_TRUE(UsedBytesFallTo(0));
+  EXPECT_THAT(reports(), SizeIs(0));
+  EXPECT_THAT(PutGood("a", rows), IsOk());
 }
 
 TEST_F(TileServiceTest, WritesSealedMemoryToDiskAsItDoesOtherTiles) {

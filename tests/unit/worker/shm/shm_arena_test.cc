@@ -1,20 +1,32 @@
 // ShmArena: blocks never overlap, are where Locate says, and segments go back.
 #include "worker/shm/shm_arena.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "process/failpoint.h"
+#include "process/pages.h"
 #include "process/sealed/sealed_memory.h"
 #include "tests/testing/huge_pages.h"
+#include "tests/testing/status_matchers.h"
 
 namespace shardmesh::worker {
 namespace {
+
+using ::shardmesh::test::IsOk;
+using ::shardmesh::test::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 // What a peer would see of a segment.
 std::unique_ptr<ShmView> ViewOf(const ShmArena& arena, uint64_t segment_id) {
@@ -195,6 +207,134 @@ TEST(ShmArenaTest, LeavesMemoryThatItCannotTakeToItsCaller) {
   ASSERT_TRUE(sealed.ok());
   EXPECT_EQ(arena.Adopt(*sealed, bytes.size()), nullptr);
   EXPECT_TRUE(sealed->valid());
+}
+
+class UnfilledBlocksTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
+  }
+
+  static constexpr int64_t kSize = int64_t{3} * ShmArena::kOwnSegmentBytes + 100;  // within a page
+
+  // Writes all of the buffer, or its first bytes, in pieces of several parts.
+  static absl::Status Fill(Buffer& buffer, const std::string& bytes) {
+    constexpr size_t kPart = 50'000;
+    for (size_t begin = 0; begin < bytes.size(); begin += 2 * kPart) {
+      const absl::Span<const char> piece = absl::MakeConstSpan(bytes).subspan(begin, 2 * kPart);
+      const std::vector<absl::Span<const char>> parts = {
+          piece.subspan(0, kPart), piece.subspan(std::min(kPart, piece.size()))};
+      absl::Status written = buffer.Write(begin, parts);
+      if (!written.ok()) return written;
+    }
+    return absl::OkStatus();
+  }
+  static std::string Pattern(int64_t size) {
+    std::string bytes(static_cast<size_t>(size), '\0');
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7 + i / 251);
+    return bytes;
+  }
+
+  std::shared_ptr<ShmArena> arena_ = std::make_shared<ShmArena>("test");
+  MemoryBudget budget_{int64_t{8} << 20};
+  std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, int64_t{4} << 20, arena_);
+};
+
+TEST_F(UnfilledBlocksTest, PeersReadThemOnceTheyAreFilled) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
+  EXPECT_GE(budget_.used_bytes(), kSize) << "all of it counts at once";
+  const std::string bytes = Pattern(kSize);
+  EXPECT_THAT(Fill(buffer, bytes.substr(0, 300'000)), IsOk());
+  EXPECT_TRUE(buffer.is_unfilled());
+  EXPECT_FALSE(arena_->Locate(buffer.data(), 100).has_value()) << "it is not sealed yet";
+  const absl::Span<const char> rest = absl::MakeConstSpan(bytes).subspan(300'000);
+  EXPECT_THAT(buffer.Write(300'000, absl::MakeConstSpan(&rest, 1)), IsOk());
+  EXPECT_FALSE(buffer.is_unfilled());
+  EXPECT_TRUE(buffer.bytes() == absl::MakeConstSpan(bytes));
+  const auto place = arena_->Locate(buffer.data(), buffer.size());
+  ASSERT_TRUE(place.has_value());
+  const auto view = ViewOf(*arena_, place->segment_id);
+  EXPECT_TRUE(view->bytes().subspan(0, bytes.size()) == absl::MakeConstSpan(bytes));
+  buffer.data()[0] = 'y';  // it is like other memory now
+  const absl::Span<const char> one("z", 1);
+  EXPECT_THAT(buffer.Write(1, absl::MakeConstSpan(&one, 1)), IsOk());
+  EXPECT_EQ(view->bytes()[0], 'y');
+  EXPECT_EQ(view->bytes()[1], 'z');
+}
+
+TEST_F(UnfilledBlocksTest, AFilledOneIsUsedAgainAndAnUnfilledOneGoesBackToTheHost) {
+  const char* first = nullptr;
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
+    ASSERT_THAT(Fill(buffer, Pattern(kSize)), IsOk());
+    first = buffer.data();
+  }
+  EXPECT_GE(pool_->idle_bytes(), kSize);
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer again, pool_->AllocateUnfilled(kSize, "a test"));
+    EXPECT_EQ(again.data(), first);
+    EXPECT_FALSE(again.is_unfilled()) << "it has all its pages";
+    const std::string other(kSize, 'o');
+    EXPECT_THAT(Fill(again, other), IsOk());
+    EXPECT_TRUE(again.bytes() == absl::MakeConstSpan(other));
+  }
+  pool_->Trim();
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
+    ASSERT_THAT(Fill(buffer, Pattern(kSize / 2)), IsOk());
+    Buffer moved = std::move(buffer);
+    EXPECT_TRUE(moved.is_unfilled());
+    EXPECT_FALSE(buffer.is_unfilled());  // NOLINT(bugprone-use-after-move): it is empty
+  }
+  EXPECT_EQ(pool_->idle_bytes(), 0);
+  EXPECT_EQ(budget_.used_bytes(), 0);
+}
+
+TEST_F(UnfilledBlocksTest, AHostWithoutMemoryFailsTheWrite) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
+  ASSERT_THAT(ArmFailpoints("shm.write=enospc:2"), IsOk());
+  const absl::Status written = Fill(buffer, Pattern(kSize));
+  EXPECT_THAT(written, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(std::string(written.message()),
+              AllOf(HasSubstr("bytes 100000 to 200000 of 786532"), HasSubstr("No space left"),
+                    HasSubstr("free memory on the host")));
+  EXPECT_THAT(Fill(buffer, Pattern(kSize)), IsOk()) << "the host has memory again";
+}
+
+TEST_F(UnfilledBlocksTest, OneThatIsFaultedInIsLikeOthersAndKeepsWhatWasWritten) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
+  const std::string half = Pattern(kSize / 2);
+  ASSERT_THAT(Fill(buffer, half), IsOk());
+  ASSERT_THAT(buffer.FaultIn(), IsOk());
+  EXPECT_FALSE(buffer.is_unfilled());
+  EXPECT_TRUE(buffer.bytes().subspan(0, half.size()) == absl::MakeConstSpan(half));
+  EXPECT_EQ(buffer.data()[kSize - 1], '\0');
+  EXPECT_TRUE(arena_->Locate(buffer.data(), buffer.size()).has_value());
+  const absl::Span<const char> one("z", 1);
+  EXPECT_THAT(buffer.Write(kSize - 1, absl::MakeConstSpan(&one, 1)), IsOk());
+  EXPECT_EQ(buffer.data()[kSize - 1], 'z');
+}
+
+TEST_F(UnfilledBlocksTest, OneThatCannotBeSealedIsShownToNoPeer) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer buffer, pool_->AllocateUnfilled(kSize, "a test"));
+  ASSERT_THAT(ArmFailpoints("shm.seal=eio"), IsOk());
+  const std::string bytes = Pattern(kSize);
+  ASSERT_THAT(Fill(buffer, bytes), IsOk());
+  EXPECT_TRUE(buffer.bytes() == absl::MakeConstSpan(bytes));
+  EXPECT_FALSE(arena_->Locate(buffer.data(), buffer.size()).has_value());
+}
+
+TEST_F(UnfilledBlocksTest, SmallOnesAndThoseWithoutADescriptorAreFaultedIn) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer small, pool_->AllocateUnfilled(4'096, "a test"));
+  EXPECT_FALSE(small.is_unfilled());
+  ASSERT_THAT(ArmFailpoints("shm.create=emfile"), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(Buffer large, pool_->AllocateUnfilled(kSize, "a test"));
+  EXPECT_FALSE(large.is_unfilled());
+  const std::string bytes = Pattern(kSize);
+  EXPECT_THAT(Fill(large, bytes), IsOk());
+  EXPECT_TRUE(large.bytes() == absl::MakeConstSpan(bytes));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer none, pool_->AllocateUnfilled(0, "a test"));
+  EXPECT_FALSE(none.is_unfilled());
 }
 
 }  // namespace

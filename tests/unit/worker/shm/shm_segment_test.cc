@@ -10,9 +10,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <random>
 #include <string>
+#include <vector>
 
 #include "process/sealed/local_socket.h"
 #include "tests/testing/status_matchers.h"
@@ -48,6 +52,51 @@ TEST(ShmSegmentTest, NobodyElseCanWriteShrinkOrGrowIt) {
   EXPECT_EQ(mprotect(read_only, kBytes, PROT_READ | PROT_WRITE), -1);
   munmap(read_only, kBytes);
   segment->bytes()[0] = 'o';  // the owner still can
+}
+
+TEST(ShmSegmentTest, PartsOfAnySizeAreWrittenAsTheyWouldBeCopied) {
+  constexpr size_t kSize = size_t{1} << 20;
+  std::mt19937 random(11);
+  std::string source(kSize, '\0');
+  for (char& byte : source) byte = static_cast<char>(random());
+  for (int round = 0; round < 20; ++round) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto segment,
+                                   ShmSegment::CreateUnfilled("test", int64_t{kSize}));
+    std::string copied(kSize, '\0');
+    // Small parts exceed what one system call takes. Others begin and end within pages.
+    const size_t most = round % 3 == 0 ? 16 : round % 3 == 1 ? 5'000 : 200'000;
+    for (size_t offset = 0; offset < kSize;) {
+      std::vector<absl::Span<const char>> parts;
+      const size_t begin = offset;
+      for (size_t i = 0; i < 1 + random() % 3'000 && offset < kSize; ++i) {
+        const size_t size = std::min(kSize - offset, size_t{random()} % most);
+        parts.push_back(absl::MakeConstSpan(source).subspan(random() % (kSize - size), size));
+        std::copy(parts.back().begin(), parts.back().end(), copied.begin() + offset);
+        offset += size;
+      }
+      ASSERT_TRUE(segment->Write(begin, parts)) << std::strerror(errno);
+      // Bytes that were written and mapped may be written around and over.
+      ASSERT_EQ(segment->bytes()[begin], copied[begin]);
+    }
+    EXPECT_TRUE(segment->bytes() == absl::MakeConstSpan(copied)) << "round " << round;
+  }
+}
+
+TEST(ShmSegmentTest, MemoryThatIsWrittenIsShownToPeersOnceItIsSealed) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto segment, ShmSegment::CreateUnfilled("test", kBytes));
+  EXPECT_EQ(ftruncate(segment->fd(), kBytes / 2), -1) << "its owner has it mapped";
+  const std::string bytes(kBytes, 'x');
+  const absl::Span<const char> part(bytes);
+  ASSERT_TRUE(segment->Write(0, absl::MakeConstSpan(&part, 1)));
+  EXPECT_THAT(ShmView::Open(CopyOf(segment->fd()), kBytes).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  ASSERT_TRUE(segment->Seal());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto view, ShmView::Open(CopyOf(segment->fd()), kBytes));
+  EXPECT_TRUE(view->bytes() == absl::MakeConstSpan(bytes));
+  EXPECT_FALSE(segment->Write(0, absl::MakeConstSpan(&part, 1)));
+  EXPECT_EQ(errno, EPERM);
+  segment->bytes()[0] = 'o';  // in its mapping, the owner still can
+  EXPECT_EQ(view->bytes()[0], 'o');
 }
 
 TEST(ShmSegmentTest, RefusesMemoryThatItsOwnerCouldTakeAway) {
