@@ -16,9 +16,14 @@ namespace shardmesh {
 // megabytes.
 bool PopulatePages(char* data, size_t size_bytes);
 
+// Maps pages of shared memory that are in memory already, so that later reads and writes cause few
+// faults. Takes a quarter of the time of PopulatePages: the kernel maps 16 pages at each fault.
+void MapPresentPages(const char* data, size_t size_bytes);
+
 // Maps the first size_bytes > 0 of memory that its descriptor gives (a memfd), shared with all who
-// map it, for reading only. Faults in its pages, as PopulatePages does. Returns null, with errno
-// set, if the kernel refuses. The caller unmaps the memory (munmap).
+// map it, for reading only. If pages are missing in the memory, faults all of them in, as
+// PopulatePages does. Returns null, with errno set, if the kernel refuses. The caller unmaps the
+// memory (munmap).
 char* MapForReading(int fd, size_t size_bytes);
 
 // Whether the host gives huge pages to shared memory whose owner asks for them: `shmem_enabled` of

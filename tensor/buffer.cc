@@ -295,7 +295,7 @@ absl::StatusOr<Buffer> BufferPool::AllocateWith(ReserveFunction reserve, int64_t
   const size_t capacity_bytes = CapacityFor(static_cast<size_t>(size_bytes));
   Block block = TakeIdle(capacity_bytes);
   if (block.pages == BlockPages::kFilled) {
-    PopulatePages(block.data, block.capacity_bytes);  // best effort: the pages are in memory
+    MapPresentPages(block.data, block.capacity_bytes);
     block.pages = BlockPages::kMapped;
   }
   if (block.data == nullptr) {

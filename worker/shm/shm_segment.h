@@ -52,8 +52,9 @@ class ShmSegment {
                                                                     int64_t size_bytes);
   // Returns a segment that is sealed memory of another process: see CheckSealed
   // (process/sealed/sealed_memory.h), of size_bytes > 0. This process only reads its bytes, and so
-  // do peers, which accept its seals. Faults in its pages. Takes the descriptor. Returns null, with
-  // errno set and the descriptor unchanged, if the kernel refuses the mapping.
+  // do peers, which accept its seals. Faults in its pages if some are missing (MapForReading).
+  // Takes the descriptor. Returns null, with errno set and the descriptor unchanged, if the kernel
+  // refuses the mapping.
   static std::unique_ptr<ShmSegment> Adopt(FileDescriptor& memory, size_t size_bytes);
   ShmSegment(const ShmSegment&) = delete;
   ShmSegment& operator=(const ShmSegment&) = delete;

@@ -1,9 +1,13 @@
 // ShmArena: blocks never overlap, are where Locate says, and segments go back.
 #include "worker/shm/shm_arena.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -207,6 +211,23 @@ TEST(ShmArenaTest, LeavesMemoryThatItCannotTakeToItsCaller) {
   ASSERT_TRUE(sealed.ok());
   EXPECT_EQ(arena.Adopt(*sealed, bytes.size()), nullptr);
   EXPECT_TRUE(sealed->valid());
+}
+
+TEST(ShmArenaTest, MissingPagesOfSealedMemoryAreFaultedInAtOnce) {
+  ShmArena arena("test");
+  constexpr size_t kSize = ShmArena::kOwnSegmentBytes;
+  FileDescriptor memory(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(memory.get(), off_t{kSize}), 0);
+  ASSERT_EQ(fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
+  const FileDescriptor same(dup(memory.get()));
+  struct stat facts = {};
+  ASSERT_EQ(fstat(same.get(), &facts), 0);
+  ASSERT_EQ(facts.st_blocks, 0);
+  char* const data = arena.Adopt(memory, kSize);
+  ASSERT_NE(data, nullptr);
+  ASSERT_EQ(fstat(same.get(), &facts), 0);
+  EXPECT_EQ(facts.st_blocks * 512, off_t{kSize});
+  arena.Free(data, kSize);
 }
 
 class UnfilledBlocksTest : public ::testing::Test {
