@@ -694,6 +694,11 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
     if (verdict.ok() || ReasonOf(verdict.status()) == Reason::kWorkerLost || *is_taken_back) {
       return verdict;
     }
+    // A worker may say that it does not serve because the transfer was cancelled meanwhile.
+    if (!is_cancelled && ReasonOf(sent) == Reason::kNotServing &&
+        absl::IsCancelled(verdict.status())) {
+      return verdict;
+    }
     if (!is_cancelled && absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
       return rpc::IsShortOfCallMemory(verdict.status()) ? OutcomeUnknown(verdict.status())
                                                         : std::move(verdict);

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -125,7 +126,8 @@ char* MapForReading(int fd, size_t size_bytes) {
   struct stat facts = {};
   constexpr size_t kBlockBytes = 512;
   if (fstat(fd, &facts) == 0 &&
-      static_cast<size_t>(facts.st_blocks) >= (size_bytes + kBlockBytes - 1) / kBlockBytes) {
+      static_cast<size_t>(facts.st_blocks) >= (size_bytes + kBlockBytes - 1) / kBlockBytes &&
+      lseek(fd, 0, SEEK_HOLE) >= static_cast<off_t>(size_bytes)) {
     return data;
   }
   if (!Populate(data, size_bytes, MADV_POPULATE_READ)) {

@@ -162,9 +162,11 @@ class WorkerServer::Impl {
     // The threads of the scrubber and the filler report on the link, so they end before the link.
     scrubber_.reset();
     if (filler_ != nullptr) filler_->Stop();
-    // Destroy each of these three members before the members that it calls. The links' streams end
-    // on a completion queue of exchange_, so exchange_ must exist until the last stream has ended.
+    // Destroy each of these members before the members that it calls: the threads of saves ask the
+    // executor. The links' streams end on a completion queue of exchange_, so exchange_ must exist
+    // until the last stream has ended.
     link_.reset();
+    saves_.reset();
     executor_.reset();
     links_.reset();
   }

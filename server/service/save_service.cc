@@ -35,7 +35,7 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
         saves_(saves),
         watch_(watch),
         call_(std::make_shared<Call>(this, response)),
-        overdue_(std::make_unique<Alarm>(clock, [this] { GiveUp(); })) {}
+        overdue_(clock, [this] { GiveUp(); }) {}
 
   // Cancellations come only after the method has returned the reactor, and Start before it.
   // `give_up`: when the call ends without an answer of the save.
@@ -48,23 +48,20 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
         return rpc::ToGrpc(result.status());
       });
     });
-    overdue_->SetNoLaterThan(give_up - StepWatch::kAskBefore);
+    overdue_.SetNoLaterThan(give_up - StepWatch::kAskBefore);
   }
 
   void OnCancel() override {
     saves_->StopWaiting(operation_id_, number_);
     call_->Answer([](v1::WaitSaveResponse*) { return grpc::Status::CANCELLED; });
   }
-  void OnDone() override {
-    overdue_.reset();
-    delete this;
-  }
+  void OnDone() override { delete this; }
 
  private:
   void GiveUp() {
     if (clock_->Now() < give_up_) {
       watch_->Ask({.waiting_for = saves_->WaitsFor(operation_id_)});
-      return overdue_->SetNoLaterThan(give_up_);
+      return overdue_.SetNoLaterThan(give_up_);
     }
     saves_->StopWaiting(operation_id_, number_);
     const absl::Status late =
@@ -95,7 +92,8 @@ class WaitSaveReactor final : public grpc::ServerUnaryReactor {
   std::string operation_id_;
   absl::Time give_up_;
   int64_t number_ = 0;
-  std::unique_ptr<Alarm> overdue_;  // last: its destructor waits for GiveUp
+  // Last: its destructor waits for GiveUp, which sets it again.
+  Alarm overdue_;
 };
 
 class SaveService final : public v1::SaveService::CallbackService {

@@ -536,6 +536,15 @@ TEST_F(SaveTest, ACancelledSaveLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(Path("run")));
 }
 
+TEST_F(SaveTest, AWorkerThatIsStoppedDuringAPieceEndsAsAlways) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", "save.write=delay"));
+  Load(*cluster);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto begun,
+                                 cluster->client().arrays().BeginSave("", Path("run")));
+  absl::SleepFor(absl::Milliseconds(100));
+  EXPECT_THAT(cluster->Terminate("worker-0"), test::IsOkAndHolds(HasSubstr("exited with code 0")));
+}
+
 TEST_F(SaveTest, ACancelledCommandSaysWhatItLeavesAndThatItCanGoOn) {
   // Commands may be slow, and the worker that is stopped meanwhile must not be lost.
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());

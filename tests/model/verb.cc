@@ -17,6 +17,7 @@
 #include "shardmesh/v1/save_service.pb.h"
 #include "shardmesh/v1/session_service.pb.h"
 #include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -91,6 +92,10 @@ absl::Status ReplaceWorker(const Caller& coordinator, const std::string& identit
     request.set_replacement(replacement);
     absl::Status replaced =
         coordinator.Call("ClusterService.ReplaceWorker", request, &response, kVerbCallTimeout);
+    // A coordinator that started after the replacement does not know a worker without ranks.
+    if (absl::IsNotFound(replaced) && FactOf(replaced, fact::kName) == identity) {
+      return absl::OkStatus();
+    }
     const bool is_passing = absl::IsUnavailable(replaced) || absl::IsAborted(replaced) ||
                             absl::IsNotFound(replaced) ||
                             ReasonOf(replaced) == Reason::kWorkerAttached;

@@ -215,6 +215,7 @@ absl::Status WriteTiles(ShardStore* store, const SavePace::Options& pauses, Save
   const FileDescriptor* file = nullptr;  // of the current region
   SteadyDeadline next_report = SteadyDeadline::After(kProgressInterval);
   const auto progress = [&](int64_t bytes) {
+    if (is_cancelled) return false;
     done_bytes += bytes;
     if (next_report.is_over()) {
       next_report = SteadyDeadline::After(kProgressInterval);

@@ -156,7 +156,7 @@ TEST_F(TileGateTest, CountsWhatHasArrivedOfTilesOnTheirWay) {
   ASSERT_THAT(Fill(**dropped, /*finish=*/false), IsOk());
   auto in_place = Open("b");
   ASSERT_THAT(in_place, IsOk());
-  (void)(*in_place)->mutable_bytes();
+  ASSERT_THAT((*in_place)->MutableBytes(), IsOk());
   (*in_place)->Advance(8);
   (*in_place)->Advance(kOwnBytes);  // bytes that come twice count once
   EXPECT_THAT(gate_->Arriving(), ElementsAre(Pair("t-a", kOwnBytes), Pair("t-b", kOwnBytes)));
