@@ -280,7 +280,7 @@ TEST_F(StepWatchTest, AQuestionOfAnotherCallMakesNoWorkerMute) {
   Beat(0, std::nullopt);
   clock_.Advance(absl::Milliseconds(10));
   EXPECT_EQ(named(), "worker-1,worker-0") << "both have answered";
-  // And another after the interval, which only one has answered so far.
+  // A third call asks after the interval. Only one worker has answered it so far.
   watch.Ask(both);
   EXPECT_EQ(asked.size(), 2u);
   clock_.Advance(absl::Milliseconds(10));
