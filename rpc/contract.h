@@ -93,6 +93,10 @@ inline constexpr std::string_view kFillConversionsFeature = "fill_conversions";
 // DigestTiles of attach_service.proto.
 inline constexpr std::string_view kDigestFeature = "tile_digests";
 
+// The feature in Hello.features of a worker that answers each CoordinatorClock of
+// attach_service.proto with a heartbeat at once.
+inline constexpr std::string_view kClockAnswersFeature = "clock_answers";
+
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;
 

@@ -3,7 +3,6 @@
 #include "client/remote/session_keeper.h"
 
 #include <algorithm>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <thread>
@@ -81,10 +80,23 @@ absl::Status CloseSession(const CoordinatorConnection& connection, const std::st
                          limit, &response);
 }
 
-// Returns the first arrays of the set, as many as one call takes.
-std::vector<std::string> FirstOf(const std::set<std::string>& array_ids) {
-  const size_t count = std::min(array_ids.size(), kMaxOfCall);
-  return {array_ids.begin(), std::next(array_ids.begin(), static_cast<ptrdiff_t>(count))};
+// Returns the arrays of the set that follow `last`, as many as one call takes.
+std::vector<std::string> NextOf(const std::set<std::string>& array_ids, const std::string& last) {
+  std::vector<std::string> next;
+  for (auto each = array_ids.upper_bound(last); each != array_ids.end() && next.size() < kMaxOfCall;
+       ++each) {
+    next.push_back(*each);
+  }
+  return next;
+}
+
+// As NextOf, but goes on with the first arrays after the last ones, and sets `last` to the last one
+// that it returns. Returns none only if the set is empty.
+std::vector<std::string> NextInTurn(const std::set<std::string>& array_ids, std::string& last) {
+  std::vector<std::string> next = NextOf(array_ids, last);
+  if (next.empty()) next = NextOf(array_ids, "");
+  if (!next.empty()) last = next.back();
+  return next;
 }
 
 }  // namespace
@@ -153,7 +165,14 @@ absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limi
     {
       absl::MutexLock lock(&mutex_);
       session_id = session_id_;
-      lost = FirstOf(lost_);
+      lost = NextOf(lost_, last_sent_);
+      if (lost.empty() && !session_id.empty()) {
+        // Those arrays are left that were refused, or that Keep added meanwhile.
+        last_sent_.clear();
+        is_full_ = std::exchange(has_refused_, false);
+        if (is_full_ || lost_.empty()) return session_id;
+        continue;
+      }
     }
     if (session_id.empty()) {
       SHARDMESH_ASSIGN_OR_RETURN(const OpenedSession session,
@@ -168,7 +187,6 @@ absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limi
       changed_.Signal();
       continue;
     }
-    if (lost.empty()) return session_id;
     const absl::StatusOr<RenewedSession> taken =
         RenewSession(*connection_, session_id, lost, limit);
     if (ReasonOf(taken.status()) == Reason::kSessionGone) {
@@ -181,8 +199,8 @@ absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limi
     for (const std::string& array_id : lost) {
       if (!taken->refused.contains(array_id)) lost_.erase(array_id);
     }
-    is_full_ = !taken->refused.empty();
-    if (is_full_) return session_id;
+    last_sent_ = lost.back();
+    has_refused_ = has_refused_ || !taken->refused.empty();
   }
 }
 
@@ -250,12 +268,13 @@ absl::Status SessionKeeper::Release(std::vector<std::string> array_ids, const Ca
 
 void SessionKeeper::Close() {
   std::string session_id;
+  std::string last;  // array of the last call
   const auto deadline = SteadyDeadline::After(end_limits_.release_time);
   while (!deadline.is_over()) {
     std::vector<std::string> kept;
     {
       absl::MutexLock lock(&mutex_);
-      kept = FirstOf(kept_);
+      kept = NextInTurn(kept_, last);
       is_full_ = false;  // so that Release takes over what is left
     }
     if (kept.empty()) break;
@@ -269,6 +288,8 @@ void SessionKeeper::Close() {
     session_id = std::exchange(session_id_, {});
     kept_.clear();
     lost_.clear();
+    last_sent_.clear();
+    has_refused_ = false;
     finished_.clear();
     is_full_ = false;
     changed_.Signal();
@@ -299,6 +320,8 @@ void SessionKeeper::Forget(const std::string& session_id) {
 void SessionKeeper::LoseSession() {
   session_id_.clear();
   lost_ = kept_;
+  last_sent_.clear();
+  has_refused_ = false;
   is_full_ = false;
   changed_.Signal();
 }
@@ -308,6 +331,7 @@ void SessionKeeper::Renew() {
   auto next = SteadyDeadline::After(renew_after_);
   auto next_move = SteadyDeadline::After(absl::ZeroDuration());  // of arrays
   std::string renewed = session_id_;
+  std::string last_finished;  // array of the last release
   while (!stopping_) {
     if (session_id_.empty() || session_id_ != renewed) {
       // Since the last check, the session was replaced or dropped: restart the timer.
@@ -322,7 +346,7 @@ void SessionKeeper::Renew() {
     }
     const absl::Duration timeout = std::min(kCallTimeout, renew_after_);
     if (has_arrays && next_move.is_over()) {
-      std::vector<std::string> finished = FirstOf(finished_);
+      std::vector<std::string> finished = NextInTurn(finished_, last_finished);
       is_full_ = false;
       mutex_.Unlock();
       // With no array to release, this opens the session and takes arrays over.

@@ -82,8 +82,8 @@ class SessionKeeper {
   // and CANCELLED if the cancellation of `limit` is cancelled.
   absl::Status AwaitOpening(const CallLimit& limit);
   // Opens a session if there is none, and lets it take over the arrays of `lost_`. Returns its id.
-  // If the server has no room for some of them, sets `is_full_`. Errors: those of OpenSession and
-  // RenewSession.
+  // If the server has no room for some of them, sets `is_full_`, after it has sent each one.
+  // Errors: those of OpenSession and RenewSession.
   absl::StatusOr<std::string> OpenAndTakeOver(const CallLimit& limit);
   // Releases arrays under the session, under another one if that is gone, and drops them.
   absl::Status Release(std::vector<std::string> array_ids, const CallLimit& limit);
@@ -104,6 +104,10 @@ class SessionKeeper {
   // Finish.
   std::set<std::string> kept_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> lost_ ABSL_GUARDED_BY(mutex_);
+  // The last array of `lost_` that was sent, and whether the server has refused one since the first
+  // array. The next call goes on after it; empty: begins anew.
+  std::string last_sent_ ABSL_GUARDED_BY(mutex_);
+  bool has_refused_ ABSL_GUARDED_BY(mutex_) = false;
   // The server has no room for the arrays of `lost_`. Get returns the session without them, until
   // the renewer or Close tries again.
   bool is_full_ ABSL_GUARDED_BY(mutex_) = false;

@@ -292,6 +292,7 @@ void WorkerSession::Admit(std::vector<std::string> endpoints, const std::string&
   info.durable = hello_.durable;
   info.cache_bytes = hello_.cache_bytes;
   info.f32_flops_per_second = hello_.f32_flops_per_second;
+  info.answers_clock = HasFeature(rpc::kClockAnswersFeature);
   const absl::StatusOr<uint64_t> attachment = streams_->membership().Attach(std::move(info));
   if (!attachment.ok()) {
     streams_->AttachFailed(hello_.identity, attachment.status());

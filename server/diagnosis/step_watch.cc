@@ -243,21 +243,31 @@ std::vector<Finding> StepWatch::FindWorkers(const MembershipView& view,
 
 void StepWatch::Ask(const OperationWorkers& workers) const {
   if (ask_ == nullptr || workers.waiting_for.empty()) return;
-  const std::set<std::string> suspects = SuspectsOf(workers);
-  const absl::Time now = clock_->Now();
+  const std::shared_ptr<const MembershipView> view = membership_->view();
+  std::set<std::string> asked;
   {
     absl::MutexLock lock(&mutex_);
-    std::erase_if(asked_, [now](const auto& each) { return each.second < now - kAnsweredWithin; });
-    for (const std::string& identity : suspects) asked_.insert_or_assign(identity, now);
+    const absl::Time now = clock_->Now();
+    std::erase_if(asked_,
+                  [now](const auto& each) { return each.second.last < now - kAnsweredWithin; });
+    for (const std::string& identity : SuspectsOf(workers)) {
+      const WorkerStatus* const worker = view->FindWorker(identity);
+      if (worker == nullptr || !worker->info.answers_clock) continue;
+      Questions& questions = asked_[identity];
+      if (now - questions.last < kAskInterval) continue;
+      questions = {.last = now, .before = questions.last};
+      asked.insert(identity);
+    }
   }
-  ask_(suspects);
+  if (!asked.empty()) ask_(asked);
 }
 
-absl::Time StepWatch::AskedAt(const std::string& identity) const {
+StepWatch::Questions StepWatch::QuestionsTo(const std::string& identity) const {
   absl::MutexLock lock(&mutex_);
   const auto found = asked_.find(identity);
-  const bool counts = found != asked_.end() && found->second >= clock_->Now() - kAnsweredWithin;
-  return counts ? found->second : absl::InfinitePast();
+  const bool counts =
+      found != asked_.end() && found->second.last >= clock_->Now() - kAnsweredWithin;
+  return counts ? found->second : Questions();
 }
 
 std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& workers) const {
@@ -273,25 +283,32 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
     std::string identity;
     bool is_source;             // and not waited for itself
     absl::Time last_heartbeat;  // InfinitePast: the worker is not attached
-    bool was_asked;
-    bool has_answered;  // since it was asked
+    bool has_answered;
+    bool is_mute;  // has not answered, although it had the time
   };
   std::vector<Heard> heard;
   for (const std::string& identity : suspects) {
     const WorkerStatus* const worker = view->FindWorker(identity);
     const absl::Time last_heartbeat =
         worker == nullptr ? absl::InfinitePast() : worker->last_heartbeat();
-    const absl::Time asked = AskedAt(identity);
+    const Questions questions =
+        worker != nullptr && worker->info.answers_clock ? QuestionsTo(identity) : Questions();
+    // Another call may have asked just now. Then the answer to the question before counts.
+    const bool is_fresh = options.now - questions.last < kTimeToAnswer;
+    const absl::Time asked =
+        is_fresh && questions.before != absl::InfinitePast() ? questions.before : questions.last;
     const bool was_asked = asked != absl::InfinitePast();
-    heard.push_back({.identity = identity,
-                     .is_source = !workers.waiting_for.contains(identity),
-                     .last_heartbeat = last_heartbeat,
-                     .was_asked = was_asked,
-                     .has_answered = was_asked && last_heartbeat >= asked});
+    const bool has_answered = was_asked && last_heartbeat >= asked;
+    heard.push_back(
+        {.identity = identity,
+         .is_source = !workers.waiting_for.contains(identity),
+         .last_heartbeat = last_heartbeat,
+         .has_answered = has_answered,
+         .is_mute = was_asked && !has_answered && options.now - asked >= kTimeToAnswer});
   }
-  // If none answers, this host or the network may be slow, or the workers are of an older build.
+  // If none answers, this host or the network may be slow.
   const auto answers = [](const Heard& each) { return each.has_answered; };
-  const auto is_mute = [](const Heard& each) { return each.was_asked && !each.has_answered; };
+  const auto is_mute = [](const Heard& each) { return each.is_mute; };
   const bool names_mute = std::any_of(heard.begin(), heard.end(), answers) &&
                           std::any_of(heard.begin(), heard.end(), is_mute);
   std::erase_if(heard, [&](const Heard& each) {

@@ -44,8 +44,13 @@ class StepWatch {
             AskCallback ask = nullptr)
       : clock_(clock), membership_(membership), log_(log), ask_(std::move(ask)) {}
 
-  // Asks those workers for heartbeats that ExplainLate may name. ExplainLate and Explain then know
-  // which of them answer.
+  // A worker that is asked again sooner than this is not sent another question.
+  static constexpr absl::Duration kAskInterval = kAskBefore;
+  // A worker that was asked more recently than this may still be about to answer.
+  static constexpr absl::Duration kTimeToAnswer = absl::Milliseconds(100);
+
+  // Asks those workers for heartbeats that ExplainLate may name, if they answer such questions
+  // (WorkerInfo::answers_clock). ExplainLate and Explain then know which of them answer.
   void Ask(const OperationWorkers& workers) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Returns the explanation of a step or transfer, for Sequencer::Options::explain. For a transfer:
@@ -58,7 +63,8 @@ class StepWatch {
   //
   // The suspects are the workers whose answers the operation waits for, and the sources. The error
   // names those that are lost or silent, or do not reach their peers. If there are none, but some
-  // suspects have answered Ask and others have not, it names these others. Otherwise it names all
+  // suspects have answered Ask and others have not answered a question that is kTimeToAnswer old,
+  // it names these others. Workers that Ask does not ask count as neither. Otherwise it names all
   // workers whose answers the operation waits for, and the sources that have not answered Ask:
   // those whose heartbeats are overdue first, of these the sources last, and those with the oldest
   // heartbeats first. If the heartbeats of some are overdue, it leaves out the sources whose
@@ -92,8 +98,13 @@ class StepWatch {
   // Returns the late workers of an operation, as ExplainLate describes them, the most suspect
   // first.
   std::vector<LateWorker> FindLate(const OperationWorkers& workers) const;
-  // Returns when Ask asked the worker; InfinitePast if that is too long ago to matter.
-  absl::Time AskedAt(const std::string& identity) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The last two questions that Ask sent to a worker; InfinitePast: none.
+  struct Questions {
+    absl::Time last = absl::InfinitePast();
+    absl::Time before = absl::InfinitePast();
+  };
+  // Returns the questions of Ask to the worker; none if they are too old to matter.
+  Questions QuestionsTo(const std::string& identity) const ABSL_LOCKS_EXCLUDED(mutex_);
   // Joins the first reasons, and says how many more there are. Empty if nothing is late.
   static std::string JoinReasons(const std::vector<LateWorker>& late);
   StepExplanation ExplainTransfer(const WorkRef& work,
@@ -109,8 +120,8 @@ class StepWatch {
   const AskCallback ask_;
 
   mutable absl::Mutex mutex_;
-  // When Ask last asked each worker; without what is too long ago to matter.
-  mutable std::map<std::string, absl::Time> asked_ ABSL_GUARDED_BY(mutex_);
+  // The questions to each worker, without those that are too old to matter.
+  mutable std::map<std::string, Questions> asked_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::server

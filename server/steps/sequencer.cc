@@ -427,11 +427,17 @@ std::vector<Sequencer::LiveWork> Sequencer::Live() const {
 }
 
 OperationWorkers Sequencer::WorkersOf(std::string_view operation_id) const {
+  if (operation_id.empty()) return {};
+  return WorkersOfAll({std::string(operation_id)});
+}
+
+OperationWorkers Sequencer::WorkersOfAll(
+    const std::set<std::string, std::less<>>& operation_ids) const {
   OperationWorkers workers;
-  if (operation_id.empty()) return workers;
+  if (operation_ids.empty()) return workers;
   absl::MutexLock lock(&mutex_);
   for (const auto& [ticket, work] : live_) {
-    if (work->ref.operation_id != operation_id) continue;
+    if (!operation_ids.contains(work->ref.operation_id)) continue;
     for (const Participant& one : work->ref.participants) workers.taking_part.insert(one.identity);
     const std::vector<Participant> awaited = work->WaitingFor();
     const bool is_asked = work->ref.commit_asked && work->state != State::kWaiting;

@@ -282,6 +282,8 @@ class Sequencer {
   // for which CommitTransfer was not called waits for its client, and not for its workers. A step
   // that was not admitted yet waits for other steps, and not for its workers.
   OperationWorkers WorkersOf(std::string_view operation_id) const;
+  // Returns the workers of all these operations together.
+  OperationWorkers WorkersOfAll(const std::set<std::string, std::less<>>& operation_ids) const;
 
   // Numbers of live steps and transfers, by state.
   struct LiveCounts {

@@ -377,6 +377,7 @@ void Transfers::End(const TransferPtr& transfer, const absl::Status& status) {
     items = std::move(transfer->items);
     for (const absl::Time time : transfer->give_up) {
       give_up_.erase({time, transfer->progress.transfer_id});
+      to_ask_.erase({time, transfer->progress.transfer_id});
     }
     transfer->give_up.clear();
     if (status.ok() && transfer->operation_id.empty()) {
@@ -474,6 +475,7 @@ void Transfers::Commit(std::string_view transfer_id, std::string request_key, ab
         if (give_up < absl::InfiniteFuture() &&
             give_up_.emplace(give_up, transfer->progress.transfer_id).second) {
           transfer->give_up.push_back(give_up);
+          if (ask_ != nullptr) to_ask_.emplace(give_up, transfer->progress.transfer_id);
         }
       } else if (transfer->progress.status.ok()) {
         commit_key = transfer->commit_key;
@@ -592,22 +594,26 @@ void Transfers::SetAsk(absl::Duration before, std::function<void(const Operation
 }
 
 void Transfers::AskLate() {
-  std::set<std::string> operation_ids;
+  std::set<std::string, std::less<>> operation_ids;
   absl::Time next = absl::InfiniteFuture();
   {
     absl::MutexLock lock(&mutex_);
     const absl::Time now = clock_->Now();
-    for (const auto& [time, transfer_id] : give_up_) {
-      if (time - ask_before_ > now) {
-        next = time - ask_before_;
-        break;
-      }
+    // Many commits may end one shortly after the other: those that come due meanwhile wait for the
+    // next question.
+    const absl::Time allowed = last_asked_ + ask_before_ / 2;
+    while (now >= allowed && !to_ask_.empty() && to_ask_.begin()->first - ask_before_ <= now) {
+      const std::string transfer_id = to_ask_.extract(to_ask_.begin()).value().second;
       const TransferPtr transfer = Find(transfer_id);
       if (transfer == nullptr || transfer->progress.ended) continue;
       operation_ids.insert(transfer->operation_id.empty() ? transfer_id : transfer->operation_id);
     }
+    if (!operation_ids.empty()) last_asked_ = now;
+    if (!to_ask_.empty()) {
+      next = std::max(to_ask_.begin()->first - ask_before_, last_asked_ + ask_before_ / 2);
+    }
   }
-  for (const std::string& operation_id : operation_ids) ask_(WorkersOf(operation_id));
+  if (!operation_ids.empty()) ask_(sequencer_->WorkersOfAll(operation_ids));
   ask_alarm_.SetNoLaterThan(next);
 }
 

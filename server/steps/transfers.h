@@ -232,7 +232,7 @@ class Transfers {
     // Null once the transfer has ended. From then on, `request_key` is empty as well.
     std::shared_ptr<const std::vector<PutItem>> items;
     bool is_commit_asked_for = false;
-    std::vector<absl::Time> give_up = {};  // its times in give_up_
+    std::vector<absl::Time> give_up = {};  // its times in give_up_ and to_ask_
     absl::Status abandoned;                // the reason of Abandon; from then on Commit is refused
     bool committing = false;
     TransferResult result;
@@ -262,6 +262,8 @@ class Transfers {
   void ReportNothingToDo(std::string_view transfer_id, const std::vector<std::string>& identities);
   void End(const TransferPtr& transfer, const absl::Status& status);
   void AbortOverdue();
+  // Asks, in one question, the workers of all transfers that end soon; at most twice in
+  // `ask_before_`.
   void AskLate();
   // Returns the remembered answer to a commit. NOT_FOUND if its arrays no longer exist.
   absl::StatusOr<TransferResult> Answer(std::string_view transfer_id,
@@ -286,6 +288,9 @@ class Transfers {
   std::deque<TransferPtr> ended_ ABSL_GUARDED_BY(mutex_);  // oldest first
   // By time, the live transfers that end then. None for an infinite time.
   std::set<std::pair<absl::Time, std::string>> give_up_ ABSL_GUARDED_BY(mutex_);
+  // The entries of give_up_ for which AskLate has not asked the workers yet.
+  std::set<std::pair<absl::Time, std::string>> to_ask_ ABSL_GUARDED_BY(mutex_);
+  absl::Time last_asked_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
   Totals totals_ ABSL_GUARDED_BY(mutex_);
 
   // Constant after SetAsk.

@@ -42,6 +42,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->add_features(std::string(rpc::kFillFeature));
   hello->add_features(std::string(rpc::kFillConversionsFeature));
   hello->add_features(std::string(rpc::kDigestFeature));
+  hello->add_features(std::string(rpc::kClockAnswersFeature));
   for (const std::string& endpoint : from.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }

@@ -20,6 +20,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "client/remote/coordinator_connection.h"
+#include "client/remote/session_keeper.h"
 #include "process/crc32c.h"
 #include "process/failpoint.h"
 #include "process/thread_pool.h"
@@ -1148,6 +1150,25 @@ TEST_F(MeshClientTest, HoldsTheArraysThatItsSessionCouldTakeOver) {
   EXPECT_THAT(client_->arrays().ReleaseArrays({first}), IsOkAndHolds(1));
   EXPECT_TRUE(
       Eventually([&] { return coordinator_->pinned_arrays() == std::set<std::string>{second}; }));
+}
+
+TEST_F(MeshClientTest, RefusedArraysDoNotKeepTheLaterOnesFromBeingTakenOver) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto connection,
+      CoordinatorConnection::Connect(coordinator_->address(), rpc::Credentials::Insecure(),
+                                     absl::Seconds(10)));
+  SessionKeeper session(connection.get(), absl::Minutes(1), "test");
+  const auto in_time = [] { return CallLimit::Within(absl::Minutes(1)); };
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string first, session.Get(in_time()));
+  std::set<std::string> refused;  // more than one call has
+  for (int i = 0; i < 10'001; ++i) refused.insert(StrCat("a", i));
+  session.Keep(first, std::vector<std::string>(refused.begin(), refused.end()));
+  session.Keep(first, {"b"});
+  coordinator_->RefuseToTake(refused);
+  coordinator_->ForgetSessions();
+  EXPECT_THAT(session.Replace(first, in_time()), IsOkAndHolds(true));
+  EXPECT_THAT(coordinator_->taken_arrays(), ElementsAre("b"));
+  session.Drop(std::vector<std::string>(refused.begin(), refused.end()));
 }
 
 TEST_F(MeshClientTest, AReadDoesNotReleaseAnArrayThatTheClientKeeps) {

@@ -327,7 +327,8 @@ class SmallCoordinator::Sessions final : public v1::SessionService::Service {
     if (request->held_array_ids_size() > 0) ++owner_.take_over_calls_;
     for (int i = 0; i < request->held_array_ids_size(); ++i) {
       const std::string& array_id = request->held_array_ids(i);
-      if (i >= owner_.most_taken_.value_or(request->held_array_ids_size())) {
+      if (i >= owner_.most_taken_.value_or(request->held_array_ids_size()) ||
+          owner_.never_taken_.contains(array_id)) {
         response->add_refused_array_ids(array_id);
         continue;
       }
@@ -616,6 +617,11 @@ void SmallCoordinator::ForgetSessions() {
 void SmallCoordinator::LimitTakeOvers(std::optional<int> arrays) {
   absl::MutexLock lock(&mutex_);
   most_taken_ = arrays;
+}
+
+void SmallCoordinator::RefuseToTake(std::set<std::string> array_ids) {
+  absl::MutexLock lock(&mutex_);
+  never_taken_ = std::move(array_ids);
 }
 
 void SmallCoordinator::RefuseReleases(absl::Status error) {

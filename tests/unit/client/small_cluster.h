@@ -152,6 +152,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void ForgetSessions();
   // From now on, sessions take over at most so many of the arrays of each call; nullopt: all.
   void LimitTakeOvers(std::optional<int> arrays);
+  // Sessions take over none of these arrays.
+  void RefuseToTake(std::set<std::string> array_ids);
   // Arrays are not released; this error is the answer.
   void RefuseReleases(absl::Status error);
   // Calls of this kind wait until they are let go, also if their client leaves.
@@ -262,7 +264,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   absl::Status commit_answer_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::Status> commit_errors_ ABSL_GUARDED_BY(mutex_);
   absl::Status abort_error_ ABSL_GUARDED_BY(mutex_);
-  std::optional<int> most_taken_ ABSL_GUARDED_BY(mutex_);  // LimitTakeOvers
+  std::optional<int> most_taken_ ABSL_GUARDED_BY(mutex_);      // LimitTakeOvers
+  std::set<std::string> never_taken_ ABSL_GUARDED_BY(mutex_);  // RefuseToTake
   absl::Status release_error_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> taken_ ABSL_GUARDED_BY(mutex_);
   int64_t take_over_calls_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -514,6 +514,23 @@ TEST_F(WorkerSessionTest, PassesOnTheAnswerToAQuestionAboutFiles) {
   EXPECT_EQ(verdict.file, 3);
 }
 
+TEST_F(WorkerSessionTest, KnowsWhichWorkersAnswerTheClock) {
+  FakeWorker old(streams_.get(), sequencer_.get());
+  old.Say(FakeWorker::HelloOf("a", 1));
+  AnswerAs("a");
+  old.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return old.IsMember(); }));
+  EXPECT_FALSE(members_.view()->FindWorker("a")->info.answers_clock);
+  FakeWorker recent(streams_.get(), sequencer_.get());
+  internal::v1::AttachRequest hello = FakeWorker::HelloOf("b", 1);
+  hello.mutable_hello()->add_features("clock_answers");
+  recent.Say(hello);
+  AnswerAs("b");
+  recent.BringInventory();
+  ASSERT_TRUE(Eventually([&] { return recent.IsMember(); }));
+  EXPECT_TRUE(members_.view()->FindWorker("b")->info.answers_clock);
+}
+
 TEST_F(WorkerSessionTest, PassesOnDigestsOfTiles) {
   FakeWorker a(streams_.get(), sequencer_.get());
   internal::v1::AttachRequest hello = FakeWorker::HelloOf("a", 1);

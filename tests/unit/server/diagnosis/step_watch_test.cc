@@ -32,13 +32,14 @@ class StepWatchTest : public ::testing::Test {
     for (int64_t rank = 0; rank < 2; ++rank) Attach(rank, 1);
     ASSERT_THAT(members_.AddMesh("default", 2, {}), IsOk());
   }
-  void Attach(int64_t rank, uint64_t incarnation) {
+  void Attach(int64_t rank, uint64_t incarnation, bool answers_clock = true) {
     const std::string identity = StrCat("worker-", rank);
     auto attachment = members_.Attach({.identity = identity,
                                        .incarnation = incarnation,
                                        .build_version = "1",
                                        .endpoints = {"127.0.0.1:1"},
-                                       .host = "host"});
+                                       .host = "host",
+                                       .answers_clock = answers_clock});
     ASSERT_THAT(attachment, IsOk());
     attachments_[rank] = *attachment;
     log_.Attached(identity, incarnation);
@@ -244,7 +245,7 @@ TEST_F(StepWatchTest, ALateCallNamesTheWorkersThatDoNotAnswer) {
   EXPECT_EQ(named(), "worker-0,worker-2");
   EXPECT_THAT(message(), HasSubstr("worker \"worker-0\" has not done its part yet"));
   // A transfer has its own deadline.
-  clock_.Advance(absl::Milliseconds(100));
+  clock_.Advance(absl::Milliseconds(300));
   watch.Ask(workers);
   clock_.Advance(absl::Milliseconds(100));
   Beat(0, std::nullopt);
@@ -257,6 +258,66 @@ TEST_F(StepWatchTest, ALateCallNamesTheWorkersThatDoNotAnswer) {
   clock_.Advance(absl::Seconds(3));
   for (int64_t rank = 0; rank < 3; ++rank) Beat(rank, std::nullopt);
   EXPECT_THAT(message(), HasSubstr("worker \"worker-1\" takes part"));
+}
+
+TEST_F(StepWatchTest, AQuestionOfAnotherCallMakesNoWorkerMute) {
+  const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
+  std::vector<std::set<std::string>> asked;
+  const StepWatch watch(&clock_, &members_, &log_, [&asked](const std::set<std::string>& suspects) {
+    asked.push_back(suspects);
+  });
+  const auto named = [&] { return FactOf(watch.ExplainLate("the put", both), fact::kIdentity); };
+  clock_.Advance(absl::Milliseconds(500));
+  watch.Ask(both);
+  clock_.Advance(absl::Milliseconds(1));
+  Beat(1, std::nullopt);
+  clock_.Advance(absl::Milliseconds(1));
+  Beat(0, std::nullopt);
+  // Another call asks soon after: no worker gets a second question.
+  clock_.Advance(absl::Milliseconds(288));
+  watch.Ask(both);
+  EXPECT_EQ(asked.size(), 1u);
+  Beat(0, std::nullopt);
+  clock_.Advance(absl::Milliseconds(10));
+  EXPECT_EQ(named(), "worker-1,worker-0") << "both have answered";
+  // A third call asks after the interval. Only one worker has answered it so far.
+  watch.Ask(both);
+  EXPECT_EQ(asked.size(), 2u);
+  clock_.Advance(absl::Milliseconds(10));
+  Beat(0, std::nullopt);
+  EXPECT_EQ(named(), "worker-1,worker-0") << "worker-1 has answered the question before";
+  clock_.Advance(absl::Milliseconds(90));
+  EXPECT_EQ(named(), "worker-1") << "it had the time to answer";
+}
+
+TEST_F(StepWatchTest, AWorkerThatWasJustAskedForTheFirstTimeIsNotMute) {
+  const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
+  const StepWatch watch(&clock_, &members_, &log_, [](const std::set<std::string>&) {});
+  clock_.Advance(absl::Milliseconds(500));
+  watch.Ask({.waiting_for = {"worker-0"}});
+  Beat(0, std::nullopt);
+  clock_.Advance(absl::Milliseconds(290));
+  watch.Ask(both);
+  clock_.Advance(absl::Milliseconds(10));
+  EXPECT_EQ(FactOf(watch.ExplainLate("the put", both), fact::kIdentity), "worker-1,worker-0");
+}
+
+// A worker of an older build does not answer questions, however healthy it is.
+TEST_F(StepWatchTest, AWorkerOfAnOlderBuildIsNeitherAskedNorMute) {
+  members_.Detach(attachments_[1], "it is started anew");
+  Attach(1, 2, /*answers_clock=*/false);
+  const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
+  std::set<std::string> asked;
+  const StepWatch watch(&clock_, &members_, &log_,
+                        [&asked](const std::set<std::string>& suspects) { asked = suspects; });
+  clock_.Advance(absl::Milliseconds(500));
+  watch.Ask(both);
+  EXPECT_THAT(asked, ::testing::ElementsAre("worker-0"));
+  clock_.Advance(absl::Milliseconds(300));
+  Beat(0, std::nullopt);
+  const absl::Status late = watch.ExplainLate("the put", both);
+  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1,worker-0");
+  EXPECT_THAT(std::string(late.message()), HasSubstr("worker \"worker-1\" has not answered yet"));
 }
 
 TEST_F(StepWatchTest, CallsAStepStuckOnlyWhenARankHasWaitedForASecond) {

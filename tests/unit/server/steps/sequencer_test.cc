@@ -421,6 +421,8 @@ TEST_F(SequencerTest, KnowsTheWorkersOfAnOperation) {
   ASSERT_THAT(Submit(std::move(behind)), IsOk());
   EXPECT_THAT(sequencer_.WorkersOf("behind").waiting_for, IsEmpty()) << "no worker was asked yet";
   EXPECT_THAT(sequencer_.WorkersOf("behind").taking_part, ElementsAre("a", "b"));
+  EXPECT_THAT(sequencer_.WorkersOfAll({"behind", "op", "other"}).waiting_for, ElementsAre("b"));
+  EXPECT_THAT(sequencer_.WorkersOfAll({}).taking_part, IsEmpty());
 
   TransferRequest put;
   put.transfer_id = "t";

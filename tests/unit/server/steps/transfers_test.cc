@@ -376,6 +376,34 @@ TEST_F(TransfersTest, AsksTheWorkersBeforeItGivesUp) {
   EXPECT_EQ(asked.size(), 1u);
 }
 
+TEST_F(TransfersTest, AsksOncePerCommitAndTogetherForThoseThatEndTogether) {
+  std::vector<OperationWorkers> asked;
+  transfers_->SetAsk(absl::Milliseconds(300),
+                     [&asked](const OperationWorkers& workers) { asked.push_back(workers); });
+  const absl::Time begin = clock_.Now();
+  std::vector<std::string> transfers;
+  for (const int64_t deadline_ms : {1000, 1010, 1290}) {
+    transfers.push_back(Begin(StrCat("w", deadline_ms)));
+    transfers_->Commit(transfers.back(), "", begin + absl::Milliseconds(deadline_ms),
+                       [](const absl::StatusOr<TransferResult>&) {});
+  }
+  clock_.Advance(absl::Milliseconds(700));
+  EXPECT_EQ(asked.size(), 1u);
+  clock_.Advance(absl::Milliseconds(149));
+  EXPECT_EQ(asked.size(), 1u) << "the second commit waits for the next question";
+  clock_.Advance(absl::Milliseconds(1));
+  EXPECT_EQ(asked.size(), 2u);
+  clock_.Advance(absl::Milliseconds(140));
+  EXPECT_EQ(asked.size(), 2u) << "it asks again for no commit";
+  clock_.Advance(absl::Milliseconds(10));
+  EXPECT_EQ(asked.size(), 3u);
+  clock_.Advance(absl::Milliseconds(300));
+  EXPECT_EQ(asked.size(), 3u);
+  for (const OperationWorkers& workers : asked) {
+    EXPECT_FALSE(workers.waiting_for.empty());
+  }
+}
+
 TEST_F(TransfersTest, AnEndlessCommitIsNotOverdue) {
   const std::string transfer = Begin("w");
   absl::Notification ended;
