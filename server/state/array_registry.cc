@@ -2379,8 +2379,8 @@ bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::s
     if (found.has_committed || std::ssize(found.identities) > listed) return;
     if (LacksNoNames() && (given_up_.erase(id) > 0 || WasNeverCommitted(id, found))) {
       DeleteOrphan(id, found);
-    } else if (found.IsComplete()) {
-      return;  // it waits for a session that awaits it or gives it up, or for the end of the grace
+    } else if (found.IsComplete() || awaited_.contains(id)) {
+      return;  // it waits for a session or for the missing tiles, until the grace ends
     } else {
       PutAside(found.descriptor, found.identities, kUnknownWork);
       maybe_committed_.insert(id);  // a rank may bring its staged tile again before it hears of it

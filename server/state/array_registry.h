@@ -294,10 +294,11 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // no session does so before the grace period ends, they go into quarantine.
 //
 // The staged tiles of an array of which a rank has none are deleted only if the array cannot have
-// been committed, or a session has given it up. They go into quarantine if a session awaits the
-// array; if a tile is on disk, since the others may be away for a time only; if a rank has listed a
-// tile of it in its quarantine, or all ranks had staged it, since Open; if the ranks that have
-// staged it hold every part of it; and in a state that may have lost names.
+// been committed, or a session has given it up. If a session awaits the array, they wait for the
+// missing tiles until the grace period ends. They go into quarantine if a tile is on disk, since
+// the others may be away for a time only; if a rank has listed a tile of it in its quarantine, or
+// all ranks had staged it, since Open; if the ranks that have staged it hold every part of it; and
+// in a state that may have lost names.
 //
 // At its adoption, only the grace period pins an array, unless TakeOver has pinned it: the session
 // of a client that made the array before Open then takes the place of the grace period. When the

@@ -1191,8 +1191,10 @@ TEST_F(ArrayRegistryTest, APutThatAllRanksStagedWaitsForItsClient) {
   ASSERT_THAT(registry_->TakeOver(given_up), IsOk());
   registry_->Unpin({given_up});
   EXPECT_THAT(Released(), ElementsAre(given_up));
-  EXPECT_THAT(Attach(0, {OfPut(given_up, 0), OfPut(left, 0)}).drop, ElementsAre(given_up));
-  EXPECT_THAT(Attach(1, {OfPut(given_up, 1), OfPut(left, 1)}).drop, ElementsAre(given_up));
+  EXPECT_THAT(Attach(0, {OfPut(given_up, 0), OfPut(left, 0), Held(late, 0, 10)}).drop,
+              ElementsAre(given_up));
+  EXPECT_THAT(Attach(1, {OfPut(given_up, 1), OfPut(left, 1), Held(late, 1, 11)}).drop,
+              ElementsAre(given_up));
 
   told_.clear();
   clock_.Advance(ArrayRegistry::kAdoptionGrace);
@@ -1244,9 +1246,12 @@ TEST_F(ArrayRegistryTest, AStagedTileThatASessionAwaitsOrThatIsOnDiskIsNotDelete
   Attach(0, {OfPut(awaited, 0), Held(on_disk, 0, 10, /*committed=*/false), OfPut(neither, 0)});
   Attach(1, {});
   EXPECT_THAT(TakeTold(),
-              UnorderedElementsAre(StrCat("aside w0 ", awaited), StrCat("aside w0 ", on_disk),
-                                   StrCat("drop w0 ", neither)));
+              UnorderedElementsAre(StrCat("aside w0 ", on_disk), StrCat("drop w0 ", neither)));
   EXPECT_THAT(Released(), ElementsAre(neither));
+  // The rank was away with its tile only for a time.
+  EXPECT_THAT(Attach(1, {OfPut(awaited, 1)}).commit, ElementsAre(awaited));
+  EXPECT_EQ(StateOf(awaited), ArrayState::kAvailable);
+  EXPECT_EQ(registry_->HoldsOf(awaited).pins, 1);
 }
 
 TEST_F(ArrayRegistryTest, AStagedTileWhoseReplicaIsGoneIsNotDeleted) {
