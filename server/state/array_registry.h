@@ -227,8 +227,9 @@ struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
   std::vector<int64_t> missing_ranks = {};  // rising; their tiles are not reported (yet)
-  bool can_be_named = false;                // false: only some ranks have reported the array
-  absl::Time until;                         // InfiniteFuture: as long as records are unreadable
+  // False: only some ranks have reported the array, or it is of a put that waits for a session.
+  bool can_be_named = false;
+  absl::Time until;  // InfiniteFuture: as long as records are unreadable
 };
 
 // The registry's orders to a worker about its tiles. The worker leaves tiles without an order
@@ -567,12 +568,12 @@ class ArrayRegistry {
   void Unpin(absl::Span<const std::string> array_ids);
   void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
   // Adds one pin for a client that made the array without a name, and held it, before Open. If the
-  // grace period holds the array, the pin takes its place. An array that not all ranks have
-  // reported yet gets the pin at its adoption (kAwaited); if the pin was removed by then, the array
-  // is released at its adoption. Any other array is pinned as by Pin. Adds no pin for kNoRoom.
-  // `awaited_of_session`: how many pins of the session have been kAwaited since its start, from
-  // which its share of the room follows. NOT_FOUND: there is no such array, and none can be adopted
-  // any more.
+  // grace period holds the array, the pin takes its place. An array that all ranks have staged for
+  // a put is adopted. An array that not all ranks have reported yet gets the pin at its adoption
+  // (kAwaited); if the pin was removed by then, the array is released at its adoption. Any other
+  // array is pinned as by Pin. Adds no pin for kNoRoom. `awaited_of_session`: how many pins of the
+  // session have been kAwaited since its start, from which its share of the room follows.
+  // NOT_FOUND: there is no such array, and none can be adopted any more.
   absl::StatusOr<TakenOver> TakeOver(const std::string& array_id, int64_t awaited_of_session = 0);
   // Ends the grace period of an array that a session pins already, as TakeOver does. No effect on
   // any other array.
