@@ -289,10 +289,30 @@ class Test:
         finally:
             os.kill(worker, signal.SIGCONT)
 
+    def slow_copier(self):
+        """Starts worker-1 anew, as it was started, but slow to receive its first copy. Returns its process. Requires
+        that there are no arrays."""
+        before = self.worker()
+        command = pathlib.Path(f"/proc/{before}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
+        command = [word for word in command if not word.startswith("--failpoints=")]
+        os.kill(before, signal.SIGKILL)
+        # As a child of this process it would stay a zombie after `down`.
+        subprocess.run(["setsid", "--fork", *command, "--failpoints=fill.receive=delay"], cwd=self.folder,
+                       env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, timeout=SECONDS, check=True)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            status = json.loads(self.call("status", "--cluster", self.cluster, "--output", "json"))
+            for each in status["workers"]:
+                if each["identity"] == "worker-1" and each["pid"] != before and each["state"] == "ready":
+                    return each["pid"]
+            time.sleep(0.05)
+        raise Failed("worker-1 is not back")
+
     def a_bar_shows_second_replicas(self):
         self.call("make-tensor", "--shape", "8192,4096", "--out", "copied.npy")  # 128 MiB
         for _ in range(ATTEMPTS):
-            worker = self.worker()
+            worker = self.slow_copier()
             with self.start("put", "copied.npy", "--as", "copied", "--spec", "tp,-", "--source", "client", "--no-reuse",
                             "--replicas", "2", "--cluster", self.cluster) as command:
                 # The copy begins after the put, which needs both workers.
@@ -331,8 +351,8 @@ class Test:
     def run(self):
         tests = [self.watch_repaints_a_terminal_until_ctrl_c, self.watch_of_a_pipe_has_no_escape_sequences,
                  self.a_bar_shows_what_is_written, self.a_bar_stays_out_of_piped_output,
-                 self.no_bar_without_a_terminal_or_if_quiet, self.a_bar_shows_what_is_loaded,
-                 self.a_bar_shows_second_replicas, self.bars_show_what_is_put_moved_saved_and_got]
+                 self.no_bar_without_a_terminal_or_if_quiet, self.a_bar_shows_second_replicas,
+                 self.a_bar_shows_what_is_loaded, self.bars_show_what_is_put_moved_saved_and_got]
         faults = []
         try:
             with self.running_cluster():

@@ -360,9 +360,14 @@ Json ErrorJson(const absl::Status& status, std::string_view message) {
   return error;
 }
 
-std::function<absl::Status()> Invocation::KeepOpening() const {
-  if (!deadline.has_value()) return nullptr;
-  return OpenUntil(SteadyDeadline::After(*deadline));
+std::optional<SteadyDeadline> Invocation::BeginDeadline() const {
+  if (!deadline.has_value()) return std::nullopt;
+  return SteadyDeadline::After(*deadline);
+}
+
+std::function<absl::Status()> Invocation::KeepOpening(const std::optional<SteadyDeadline>& end) {
+  if (!end.has_value()) return nullptr;
+  return OpenUntil(*end);
 }
 
 MeshClientOptions Invocation::ClientOptions() const {
@@ -385,7 +390,8 @@ MeshClientOptions Invocation::ClientOptions() const {
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
+absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect(
+    const std::optional<SteadyDeadline>& end) const {
   if (!context_error.ok()) return context_error;
   if (address.empty()) {
     return ExplainUnreachable(
@@ -395,6 +401,10 @@ absl::StatusOr<std::unique_ptr<MeshClient>> Invocation::Connect() const {
         cluster_name);
   }
   MeshClientOptions options = ClientOptions();
+  if (end.has_value()) {
+    options.timeout = std::max(end->left(), absl::Nanoseconds(1));
+    options.transfer_timeout = options.timeout;
+  }
   SHARDMESH_ASSIGN_OR_RETURN(options.credentials, Credentials());
   absl::StatusOr<std::unique_ptr<MeshClient>> client = MeshClient::Connect(address, options);
   if (!client.ok()) return WithOrigin(client.status());

@@ -20,6 +20,7 @@
 #include "client/cli/help_formatter.h"
 #include "client/cli/output_form.h"
 #include "client/mesh_client.h"
+#include "process/steady_deadline.h"
 #include "rpc/tls/certificate.h"
 #include "rpc/tls/credentials.h"
 #include "status/str_cat.h"
@@ -74,14 +75,22 @@ struct Invocation {
   // Writes a document to standard output in the form of --output.
   void Print(const Json& json_value) const { PrintTree(json_value, output); }
   absl::Duration DeadlineOr(absl::Duration otherwise) const { return deadline.value_or(otherwise); }
+  // Returns the end of --deadline for a command that begins now; nullopt without --deadline. A
+  // command of several parts calls this once, and passes the result to all of its parts.
+  std::optional<SteadyDeadline> BeginDeadline() const;
   // Returns what OpenUntil returns for a checkpoint whose opening begins now; null without
   // --deadline.
-  std::function<absl::Status()> KeepOpening() const;
+  std::function<absl::Status()> KeepOpening() const { return KeepOpening(BeginDeadline()); }
+  // Returns what OpenUntil returns for `end`; null if `end` is nullopt.
+  static std::function<absl::Status()> KeepOpening(const std::optional<SteadyDeadline>& end);
   // Loads `tls`. Errors of rpc::Credentials::FromFiles.
   absl::StatusOr<rpc::Credentials> Credentials() const { return rpc::Credentials::FromFiles(tls); }
   // Connects to the cluster. Errors of Credentials and of MeshClient::Connect; UNAVAILABLE if
-  // --cluster names a cluster that is not up on this host.
-  absl::StatusOr<std::unique_ptr<MeshClient>> Connect() const;
+  // --cluster names a cluster that is not up on this host. `end`: the BeginDeadline of the command;
+  // the time that is left limits the connection and each call of the client, instead of the whole
+  // of --deadline.
+  absl::StatusOr<std::unique_ptr<MeshClient>> Connect(
+      const std::optional<SteadyDeadline>& end = std::nullopt) const;
   // Explains the error of a command that calls `address` without Connect. If `error` says that the
   // address cannot be reached, adds to the message where the address comes from. If no cluster is
   // up on this host, adds that fact and how to start one. Returns other errors unchanged.

@@ -278,10 +278,22 @@ void Repairs::Begin(const Chosen& chosen) {
   }
   const auto sources = RepairSourcesOf(**array, rank, *live, twin);
   if (!sources.ok()) return Fail(chosen.key, Failure{"", sources.status()});
+  std::optional<Failure> cannot_convert;
   const auto source = std::find_if(sources->begin(), sources->end(), [&](const RepairSource& each) {
-    return std::find(chosen.failed.begin(), chosen.failed.end(), each.title) == chosen.failed.end();
+    if (std::find(chosen.failed.begin(), chosen.failed.end(), each.title) != chosen.failed.end()) {
+      return false;
+    }
+    if (each.holder.has_value() || !each.file.conversion.has_value()) return true;
+    absl::Status can_convert = parts_.fill->CheckCanConvert(chosen.identity);
+    if (can_convert.ok()) return true;
+    cannot_convert = Failure{each.title, std::move(can_convert)};
+    return false;
   });
   if (source == sources->end()) {
+    if (cannot_convert.has_value()) {
+      if (ReasonOf(cannot_convert->status) != Reason::kNotAvailable) return Forget(chosen.key);
+      return Fail(chosen.key, std::move(cannot_convert));
+    }
     if (!chosen.failed.empty()) return Fail(chosen.key, std::nullopt);
     return Fail(chosen.key, Failure{"", NothingLeft()}, /*is_repairable=*/false);
   }
@@ -559,7 +571,10 @@ void Repairs::Fail(const TileKey& key, std::optional<Failure> obstacle, bool is_
   if (obstacle.has_value()) tile->failures.push_back(*std::move(obstacle));
   tile->state = LostTile::State::kFailed;
   ++tile->rounds;
-  const bool is_old_build = ReasonOf(tile->failures.back().status) == Reason::kNotAvailable;
+  // A source that failed for another reason may have the tile later.
+  const bool is_old_build = std::all_of(
+      tile->failures.begin(), tile->failures.end(),
+      [](const Failure& failure) { return ReasonOf(failure.status) == Reason::kNotAvailable; });
   tile->next_try = is_old_build
                        ? absl::InfiniteFuture()
                        : parts_.clock->Now() +

@@ -283,12 +283,12 @@ absl::Status SaveRun::OpenFolder(SaveResult* result) {
   return absl::OkStatus();
 }
 
-absl::Status SaveRun::PlanByEarlier() {
+absl::Status SaveRun::PlanByEarlier(absl::Duration timeout) {
   if (!options_.layout.has_value()) return absl::OkStatus();
   Order order = NewOrder();
   order.message.mutable_earlier();
   Event answer;
-  const absl::Status listed = AskLeader(std::move(order), &answer, options_.open_timeout);
+  const absl::Status listed = AskLeader(std::move(order), &answer, timeout);
   if (absl::IsUnimplemented(listed)) return absl::OkStatus();  // a worker of an older build
   SHARDMESH_RETURN_IF_ERROR(AsFolderError(listed));
   std::vector<EarlierTensors> earlier;
@@ -373,8 +373,15 @@ absl::Status SaveRun::Validate() {
     return absl::InternalError("the plan of a save names no worker");
   }
   leader_ = identities_.front();
-  absl::Status status = PlanByEarlier();
-  if (status.ok()) status = ValidateFolders();
+  absl::Status status = PlanByEarlier(options_.open_timeout);
+  if (status.ok()) {
+    status = ValidateFolders();
+  } else if (absl::IsInvalidArgument(status) || absl::IsPermissionDenied(status)) {
+    // Other workers may have wrong write roots too. The plan is unchanged, so that all of them are
+    // asked, and one error names them.
+    const absl::Status of_all = ValidateFolders();
+    if (!of_all.ok()) status = of_all;
+  }
   EndAll(/*keep=*/false);
   return status;
 }
@@ -729,7 +736,7 @@ void SaveRun::EndAll(bool keep) {
 
 absl::Status SaveRun::RunPhases(SaveResult* result) {
   SHARDMESH_RETURN_IF_ERROR(OpenFolder(result));
-  SHARDMESH_RETURN_IF_ERROR(PlanByEarlier());
+  SHARDMESH_RETURN_IF_ERROR(PlanByEarlier(absl::InfiniteDuration()));
   result->files = std::ssize(plan_.files);
   SHARDMESH_RETURN_IF_ERROR(CheckFolders());
   // The manifest is there before the files: after an early end, it says what they are.

@@ -129,7 +129,7 @@ class SaveRun {
   std::optional<Order> NextFiles(FolderLane* lane) const;
   absl::Status OpenFolder(SaveResult* result);
   // Plans the files by those of the checkpoint that the leader may link, if there is a layout.
-  absl::Status PlanByEarlier();
+  absl::Status PlanByEarlier(absl::Duration timeout);
   absl::Status CheckFolders();
   absl::Status MakeFiles(SaveResult* result);
   // Takes the tiles of a file that are present; `is_intact`: as FoundTiles.is_intact.

@@ -426,6 +426,33 @@ TEST_F(CommandLineTest, DownNamesAWorkerThatItDoesNotStop) {
   EXPECT_TRUE(client::WaitUntilGone(spare.id(), absl::Now() + absl::Seconds(60)));
 }
 
+// A pid may be that of a process on another host. Without --identity, nothing tells whose it is.
+TEST_F(CommandLineTest, DownNamesNoPidWithoutTheIdentityOfTheWorker) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  client::ProcessOptions options;
+  options.command = {
+      SHARDMESH_BINARY_DIR "/shardmesh-worker",
+      StrCat("--coordinator=", json::parse(result.out)["address"].get<std::string>()),
+      "--listen=127.0.0.1:0"};
+  options.log_path = folder_ + "/nameless.log";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess nameless,
+                                 client::ChildProcess::Start(options));
+  ASSERT_TRUE(Eventually(
+      [&] {
+        const CommandResult status = Run({"status", "--output=json"});
+        return status.exit_code == 0 && json::parse(status.out)["workers"].size() == 2;
+      },
+      absl::Seconds(60)))
+      << client::ReadLog(options.log_path);
+  result = Run({"down"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("Not stopped, because not on this host: "));
+  EXPECT_THAT(result.err, Not(HasSubstr("`kill ")));
+  EXPECT_THAT(client::SendSignal(nameless.id(), SIGTERM), IsOk()) << "it still runs";
+  EXPECT_TRUE(client::WaitUntilGone(nameless.id(), absl::Now() + absl::Seconds(60)));
+}
+
 TEST_F(CommandLineTest, StartsANewClusterWhereAStartWasCutOff) {
   const std::vector<std::string> up = {"up",       "--mesh", "fsdp=1",     "--detach",
                                        "--output", "json",   "--data-dir", folder_ + "/data"};

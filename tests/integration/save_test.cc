@@ -41,6 +41,7 @@ namespace {
 using ::nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class SaveTest : public testing::Test {
  protected:
@@ -484,6 +485,33 @@ TEST_F(SaveTest, AReaderOfACheckpointThatIsBeingReplacedHeedsItsDeadline) {
                 AllOf(HasSubstr("while a save replaced the checkpoint"), HasSubstr("(DEADLINE)")))
         << command[0];
   }
+}
+
+// The wait for a save and the put after it share the time of --deadline.
+TEST_F(SaveTest, TheTimeToOpenACheckpointCountsForTheDeadlineOfTheLoad) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  Load(*cluster);
+  ASSERT_EQ(cluster->Run({"save", "", Path("late")}).exit_code, 0);
+  const std::string marker = Path("late/shardmesh.manifest.json");
+  std::filesystem::rename(marker, Path("marker"));
+  std::filesystem::create_directories(Path("late/.shardmesh-save/.aside"));
+  std::ofstream(Path("late/.shardmesh-save/.aside/shardmesh.manifest.json")) << "{}";
+  // The coordinator does not answer, so that the command takes all the time that it has.
+  ASSERT_THAT(cluster->Signal("coordinator", SIGSTOP), IsOk());
+  const absl::Time begin = absl::Now();
+  std::thread saver([&] {
+    absl::SleepFor(absl::Seconds(3));
+    std::filesystem::rename(Path("marker"), marker);
+    std::filesystem::remove_all(Path("late/.shardmesh-save"));
+  });
+  const CommandResult late = cluster->Run(
+      {"load", Path("late"), "--rules", Path("rules.yaml"), "--quiet", "--deadline=4s"});
+  const absl::Duration time = absl::Now() - begin;
+  saver.join();
+  EXPECT_THAT(cluster->Signal("coordinator", SIGCONT), IsOk());
+  EXPECT_NE(late.exit_code, 0);
+  EXPECT_THAT(late.err, Not(HasSubstr("while a save replaced the checkpoint")));
+  EXPECT_LT(time, absl::Seconds(6)) << late.err;  // 7 s, if each part had 4 s
 }
 
 TEST_F(SaveTest, WrongUseIsRefusedWithAdvice) {

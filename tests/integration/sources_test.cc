@@ -418,6 +418,19 @@ TEST_F(SourcesTest, ADeadlineNamesTheWorkerThatIsStopped) {
   EXPECT_TRUE(NothingIsLeft());
 }
 
+// The coordinator knows all corrections: workers that could not read the files do not hide them.
+TEST_F(SourcesTest, AStrictPutNamesAllCorrectionsWithoutItsWorkers) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(StartExtra({}));  // without a root
+  const std::string x = files_ + "/x.npy";
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=8,8", "--out=" + x}).exit_code, 0);
+  const CommandResult refused = cluster_->Run({"put", x, x, "--as=i", "--as=j", "--spec=sp,-",
+                                               "--mesh=pair", "--strict", "--source=workers"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("AXIS_NOT_IN_MESH"),
+                                 HasSubstr("\n2 specs need corrections:\n  i and 1 more: ")));
+}
+
 TEST_F(SourcesTest, AClientKilledWhileWorkersReadForItLeavesNothing) {
   ASSERT_NO_FATAL_FAILURE(StartCluster());
   ASSERT_NO_FATAL_FAILURE(StartExtra({"--read-root=" + files_, "--failpoints=fill.read=delay"}));

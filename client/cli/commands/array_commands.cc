@@ -288,16 +288,26 @@ void PrintAbsentAxes(const std::vector<PutTensor>& tensors, const std::vector<Pu
   PrintRulesAdvice(arrays, rules);
 }
 
+// Time limit of the question that ExplainStrictPut asks. The error is known, and must not wait for
+// long.
+constexpr absl::Duration kExplainTime = absl::Seconds(3);
+
 // Returns `error`, the error of a put. If --strict is the cause, adds the corrections of the
-// other tensors, which the coordinator is asked for.
+// other tensors, which the coordinator is asked for. `call`: the options of the put.
 absl::Status ExplainStrictPut(MeshClient* client, const absl::Status& error,
-                              const std::vector<PutTensor>& tensors, PutOptions options) {
+                              const std::vector<PutTensor>& tensors, PutOptions options,
+                              CallOptions call) {
   if (!options.strict || tensors.size() < 2 || !IsOfStrict(error)) return error;
   options.strict = false;
   options.validate_only = true;
+  // Only the coordinator is needed for the corrections. A put that workers read asks the workers
+  // about the files, even to validate it.
+  options.reader = PutReader::kClient;
+  options.reuse = false;
   options.progress = nullptr;
   options.on_begun = nullptr;
-  const absl::StatusOr<PutResult> plan = client->arrays().PutTensors(tensors, options);
+  call.timeout = std::min(call.timeout.value_or(kExplainTime), kExplainTime);
+  const absl::StatusOr<PutResult> plan = client->arrays().PutTensors(tensors, options, call);
   if (!plan.ok()) return error;
   std::vector<CorrectedTensor> corrected;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -307,6 +317,13 @@ absl::Status ExplainStrictPut(MeshClient* client, const absl::Status& error,
         {.name = tensors[i].name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
   }
   return WithAllCorrected(error, corrected);
+}
+
+// Returns the options of a put that ends at `end`; nullopt: the client's own limit applies.
+CallOptions PutUntil(const std::optional<SteadyDeadline>& end) {
+  CallOptions options;
+  if (end.has_value()) options.timeout = end->left();
+  return options;
 }
 
 struct LoadFlags {
@@ -533,7 +550,9 @@ absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation,
     PutOptions planned = options;
     planned.validate_only = true;
     const absl::StatusOr<PutResult> plan = client->arrays().PutTensors(load.tensors, planned, call);
-    if (!plan.ok()) return ExplainStrictPut(client, plan.status(), load.tensors, planned);
+    if (!plan.ok()) {
+      return ExplainStrictPut(client, plan.status(), load.tensors, planned, call);
+    }
     SHARDMESH_RETURN_IF_ERROR(PrintCutPlacement(load.tensors, plan->arrays));
   }
   if (is_shown) std::cout << std::endl;
@@ -542,7 +561,9 @@ absl::StatusOr<std::optional<Placement>> PlaceLoad(const Invocation& invocation,
 
 absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckLoadFlags(flags));
-  SHARDMESH_ASSIGN_OR_RETURN(OpenedLoad load, OpenLoad(flags, invocation.KeepOpening()));
+  // Opening the checkpoint, connecting and all attempts share this time.
+  const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
+  SHARDMESH_ASSIGN_OR_RETURN(OpenedLoad load, OpenLoad(flags, Invocation::KeepOpening(end)));
   PutOptions options;
   options.mesh = flags.mesh;
   options.strict = flags.strict;
@@ -561,7 +582,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
   interruption.emplace("nothing was loaded", invocation.output);
-  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
   if (flags.spec.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(CheckAxesOfSpec(client.get(), "--spec", flags.mesh, *flags.spec));
@@ -584,7 +605,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     is_begun = true;
     return client->arrays().PutTensors(load.tensors, options, call);
   };
-  PutAttempts attempts = client->arrays().BeginAttempts();
+  PutAttempts attempts = client->arrays().BeginAttempts(PutUntil(end));
   for (;;) {
     result = put(attempts.Options());
     if (!attempts.MayOpenAgain(result.status()) || !load.checkpoint.source().WasReplaced()) break;
@@ -600,7 +621,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   }
   if (!is_begun) SHARDMESH_RETURN_IF_ERROR(result.status());
   SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(
-      ExplainStrictPut(client.get(), result.status(), load.tensors, options)));
+      ExplainStrictPut(client.get(), result.status(), load.tensors, options, attempts.Options())));
   const absl::Duration time = stopwatch->time();
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   const MappedCheckpoint& checkpoint = load.checkpoint;
@@ -845,7 +866,9 @@ absl::StatusOr<std::vector<PutTensor>> TensorsToPut(const PutFlags& flags,
 absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckPutFlags(flags));
   std::vector<SingleTensor> sources;
-  SHARDMESH_RETURN_IF_ERROR(OpenSources(flags, invocation.KeepOpening(), &sources));
+  // Opening the files, connecting and all attempts share this time.
+  const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
+  SHARDMESH_RETURN_IF_ERROR(OpenSources(flags, Invocation::KeepOpening(end), &sources));
   const Compatibility compatibility = flags.exact.compatibility();
   PutOptions options;
   options.mesh = flags.mesh;
@@ -866,7 +889,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   std::shared_ptr<MeshClient> client;
   std::optional<Interruption> interruption;
   interruption.emplace("nothing was put", invocation.output);
-  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect());
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
   SHARDMESH_RETURN_IF_ERROR(CheckMeshName(client.get(), flags.mesh));
   // With --strict the coordinator refuses the spec, and its error has the fixes.
   if (flags.spec.has_value() && !flags.strict && !flags.exact.exact) {
@@ -877,7 +900,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
     interruption->Begun(client.get(), transfer_id);
   };
   absl::StatusOr<PutResult> result;
-  PutAttempts attempts = client->arrays().BeginAttempts();
+  PutAttempts attempts = client->arrays().BeginAttempts(PutUntil(end));
   for (;;) {
     {
       ProgressBar bar("putting", invocation.quiet);
@@ -893,8 +916,8 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
       std::cerr << "A file was replaced while its tensor was put: it is read again\n";
     }
   }
-  SHARDMESH_RETURN_IF_ERROR(
-      interruption->Outcome(ExplainStrictPut(client.get(), result.status(), tensors, options)));
+  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(
+      ExplainStrictPut(client.get(), result.status(), tensors, options, attempts.Options())));
   interruption.reset();  // from here on, a signal ends the wait, and the coordinator goes on
   std::vector<Array> replicated;
   if (!flags.validate_only) {

@@ -8,8 +8,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <set>
+#include <string>
+#include <string_view>
 #include <system_error>
 
 #include "absl/strings/match.h"
@@ -970,6 +973,26 @@ std::string FollowedRestarts::Sentence() const {
                       StrJoin(corrected, ", "));
 }
 
+namespace {
+
+// Whether the command line of a process of this host gives this identity to a worker. False also if
+// it gives none, or cannot be read.
+bool HasIdentity(int64_t pid, const std::string& identity) {
+  constexpr std::string_view kFlag = "--identity";
+  std::ifstream file(StrCat("/proc/", pid, "/cmdline"), std::ios::binary);
+  std::string word;
+  std::string given;
+  bool is_value = false;  // of a flag that is a word of its own
+  while (std::getline(file, word, '\0')) {
+    if (is_value) given = word;
+    is_value = word == kFlag;
+    if (word.starts_with(StrCat(kFlag, "="))) given = word.substr(kFlag.size() + 1);
+  }
+  return given == identity;
+}
+
+}  // namespace
+
 FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
   if (record->cluster_id.empty()) {
     return {};  // without an id, the coordinator at the address may belong to another cluster
@@ -1025,7 +1048,8 @@ FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
     }
     followed.unrecorded.push_back(
         {.identity = worker.identity,
-         .pid = is_here ? worker.pid : 0,
+         // A worker of another host may have the pid of another cluster's worker on this host.
+         .pid = is_here && HasIdentity(worker.pid, worker.identity) ? worker.pid : 0,
          .address = worker.addresses.empty() ? std::string() : worker.addresses.front()});
   }
   return followed;

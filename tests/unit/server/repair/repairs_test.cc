@@ -51,6 +51,10 @@ class OrderKeeper final : public FillTransport {
     absl::MutexLock lock(&mutex_);
     return can_fill_;
   }
+  absl::Status CheckCanConvert(std::string_view) const override {
+    absl::MutexLock lock(&mutex_);
+    return can_convert_;
+  }
   int64_t CheckFiles(const std::string&, std::string_view, FilesChecked) override { return 0; }
   void ForgetFileCheck(int64_t) override {}
   absl::Status SendFill(std::string_view identity, std::string_view message) override {
@@ -69,6 +73,10 @@ class OrderKeeper final : public FillTransport {
     absl::MutexLock lock(&mutex_);
     can_fill_ = std::move(can_fill);
   }
+  void SetCanConvert(absl::Status can_convert) {
+    absl::MutexLock lock(&mutex_);
+    can_convert_ = std::move(can_convert);
+  }
 
   // Called once, by the thread that begins a repair; set before there is one.
   mutable std::function<void()> on_check;
@@ -76,6 +84,7 @@ class OrderKeeper final : public FillTransport {
  private:
   mutable absl::Mutex mutex_;
   absl::Status can_fill_ ABSL_GUARDED_BY(mutex_);
+  absl::Status can_convert_ ABSL_GUARDED_BY(mutex_);
   std::vector<internal::v1::FillTiles> orders_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -253,6 +262,19 @@ TEST_F(RepairsTest, AConvertedTensorIsReadFromItsFileAsItWasRead) {
   EXPECT_EQ(order.tiles(0).converted_file().conversion().dtype(), v1::DTYPE_F64);
   Report(order, id, absl::OkStatus());
   EXPECT_TRUE(IsAvailable(id));
+}
+
+TEST_F(RepairsTest, AnOlderWorkerGetsNoConvertedTensorAndIsNamed) {
+  fill_.SetCanConvert(
+      WithReason(absl::FailedPreconditionError("w1 converts no tensors"), Reason::kNotAvailable));
+  const std::string id = Add("w", /*is_over_x=*/true, /*has_file=*/true, Dtype::kF64);
+  LoseAndReturn();
+  EXPECT_TRUE(FailsWith(id, "w1 converts no tensors"));
+  EXPECT_THAT(fill_.orders(), IsEmpty());
+  registry_->SetCheckpoint(
+      id, {.file = FileAt("/saved/model.safetensors", absl::InfinitePast()), .offset_bytes = 68});
+  LoseAndReturn();
+  EXPECT_EQ(Order(0).files(0).path(), "/saved/model.safetensors");
 }
 
 TEST_F(RepairsTest, TheNewestCheckpointIsReadLast) {
