@@ -1861,7 +1861,11 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
         --awaited_pins_;
         if (--awaited->second == 0) {
           awaited_.erase(awaited);
-          if (!grace_is_over_ && given_up_.size() < kMaxAwaited) given_up_.insert(array_id);
+          if (const auto aside = put_aside_.extract(array_id); !aside.empty() && LacksNoNames()) {
+            DeleteOrphan(array_id, aside.mapped());
+          } else if (!grace_is_over_ && given_up_.size() < kMaxAwaited) {
+            given_up_.insert(array_id);
+          }
         }
         continue;
       }
@@ -1886,24 +1890,7 @@ bool ArrayRegistry::HasRoomToAwait(int64_t awaited_of_session) const {
 absl::StatusOr<TakenOver> ArrayRegistry::TakeOver(const std::string& array_id,
                                                   int64_t awaited_of_session) {
   SHARDMESH_PASSES("registry.take_over");
-  absl::StatusOr<TakenOver> taken;
-  {
-    absl::MutexLock lock(&mutex_);
-    // A put that all ranks staged has waited for a session that awaits its array.
-    const auto orphan = orphans_.find(array_id);
-    if (orphan != orphans_.end() && orphan->second.IsComplete() &&
-        !changing_meshes_.contains(orphan->second.descriptor.mesh_id)) {
-      given_up_.erase(array_id);
-      AdoptWhole(orphan);
-    }
-    taken = TakeOverNow(array_id, awaited_of_session);
-  }
-  events_.MakeCalls();
-  return taken;
-}
-
-absl::StatusOr<TakenOver> ArrayRegistry::TakeOverNow(const std::string& array_id,
-                                                     int64_t awaited_of_session) {
+  absl::MutexLock lock(&mutex_);
   if (const auto found = FindLive(array_id); found != arrays_.end()) {
     ArrayEntry& entry = found->second;
     if (entry.is_given) return Given(array_id);
@@ -2238,12 +2225,7 @@ InventoryVerdict ArrayRegistry::TakeInventory(const Inventory& inventory) {
   const absl::Span<const std::string> quarantined = inventory.quarantined;
   for (size_t begin = 0; begin < quarantined.size(); begin += kTakenAtOnce) {
     absl::MutexLock lock(&mutex_);
-    const auto piece = quarantined.subspan(begin, kTakenAtOnce);
-    JudgeQuarantined(piece, &taking.verdict);
-    if (grace_is_over_) continue;
-    for (const std::string& id : piece) {
-      if (!arrays_.contains(id) && !tombstones_.contains(id)) maybe_committed_.insert(id);
-    }
+    JudgeQuarantined(quarantined.subspan(begin, kTakenAtOnce), &taking.verdict);
   }
   for (const std::string& id : quarantined) taking.listed.try_emplace(id, false);
   const auto in_pieces = [&](const auto& take_some) {
@@ -2377,31 +2359,17 @@ bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::s
     const auto orphan = orphans_.find(id);
     const Orphan& found = orphan->second;
     if (found.has_committed || std::ssize(found.identities) > listed) return;
-    if (LacksNoNames() && (given_up_.erase(id) > 0 || WasNeverCommitted(id, found))) {
+    // Without a tile of each rank, the step or put was not committed. With all of them, a put may
+    // have been, if its array has no name: the client then waits for the array, or gives it up.
+    const bool is_complete = found.reported == std::ssize(found.identities);
+    if (LacksNoNames() && (!is_complete || given_up_.erase(id) > 0)) {
       DeleteOrphan(id, found);
-    } else if (found.IsComplete() || awaited_.contains(id)) {
-      return;  // it waits for a session or for the missing tiles, until the grace ends
     } else {
       PutAside(found.descriptor, found.identities, kUnknownWork);
-      maybe_committed_.insert(id);  // a rank may bring its staged tile again before it hears of it
+      if (is_complete && put_aside_.size() < kMaxAwaited) put_aside_.emplace(id, found);
     }
     EraseOrphan(orphan);
   });
-}
-
-bool ArrayRegistry::WasNeverCommitted(std::string_view array_id, const Orphan& orphan) const {
-  if (orphan.IsComplete() || orphan.has_durable || awaited_.find(array_id) != awaited_.end() ||
-      maybe_committed_.contains(ToAbsl(array_id))) {
-    return false;
-  }
-  const absl::StatusOr<Tiling> tiling = orphan.descriptor.Tiling();
-  if (!tiling.ok()) return false;
-  std::vector<bool> is_held(static_cast<size_t>(tiling->DistinctTileCount()));
-  for (size_t rank = 0; rank < orphan.identities.size(); ++rank) {
-    if (orphan.identities[rank].empty()) continue;
-    is_held[static_cast<size_t>(tiling->TileNumberOf(static_cast<DeviceId>(rank)))] = true;
-  }
-  return std::find(is_held.begin(), is_held.end(), false) != is_held.end();
 }
 
 // A rank confirms a release if it lists the array neither in its inventory nor in its quarantine.
@@ -2553,37 +2521,27 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   orphan.identities[place] = inventory.identity;
   orphan.tile_crc32c[place] = tile.crc32c;
   if (!tile.on_disk) orphan.durability = Durability::kMemory;
-  orphan.has_durable |= tile.on_disk;
   (tile.committed ? orphan.has_committed : orphan.has_staged) = true;
   orphan.is_of_put |= !tile.committed && !tile.of_step;
-  if (!orphan.IsComplete()) return true;
-  if (orphan.has_committed || !orphan.is_of_put || awaited_.contains(tile.array_id)) {
-    AdoptWhole(found);
-  } else {
-    maybe_committed_.insert(tile.array_id);  // it waits for TakeOver
-  }
-  return true;
-}
-
-void ArrayRegistry::AdoptWhole(std::map<std::string, Orphan, std::less<>>::iterator found) {
-  const std::string array_id = found->first;
-  Orphan& orphan = found->second;
-  const ArrayDescriptor descriptor = orphan.descriptor;
+  if (orphan.reported < descriptor.mesh.size()) return true;
+  const bool may_be_committed =
+      orphan.has_committed || !orphan.is_of_put || awaited_.contains(tile.array_id);
+  if (!may_be_committed) return true;  // GiveUpOrphans puts its tiles aside
   auto array = std::make_shared<Array>();
-  array->definition.descriptor = descriptor;
+  array->definition.descriptor = orphan.descriptor;
   array->state = ArrayState::kAvailable;
   array->durability = orphan.durability;
   array->tile_crc32c = std::move(orphan.tile_crc32c);
   array->created = clock_->Now();
-  Tell(ArrayChange{.array_id = array_id, .mesh_id = descriptor.mesh_id});
+  Tell(ArrayChange{.array_id = tile.array_id, .mesh_id = descriptor.mesh_id});
   if (orphan.has_staged) {
     for (const std::string& identity : orphan.identities) {
-      AddVerdict(identity, {.commit = {array_id}});
+      AddVerdict(identity, {.commit = {tile.array_id}});
     }
   }
-  ArrayEntry& entry = AddArray(array_id, std::move(array));
+  ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
   entry.adopted_from = std::move(orphan.identities);
-  PinAdopted(array_id, entry);
+  PinAdopted(tile.array_id, entry);
   // Some ranks may have been lost after they reported their tiles.
   for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
     const auto presence = presence_.find({descriptor.mesh_id, each});
@@ -2592,7 +2550,8 @@ void ArrayRegistry::AdoptWhole(std::map<std::string, Orphan, std::less<>>::itera
     }
   }
   EraseOrphan(found);
-  ReleaseIfUnheld(array_id);
+  ReleaseIfUnheld(tile.array_id);
+  return true;
 }
 
 void ArrayRegistry::PinAdopted(const std::string& array_id, ArrayEntry& entry) {
@@ -2694,13 +2653,12 @@ void ArrayRegistry::EndGrace() {
         if (orphan.identities[rank].empty()) missing.push_back(static_cast<int64_t>(rank));
       }
       PutAside(orphan.descriptor, orphan.identities,
-               missing.empty() ? StrCat(kUnknownWork, ", and no client has asked for its array")
-                               : StrCat("the registry does not know its array, and not every rank "
-                                        "has its tile: missing are ",
-                                        StrJoin(missing, ", ")));
+               StrCat("the registry does not know its array, and not every rank has its tile: "
+                      "missing are ",
+                      StrJoin(missing, ", ")));
     }
-    given_up_.clear();         // the pins in awaited_ belong to sessions, which remove them
-    maybe_committed_.clear();  // from now on no unknown tile is adopted or deleted
+    given_up_.clear();  // the pins in awaited_ belong to sessions, which remove them
+    put_aside_.clear();
     std::vector<std::string> kept;
     for (auto& [id, entry] : arrays_) {
       if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);

@@ -227,9 +227,8 @@ struct UnnamedArray {
   ArrayDescriptor descriptor;
   Durability durability = Durability::kDisk;
   std::vector<int64_t> missing_ranks = {};  // rising; their tiles are not reported (yet)
-  // False: only some ranks have reported the array, or it is of a put that waits for a session.
-  bool can_be_named = false;
-  absl::Time until;  // InfiniteFuture: as long as records are unreadable
+  bool can_be_named = false;                // false: only some ranks have reported the array
+  absl::Time until;                         // InfiniteFuture: as long as records are unreadable
 };
 
 // The registry's orders to a worker about its tiles. The worker leaves tiles without an order
@@ -289,17 +288,11 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // survive a restart of the coordinator. The staged result of a step counts as committed, because
 // the former coordinator may have answered the caller before it could tell the worker; but only
 // until every rank has brought its inventory: a rank without the tile shows that the step failed,
-// unless another rank has the tile committed. The same holds for the staged tile of a put, except
-// that an array that all ranks have staged, and none has committed, waits for a session. It is
-// adopted when a session awaits it, and its tiles are deleted if the session then gives it up. If
-// no session does so before the grace period ends, they go into quarantine.
-//
-// The staged tiles of an array of which a rank has none are deleted only if the array cannot have
-// been committed, or a session has given it up. If a session awaits the array, they wait for the
-// missing tiles until the grace period ends. They go into quarantine if a tile is on disk, since
-// the others may be away for a time only; if a rank has listed a tile of it in its quarantine, or
-// all ranks had staged it, since Open; if the ranks that have staged it hold every part of it; and
-// in a state that may have lost names.
+// unless another rank has the tile committed. The results of a failed step are deleted, except in a
+// state that may have lost names, where they go into quarantine. The same holds for the staged tile
+// of a put, except that an array that all ranks have staged, and none has committed, is adopted
+// only if a session awaits it. Otherwise its tiles go into quarantine, and are deleted if a session
+// gives the array up before the grace period ends.
 //
 // At its adoption, only the grace period pins an array, unless TakeOver has pinned it: the session
 // of a client that made the array before Open then takes the place of the grace period. When the
@@ -568,12 +561,12 @@ class ArrayRegistry {
   void Unpin(absl::Span<const std::string> array_ids);
   void Unpin(const std::string& array_id) { Unpin(absl::MakeConstSpan(&array_id, 1)); }
   // Adds one pin for a client that made the array without a name, and held it, before Open. If the
-  // grace period holds the array, the pin takes its place. An array that all ranks have staged for
-  // a put is adopted. An array that not all ranks have reported yet gets the pin at its adoption
-  // (kAwaited); if the pin was removed by then, the array is released at its adoption. Any other
-  // array is pinned as by Pin. Adds no pin for kNoRoom. `awaited_of_session`: how many pins of the
-  // session have been kAwaited since its start, from which its share of the room follows.
-  // NOT_FOUND: there is no such array, and none can be adopted any more.
+  // grace period holds the array, the pin takes its place. An array that not all ranks have
+  // reported yet gets the pin at its adoption (kAwaited); if the pin was removed by then, the array
+  // is released at its adoption. Any other array is pinned as by Pin. Adds no pin for kNoRoom.
+  // `awaited_of_session`: how many pins of the session have been kAwaited since its start, from
+  // which its share of the room follows. NOT_FOUND: there is no such array, and none can be adopted
+  // any more.
   absl::StatusOr<TakenOver> TakeOver(const std::string& array_id, int64_t awaited_of_session = 0);
   // Ends the grace period of an array that a session pins already, as TakeOver does. No effect on
   // any other array.
@@ -699,9 +692,6 @@ class ArrayRegistry {
     bool has_committed = false;  // a rank reported its tile as committed
     bool has_staged = false;     // a rank reported its tile as staged
     bool is_of_put = false;      // a rank reported its tile as the staged tile of a put
-    bool has_durable = false;    // a rank reported its tile as on disk
-
-    bool IsComplete() const { return reported == std::ssize(identities); }
   };
   // Arrays that were released together and share one record.
   struct ReleasedBatch {
@@ -928,19 +918,9 @@ class ArrayRegistry {
   // later.
   bool MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds the tile to the orphan of its array. Adopts the array if it is complete, except a put that
-  // no session awaits. Returns false if the array cannot be adopted.
+  // Adds the tile to the orphan of its array, and adopts the array if it is complete. Returns false
+  // if the array cannot be adopted.
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adopts the array of a complete orphan, and removes the orphan.
-  void AdoptWhole(std::map<std::string, Orphan, std::less<>>::iterator found)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether the array of an orphan without committed tiles, of a mesh whose ranks have all brought
-  // their inventories, cannot have been committed: the workers lack a part of it, and nothing says
-  // that they had that part before.
-  bool WasNeverCommitted(std::string_view array_id, const Orphan& orphan) const
-      ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<TakenOver> TakeOverNow(const std::string& array_id, int64_t awaited_of_session)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether an unknown array without a name certainly never had one. If not, records of the state
   // are unreadable or were lost, and the array's tiles are not deleted.
@@ -1053,10 +1033,9 @@ class ArrayRegistry {
   int64_t awaited_pins_ ABSL_GUARDED_BY(mutex_) = 0;  // the sum of awaited_
   // Arrays that lost the last of these pins before their adoption, and are released at it.
   absl::flat_hash_set<std::string> given_up_ ABSL_GUARDED_BY(mutex_);
-  // Until the grace period ends: unknown arrays that may have been committed, although some ranks
-  // have no staged tile of them. All ranks had one since Open, or some have a tile in quarantine,
-  // or are to put one there. The limits of the workers' quarantines and inventories bound it.
-  absl::flat_hash_set<std::string> maybe_committed_ ABSL_GUARDED_BY(mutex_);
+  // Arrays of puts that GiveUpOrphans has put aside, although every rank had staged its tile. At
+  // most kMaxAwaited.
+  std::map<std::string, Orphan, std::less<>> put_aside_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
   // RestoredRecord::may_lack_names: a lost record may name arrays that seem to have no name.

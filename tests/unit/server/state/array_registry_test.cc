@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <variant>
 #include <vector>
 
@@ -113,24 +112,6 @@ class ArrayRegistryTest : public ::testing::Test {
     tile.on_disk = false;
     tile.of_step = true;
     return tile;
-  }
-  // A rank's staged tile of a put, in memory.
-  static InventoryTile OfPut(const std::string& id, int64_t rank) {
-    InventoryTile tile = OfStep(id, rank);
-    tile.of_step = false;
-    return tile;
-  }
-  // The deletions and moves to quarantine that the workers were told since the last call, such as
-  // "drop w0 ID" and "aside w0 ID".
-  std::vector<std::string> TakeTold() {
-    std::vector<std::string> all;
-    for (const auto& [identity, verdict] : std::exchange(told_, {})) {
-      for (const std::string& id : verdict.drop) all.push_back(StrCat("drop ", identity, " ", id));
-      for (const auto& tile : verdict.quarantine) {
-        all.push_back(StrCat("aside ", identity, " ", tile.array_id));
-      }
-    }
-    return all;
   }
   Inventory InventoryOf(int64_t rank, std::vector<InventoryTile> tiles) {
     Inventory inventory{.identity = identities_[static_cast<size_t>(rank)],
@@ -1120,7 +1101,9 @@ TEST_F(ArrayRegistryTest, WhatARankDidNotEndIsDeleted) {
   const std::string second = RandomId();
   const std::string of_put = RandomId();
   const std::string committed = RandomId();
-  EXPECT_THAT(Attach(0, {OfStep(first, 0), OfPut(of_put, 0), Held(committed, 0, 10)}).quarantine,
+  EXPECT_THAT(Attach(0, {OfStep(first, 0), Held(of_put, 0, 10, /*committed=*/false),
+                         Held(committed, 0, 10)})
+                  .quarantine,
               IsEmpty());
   EXPECT_THAT(told_, IsEmpty()) << "rank 1 may still report it";
   EXPECT_THAT(Attach(1, {OfStep(second, 1)}).commit, IsEmpty());
@@ -1135,7 +1118,8 @@ TEST_F(ArrayRegistryTest, WhatARankDidNotEndIsDeleted) {
   EXPECT_THAT(registry_->FindUnnamed(committed), testing::Optional(testing::_));
   EXPECT_EQ(registry_->FindUnnamed(first), std::nullopt);
   // A worker that ended before it dropped its tile brings it again.
-  EXPECT_THAT(Attach(0, {OfPut(of_put, 0), Held(committed, 0, 10)}).drop, ElementsAre(of_put));
+  EXPECT_THAT(Attach(0, {Held(of_put, 0, 10, /*committed=*/false), Held(committed, 0, 10)}).drop,
+              ElementsAre(of_put));
 }
 
 TEST_F(ArrayRegistryTest, WhatARankDidNotEndIsPutAsideInAStateThatMayHaveLostNames) {
@@ -1159,113 +1143,36 @@ TEST_F(ArrayRegistryTest, WhatARankDidNotEndIsPutAsideInAStateThatMayHaveLostNam
 }
 
 // The put may have been committed, if its array has no name, and its client may have heard of it.
-// The client names the array only when it renews its session.
-TEST_F(ArrayRegistryTest, APutThatAllRanksStagedWaitsForItsClient) {
+TEST_F(ArrayRegistryTest, APutThatAllRanksStagedIsForItsClientToGiveUp) {
   const std::string given_up = RandomId();
   const std::string awaited = RandomId();
-  const std::string late = RandomId();
-  const std::string left = RandomId();
   const std::string half_told = RandomId();
   ASSERT_THAT(registry_->TakeOver(awaited), IsOk());
-  Attach(0, {OfPut(given_up, 0), OfPut(awaited, 0), OfPut(late, 0), OfPut(left, 0),
+  Attach(0, {Held(given_up, 0, 10, /*committed=*/false), Held(awaited, 0, 10, /*committed=*/false),
              Held(half_told, 0, 10)});
-  EXPECT_THAT(Attach(1, {OfPut(given_up, 1), OfPut(awaited, 1), OfPut(late, 1), OfPut(left, 1),
-                         OfPut(half_told, 1)})
+  EXPECT_THAT(Attach(1, {Held(given_up, 1, 11, /*committed=*/false),
+                         Held(awaited, 1, 11, /*committed=*/false),
+                         Held(half_told, 1, 11, /*committed=*/false)})
                   .commit,
-              UnorderedElementsAre(awaited, half_told));
+              testing::UnorderedElementsAre(awaited, half_told));
   EXPECT_EQ(StateOf(awaited), ArrayState::kAvailable);
   EXPECT_EQ(StateOf(half_told), ArrayState::kAvailable);
-  EXPECT_THAT(TakeTold(), IsEmpty()) << "the clients of the others may still name them";
-  EXPECT_THAT(registry_->FindUnnamed(late), testing::Optional(testing::_));
-
-  EXPECT_THAT(registry_->TakeOver(late), IsOkAndHolds(TakenOver::kPinned));
-  EXPECT_EQ(StateOf(late), ArrayState::kAvailable);
-  EXPECT_EQ(registry_->HoldsOf(late).pins, 1);
-  std::vector<std::string> committed;
+  std::vector<std::string> aside;
   for (const auto& [identity, verdict] : told_) {
-    if (verdict.commit == std::vector{late}) committed.push_back(identity);
+    EXPECT_THAT(verdict.drop, IsEmpty());
+    for (const auto& tile : verdict.quarantine) {
+      aside.push_back(StrCat(identity, " ", tile.array_id));
+    }
   }
-  EXPECT_THAT(committed, UnorderedElementsAre("w0", "w1"));
-  EXPECT_THAT(TakeTold(), IsEmpty());
+  EXPECT_THAT(aside,
+              testing::UnorderedElementsAre(StrCat("w0 ", given_up), StrCat("w1 ", given_up)));
+  told_.clear();
 
   ASSERT_THAT(registry_->TakeOver(given_up), IsOk());
   registry_->Unpin({given_up});
   EXPECT_THAT(Released(), ElementsAre(given_up));
-  EXPECT_THAT(Attach(0, {OfPut(given_up, 0), OfPut(left, 0), Held(late, 0, 10)}).drop,
-              ElementsAre(given_up));
-  EXPECT_THAT(Attach(1, {OfPut(given_up, 1), OfPut(left, 1), Held(late, 1, 11)}).drop,
-              ElementsAre(given_up));
-
-  told_.clear();
-  clock_.Advance(ArrayRegistry::kAdoptionGrace);
-  Settle();
-  const std::vector<std::string> told = TakeTold();
-  EXPECT_EQ(std::count(told.begin(), told.end(), StrCat("aside w0 ", left)), 1);
-  EXPECT_EQ(std::count(told.begin(), told.end(), StrCat("aside w1 ", left)), 1);
-  EXPECT_THAT(Released(), ElementsAre(given_up)) << "no other tile is deleted";
-  EXPECT_EQ(StateOf(late), ArrayState::kAvailable);
-}
-
-TEST_F(ArrayRegistryTest, APutThatAllRanksHadStagedIsNotDeletedWhenARankComesBackWithoutIt) {
-  const std::string id = RandomId();
-  Attach(0, {OfPut(id, 0)});
-  Attach(1, {OfPut(id, 1)});
-  Inventory aside = InventoryOf(0, {});
-  aside.quarantined = {id};
-  registry_->TakeInventory(aside);
-  EXPECT_THAT(TakeTold(), ElementsAre(StrCat("aside w1 ", id)));
-  // The stream of rank 1 broke before that.
-  Attach(1, {OfPut(id, 1)});
-  EXPECT_THAT(TakeTold(), ElementsAre(StrCat("aside w1 ", id)));
-  EXPECT_THAT(Released(), IsEmpty());
-}
-
-TEST_F(ArrayRegistryTest, AStagedTileOfAnArrayThatARankHasInQuarantineIsNotDeleted) {
-  for (const int64_t first : {0, 1}) {
-    Reopen();
-    const std::string id = RandomId();
-    for (const int64_t rank : {first, 1 - first}) {
-      Inventory inventory = InventoryOf(rank, {});
-      if (rank == 0) {
-        inventory.quarantined = {id};
-      } else {
-        inventory.tiles = {OfPut(id, 1)};
-      }
-      registry_->TakeInventory(inventory);
-    }
-    EXPECT_THAT(TakeTold(), ElementsAre(StrCat("aside w1 ", id)));
-    EXPECT_THAT(Released(), IsEmpty());
-  }
-}
-
-TEST_F(ArrayRegistryTest, AStagedTileThatASessionAwaitsOrThatIsOnDiskIsNotDeleted) {
-  const std::string awaited = RandomId();
-  const std::string on_disk = RandomId();
-  const std::string neither = RandomId();
-  ASSERT_THAT(registry_->TakeOver(awaited), IsOkAndHolds(TakenOver::kAwaited));
-  Attach(0, {OfPut(awaited, 0), Held(on_disk, 0, 10, /*committed=*/false), OfPut(neither, 0)});
-  Attach(1, {});
-  EXPECT_THAT(TakeTold(),
-              UnorderedElementsAre(StrCat("aside w0 ", on_disk), StrCat("drop w0 ", neither)));
-  EXPECT_THAT(Released(), ElementsAre(neither));
-  // The rank was away with its tile only for a time.
-  EXPECT_THAT(Attach(1, {OfPut(awaited, 1)}).commit, ElementsAre(awaited));
-  EXPECT_EQ(StateOf(awaited), ArrayState::kAvailable);
-  EXPECT_EQ(registry_->HoldsOf(awaited).pins, 1);
-}
-
-TEST_F(ArrayRegistryTest, AStagedTileWhoseReplicaIsGoneIsNotDeleted) {
-  const std::string id = RandomId();
-  const auto replicated = [&] {
-    InventoryTile tile = OfPut(id, 0);
-    tile.descriptor->spec = PartitionSpec();
-    tile.tile = tile.descriptor->Tiling()->TileOf(0);
-    return tile;
-  };
-  Attach(0, {replicated()});
-  Attach(1, {});
-  EXPECT_THAT(TakeTold(), ElementsAre(StrCat("aside w0 ", id)));
-  EXPECT_THAT(Released(), IsEmpty());
+  ASSERT_THAT(told_, SizeIs(2));
+  for (const auto& [identity, verdict] : told_) EXPECT_THAT(verdict.drop, ElementsAre(given_up));
 }
 
 // All workers of a large mesh attach at once after a start, and steps may have ended before it.
