@@ -366,6 +366,7 @@ absl::StatusOr<PutResult> ArrayClient::PutTensors(absl::Span<const PutTensor> te
     const bool is_of_passing_cause =
         rpc::IsShortOfCallMemory(error) || (is_of_restart && ++restarts < kMaxPutAttempts);
     if (!is_of_passing_cause) return result;
+    if (put_options.may_begin_again && !put_options.may_begin_again()) return result;
     const absl::Duration delay = backoff.NextDelay(result.status());
     if (delay >= deadline.left()) {
       return result;

@@ -124,6 +124,13 @@ void Interruption::Begun(MeshClient* client, const std::string& transfer_id) {
   }
 }
 
+bool Interruption::MayBeginAgain() {
+  absl::MutexLock lock(&mutex_);
+  if (signal_.has_value()) return false;
+  client_ = nullptr;
+  return true;
+}
+
 void Interruption::StartCancelling() {
   absl::StatusOr<std::thread> thread = StartThread(
       [this, client = client_, transfer_id = transfer_id_] { Cancel(client, transfer_id); });

@@ -43,6 +43,9 @@ class Interruption {
   // message is then that of OutcomeOfOperation.
   void MayEndMidway();
 
+  // Call MayBeginAgain from PutOptions::may_begin_again. False if a signal came. Otherwise a signal
+  // ends the program at once until the next call of Begun.
+  bool MayBeginAgain();
   // Call Begun from PutOptions::on_begun, once for each attempt of a put. If a signal came before
   // this call, cancels the attempt. `client` outlives this object.
   void Begun(MeshClient* client, const std::string& transfer_id);

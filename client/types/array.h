@@ -223,6 +223,9 @@ struct PutOptions {
   // accepts this id. If a worker was short of memory for calls, the client retries the put, and
   // calls this function again for each retry. May be null.
   std::function<void(const std::string& transfer_id)> on_begun = nullptr;
+  // Called before a put that came to nothing is made again, because the coordinator or a worker was
+  // restarted or had no memory for the call. False: the put ends with its error. Null: true.
+  std::function<bool()> may_begin_again = nullptr;
 };
 
 // An array that a put made, with the corrections of its requested spec.

@@ -1861,11 +1861,7 @@ void ArrayRegistry::Unpin(absl::Span<const std::string> array_ids) {
         --awaited_pins_;
         if (--awaited->second == 0) {
           awaited_.erase(awaited);
-          if (const auto aside = put_aside_.extract(array_id); !aside.empty() && LacksNoNames()) {
-            DeleteOrphan(array_id, aside.mapped());
-          } else if (!grace_is_over_ && given_up_.size() < kMaxAwaited) {
-            given_up_.insert(array_id);
-          }
+          if (!grace_is_over_ && given_up_.size() < kMaxAwaited) given_up_.insert(array_id);
         }
         continue;
       }
@@ -1911,7 +1907,7 @@ absl::StatusOr<TakenOver> ArrayRegistry::TakeOver(const std::string& array_id,
 
 bool ArrayRegistry::TakeGrace(const std::string& array_id, ArrayEntry& entry) {
   if (!std::exchange(entry.is_kept_for_grace, false)) return false;
-  entry.is_taken_over = LacksNoNames();
+  entry.is_taken_over = !is_damaged_ && !may_lack_names_;
   unnamed_.erase(array_id);
   return true;
 }
@@ -2359,15 +2355,7 @@ bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::s
     const auto orphan = orphans_.find(id);
     const Orphan& found = orphan->second;
     if (found.has_committed || std::ssize(found.identities) > listed) return;
-    // Without a tile of each rank, the step or put was not committed. With all of them, a put may
-    // have been, if its array has no name: the client then waits for the array, or gives it up.
-    const bool is_complete = found.reported == std::ssize(found.identities);
-    if (LacksNoNames() && (!is_complete || given_up_.erase(id) > 0)) {
-      DeleteOrphan(id, found);
-    } else {
-      PutAside(found.descriptor, found.identities, kUnknownWork);
-      if (is_complete && put_aside_.size() < kMaxAwaited) put_aside_.emplace(id, found);
-    }
+    PutAside(found.descriptor, found.identities, kUnknownWork);
     EraseOrphan(orphan);
   });
 }
@@ -2390,7 +2378,7 @@ void ArrayRegistry::JudgeQuarantined(absl::Span<const std::string> array_ids,
       if (found->second.array->state != ArrayState::kStaging) verdict->live.push_back(id);
     } else if (tombstones_.contains(id)) {
       verdict->drop.push_back(id);
-    } else if (grace_is_over_ && LacksNoNames()) {
+    } else if (grace_is_over_ && !is_damaged_ && !may_lack_names_) {
       verdict->unknown.push_back(id);
     }  // else unreadable or unreported arrays may include this one: give no verdict
   }
@@ -2424,10 +2412,10 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
       if (verdict.drop.empty() || verdict.drop.back() != tile.array_id) {
         verdict.drop.push_back(tile.array_id);
       }
-    } else if (const bool may_wait = tile.committed || tile.of_step;
-               may_wait && MayBeAdoptedLater(inventory, tile)) {
+    } else if (const bool is_complete = tile.committed || tile.of_step;
+               is_complete && MayBeAdoptedLater(inventory, tile)) {
       return false;
-    } else if (!Adopt(inventory, tile)) {
+    } else if (!is_complete || !Adopt(inventory, tile)) {
       return put_aside(
           std::string(tile.committed ? "the registry does not know its array" : kUnknownWork),
           false);
@@ -2522,11 +2510,7 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   orphan.tile_crc32c[place] = tile.crc32c;
   if (!tile.on_disk) orphan.durability = Durability::kMemory;
   (tile.committed ? orphan.has_committed : orphan.has_staged) = true;
-  orphan.is_of_put |= !tile.committed && !tile.of_step;
   if (orphan.reported < descriptor.mesh.size()) return true;
-  const bool may_be_committed =
-      orphan.has_committed || !orphan.is_of_put || awaited_.contains(tile.array_id);
-  if (!may_be_committed) return true;  // GiveUpOrphans puts its tiles aside
   auto array = std::make_shared<Array>();
   array->definition.descriptor = orphan.descriptor;
   array->state = ArrayState::kAvailable;
@@ -2562,7 +2546,7 @@ void ArrayRegistry::PinAdopted(const std::string& array_id, ArrayEntry& entry) {
     unnamed_.insert(array_id);
   } else {
     entry.pins = *awaited;
-    entry.is_taken_over = LacksNoNames();
+    entry.is_taken_over = !is_damaged_ && !may_lack_names_;
   }
 }
 
@@ -2644,7 +2628,7 @@ void ArrayRegistry::EndGrace() {
     grace_is_over_ = true;
     orphans_by_mesh_.clear();
     for (const auto& [id, orphan] : std::exchange(orphans_, {})) {
-      if (given_up_.contains(id) && LacksNoNames()) {
+      if (given_up_.contains(id) && !is_damaged_ && !may_lack_names_) {
         DeleteOrphan(id, orphan);  // its client says that it has no name
         continue;
       }
@@ -2658,7 +2642,6 @@ void ArrayRegistry::EndGrace() {
                       StrJoin(missing, ", ")));
     }
     given_up_.clear();  // the pins in awaited_ belong to sessions, which remove them
-    put_aside_.clear();
     std::vector<std::string> kept;
     for (auto& [id, entry] : arrays_) {
       if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);

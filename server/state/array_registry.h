@@ -288,17 +288,11 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // survive a restart of the coordinator. The staged result of a step counts as committed, because
 // the former coordinator may have answered the caller before it could tell the worker; but only
 // until every rank has brought its inventory: a rank without the tile shows that the step failed,
-// unless another rank has the tile committed. The results of a failed step are deleted, except in a
-// state that may have lost names, where they go into quarantine. The same holds for the staged tile
-// of a put, except that an array that all ranks have staged, and none has committed, is adopted
-// only if a session awaits it. Otherwise its tiles go into quarantine, and are deleted if a session
-// gives the array up before the grace period ends.
-//
-// At its adoption, only the grace period pins an array, unless TakeOver has pinned it: the session
-// of a client that made the array before Open then takes the place of the grace period. When the
-// last such pin goes, the array is released, and its tiles are deleted: its client says that the
-// array has no name. If that pin went before all ranks had reported their tiles, the reported ones
-// are deleted at the end of the grace period.
+// unless another rank has the tile committed. At its adoption, only the grace period pins an array,
+// unless TakeOver has pinned it: the session of a client that made the array before Open then takes
+// the place of the grace period. When the last such pin goes, the array is released, and its tiles
+// are deleted: its client says that the array has no name. If that pin went before all ranks had
+// reported their tiles, the reported ones are deleted at the end of the grace period.
 // If the array has no name and no other pin when the grace period ends, its tiles go into
 // quarantine and are not deleted. If another pin holds the array at that time, its tiles go into
 // quarantine when it loses its last pin. Exception: an array that got a name since Open is released
@@ -682,7 +676,7 @@ class ArrayRegistry {
     std::vector<Waiting> waiting = {};
   };
   // An array that the registry does not know and that only some ranks have reported so far: a
-  // committed one, or the result of a step or put that had not ended.
+  // committed one, or the result of a step.
   struct Orphan {
     ArrayDescriptor descriptor;
     Durability durability = Durability::kDisk;
@@ -690,8 +684,7 @@ class ArrayRegistry {
     std::vector<uint32_t> tile_crc32c;
     int64_t reported = 0;
     bool has_committed = false;  // a rank reported its tile as committed
-    bool has_staged = false;     // a rank reported its tile as staged
-    bool is_of_put = false;      // a rank reported its tile as the staged tile of a put
+    bool has_staged = false;     // a rank reported its tile as the staged result of a step
   };
   // Arrays that were released together and share one record.
   struct ReleasedBatch {
@@ -894,11 +887,10 @@ class ArrayRegistry {
   // rank, or cannot be judged yet.
   bool Classify(const InventoryTile& tile, Taking* taking) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // MissArrays marks tiles of arrays as missing, MissOrphans removes the rank from orphans,
-  // GiveUpOrphans deletes or puts aside the tiles of steps and puts that failed, and
-  // ConfirmUnlisted confirms releases. Each handles the next few arrays, orphans or releases of the
-  // mesh, after the array id `*last`. It changes those whose array the worker does not hold;
-  // GiveUpOrphans those that no rank has committed, once all ranks have brought their inventories.
-  // Each returns true once the mesh has no more of them. MissArrays leaves out
+  // GiveUpOrphans puts aside the results of steps that failed, and ConfirmUnlisted confirms
+  // releases. Each handles the next few arrays, orphans or releases of the mesh, after the array id
+  // `*last`. It changes those whose array the worker does not hold; GiveUpOrphans those that a rank
+  // does not hold. Each returns true once the mesh has no more of them. MissArrays leaves out
   // arrays whose tiles are still being staged.
   bool MissArrays(std::string_view mesh_id, int64_t rank, const Taking& taking, std::string* last)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -918,15 +910,8 @@ class ArrayRegistry {
   // later.
   bool MayBeAdoptedLater(const Inventory& inventory, const InventoryTile& tile) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Adds the tile to the orphan of its array, and adopts the array if it is complete. Returns false
-  // if the array cannot be adopted.
   bool Adopt(const Inventory& inventory, const InventoryTile& tile)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether an unknown array without a name certainly never had one. If not, records of the state
-  // are unreadable or were lost, and the array's tiles are not deleted.
-  bool LacksNoNames() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
-    return !is_damaged_ && !may_lack_names_;
-  }
   void PutAside(const ArrayDescriptor& descriptor, const std::vector<std::string>& identities,
                 std::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Returns whether a session with so many pins that were kAwaited gets another one.
@@ -1033,9 +1018,6 @@ class ArrayRegistry {
   int64_t awaited_pins_ ABSL_GUARDED_BY(mutex_) = 0;  // the sum of awaited_
   // Arrays that lost the last of these pins before their adoption, and are released at it.
   absl::flat_hash_set<std::string> given_up_ ABSL_GUARDED_BY(mutex_);
-  // Arrays of puts that GiveUpOrphans has put aside, although every rank had staged its tile. At
-  // most kMaxAwaited.
-  std::map<std::string, Orphan, std::less<>> put_aside_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<std::string, int64_t>, Presence> presence_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_set<std::string> changing_meshes_ ABSL_GUARDED_BY(mutex_);
   // RestoredRecord::may_lack_names: a lost record may name arrays that seem to have no name.

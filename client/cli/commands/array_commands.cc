@@ -602,6 +602,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
     options.on_begun = [&](const std::string& transfer_id) {
       interruption->Begun(client.get(), transfer_id);
     };
+    options.may_begin_again = [&] { return interruption->MayBeginAgain(); };
     is_begun = true;
     return client->arrays().PutTensors(load.tensors, options, call);
   };
@@ -899,6 +900,7 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   options.on_begun = [&](const std::string& transfer_id) {
     interruption->Begun(client.get(), transfer_id);
   };
+  options.may_begin_again = [&] { return interruption->MayBeginAgain(); };
   absl::StatusOr<PutResult> result;
   PutAttempts attempts = client->arrays().BeginAttempts(PutUntil(end));
   for (;;) {

@@ -1095,84 +1095,22 @@ TEST_F(ArrayRegistryTest, AResultIsAdoptedThoughItsWorkersWereNotToldOfItsCommit
   EXPECT_THAT(Commit({{}, {{"kept", untold, std::nullopt}}, "", ""}), IsOk());
 }
 
-// Nobody can want it. In quarantine it would stay for days.
-TEST_F(ArrayRegistryTest, WhatARankDidNotEndIsDeleted) {
+TEST_F(ArrayRegistryTest, TheResultOfAStepThatARankDidNotEndIsPutAside) {
   const std::string first = RandomId();
   const std::string second = RandomId();
-  const std::string of_put = RandomId();
   const std::string committed = RandomId();
-  EXPECT_THAT(Attach(0, {OfStep(first, 0), Held(of_put, 0, 10, /*committed=*/false),
-                         Held(committed, 0, 10)})
-                  .quarantine,
-              IsEmpty());
+  EXPECT_THAT(Attach(0, {OfStep(first, 0), Held(committed, 0, 10)}).quarantine, IsEmpty());
   EXPECT_THAT(told_, IsEmpty()) << "rank 1 may still report it";
   EXPECT_THAT(Attach(1, {OfStep(second, 1)}).commit, IsEmpty());
-  std::vector<std::string> dropped;
+  std::vector<std::string> aside;
   for (const auto& [identity, verdict] : told_) {
-    EXPECT_THAT(verdict.quarantine, IsEmpty());
-    for (const std::string& id : verdict.drop) dropped.push_back(StrCat(identity, " ", id));
+    for (const auto& tile : verdict.quarantine) {
+      aside.push_back(StrCat(identity == identities_[0] ? 0 : 1, " ", tile.array_id));
+    }
   }
-  EXPECT_THAT(dropped, testing::UnorderedElementsAre(StrCat("w0 ", first), StrCat("w0 ", of_put),
-                                                     StrCat("w1 ", second)));
-  EXPECT_THAT(Released(), testing::UnorderedElementsAre(first, of_put, second));
+  EXPECT_THAT(aside, testing::UnorderedElementsAre(StrCat(0, " ", first), StrCat(1, " ", second)));
   EXPECT_THAT(registry_->FindUnnamed(committed), testing::Optional(testing::_));
   EXPECT_EQ(registry_->FindUnnamed(first), std::nullopt);
-  // A worker that ended before it dropped its tile brings it again.
-  EXPECT_THAT(Attach(0, {Held(of_put, 0, 10, /*committed=*/false), Held(committed, 0, 10)}).drop,
-              ElementsAre(of_put));
-}
-
-TEST_F(ArrayRegistryTest, WhatARankDidNotEndIsPutAsideInAStateThatMayHaveLostNames) {
-  ASSERT_THAT(CommitAndWait(
-                  *store_, {.puts = {{std::string(kRestoredKey),
-                                      EncodeRestored({.digest = "abc", .may_lack_names = true})}}}),
-              IsOk());
-  Reopen();
-  const std::string of_step = RandomId();
-  const std::string of_put = RandomId();
-  Attach(0, {OfStep(of_step, 0), Held(of_put, 0, 10, /*committed=*/false)});
-  Attach(1, {});
-  std::vector<std::string> aside;
-  for (const auto& [identity, verdict] : told_) {
-    EXPECT_THAT(verdict.drop, IsEmpty());
-    for (const auto& tile : verdict.quarantine) {
-      aside.push_back(StrCat(identity, " ", tile.array_id));
-    }
-  }
-  EXPECT_THAT(aside, testing::UnorderedElementsAre(StrCat("w0 ", of_step), StrCat("w0 ", of_put)));
-}
-
-// The put may have been committed, if its array has no name, and its client may have heard of it.
-TEST_F(ArrayRegistryTest, APutThatAllRanksStagedIsForItsClientToGiveUp) {
-  const std::string given_up = RandomId();
-  const std::string awaited = RandomId();
-  const std::string half_told = RandomId();
-  ASSERT_THAT(registry_->TakeOver(awaited), IsOk());
-  Attach(0, {Held(given_up, 0, 10, /*committed=*/false), Held(awaited, 0, 10, /*committed=*/false),
-             Held(half_told, 0, 10)});
-  EXPECT_THAT(Attach(1, {Held(given_up, 1, 11, /*committed=*/false),
-                         Held(awaited, 1, 11, /*committed=*/false),
-                         Held(half_told, 1, 11, /*committed=*/false)})
-                  .commit,
-              testing::UnorderedElementsAre(awaited, half_told));
-  EXPECT_EQ(StateOf(awaited), ArrayState::kAvailable);
-  EXPECT_EQ(StateOf(half_told), ArrayState::kAvailable);
-  std::vector<std::string> aside;
-  for (const auto& [identity, verdict] : told_) {
-    EXPECT_THAT(verdict.drop, IsEmpty());
-    for (const auto& tile : verdict.quarantine) {
-      aside.push_back(StrCat(identity, " ", tile.array_id));
-    }
-  }
-  EXPECT_THAT(aside,
-              testing::UnorderedElementsAre(StrCat("w0 ", given_up), StrCat("w1 ", given_up)));
-  told_.clear();
-
-  ASSERT_THAT(registry_->TakeOver(given_up), IsOk());
-  registry_->Unpin({given_up});
-  EXPECT_THAT(Released(), ElementsAre(given_up));
-  ASSERT_THAT(told_, SizeIs(2));
-  for (const auto& [identity, verdict] : told_) EXPECT_THAT(verdict.drop, ElementsAre(given_up));
 }
 
 // All workers of a large mesh attach at once after a start, and steps may have ended before it.
