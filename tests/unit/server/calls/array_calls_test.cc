@@ -664,10 +664,11 @@ TEST_F(SecondCopyTest, TheHoldersOfATileAreThoseOfTheArrayOrElseOfTheCopy) {
   EXPECT_THAT((*held)[1].tile.devices, ElementsAre(1));
   EXPECT_EQ((*held)[1].tile.tile, second_);
   registry_->TileDamaged(copy_id_, 1);
-  EXPECT_THAT(
-      holders().status(),
-      CarriesFacts(Reason::kArrayDegraded,
-                   {{fact::kArray, rows_.array_id}, {fact::kName, "rows"}, {fact::kRank, "1"}}));
+  EXPECT_THAT(holders().status(),
+              CarriesFacts(Reason::kArrayDegraded, {{fact::kArray, rows_.array_id},
+                                                    {fact::kName, "rows"},
+                                                    {fact::kRank, "1"},
+                                                    {fact::kIdentity, "w1"}}));
 }
 
 TEST_F(SecondCopyTest, ClientsThatDoNotAcceptTheCopyAreAnsweredWithoutIt) {

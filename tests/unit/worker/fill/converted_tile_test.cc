@@ -141,11 +141,13 @@ TEST(ConvertedTileTest, RefusesWhatIsNotInTheFileOrDoesNotFit) {
   EXPECT_THAT(Make(folder, source, tile), IsOk());
   EXPECT_EQ(*SizeInFile(tile), 24);
   tile.offset_bytes = 1;
-  EXPECT_THAT(Make(folder, source, tile),
-              CarriesFacts(Reason::kBadFile, {{fact::kPosition, int64_t{1}}}));
+  EXPECT_THAT(
+      Make(folder, source, tile),
+      CarriesFacts(Reason::kBadFile, {{fact::kFile, source.path}, {fact::kPosition, int64_t{1}}}));
   tile.tile.ranges[0] = {1, 1};  // no element
-  EXPECT_THAT(Make(folder, source, tile),
-              CarriesFacts(Reason::kBadFile, {{fact::kPosition, int64_t{1}}}));
+  EXPECT_THAT(
+      Make(folder, source, tile),
+      CarriesFacts(Reason::kBadFile, {{fact::kFile, source.path}, {fact::kPosition, int64_t{1}}}));
   tile.offset_bytes = 0;
   EXPECT_EQ(Make(folder, source, tile).value_or("none"), "");
   tile.conversion.permutation = {1, 1};
