@@ -22,8 +22,8 @@ namespace shardmesh::model {
 // The worker that kReplace replaces, and the one that takes its ranks.
 inline constexpr char kReplacedWorker[] = "worker-1";
 inline constexpr char kReplacingWorker[] = "worker-2";
-// The memory of each worker for kUnload: its tile of the array fits 1.75 times. A worker keeps 4 MiB
-// back for what its peer sends, which AwaitNothingLeft knows as a power of two.
+// The memory of each worker for kUnload: its tile of the array fits 1.75 times. A worker keeps 4
+// MiB back for what its peer sends, which AwaitNothingLeft knows as a power of two.
 inline constexpr char kShortMemory[] = "32MiB";
 
 enum class Verb {

@@ -105,9 +105,8 @@ TEST(RecordedFlagsTest, PutsGivenFlagsInThePlaceOfRecordedOnes) {
 
 TEST(FollowedRestartsTest, NamesTheProcessesOfBothSides) {
   EXPECT_EQ(FollowedRestarts().Sentence(), "");
-  const FollowedRestarts followed{.corrected = {"worker-0 (pid 12 has ended, pid 34 runs)"},
-                                  .elsewhere = {},
-                                  .unrecorded = {}};
+  const FollowedRestarts followed{
+      .corrected = {"worker-0 (pid 12 has ended, pid 34 runs)"}, .elsewhere = {}, .unrecorded = {}};
   EXPECT_THAT(followed.Sentence(), HasSubstr("worker-0 (pid 12 has ended, pid 34 runs)"));
 }
 
