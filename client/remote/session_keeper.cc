@@ -193,6 +193,12 @@ absl::StatusOr<std::string> SessionKeeper::OpenAndTakeOver(const CallLimit& limi
       Forget(session_id);
       continue;
     }
+    if (ReasonOf(taken.status()) == Reason::kLimitExceeded) {
+      // A coordinator of an older build has no room for all of them. The calls go on without.
+      absl::MutexLock lock(&mutex_);
+      is_full_ = true;
+      return session_id;
+    }
     SHARDMESH_RETURN_IF_ERROR(taken.status());
     absl::MutexLock lock(&mutex_);
     if (session_id_ != session_id) continue;

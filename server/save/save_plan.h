@@ -42,8 +42,8 @@ struct SaveLayout {
   int64_t max_file_bytes = 0;  // of the tensors in one file; a larger tensor has a file of its own
   bool single_file = false;
   std::string cluster_id;
-  // Of the tensors in a file that stays as it was in the earlier checkpoint, if it has several; 0:
-  // as max_file_bytes.
+  // A file of several tensors stays as it was in the earlier checkpoint only if they have at most
+  // this many bytes. 0 means max_file_bytes.
   int64_t max_kept_bytes = 0;
 };
 

@@ -55,7 +55,8 @@ inline constexpr int64_t kMinFileBytes = int64_t{1} << 20;
 struct BegunSave {
   std::string operation_id;  // empty if the save was only checked
   int64_t tensors = 0;
-  // Of a save that has begun: as if there was no earlier checkpoint. Its workers are asked later.
+  // The number of files. After Begin, it is the number without an earlier checkpoint: the workers
+  // are asked for that one only later.
   int64_t files = 0;
   int64_t size_bytes = 0;
   int64_t revision = 0;

@@ -44,11 +44,12 @@ std::string AdviceOnMissing(const Array& array, const std::optional<ArrayRepair>
     return StrCat(running.ToString(now), ": try again when it has ended");
   }
   if (has_copy) {
-    return StrCat("the second replica has these tiles: gets, saves and reshards read them there; ",
-                  is_attached
-                      ? "`shardmesh ops ls --kind repair` shows whether they are copied back"
-                      : "for steps, start their workers, give the ranks to others with `shardmesh "
-                        "admin worker replace`, or resize the mesh to fewer workers");
+    return StrCat(
+        "the second replica has these tiles: gets, saves, and reshards onto a mesh whose "
+        "workers are all there read them; ",
+        is_attached ? "`shardmesh ops ls --kind repair` shows whether they are copied back"
+                    : "for steps, start their workers, give the ranks to others with `shardmesh "
+                      "admin worker replace`, or resize the mesh to fewer workers");
   }
   if (is_attached) {
     return "load or compute the array again, or restore the tiles if `shardmesh admin quarantine "
@@ -145,7 +146,7 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
         {{fact::kIdentity, StrJoin(identities, ",")}});
   }
   const std::optional<ArrayRepair> repair = recovery.RepairOf(descriptor.array_id);
-  // What is missing, and when it is back or what to do, come first: a terminal shows little more.
+  // The message begins with what is missing and with the advice: a terminal shows little more.
   std::string message = StrCat(name, " lacks ", missing.size(), " of its ", descriptor.mesh.size(),
                                descriptor.mesh.size() == 1 ? " tile; " : " tiles; ",
                                AdviceOnMissing(array, repair, HasSecondReplica(selected, missing),

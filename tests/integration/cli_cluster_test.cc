@@ -402,20 +402,28 @@ TEST_F(CommandLineTest, StopsAProcessThatWasStartedByHandThoughItsMeshIsGone) {
   EXPECT_TRUE(worker.Ended().has_value());
 }
 
-TEST_F(CommandLineTest, DownNamesAWorkerThatItDoesNotStop) {
-  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
+// Starts a worker of the cluster of which `up` has printed `started` as JSON.
+absl::StatusOr<client::ChildProcess> StartWorkerByHand(const std::string& folder,
+                                                       const CommandResult& started,
+                                                       const std::vector<std::string>& flags) {
   client::ProcessOptions options;
   options.command = {
       SHARDMESH_BINARY_DIR "/shardmesh-worker",
-      StrCat("--coordinator=", json::parse(result.out)["address"].get<std::string>()),
-      "--listen=127.0.0.1:0", "--identity=spare"};
-  options.log_path = folder_ + "/spare.log";
+      StrCat("--coordinator=", json::parse(started.out)["address"].get<std::string>()),
+      "--listen=127.0.0.1:0"};
+  options.command.insert(options.command.end(), flags.begin(), flags.end());
+  options.log_path = folder + "/by_hand.log";
+  return client::ChildProcess::Start(options);
+}
+
+TEST_F(CommandLineTest, DownNamesAWorkerThatItDoesNotStop) {
+  CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess spare,
-                                 client::ChildProcess::Start(options));
+                                 StartWorkerByHand(folder_, result, {"--identity=spare"}));
   ASSERT_TRUE(Eventually([&] { return Run({"status"}).out.find("spare") != std::string::npos; },
                          absl::Seconds(60)))
-      << client::ReadLog(options.log_path);
+      << client::ReadLog(spare.log_path());
   result = Run({"down"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const int64_t pid = spare.id().pid;
@@ -430,21 +438,15 @@ TEST_F(CommandLineTest, DownNamesAWorkerThatItDoesNotStop) {
 TEST_F(CommandLineTest, DownNamesNoPidWithoutTheIdentityOfTheWorker) {
   CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  client::ProcessOptions options;
-  options.command = {
-      SHARDMESH_BINARY_DIR "/shardmesh-worker",
-      StrCat("--coordinator=", json::parse(result.out)["address"].get<std::string>()),
-      "--listen=127.0.0.1:0"};
-  options.log_path = folder_ + "/nameless.log";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess nameless,
-                                 client::ChildProcess::Start(options));
+                                 StartWorkerByHand(folder_, result, {}));
   ASSERT_TRUE(Eventually(
       [&] {
         const CommandResult status = Run({"status", "--output=json"});
         return status.exit_code == 0 && json::parse(status.out)["workers"].size() == 2;
       },
       absl::Seconds(60)))
-      << client::ReadLog(options.log_path);
+      << client::ReadLog(nameless.log_path());
   result = Run({"down"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("Not stopped, because not on this host: "));

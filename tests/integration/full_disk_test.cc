@@ -176,6 +176,10 @@ class WorkerDiskTest : public ::testing::Test {
           << "the command left files: " << disk_.free_bytes() << " bytes are free";
       ExpectAcknowledged();
     }
+    ASSERT_NO_FATAL_FAILURE(StartWithoutRoom());
+  }
+  // Starts the worker again on a disk without any room, and then makes room.
+  void StartWithoutRoom() {
     ASSERT_NO_FATAL_FAILURE(disk_.Fill());
     StartTight();
     ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk()) << tight_->Log();
@@ -321,13 +325,8 @@ TEST_F(WorkerDiskTest, ASecondReplicaIsTriedAgainUntilThereIsRoom) {
   EXPECT_TRUE(Eventually([&] { return disk_.free_bytes() >= kTileBytes / 4; }))
       << "the copy left files: " << disk_.free_bytes() << " bytes are free";
   ExpectAcknowledged();
-  // The worker starts again on a disk without any room.
-  ASSERT_NO_FATAL_FAILURE(disk_.Fill());
-  StartTight();
-  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk()) << tight_->Log();
-  ExpectAcknowledged();
+  ASSERT_NO_FATAL_FAILURE(StartWithoutRoom());
 
-  disk_.MakeRoom();
   EXPECT_TRUE(Eventually([&] { return replicas().complete == 2; }, absl::Minutes(2)))
       << replicas().failure;
   // The new replica is complete, and on disk: after a restart, no other worker has the tile.

@@ -201,7 +201,7 @@ TEST_F(ReuseTest, WhatTheClientSentIsReusedToo) {
   EXPECT_EQ(converted["reused_tensors"], 1) << "the integers, which are not converted";
   EXPECT_EQ(converted["read_by"], "workers");
   ASSERT_NO_FATAL_FAILURE(Restart({"coordinator"}));
-  // Whoever made the elements, the origin is the same.
+  // Client and workers give converted elements the same origin.
   ExpectNothingMoved(Load({"--dtype=BF16"}));
   ExpectNothingMoved(Load({"--dtype=BF16", "--source=client"}));
   EXPECT_EQ(Load({"--dtype=F16"})["reused_tensors"], 1);

@@ -249,7 +249,8 @@ absl::Status VerbClient::Save(int64_t step, bool overwrite, int32_t keep) {
 }
 
 absl::Status VerbClient::AwaitRecordOfSave() {
-  // What the coordinator writes later is on its disk later. This is acknowledged when it is there.
+  // The coordinator's store writes in order: once this later name is acknowledged, the record of
+  // the save is on the disk too.
   const std::string name = StrCat(prefix(), "later");
   v1::DescribeArrayRequest describe;
   v1::DescribeArrayResponse described;
@@ -385,7 +386,8 @@ absl::Status VerbClient::Resize(const std::string& shape) {
   return absl::DeadlineExceededError("the resize does not end");
 }
 
-absl::Status VerbClient::AwaitReplicas() {
+absl::Status VerbClient::AwaitArrays(
+    const std::function<absl::StatusOr<bool>(const v1::Array&)>& is_ready) {
   const absl::Time deadline = absl::Now() + kWorkEndsWithin;
   for (const auto& [name, each] : names_) {
     for (;;) {
@@ -394,16 +396,14 @@ absl::Status VerbClient::AwaitReplicas() {
       request.mutable_array()->set_name(name);
       const absl::Status status =
           coordinator_.Call("ArrayService.DescribeArray", request, &response, kVerbCallTimeout);
-      const v1::ArrayReplicas& replicas = response.array().replicas();
-      if (status.ok() && replicas.wanted() != 2) {
-        return Violation(StrCat("the array of ", name,
-                                " does not want two replicas: ", response.ShortDebugString()));
+      if (status.ok()) {
+        SHARDMESH_ASSIGN_OR_RETURN(const bool is_over, is_ready(response.array()));
+        if (is_over) break;
       }
-      if (status.ok() && replicas.complete() == 2) break;
       if (absl::Now() > deadline) {
         return absl::DeadlineExceededError(
-            ToAbsl(StrCat("the array of ", name, " has no two replicas: ", status.ToString(), " ",
-                          response.ShortDebugString())));
+            ToAbsl(StrCat("the array of ", name, " is not as it should become: ", status.ToString(),
+                          " ", response.ShortDebugString())));
       }
       absl::SleepFor(kProgressDelay);
     }
@@ -411,25 +411,18 @@ absl::Status VerbClient::AwaitReplicas() {
   return absl::OkStatus();
 }
 
-absl::Status VerbClient::AwaitTiles() {
-  const absl::Time deadline = absl::Now() + kWorkEndsWithin;
-  for (const auto& [name, each] : names_) {
-    for (;;) {
-      v1::DescribeArrayRequest request;
-      v1::DescribeArrayResponse response;
-      request.mutable_array()->set_name(name);
-      const absl::Status status =
-          coordinator_.Call("ArrayService.DescribeArray", request, &response, kVerbCallTimeout);
-      if (status.ok() && response.array().state() == v1::ARRAY_STATE_AVAILABLE) break;
-      if (absl::Now() > deadline) {
-        return absl::DeadlineExceededError(
-            ToAbsl(StrCat("the array of ", name, " lacks tiles: ", status.ToString(), " ",
-                          response.ShortDebugString())));
-      }
-      absl::SleepFor(kProgressDelay);
+absl::Status VerbClient::AwaitReplicas() {
+  return AwaitArrays([](const v1::Array& array) -> absl::StatusOr<bool> {
+    if (array.replicas().wanted() != 2) {
+      return Violation(StrCat("an array does not want two replicas: ", array.ShortDebugString()));
     }
-  }
-  return absl::OkStatus();
+    return array.replicas().complete() == 2;
+  });
+}
+
+absl::Status VerbClient::AwaitTiles() {
+  return AwaitArrays(
+      [](const v1::Array& array) { return array.state() == v1::ARRAY_STATE_AVAILABLE; });
 }
 
 absl::Status VerbClient::VerifyShape(const std::string& shape) const {

@@ -4,6 +4,7 @@
 #define SHARDMESH_TESTS_MODEL_VERB_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -109,6 +110,8 @@ class VerbClient {
   bool is_resize() const;
   const char* target_shape() const;
   absl::Status Resize(const std::string& shape);
+  // Waits until `is_ready` is true of each array. Returns the error of `is_ready`.
+  absl::Status AwaitArrays(const std::function<absl::StatusOr<bool>(const v1::Array&)>& is_ready);
   // Waits until each array wants and has two replicas.
   absl::Status AwaitReplicas();
   // Waits until no array lacks a tile.

@@ -63,7 +63,7 @@ struct Phase {
   int pass = 1;
 };
 
-// What a verb needs of its cluster.
+// The cluster that a verb runs on.
 enum class Kind {
   kUsual,       // two workers, files, and a second mesh
   kShort,       // the same with kShortMemory
@@ -500,7 +500,7 @@ class VerbRun {
 int RunVerbs(const RunOptions& options) {
   std::vector<Case> cases;
   for (const Phase& phase : AllPhases()) {
-    // Of the workers of a replacement, kLoser is dead already.
+    // In a replacement kLoser is dead already, so the spare is killed instead.
     const int last = KindOf(phase.verb) == Kind::kWithASpare ? kSpare : kFirstWorker + 1;
     for (const int victim : {kClient, kCoordinator, kFirstWorker, last}) {
       cases.push_back({phase, victim});

@@ -192,7 +192,8 @@ class FillThreads final : public TileFiller {
     ArrayDescriptor array;
     DeviceId rank = 0;
     std::unique_ptr<IncomingTile> tile;
-    // Of all bytes; nullopt: they come in order, and IncomingTile::Write takes them.
+    // The whole tile, for bytes that come in any order. Nullopt if they come in order:
+    // IncomingTile::Write then takes them.
     std::optional<MutableTensorView> view;
     // The region of the batch that is all of the tile; nullopt: the tile has several parts.
     std::optional<size_t> whole;

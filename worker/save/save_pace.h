@@ -5,8 +5,6 @@
 #include <atomic>
 #include <functional>
 
-#include "absl/time/time.h"
-
 namespace shardmesh::worker {
 
 // Makes a thread of a save pause while steps run. A low priority is not enough: the disk's writes
@@ -37,7 +35,7 @@ class SavePace {
  private:
   const Options& options_;
   const std::atomic<bool>& is_cancelled_;
-  absl::Duration worked_;  // processor time of this thread at the end of the last call
+  double worked_seconds_;  // processor time of this thread at the end of the last call
 };
 
 }  // namespace shardmesh::worker

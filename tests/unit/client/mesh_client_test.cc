@@ -1171,6 +1171,14 @@ TEST_F(MeshClientTest, RefusedArraysDoNotKeepTheLaterOnesFromBeingTakenOver) {
   session.Drop(std::vector<std::string>(refused.begin(), refused.end()));
 }
 
+TEST_F(MeshClientTest, CallsGoOnThoughAnOlderCoordinatorTakesNoArraysOver) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string kept, PutNameless());
+  coordinator_->FailTakeOvers();
+  coordinator_->ForgetSessions();
+  EXPECT_THAT(PutNameless(), IsOk());
+  EXPECT_THAT(coordinator_->taken_arrays(), IsEmpty());
+}
+
 TEST_F(MeshClientTest, AReadDoesNotReleaseAnArrayThatTheClientKeeps) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::string id, PutNameless());
   coordinator_->LimitTakeOvers(0);

@@ -325,6 +325,10 @@ class SmallCoordinator::Sessions final : public v1::SessionService::Service {
     absl::MutexLock lock(&owner_.mutex_);
     ++owner_.renewals_;
     if (request->held_array_ids_size() > 0) ++owner_.take_over_calls_;
+    if (request->held_array_ids_size() > 0 && owner_.fails_take_overs_) {
+      return rpc::ToGrpc(WithReason(absl::ResourceExhaustedError("too many awaited arrays"),
+                                    Reason::kLimitExceeded));
+    }
     for (int i = 0; i < request->held_array_ids_size(); ++i) {
       const std::string& array_id = request->held_array_ids(i);
       if (i >= owner_.most_taken_.value_or(request->held_array_ids_size()) ||
@@ -617,6 +621,11 @@ void SmallCoordinator::ForgetSessions() {
 void SmallCoordinator::LimitTakeOvers(std::optional<int> arrays) {
   absl::MutexLock lock(&mutex_);
   most_taken_ = arrays;
+}
+
+void SmallCoordinator::FailTakeOvers() {
+  absl::MutexLock lock(&mutex_);
+  fails_take_overs_ = true;
 }
 
 void SmallCoordinator::RefuseToTake(std::set<std::string> array_ids) {

@@ -154,6 +154,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void LimitTakeOvers(std::optional<int> arrays);
   // Sessions take over none of these arrays.
   void RefuseToTake(std::set<std::string> array_ids);
+  // Fails calls that are to take arrays over with LIMIT_EXCEEDED, as older builds do.
+  void FailTakeOvers();
   // Arrays are not released; this error is the answer.
   void RefuseReleases(absl::Status error);
   // Calls of this kind wait until they are let go, also if their client leaves.
@@ -266,6 +268,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   absl::Status abort_error_ ABSL_GUARDED_BY(mutex_);
   std::optional<int> most_taken_ ABSL_GUARDED_BY(mutex_);      // LimitTakeOvers
   std::set<std::string> never_taken_ ABSL_GUARDED_BY(mutex_);  // RefuseToTake
+  bool fails_take_overs_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status release_error_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> taken_ ABSL_GUARDED_BY(mutex_);
   int64_t take_over_calls_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -4,25 +4,19 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <ctime>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "process/cpu_time.h"
 
 namespace shardmesh::worker {
 namespace {
 
 constexpr absl::Duration kPiece = absl::Milliseconds(5);
 
-absl::Duration ThreadTime() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return absl::DurationFromTimespec(now);
-}
-
 void Work(absl::Duration time) {
-  const absl::Duration end = ThreadTime() + time;
-  while (ThreadTime() < end) {
+  const double end = ThreadCpuSeconds() + absl::ToDoubleSeconds(time);
+  while (ThreadCpuSeconds() < end) {
   }
 }
 
