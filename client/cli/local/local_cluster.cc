@@ -759,6 +759,12 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
   };
   absl::StatusOr<std::unique_ptr<MeshClient>> connected =
       ConnectUntil(record_.address, options_.tls_folder, limit.wall());
+  if (absl::IsUnavailable(connected.status()) && !limit.is_over()) {
+    // gRPC shares connections within a process. If another client of this process knows the address
+    // from before a restart, the first attempt may only have waited for that client's next one.
+    SHARDMESH_RETURN_IF_ERROR(check_running());
+    connected = ConnectUntil(record_.address, options_.tls_folder, limit.wall());
+  }
   if (!connected.ok()) {
     SHARDMESH_RETURN_IF_ERROR(check_running());
     return std::move(connected).status();
