@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <string_view>
 
@@ -17,11 +18,21 @@
 namespace shardmesh::worker {
 namespace {
 
-// Elements are converted in aligned blocks that fit into the nearest cache.
+// Elements that are not aligned are converted in aligned blocks that fit into the nearest cache.
 constexpr int64_t kBlock = 512;
+
+template <typename T>
+bool IsAligned(const char* at) {
+  return reinterpret_cast<uintptr_t>(at) % alignof(T) == 0;
+}
 
 template <auto kConvert, typename From, typename To>
 void Convert(const char* from, int64_t count, char* to) {
+  if (IsAligned<From>(from) && IsAligned<To>(to)) {
+    const auto size = static_cast<size_t>(count);
+    kConvert({reinterpret_cast<const From*>(from), size}, {reinterpret_cast<To*>(to), size});
+    return;
+  }
   std::array<From, kBlock> in;
   std::array<To, kBlock> out;
   for (int64_t done = 0; done < count; done += kBlock) {
