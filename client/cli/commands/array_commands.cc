@@ -968,7 +968,8 @@ std::string StateOf(const Array& array) {
     StrAppend(&text, ", rank", array.missing_ranks.size() == 1 ? " " : "s ",
               StrJoin(array.missing_ranks, ","), " missing");
   }
-  if (array.replicas.has_value() && array.replicas->complete < array.replicas->wanted) {
+  if (array.replicas.has_value() && !array.replicas->by_spec &&
+      array.replicas->complete < array.replicas->wanted) {
     StrAppend(&text, ", ", FormatReplicaCount(*array.replicas));
   }
   return text;
