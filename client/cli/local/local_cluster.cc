@@ -1014,6 +1014,30 @@ std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers) {
   return StrJoin(notes, "\n");
 }
 
+std::string FurtherWorkerCommand(const ClusterRecord& record,
+                                 const std::set<std::string, std::less<>>& taken) {
+  std::set<std::string, std::less<>> known = taken;
+  known.insert(record.workers.begin(), record.workers.end());
+  for (const RecordedProcess& process : record.processes) known.insert(process.identity);
+  int64_t number = 0;
+  while (known.contains(LocalWorkerIdentity(number))) ++number;
+  const std::string identity = LocalWorkerIdentity(number);
+  std::string command = StrCat(kWorkerProgram, " --identity=", identity,
+                               " --coordinator=", record.address, " --listen=127.0.0.1:0");
+  if (!record.data_folder.empty()) {
+    StrAppend(&command, " --data-dir=", record.data_folder, "/", identity);
+  }
+  if (!record.tls_folder.empty()) {
+    const rpc::TlsFiles files = WorkerTlsFiles(record.tls_folder, identity);
+    StrAppend(&command, " --tls-cert=", files.certificate, " --tls-key=", files.private_key,
+              " --tls-ca=", files.authorities);
+  }
+  for (const std::string& flag : record.worker_flags.value_or(std::vector<std::string>())) {
+    StrAppend(&command, " ", flag);
+  }
+  return command;
+}
+
 std::string FollowedRestarts::Sentence() const {
   return corrected.empty()
              ? std::string()
