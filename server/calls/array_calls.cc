@@ -254,7 +254,8 @@ absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequ
     const SelectedArray readable{
         .array = held,
         .name = selected.name,
-        .companion = request.accept_second_copy() ? nullptr : selected.companion};
+        .companion = request.accept_second_copy() ? nullptr : selected.companion,
+        .label = selected.label};
     SHARDMESH_ASSIGN_OR_RETURN(
         std::vector<OwnedTile> tiles,
         FindHolders(readable, part, *context.membership->view(), *context.recovery));
