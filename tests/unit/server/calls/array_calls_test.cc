@@ -26,6 +26,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/row_array.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
@@ -599,6 +600,26 @@ TEST_F(SecondCopyTest, AnArrayThatLacksTilesIsReadFromBothCopies) {
   EXPECT_EQ(token.array.array_id, copy_id_);
   EXPECT_EQ(token.claims.session_id, session_);
   EXPECT_EQ(token.claims.expire_time, end);
+}
+
+TEST_F(SecondCopyTest, ADescriptionHasTheWorkersOfBothCopies) {
+  Lose(1);
+  v1::DescribeArrayRequest request;
+  request.mutable_array()->set_name("rows");
+  v1::DescribeArrayResponse response;
+  ASSERT_THAT(DescribeArray(Parts(), request, &response), IsOk());
+  EXPECT_THAT(response.holders(), IsEmpty()) << "nobody asked for them";
+  request.set_include_holders(true);
+  ASSERT_THAT(DescribeArray(Parts(), request, &response), IsOk());
+  const auto text_of = [](const auto& holders) {
+    std::string text;
+    for (const v1::TileHolder& each : holders) {
+      StrAppend(&text, each.rank(), " ", each.identity(), each.present() ? "; " : " lost; ");
+    }
+    return text;
+  };
+  EXPECT_EQ(text_of(response.holders()), "0 w0; 1 w1 lost; ");
+  EXPECT_EQ(text_of(response.second_holders()), "0 w1 lost; 1 w0; ");
 }
 
 TEST_F(SecondCopyTest, ASliceListsTheRanksOfEachCopy) {
