@@ -16,7 +16,7 @@ namespace shardmesh::server {
 namespace {
 
 // The maximum number of tensors that the advice names.
-constexpr size_t kMostNamed = 3;
+constexpr size_t kMostNamedTensors = 3;
 
 bool IsHeldBy(const TensorToSave& tensor, const std::string& identity) {
   return std::any_of(tensor.parts.begin(), tensor.parts.end(), [&identity](const HeldPart& part) {
@@ -88,7 +88,7 @@ std::string AdviceOnLostWorker(const SavePlan& plan, std::string_view stripped,
   std::vector<std::string> advice;
   if (!gone.empty()) {
     advice.push_back(
-        StrCat("load or compute ", StrJoinFirst(kMostNamed, gone, ", "),
+        StrCat("load or compute ", StrJoinFirst(kMostNamedTensors, gone, ", "),
                gone.size() == 1 ? " again, whose tiles were" : " again, of which tiles were",
                " only in its memory"));
   }
