@@ -57,10 +57,10 @@ class HeldArrays {
   HeldArrays& operator=(HeldArrays&&) = delete;
   ~HeldArrays() { LetGo(); }
 
-  absl::Status Add(const std::string& array_id, const std::optional<Tile>& part,
+  absl::Status Add(const Array& array, const std::optional<Tile>& part,
                    const SteadyDeadline& deadline) {
-    SHARDMESH_RETURN_IF_ERROR(core_->Hold(array_id, part, deadline, options_));
-    ids_.push_back(array_id);
+    SHARDMESH_RETURN_IF_ERROR(core_->Hold(array, part, deadline, options_));
+    ids_.push_back(array.descriptor.array_id);
     return absl::OkStatus();
   }
   void LetGo() {
@@ -174,7 +174,7 @@ absl::StatusOr<std::vector<PlannedTensor>> Plan(ArrayClient& client, ClientCore&
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<PlannedTensor> plan, PlanOf(tensors, arrays));
     why = absl::OkStatus();
     for (const PlannedTensor& each : plan) {
-      why = held->Add(each.array.descriptor.array_id, each.part, deadline);
+      why = held->Add(each.array, each.part, deadline);
       if (!why.ok()) break;
     }
     if (why.ok() && !is_at_once) {

@@ -231,6 +231,9 @@ class ArrayClient {
                                     const CallOptions& options = {});
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const CallOptions& options = {});
+  // The same. Sets `holders` to the workers of the array's tiles, and of its second replicas.
+  absl::StatusOr<Array> DescribeWithHolders(const ArraySelector& array, ArrayHolders* holders,
+                                            const CallOptions& options = {});
   // All named arrays whose names begin with `prefix`, sorted by name. `include_unnamed` adds the
   // arrays without a name, sorted by id. With `include_unnamed`, `prefix` must be empty.
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",

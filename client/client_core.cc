@@ -572,15 +572,21 @@ void ClientCore::LetGo(std::vector<std::string> idle, const std::string& session
   }
 }
 
-absl::Status ClientCore::Hold(const std::string& array_id, const std::optional<Tile>& part,
+absl::Status ClientCore::Hold(const Array& array, const std::optional<Tile>& part,
                               const SteadyDeadline& deadline, const CallOptions& options) {
+  const std::string& array_id = array.descriptor.array_id;
   std::string session;
+  const auto begin = [&](const ArraySelector& selector) {
+    return InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+      session = session_id;
+      return BeginGet(*connection_, session_id, selector, part, limit);
+    });
+  };
   read_pins_.BeginAsking();
-  const absl::StatusOr<BegunGet> begun =
-      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
-        session = session_id;
-        return BeginGet(*connection_, session_id, ArraySelector::ById(array_id), part, limit);
-      });
+  absl::StatusOr<BegunGet> begun = absl::NotFoundError("the array has no name");
+  if (!array.name.empty()) begun = begin(ArraySelector::ByName(array.name, array.name_version));
+  // A coordinator that has restarted does not know former versions of names.
+  if (absl::IsNotFound(begun.status())) begun = begin(ArraySelector::ById(array_id));
   LetGo(read_pins_.EndAsking(begun), session, options);
   if (ReasonOf(begun.status()) == Reason::kNotFound) session_.DropGone(array_id);
   return begun.status();

@@ -326,8 +326,12 @@ absl::Status Server::OpenState() {
                                                    .cache = cache_.get(),
                                                    .token_key = token_key,
                                                    .term = term});
-  recovery_.SetRepairs([this](std::string_view array_id) { return repairs_->Find(array_id); },
-                       [this] { return repairs_->totals(); });
+  recovery_.SetRepairs(
+      [this](std::string_view array_id) {
+        // Without repairs, none is about to begin.
+        return options_.no_repair ? std::nullopt : repairs_->Find(array_id);
+      },
+      [this] { return repairs_->totals(); });
   replicas_ = std::make_unique<Replicas>(ReplicaParts{.clock = &clock_,
                                                       .membership = membership_.get(),
                                                       .registry = registry_.get(),

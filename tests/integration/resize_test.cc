@@ -28,6 +28,7 @@ namespace shardmesh::test {
 namespace {
 
 using ::nlohmann::json;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -176,6 +177,9 @@ TEST_F(ResizeTest, TooFewWorkersAndNamelessArraysAreRefused) {
   EXPECT_THAT(few, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
   EXPECT_EQ(FactOf(few, fact::kHave), "4");
   EXPECT_EQ(FactOf(few, fact::kNeed), "6");
+  EXPECT_THAT(std::string(few.message()),
+              AllOf(HasSubstr("4 of the mesh, and 0 others that are attached and not drained"),
+                    HasSubstr("--coordinator HOST:PORT --listen HOST:PORT --data-dir FOLDER")));
   ASSERT_NO_FATAL_FAILURE(Put("", 12));
   const absl::Status nameless = arrays().ResizeMesh("default", "dp=2").status();
   EXPECT_THAT(nameless, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshInUse));
@@ -387,6 +391,9 @@ TEST_F(ResizeTest, TheCommandShowsAndResizes) {
   result =
       cluster_->Run({"mesh", "resize", "default", "dp=3", "--weights=1,2,1", "--validate-only"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"mesh", "resize", "default", "dp=6"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("Start 2 more"), HasSubstr(cluster_->address())));
   result = cluster_->Run({"mesh", "resize", "default", "dp=2"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Resized mesh default to dp=2: moved 1 array"));

@@ -968,7 +968,8 @@ std::string StateOf(const Array& array) {
     StrAppend(&text, ", rank", array.missing_ranks.size() == 1 ? " " : "s ",
               StrJoin(array.missing_ranks, ","), " missing");
   }
-  if (array.replicas.has_value() && array.replicas->complete < array.replicas->wanted) {
+  if (array.replicas.has_value() && !array.replicas->by_spec &&
+      array.replicas->complete < array.replicas->wanted) {
     StrAppend(&text, ", ", FormatReplicaCount(*array.replicas));
   }
   return text;
@@ -1290,9 +1291,29 @@ std::string ConversionNote(const std::optional<SourceConversion>& conversion) {
                     : StrCat(", dimensions ", StrJoin(conversion->permutation, ",")));
 }
 
+// Returns the holder of the rank; null if it is not known.
+const TileHolder* FindHolder(const std::vector<TileHolder>& holders, int64_t rank) {
+  const auto found = std::find_if(holders.begin(), holders.end(),
+                                  [rank](const TileHolder& each) { return each.rank == rank; });
+  return found == holders.end() ? nullptr : &*found;
+}
+
+// Returns the worker as tables show it.
+std::string WorkerOf(const TileHolder* holder) {
+  return holder == nullptr || holder->identity.empty() ? "-" : holder->identity;
+}
+
+Json HolderJson(const std::vector<TileHolder>& holders, int64_t rank) {
+  const TileHolder* const holder = FindHolder(holders, rank);
+  if (holder == nullptr) return nullptr;
+  return {{"worker", holder->identity}, {"present", holder->present}};
+}
+
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(selector));
+  ArrayHolders holders;
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array,
+                             client->arrays().DescribeWithHolders(selector, &holders));
   // If the names cannot be listed, describe the array without its names.
   const absl::StatusOr<std::vector<Array>> named = UnderEachName(client.get(), array);
   if (!named.ok()) {
@@ -1312,7 +1333,9 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
       tiles.push_back({{"rank", device},
                        {"tile", tiling.TileOf(device).ToString()},
                        {"replica", tiling.ReplicaIdOf(device)},
-                       {"present", !is_missing(device)}});
+                       {"worker", HolderJson(holders.first, device)["worker"]},
+                       {"present", !is_missing(device)},
+                       {"second_replica", HolderJson(holders.second, device)}});
     }
     json["tiles"] = std::move(tiles);
     if (array.name.empty() && named.ok()) {
@@ -1361,16 +1384,26 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
               << "\n";
   }
   std::cout << "\n";
-  Table table({{"rank", Table::Align::kRight},
-               {"tile"},
-               {"replica", Table::Align::kRight},
-               {"size", Table::Align::kRight},
-               {"state"}});
+  std::vector<Table::Column> columns = {{"rank", Table::Align::kRight},    {"tile"},
+                                        {"replica", Table::Align::kRight}, {"worker"},
+                                        {"size", Table::Align::kRight},    {"state"}};
+  if (!holders.second.empty()) columns.push_back({"second replica"});
+  Table table(std::move(columns));
   for (DeviceId device = 0; device < devices; ++device) {
     const Tile tile = tiling.TileOf(device);
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size, array.descriptor.TileSizeBytes(tile));
-    table.AddRow({StrCat(device), tile.ToString(), StrCat(tiling.ReplicaIdOf(device)),
-                  FormatBytes(size), is_missing(device) ? "missing" : "present"});
+    std::vector<std::string> row = {StrCat(device),
+                                    tile.ToString(),
+                                    StrCat(tiling.ReplicaIdOf(device)),
+                                    WorkerOf(FindHolder(holders.first, device)),
+                                    FormatBytes(size),
+                                    is_missing(device) ? "missing" : "present"};
+    if (!holders.second.empty()) {
+      const TileHolder* const second = FindHolder(holders.second, device);
+      row.push_back(
+          StrCat(WorkerOf(second), second != nullptr && !second->present ? ", missing" : ""));
+    }
+    table.AddRow(std::move(row));
   }
   table.Print();
   if (devices < tiling.mesh().size()) {
