@@ -12,8 +12,8 @@
 #include <system_error>
 
 #include "absl/strings/str_split.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
-#include "status/reason.h"
 #include "status/status_macros.h"
 #include "tests/integration/collective_cluster.h"
 #include "tests/integration/opposite_orders.h"
