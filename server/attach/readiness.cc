@@ -166,16 +166,21 @@ absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& 
                                    const absl::Status& incomplete) const {
   const std::vector<int64_t> missing = view.MissingRanks(ranks);
   std::vector<std::string> names;
+  std::vector<std::string> identities;
   for (const int64_t rank : missing) {
-    if (!recovery_->ComesBack(ranks.identities[static_cast<size_t>(rank)])) return incomplete;
-    if (names.size() < kMostRanksNamed) names.push_back(view.DescribeRank(ranks, rank));
+    const std::string& identity = ranks.identities[static_cast<size_t>(rank)];
+    if (!recovery_->ComesBack(identity)) return incomplete;
+    if (names.size() == kMostRanksNamed) continue;
+    names.push_back(view.DescribeRank(ranks, rank));
+    identities.push_back(identity);
   }
   if (missing.empty()) return incomplete;
   if (missing.size() > names.size()) {
     names.push_back(StrCat(missing.size() - names.size(), " more"));
   }
   return Recovering(StrCat("mesh \"", ranks.mesh_id, "\" waits for ", StrJoin(names, ", "),
-                           " to come back, ", recovery_->WaitAdvice()));
+                           " to come back, ", recovery_->WaitAdvice()),
+                    {{fact::kIdentity, StrJoin(identities, ",")}});
 }
 
 std::set<std::string_view> Readiness::FindSilent(const MembershipView& view,
