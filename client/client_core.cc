@@ -32,6 +32,9 @@ constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 // Like kAbortTimeout, but for an abort after the put's deadline: the caller expects the put to end
 // at the deadline.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
+// Time limit for the coordinator's report on the workers that are late at the put's deadline. The
+// coordinator asks them once more, and answers 100 ms before the limit.
+constexpr absl::Duration kLateVerdictTimeout = absl::Milliseconds(300);
 // A put that fails when less of its time is left has failed at its deadline: a stream or a
 // connection ends a little before its own deadline.
 constexpr absl::Duration kLateWithin = absl::Milliseconds(50);
@@ -681,7 +684,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (is_late) {
     // The coordinator aborts the put at the deadline of this call, and names the late workers.
     absl::StatusOr<CommittedPut> verdict = CommitTransfer(*connection_, session_id, transfer_id,
-                                                          Aftermath(kLateAbortTimeout, options));
+                                                          Aftermath(kLateVerdictTimeout, options));
     const Reason reason = ReasonOf(verdict.status());
     if (verdict.ok() || reason == Reason::kDeadline || reason == Reason::kWorkerLost) {
       return verdict;

@@ -309,6 +309,10 @@ absl::Status Server::OpenState() {
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
     return step_watch_->Explain(work, waiting_for);
   };
+  sequencer.ask_before = StepWatch::kAskBefore;
+  sequencer.ask = [this](const std::set<std::string>& identities) {
+    step_watch_->Ask({.waiting_for = identities});
+  };
   sequencer_ = std::make_unique<Sequencer>(&clock_, worker_streams_.get(), std::move(sequencer));
   operations_ = std::make_unique<OperationTable>(&clock_, sessions_.get());
   transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(),

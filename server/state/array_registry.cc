@@ -2039,6 +2039,20 @@ int64_t ArrayRegistry::CountUnconfirmed() const {
   return static_cast<int64_t>(tombstones_.size());
 }
 
+std::vector<int64_t> ArrayRegistry::RanksYetToDrop(std::string_view mesh_id) const {
+  std::set<int64_t> ranks;
+  absl::MutexLock lock(&mutex_);
+  const auto released = tombstones_by_mesh_.find(mesh_id);
+  if (released == tombstones_by_mesh_.end()) return {};
+  for (const std::string& array_id : released->second) {
+    const std::vector<bool>& confirmed = tombstones_.find(array_id)->second.confirmed;
+    for (size_t rank = 0; rank < confirmed.size(); ++rank) {
+      if (!confirmed[rank]) ranks.insert(static_cast<int64_t>(rank));
+    }
+  }
+  return {ranks.begin(), ranks.end()};
+}
+
 void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
   // Call `rank_of` without the lock.
   std::map<std::string, std::optional<int64_t>, std::less<>> ranks;

@@ -259,6 +259,28 @@ TEST_F(ResizeTest, AShortDeadlineNamesTheWorkerThatIsStopped) {
   }
 }
 
+// Its tiles are elsewhere too. Nobody confirms that it has dropped them, which the resize would
+// wait for, for 5 s each of several times.
+TEST_F(ResizeTest, ADeadWorkerDoesNotHoldUpAResize) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_THAT(PutFloats(cluster_->client(), StrCat("w/", i), {12, 4},
+                          NumbersFrom(static_cast<float>(i), 48),
+                          PartitionSpec({SpecEntry(), SpecEntry()})),
+                IsOk());
+  }
+  ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());
+  ASSERT_TRUE(Eventually([&] {
+    const auto status = cluster_->client().cluster().GetStatus();
+    return status.ok() && status->workers[3].state == client::WorkerState::kLost;
+  }));
+  const absl::Time begun = absl::Now();
+  ASSERT_THAT(arrays().ResizeMesh("default", "dp=3"), IsOk());
+  EXPECT_LT(absl::Now() - begun, absl::Seconds(5));
+  EXPECT_EQ(ShapeOfDefault(), "dp=3");
+  for (int i = 0; i < 4; ++i) ExpectArray(StrCat("w/", i), 12, "dp=3", static_cast<float>(i));
+}
+
 TEST_F(ResizeTest, ACoordinatorKilledMidwayGoesOnWithTheNextRequest) {
   ASSERT_NO_FATAL_FAILURE(Start(/*durable=*/true));
   for (int i = 0; i < 30; ++i) Put(StrCat("w/", 10 + i), 12, static_cast<float>(i));

@@ -701,9 +701,12 @@ TEST_F(ArrayRegistryTest, OnlyAKnownReleaseDropsATileAndItIsKnownUntilEveryRankH
   Settle();
   EXPECT_EQ(registry_->CountUnconfirmed(), 1);
   EXPECT_EQ(StoredReleases(), 1);
+  EXPECT_THAT(registry_->RanksYetToDrop("m"), ElementsAre(0, 1));
+  EXPECT_THAT(registry_->RanksYetToDrop("another mesh"), IsEmpty());
   Confirm(0, {id, "never heard of"});
   Confirm(0, {id});
   EXPECT_EQ(registry_->CountUnconfirmed(), 1) << "rank 1 has not";
+  EXPECT_THAT(registry_->RanksYetToDrop("m"), ElementsAre(1));
   // Rank 1 was away, also when the coordinator was started again.
   Reopen();
   EXPECT_EQ(registry_->CountUnconfirmed(), 1);
@@ -715,6 +718,7 @@ TEST_F(ArrayRegistryTest, OnlyAKnownReleaseDropsATileAndItIsKnownUntilEveryRankH
   EXPECT_THAT(Attach(0, {}).drop, IsEmpty());  // an inventory without it says so too
   Settle();
   EXPECT_EQ(registry_->CountUnconfirmed(), 0);
+  EXPECT_THAT(registry_->RanksYetToDrop("m"), IsEmpty());
   EXPECT_EQ(StoredReleases(), 0);
 }
 
