@@ -313,8 +313,11 @@ absl::Status ExplainStrictPut(MeshClient* client, const absl::Status& error,
   for (size_t i = 0; i < tensors.size(); ++i) {
     const PutArray& array = plan->arrays[i];
     if (array.corrections.empty()) continue;
-    corrected.push_back(
-        {.name = tensors[i].name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
+    corrected.push_back({.name = tensors[i].name,
+                         .corrections = array.corrections,
+                         .mesh = array.descriptor.mesh,
+                         .effective = array.descriptor.spec,
+                         .shape = array.descriptor.shape});
   }
   return WithAllCorrected(error, corrected);
 }
