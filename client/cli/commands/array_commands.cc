@@ -180,14 +180,18 @@ void AddReuseOption(CLI::App* app, bool* no_reuse) {
 
 // Returns a part of the summary of a put: who read the file.
 std::string FormatReader(const PutResult& put) {
-  if (put.reused_tensors == std::ssize(put.arrays)) return "all on the workers already";
+  if (put.reused_tensors == std::ssize(put.arrays)) {
+    if (put.moved_bytes == 0) return "all on the workers already";
+    return StrCat("copied from arrays on the workers, ", FormatBytes(put.moved_bytes),
+                  " between workers");
+  }
   if (put.reader == PutReader::kWorkers) return "read by the workers";
   if (put.handed_over_bytes == 0) return "read by this client";
   return StrCat("read by this client, ", FormatBytes(put.handed_over_bytes),
                 " handed over as memory");
 }
 
-// Says how much of a put was on the workers already.
+// Says how much of a put neither the client nor the workers had to read.
 void PrintReuse(const PutResult& put) {
   if (put.reused_tensors == 0 && put.reused_bytes == 0) return;
   const std::string tiles = StrCat(FormatBytes(put.reused_bytes), " of tiles");
@@ -198,12 +202,13 @@ void PrintReuse(const PutResult& put) {
   } else {
     std::cout << tiles;
   }
-  std::cout << " were on the workers already; --no-reuse reads them again";
   if (put.moved_bytes > 0) {
-    std::cout << "; workers sent " << FormatBytes(put.moved_bytes)
-              << " to one another for the new layout";
+    std::cout << " were not read: the workers had their elements, some in another layout, and sent "
+              << FormatBytes(put.moved_bytes) << " to one another";
+  } else {
+    std::cout << " were on the workers already";
   }
-  std::cout << "\n";
+  std::cout << "; --no-reuse reads them again\n";
 }
 
 // Adds to the answer of a put who read the file, why it was not the workers, and how much was there
