@@ -135,7 +135,11 @@ absl::StatusOr<std::vector<PlannedTensor>> PlanOf(absl::Span<const FileTensor> t
   for (size_t i = 0; i < tensors.size(); ++i) {
     Tile part = Tile::Whole(arrays[i].descriptor.shape);
     if (tensors[i].slice.has_value()) {
-      SHARDMESH_ASSIGN_OR_RETURN(part, TileOf(*tensors[i].slice, arrays[i].descriptor));
+      absl::StatusOr<Tile> tile = TileOf(*tensors[i].slice, arrays[i].descriptor);
+      if (!tile.ok() && tensors.size() > 1) {
+        return WithContext(tile.status(), StrCat("\"", tensors[i].name, "\""));
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(part, std::move(tile));
     }
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, arrays[i].descriptor.TileSizeBytes(part));
     plan.push_back({.tensor = {.name = tensors[i].name,

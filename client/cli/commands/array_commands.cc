@@ -1545,7 +1545,8 @@ void AddGet(CommandLine* line, CLI::App* parent) {
         return path.empty() ? "the path is empty; name a file or a folder" : std::string();
       });
   AddParsedOption(get, "--slice", &flags->slice, ParseSlice,
-                  "only these indexes of each dimension, as 0:16,: (default: all)");
+                  "a range of indexes for each dimension, from 0: START:STOP, START:, :STOP, or : "
+                  "for all, as in 0:16,: (default: all)");
   AddParsedOption(get, "--max-shard-size", &flags->max_file_bytes, ParseSize,
                   "of a folder: largest size of a file, such as 2GiB (default, and 0: 5GiB)");
   get->footer(

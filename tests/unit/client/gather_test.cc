@@ -403,6 +403,20 @@ TEST_F(GatherTest, AFolderIsSplitBySizeAndReadAsACheckpoint) {
   EXPECT_EQ(Files(folder_), (std::vector<std::string>{"empty", "model"}));
 }
 
+TEST_F(GatherTest, ASliceOfSeveralArraysThatDoesNotFitNamesTheArray) {
+  Put("a", Dtype::kU8, {16, 16}, Both());
+  Put("b", Dtype::kU8, {8, 16}, Both());
+  const ArraySlice slice = {{0, 12}, {}};
+  const std::vector<FileTensor> tensors = {
+      {.name = "a", .array = ArraySelector::ByName("a"), .slice = slice},
+      {.name = "b", .array = ArraySelector::ByName("b"), .slice = slice}};
+  const absl::Status refused =
+      client_->arrays().GatherToSafetensors(tensors, Path("x.safetensors")).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("\"b\": the range 0:12 of dimension 0 is not in the array"));
+}
+
 TEST_F(GatherTest, MakesTheFoldersAboveAFolderAndLeavesNoneAfterAnError) {
   const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
   Put("w", Dtype::kU8, {16, 16}, Both());
