@@ -710,6 +710,7 @@ absl::Status SaveRun::Publish(const std::string& first_manifest, SaveResult* res
   SHARDMESH_RETURN_IF_ERROR(AskLeader(std::move(order), &answer));
   result->removed_steps.assign(answer.answer->removed_steps().begin(),
                                answer.answer->removed_steps().end());
+  result->kept_steps.assign(answer.answer->kept_steps().begin(), answer.answer->kept_steps().end());
   return absl::OkStatus();
 }
 

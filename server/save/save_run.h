@@ -44,6 +44,8 @@ struct SaveResult {
   int64_t linked_files = 0;
   bool took_over = false;
   std::vector<int64_t> removed_steps = {};
+  // With a step: the complete steps of the folder, rising; empty if the leader does not tell.
+  std::vector<int64_t> kept_steps = {};
   int64_t revision = 0;
 };
 

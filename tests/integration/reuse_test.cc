@@ -226,6 +226,14 @@ TEST_F(ReuseTest, OtherNamesShareAndOtherLayoutsCopy) {
   EXPECT_TRUE(HasTheFilesBytes());
   EXPECT_TRUE(HasTheFilesBytes("other/"));
   ExpectNothingMoved(Load({"--rules=" + columns_}));
+  // The text does not say that all was there beside a number of bytes that moved.
+  const std::string whole =
+      WriteFile(files_ + "/whole.yaml", "rules:\n- {pattern: '.*', spec: []}\n");
+  EXPECT_THAT(
+      cluster_->Run({"load", model_, "--rules", whole, "--quiet"}).out,
+      AllOf(HasSubstr("copied from arrays on the workers, "), HasSubstr(" between workers; "),
+            HasSubstr("were not read: the workers had their elements, some in another "),
+            Not(HasSubstr("already"))));
 }
 
 TEST_F(ReuseTest, AReleasedCheckpointComesBackFromTheCacheAfterAnyRestart) {

@@ -180,14 +180,18 @@ void AddReuseOption(CLI::App* app, bool* no_reuse) {
 
 // Returns a part of the summary of a put: who read the file.
 std::string FormatReader(const PutResult& put) {
-  if (put.reused_tensors == std::ssize(put.arrays)) return "all on the workers already";
+  if (put.reused_tensors == std::ssize(put.arrays)) {
+    if (put.moved_bytes == 0) return "all on the workers already";
+    return StrCat("copied from arrays on the workers, ", FormatBytes(put.moved_bytes),
+                  " between workers");
+  }
   if (put.reader == PutReader::kWorkers) return "read by the workers";
   if (put.handed_over_bytes == 0) return "read by this client";
   return StrCat("read by this client, ", FormatBytes(put.handed_over_bytes),
                 " handed over as memory");
 }
 
-// Says how much of a put was on the workers already.
+// Says how much of a put neither the client nor the workers had to read.
 void PrintReuse(const PutResult& put) {
   if (put.reused_tensors == 0 && put.reused_bytes == 0) return;
   const std::string tiles = StrCat(FormatBytes(put.reused_bytes), " of tiles");
@@ -198,12 +202,13 @@ void PrintReuse(const PutResult& put) {
   } else {
     std::cout << tiles;
   }
-  std::cout << " were on the workers already; --no-reuse reads them again";
   if (put.moved_bytes > 0) {
-    std::cout << "; workers sent " << FormatBytes(put.moved_bytes)
-              << " to one another for the new layout";
+    std::cout << " were not read: the workers had their elements, some in another layout, and sent "
+              << FormatBytes(put.moved_bytes) << " to one another";
+  } else {
+    std::cout << " were on the workers already";
   }
-  std::cout << "\n";
+  std::cout << "; --no-reuse reads them again\n";
 }
 
 // Adds to the answer of a put who read the file, why it was not the workers, and how much was there
@@ -313,8 +318,11 @@ absl::Status ExplainStrictPut(MeshClient* client, const absl::Status& error,
   for (size_t i = 0; i < tensors.size(); ++i) {
     const PutArray& array = plan->arrays[i];
     if (array.corrections.empty()) continue;
-    corrected.push_back(
-        {.name = tensors[i].name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
+    corrected.push_back({.name = tensors[i].name,
+                         .corrections = array.corrections,
+                         .mesh = array.descriptor.mesh,
+                         .effective = array.descriptor.spec,
+                         .shape = array.descriptor.shape});
   }
   return WithAllCorrected(error, corrected);
 }
@@ -1570,7 +1578,8 @@ void AddGet(CommandLine* line, CLI::App* parent) {
         return path.empty() ? "the path is empty; name a file or a folder" : std::string();
       });
   AddParsedOption(get, "--slice", &flags->slice, ParseSlice,
-                  "only these indexes of each dimension, as 0:16,: (default: all)");
+                  "a range of indexes for each dimension, from 0: START:STOP, START:, :STOP, or : "
+                  "for all, as in 0:16,: (default: all)");
   AddParsedOption(get, "--max-shard-size", &flags->max_file_bytes, ParseSize,
                   "of a folder: largest size of a file, such as 2GiB (default, and 0: 5GiB)");
   get->footer(

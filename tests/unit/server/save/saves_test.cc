@@ -530,6 +530,7 @@ TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {
     EXPECT_EQ(saved.written_bytes, step == 1 ? 3 << 20 : 1 << 20);
     if (step == 3) {
       EXPECT_THAT(saved.removed_steps, ElementsAre(1));
+      EXPECT_THAT(saved.kept_steps, ElementsAre(2, 3));
     }
   }
   EXPECT_THAT(Checkpoint::Open(folder_), IsOk());
