@@ -339,9 +339,9 @@ class FillThreads final : public TileFiller {
           ReadConverted(*file, source.path, converted, reader, out, keep_going, progress));
       SHARDMESH_FAILPOINT("fill.finish");
       SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
-      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, SizeInFile(converted));
-      SHARDMESH_RETURN_IF_ERROR(transfer.saved.CheckTensor(*file, source.path, range.offset_bytes,
-                                                           size_bytes, keep_going));
+      SHARDMESH_ASSIGN_OR_RETURN(const SourceRegion made_from, SourceOf(converted));
+      SHARDMESH_RETURN_IF_ERROR(
+          transfer.saved.CheckSource(*file, source.path, made_from, reader, keep_going));
       file_bytes_.fetch_add(incoming->size_bytes());
       return incoming->FinishInPlace(crc32c);
     }
@@ -366,7 +366,6 @@ class FillThreads final : public TileFiller {
     SHARDMESH_FAILPOINT("fill.finish");
     SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
     const ReadTile read{.description = incoming->description(),
-                        .region = region,
                         .offset_bytes = range.offset_bytes,
                         .bytes = incoming->bytes(),
                         .crc32c = crc32c};
