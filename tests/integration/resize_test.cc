@@ -144,12 +144,14 @@ TEST_F(ResizeTest, StepsGoOnWhileAMeshShrinksAndGrows) {
   std::atomic<int> done = 0;
   std::thread steps([&] {
     while (!is_over) {
-      const auto summed =
-          cluster_->client().compute().Collective({.input = client::ArraySelector::ByName("w/10"),
-                                                   .kind = CollectiveKind::kAllReduce,
-                                                   .axes = {"dp"},
-                                                   .output = {.return_literals = true}});
+      const auto summed = cluster_->client().compute().Collective(
+          {.input = client::ArraySelector::ByName("w/10"),
+           .kind = CollectiveKind::kAllReduce,
+           .axes = {"dp"},
+           .output = {.names = {"sum"}, .return_literals = true}});
       if (summed.ok()) {
+        // Once replaced, it would be an array without a name, which no resize moves.
+        EXPECT_THAT(arrays().ReleaseArrays({summed->outputs[0].array.descriptor.array_id}), IsOk());
         const std::vector<float> sums = FloatsOf(summed->outputs[0].literal->bytes);
         EXPECT_EQ(std::accumulate(sums.begin(), sums.end(), 0.0F), total);
         ++done;
