@@ -230,6 +230,7 @@ class WorkerServer::Impl {
                            .budget = &budget_,
                            .redial = {},
                            .transport = options_.transport,
+                           .frame_checksums = options_.frame_checksums,
                            .arena = arena_,
                            .probe_pool = pool_});
     executor_ = StepExecutor::Start({.identity = self.identity,
