@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -29,6 +30,7 @@ namespace {
 
 using ::nlohmann::json;
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -131,6 +133,50 @@ TEST_F(ResizeTest, AMeshShrinksAndGrowsWithAllItsArrays) {
                                    arrays().DescribeArray(client::ArraySelector::ByName("w/10")));
     EXPECT_EQ(array.durability, durable ? client::Durability::kDisk : client::Durability::kMemory);
   }
+}
+
+// A step between the moves of its operands is refused for a while, and no step mixes two layouts.
+TEST_F(ResizeTest, StepsGoOnWhileAMeshShrinksAndGrows) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  for (int i = 0; i < 12; ++i) Put(StrCat("w/", 10 + i), 12, static_cast<float>(i));
+  const std::vector<float> numbers = NumbersFrom(0, 48);
+  const float total = std::accumulate(numbers.begin(), numbers.end(), 0.0F);
+  std::atomic<bool> is_over = false;
+  std::atomic<int> done = 0;
+  std::thread steps([&] {
+    while (!is_over) {
+      const auto summed = cluster_->client().compute().Collective(
+          {.input = client::ArraySelector::ByName("w/10"),
+           .kind = CollectiveKind::kAllReduce,
+           .axes = {"dp"},
+           .output = {.names = {"sum"}, .return_literals = true}});
+      if (summed.ok()) {
+        // Once replaced, it would be an array without a name, which no resize moves.
+        EXPECT_THAT(arrays().ReleaseArrays({summed->outputs[0].array.descriptor.array_id}), IsOk());
+        const std::vector<float> sums = FloatsOf(summed->outputs[0].literal->bytes);
+        EXPECT_EQ(std::accumulate(sums.begin(), sums.end(), 0.0F), total);
+        ++done;
+      } else {
+        EXPECT_THAT(summed.status().code(),
+                    AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted,
+                          absl::StatusCode::kFailedPrecondition))
+            << summed.status();
+      }
+    }
+  });
+  for (const std::string shape : {"dp=2", "dp=3", "dp=4"}) {
+    SCOPED_TRACE(shape);
+    const int before = done;
+    EXPECT_TRUE(Eventually([&] { return done > before; })) << "no step runs";
+    EXPECT_THAT(arrays().ResizeMesh("default", shape), IsOk());
+    EXPECT_EQ(ShapeOfDefault(), shape);
+  }
+  const int before = done;
+  EXPECT_TRUE(Eventually([&] { return done > before + 1; })) << "no step runs";
+  is_over = true;
+  steps.join();
+  EXPECT_THAT(Meshes(), ElementsAre("default"));
+  for (int i = 0; i < 12; ++i) ExpectArray(StrCat("w/", 10 + i), 12, "dp=4", static_cast<float>(i));
 }
 
 TEST_F(ResizeTest, AShapeThatAMeshHasIsNoWork) {

@@ -724,6 +724,36 @@ TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {
             std::vector<float>({1, 2, 3, 4}));
 }
 
+// The coordinator cancels the save of a client that is gone, or ends a detached one.
+TEST_F(SaveTest, AClientThatIsKilledLeavesAWholeCheckpointOrNone) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", "save.tiles=delay"));
+  Load(*cluster);
+  const auto saves = [&](const std::string& flag) {
+    return JsonOf(cluster->Run({"ops", "ls", "--kind=save", flag, "--output=json"}))["operations"];
+  };
+  for (const bool detached : {false, true}) {
+    SCOPED_TRACE(detached);
+    const std::string run = Path(detached ? "detached" : "run");
+    std::vector<std::string> flags = {"save", "", run, "--address=" + cluster->address()};
+    if (detached) flags.emplace_back("--detach");
+    {
+      const ServerProcess killed("shardmesh", flags);
+      EXPECT_TRUE(Eventually([&] { return absl::StrContains(saves("--quiet").dump(), run); }))
+          << killed.Log();
+    }
+    EXPECT_TRUE(Eventually([&] { return saves("--state=running").empty(); }));
+    EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(run) || HasMarker(run); }));
+    if (HasMarker(run)) {
+      ExpectEqualToMade(run);
+    } else {
+      EXPECT_FALSE(detached) << "a detached save goes on without its client";
+    }
+    const CommandResult again = cluster->Run({"save", "", run, "--quiet"});
+    EXPECT_EQ(again.exit_code, 0) << again.err;
+    ExpectEqualToMade(run);
+  }
+}
+
 TEST_F(SaveTest, ACheckpointSavedWhilePutsAndStepsGoOnIsOfOneMoment) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   const PartitionSpec rows({SpecEntry::Axis("tp")});
