@@ -57,10 +57,10 @@ class HeldArrays {
   HeldArrays& operator=(HeldArrays&&) = delete;
   ~HeldArrays() { LetGo(); }
 
-  absl::Status Add(const std::string& array_id, const std::optional<Tile>& part,
+  absl::Status Add(const Array& array, const std::optional<Tile>& part,
                    const SteadyDeadline& deadline) {
-    SHARDMESH_RETURN_IF_ERROR(core_->Hold(array_id, part, deadline, options_));
-    ids_.push_back(array_id);
+    SHARDMESH_RETURN_IF_ERROR(core_->Hold(array, part, deadline, options_));
+    ids_.push_back(array.descriptor.array_id);
     return absl::OkStatus();
   }
   void LetGo() {
@@ -135,7 +135,11 @@ absl::StatusOr<std::vector<PlannedTensor>> PlanOf(absl::Span<const FileTensor> t
   for (size_t i = 0; i < tensors.size(); ++i) {
     Tile part = Tile::Whole(arrays[i].descriptor.shape);
     if (tensors[i].slice.has_value()) {
-      SHARDMESH_ASSIGN_OR_RETURN(part, TileOf(*tensors[i].slice, arrays[i].descriptor));
+      absl::StatusOr<Tile> tile = TileOf(*tensors[i].slice, arrays[i].descriptor);
+      if (!tile.ok() && tensors.size() > 1) {
+        return WithContext(tile.status(), StrCat("\"", tensors[i].name, "\""));
+      }
+      SHARDMESH_ASSIGN_OR_RETURN(part, std::move(tile));
     }
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, arrays[i].descriptor.TileSizeBytes(part));
     plan.push_back({.tensor = {.name = tensors[i].name,
@@ -174,7 +178,7 @@ absl::StatusOr<std::vector<PlannedTensor>> Plan(ArrayClient& client, ClientCore&
     SHARDMESH_ASSIGN_OR_RETURN(std::vector<PlannedTensor> plan, PlanOf(tensors, arrays));
     why = absl::OkStatus();
     for (const PlannedTensor& each : plan) {
-      why = held->Add(each.array.descriptor.array_id, each.part, deadline);
+      why = held->Add(each.array, each.part, deadline);
       if (!why.ok()) break;
     }
     if (why.ok() && !is_at_once) {
@@ -269,8 +273,20 @@ std::string FileName(size_t index, size_t count) {
   return name;
 }
 
-// A folder under a temporary name beside its path. Commit syncs it and gives it its name. Destroyed
-// before that, it leaves nothing behind.
+// Returns the folders above `path` that are missing, the lowest first.
+std::vector<std::string> MissingFoldersAbove(const std::string& path) {
+  std::vector<std::string> missing;
+  std::error_code ignored;
+  for (std::filesystem::path parent = std::filesystem::path(path).parent_path();
+       !parent.empty() && !std::filesystem::exists(parent, ignored);
+       parent = parent.parent_path()) {
+    missing.push_back(parent.string());
+  }
+  return missing;
+}
+
+// A folder under a temporary name beside its path. Makes the missing folders above it. Commit syncs
+// it and gives it its name. Destroyed before that, it leaves nothing behind.
 class TemporaryFolder {
  public:
   // ALREADY_EXISTS: the path leads to a file, or to a folder with entries.
@@ -300,6 +316,8 @@ class TemporaryFolder {
                                     "leads, or name another"),
                              {{fact::kFile, path}});
     }
+    std::vector<std::string> made = MissingFoldersAbove(path);
+    if (!made.empty()) SHARDMESH_RETURN_IF_ERROR(MakeFolders(made.front()));
     static std::atomic<uint64_t> next_number = 0;
     // A process of another container may have the same number, and one that was killed has left its
     // folder: such a name is not taken again.
@@ -307,17 +325,22 @@ class TemporaryFolder {
       std::string temporary =
           StrCat(path, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
       if (mkdir(temporary.c_str(), 0777) == 0) {
-        return TemporaryFolder(std::move(path), std::move(temporary));
+        return TemporaryFolder(std::move(path), std::move(temporary), std::move(made));
       }
       if (errno != EEXIST) return FileError("make the folder", path, errno);
     }
   }
   TemporaryFolder(TemporaryFolder&& other) noexcept
-      : path_(std::move(other.path_)), temporary_(std::exchange(other.temporary_, {})) {}
+      : path_(std::move(other.path_)),
+        temporary_(std::exchange(other.temporary_, {})),
+        made_(std::move(other.made_)) {}
   TemporaryFolder& operator=(TemporaryFolder&&) = delete;
   ~TemporaryFolder() {
+    if (temporary_.empty()) return;
     std::error_code ignored;
-    if (!temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
+    std::filesystem::remove_all(temporary_, ignored);
+    // A folder into which somebody has written meanwhile stays.
+    for (const std::string& folder : made_) rmdir(folder.c_str());
   }
 
   std::string File(const std::string& name) const { return StrCat(temporary_, "/", name); }
@@ -333,11 +356,12 @@ class TemporaryFolder {
   }
 
  private:
-  TemporaryFolder(std::string path, std::string temporary)
-      : path_(std::move(path)), temporary_(std::move(temporary)) {}
+  TemporaryFolder(std::string path, std::string temporary, std::vector<std::string> made)
+      : path_(std::move(path)), temporary_(std::move(temporary)), made_(std::move(made)) {}
 
   std::string path_;
-  std::string temporary_;  // empty once it has its name
+  std::string temporary_;          // empty once it has its name
+  std::vector<std::string> made_;  // the folders above it that were missing, the lowest first
 };
 
 // Writes the tensors to a folder for `path`, which the caller commits: see

@@ -85,13 +85,30 @@ absl::StatusOr<ReshardResult> ReshardAndKeep(
   return result;
 }
 
+std::vector<TileHolder> DecodeHolders(
+    const google::protobuf::RepeatedPtrField<v1::TileHolder>& from) {
+  std::vector<TileHolder> holders;
+  holders.reserve(static_cast<size_t>(from.size()));
+  for (const v1::TileHolder& each : from) {
+    holders.push_back(
+        {.rank = each.rank(), .identity = each.identity(), .present = each.present()});
+  }
+  return holders;
+}
+
+// `holders` may be null.
 absl::StatusOr<Array> Describe(const CoordinatorConnection& connection, const ArraySelector& array,
-                               const CallLimit& limit) {
+                               const CallLimit& limit, ArrayHolders* holders = nullptr) {
   v1::DescribeArrayRequest request;
   EncodeSelector(array, request.mutable_array());
+  request.set_include_holders(holders != nullptr);
   v1::DescribeArrayResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(
       connection.arrays, &v1::ArrayService::Stub::DescribeArray, request, limit, &response));
+  if (holders != nullptr) {
+    *holders = {.first = DecodeHolders(response.holders()),
+                .second = DecodeHolders(response.second_holders())};
+  }
   return DecodeArray(response.array());
 }
 
@@ -527,8 +544,14 @@ absl::StatusOr<Array> GatherPieces(ClientCore& core, const ArraySelector& array,
 
 absl::StatusOr<Array> ArrayClient::DescribeArray(const ArraySelector& array,
                                                  const CallOptions& options) {
+  return DescribeWithHolders(array, nullptr, options);
+}
+
+absl::StatusOr<Array> ArrayClient::DescribeWithHolders(const ArraySelector& array,
+                                                       ArrayHolders* holders,
+                                                       const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
-  const auto describe = [&] { return Describe(core_->connection(), array, limit); };
+  const auto describe = [&] { return Describe(core_->connection(), array, limit, holders); };
   return array.name.empty() ? core_->ById(array.array_id, limit, describe) : describe();
 }
 

@@ -211,8 +211,8 @@ class ArrayClient {
   // Gathers arrays into the folder `path`, as model.safetensors, or as several files of at most
   // `max_file_bytes` with an index, model.safetensors.index.json, that readers of the safetensors
   // package know. A tensor larger than that has a file of its own. The folder appears complete or
-  // not at all. ALREADY_EXISTS: the folder is there and not empty. Other errors as
-  // GatherToSafetensors.
+  // not at all. Makes the missing folders above it. ALREADY_EXISTS: the folder is there and not
+  // empty. Other errors as GatherToSafetensors.
   absl::StatusOr<std::vector<Array>> GatherToFolder(absl::Span<const FileTensor> tensors,
                                                     const std::string& path, int64_t max_file_bytes,
                                                     const ProgressCallback& progress = nullptr,
@@ -231,6 +231,9 @@ class ArrayClient {
                                     const CallOptions& options = {});
 
   absl::StatusOr<Array> DescribeArray(const ArraySelector& array, const CallOptions& options = {});
+  // The same. Sets `holders` to the workers of the array's tiles, and of its second replicas.
+  absl::StatusOr<Array> DescribeWithHolders(const ArraySelector& array, ArrayHolders* holders,
+                                            const CallOptions& options = {});
   // All named arrays whose names begin with `prefix`, sorted by name. `include_unnamed` adds the
   // arrays without a name, sorted by id. With `include_unnamed`, `prefix` must be empty.
   absl::StatusOr<std::vector<Array>> ListArrays(const std::string& prefix = "",

@@ -32,6 +32,9 @@ constexpr absl::Duration kAbortTimeout = absl::Seconds(2);
 // Like kAbortTimeout, but for an abort after the put's deadline: the caller expects the put to end
 // at the deadline.
 constexpr absl::Duration kLateAbortTimeout = absl::Milliseconds(500);
+// Time limit for the coordinator's report on the workers that are late at the put's deadline. The
+// coordinator asks them once more, and answers 100 ms before the limit.
+constexpr absl::Duration kLateVerdictTimeout = absl::Milliseconds(300);
 // A put that fails when less of its time is left has failed at its deadline: a stream or a
 // connection ends a little before its own deadline.
 constexpr absl::Duration kLateWithin = absl::Milliseconds(50);
@@ -572,15 +575,21 @@ void ClientCore::LetGo(std::vector<std::string> idle, const std::string& session
   }
 }
 
-absl::Status ClientCore::Hold(const std::string& array_id, const std::optional<Tile>& part,
+absl::Status ClientCore::Hold(const Array& array, const std::optional<Tile>& part,
                               const SteadyDeadline& deadline, const CallOptions& options) {
+  const std::string& array_id = array.descriptor.array_id;
   std::string session;
+  const auto begin = [&](const ArraySelector& selector) {
+    return InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+      session = session_id;
+      return BeginGet(*connection_, session_id, selector, part, limit);
+    });
+  };
   read_pins_.BeginAsking();
-  const absl::StatusOr<BegunGet> begun =
-      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
-        session = session_id;
-        return BeginGet(*connection_, session_id, ArraySelector::ById(array_id), part, limit);
-      });
+  absl::StatusOr<BegunGet> begun = absl::NotFoundError("the array has no name");
+  if (!array.name.empty()) begun = begin(ArraySelector::ByName(array.name, array.name_version));
+  // A coordinator that has restarted does not know former versions of names.
+  if (absl::IsNotFound(begun.status())) begun = begin(ArraySelector::ById(array_id));
   LetGo(read_pins_.EndAsking(begun), session, options);
   if (ReasonOf(begun.status()) == Reason::kNotFound) session_.DropGone(array_id);
   return begun.status();
@@ -675,7 +684,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (is_late) {
     // The coordinator aborts the put at the deadline of this call, and names the late workers.
     absl::StatusOr<CommittedPut> verdict = CommitTransfer(*connection_, session_id, transfer_id,
-                                                          Aftermath(kLateAbortTimeout, options));
+                                                          Aftermath(kLateVerdictTimeout, options));
     const Reason reason = ReasonOf(verdict.status());
     if (verdict.ok() || reason == Reason::kDeadline || reason == Reason::kWorkerLost) {
       return verdict;

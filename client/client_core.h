@@ -254,10 +254,10 @@ class ClientCore {
                    const std::string& expected_id, const SteadyDeadline& deadline,
                    const CallOptions& options, const ReadBody& body);
   RecentArrays& recent_arrays() { return recent_arrays_; }
-  // Pins the array with this id until EndHold, so that it can be read by its id whatever becomes of
-  // its names. `part`: the part that will be read; nullopt: the whole array. Errors: those of
-  // BeginGet.
-  absl::Status Hold(const std::string& array_id, const std::optional<Tile>& part,
+  // Pins the array until EndHold, so that it can be read by its id whatever becomes of its names.
+  // `part`: the part that will be read; nullopt: the whole array. Errors: those of BeginGet; they
+  // name the array by its name, if `array` has one.
+  absl::Status Hold(const Array& array, const std::optional<Tile>& part,
                     const SteadyDeadline& deadline, const CallOptions& options);
   // Ends one Hold of each array.
   void EndHold(absl::Span<const std::string> array_ids, const CallOptions& options);

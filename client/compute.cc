@@ -23,6 +23,7 @@
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/retry.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -53,8 +54,8 @@ void EncodeOutput(const OutputOptions& from, v1::OutputOptions* to) {
 }
 
 // How long the client waits for a step's answer after the step's time limit. The coordinator ends
-// the step at the time limit, and names in its answer the ranks that did not finish.
-constexpr absl::Duration kVerdictTime = absl::Seconds(1);
+// the step shortly before the time limit, and names in its answer the ranks that did not finish.
+constexpr absl::Duration kVerdictTime = absl::Milliseconds(200);
 
 // Encodes the fields that every request to run a step has; returns the limit for the call.
 template <typename Request>
@@ -67,7 +68,7 @@ CallLimit EncodeStep(const std::string& session_id, const OutputOptions& output,
   if (limit.deadline != absl::InfiniteFuture()) {
     rpc::Encode(std::max(limit.deadline - absl::Now(), absl::ZeroDuration()),
                 to->mutable_timeout());
-    call.deadline += kVerdictTime;
+    call.answer_time = kVerdictTime;
   }
   return call;
 }
@@ -183,11 +184,14 @@ absl::StatusOr<StepResult> RunCollective(const CoordinatorConnection& connection
 }
 
 // Returns the error of a step. While a step may be repeated, the client waits for workers that are
-// away. At the end of the step's time, these workers are late.
+// away. At the end of the step's time, these workers are late. The last attempt may end before: the
+// client makes none for which no time would be left.
 absl::Status ErrorOfStep(absl::Status error, const SteadyDeadline& deadline) {
   const Reason reason = ReasonOf(error);
-  const bool was_awaited = reason == Reason::kRecovering || reason == Reason::kNotServing;
-  if (!was_awaited || !absl::IsUnavailable(error) || !deadline.is_over()) return error;
+  const bool is_late = reason == Reason::kRecovering ||
+                       (reason == Reason::kNotServing &&
+                        deadline.left() <= RetryInfoOf(error).value_or(absl::ZeroDuration()));
+  if (!is_late || !absl::IsUnavailable(error)) return error;
   absl::Status late = absl::DeadlineExceededError(
       StrCat("the step has not ended within the time of the call: ", ToStd(error.message())));
   const std::optional<std::string> identity = FactOf(error, fact::kIdentity);

@@ -44,6 +44,7 @@ SavedCheckpoint Decode(const v1::WaitSaveResponse& from) {
           .linked_files = from.linked_files(),
           .took_over = from.took_over(),
           .removed_steps = {from.removed_steps().begin(), from.removed_steps().end()},
+          .kept_steps = {from.kept_steps().begin(), from.kept_steps().end()},
           .revision = from.revision()};
 }
 
@@ -142,6 +143,7 @@ absl::StatusOr<SavedCheckpoint> ArrayClient::SaveCheckpoint(const std::string& p
                            .files = begun.files,
                            .size_bytes = begun.size_bytes,
                            .removed_steps = {},
+                           .kept_steps = {},
                            .revision = begun.revision};
   }
   absl::StatusOr<SavedCheckpoint> saved =

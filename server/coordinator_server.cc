@@ -309,6 +309,10 @@ absl::Status Server::OpenState() {
   sequencer.explain = [this](const WorkRef& work, const std::vector<Participant>& waiting_for) {
     return step_watch_->Explain(work, waiting_for);
   };
+  sequencer.ask_before = StepWatch::kAskBefore;
+  sequencer.ask = [this](const std::set<std::string>& identities) {
+    step_watch_->Ask({.waiting_for = identities});
+  };
   sequencer_ = std::make_unique<Sequencer>(&clock_, worker_streams_.get(), std::move(sequencer));
   operations_ = std::make_unique<OperationTable>(&clock_, sessions_.get());
   transfers_ = std::make_unique<Transfers>(&clock_, registry_.get(), sessions_.get(),
@@ -326,8 +330,12 @@ absl::Status Server::OpenState() {
                                                    .cache = cache_.get(),
                                                    .token_key = token_key,
                                                    .term = term});
-  recovery_.SetRepairs([this](std::string_view array_id) { return repairs_->Find(array_id); },
-                       [this] { return repairs_->totals(); });
+  recovery_.SetRepairs(
+      [this](std::string_view array_id) {
+        // Without repairs, none is about to begin.
+        return options_.no_repair ? std::nullopt : repairs_->Find(array_id);
+      },
+      [this] { return repairs_->totals(); });
   replicas_ = std::make_unique<Replicas>(ReplicaParts{.clock = &clock_,
                                                       .membership = membership_.get(),
                                                       .registry = registry_.get(),

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <string_view>
@@ -33,20 +34,45 @@ std::vector<AxisDigit> DigitsOf(const Mesh& mesh, const SpecEntry& entry) {
   return digits;
 }
 
+// Returns the number of the part that lies on a device.
+size_t PartOfDevice(size_t device, absl::Span<const AxisDigit> digits) {
+  int64_t part = 0;
+  for (const AxisDigit& digit : digits) {
+    part = part * digit.size + static_cast<int64_t>(device) / digit.stride % digit.size;
+  }
+  return static_cast<size_t>(part);
+}
+
 // Returns the weight of each part: the least weight of the devices that hold the part.
 std::vector<int64_t> WeightsOfParts(absl::Span<const int64_t> weights,
                                     absl::Span<const AxisDigit> digits, int64_t parts) {
   std::vector<int64_t> least(static_cast<size_t>(parts), std::numeric_limits<int64_t>::max());
   for (size_t device = 0; device < weights.size(); ++device) {
-    int64_t part = 0;
-    for (const AxisDigit& digit : digits) {
-      part = part * digit.size + static_cast<int64_t>(device) / digit.stride % digit.size;
-    }
-    int64_t& weight = least[static_cast<size_t>(part)];
+    int64_t& weight = least[PartOfDevice(device, digits)];
     weight = std::min(weight, weights[device]);
   }
   return least;
 }
+
+// Returns the devices of the part with the fewest devices of weight 0; of several such parts, of
+// the first.
+std::vector<size_t> DevicesOfNearestPart(absl::Span<const int64_t> weights,
+                                         absl::Span<const AxisDigit> digits, int64_t parts) {
+  std::vector<int64_t> zeros(static_cast<size_t>(parts));
+  for (size_t device = 0; device < weights.size(); ++device) {
+    if (weights[device] == 0) ++zeros[PartOfDevice(device, digits)];
+  }
+  const auto nearest = static_cast<size_t>(
+      std::distance(zeros.begin(), std::min_element(zeros.begin(), zeros.end())));
+  std::vector<size_t> devices;
+  for (size_t device = 0; device < weights.size(); ++device) {
+    if (PartOfDevice(device, digits) == nearest) devices.push_back(device);
+  }
+  return devices;
+}
+
+// Maximum number of devices that an error names.
+constexpr size_t kMostNamedDevices = 8;
 
 absl::Status BadWeights(std::string_view message, absl::Span<const int64_t> weights) {
   return InvalidArgument(
@@ -109,12 +135,16 @@ absl::Status CheckWeights(absl::Span<const int64_t> weights, int64_t count) {
                         weights);
     }
     if (__builtin_add_overflow(sum, weights[i], &sum)) {
-      return BadWeights("the weights add up to more than 63 bits; only their ratios count",
-                        weights);
+      return BadWeights(
+          "the weights add up to more than 63 bits; give smaller ones, since only their ratios "
+          "count",
+          weights);
     }
   }
   if (sum == 0) {
-    return BadWeights("all weights are 0, and no device would hold anything", weights);
+    return BadWeights(
+        "all weights are 0, and no device would hold anything; give at least one a weight above 0",
+        weights);
   }
   return absl::OkStatus();
 }
@@ -156,10 +186,14 @@ absl::StatusOr<std::vector<CutPoints>> CutByRule(UnevenCuts rule, absl::Span<con
     if (std::all_of(of_parts.begin(), of_parts.end(), [](int64_t weight) { return weight == 0; })) {
       return InvalidArgument(
           Reason::kInvalidCutPoints,
-          StrCat("each part of dimension ", dim, " over ", entry.ToString(), " of the mesh ",
-                 mesh.ToString(),
-                 " lies on some device of weight 0, and no device would hold anything; a part has "
-                 "the least weight of its devices"),
+          StrCat(
+              "each part of dimension ", dim, " over ", entry.ToString(), " of the mesh ",
+              mesh.ToString(),
+              " lies on some device of weight 0, and no device would hold anything: a part has "
+              "the least weight of its devices; give all devices of a part weights above 0, "
+              "such as devices ",
+              StrJoinFirst(kMostNamedDevices, DevicesOfNearestPart(weights, digits, parts), ", "),
+              ", or cut the dimension over other axes"),
           {{fact::kDimension, dim}, {fact::kValue, entry.ToString()}});
     }
     cuts[dim] = WeightedCuts(extent, of_parts);

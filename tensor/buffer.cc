@@ -18,6 +18,7 @@
 #include "process/pages.h"
 #include "process/sealed/sealed_memory.h"
 #include "status/byte_text.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -118,6 +119,10 @@ char* BlockSource::AllocateUnfilled(size_t) {
 bool BlockSource::Write(char*, absl::Span<const absl::Span<const char>>) {
   errno = ENOTSUP;
   return false;
+}
+
+bool IsHostShortage(const absl::Status& refused) {
+  return ReasonOf(refused) == Reason::kMemoryLimit && !FactOf(refused, fact::kHave).has_value();
 }
 
 MemoryBudget::Reservation::Reservation(Reservation&& other) noexcept
@@ -237,7 +242,9 @@ absl::Status Buffer::Write(size_t offset_bytes, absl::Span<const absl::Span<cons
 
 absl::Status Buffer::FaultIn() {
   if (!is_unfilled()) return absl::OkStatus();
-  if (!PopulatePages(data_, capacity_bytes_)) return RefusedByHost(0, size_bytes_);
+  if (SHARDMESH_FAILS("memory.fault_in") || !PopulatePages(data_, capacity_bytes_)) {
+    return RefusedByHost(0, size_bytes_);
+  }
   pool_->source_->EndWriting(data_);
   pages_ = BlockPages::kMapped;
   return absl::OkStatus();
@@ -302,6 +309,11 @@ absl::StatusOr<Buffer> BufferPool::AllocateWith(ReserveFunction reserve, int64_t
     SHARDMESH_ASSIGN_OR_RETURN(MemoryBudget::Reservation reservation,
                                ReserveFor(reserve, capacity_bytes, what));
     block = AllocateBlock(capacity_bytes, unfilled);
+    if (block.data == nullptr && idle_bytes() > 0) {
+      // The host may need the memory of idle buffers of other sizes.
+      Trim();
+      block = AllocateBlock(capacity_bytes, unfilled);
+    }
     block.reservation = std::move(reservation);
     if (block.data == nullptr) {
       return WithReason(

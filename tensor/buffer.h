@@ -81,6 +81,10 @@ class MemoryBudget {
   std::map<const void*, Reclaim> reclaims_ ABSL_GUARDED_BY(reclaims_mutex_);
 };
 
+// Whether an error of a pool or a buffer says that the host refused memory that the budget allows.
+// The budget's own error has the same reason, MEMORY_LIMIT.
+bool IsHostShortage(const absl::Status& refused);
+
 // The source of a pool's memory. Thread-safe.
 class BlockSource {
  public:
@@ -136,7 +140,8 @@ class Buffer {
   // Writes the parts, one after the other, from offset_bytes on. Requires that the buffer has room
   // for them, and that is_read_only() is false. If is_unfilled(), requires that all bytes before
   // offset_bytes are written. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for the
-  // parts; only an unfilled buffer returns this, and some of the parts may then be written.
+  // parts; only an unfilled buffer returns this, and some of the parts may then be written. The
+  // same call may follow once the host has memory again.
   absl::Status Write(size_t offset_bytes, absl::Span<const absl::Span<const char>> parts);
   // Makes an unfilled buffer like one of BufferPool::Allocate: faults in its pages. Bytes that were
   // not written are zero. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if the host has no memory for them.
@@ -181,7 +186,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   ~BufferPool();
 
   // Returns a buffer of size_bytes >= 0 (no memory for 0). Returns RESOURCE_EXHAUSTED if the budget
-  // does not allow the size (checked before any allocation), or if the source returns no memory.
+  // does not allow the size (checked before any allocation), or if the source returns no memory,
+  // also after the pool has freed its idle buffers.
   // `what` as in MemoryBudget::Reserve.
   absl::StatusOr<Buffer> Allocate(int64_t size_bytes, std::string_view what);
   // Like Allocate, without calling Reclaim functions: for memory that can wait.

@@ -121,6 +121,10 @@ int Main(int argc, const char* const* argv) {
         options.transport = *known;
         return absl::OkStatus();
       });
+  flags.AddSwitch("frame-checksums",
+                  "check the bytes that come from other workers also where the kernel or TLS "
+                  "protects them: on one host, and in encrypted streams",
+                  &options.frame_checksums);
   flags.AddTls(&tls, &options.insecure);
   flags.AddSwitch("http-plaintext",
                   "serve metrics in plaintext, also to other hosts and also with TLS",

@@ -205,18 +205,20 @@ class WorkerServer::Impl {
                                                          }}));
     LogRecovery();
     LogMisfits();
+    const auto free_memory = [this](const absl::Status& refused, int64_t size_bytes) {
+      return IsHostShortage(refused) ? FreeHostMemory(size_bytes) : FreeMemory(size_bytes);
+    };
     gate_ = std::make_unique<TileGate>(TileGate::Options{
         .identity = self.identity,
         .store = store_.get(),
         .clock = &clock_,
         .staged = [this](const TileReport& report) { link_->ReportTile(report); }});
-    filler_ = MakeTileFiller(
-        {.identity = self.identity,
-         .store = store_.get(),
-         .gate = gate_.get(),
-         .roots = &read_roots_,
-         .credentials = options_.credentials,
-         .free_memory = [this](int64_t size_bytes) { return FreeMemory(size_bytes); }});
+    filler_ = MakeTileFiller({.identity = self.identity,
+                              .store = store_.get(),
+                              .gate = gate_.get(),
+                              .roots = &read_roots_,
+                              .credentials = options_.credentials,
+                              .free_memory = free_memory});
     links_ =
         PeerLinks::Create({.self = self,
                            .credentials = options_.credentials,
@@ -228,34 +230,33 @@ class WorkerServer::Impl {
                            .budget = &budget_,
                            .redial = {},
                            .transport = options_.transport,
+                           .frame_checksums = options_.frame_checksums,
                            .arena = arena_,
                            .probe_pool = pool_});
-    executor_ = StepExecutor::Start(
-        {.identity = self.identity,
-         .links = links_.get(),
-         .store = store_.get(),
-         .pool = pool_,
-         .free_memory = [this](int64_t size_bytes) { return FreeMemory(size_bytes); },
-         .kernel = &kernel_,
-         .weight_budget = &budget_,
-         .recorder = &recorder_,
-         .clock = &clock_,
-         .observer = ObserveSteps(&metrics_)});
+    executor_ = StepExecutor::Start({.identity = self.identity,
+                                     .links = links_.get(),
+                                     .store = store_.get(),
+                                     .pool = pool_,
+                                     .free_memory = free_memory,
+                                     .kernel = &kernel_,
+                                     .weight_budget = &budget_,
+                                     .recorder = &recorder_,
+                                     .clock = &clock_,
+                                     .observer = ObserveSteps(&metrics_)});
     saves_ = std::make_unique<SaveOrders>(
         store_.get(), std::move(write_roots),
         SavePace::Options{.steps_run = [this] { return executor_->runs_steps(); },
                           .workers = static_cast<int>(options_.part.count)});
     StartInbox();
-    tiles_ = MakeTileService(
-        {.self = self,
-         .nonce = nonce,
-         .store = store_.get(),
-         .gate = gate_.get(),
-         .inbox = inbox_.get(),
-         .work = &work_,
-         .free_memory = [this](int64_t size_bytes) { return FreeMemory(size_bytes); },
-         .membership_waits = &membership_waits_,
-         .clock = &clock_});
+    tiles_ = MakeTileService({.self = self,
+                              .nonce = nonce,
+                              .store = store_.get(),
+                              .gate = gate_.get(),
+                              .inbox = inbox_.get(),
+                              .work = &work_,
+                              .free_memory = free_memory,
+                              .membership_waits = &membership_waits_,
+                              .clock = &clock_});
     SHARDMESH_ASSIGN_OR_RETURN(
         server_,
         rpc::ServerLifecycle::Start({.address = options_.listen,
@@ -386,6 +387,21 @@ class WorkerServer::Impl {
     }
     for (int i = 0; i < 100 && !has_room(); ++i) absl::SleepFor(absl::Milliseconds(5));
     return true;
+  }
+
+  // Gives memory back to the host, of which `size_bytes` are short although the budget allows them:
+  // idle buffers, then cached arrays that the coordinator chooses. Returns whether there was some.
+  bool FreeHostMemory(int64_t size_bytes) {
+    const int64_t idle_bytes = pool_->idle_bytes();
+    pool_->Trim();
+    if (idle_bytes >= size_bytes) return true;
+    const int64_t used_bytes = budget_.used_bytes();
+    const bool was_freed = memory_requests_.Free(size_bytes - idle_bytes);
+    // The last reader of a dropped tile returns its memory, which becomes an idle buffer first.
+    const auto is_back = [&] { return budget_.used_bytes() - pool_->idle_bytes() < used_bytes; };
+    for (int i = 0; was_freed && i < 100 && !is_back(); ++i) absl::SleepFor(absl::Milliseconds(5));
+    pool_->Trim();
+    return was_freed || idle_bytes > 0;
   }
 
   void SetFailure(const absl::Status& reason) {

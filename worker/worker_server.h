@@ -64,6 +64,9 @@ struct WorkerOptions {
   // endpoints use TLS.
   bool http_plaintext = false;
   Transport transport = Transport::kAuto;  // how workers exchange data
+  // Whether frames between workers have a checksum of their payload also within a host and under
+  // TLS.
+  bool frame_checksums = false;
   rpc::Credentials credentials = rpc::Credentials::Insecure();
 };
 

@@ -122,9 +122,10 @@ std::string_view SpecOption(const CLI::App& command) {
 constexpr size_t kMostFixes = 6;
 
 // Returns a line for each fix of the first correction that the error has: the whole spec to ask
-// for, as the command takes it.
+// for, as the command takes it. Empty if the message already has the fixes of each tensor.
 std::string FixLines(const CLI::App& command, const absl::Status& status) {
   std::string lines;
+  if (HasAllCorrected(status)) return lines;
   size_t shown = 0;
   for (const Fix& fix : rpc::CorrectionsOf(status).fixes) {
     if (fix.correction != 0 || shown == kMostFixes) continue;

@@ -107,7 +107,8 @@ void AddUnevenOptions(CLI::App* app, CutOptions* options, std::string_view rules
   AddParsedOption(app, "--uneven", &options->uneven, ParseUnevenCuts,
                   StrCat("how to cut dimensions that their axes do not divide: ", rules));
   AddParsedOption(app, "--weights", &options->weights, ParseWeights,
-                  "cut in proportion to these weights of the devices: 1,2,1");
+                  "cut in proportion to these weights, one for each device in the order of the "
+                  "ranks: 1,2,1; a part has the least weight of its devices");
 }
 
 absl::Status CheckCutOptions(const CutOptions& options) {

@@ -137,6 +137,49 @@ absl::StatusOr<T> Named(std::string_view text,
   return Malformed(text, StrCat("is none of ", StrJoin(names, ", "), DidYouMean(text, names)));
 }
 
+// Parses an end of a range of a slice; nullopt if it is no whole number from 0.
+std::optional<int64_t> ParseIndex(std::string_view text) {
+  int64_t index = 0;
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  if (text.empty() || !std::all_of(text.begin(), text.end(), is_digit) ||
+      !absl::SimpleAtoi(ToAbsl(text), &index)) {
+    return std::nullopt;
+  }
+  return index;
+}
+
+// Parses the range of one dimension. Errors name this range and the whole slice.
+absl::StatusOr<SliceRange> ParseSliceRange(std::string_view slice, std::string_view text) {
+  const auto refuse = [&](std::string_view why) {
+    return Malformed(slice, StrCat("is no slice: ", why));
+  };
+  const auto colons = std::count(text.begin(), text.end(), ':');
+  if (colons > 1) {
+    return refuse(StrCat("\"", text, "\" has a step; a range START:STOP takes each index in it"));
+  }
+  if (text.find('-') != std::string_view::npos) {
+    return refuse(StrCat("\"", text, "\" has a number below 0; indexes count from 0, and none ",
+                         "counts from the end (`shardmesh describe NAME` shows the shape)"));
+  }
+  if (const std::optional<int64_t> index = ParseIndex(text); index.has_value() && colons == 0) {
+    const bool has_next = *index < std::numeric_limits<int64_t>::max();
+    return refuse(StrCat("\"", text, "\" is one index; write a range, ", *index, ":",
+                         has_next ? StrCat(*index + 1) : std::string(),
+                         ", which keeps the dimension"));
+  }
+  const std::string_view start = Strip(text.substr(0, text.find(':')));
+  const std::string_view stop = colons == 1 ? Strip(text.substr(text.find(':') + 1)) : "";
+  SliceRange range;
+  if (!stop.empty()) range.stop = ParseIndex(stop);
+  if (colons == 0 || (!start.empty() && !ParseIndex(start).has_value()) ||
+      (!stop.empty() && !range.stop.has_value())) {
+    return refuse(StrCat("\"", text, "\" is no range; for each dimension write START:STOP, ",
+                         "START:, :STOP, or : for all of it, as in 0:16,:"));
+  }
+  range.start = ParseIndex(start).value_or(0);
+  return range;
+}
+
 }  // namespace
 
 absl::StatusOr<Shape> ParseShape(std::string_view text) {
@@ -163,19 +206,7 @@ absl::StatusOr<ArraySlice> ParseSlice(std::string_view text) {
     return slice;
   }
   for (const absl::string_view piece : absl::StrSplit(ToAbsl(text), ',')) {
-    const std::vector<absl::string_view> ends = absl::StrSplit(piece, ':');
-    SliceRange& range = slice.emplace_back();
-    int64_t stop = 0;
-    const bool has_stop = ends.size() == 2 && !ends[1].empty();
-    if (ends.size() != 2 || (!ends[0].empty() && !absl::SimpleAtoi(ends[0], &range.start)) ||
-        (has_stop && !absl::SimpleAtoi(ends[1], &stop)) || range.start < 0 || stop < 0) {
-      return Malformed(text,
-                       "is no slice; write START:STOP for each dimension, counted from 0, such as "
-                       "0:16,: (an end that is left out is that of the dimension)");
-    }
-    if (has_stop) {
-      range.stop = stop;
-    }
+    SHARDMESH_ASSIGN_OR_RETURN(slice.emplace_back(), ParseSliceRange(text, Strip(ToStd(piece))));
   }
   return slice;
 }

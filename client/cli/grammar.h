@@ -32,9 +32,10 @@ namespace shardmesh::client {
 // returns the errors of CheckShape.
 absl::StatusOr<Shape> ParseShape(std::string_view text);
 
-// Parses a slice of an array, such as `0:16,:`. The notation is that of ParseTile. A range without
-// a start begins at 0, and a range without an end reaches to the end of the dimension. Checks only
-// the syntax, not the bounds.
+// Parses a slice of an array, such as `0:16,:`: a range START:STOP, START:, :STOP or : for each
+// dimension. A range without a start begins at 0, and a range without an end reaches to the end of
+// the dimension. Blanks around numbers are ignored. Single indexes, steps, and indexes that count
+// from the end are errors. Checks only the syntax, not the bounds.
 absl::StatusOr<ArraySlice> ParseSlice(std::string_view text);
 
 // A check for CLI::Option, for commands that can write only files. Returns an error for `-`, by

@@ -137,12 +137,17 @@ std::vector<CorrectedTensor> CorrectedTensors(MeshClient* client, TreeQuestion q
   const absl::StatusOr<TreeAnswer> answer = client->layouts().ResolveTree(question, tensors);
   std::vector<CorrectedTensor> corrected;
   if (!answer.ok()) return corrected;
-  const std::optional<Mesh> mesh = MeshOfAnswer(client, question.mesh, *answer);
+  // Without the mesh, the error lists no fixes.
+  const absl::StatusOr<Mesh> fetched = FetchMesh(client, question.mesh);
+  const std::optional<Mesh> mesh = fetched.ok() ? std::optional(*fetched) : std::nullopt;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const std::vector<Correction>& corrections =
-        answer->specs[answer->placements[i].spec_index].corrections;
-    if (corrections.empty()) continue;
-    corrected.push_back({.name = tensors[i].name, .corrections = corrections, .mesh = mesh});
+    const TreeSpec& spec = answer->specs[answer->placements[i].spec_index];
+    if (spec.corrections.empty()) continue;
+    corrected.push_back({.name = tensors[i].name,
+                         .corrections = spec.corrections,
+                         .mesh = mesh,
+                         .effective = spec.effective,
+                         .shape = tensors[i].shape});
   }
   return corrected;
 }

@@ -51,9 +51,11 @@ std::string FormatReplicas(const ArrayReplicas& replicas) {
 }
 
 void ReplicaSums::Add(const Array& array) {
+  // The spec alone replicates the tiles: there is no second replica, whatever the ranks lack.
+  if (array.replicas->by_spec) return;
   const bool is_complete = array.replicas->complete == array.replicas->wanted;
   if (!is_complete) ++incomplete_;
-  if (is_complete && !array.replicas->by_spec) copied_bytes_ += array.size_bytes;
+  if (is_complete) copied_bytes_ += array.size_bytes;
   if (array.state == ArrayState::kDegraded && array.replicas->complete > 0) ++recoverable_;
 }
 

@@ -36,7 +36,8 @@ absl::StatusOr<std::vector<Array>> AwaitSecondReplicas(MeshClient* client, int64
 // Sums of the replicas of a list of arrays. Not thread-safe.
 class ReplicaSums {
  public:
-  // Counts an array that wants two replicas.
+  // Counts an array that wants two replicas. An array whose spec alone gives it two has no second
+  // replica, and is not counted.
   void Add(const Array& array);
 
   // The end of the line with the sum of the arrays: the bytes with the complete second copies, and

@@ -10,6 +10,7 @@
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "rpc/codec/correction_codec.h"
+#include "sharding/layout/fixes.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::client {
@@ -45,8 +46,70 @@ std::string_view StepKindName(ExplanationStep::Kind kind) {
   return "step";
 }
 
-// Maximum number of lines of WithAllCorrected.
+// Maximum number of groups of tensors of WithAllCorrected.
 constexpr size_t kMostCorrectedLines = 10;
+// The end of the message of WithAllCorrected.
+constexpr char kAcceptCorrections[] =
+    "Ask for such specs, or leave out --strict to accept the corrections";
+
+// Returns the spec that was asked for, from the corrections of it.
+PartitionSpec RequestedOf(const CorrectedTensor& tensor) {
+  std::vector<SpecEntry> entries(tensor.effective.entries().begin(),
+                                 tensor.effective.entries().end());
+  for (const Correction& correction : tensor.corrections) {
+    if (correction.dim < 0) continue;  // about the whole tensor
+    const auto dim = static_cast<size_t>(correction.dim);
+    if (dim >= entries.size()) entries.resize(dim + 1, SpecEntry::None());
+    entries[dim] = correction.requested;
+  }
+  return PartitionSpec(std::move(entries),
+                       {tensor.effective.unreduced().begin(), tensor.effective.unreduced().end()});
+}
+
+// Tensors with equal requests and equal corrections.
+struct CorrectedGroup {
+  const CorrectedTensor* first = nullptr;
+  PartitionSpec requested;
+  std::string text;  // of the corrections
+  int64_t tensors = 0;
+  bool has_one_shape = true;
+};
+
+std::vector<CorrectedGroup> GroupsOf(absl::Span<const CorrectedTensor> corrected) {
+  std::vector<CorrectedGroup> groups;  // in the order of the tensors
+  std::map<std::string, size_t> group_of;
+  for (const CorrectedTensor& tensor : corrected) {
+    PartitionSpec requested = RequestedOf(tensor);
+    std::string text = FormatCorrections(tensor.corrections, tensor.mesh);
+    const auto [found, is_new] =
+        group_of.try_emplace(StrCat(text, "\n", FormatSpec(requested)), groups.size());
+    if (is_new) {
+      groups.push_back(
+          {.first = &tensor, .requested = std::move(requested), .text = std::move(text)});
+    }
+    CorrectedGroup& group = groups[found->second];
+    ++group.tensors;
+    group.has_one_shape = group.has_one_shape && tensor.shape == group.first->shape;
+  }
+  return groups;
+}
+
+// Returns a line for each spec that mends the first correction of the tensors of a group.
+std::string FixLinesOf(const CorrectedGroup& group) {
+  const CorrectedTensor& first = *group.first;
+  if (!first.mesh.has_value()) return "";
+  std::string lines;
+  for (const Fix& fix :
+       SuggestFixes(group.requested, first.shape, *first.mesh,
+                    {.effective = first.effective, .corrections = first.corrections})) {
+    if (fix.correction != 0) continue;
+    // Whether another order fits depends on all extents of a tensor.
+    if (fix.kind == Fix::Kind::kAxisOrder && !group.has_one_shape) continue;
+    StrAppend(&lines, "\n    fix: spec '", FormatSpec(fix.spec), "'");
+    if (fix.kind == Fix::Kind::kPaddedSize) StrAppend(&lines, ", and ", fix.text);
+  }
+  return lines;
+}
 
 }  // namespace
 
@@ -146,34 +209,28 @@ bool IsOfStrict(const absl::Status& status) {
 
 absl::Status WithAllCorrected(const absl::Status& refusal,
                               absl::Span<const CorrectedTensor> corrected) {
-  if (refusal.ok() || corrected.size() < 2) return refusal;
-  struct Line {
-    std::string first;
-    std::string text;
-    int64_t tensors = 0;
-  };
-  std::vector<Line> lines;  // in the order of the tensors
-  std::map<std::string, size_t> line_of;
-  for (const CorrectedTensor& tensor : corrected) {
-    std::string text = FormatCorrections(tensor.corrections, tensor.mesh);
-    const auto [found, is_new] = line_of.try_emplace(text, lines.size());
-    if (is_new) lines.push_back({.first = tensor.name, .text = std::move(text)});
-    ++lines[found->second].tensors;
-  }
+  if (refusal.ok() || corrected.empty()) return refusal;
+  const std::vector<CorrectedGroup> groups = GroupsOf(corrected);
   std::string message =
-      StrCat(ToStd(refusal.message()), "\n", corrected.size(), " specs need corrections:");
-  for (size_t i = 0; i < lines.size(); ++i) {
+      StrCat(ToStd(refusal.message()), "\n", FormatCount(corrected.size(), "spec"),
+             corrected.size() == 1 ? " needs" : " need", " corrections:");
+  for (size_t i = 0; i < groups.size(); ++i) {
     if (i == kMostCorrectedLines) {
-      StrAppend(&message, "\n  and ", lines.size() - i, " more corrections; `shardmesh plan` or ",
+      StrAppend(&message, "\n  and ", groups.size() - i, " more corrections; `shardmesh plan` or ",
                 "--validate-only without --strict shows them");
       break;
     }
-    const Line& line = lines[i];
-    StrAppend(&message, "\n  ", line.first,
-              line.tensors > 1 ? StrCat(" and ", line.tensors - 1, " more") : std::string(), ": ",
-              line.text);
+    const CorrectedGroup& group = groups[i];
+    StrAppend(&message, "\n  ", group.first->name,
+              group.tensors > 1 ? StrCat(" and ", group.tensors - 1, " more") : std::string(), ": ",
+              group.text, FixLinesOf(group));
   }
+  StrAppend(&message, "\n", kAcceptCorrections);
   return WithMessage(refusal, message);
+}
+
+bool HasAllCorrected(const absl::Status& status) {
+  return ToStd(status.message()).ends_with(kAcceptCorrections);
 }
 
 }  // namespace shardmesh::client

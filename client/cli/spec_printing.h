@@ -12,6 +12,8 @@
 #include "client/types/layout_questions.h"
 #include "sharding/mesh.h"
 #include "sharding/mode.h"
+#include "sharding/shape.h"
+#include "sharding/spec.h"
 
 namespace shardmesh::client {
 
@@ -37,14 +39,21 @@ struct CorrectedTensor {
   std::string name;
   std::vector<Correction> corrections;
   std::optional<Mesh> mesh = std::nullopt;  // see MeshOfCorrections
+  PartitionSpec effective = {};             // the spec with these corrections
+  Shape shape = {};
 };
 // Whether --strict is the cause of an error: the error is about corrections.
 bool IsOfStrict(const absl::Status& status);
 // Returns `refusal`, the error of --strict, which is about the first corrected tensor only. Its
-// message gets the corrections of all tensors: a line for the tensors with equal corrections, and
-// at most ten lines. Unchanged if fewer than two tensors were corrected.
+// message gets the corrections of all tensors: a line for each group of tensors with equal requests
+// and equal corrections, at most ten lines, and below each line the specs that would mend the
+// group. These specs need the mesh, the effective spec and the shape of the tensors. Unchanged if
+// no tensor was corrected.
 absl::Status WithAllCorrected(const absl::Status& refusal,
                               absl::Span<const CorrectedTensor> corrected);
+// Whether WithAllCorrected has changed the error. The fixes in the details of such an error are
+// about the first tensor only.
+bool HasAllCorrected(const absl::Status& status);
 
 }  // namespace shardmesh::client
 

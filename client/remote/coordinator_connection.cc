@@ -132,7 +132,8 @@ absl::Status CoordinatorConnection::Repeat(
   int few = 0;        // attempts that ended with an error of SelfRetry::kFewTimes
   for (;;) {
     if (limit.is_cancelled()) return CancelledByCaller();
-    absl::Status status = call({deadline.wall(), limit.cancellation, limit.traceparent});
+    absl::Status status =
+        call({deadline.wall(), limit.cancellation, limit.traceparent, limit.answer_time});
     if (limit.is_cancelled() && !status.ok()) return CancelledByCaller();
     const Reason reason = ReasonOf(status);
     if (absl::IsDeadlineExceeded(status) && reason == Reason::kUnspecified && !last.ok()) {

@@ -68,6 +68,9 @@ struct CallLimit {
   absl::Time deadline = absl::InfiniteFuture();
   Cancellation* cancellation = nullptr;  // may be null
   std::string traceparent = {};
+  // How long an attempt that began before `deadline` waits for its answer after `deadline`. For
+  // calls that the coordinator answers at the deadline.
+  absl::Duration answer_time = absl::ZeroDuration();
 
   static CallLimit Within(absl::Duration timeout) { return {.deadline = absl::Now() + timeout}; }
   bool is_cancelled() const { return cancellation != nullptr && cancellation->is_cancelled(); }
@@ -78,7 +81,7 @@ struct CallLimit {
 // Errors are those of the server, with all details. If the connection failed, the message begins
 // with the address.
 //
-// Call and Repeat retry by the rule of status/retry.h, and never beyond the deadline:
+// Call and Repeat retry by the rule of status/retry.h. No attempt begins after the deadline:
 //   - until the deadline, if the coordinator recovers or still runs the first request with the same
 //     request_id. Likewise if gRPC ended the call because gRPC's memory for calls was exhausted;
 //   - a few times (kFewAttempts) if the coordinator is unreachable, does not serve or is
@@ -170,7 +173,7 @@ class CoordinatorConnection {
     if (!address.empty()) {
       rpc::AwaitReconnected(*channel, std::min(limit.deadline, absl::Now() + kReconnectTimeout));
     }
-    rpc::Apply({limit.deadline, limit.traceparent}, context);
+    rpc::Apply({limit.deadline + limit.answer_time, limit.traceparent}, context);
   }
 
   // Makes a unary call, with the retries of the class comment.

@@ -15,16 +15,40 @@ namespace shardmesh::client {
 
 namespace {
 
+// The range in the notation of the command line.
+std::string TextOf(const SliceRange& range) {
+  return StrCat(range.start != 0 || range.stop.has_value() ? StrCat(range.start) : "", ":",
+                range.stop.has_value() ? StrCat(*range.stop) : "");
+}
+
 // The slice in the notation of the command line, with one range for each dimension of the shape.
 // Extra ranges are cut off; for missing ranges, the text has `:`.
 std::string FilledUp(const ArraySlice& slice, const Shape& shape) {
   std::vector<std::string> ranges;
   for (size_t dim = 0; dim < shape.size(); ++dim) {
-    const SliceRange range = dim < slice.size() ? slice[dim] : SliceRange();
-    ranges.push_back(StrCat(range.start > 0 || range.stop.has_value() ? StrCat(range.start) : "",
-                            ":", range.stop.has_value() ? StrCat(*range.stop) : ""));
+    ranges.push_back(TextOf(dim < slice.size() ? slice[dim] : SliceRange()));
   }
   return ranges.empty() ? "no slice" : StrJoin(ranges, ",");
+}
+
+// Returns what is wrong with the range of a dimension that has `end` indexes; empty if it fits.
+std::string Objection(const SliceRange& range, size_t dim, int64_t end) {
+  const int64_t stop = range.stop.value_or(end);
+  // A dimension without indexes has only the empty range.
+  if (range.start == 0 && stop == 0 && end == 0) return "";
+  const std::string subject = StrCat("the range ", TextOf(range), " of dimension ", dim);
+  if (end == 0) {
+    return StrCat(subject, " is not in the array: this dimension has no index; write :");
+  }
+  if (range.start < 0 || range.start >= end || stop > end) {
+    return StrCat(subject, " is not in the array: this dimension has the indexes 0 to ", end - 1,
+                  "; write a range within 0:", end);
+  }
+  if (range.start >= stop) {
+    return StrCat(subject, " has no index, since STOP itself is not in it; write a STOP above ",
+                  range.start, ", such as ", range.start, ":", range.start + 1);
+  }
+  return "";
 }
 
 }  // namespace
@@ -32,29 +56,22 @@ std::string FilledUp(const ArraySlice& slice, const Shape& shape) {
 absl::StatusOr<Tile> TileOf(const ArraySlice& slice, const ArrayDescriptor& array) {
   const Tile whole = Tile::Whole(array.shape);
   Tile tile;
-  bool fits = slice.size() == array.shape.size();
+  std::string objection;
   for (size_t dim = 0; dim < slice.size(); ++dim) {
     const int64_t end = dim < array.shape.size() ? array.shape[dim] : 0;
-    const IndexRange range = {slice[dim].start, slice[dim].stop.value_or(end)};
-    // A dimension without indexes has only the empty range.
-    fits = fits && range.start >= 0 && range.stop <= end &&
-           (range.start < range.stop || (range.start == range.stop && end == 0));
-    tile.ranges.push_back(range);
+    tile.ranges.push_back({slice[dim].start, slice[dim].stop.value_or(end)});
+    if (objection.empty()) objection = Objection(slice[dim], dim, end);
   }
-  if (fits) {
-    return tile;
-  }
-  std::string text =
-      StrCat("the slice ", tile.ToString(), " is empty or not within ", whole.ToString(),
-             ", the indexes of the array; give a range of at least one index for each dimension");
   if (slice.size() != array.shape.size()) {
     const auto count = [](size_t n, std::string_view noun) {
       return StrCat(n, " ", noun, n == 1 ? "" : "s");
     };
-    text = StrCat("the slice has ", count(slice.size(), "range"), ", the array ",
-                  count(array.shape.size(), "dimension"), "; write ", FilledUp(slice, array.shape));
+    objection =
+        StrCat("the slice has ", count(slice.size(), "range"), ", the array ",
+               count(array.shape.size(), "dimension"), "; write ", FilledUp(slice, array.shape));
   }
-  return InvalidArgument(Reason::kBadTile, text,
+  if (objection.empty()) return tile;
+  return InvalidArgument(Reason::kBadTile, objection,
                          {{fact::kArray, array.array_id},
                           {fact::kHave, tile.ToString()},
                           {fact::kNeed, whole.ToString()}});

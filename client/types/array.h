@@ -98,6 +98,20 @@ struct Array {
   std::optional<ArrayReplicas> replicas;
 };
 
+// A rank of an array, and the worker that is to have the tile of this rank.
+struct TileHolder {
+  int64_t rank = 0;
+  std::string identity;  // empty: no worker serves the rank yet
+  bool present = false;  // false: the tile is missing
+};
+
+// The workers of an array's tiles, by rank; only the first 1,000 ranks. Both are empty if the
+// coordinator is older.
+struct ArrayHolders {
+  std::vector<TileHolder> first;
+  std::vector<TileHolder> second;  // of the second replicas; empty: the array has none
+};
+
 // Selects an array by name or by id. With a name, `version` selects a version of the name; 0
 // selects the current version.
 struct ArraySelector {

@@ -16,8 +16,8 @@ struct SaveOptions {
   // Number of the step, 0 to 99,999,999: the checkpoint is in `step-NNNNNNNN` below the folder.
   // Nullopt: in the folder itself.
   std::optional<int64_t> step = std::nullopt;
-  // Only with `step`: removes complete checkpoints of lower steps, so that this many remain; 0
-  // keeps all.
+  // Only with `step`: removes complete checkpoints of lower steps, so that this many remain with
+  // the new one; 0 keeps all. Steps above `step` are neither counted nor removed.
   int keep = 0;
   // Largest size of the tensors in a file, at least 1 MiB. 0: 5,000,000,000, or with `step` a
   // sixteenth of all tensors, from 16 to 256 MiB.
@@ -59,6 +59,10 @@ struct SavedCheckpoint {
   int64_t linked_files = 0;
   bool took_over = false;  // the folder had files of a save that did not end
   std::vector<int64_t> removed_steps;
+  // With `step`: the steps that have complete checkpoints in the folder after the save, in rising
+  // order; of more than 1,000, the highest. `keep` neither counts nor removes steps above the saved
+  // one. Empty if the build of a worker does not tell.
+  std::vector<int64_t> kept_steps;
   int64_t revision = 0;  // the highest version of the saved names
 };
 

@@ -34,11 +34,17 @@ constexpr uint32_t MakeTag(int field, WireFormatLite::WireType type) {
   return (static_cast<uint32_t>(field) << 3) | static_cast<uint32_t>(type);
 }
 constexpr uint32_t kCrcTag = MakeTag(Wire::kCrc32CFieldNumber, WireFormatLite::WIRETYPE_FIXED32);
+constexpr uint32_t kHeaderCrcTag =
+    MakeTag(Wire::kHeaderCrc32CFieldNumber, WireFormatLite::WIRETYPE_FIXED32);
 constexpr uint32_t kPayloadTag =
     MakeTag(Wire::kPayloadFieldNumber, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
-static_assert(kCrcTag < 0x80 && kPayloadTag < 0x80, "each tag is one byte");
-// Size of the checksum field: its tag and four bytes.
-constexpr size_t kCrcFieldBytes = 5;
+static_assert(kCrcTag < 0x80 && kPayloadTag < 0x80, "each of these tags is one byte");
+static_assert(kHeaderCrcTag >= 0x80 && kHeaderCrcTag < 0x4000, "this tag is two bytes");
+
+// The checksum field: its tag, and four bytes.
+constexpr size_t CrcFieldBytes(PayloadChecksum checksum) {
+  return checksum == PayloadChecksum::kCrc32c ? 5 : 6;
+}
 
 // The error for a malformed frame. `field`: the field at fault; empty if the frame cannot be
 // parsed.
@@ -75,13 +81,21 @@ void EncodeHello(const FrameHello& from, internal::v1::FrameHello* to) {
   to->set_shm_socket(from.shm_socket);
   to->set_shm_token(from.shm_token);
   to->set_link_credit_bytes(from.link_credit_bytes);
+  to->set_accepts_plain_payloads(from.accepts_plain_payloads);
 }
 
 FrameHello DecodeHello(const internal::v1::FrameHello& from) {
-  return {from.identity(),         from.incarnation(), from.peer_identity(),
-          from.peer_incarnation(), from.cluster_id(),  from.initial_credit_bytes(),
-          from.boot_id(),          from.shm_socket(),  from.shm_token(),
-          from.link_credit_bytes()};
+  return {from.identity(),
+          from.incarnation(),
+          from.peer_identity(),
+          from.peer_incarnation(),
+          from.cluster_id(),
+          from.initial_credit_bytes(),
+          from.boot_id(),
+          from.shm_socket(),
+          from.shm_token(),
+          from.link_credit_bytes(),
+          from.accepts_plain_payloads()};
 }
 
 void EncodeAbort(const FrameAbort& from, internal::v1::FrameAbort* to) {
@@ -248,34 +262,61 @@ std::vector<grpc::Slice> Cut(absl::Span<const grpc::Slice> slices, size_t begin,
   return cut;
 }
 
-// Compares the checksum at the start of the frame with that of the remaining bytes.
-absl::Status CheckCrc(absl::Span<const grpc::Slice> slices, size_t size) {
-  std::array<char, kCrcFieldBytes> field;
-  if (size < field.size()) {
+// The checksum field at the start of a frame.
+struct StatedCrc {
+  PayloadChecksum checksum = PayloadChecksum::kCrc32c;
+  uint32_t crc = 0;
+};
+
+absl::StatusOr<StatedCrc> ReadStatedCrc(absl::Span<const grpc::Slice> slices, size_t size,
+                                        PayloadChecksum least) {
+  std::array<uint8_t, CrcFieldBytes(PayloadChecksum::kNone)> start;
+  if (size < CrcFieldBytes(PayloadChecksum::kCrc32c)) {
     return BadChecksum(StrCat("it has ", size, " bytes, too few for a checksum"));
   }
   size_t filled = 0;
-  uint32_t actual = 0;
   for (const grpc::Slice& slice : slices) {
-    absl::Span<const char> bytes = BytesOf(slice);
-    const size_t head = std::min(bytes.size(), field.size() - filled);
-    std::memcpy(field.data() + filled, bytes.data(), head);
+    const size_t head = std::min(slice.size(), start.size() - filled);
+    std::memcpy(start.data() + filled, slice.begin(), head);
     filled += head;
-    actual = ExtendCrc32c(actual, bytes.subspan(head));
   }
-  if (static_cast<uint8_t>(field[0]) != kCrcTag) {
+  std::array<uint8_t, 2> header_tag;
+  CodedOutputStream::WriteTagToArray(kHeaderCrcTag, header_tag.data());
+  StatedCrc stated;
+  if (start[0] == kCrcTag) {
+    stated.checksum = PayloadChecksum::kCrc32c;
+  } else if (filled == start.size() && start[0] == header_tag[0] && start[1] == header_tag[1]) {
+    stated.checksum = PayloadChecksum::kNone;
+  } else {
     return BadChecksum("it does not start with its checksum");
   }
-  uint32_t expected = 0;
-  CodedInputStream::ReadLittleEndian32FromArray(reinterpret_cast<const uint8_t*>(field.data() + 1),
-                                                &expected);
-  if (actual != expected) {
-    return BadChecksum(StrCat("its checksum says ", absl::Hex(expected, absl::kZeroPad8),
-                              ", its bytes have ", absl::Hex(actual, absl::kZeroPad8)),
-                       {{fact::kHave, absl::Hex(actual, absl::kZeroPad8)},
-                        {fact::kNeed, absl::Hex(expected, absl::kZeroPad8)}});
+  if (stated.checksum == PayloadChecksum::kNone && least != PayloadChecksum::kNone) {
+    return BadChecksum("its checksum leaves out the payload, which this stream does not allow");
   }
-  return absl::OkStatus();
+  CodedInputStream::ReadLittleEndian32FromArray(
+      start.data() + CrcFieldBytes(stated.checksum) - sizeof stated.crc, &stated.crc);
+  return stated;
+}
+
+// Returns `crc` extended by bytes [begin, end) of the joined slices.
+uint32_t ExtendCrc(uint32_t crc, absl::Span<const grpc::Slice> slices, size_t begin, size_t end) {
+  size_t start = 0;
+  for (const grpc::Slice& slice : slices) {
+    const size_t stop = start + slice.size();
+    const size_t from = std::max(start, begin);
+    const size_t to = std::min(stop, end);
+    if (from < to) crc = ExtendCrc32c(crc, BytesOf(slice).subspan(from - start, to - from));
+    start = stop;
+  }
+  return crc;
+}
+
+absl::Status CompareCrc(uint32_t actual, uint32_t expected) {
+  if (actual == expected) return absl::OkStatus();
+  return BadChecksum(StrCat("its checksum says ", absl::Hex(expected, absl::kZeroPad8),
+                            ", its bytes have ", absl::Hex(actual, absl::kZeroPad8)),
+                     {{fact::kHave, absl::Hex(actual, absl::kZeroPad8)},
+                      {fact::kNeed, absl::Hex(expected, absl::kZeroPad8)}});
 }
 
 // Where the payload lies in a frame, and the bytes of the header fields for the generated code.
@@ -285,10 +326,11 @@ struct Layout {
   size_t payload_end = 0;
 };
 
-absl::StatusOr<Layout> FindFields(absl::Span<const grpc::Slice> slices, size_t size) {
+// Finds the fields after the checksum field, which has `begin` bytes.
+absl::StatusOr<Layout> FindFields(absl::Span<const grpc::Slice> slices, size_t begin, size_t size) {
   SliceInput stream(slices);
   CodedInputStream input(&stream);
-  input.Skip(kCrcFieldBytes);
+  input.Skip(static_cast<int>(begin));
   Layout layout;
   {
     google::protobuf::io::StringOutputStream header_stream(&layout.header);
@@ -299,7 +341,7 @@ absl::StatusOr<Layout> FindFields(absl::Span<const grpc::Slice> slices, size_t s
       if (tag == 0 || field == 0) {
         return BadFrame("a field without a number");
       }
-      if (field == Wire::kCrc32CFieldNumber) {
+      if (field == Wire::kCrc32CFieldNumber || field == Wire::kHeaderCrc32CFieldNumber) {
         return BadFrame("a second checksum", "crc32c");
       }
       if (tag == kPayloadTag) {
@@ -337,7 +379,8 @@ int64_t Frame::payload_bytes() const {
 
 absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
                                             absl::Span<const absl::Span<const char>> payload,
-                                            std::shared_ptr<const void> owner) {
+                                            std::shared_ptr<const void> owner,
+                                            PayloadChecksum checksum) {
   size_t payload_bytes = 0;
   for (const absl::Span<const char> piece : payload) {
     payload_bytes += piece.size();
@@ -352,25 +395,28 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   const size_t header_bytes = wire.ByteSizeLong();
   const auto length = static_cast<uint32_t>(payload_bytes);
   const size_t prefix_bytes = payload_bytes == 0 ? 0 : 1 + CodedOutputStream::VarintSize32(length);
-  const size_t head_bytes = kCrcFieldBytes + header_bytes + prefix_bytes;
+  if (header.kind != FrameKind::kData) checksum = PayloadChecksum::kCrc32c;
+  const size_t crc_field_bytes = CrcFieldBytes(checksum);
+  const size_t head_bytes = crc_field_bytes + header_bytes + prefix_bytes;
   if (static_cast<int64_t>(head_bytes + payload_bytes) > kMaxFrameBytes) {
     return OverLimit("a frame", static_cast<int64_t>(head_bytes + payload_bytes), kMaxFrameBytes);
   }
   grpc::Slice head(head_bytes);
   // The slice is writable, because gRPC does not share it yet.
   auto* const start = const_cast<uint8_t*>(head.begin());
-  uint8_t* at = start + kCrcFieldBytes;
+  uint8_t* at = start + crc_field_bytes;
   at = wire.SerializeWithCachedSizesToArray(at);
   if (payload_bytes > 0) {
     at = CodedOutputStream::WriteTagToArray(kPayloadTag, at);
     at = CodedOutputStream::WriteVarint32ToArray(length, at);
   }
-  uint32_t crc = Crc32c(BytesOf(head).subspan(kCrcFieldBytes));
-  for (const absl::Span<const char> piece : payload) {
-    crc = ExtendCrc32c(crc, piece);
+  uint32_t crc = Crc32c(BytesOf(head).subspan(crc_field_bytes));
+  if (checksum == PayloadChecksum::kCrc32c) {
+    for (const absl::Span<const char> piece : payload) crc = ExtendCrc32c(crc, piece);
   }
-  start[0] = kCrcTag;
-  CodedOutputStream::WriteLittleEndian32ToArray(crc, start + 1);
+  at = CodedOutputStream::WriteTagToArray(
+      checksum == PayloadChecksum::kCrc32c ? kCrcTag : kHeaderCrcTag, start);
+  CodedOutputStream::WriteLittleEndian32ToArray(crc, at);
   // Copy the slice `head` only now that it is complete. A short slice stores its bytes inline, so a
   // copy would not see bytes that are written later.
   std::vector<grpc::Slice> slices = {head};
@@ -383,7 +429,7 @@ absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
   return grpc::ByteBuffer(slices.data(), slices.size());
 }
 
-absl::StatusOr<Frame> ReadFrame(const grpc::ByteBuffer& bytes) {
+absl::StatusOr<Frame> ReadFrame(const grpc::ByteBuffer& bytes, PayloadChecksum least) {
   const size_t size = bytes.Length();
   if (static_cast<int64_t>(size) > kMaxFrameBytes) {
     return OverLimit("a frame", static_cast<int64_t>(size), kMaxFrameBytes);
@@ -392,8 +438,18 @@ absl::StatusOr<Frame> ReadFrame(const grpc::ByteBuffer& bytes) {
   if (size > 0 && !bytes.Dump(&slices).ok()) {
     return BadFrame("its bytes cannot be read");
   }
-  SHARDMESH_RETURN_IF_ERROR(CheckCrc(slices, size));
-  SHARDMESH_ASSIGN_OR_RETURN(const Layout layout, FindFields(slices, size));
+  SHARDMESH_ASSIGN_OR_RETURN(const StatedCrc stated, ReadStatedCrc(slices, size, least));
+  const size_t begin = CrcFieldBytes(stated.checksum);
+  if (stated.checksum == PayloadChecksum::kCrc32c) {
+    SHARDMESH_RETURN_IF_ERROR(CompareCrc(ExtendCrc(0, slices, begin, size), stated.crc));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const Layout layout, FindFields(slices, begin, size));
+  if (stated.checksum == PayloadChecksum::kNone) {
+    // The payload is where the fields say, so a changed length of a field shows in the checksum.
+    const uint32_t head = ExtendCrc(0, slices, begin, layout.payload_begin);
+    SHARDMESH_RETURN_IF_ERROR(
+        CompareCrc(ExtendCrc(head, slices, layout.payload_end, size), stated.crc));
+  }
   Wire wire;
   if (!wire.ParseFromString(layout.header)) {
     return BadFrame("not a protobuf message");

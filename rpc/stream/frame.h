@@ -3,7 +3,7 @@
 //
 // On the wire a frame is a shardmesh.internal.v1.ExchangeRequest, or an ExchangeResponse, which has
 // the same fields. First comes a CRC-32C of all following bytes, then the header fields, and last
-// the payload.
+// the payload. Two workers may agree that the checksum leaves out the payload (PayloadChecksum).
 #ifndef SHARDMESH_RPC_STREAM_FRAME_H_
 #define SHARDMESH_RPC_STREAM_FRAME_H_
 
@@ -29,6 +29,15 @@ inline constexpr int64_t kMaxSignatureBytes = 512;
 // Maximum size, in bytes, of a whole frame: the message limit of channels and servers that carry
 // frames.
 inline constexpr int64_t kMaxFrameBytes = kMaxFramePayloadBytes + (int64_t{64} << 10);
+
+// Whether the checksum of a data frame covers its payload. All other frames, and the headers of all
+// frames, always have a checksum.
+enum class PayloadChecksum {
+  kCrc32c,
+  // For streams whose bytes something else protects: both ends are on one host, so that the bytes
+  // never leave the kernel's memory, or the stream is encrypted, which authenticates each record.
+  kNone,
+};
 
 enum class FrameKind {
   kHello,   // the first frame on a stream, once in each direction
@@ -59,6 +68,8 @@ struct FrameHello {
   std::string shm_socket = {};  // abstract socket on the sender's host; empty: no shared memory
   std::string shm_token = {};   // 16 bytes; empty: no shared memory
   int64_t link_credit_bytes = 0;
+  // Whether the sender takes frames with PayloadChecksum::kNone, where bytes are protected anyway.
+  bool accepts_plain_payloads = false;
 
   friend bool operator==(const FrameHello&, const FrameHello&) = default;
 };
@@ -100,10 +111,12 @@ struct FrameHeader {
 // is not copied: its bytes must not change until gRPC releases `owner`. gRPC releases `owner`, on
 // any thread, when it no longer uses any of the bytes, also if the stream breaks. With a null
 // `owner`, the bytes must outlive the stream. INVALID_ARGUMENT (LIMIT_EXCEEDED): the payload or the
-// frame exceeds its limit. Thread-safe.
+// frame exceeds its limit. With PayloadChecksum::kNone, the checksum leaves out the payload of a
+// data frame. Thread-safe.
 absl::StatusOr<grpc::ByteBuffer> WriteFrame(const FrameHeader& header,
                                             absl::Span<const absl::Span<const char>> payload = {},
-                                            std::shared_ptr<const void> owner = nullptr);
+                                            std::shared_ptr<const void> owner = nullptr,
+                                            PayloadChecksum checksum = PayloadChecksum::kCrc32c);
 
 // A received frame. A copy shares the payload's memory.
 struct Frame {
@@ -118,11 +131,17 @@ struct Frame {
 // Skips unknown fields. If a field occurs several times, its last value counts. A missing field has
 // its default.
 //
-// Errors: DATA_LOSS (CHECKSUM_MISMATCH) if the checksum is missing or wrong, even if other faults
-// exist; INVALID_ARGUMENT (LIMIT_EXCEEDED) for a frame or payload over its limit; INVALID_ARGUMENT
-// (BAD_FIELD) for any other illegal content: not a protobuf message, an unknown kind, a negative
-// size, data outside its message, a hello or abort without its body. Thread-safe.
-absl::StatusOr<Frame> ReadFrame(const grpc::ByteBuffer& bytes);
+// `least` is the checksum that the payload of a data frame must have. With PayloadChecksum::kNone,
+// frames with and without a checksum of their payload are read.
+//
+// Errors: DATA_LOSS (CHECKSUM_MISMATCH) if the checksum is missing or wrong, or leaves out a
+// payload that it must cover, even if other faults exist (a damaged header of a frame whose payload
+// has none may count as illegal content instead); INVALID_ARGUMENT (LIMIT_EXCEEDED) for a
+// frame or payload over its limit; INVALID_ARGUMENT (BAD_FIELD) for any other illegal content: not
+// a protobuf message, an unknown kind, a negative size, data outside its message, a hello or abort
+// without its body. Thread-safe.
+absl::StatusOr<Frame> ReadFrame(const grpc::ByteBuffer& bytes,
+                                PayloadChecksum least = PayloadChecksum::kCrc32c);
 
 }  // namespace shardmesh::rpc
 

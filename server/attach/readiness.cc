@@ -1,6 +1,8 @@
 // Compares a mesh's current state with the state that its workers have received and reported.
 #include "server/attach/readiness.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -22,6 +24,9 @@ constexpr size_t kMostRanksNamed = 16;
 constexpr size_t kMostRanksBytes = 512;
 // Workers normally connect to each other within this time after an attach or a lost connection.
 constexpr absl::Duration kTimeToMeet = absl::Seconds(5);
+// A worker is silent if its last heartbeat is this number of intervals older than the newest
+// heartbeat of the mesh.
+constexpr double kSilentAfter = 1.5;
 
 absl::Status NotReady(std::string_view mesh_id, std::string_view why, Facts facts) {
   return WithRetryDelay(WithFacts(WithReason(absl::FailedPreconditionError(StrCat(
@@ -98,6 +103,7 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
   std::string held;  // the worker that an operator must resume
   bool is_passing = true;
   size_t size_bytes = 0;
+  const std::set<std::string_view> silent = FindSilent(*view, *ranks);
   absl::MutexLock lock(&mutex_);
   if (const auto told = told_state_ == nullptr
                             ? absl::StatusOr<std::shared_ptr<const Definition>>(nullptr)
@@ -106,13 +112,22 @@ absl::Status Readiness::Check(std::string_view mesh_id) const {
     return Recovering(StrCat("the mesh \"", mesh_id,
                              "\" is not ready: its workers are being notified; try again"));
   }
+  std::set<std::string_view> missed;
+  std::vector<std::string> unmet;  // by rank
+  for (const std::string& identity : ranks->identities) {
+    unmet.push_back(FindUnmet(identity, *ranks, view->epoch, silent, &missed));
+  }
   for (size_t rank = 0; rank < ranks->identities.size(); ++rank) {
     const std::string& identity = ranks->identities[rank];
     const WorkerStatus& worker = *view->FindWorker(identity);
     const bool is_draining = worker.state == WorkerState::kDraining;
     const std::string why = worker.is_held ? "is drained by an operator"
                             : is_draining  ? "is draining"
-                                           : FindUnmet(identity, *ranks, view->epoch);
+                            : missed.contains(identity)
+                                ? StrCat("has sent no heartbeat for ",
+                                         FormatRounded(clock_->Now() - worker.last_heartbeat()),
+                                         ", and its peers do not reach it")
+                                : unmet[rank];
     if (why.empty()) continue;
     // A live worker without a report has not finished attaching: it becomes a member soon, or its
     // stream is cut as late.
@@ -151,33 +166,58 @@ absl::Status Readiness::Incomplete(const MembershipView& view, const MeshRanks& 
                                    const absl::Status& incomplete) const {
   const std::vector<int64_t> missing = view.MissingRanks(ranks);
   std::vector<std::string> names;
+  std::vector<std::string> identities;
   for (const int64_t rank : missing) {
-    if (!recovery_->ComesBack(ranks.identities[static_cast<size_t>(rank)])) return incomplete;
-    if (names.size() < kMostRanksNamed) names.push_back(view.DescribeRank(ranks, rank));
+    const std::string& identity = ranks.identities[static_cast<size_t>(rank)];
+    if (!recovery_->ComesBack(identity)) return incomplete;
+    if (names.size() == kMostRanksNamed) continue;
+    names.push_back(view.DescribeRank(ranks, rank));
+    identities.push_back(identity);
   }
   if (missing.empty()) return incomplete;
   if (missing.size() > names.size()) {
     names.push_back(StrCat(missing.size() - names.size(), " more"));
   }
   return Recovering(StrCat("mesh \"", ranks.mesh_id, "\" waits for ", StrJoin(names, ", "),
-                           " to come back, ", recovery_->WaitAdvice()));
+                           " to come back, ", recovery_->WaitAdvice()),
+                    {{fact::kIdentity, StrJoin(identities, ",")}});
+}
+
+std::set<std::string_view> Readiness::FindSilent(const MembershipView& view,
+                                                 const MeshRanks& mesh) const {
+  absl::Time newest = absl::InfinitePast();
+  for (const std::string& identity : mesh.identities) {
+    newest = std::max(newest, view.FindWorker(identity)->last_heartbeat());
+  }
+  const absl::Time due = newest - kSilentAfter * membership_->options().heartbeat_interval;
+  std::set<std::string_view> silent;
+  for (const std::string& identity : mesh.identities) {
+    if (view.FindWorker(identity)->last_heartbeat() < due) silent.insert(identity);
+  }
+  return silent;
 }
 
 // Ignores peers that serve no rank of `mesh`: a step of this mesh does not need them.
-std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mesh,
-                                 int64_t epoch) const {
+std::string Readiness::FindUnmet(std::string_view identity, const MeshRanks& mesh, int64_t epoch,
+                                 const std::set<std::string_view>& silent,
+                                 std::set<std::string_view>* missed) const {
   const auto found = reports_.find(identity);
   if (found == reports_.end() || found->second.epoch != epoch) {
     return "has not reached its peers yet";
   }
+  const bool is_silent = silent.contains(identity);
   std::vector<std::string> apart;
   for (const auto& [peer, since] : found->second.unreached) {
     if (!mesh.RankOf(peer).has_value()) continue;
-    if (apart.size() == kMostRanksNamed) {
-      apart.push_back("others");
-      break;
+    if (const auto at_fault = silent.find(peer); !is_silent && at_fault != silent.end()) {
+      missed->insert(*at_fault);
+      continue;
     }
-    apart.push_back(StrCat("\"", peer, "\""));
+    if (apart.size() < kMostRanksNamed) {
+      apart.push_back(StrCat("\"", peer, "\""));
+    } else if (apart.size() == kMostRanksNamed) {
+      apart.push_back("others");
+    }
   }
   return apart.empty() ? "" : StrCat("does not reach ", StrJoin(apart, ", "));
 }

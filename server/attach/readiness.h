@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -48,6 +49,8 @@ class Readiness {
   // - FAILED_PRECONDITION (MESH_INCOMPLETE): some ranks have no such member, and at least one of
   //   these ranks is not expected to have one soon. The error names the ranks.
   // - NOT_FOUND: no such mesh.
+  // If members do not reach a member whose heartbeats have ceased, the errors name that member, and
+  // not the members that only wait for it.
   absl::Status Check(std::string_view mesh_id) const;
 
  private:
@@ -60,8 +63,15 @@ class Readiness {
 
   absl::Status Incomplete(const MembershipView& view, const MeshRanks& ranks,
                           const absl::Status& incomplete) const;
-  // Returns why the worker cannot take part in a step of this mesh; empty if it can.
-  std::string FindUnmet(std::string_view identity, const MeshRanks& mesh, int64_t epoch) const
+  // Returns the workers of the mesh whose heartbeats have ceased while those of other workers of
+  // the mesh go on. All workers of the mesh must be alive.
+  std::set<std::string_view> FindSilent(const MembershipView& view, const MeshRanks& mesh) const;
+  // Returns why the worker cannot take part in a step of this mesh; empty if it can. Adds the peers
+  // in `silent` that a worker outside of `silent` does not reach to `missed`, and does not count
+  // them: these peers are at fault.
+  std::string FindUnmet(std::string_view identity, const MeshRanks& mesh, int64_t epoch,
+                        const std::set<std::string_view>& silent,
+                        std::set<std::string_view>* missed) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   bool MayMeetSoon(const MembershipView& view, const MeshRanks& ranks) const
       ABSL_SHARED_LOCKS_REQUIRED(mutex_);

@@ -37,6 +37,8 @@ constexpr absl::Duration kGetTimeout = absl::Minutes(5);
 // A page of arrays is full once it has this many bytes. The page then stays below a message's limit
 // even with its last array.
 constexpr int64_t kListBytes = int64_t{1} << 20;
+// The maximum number of ranks whose workers a description of an array has.
+constexpr int64_t kMaxDescribedRanks = 1'000;
 // The first byte of a page token. After kNamedPage, the last name on the page follows. After
 // kNamelessPage, the id of the last array follows, which has no name.
 constexpr char kNamedPage = 'n';
@@ -157,6 +159,22 @@ struct ReadTiles {
   std::set<int64_t> holders = {};     // the ranks of `tiles`
 };
 
+// Adds the worker of each rank of the array, also of those that lack their tile.
+void EncodeRanks(const Array& array, const MembershipView& view,
+                 google::protobuf::RepeatedPtrField<v1::TileHolder>* holders) {
+  const ArrayDescriptor& descriptor = array.definition.descriptor;
+  const MeshRanks* const ranks = view.FindMesh(descriptor.mesh_id);
+  const int64_t end = std::min(descriptor.mesh.size(), kMaxDescribedRanks);
+  for (int64_t rank = 0; rank < end; ++rank) {
+    v1::TileHolder* const holder = holders->Add();
+    holder->set_rank(static_cast<int32_t>(rank));
+    if (ranks != nullptr && rank < std::ssize(ranks->identities)) {
+      holder->set_identity(ranks->identities[static_cast<size_t>(rank)]);
+    }
+    holder->set_present(!Lacks(array, rank));
+  }
+}
+
 // Adds the workers that have tiles of `array`, which may be the second copy.
 void EncodeHolders(const Array& array, const std::vector<RankEndpoint>& endpoints,
                    const ReadTiles& read,
@@ -175,6 +193,15 @@ absl::Status DescribeArray(const CoordinatorParts& context, const v1::DescribeAr
   SHARDMESH_ASSIGN_OR_RETURN(const SelectedArray selected, Find(context, request.array()));
   Encode(*selected.array, &selected.name, response->mutable_array());
   EncodeRepair(*selected.array, *context.recovery, response->mutable_array());
+  if (!request.include_holders()) return absl::OkStatus();
+  const std::shared_ptr<const MembershipView> view = context.membership->view();
+  const std::string& array_id = selected.array->definition.descriptor.array_id;
+  EncodeRanks(*selected.array, *view, response->mutable_holders());
+  // For a companion, the twin is the array that it copies.
+  const ArrayPtr twin = context.registry->FindTwin(array_id);
+  if (twin != nullptr && twin->definition.replica_of == array_id) {
+    EncodeRanks(*twin, *view, response->mutable_second_holders());
+  }
   return absl::OkStatus();
 }
 
@@ -254,7 +281,8 @@ absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequ
     const SelectedArray readable{
         .array = held,
         .name = selected.name,
-        .companion = request.accept_second_copy() ? nullptr : selected.companion};
+        .companion = request.accept_second_copy() ? nullptr : selected.companion,
+        .label = selected.label};
     SHARDMESH_ASSIGN_OR_RETURN(
         std::vector<OwnedTile> tiles,
         FindHolders(readable, part, *context.membership->view(), *context.recovery));

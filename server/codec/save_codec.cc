@@ -37,6 +37,7 @@ void Encode(const SaveResult& from, v1::WaitSaveResponse* to) {
   to->set_linked_files(from.linked_files);
   to->set_took_over(from.took_over);
   to->mutable_removed_steps()->Add(from.removed_steps.begin(), from.removed_steps.end());
+  to->mutable_kept_steps()->Add(from.kept_steps.begin(), from.kept_steps.end());
   to->set_revision(from.revision);
 }
 

@@ -20,7 +20,7 @@ namespace {
 enum class Position {
   kDone,       // the rank has reported that its part is done
   kLost,       // the rank's worker is not attached
-  kSilent,     // the worker's heartbeats have ceased
+  kSilent,     // the worker's heartbeats have ceased, or it does not answer
   kElsewhere,  // the rank runs another step
   kIdle,       // the rank has not begun the step
   kStarting,   // the rank has not reached the step's first instruction
@@ -78,6 +78,11 @@ class Silence {
 
 std::string SilentText(const ObservedRank& rank, const DiagnosisOptions& options) {
   return StrCat("has sent no heartbeat for ", FormatRounded(options.now - rank.last_heartbeat));
+}
+
+std::string MuteText(const ObservedRank& rank, const DiagnosisOptions& options) {
+  return StrCat("does not answer (its last heartbeat came ",
+                FormatRounded(options.now - rank.last_heartbeat), " ago)");
 }
 
 std::string LostText(const ObservedRank& rank) {
@@ -145,7 +150,7 @@ class StepDiagnosis {
   Position PositionOf(const ObservedRank& rank) const {
     if (rank.is_done) return Position::kDone;
     if (!rank.lost_because.empty()) return Position::kLost;
-    if (silence_.IsOf(rank)) return Position::kSilent;
+    if (rank.is_mute || silence_.IsOf(rank)) return Position::kSilent;
     if (rank.progress.has_value() && rank.progress->step != step_.sequence) {
       return Position::kElsewhere;
     }
@@ -171,7 +176,7 @@ class StepDiagnosis {
       case Position::kLost:
         return LostText(rank);
       case Position::kSilent:
-        return StrCat(SilentText(rank, options_),
+        return StrCat(silence_.IsOf(rank) ? SilentText(rank, options_) : MuteText(rank, options_),
                       instruction == nullptr
                           ? std::string()
                           : StrCat(", and was in ", InstructionText(*instruction), " then"));

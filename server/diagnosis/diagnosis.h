@@ -23,6 +23,9 @@ struct ObservedRank {
   absl::Time lost = absl::InfinitePast();  // InfinitePast: the worker was never attached
   absl::Time last_heartbeat = absl::InfinitePast();
   std::vector<std::string> unreached = {};  // identities of peers that the worker does not reach
+  // Whether the worker has not answered a question that others have answered since. `progress` then
+  // tells an earlier state.
+  bool is_mute = false;
   // Whether the rank has reported that its part of the step is done.
   bool is_done = false;
   std::optional<StepProgress> progress = {};  // as of the last heartbeat
@@ -94,9 +97,9 @@ struct DiagnosisOptions {
 };
 
 // Returns what keeps a step from ending. The diagnosis follows each waiting rank to the rank whose
-// data it waits for. It stops at ranks that do not wait (lost, silent, not yet in the step, busy,
-// or past the instruction in which the other ranks wait), or at a cycle of ranks. Nullopt if the
-// known facts do not suffice.
+// data it waits for. It stops at ranks that do not wait (lost, silent, mute, not yet in the step,
+// busy, or past the instruction in which the other ranks wait), or at a cycle of ranks. Nullopt if
+// the known facts do not suffice.
 std::optional<Finding> DiagnoseStep(const ObservedStep& step, const DiagnosisOptions& options);
 
 // Returns one finding for each worker of a mesh that is lost, silent, or does not reach its peers.

@@ -160,6 +160,16 @@ ObservedStep StepWatch::Observe(const WorkRef& work,
     step.ranks.push_back(Observe(*view, participant.rank, participant.identity, work.sequence));
     step.ranks.back().is_done = waiting.count(participant.rank) == 0;
   }
+  // If none answers, this host or the network may be slow.
+  const absl::Time now = clock_->Now();
+  bool has_answer = false;
+  std::vector<ObservedRank*> mute;
+  for (ObservedRank& rank : step.ranks) {
+    const Answer answer = AnswerOf(rank.identity, view->FindWorker(rank.identity), now);
+    has_answer |= answer == Answer::kGiven;
+    if (answer == Answer::kMissing) mute.push_back(&rank);
+  }
+  for (ObservedRank* const rank : mute) rank->is_mute = has_answer;
   return step;
 }
 
@@ -270,6 +280,19 @@ StepWatch::Questions StepWatch::QuestionsTo(const std::string& identity) const {
   return counts ? found->second : Questions();
 }
 
+StepWatch::Answer StepWatch::AnswerOf(const std::string& identity, const WorkerStatus* worker,
+                                      absl::Time now) const {
+  if (worker == nullptr || !worker->info.answers_clock) return Answer::kNone;
+  const Questions questions = QuestionsTo(identity);
+  // Another call may have asked just now. Then the answer to the question before counts.
+  const bool is_fresh = now - questions.last < kTimeToAnswer;
+  const absl::Time asked =
+      is_fresh && questions.before != absl::InfinitePast() ? questions.before : questions.last;
+  if (asked == absl::InfinitePast()) return Answer::kNone;
+  if (worker->last_heartbeat() >= asked) return Answer::kGiven;
+  return now - asked >= kTimeToAnswer ? Answer::kMissing : Answer::kNone;
+}
+
 std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& workers) const {
   const std::shared_ptr<const MembershipView> view = membership_->view();
   const DiagnosisOptions options = OptionsNow();
@@ -291,20 +314,12 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
     const WorkerStatus* const worker = view->FindWorker(identity);
     const absl::Time last_heartbeat =
         worker == nullptr ? absl::InfinitePast() : worker->last_heartbeat();
-    const Questions questions =
-        worker != nullptr && worker->info.answers_clock ? QuestionsTo(identity) : Questions();
-    // Another call may have asked just now. Then the answer to the question before counts.
-    const bool is_fresh = options.now - questions.last < kTimeToAnswer;
-    const absl::Time asked =
-        is_fresh && questions.before != absl::InfinitePast() ? questions.before : questions.last;
-    const bool was_asked = asked != absl::InfinitePast();
-    const bool has_answered = was_asked && last_heartbeat >= asked;
-    heard.push_back(
-        {.identity = identity,
-         .is_source = !workers.waiting_for.contains(identity),
-         .last_heartbeat = last_heartbeat,
-         .has_answered = has_answered,
-         .is_mute = was_asked && !has_answered && options.now - asked >= kTimeToAnswer});
+    const Answer answer = AnswerOf(identity, worker, options.now);
+    heard.push_back({.identity = identity,
+                     .is_source = !workers.waiting_for.contains(identity),
+                     .last_heartbeat = last_heartbeat,
+                     .has_answered = answer == Answer::kGiven,
+                     .is_mute = answer == Answer::kMissing});
   }
   // If none answers, this host or the network may be slow.
   const auto answers = [](const Heard& each) { return each.has_answered; };

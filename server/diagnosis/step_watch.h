@@ -53,7 +53,8 @@ class StepWatch {
   // (WorkerInfo::answers_clock). ExplainLate and Explain then know which of them answer.
   void Ask(const OperationWorkers& workers) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Returns the explanation of a step or transfer, for Sequencer::Options::explain. For a transfer:
+  // Returns the explanation of a step or transfer, for Sequencer::Options::explain. Ranks that have
+  // not answered Ask while others have count as at fault. For a transfer:
   // which of the participants that it waits for are late, as ExplainLate chooses them. For a
   // transfer that waits for its client: which of them are lost or silent.
   StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
@@ -105,6 +106,15 @@ class StepWatch {
   };
   // Returns the questions of Ask to the worker; none if they are too old to matter.
   Questions QuestionsTo(const std::string& identity) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // What is known of a worker's answer to Ask.
+  enum class Answer {
+    kNone,     // the worker was not asked, or not long enough ago
+    kGiven,    // a heartbeat came since the question
+    kMissing,  // no heartbeat came since a question that is kTimeToAnswer old
+  };
+  // `worker`: null if the worker is not known.
+  Answer AnswerOf(const std::string& identity, const WorkerStatus* worker, absl::Time now) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Joins the first reasons, and says how many more there are. Empty if nothing is late.
   static std::string JoinReasons(const std::vector<LateWorker>& late);
   StepExplanation ExplainTransfer(const WorkRef& work,

@@ -61,10 +61,15 @@ void Repairs::WorkerJoined(std::string_view identity, uint64_t attachment) {
   absl::MutexLock lock(&mutex_);
   joined_.insert_or_assign(std::string(identity), attachment);
   arrived_.emplace(identity);
+  ++asked_;
   thread_.SearchAt(parts_.clock->Now() + options_.gather);
 }
 
-void Repairs::LookAgain() { thread_.SearchAt(parts_.clock->Now() + options_.gather); }
+void Repairs::LookAgain() {
+  absl::MutexLock lock(&mutex_);
+  ++asked_;
+  thread_.SearchAt(parts_.clock->Now() + options_.gather);
+}
 
 void Repairs::TilesArriving(std::string_view transfer_id, int64_t bytes) {
   absl::MutexLock lock(&mutex_);
@@ -99,11 +104,13 @@ void Repairs::Stop() {
 void Repairs::Look() {
   Joined joined;
   std::set<std::string, std::less<>> arrived;
+  int64_t asked = 0;
   {
     absl::MutexLock lock(&mutex_);
     if (thread_.is_stopped()) return;
     joined = joined_;
     arrived.swap(arrived_);
+    asked = asked_;
   }
   const double start = ThreadCpuSeconds();
   Tiles found;
@@ -113,6 +120,10 @@ void Repairs::Look() {
   const absl::Duration took = absl::Seconds(ThreadCpuSeconds() - start);
   thread_.NoSearchBefore(parts_.clock->Now() + std::max(kMinGap, 10 * took));
   Merge(std::move(found), arrived);
+  {
+    absl::MutexLock lock(&mutex_);
+    answered_ = asked;
+  }
   Pump();
 }
 
@@ -246,6 +257,20 @@ std::optional<Repairs::Chosen> Repairs::Choose() {
   return std::nullopt;
 }
 
+RepairTwin Repairs::FindTwin(std::string_view array_id, const MembershipView& view,
+                             std::vector<std::string>* workers) const {
+  RepairTwin twin{.array = parts_.registry->FindTwin(array_id)};
+  if (twin.array == nullptr) return twin;
+  const std::string& mesh_id = twin.array->definition.descriptor.mesh_id;
+  auto live = parts_.endpoints->Endpoints(mesh_id);
+  const MeshRanks* const ranks = view.FindMesh(mesh_id);
+  if (live.ok() && ranks != nullptr) {
+    twin.live = *std::move(live);
+    *workers = ranks->identities;
+  }
+  return twin;
+}
+
 void Repairs::Begin(const Chosen& chosen) {
   const auto& [array_id, rank] = chosen.key;
   const absl::StatusOr<ArrayPtr> array = parts_.registry->FindArray(array_id);
@@ -265,17 +290,8 @@ void Repairs::Begin(const Chosen& chosen) {
   }
   const auto live = parts_.endpoints->Endpoints(mesh_id);
   if (!live.ok()) return Forget(chosen.key);
-  RepairTwin twin{.array = parts_.registry->FindTwin(array_id)};
   std::vector<std::string> twin_workers;
-  if (twin.array != nullptr) {
-    const std::string& twin_mesh = twin.array->definition.descriptor.mesh_id;
-    auto twin_live = parts_.endpoints->Endpoints(twin_mesh);
-    const MeshRanks* const twin_ranks = view->FindMesh(twin_mesh);
-    if (twin_live.ok() && twin_ranks != nullptr) {
-      twin.live = *std::move(twin_live);
-      twin_workers = twin_ranks->identities;
-    }
-  }
+  const RepairTwin twin = FindTwin(array_id, *view, &twin_workers);
   const auto sources = RepairSourcesOf(**array, rank, *live, twin);
   if (!sources.ok()) return Fail(chosen.key, Failure{"", sources.status()});
   std::optional<Failure> cannot_convert;
@@ -670,6 +686,43 @@ void Repairs::EndOperations() {
   }
 }
 
+std::optional<ArrayRepair> Repairs::FindDue(std::string_view array_id) const {
+  const absl::StatusOr<ArrayPtr> array = parts_.registry->FindArray(array_id);
+  if (!array.ok() || (*array)->state != ArrayState::kDegraded) return std::nullopt;
+  const ArrayDescriptor& descriptor = (*array)->definition.descriptor;
+  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
+  const MeshRanks* const ranks = view->FindMesh(descriptor.mesh_id);
+  if (ranks == nullptr) return std::nullopt;
+  std::vector<int64_t> due;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (thread_.is_stopped()) return std::nullopt;
+    for (const int64_t rank : (*array)->missing_ranks) {
+      if (rank >= std::ssize(ranks->identities)) break;
+      const std::string& identity = ranks->identities[static_cast<size_t>(rank)];
+      const WorkerStatus* const worker = view->FindWorker(identity);
+      if (worker == nullptr || worker->state != WorkerState::kAttached) continue;
+      const auto joined = joined_.find(identity);
+      const bool is_judged = joined != joined_.end() && joined->second == worker->attachment;
+      if (!is_judged || answered_ < asked_) due.push_back(rank);
+    }
+  }
+  if (due.empty()) return std::nullopt;
+  const auto live = parts_.endpoints->Endpoints(descriptor.mesh_id);
+  const absl::StatusOr<Tiling> tiling = descriptor.Tiling();
+  if (!live.ok() || !tiling.ok()) return std::nullopt;
+  std::vector<std::string> twin_workers;
+  const RepairTwin twin = FindTwin(array_id, *view, &twin_workers);
+  ArrayRepair repair{.is_due = true};
+  for (const int64_t rank : due) {
+    const auto sources = RepairSourcesOf(**array, rank, *live, twin);
+    if (!sources.ok() || sources->empty()) continue;
+    ++repair.tiles;
+    repair.size_bytes += descriptor.TileSizeBytes(tiling->TileOf(rank)).value_or(0);
+  }
+  return repair.tiles == 0 ? std::nullopt : std::optional(std::move(repair));
+}
+
 std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
   ArrayRepair repair;
   bool is_known = false;
@@ -698,7 +751,7 @@ std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
                  }));
     }
   }
-  if (!is_known) return std::nullopt;
+  if (!is_known) return FindDue(array_id);
   if (!repair.operation_id.empty()) {
     const absl::StatusOr<OperationProgress> progress =
         parts_.operations->Progress(repair.operation_id);

@@ -95,7 +95,9 @@ class Repairs {
   // Ends all repairs, and begins no more. Waits for the own thread. For a coordinator that stops.
   void Stop();
 
-  // Returns what is done about the array. Nullopt: the array lacks no tile of an attached worker.
+  // Returns what is done, or is about to be done (ArrayRepair::is_due), about the array. Nullopt:
+  // the array lacks no tile of an attached worker. Takes the locks of the registry and the
+  // endpoints.
   std::optional<ArrayRepair> Find(std::string_view array_id) const;
   RepairTotals totals() const;
 
@@ -147,6 +149,11 @@ class Repairs {
 
   // The functions from here on run on the own thread, except Take and Cancel.
   void Look();
+  // Returns the lost tiles that a search which is due will find, if they have a source.
+  std::optional<ArrayRepair> FindDue(std::string_view array_id) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns the array with the same tiles, and sets the workers of its mesh, by rank.
+  RepairTwin FindTwin(std::string_view array_id, const MembershipView& view,
+                      std::vector<std::string>* workers) const;
   Tiles FindLost(const Joined& joined) const;
   void Merge(Tiles found, const std::set<std::string, std::less<>>& arrived)
       ABSL_LOCKS_EXCLUDED(mutex_);
@@ -181,6 +188,9 @@ class Repairs {
   // The attachment of each worker whose inventory was judged.
   Joined joined_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string, std::less<>> arrived_ ABSL_GUARDED_BY(mutex_);  // since the last Look
+  // How many searches were asked for, and how many of these the last search has answered.
+  int64_t asked_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t answered_ ABSL_GUARDED_BY(mutex_) = 0;
   Tiles tiles_ ABSL_GUARDED_BY(mutex_);
   // The tile of each running transfer.
   std::map<std::string, TileKey, std::less<>> by_transfer_ ABSL_GUARDED_BY(mutex_);

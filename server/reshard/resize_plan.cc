@@ -220,8 +220,12 @@ class Planning {
             StrCat("the mesh \"", call_.mesh_id, "\" as ", plan_.layouts.mesh.ToString(), " needs ",
                    need, " workers, and there are ", plan_.workers.size(), ": ", present.size(),
                    " of the mesh, and ", others.size(),
-                   " others that are attached and not drained\nStart ", need - plan_.workers.size(),
-                   " more: `shardmesh-worker --identity NAME --coordinator HOST:PORT`")),
+                   others.size() == 1 ? " other that is attached and not drained"
+                                      : " others that are attached and not drained",
+                   "\nStart ", need - plan_.workers.size(),
+                   " more, each with an identity and a folder of its own: `shardmesh-worker "
+                   "--identity NAME --coordinator HOST:PORT --listen HOST:PORT --data-dir FOLDER`, "
+                   "and the --read-root, --write-root and --memory of the others")),
         Reason::kMeshIncomplete,
         {{fact::kMesh, call_.mesh_id}, {fact::kHave, plan_.workers.size()}, {fact::kNeed, need}});
   }

@@ -100,16 +100,16 @@ class ResizeRunner::Run {
     if (running != nullptr) ReshardRunner::Cancel(running, reason);
   }
 
-  // Returns the workers of both shapes, and those that are not ready for the next step.
+  // Returns the workers of both shapes, and those that the next step of the resize waits for.
   OperationWorkers Workers() const {
     OperationWorkers workers{.taking_part = {plan_.workers.begin(), plan_.workers.end()}};
     if (plan_.definition != nullptr) {
       for (const std::string& each : WorkersOf(*plan_.definition)) workers.taking_part.insert(each);
     }
     absl::MutexLock lock(&mutex_);
-    workers.waiting_for = unready_;
+    workers.waiting_for = awaited_;
     // A worker that is not ready may wait for another one, which it does not reach.
-    if (!unready_.empty()) workers.sources = workers.taking_part;
+    if (awaits_readiness_) workers.sources = workers.taking_part;
     return workers;
   }
 
@@ -205,19 +205,20 @@ class ResizeRunner::Run {
 
   absl::Status AwaitReady(const std::string& mesh_id) {
     const absl::Time give_up = absl::Now() + kReadyTimeout;
-    const absl::Cleanup forget = [this] { SetUnready(absl::OkStatus()); };
+    const absl::Cleanup forget = [this] { SetAwaited({}); };
     for (;;) {
       const absl::Status ready = parts_.plan.put.endpoints->CheckReady(mesh_id);
-      SetUnready(ready);
+      SetAwaited(WorkersNamedBy(ready), /*are_unready=*/true);
       if (ready.ok() || absl::Now() >= give_up) return ready;
       SHARDMESH_RETURN_IF_ERROR(Wait());
     }
   }
 
-  // Keeps the workers that an error of CheckReady names.
-  void SetUnready(const absl::Status& ready) {
+  // Keeps the workers that the resize waits for. `are_unready`: an error of CheckReady names them.
+  void SetAwaited(std::set<std::string> workers, bool are_unready = false) {
     absl::MutexLock lock(&mutex_);
-    unready_ = WorkersNamedBy(ready);
+    awaits_readiness_ = are_unready && !workers.empty();
+    awaited_ = std::move(workers);
   }
 
   // Moves arrays away with `move` until the mesh has none. At the end, the mesh is being changed
@@ -234,10 +235,10 @@ class ResizeRunner::Run {
         pause = kPollInterval;
       }
       if (status.ok()) {
-        AwaitDrops();
+        AwaitDrops(mesh_id);
         status = parts_.registry->BeginMeshChange(mesh_id);
         if (status.ok()) {
-          AwaitDrops();  // of cached arrays, which the change evicts
+          AwaitDrops(mesh_id);  // of cached arrays, which the change evicts
           return status;
         }
       }
@@ -257,12 +258,32 @@ class ResizeRunner::Run {
            reason == Reason::kMemoryLimit;
   }
 
-  // Waits until the workers have dropped the released tiles. A tile that a worker still has when
-  // its mesh changes would go into quarantine.
-  void AwaitDrops() {
+  // Waits until the attached workers of the mesh have dropped its released tiles. A tile that a
+  // worker still has when its mesh changes would go into quarantine. Does not wait for lost
+  // workers, which drop nothing before they attach again.
+  void AwaitDrops(const std::string& mesh_id) {
     const absl::Time give_up = absl::Now() + kDropTimeout;
-    while (parts_.registry->CountUnconfirmed() > 0 && absl::Now() < give_up && Wait().ok()) {
+    const absl::Cleanup forget = [this] { SetAwaited({}); };
+    for (;;) {
+      std::set<std::string> awaited = WorkersYetToDrop(mesh_id);
+      const bool is_done = awaited.empty();
+      SetAwaited(std::move(awaited));
+      if (is_done || absl::Now() >= give_up || !Wait().ok()) return;
     }
+  }
+
+  std::set<std::string> WorkersYetToDrop(const std::string& mesh_id) const {
+    const std::vector<int64_t> ranks = parts_.registry->RanksYetToDrop(mesh_id);
+    if (ranks.empty()) return {};
+    const std::shared_ptr<const MembershipView> view = parts_.plan.put.membership->view();
+    const MeshRanks* const mesh = view->FindMesh(mesh_id);
+    std::set<std::string> workers;
+    for (const int64_t rank : ranks) {
+      const auto place = static_cast<size_t>(rank);
+      if (mesh == nullptr || place >= mesh->identities.size()) continue;
+      if (view->IsAlive(mesh->identities[place])) workers.insert(mesh->identities[place]);
+    }
+    return workers;
   }
 
   // Changes the definition of the mesh, which Empty has emptied.
@@ -426,7 +447,9 @@ class ResizeRunner::Run {
   bool is_going_back_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_committing_ ABSL_GUARDED_BY(mutex_);  // the mesh is being changed, or has the shape
   ReshardRunner::RunPtr reshard_ ABSL_GUARDED_BY(mutex_);
-  std::set<std::string> unready_ ABSL_GUARDED_BY(mutex_);  // workers that AwaitReady waits for
+  // The workers that AwaitReady or AwaitDrops waits for.
+  std::set<std::string> awaited_ ABSL_GUARDED_BY(mutex_);
+  bool awaits_readiness_ ABSL_GUARDED_BY(mutex_) = false;  // whether these are those of AwaitReady
 };
 
 ResizeRunner::~ResizeRunner() {

@@ -35,19 +35,6 @@ constexpr int64_t kWriteBytes = int64_t{1} << 30;
 // The largest number of workers that an error names.
 constexpr size_t kMostNamed = 8;
 
-// Returns the error of a worker with the worker's name.
-absl::Status OfWorker(const absl::Status& status, const std::string& identity) {
-  if (status.ok() || absl::IsCancelled(status)) return status;
-  if (ReasonOf(status) == Reason::kWorkerLost) {
-    return WithReason(
-        absl::UnavailableError(StrCat("worker \"", identity,
-                                      "\" was lost during the save; save again when the "
-                                      "worker is back")),
-        Reason::kWorkerLost, {{fact::kIdentity, identity}});
-  }
-  return WithContext(status, StrCat("worker \"", identity, "\""));
-}
-
 // Whether a disk failed to take or to deliver bytes. After a failed sync, the host's page cache may
 // have bytes that the disk lacks: the next save would find them intact there, and its own sync
 // would report no error.
@@ -157,6 +144,19 @@ absl::Status SaveRun::Cancel(const absl::Status& reason) {
   }
   if (shared_->cancelled.ok()) shared_->cancelled = reason;
   return absl::OkStatus();
+}
+
+absl::Status SaveRun::OfWorker(const absl::Status& status, const std::string& identity) const {
+  if (status.ok() || absl::IsCancelled(status)) return status;
+  if (ReasonOf(status) == Reason::kWorkerLost) {
+    const std::string advice = options_.advise_on_lost
+                                   ? options_.advise_on_lost(plan_, identity)
+                                   : std::string("save again when the worker is back");
+    return WithReason(absl::UnavailableError(
+                          StrCat("worker \"", identity, "\" was lost during the save; ", advice)),
+                      Reason::kWorkerLost, {{fact::kIdentity, identity}});
+  }
+  return WithContext(status, StrCat("worker \"", identity, "\""));
 }
 
 SaveRun::Order SaveRun::NewOrder() const {
@@ -710,6 +710,7 @@ absl::Status SaveRun::Publish(const std::string& first_manifest, SaveResult* res
   SHARDMESH_RETURN_IF_ERROR(AskLeader(std::move(order), &answer));
   result->removed_steps.assign(answer.answer->removed_steps().begin(),
                                answer.answer->removed_steps().end());
+  result->kept_steps.assign(answer.answer->kept_steps().begin(), answer.answer->kept_steps().end());
   return absl::OkStatus();
 }
 

@@ -44,6 +44,8 @@ struct SaveResult {
   int64_t linked_files = 0;
   bool took_over = false;
   std::vector<int64_t> removed_steps = {};
+  // With a step: the complete steps of the folder, rising; empty if the leader does not tell.
+  std::vector<int64_t> kept_steps = {};
   int64_t revision = 0;
 };
 
@@ -73,6 +75,9 @@ class SaveRun {
     std::function<void(int64_t pieces, int64_t bytes)> total;
     // Gets written pieces and bytes, each once.
     std::function<void(int64_t pieces, int64_t bytes)> progress;
+    // Says what to do about a worker that was lost, for errors. May be null.
+    std::function<std::string(const SavePlan& plan, const std::string& identity)> advise_on_lost =
+        nullptr;
     // Bytes that are worth keeping for the next save. Less is written again sooner than it is read.
     int64_t min_kept_bytes = kMinKeptBytes;
     // Time for a worker to open or check the folder.
@@ -114,6 +119,8 @@ class SaveRun {
   absl::Status RunLanes(Lanes lanes, absl::Duration timeout, OnError on_error,
                         const std::function<void(const Event&)>& answered);
   void Send(const std::string& identity, Order order);
+  // Returns the error of a worker with the worker's name and, if it was lost, with advice.
+  absl::Status OfWorker(const absl::Status& status, const std::string& identity) const;
   Order NewOrder() const;
   // Returns a lane of these orders.
   static std::function<std::optional<Order>()> LaneOf(std::deque<Order> orders);

@@ -11,6 +11,7 @@
 #include "process/random_bytes.h"
 #include "process/thread_pool.h"
 #include "rpc/codec/status.h"
+#include "server/save/lost_worker.h"
 #include "server/state/array_selection.h"
 #include "server/state/request_index.h"
 #include "server/steps/run_room.h"
@@ -254,6 +255,14 @@ absl::Status Saves::AddLeader(const MembershipView& view, SavePlan* plan) const 
       view, *parts_.recovery);
 }
 
+Saves::AdviceFunction Saves::AdviseOnLost(const SaveRequest& request) const {
+  return [parts = parts_, stripped = request.strip_prefix ? request.prefix : std::string()](
+             const SavePlan& plan, const std::string& identity) {
+    return AdviceOnLostWorker(plan, stripped, identity, *parts.registry, *parts.membership->view(),
+                              *parts.recovery);
+  };
+}
+
 bool Saves::IsOneHost(const SavePlan& plan) const {
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
   std::set<std::string> hosts;
@@ -285,7 +294,8 @@ absl::StatusOr<BegunSave> Saves::Check(const SaveRequest& request) {
                .one_host = is_one_host,
                .access = parts_.access,
                .total = nullptr,
-               .progress = nullptr});
+               .progress = nullptr,
+               .advise_on_lost = AdviseOnLost(request)});
   {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_RETURN_IF_ERROR(stopped_);
@@ -330,6 +340,7 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
                    int64_t pieces, int64_t bytes) { operations->SetTotal(*id, pieces, bytes); },
       .progress = [operations = parts_.operations, id](
                       int64_t pieces, int64_t bytes) { operations->Add(*id, pieces, bytes); },
+      .advise_on_lost = AdviseOnLost(request),
       .min_kept_bytes = parts_.min_kept_bytes});
   const SaveDestination& to = request.destination;
   SHARDMESH_ASSIGN_OR_RETURN(

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -131,6 +132,8 @@ class Saves {
     SaveRequest request;
     BegunSave begun;
   };
+  using AdviceFunction =
+      std::function<std::string(const SavePlan& plan, const std::string& identity)>;
 
   // `layout`: for SaveRun::Options.
   absl::StatusOr<SavePlan> Plan(const SaveRequest& request, SaveDescription* description,
@@ -143,6 +146,8 @@ class Saves {
                         std::vector<ArrayRegistry::NamedArray>* names) const;
   // Whether all workers that may write a part are on one host.
   bool IsOneHost(const SavePlan& plan) const;
+  // Returns the function that advises on a worker that the save of the request loses.
+  AdviceFunction AdviseOnLost(const SaveRequest& request) const;
   // Returns the answer to an earlier request with the same key; nullopt if there was none.
   absl::StatusOr<std::optional<BegunSave>> FindKnown(const SaveRequest& request) const;
   // Gives a plan without a region, whose tensors have no elements, a worker that makes the files.

@@ -132,7 +132,14 @@ std::vector<int64_t> RankBytes(const ArrayDescriptor& descriptor) {
   return bytes;
 }
 
-constexpr std::string_view kUnknownWork = "the registry does not know its put or step";
+// The former coordinator kept no record of arrays without names, so nothing shows whether it has
+// answered the client.
+constexpr std::string_view kUnfinishedPut =
+    "the coordinator ended before it told a worker that this put was done, and no name has the "
+    "array; it may be dropped, unless a client got the put's answer and still wants the array";
+constexpr std::string_view kUnfinishedStep =
+    "the coordinator ended before it told a worker that this step was done, and no name has its "
+    "result; it may be dropped, unless a client got the step's answer and still wants the result";
 
 std::string OtherChecksum(uint32_t found, const Array& array, int64_t rank) {
   return StrCat("its checksum is ", absl::Hex(found, absl::kZeroPad8), ", the registry's of rank ",
@@ -2039,6 +2046,20 @@ int64_t ArrayRegistry::CountUnconfirmed() const {
   return static_cast<int64_t>(tombstones_.size());
 }
 
+std::vector<int64_t> ArrayRegistry::RanksYetToDrop(std::string_view mesh_id) const {
+  std::set<int64_t> ranks;
+  absl::MutexLock lock(&mutex_);
+  const auto released = tombstones_by_mesh_.find(mesh_id);
+  if (released == tombstones_by_mesh_.end()) return {};
+  for (const std::string& array_id : released->second) {
+    const std::vector<bool>& confirmed = tombstones_.find(array_id)->second.confirmed;
+    for (size_t rank = 0; rank < confirmed.size(); ++rank) {
+      if (!confirmed[rank]) ranks.insert(static_cast<int64_t>(rank));
+    }
+  }
+  return {ranks.begin(), ranks.end()};
+}
+
 void ArrayRegistry::TilesDropped(absl::Span<const std::string> array_ids, const RankOf& rank_of) {
   // Call `rank_of` without the lock.
   std::map<std::string, std::optional<int64_t>, std::less<>> ranks;
@@ -2355,7 +2376,7 @@ bool ArrayRegistry::GiveUpOrphans(std::string_view mesh_id, int64_t rank, std::s
     const auto orphan = orphans_.find(id);
     const Orphan& found = orphan->second;
     if (found.has_committed || std::ssize(found.identities) > listed) return;
-    PutAside(found.descriptor, found.identities, kUnknownWork);
+    PutAside(found.descriptor, found.identities, kUnfinishedStep);
     EraseOrphan(orphan);
   });
 }
@@ -2416,9 +2437,10 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
                is_complete && MayBeAdoptedLater(inventory, tile)) {
       return false;
     } else if (!is_complete || !Adopt(inventory, tile)) {
-      return put_aside(
-          std::string(tile.committed ? "the registry does not know its array" : kUnknownWork),
-          false);
+      return put_aside(std::string(tile.committed ? "the registry does not know its array"
+                                   : tile.of_step ? kUnfinishedStep
+                                                  : kUnfinishedPut),
+                       false);
     } else if (arrays_.count(tile.array_id) == 0 && orphans_.count(tile.array_id) == 0) {
       verdict.drop.push_back(tile.array_id);  // its holder has released it before its adoption
     } else if (!tile.committed && arrays_.count(tile.array_id) > 0) {

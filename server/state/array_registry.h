@@ -619,6 +619,9 @@ class ArrayRegistry {
 
   // Returns the number of releases that some ranks have not confirmed yet.
   int64_t CountUnconfirmed() const;
+  // Returns the ranks of the mesh, in rising order, that have not confirmed all releases of arrays
+  // on the mesh. Takes time linear in these releases and their ranks.
+  std::vector<int64_t> RanksYetToDrop(std::string_view mesh_id) const;
 
  private:
   struct ArrayEntry {

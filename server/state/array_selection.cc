@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -14,6 +15,11 @@
 
 namespace shardmesh::server {
 namespace {
+
+// The retry delay of errors about an array in repair is the time that the repair takes, within
+// these limits.
+constexpr absl::Duration kRepairRetryDelay = absl::Seconds(1);
+constexpr absl::Duration kMaxRepairRetryDelay = absl::Seconds(30);
 
 // Returns whether the worker of the rank is expected back with its tile. A worker that keeps its
 // tiles in memory is expected back only after a start of the coordinator. In that case the worker
@@ -86,6 +92,9 @@ absl::StatusOr<SelectedArray> Select(const ArrayRegistry& registry,
                       Reason::kNotFound, {{fact::kKind, "array"}, {fact::kName, array_id}});
   }
   selected.companion = CompanionOf(registry, *selected.array);
+  if (reference.name.empty() && selected.array->state == ArrayState::kDegraded) {
+    selected.label = registry.LabelOf(array_id);
+  }
   return selected;
 }
 
@@ -136,7 +145,8 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   }
   const std::string name = selected.name.version != 0
                                ? StrCat("tensor \"", selected.name.name, "\"")
-                               : StrCat("array ", descriptor.array_id);
+                           : !selected.label.empty() ? selected.label
+                                                     : StrCat("array ", descriptor.array_id);
   const bool comes_back = std::all_of(missing.begin(), missing.end(), [&](int64_t rank) {
     return ComesBack(mesh, recovery, rank);
   });
@@ -146,9 +156,18 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
         {{fact::kIdentity, StrJoin(identities, ",")}});
   }
   const std::optional<ArrayRepair> repair = recovery.RepairOf(descriptor.array_id);
+  const std::string lacks =
+      StrCat(name, " lacks ", missing.size(), " of its ", descriptor.mesh.size(),
+             descriptor.mesh.size() == 1 ? " tile; " : " tiles; ");
+  const bool is_due = repair.has_value() && repair->is_due && repair->tiles >= std::ssize(missing);
+  if (is_due && std::all_of(identities.begin(), identities.end(),
+                            [&](const auto& identity) { return membership.IsAlive(identity); })) {
+    return Recovering(
+        StrCat(lacks, repair->ToString(recovery.now()), ": try again; missing: ", ranks),
+        {{fact::kRank, StrJoin(missing, ",")}, {fact::kIdentity, StrJoin(identities, ",")}});
+  }
   // The message begins with what is missing and with the advice: a terminal shows little more.
-  std::string message = StrCat(name, " lacks ", missing.size(), " of its ", descriptor.mesh.size(),
-                               descriptor.mesh.size() == 1 ? " tile; " : " tiles; ",
+  std::string message = StrCat(lacks,
                                AdviceOnMissing(array, repair, HasSecondReplica(selected, missing),
                                                is_attached, recovery.now()),
                                "; missing: ", ranks);
@@ -157,11 +176,16 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
     failed.tiles = 0;
     StrAppend(&message, "; ", failed.ToString(recovery.now()));
   }
-  return WithReason(absl::FailedPreconditionError(message), Reason::kArrayDegraded,
-                    {{fact::kArray, descriptor.array_id},
-                     {fact::kName, selected.name.version != 0 ? selected.name.name : std::string()},
-                     {fact::kRank, StrJoin(missing, ",")},
-                     {fact::kIdentity, StrJoin(identities, ",")}});
+  absl::Status degraded =
+      WithReason(absl::FailedPreconditionError(message), Reason::kArrayDegraded,
+                 {{fact::kArray, descriptor.array_id},
+                  {fact::kName, selected.name.version != 0 ? selected.name.name : std::string()},
+                  {fact::kRank, StrJoin(missing, ",")},
+                  {fact::kIdentity, StrJoin(identities, ",")}});
+  if (!repair.has_value() || repair->tiles == 0) return degraded;
+  return WithRetryDelay(std::move(degraded),
+                        std::clamp(repair->time_left.value_or(kRepairRetryDelay), kRepairRetryDelay,
+                                   kMaxRepairRetryDelay));
 }
 
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {

@@ -29,6 +29,8 @@ struct SelectedArray {
   NameEntry name;
   // The companion with the second replicas of a degraded array; null: there is none.
   ArrayPtr companion = nullptr;
+  // Names a degraded array that was selected by its id in errors (ArrayRegistry::LabelOf).
+  std::string label = {};
 };
 
 // How often a call looks a name up whose array is replaced and released meanwhile.
@@ -53,9 +55,10 @@ ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array);
 
 // Returns the error for an array that lacks tiles. The error names the array, the ranks whose tiles
 // are missing, and their workers; it says if the second replica has these tiles. UNAVAILABLE
-// (RECOVERING): those workers are expected back with the tiles. FAILED_PRECONDITION
-// (ARRAY_DEGRADED), with advice: in all other cases. `missing`: the missing ranks whose tiles the
-// call needs, rising; not empty.
+// (RECOVERING): those workers are expected back with the tiles, or the repair of all these tiles is
+// about to begin. FAILED_PRECONDITION (ARRAY_DEGRADED), with advice: in all other cases; with a
+// retry delay if a repair reads tiles of the array again. `missing`: the missing ranks whose tiles
+// the call needs, rising; not empty.
 absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
                       const MembershipView& membership, const Recovery& recovery);
 

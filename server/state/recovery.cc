@@ -99,7 +99,9 @@ absl::Status Recovering(std::string_view message, Facts facts) {
 std::string ArrayRepair::ToString(absl::Time now) const {
   std::string text;
   if (tiles > 0) {
-    text = StrCat("a repair reads ", tiles, tiles == 1 ? " tile" : " tiles", " again");
+    const std::string_view noun = tiles == 1 ? " tile" : " tiles";
+    text = is_due ? StrCat("the repair of ", tiles, noun, " is about to begin")
+                  : StrCat("a repair reads ", tiles, noun, " again");
     if (!operation_id.empty()) text += StrCat(" (operation ", operation_id);
     if (time_left.has_value()) {
       text += StrCat(operation_id.empty() ? " (" : ", ", FormatRounded(*time_left), " left");

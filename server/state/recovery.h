@@ -31,6 +31,9 @@ struct ArrayRepair {
   // The tiles that are read again or wait for their turn, and their bytes.
   int64_t tiles = 0;
   int64_t size_bytes = 0;
+  // Whether no tile is read again yet, and the repair of these tiles is about to begin: it awaits
+  // the worker's inventory, or the search for lost tiles, which takes seconds at most.
+  bool is_due = false;
   // How long the operation takes at its current rate; nullopt: not known.
   std::optional<absl::Duration> time_left = {};
   // If a tile could not be read again: the time of the next try, and the reason, for people.

@@ -125,6 +125,8 @@ struct Sequencer::Work {
   std::vector<std::string> writes;
   EncodedStepPtr message;
   absl::Duration timeout;
+  absl::Duration total_timeout = absl::InfiniteDuration();
+  bool has_asked = false;  // Options::ask was called
   CommitHook commit;
   std::function<void(std::string_view identity, int64_t bytes)> received;  // constant
   WorkCallback callback;
@@ -158,7 +160,7 @@ Sequencer::Sequencer(Clock* clock, StepTransport* transport, Options options)
       transport_(transport),
       options_(std::move(options)),
       last_sequence_(options_.last_sequence),
-      deadline_(clock, [this] { AbortOverdue(); }) {}
+      deadline_(clock, [this] { HandleDeadlines(); }) {}
 
 Sequencer::~Sequencer() {
   {
@@ -192,9 +194,12 @@ absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
     work->writes = std::move(request.writes);
     work->message = std::move(request.message);
     work->timeout = request.timeout;
+    work->total_timeout = request.total_timeout;
+    work->ref.deadline = clock_->Now() + request.total_timeout;
     work->commit = std::move(request.commit);
     work->received = std::move(request.received);
     work->callback = std::move(callback);
+    SetAlarmFor(*work);
     ticket = Add(std::move(work));
     AdmitWaiting();
   }
@@ -612,8 +617,36 @@ void Sequencer::Run(Work* work) {
   work->state = State::kRunning;
   work->ref.epoch = epoch_;
   work->ref.started = clock_->Now();
-  work->ref.deadline = work->ref.started + work->timeout;
-  deadline_.SetNoLaterThan(work->ref.deadline);
+  work->ref.deadline = std::min(work->ref.deadline, work->ref.started + work->timeout);
+  SetAlarmFor(*work);
+}
+
+const Sequencer::Work* Sequencer::FindBlocker(const Work& step) const {
+  const Work* blocker = &step;
+  while (blocker->state == State::kWaiting) {
+    StepTicket first = blocker->ticket;
+    for (const std::string& id : blocker->writes) {
+      first = std::min(first, *operands_.at(id).users.begin());
+    }
+    for (const std::string& id : blocker->reads) {
+      const std::set<StepTicket>& writers = operands_.at(id).writers;
+      if (!writers.empty()) first = std::min(first, *writers.begin());
+    }
+    if (first == blocker->ticket) return nullptr;
+    blocker = live_.at(first).get();
+  }
+  return blocker;
+}
+
+absl::Time Sequencer::AskTimeOf(const Work& work) const {
+  const bool is_step = work.ref.transfer_id.empty();
+  if (!options_.ask || !is_step || work.has_asked) return absl::InfiniteFuture();
+  const absl::Duration time = std::min(work.timeout, work.total_timeout);
+  return work.ref.deadline - std::min(options_.ask_before, time / 2);
+}
+
+void Sequencer::SetAlarmFor(const Work& work) {
+  deadline_.SetNoLaterThan(std::min(work.ref.deadline, AskTimeOf(work)));
 }
 
 void Sequencer::AdmitWaiting() {
@@ -784,34 +817,72 @@ StepExplanation Sequencer::Explain(const Work& work, int64_t* left) const {
   return options_.explain(work.ref, work.WaitingFor());
 }
 
-void Sequencer::AbortOverdue() {
+absl::Status Sequencer::OverdueError(Work& work, int64_t* left) const {
+  const absl::Duration limit = std::min(work.timeout, work.total_timeout);
+  const auto overdue = [limit](std::string message) {
+    return WithReason(absl::DeadlineExceededError(std::move(message)), Reason::kDeadline,
+                      {{fact::kLimit, absl::ToDoubleSeconds(limit)}});
+  };
+  if (work.state == State::kWaiting) {
+    const Work* const blocker = FindBlocker(work);
+    std::string text = StrCat(Name(work.ref), " did not begin within ", FormatRounded(limit));
+    if (blocker == nullptr) return WithWork(overdue(std::move(text)), work.ref);
+    StrAppend(&text, ": it waits for ", Name(blocker->ref));
+    if (blocker->state == State::kCommitting) {
+      return WithWork(overdue(StrCat(text, ", which is being committed")), work.ref);
+    }
+    const StepExplanation explanation = Explain(*blocker, left);
+    const std::vector<Participant> awaited = blocker->Late(explanation);
+    if (!explanation.text.empty()) {
+      StrAppend(&text, ", in which ", explanation.text);
+    } else if (!awaited.empty()) {
+      StrAppend(&text, ", which waits for ", DescribeParticipants(awaited));
+    }
+    return WithLate(WithWork(overdue(std::move(text)), work.ref), awaited, explanation);
+  }
+  const StepExplanation explanation = Explain(work, left);
+  const std::vector<Participant> awaited = work.Late(explanation);
+  const bool explains_step = work.ref.transfer_id.empty() && !explanation.text.empty();
+  if (explains_step) work.ref.blamed = explanation.blamed;
+  return WithLate(
+      WithWork(overdue(StrCat(Name(work.ref), " did not end within ", FormatRounded(limit),
+                              explains_step ? StrCat(": ", explanation.text)
+                                            : StrCat("; ", DescribeAwaited(awaited, explanation)))),
+               work.ref),
+      awaited, explanation);
+}
+
+void Sequencer::HandleDeadlines() {
   int64_t explanations_left = kMaxExplanations;
+  std::set<std::string> asked;
   {
     const absl::Time now = clock_->Now();
     absl::MutexLock lock(&mutex_);
     absl::Time next = absl::InfiniteFuture();
-    const std::map<StepTicket, WorkPtr> live = live_;
-    for (const auto& [ticket, work] : live) {
-      if (work->state != State::kRunning) continue;
-      if (work->ref.deadline > now) {
-        next = std::min(next, work->ref.deadline);
+    // Explains all before any ends: an overdue step may wait for another one.
+    std::vector<std::pair<WorkPtr, absl::Status>> overdue;
+    for (const auto& [ticket, work] : live_) {
+      if (work->state == State::kCommitting) continue;
+      if (work->ref.deadline <= now) {
+        overdue.emplace_back(work, OverdueError(*work, &explanations_left));
         continue;
       }
-      const StepExplanation explanation = Explain(*work, &explanations_left);
-      const std::vector<Participant> awaited = work->Late(explanation);
-      const bool explains_step = work->ref.transfer_id.empty() && !explanation.text.empty();
-      if (explains_step) work->ref.blamed = explanation.blamed;
-      const absl::Status overdue =
-          WithReason(absl::DeadlineExceededError(StrCat(
-                         Name(work->ref), " did not end within ", FormatRounded(work->timeout),
-                         explains_step ? StrCat(": ", explanation.text)
-                                       : StrCat("; ", DescribeAwaited(awaited, explanation)))),
-                     Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(work->timeout)}});
-      End(work, WithLate(WithWork(overdue, work->ref), awaited, explanation));
+      if (AskTimeOf(*work) <= now) {
+        work->has_asked = true;
+        const Work* const awaited = FindBlocker(*work);
+        const bool is_running = awaited != nullptr && awaited->state == State::kRunning;
+        for (const Participant& each :
+             is_running ? awaited->WaitingFor() : std::vector<Participant>()) {
+          asked.insert(each.identity);
+        }
+      }
+      next = std::min({next, work->ref.deadline, AskTimeOf(*work)});
     }
+    for (auto& [work, error] : overdue) End(work, std::move(error));
     deadline_.SetNoLaterThan(next);
     AdmitWaiting();
   }
+  if (!asked.empty()) options_.ask(asked);
   events_.MakeCalls();
 }
 

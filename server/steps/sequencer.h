@@ -98,7 +98,9 @@ struct StepRequest {
   std::vector<std::string> writes;  // ids of arrays that the step makes, and of donated operands
   EncodedStepPtr message;           // the transport sends the same bytes to all participants
   absl::Duration timeout;           // from admission to the last report
-  CommitHook commit;                // null: the step commits without a hook
+  // From Submit to the last report, with the wait for earlier steps.
+  absl::Duration total_timeout = absl::InfiniteDuration();
+  CommitHook commit;  // null: the step commits without a hook
   // If set: called while the step runs with the bytes that a participant has received so far, by
   // its last heartbeat. A last call may come when the step has just ended.
   std::function<void(std::string_view identity, int64_t bytes)> received = nullptr;
@@ -190,7 +192,8 @@ class StepTransport {
 //   UNAVAILABLE (WORKER_LOST)    a participant was lost, or attaches again
 //   DEADLINE_EXCEEDED (DEADLINE) not all reports came in time; names the ranks at fault or, if
 //                                these are unknown, the ranks without a report
-//                                (without CommitTransfer: only lost or silent ones)
+//                                (without CommitTransfer: only lost or silent ones); for a step
+//                                that was not admitted: those of the step that it waits for
 //   CANCELLED (CANCELLED)        Cancel, AbortTransfer
 //   the hook's                   the hook refused
 // clang-format on
@@ -215,6 +218,11 @@ class Sequencer {
     // Null: no explanations.
     std::function<StepExplanation(const WorkRef& work, const std::vector<Participant>& waiting_for)>
         explain = nullptr;
+    // Asks the workers that a step waits for what they do, so that `explain` knows it at the step's
+    // deadline. Called without a lock, once for each step that lives that long: `ask_before` before
+    // the deadline, or after half of the step's time if that is later. Null: nobody is asked.
+    std::function<void(const std::set<std::string>& identities)> ask = nullptr;
+    absl::Duration ask_before = absl::ZeroDuration();
   };
   // Identifies a submitted step until its end; never 0.
   using StepTicket = int64_t;
@@ -322,7 +330,15 @@ class Sequencer {
   // Whether a waiting step may run now: no earlier live step shares an operand with it that one of
   // the two steps writes.
   bool MayRun(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Returns the live work that a waiting step waits for and that does not wait itself; null if
+  // there is none. The step may wait for that work through other waiting steps.
+  const Work* FindBlocker(const Work& step) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void Run(Work* work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the time at which Options::ask is to be called for a step; InfiniteFuture: never, or it
+  // was called.
+  absl::Time AskTimeOf(const Work& work) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Makes the alarm ring for the next event of the work: its question or its deadline.
+  void SetAlarmFor(const Work& work) ABSL_SHARED_LOCKS_REQUIRED(mutex_);
   void AdmitWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Report(const WorkPtr& work, RankReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CommitIfDone(const WorkPtr& work) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -347,7 +363,10 @@ class Sequencer {
   // Explains a step or transfer. Each explanation of one call lowers `*left` by one; at 0 the
   // result is empty. A few explanations suffice, because most steps only wait for earlier steps.
   StepExplanation Explain(const Work& work, int64_t* left) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
-  void AbortOverdue();
+  // Returns the error of work whose time is over, and sets whom it blames. `left`: as for Explain.
+  absl::Status OverdueError(Work& work, int64_t* left) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Aborts the work whose time is over, and asks the workers of steps whose time is over soon.
+  void HandleDeadlines();
 
   Clock* const clock_;
   StepTransport* const transport_;
@@ -375,7 +394,7 @@ class Sequencer {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;  // new work is refused
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;   // waiting steps are no longer admitted
 
-  Alarm deadline_;  // last: its destructor waits for AbortOverdue
+  Alarm deadline_;  // last: its destructor waits for HandleDeadlines
 };
 
 }  // namespace shardmesh::server

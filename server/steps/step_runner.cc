@@ -79,22 +79,20 @@ std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                 more == 0 ? "" : StrCat(" and ", more, " more"));
 }
 
-// Returns the step's time limit. The limit ends before the client's own deadline, so that the
-// client still gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is
-// left.
-absl::StatusOr<absl::Duration> TimeoutOf(const StepCall& call) {
-  absl::Duration timeout = std::min(call.time_left, kMaxStepTimeout);
-  if (call.timeout.has_value()) {
-    timeout = std::min(timeout, *call.timeout);
-  }
-  const absl::Duration given = std::max(timeout, absl::ZeroDuration());
-  timeout -= std::min(timeout / 10, absl::Milliseconds(100));
-  if (timeout <= absl::ZeroDuration()) {
-    return WithReason(
-        absl::DeadlineExceededError("no time is left for the step"), Reason::kDeadline,
-        {{fact::kOp, NameOf(call.work)}, {fact::kLimit, absl::ToDoubleSeconds(given)}});
-  }
-  return timeout;
+// Sets the step's time limits. They end before the client's own deadline, so that the client still
+// gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is left.
+absl::Status SetTimeouts(const StepCall& call, StepRequest* step) {
+  const auto to_tell = [](absl::Duration time) {
+    return time - std::min(time / 10, absl::Milliseconds(100));
+  };
+  const absl::Duration time =
+      std::min(call.time_left, call.timeout.value_or(absl::InfiniteDuration()));
+  step->total_timeout = to_tell(time);
+  step->timeout = to_tell(std::min(time, kMaxStepTimeout));
+  if (step->timeout > absl::ZeroDuration()) return absl::OkStatus();
+  return WithReason(absl::DeadlineExceededError("no time is left for the step"), Reason::kDeadline,
+                    {{fact::kOp, NameOf(call.work)},
+                     {fact::kLimit, absl::ToDoubleSeconds(std::max(time, absl::ZeroDuration()))}});
 }
 
 // The participants of a step: each rank of the mesh, which stages one tile of each output.
@@ -279,7 +277,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   const Plan& plan = running->prepared->plan;
   SHARDMESH_RETURN_IF_ERROR(CheckOutputs(call.outputs, plan));
   SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(plan.mesh_id));
-  SHARDMESH_ASSIGN_OR_RETURN(step->timeout, TimeoutOf(call));
+  SHARDMESH_RETURN_IF_ERROR(SetTimeouts(call, step));
   step->op = DescribeWork(call.work, found.operands);
   step->mesh_id = plan.mesh_id;
   step->received = std::move(call.received);

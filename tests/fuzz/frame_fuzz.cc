@@ -35,12 +35,14 @@ std::string PayloadOf(const rpc::Frame& frame) {
 
 }  // namespace
 
-// The first byte says in slices of which size the rest arrives, and whether it gets a checksum.
+// The first byte says in slices of which size the rest arrives, whether it gets a checksum, and
+// whether its payload must have one.
 void Check(std::string_view input) {
   const uint8_t how = input.empty() ? 0 : static_cast<uint8_t>(input.front());
   const std::string_view rest = input.substr(std::min<size_t>(1, input.size()));
   const std::string bytes = how % 2 == 0 ? Seal(rest) : std::string(rest);
-  const absl::StatusOr<rpc::Frame> frame = rpc::ReadFrame(BufferOf(bytes, how / 2 + 1));
+  const auto least = how % 4 < 2 ? rpc::PayloadChecksum::kNone : rpc::PayloadChecksum::kCrc32c;
+  const absl::StatusOr<rpc::Frame> frame = rpc::ReadFrame(BufferOf(bytes, how / 4 + 1), least);
   if (!frame.ok()) {
     return;
   }
@@ -53,10 +55,12 @@ void Check(std::string_view input) {
       (generated.payload() == payload && generated.offset_bytes() == frame->header.offset_bytes));
 
   const absl::Span<const char> pieces[] = {payload};
-  const auto written = rpc::WriteFrame(frame->header, pieces);
-  Require(written.ok());
-  const absl::StatusOr<rpc::Frame> again = rpc::ReadFrame(*written);
-  Require(again.ok() && again->header == frame->header && PayloadOf(*again) == payload);
+  for (const auto checksum : {rpc::PayloadChecksum::kCrc32c, rpc::PayloadChecksum::kNone}) {
+    const auto written = rpc::WriteFrame(frame->header, pieces, nullptr, checksum);
+    Require(written.ok());
+    const absl::StatusOr<rpc::Frame> again = rpc::ReadFrame(*written, checksum);
+    Require(again.ok() && again->header == frame->header && PayloadOf(*again) == payload);
+  }
 }
 
 }  // namespace shardmesh::fuzz

@@ -227,10 +227,22 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
       << result.out;
   ExpectRefused({{"a slice that reaches beyond the array",
                   {"get", "x", "--out", Path("y.npy"), "--slice", "0:9,:"},
-                  "[0,8)x[0,12)"},
+                  "the range 0:9 of dimension 0 is not in the array: this dimension has the "
+                  "indexes 0 to 7; write a range within 0:8 (BAD_TILE)"},
+                 {"a slice that begins beyond the array",
+                  {"get", "x", "--out", Path("y.npy"), "--slice", ":,12:"},
+                  "the range 12: of dimension 1 is not in the array: this dimension has the "
+                  "indexes 0 to 11"},
+                 {"a slice without an index",
+                  {"get", "x", "--out", Path("y.npy"), "--slice", "4:4,:"},
+                  "the range 4:4 of dimension 0 has no index, since STOP itself is not in it; "
+                  "write a STOP above 4, such as 4:5 (BAD_TILE)"},
                  {"a slice without a range for each dimension",
                   {"get", "x", "--out", Path("y.npy"), "--slice", "0:4"},
                   "the slice has 1 range, the array 2 dimensions; write 0:4,: (BAD_TILE)"}});
+  result = cluster_->Run({"get", "x", "--out", Path("y.npy"), "--slice", "::2,:"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("\"::2\" has a step"));
   result = cluster_->Run({"put", Path("x.npy"), "--as", "y", "--spec", "-,-", "--preset", "p"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("give one of"));

@@ -82,7 +82,17 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
 
   result = Run({"up", "--mesh", "fsdp=2", "--detach"});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("the cluster \"default\" is up at"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("the cluster \"default\" is up at"),
+                                HasSubstr("are in memory, and `down` loses them"),
+                                Not(HasSubstr("mesh resize"))));
+  result = Run({"up", "--mesh", "fsdp=4", "--memory", "64MiB", "--detach"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(
+      result.err,
+      AllOf(HasSubstr("other flags: --mesh fsdp=4 (the cluster has fsdp=2), --memory 64MiB"),
+            HasSubstr("`shardmesh mesh resize default fsdp=4 --cluster default` gives it that "
+                      "mesh and keeps its arrays"),
+            HasSubstr("`shardmesh down --cluster default`")));
 
   const std::string address = record["address"];
   const std::string port = address.substr(address.rfind(':') + 1);
@@ -166,7 +176,8 @@ TEST_F(CommandLineTest, StartsAgainWhatEndedOfAClusterOnDisk) {
 
   result = Run(up);
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("is up at " + after["address"].get<std::string>()));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("is up at " + after["address"].get<std::string>()),
+                                HasSubstr("what is under its --data-dir ")));
   EXPECT_EQ(Run({"down"}).exit_code, 0);
 }
 
@@ -179,9 +190,11 @@ TEST_F(CommandLineTest, StartsAWorkerAgainWithTheFlagsOfTheFirstUp) {
   ASSERT_NO_FATAL_FAILURE(Kill(before, "worker-1"));
   result = Run({"up", "--mesh", "fsdp=4", "--memory", "64MiB", "--detach"});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("--mesh fsdp=4 (the cluster has fsdp=1,tp=2)"),
-                                HasSubstr("--memory 64MiB (the cluster has 96MiB)"),
-                                HasSubstr("shardmesh down --cluster default")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("--mesh fsdp=4 (the cluster has fsdp=1,tp=2)"),
+                    HasSubstr("--memory 64MiB (the cluster has 96MiB)"),
+                    HasSubstr("shardmesh mesh resize default fsdp=4"),
+                    HasSubstr("`down` loses them"), HasSubstr("shardmesh down --cluster default")));
 
   // Flags that say the same as those of the first `up` are no difference.
   result = Run({"up", "--transport", "auto", "--min-sharding-size", "16384", "--read-root",
@@ -652,7 +665,9 @@ TEST_F(ClusterCommandTest, ListsOperationsOfAllClientsByState) {
   result = cluster_->Run({"ops", "ls", "--state", "done,failed"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("number"), HasSubstr("100 %"), HasSubstr("load of /")));
-  EXPECT_THAT(cluster_->Run({"ops", "ls", "--kind", "load"}).out, HasSubstr("100 %"));
+  // The size that is done, of the whole size.
+  EXPECT_THAT(cluster_->Run({"ops", "ls", "--kind", "load"}).out,
+              AllOf(HasSubstr("100 %"), HasSubstr("B of ")));
   for (const std::vector<std::string>& none :
        {std::vector<std::string>{"--state", "running"}, {"--kind", "save"}, {"--kind", "put"}}) {
     std::vector<std::string> command = {"ops", "ls"};

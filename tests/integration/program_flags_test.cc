@@ -56,6 +56,7 @@ TEST(ProgramFlagsTest, AClusterServesWithAllOfThem) {
   options.coordinator_flags = Joined(CoordinatorFlags());
   options.worker_flags = Joined(WorkerFlags());
   options.worker_flags.emplace_back("--no-binding");
+  options.worker_flags.emplace_back("--frame-checksums");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
   const std::string path = StrCat(cluster->folder(), "/x.npy");
   ASSERT_EQ(cluster->Run({"make-tensor", "--shape", "4x4", "--out", path}).exit_code, 0);

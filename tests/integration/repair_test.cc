@@ -96,6 +96,10 @@ TEST_F(RepairTest, ReplicasRestoreTheTilesOfAWorkerThatComesBackEmpty) {
   const absl::Status lost = client().arrays().Gather(ArraySelector::ByName("once")).status();
   EXPECT_THAT(lost, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
   EXPECT_THAT(std::string(lost.message()), HasSubstr("no other live worker has the tile"));
+  const CommandResult tree =
+      cluster_->Run({"get", "--tree", "once", "--out", files_ + "/once.safetensors"});
+  EXPECT_EQ(tree.exit_code, 1);
+  EXPECT_THAT(tree.err, HasSubstr("tensor \"once\" lacks 1 of its ")) << "by its name";
 
   const json repairs = Repairs();
   ASSERT_EQ(repairs.size(), 2u) << repairs;

@@ -92,6 +92,16 @@ TEST_F(ReplicaTest, TilesOfALostWorkerComeBackWithoutTheFile) {
   EXPECT_THAT(put.out, HasSubstr("Second replicas: 1 array copied"));
   EXPECT_THAT(put.out, HasSubstr("on one host"));
   EXPECT_EQ(Complete("w"), 2);
+  // The worker of each rank, and that of its second replica, which is another one.
+  const CommandResult described = cluster_->Run({"describe", "w"});
+  EXPECT_THAT(described.out, HasSubstr("second replica"));
+  const json fields = json::parse(cluster_->Run({"describe", "w", "-ojson"}).out);
+  ASSERT_EQ(fields["tiles"].size(), 4u);
+  for (const json& tile : fields["tiles"]) {
+    EXPECT_THAT(described.out, HasSubstr(tile["worker"].get<std::string>()));
+    EXPECT_EQ(tile["second_replica"]["present"], true) << tile;
+    EXPECT_NE(tile["second_replica"]["worker"], tile["worker"]) << tile;
+  }
   const std::string bytes = BytesOf("w");
   for (const char* worker : {"worker-0", "worker-3", "worker-1"}) {
     SCOPED_TRACE(worker);

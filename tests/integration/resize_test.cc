@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -28,6 +29,8 @@ namespace shardmesh::test {
 namespace {
 
 using ::nlohmann::json;
+using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -132,6 +135,50 @@ TEST_F(ResizeTest, AMeshShrinksAndGrowsWithAllItsArrays) {
   }
 }
 
+// A step between the moves of its operands is refused for a while, and no step mixes two layouts.
+TEST_F(ResizeTest, StepsGoOnWhileAMeshShrinksAndGrows) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  for (int i = 0; i < 12; ++i) Put(StrCat("w/", 10 + i), 12, static_cast<float>(i));
+  const std::vector<float> numbers = NumbersFrom(0, 48);
+  const float total = std::accumulate(numbers.begin(), numbers.end(), 0.0F);
+  std::atomic<bool> is_over = false;
+  std::atomic<int> done = 0;
+  std::thread steps([&] {
+    while (!is_over) {
+      const auto summed = cluster_->client().compute().Collective(
+          {.input = client::ArraySelector::ByName("w/10"),
+           .kind = CollectiveKind::kAllReduce,
+           .axes = {"dp"},
+           .output = {.names = {"sum"}, .return_literals = true}});
+      if (summed.ok()) {
+        // Once replaced, it would be an array without a name, which no resize moves.
+        EXPECT_THAT(arrays().ReleaseArrays({summed->outputs[0].array.descriptor.array_id}), IsOk());
+        const std::vector<float> sums = FloatsOf(summed->outputs[0].literal->bytes);
+        EXPECT_EQ(std::accumulate(sums.begin(), sums.end(), 0.0F), total);
+        ++done;
+      } else {
+        EXPECT_THAT(summed.status().code(),
+                    AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted,
+                          absl::StatusCode::kFailedPrecondition))
+            << summed.status();
+      }
+    }
+  });
+  for (const std::string shape : {"dp=2", "dp=3", "dp=4"}) {
+    SCOPED_TRACE(shape);
+    const int before = done;
+    EXPECT_TRUE(Eventually([&] { return done > before; })) << "no step runs";
+    EXPECT_THAT(arrays().ResizeMesh("default", shape), IsOk());
+    EXPECT_EQ(ShapeOfDefault(), shape);
+  }
+  const int before = done;
+  EXPECT_TRUE(Eventually([&] { return done > before + 1; })) << "no step runs";
+  is_over = true;
+  steps.join();
+  EXPECT_THAT(Meshes(), ElementsAre("default"));
+  for (int i = 0; i < 12; ++i) ExpectArray(StrCat("w/", 10 + i), 12, "dp=4", static_cast<float>(i));
+}
+
 TEST_F(ResizeTest, AShapeThatAMeshHasIsNoWork) {
   ASSERT_NO_FATAL_FAILURE(Start());
   Put("w", 12);
@@ -176,6 +223,9 @@ TEST_F(ResizeTest, TooFewWorkersAndNamelessArraysAreRefused) {
   EXPECT_THAT(few, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
   EXPECT_EQ(FactOf(few, fact::kHave), "4");
   EXPECT_EQ(FactOf(few, fact::kNeed), "6");
+  EXPECT_THAT(std::string(few.message()),
+              AllOf(HasSubstr("4 of the mesh, and 0 others that are attached and not drained"),
+                    HasSubstr("--coordinator HOST:PORT --listen HOST:PORT --data-dir FOLDER")));
   ASSERT_NO_FATAL_FAILURE(Put("", 12));
   const absl::Status nameless = arrays().ResizeMesh("default", "dp=2").status();
   EXPECT_THAT(nameless, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshInUse));
@@ -253,6 +303,28 @@ TEST_F(ResizeTest, AShortDeadlineNamesTheWorkerThatIsStopped) {
     }
     EXPECT_THAT(told, HasSubstr(stopped));
   }
+}
+
+// Its tiles are elsewhere too. Nobody confirms that it has dropped them, which the resize would
+// wait for, for 5 s each of several times.
+TEST_F(ResizeTest, ADeadWorkerDoesNotHoldUpAResize) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_THAT(PutFloats(cluster_->client(), StrCat("w/", i), {12, 4},
+                          NumbersFrom(static_cast<float>(i), 48),
+                          PartitionSpec({SpecEntry(), SpecEntry()})),
+                IsOk());
+  }
+  ASSERT_THAT(cluster_->Kill("worker-3"), IsOk());
+  ASSERT_TRUE(Eventually([&] {
+    const auto status = cluster_->client().cluster().GetStatus();
+    return status.ok() && status->workers[3].state == client::WorkerState::kLost;
+  }));
+  const absl::Time begun = absl::Now();
+  ASSERT_THAT(arrays().ResizeMesh("default", "dp=3"), IsOk());
+  EXPECT_LT(absl::Now() - begun, absl::Seconds(5));
+  EXPECT_EQ(ShapeOfDefault(), "dp=3");
+  for (int i = 0; i < 4; ++i) ExpectArray(StrCat("w/", i), 12, "dp=3", static_cast<float>(i));
 }
 
 TEST_F(ResizeTest, ACoordinatorKilledMidwayGoesOnWithTheNextRequest) {
@@ -387,6 +459,9 @@ TEST_F(ResizeTest, TheCommandShowsAndResizes) {
   result =
       cluster_->Run({"mesh", "resize", "default", "dp=3", "--weights=1,2,1", "--validate-only"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
+  result = cluster_->Run({"mesh", "resize", "default", "dp=6"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("Start 2 more"), HasSubstr(cluster_->address())));
   result = cluster_->Run({"mesh", "resize", "default", "dp=2"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Resized mesh default to dp=2: moved 1 array"));

@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
+#include "process/pages.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint/tensor_source.h"
 #include "tensor/npy.h"
@@ -226,6 +227,14 @@ TEST_F(ReuseTest, OtherNamesShareAndOtherLayoutsCopy) {
   EXPECT_TRUE(HasTheFilesBytes());
   EXPECT_TRUE(HasTheFilesBytes("other/"));
   ExpectNothingMoved(Load({"--rules=" + columns_}));
+  // The text does not say that all was there beside a number of bytes that moved.
+  const std::string whole =
+      WriteFile(files_ + "/whole.yaml", "rules:\n- {pattern: '.*', spec: []}\n");
+  EXPECT_THAT(
+      cluster_->Run({"load", model_, "--rules", whole, "--quiet"}).out,
+      AllOf(HasSubstr("copied from arrays on the workers, "), HasSubstr(" between workers; "),
+            HasSubstr("were not read: the workers had their elements, some in another "),
+            Not(HasSubstr("already"))));
 }
 
 TEST_F(ReuseTest, AReleasedCheckpointComesBackFromTheCacheAfterAnyRestart) {
@@ -303,6 +312,26 @@ TEST_F(ReuseTest, WhatIsCachedIsNeverMoreThanItsLimitAndGoesWithItsTiles) {
   EXPECT_EQ(Status()["cached_arrays"], 0);
   EXPECT_EQ(Load()["reused_tensors"], 0);
   EXPECT_TRUE(HasTheFilesBytes());
+}
+
+// The host refuses each worker memory for a piece of a tile, although the limit allows it. Memory
+// that is handed over is not written.
+TEST_F(ReuseTest, AHostWithoutMemoryGetsThatOfTheCache) {
+  if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--failpoints=shm.write=enospc:2"}));
+  ASSERT_NO_FATAL_FAILURE(Write());
+  Load({"--source=client", "--handover=on"});
+  ASSERT_NO_FATAL_FAILURE(Remove());
+  const json before = Status();
+  ASSERT_GT(before["cached_arrays"], 0);
+  const std::string file = files_ + "/x.npy";
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=2048,1024", "--out=" + file}).exit_code, 0);
+  const CommandResult put =
+      cluster_->Run({"put", file, "--as=x", "--spec=fsdp,tp", "--source=client", "--handover=off"});
+  ASSERT_EQ(put.exit_code, 0) << put.err;
+  EXPECT_LT(Status()["cached_bytes"], before["cached_bytes"]);
+  EXPECT_EQ(cluster_->Run({"get", "x", "--out=" + files_ + "/got.npy"}).exit_code, 0);
+  EXPECT_TRUE(ReadFile(files_ + "/got.npy") == ReadFile(file));
 }
 
 TEST_F(ReuseTest, AnotherCheckpointAndAStepTakeTheMemoryOfTheCache) {

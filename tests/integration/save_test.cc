@@ -271,12 +271,40 @@ TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {
   EXPECT_THAT(missing.err, HasSubstr("complete steps 2, 3"));
   const CommandResult twice = cluster->Run({"save", "m/", Path("run"), "--step=3"});
   EXPECT_EQ(twice.exit_code, 1);
-  EXPECT_THAT(twice.err, AllOf(HasSubstr("ALREADY_EXISTS"), HasSubstr("--overwrite")));
+  EXPECT_THAT(twice.err,
+              AllOf(HasSubstr("ALREADY_EXISTS"),
+                    HasSubstr("/step-00000003 has a complete checkpoint: the same command with "
+                              "--overwrite replaces it; another number for --step, or another "
+                              "folder, keeps it")));
   EXPECT_EQ(cluster->Run({"save", "m/", Path("run"), "--step=3", "--overwrite"}).exit_code, 0);
   EXPECT_THAT(cluster->Run({"save", "m/", Path("run"), "--step=4", "--keep=2"}).out,
-              HasSubstr("Removed the checkpoint of step 2\n"));
+              HasSubstr("Removed the checkpoint of step 2\nKept the checkpoints of steps 3, 4\n"));
   EXPECT_THAT(cluster->Run({"save", "m/", Path("run"), "--step=5", "--keep=1"}).out,
-              HasSubstr("Removed the checkpoints of steps 3, 4\n"));
+              HasSubstr("Removed the checkpoints of steps 3, 4\nKept the checkpoint of step 5\n"));
+}
+
+// A run that goes back to an earlier step leaves the later steps, and is told so.
+TEST_F(SaveTest, ASaveBelowTheLatestStepSaysWhichStepsStayAndWhichOneLoads) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
+  ASSERT_EQ(cluster->Run({"make-tensor", "--shape=8,8", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster->Run({"put", Path("x.npy"), "--as=w", "--spec=tp,-"}).exit_code, 0);
+  for (const char* const step : {"--step=100", "--step=200"}) {
+    const CommandResult saved = cluster->Run({"save", "", Path("run"), step});
+    ASSERT_EQ(saved.exit_code, 0) << saved.err;
+    EXPECT_THAT(saved.out, Not(HasSubstr("is not the latest")));
+  }
+  const CommandResult back = cluster->Run({"save", "", Path("run"), "--step=150", "--keep=1"});
+  EXPECT_EQ(back.exit_code, 0) << back.err;
+  EXPECT_THAT(
+      back.out,
+      HasSubstr(StrCat("Removed the checkpoint of step 100\nKept the checkpoint of step 150\n"
+                       "Step 150 is not the latest: the folder also has step 200, which --keep "
+                       "neither counts nor removes. `load ",
+                       Path("run"), "` takes step 200, with `--step 150` the one that was saved")));
+  const json again =
+      JsonOf(cluster->Run({"save", "", Path("run"), "--step=160", "--keep=2", "--output=json"}));
+  EXPECT_EQ(again["removed_steps"], json::array()) << again;
+  EXPECT_EQ(again["kept_steps"], json({150, 160, 200})) << again;
 }
 
 // 20 tensors of 1 MiB are one file by default: the first change parts them.
@@ -694,6 +722,36 @@ TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Path("run")));
   EXPECT_EQ(FloatsOf(checkpoint.View(checkpoint.tensors().front()).bytes()),
             std::vector<float>({1, 2, 3, 4}));
+}
+
+// The coordinator cancels the save of a client that is gone, or ends a detached one.
+TEST_F(SaveTest, AClientThatIsKilledLeavesAWholeCheckpointOrNone) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2", "save.tiles=delay"));
+  Load(*cluster);
+  const auto saves = [&](const std::string& flag) {
+    return JsonOf(cluster->Run({"ops", "ls", "--kind=save", flag, "--output=json"}))["operations"];
+  };
+  for (const bool detached : {false, true}) {
+    SCOPED_TRACE(detached);
+    const std::string run = Path(detached ? "detached" : "run");
+    std::vector<std::string> flags = {"save", "", run, "--address=" + cluster->address()};
+    if (detached) flags.emplace_back("--detach");
+    {
+      const ServerProcess killed("shardmesh", flags);
+      EXPECT_TRUE(Eventually([&] { return absl::StrContains(saves("--quiet").dump(), run); }))
+          << killed.Log();
+    }
+    EXPECT_TRUE(Eventually([&] { return saves("--state=running").empty(); }));
+    EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(run) || HasMarker(run); }));
+    if (HasMarker(run)) {
+      ExpectEqualToMade(run);
+    } else {
+      EXPECT_FALSE(detached) << "a detached save goes on without its client";
+    }
+    const CommandResult again = cluster->Run({"save", "", run, "--quiet"});
+    EXPECT_EQ(again.exit_code, 0) << again.err;
+    ExpectEqualToMade(run);
+  }
 }
 
 TEST_F(SaveTest, ACheckpointSavedWhilePutsAndStepsGoOnIsOfOneMoment) {

@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
+#include "process/failpoint.h"
 #include "sharding/mesh_definition.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
@@ -139,7 +140,10 @@ class SourcesTest : public ::testing::Test {
       return cluster_->Run({"status"}).out.find("extra") != std::string::npos;
     })) << extra_->Log();
     const MeshDefinition pair = {.mesh = *Mesh::Parse("x=2"), .workers = {"worker-0", "extra"}};
-    ASSERT_THAT(client().catalog().CreateEntry("pair", pair), IsOk());
+    if (!is_pair_defined_) {
+      ASSERT_THAT(client().catalog().CreateEntry("pair", pair), IsOk());
+      is_pair_defined_ = true;
+    }
     AwaitIdle("pair", 1);
   }
   // Waits until the workers have connected to one another, and notes the memory that each of them
@@ -190,6 +194,7 @@ class SourcesTest : public ::testing::Test {
   const std::string files_ = std::filesystem::canonical(MakeTestFolder("files")).string();
   std::unique_ptr<TestCluster> cluster_;
   std::unique_ptr<ServerProcess> extra_;
+  bool is_pair_defined_ = false;  // the mesh "pair"
   // By worker: the memory that it uses without any tile, among its first peers and among all.
   std::map<std::string, std::set<int64_t>> idle_bytes_;
 };
@@ -531,7 +536,31 @@ TEST_F(SourcesTest, AWorkerThatFailsOrDiesMidwayLeavesNothing) {
     EXPECT_TRUE(NothingIsLeft()) << fault.failpoint;
     extra_.reset();
     cluster_.reset();
+    is_pair_defined_ = false;
   }
+}
+
+TEST_F(SourcesTest, ALoadWorksOnceTheWorkerThatEndedWhileItReadIsBack) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(StartExtra({"--read-root=" + files_, "--failpoints=fill.read=crash"}));
+  const std::vector<std::string> load = {"load",          WriteOne(), "--spec=x",
+                                         "--mesh=pair",   "--quiet",  "--source=workers",
+                                         "--deadline=20s"};
+  const CommandResult failed = cluster_->Run(load);
+  EXPECT_NE(failed.exit_code, 0);
+  EXPECT_THAT(failed.err, HasSubstr("extra"));
+  EXPECT_EQ(extra_->AwaitEnd(), StrCat("exited with code ", kFailpointExitCode));
+  EXPECT_FALSE(client().arrays().DescribeArray(ArraySelector::ByName("w")).ok());
+  EXPECT_TRUE(NothingIsLeft());
+  extra_.reset();
+  ASSERT_NO_FATAL_FAILURE(StartExtra({"--read-root=" + files_}));
+  const CommandResult loaded = cluster_->Run(load);
+  ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SafetensorsFile file,
+                                 SafetensorsFile::Open(files_ + "/one.safetensors"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto gathered,
+                                 client().arrays().Gather(ArraySelector::ByName("w")));
+  EXPECT_TRUE(gathered.view().bytes() == file.View(*file.header().Find("w")).bytes());
 }
 
 TEST_F(SourcesTest, ACoordinatorThatDiesMidwayLeavesNothing) {

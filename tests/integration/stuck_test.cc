@@ -12,6 +12,8 @@
 #include <system_error>
 
 #include "absl/strings/str_split.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/status_macros.h"
 #include "tests/integration/collective_cluster.h"
 #include "tests/integration/opposite_orders.h"
@@ -25,6 +27,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 using Kind = client::ClusterFinding::Kind;
 
@@ -315,7 +318,11 @@ TEST_P(StuckTest, ARankThatWakesAfterAnAbortHarmsNobody) {
     return ReasonOf(incomplete) != Reason::kRecovering;
   })) << "a peer that is missed is expected back for some seconds only";
   EXPECT_THAT(incomplete, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
-  EXPECT_THAT(std::string(incomplete.message()), HasSubstr("does not reach \"worker-2\""));
+  EXPECT_EQ(FactOf(incomplete, fact::kIdentity), "worker-2");
+  EXPECT_THAT(std::string(incomplete.message()),
+              AllOf(HasSubstr("worker \"worker-2\" has sent no heartbeat for"),
+                    HasSubstr("its peers do not reach it"), Not(HasSubstr("worker \"worker-0\"")),
+                    Not(HasSubstr("worker \"worker-1\"")), Not(HasSubstr("worker \"worker-3\""))));
   expect_sums_of_others();
   ASSERT_THAT(cluster_->Signal("worker-2", SIGCONT), IsOk());
   expect_sums_of_others();

@@ -29,10 +29,13 @@
 #include "rpc/codec/status.h"
 #include "rpc/stream/frame.h"
 #include "rpc/stream/message_bytes.h"
+#include "sharding/mesh_definition.h"
 #include "shardmesh/internal/v1/attach_service.grpc.pb.h"
 #include "shardmesh/internal/v1/exchange_service.grpc.pb.h"
 #include "status/str_cat.h"
 #include "tests/testing/certificates.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -481,6 +484,69 @@ TEST_F(TlsClusterTest, MetricsArePlaintextWhereThatIsAskedFor) {
                       flags + std::vector<std::string>{"--http-plaintext"});
   ASSERT_TRUE(plain.AwaitInLog("listening on 0.0.0.0:"));
   EXPECT_THAT(Https("127.0.0.1:" + port(plain), "/metrics", ClientFiles()), HasSubstr("error: "));
+}
+
+// Workers read tiles from one another, and take memory and files, under their own certificates.
+TEST(TlsTest, TilesAreLoadedHandedOverSavedMovedAndRepairedOverIt) {
+  const CertificateFolder certificates;
+  const std::string files = std::filesystem::canonical(MakeTestFolder("tls_tiles")).string();
+  const std::string x = files + "/x.npy";
+  TestCluster::Options options;
+  options.mesh = "dp=2,tp=2";
+  options.tls_folder = certificates.path();
+  options.worker_flags = {"--read-root=" + files, "--write-root=" + files};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, TestCluster::Start(options));
+  const auto run = [&](const std::vector<std::string>& command) {
+    const CommandResult result = cluster->Run(command);
+    EXPECT_EQ(result.exit_code, 0) << command.front() << ": " << result.err;
+    return result.out;
+  };
+  const auto expect_x = [&](const std::string& name) {
+    run({"get", name, "--out=" + files + "/got.npy"});
+    EXPECT_TRUE(ReadFile(files + "/got.npy") == ReadFile(x)) << name;
+  };
+  run({"make-tensor", "--shape=512,256", "--out=" + x});
+  const json put = json::parse(run({"put", x, "--as=w", "--spec=dp,tp", "--source=client",
+                                    "--handover=on", "--no-reuse", "--output=json"}),
+                               nullptr, /*allow_exceptions=*/false);
+  EXPECT_EQ(put.value("handed_over_bytes", 0), 512 * 256 * 4) << put;
+  run({"save", "w", files + "/run", "--single-file"});
+  run({"rm", "w"});
+  run({"load", files + "/run", "--spec=dp,tp", "--source=workers", "--no-reuse"});
+  expect_x("w");
+  ASSERT_THAT(
+      cluster->client().catalog().CreateEntry(
+          "column", MeshDefinition{.mesh = *Mesh::Parse("y=4"),
+                                   .workers = {"worker-3", "worker-2", "worker-1", "worker-0"}}),
+      IsOk());
+  run({"reshard", "w", "--to=-,y", "--mesh=column"});
+  expect_x("w");
+  run({"rm", "w"});
+
+  std::vector<float> numbers(64 * 64);
+  std::iota(numbers.begin(), numbers.end(), 0.0F);
+  const auto expect_rows = [&] {
+    const auto rows = cluster->client().arrays().Gather(client::ArraySelector::ByName("rows"));
+    ASSERT_THAT(rows, IsOk());
+    EXPECT_EQ(FloatsOf(rows->view().bytes()), numbers);
+  };
+  ASSERT_THAT(PutFloats(cluster->client(), "rows", {64, 64}, numbers,
+                        PartitionSpec({SpecEntry::Axis("dp")})),
+              IsOk());
+  const auto is_degraded = [&](bool degraded) {
+    return Eventually([&, degraded] {
+      const auto status = cluster->client().cluster().GetStatus();
+      return status.ok() && (status->degraded_arrays > 0) == degraded;
+    });
+  };
+  ASSERT_THAT(cluster->Kill("worker-1"), IsOk());
+  ASSERT_TRUE(is_degraded(true));
+  ASSERT_THAT(cluster->Restart("worker-1"), IsOk());
+  ASSERT_TRUE(is_degraded(false)) << "its tile comes from another worker";
+  expect_rows();
+  run({"mesh", "resize", "default", "dp=4,tp=1"});
+  expect_rows();
+  std::filesystem::remove_all(files);
 }
 
 TEST(TlsTest, AProcessWithTlsSaysThatACoordinatorHasNone) {

@@ -602,6 +602,13 @@ absl::Status RandomClient::BeginSave(Dice& dice) {
                             result.ShortDebugString(), "}; it is to remove ", removed.size(),
                             " steps"));
   }
+  std::vector<int64_t> kept;
+  for (const auto& [each, tensors] : saved_) kept.push_back(each);
+  if (kept != std::vector<int64_t>(result.kept_steps().begin(), result.kept_steps().end())) {
+    return Violation(StrCat("WaitSave {", request.ShortDebugString(), "} answered OK with {",
+                            result.ShortDebugString(), "}; the folder has ", kept.size(),
+                            " steps"));
+  }
   last_save_ = {begun.operation_id(), result, absl::Now()};
   const absl::StatusOr<SavedTensors> have = ReadCheckpoint(SaveFolder(), step);
   if (!have.ok()) {

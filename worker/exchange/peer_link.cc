@@ -370,8 +370,9 @@ void PeerLink::WriteNext() {
     stream = stream_;
   }
   const absl::Span<const char> payload = next->payload.bytes;
-  const absl::StatusOr<grpc::ByteBuffer> frame = rpc::WriteFrame(
-      next->header, absl::MakeConstSpan(&payload, payload.empty() ? 0 : 1), next->payload.owner);
+  const absl::StatusOr<grpc::ByteBuffer> frame =
+      rpc::WriteFrame(next->header, absl::MakeConstSpan(&payload, payload.empty() ? 0 : 1),
+                      next->payload.owner, checksum_.load(std::memory_order_relaxed));
   if (!frame.ok()) {
     stream->Close(frame.status());
     return;
@@ -399,7 +400,8 @@ void PeerLink::OnOpen() {
 }
 
 void PeerLink::OnFrame(const grpc::ByteBuffer& bytes) {
-  const absl::StatusOr<rpc::Frame> frame = rpc::ReadFrame(bytes);
+  const absl::StatusOr<rpc::Frame> frame =
+      rpc::ReadFrame(bytes, checksum_.load(std::memory_order_relaxed));
   const absl::Status status = frame.ok() ? Take(*frame) : frame.status();
   if (status.ok()) return;
   owner_->OnRefused(status);
@@ -445,6 +447,7 @@ absl::Status PeerLink::TakeHello(const rpc::FrameHeader& header) {
     allowed_bytes_ =
         greeting_.has_value() ? greeting_->link_credit_bytes : answer.link_credit_bytes;
     lot_bytes_.store(std::max<int64_t>(1, allowed_bytes_ / 4), std::memory_order_relaxed);
+    checksum_.store(owner_->ChecksumFor(*header.hello), std::memory_order_relaxed);
     state_ = State::kUp;
     if (!greeting_.has_value()) {
       Queue({.kind = rpc::FrameKind::kHello, .hello = std::move(answer)});

@@ -95,6 +95,9 @@ class PeerLink final : public ExchangeStream::Handler,
     // error.
     virtual absl::StatusOr<rpc::FrameHello> CheckHello(PeerLink& link,
                                                        const rpc::FrameHello& hello) = 0;
+    // Whether the payloads of the link's data frames need no checksum. Both ends answer the same:
+    // the answer depends on both hellos and on how both are connected. Called after CheckHello.
+    virtual rpc::PayloadChecksum ChecksumFor(const rpc::FrameHello& hello) const = 0;
     // The peer's hello was accepted: messages may be sent.
     virtual void OnUp(const std::shared_ptr<PeerLink>& link) = 0;
     // Takes a data frame. An error closes the stream with that error. Each piece of the payload
@@ -278,6 +281,8 @@ class PeerLink final : public ExchangeStream::Handler,
   // Memory reserved for the credit that this end's hello gave the peer.
   MemoryBudget::Reservation reservation_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int64_t> lot_bytes_ = 1;  // freed_bytes_ at which credit is returned
+  // Of data frames in both directions. The hello decides it.
+  std::atomic<rpc::PayloadChecksum> checksum_ = rpc::PayloadChecksum::kCrc32c;
   // Credit of the stream that the peer has and has not used yet, as far as this end knows.
   int64_t allowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   // Credit of the stream that is free again, but that this end has not returned to the peer yet.

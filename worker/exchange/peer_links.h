@@ -113,6 +113,9 @@ class PeerLinks {
     // Delays between attempts to dial a peer.
     rpc::RetryPolicy redial;
     Transport transport = Transport::kAuto;
+    // Whether the payload of each frame has a checksum, also where something better protects it
+    // (rpc::PayloadChecksum::kNone).
+    bool frame_checksums = false;
     // The memory in which this worker's messages lie, for peers on this host to read. Null: this
     // worker shares no memory.
     std::shared_ptr<ShmArena> arena = nullptr;

@@ -210,6 +210,15 @@ absl::StatusOr<rpc::FrameHello> PeerStreams::CheckHello(PeerLink& link,
   return answer;
 }
 
+rpc::PayloadChecksum PeerStreams::ChecksumFor(const rpc::FrameHello& hello) const {
+  const std::string& boot_id = options_.self.boot_id;
+  const bool is_on_this_host = !boot_id.empty() && hello.boot_id == boot_id;
+  const bool is_protected = is_on_this_host || options_.credentials.is_secure();
+  return is_protected && hello.accepts_plain_payloads && !options_.frame_checksums
+             ? rpc::PayloadChecksum::kNone
+             : rpc::PayloadChecksum::kCrc32c;
+}
+
 void PeerStreams::OnUp(const std::shared_ptr<PeerLink>& link) {
   std::shared_ptr<PeerLink> replaced;
   std::set<int64_t> broken_steps;

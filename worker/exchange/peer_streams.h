@@ -73,6 +73,7 @@ class PeerStreams final : public PeerLink::Owner {
 
   // Implement PeerLink::Owner.
   absl::StatusOr<rpc::FrameHello> CheckHello(PeerLink& link, const rpc::FrameHello& hello) override;
+  rpc::PayloadChecksum ChecksumFor(const rpc::FrameHello& hello) const override;
   void OnUp(const std::shared_ptr<PeerLink>& link) override;
   absl::Status OnData(PeerLink& link, const rpc::Frame& frame,
                       const std::shared_ptr<const void>& charge) override {

@@ -210,7 +210,8 @@ rpc::FrameHello PeerTable::HelloTo(const MeshDevice& device,
                            .cluster_id = cluster_id_,
                            .initial_credit_bytes = options_.tag_limit_bytes,
                            .boot_id = options_.self.boot_id,
-                           .link_credit_bytes = ReserveCredit(reservation)};
+                           .link_credit_bytes = ReserveCredit(reservation),
+                           .accepts_plain_payloads = !options_.frame_checksums};
   if (shm_address_.has_value()) {
     hello.shm_socket = shm_address_->socket;
     hello.shm_token = std::string(shm_address_->token.data(), shm_address_->token.size());

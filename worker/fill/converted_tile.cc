@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "process/crc32c.h"
@@ -92,11 +93,12 @@ int64_t BytesOf(Dtype dtype) { return std::max(1, BitsPerElement(dtype) / 8); }
 
 }  // namespace
 
-absl::StatusOr<int64_t> SizeInFile(const ConvertedTile& tile) {
-  SHARDMESH_ASSIGN_OR_RETURN(const Shape shape,
-                             ShapeInFile(tile.conversion, tile.dtype, tile.shape));
-  SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
-  return PackedSizeBytes(tile.conversion.dtype, elements);
+absl::StatusOr<SourceRegion> SourceOf(const ConvertedTile& tile) {
+  SHARDMESH_ASSIGN_OR_RETURN(Shape shape, ShapeInFile(tile.conversion, tile.dtype, tile.shape));
+  return SourceRegion{.dtype = tile.conversion.dtype,
+                      .shape = std::move(shape),
+                      .tile = InFile(tile),
+                      .offset_bytes = tile.offset_bytes};
 }
 
 absl::StatusOr<uint32_t> ReadConverted(const RootedFile& file, std::string_view path,

@@ -27,8 +27,16 @@ struct ConvertedTile {
   int64_t offset_bytes = 0;  // of the tensor in the file
 };
 
-// Returns the size in the file of the tensor from which the tile is made. Errors of ShapeInFile.
-absl::StatusOr<int64_t> SizeInFile(const ConvertedTile& tile);
+// Elements of a tensor in a file.
+struct SourceRegion {
+  Dtype dtype = Dtype::kF32;  // of the tensor in the file
+  Shape shape = {};           // of the tensor in the file
+  Tile tile = {};             // the elements
+  int64_t offset_bytes = 0;   // of the tensor in the file
+};
+
+// Returns the elements from which the tile is made. Errors of ShapeInFile.
+absl::StatusOr<SourceRegion> SourceOf(const ConvertedTile& tile);
 
 // Fills `out`, which has the size of the tile, and returns the CRC-32C of its bytes. Reads only the
 // elements of the tile, in the order in which they lie in the file, a piece at a time, and converts

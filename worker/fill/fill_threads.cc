@@ -290,15 +290,36 @@ class FillThreads final : public TileFiller {
         if (FactOf(opened.status(), fact::kKind) == "array") return opened;
         return nullptr;
       }
-      if (is_first && ReasonOf(opened.status()) == Reason::kMemoryLimit && options_.free_memory) {
+      if (is_first && ReasonOf(opened.status()) == Reason::kMemoryLimit) {
         SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
         SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
                                    array.TileSizeBytes(tiling.TileOf(tile.rank)));
-        if (options_.free_memory(size_bytes)) continue;
+        if (WasRoomMade(opened.status(), size_bytes)) continue;
       }
       if (!unknown.has_value() || absl::Now() >= deadline) return opened;
       options_.gate->AwaitMesh(*unknown, std::min(deadline, absl::Now() + kMeshPollInterval));
     }
+  }
+
+  // Returns whether `status` says that memory is short, and some may have become free since.
+  bool WasRoomMade(const absl::Status& status, int64_t size_bytes) const {
+    return ReasonOf(status) == Reason::kMemoryLimit && options_.free_memory &&
+           options_.free_memory(status, size_bytes);
+  }
+  // IncomingTile::Write and IncomingTile::MutableBytes. The host gives the memory of a large tile
+  // only now, so that cached arrays may have to make room for it.
+  absl::Status WriteTo(IncomingTile& tile, int64_t offset_bytes,
+                       absl::Span<const char> bytes) const {
+    absl::Status written = tile.Write(offset_bytes, bytes);
+    if (WasRoomMade(written, tile.size_bytes() - offset_bytes)) {
+      written = tile.Write(offset_bytes, bytes);
+    }
+    return written;
+  }
+  absl::StatusOr<absl::Span<char>> BytesOf(IncomingTile& tile) const {
+    absl::StatusOr<absl::Span<char>> bytes = tile.MutableBytes();
+    if (WasRoomMade(bytes.status(), tile.size_bytes())) bytes = tile.MutableBytes();
+    return bytes;
   }
 
   std::optional<FaultyTile> FillFromFile(FillTransfer& transfer, const FillOrder& order,
@@ -333,15 +354,15 @@ class FillThreads final : public TileFiller {
                                     .tile = incoming->description().tile,
                                     .conversion = *range.conversion,
                                     .offset_bytes = range.offset_bytes};
-      SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> out, incoming->MutableBytes());
+      SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> out, BytesOf(*incoming));
       SHARDMESH_ASSIGN_OR_RETURN(
           const uint32_t crc32c,
           ReadConverted(*file, source.path, converted, reader, out, keep_going, progress));
       SHARDMESH_FAILPOINT("fill.finish");
       SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
-      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, SizeInFile(converted));
-      SHARDMESH_RETURN_IF_ERROR(transfer.saved.CheckTensor(*file, source.path, range.offset_bytes,
-                                                           size_bytes, keep_going));
+      SHARDMESH_ASSIGN_OR_RETURN(const SourceRegion made_from, SourceOf(converted));
+      SHARDMESH_RETURN_IF_ERROR(
+          transfer.saved.CheckSource(*file, source.path, made_from, reader, keep_going));
       file_bytes_.fetch_add(incoming->size_bytes());
       return incoming->FinishInPlace(crc32c);
     }
@@ -353,20 +374,19 @@ class FillThreads final : public TileFiller {
         return reader.ReadPieces(
             *file, source.path, range.offset_bytes, region,
             [&](int64_t begin, absl::Span<const char> bytes) -> absl::Status {
-              SHARDMESH_RETURN_IF_ERROR(incoming->Write(begin, bytes));
+              SHARDMESH_RETURN_IF_ERROR(WriteTo(*incoming, begin, bytes));
               incoming->Advance(static_cast<int64_t>(bytes.size()));
               return absl::OkStatus();
             },
             keep_going);
       }
-      SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> out, incoming->MutableBytes());
+      SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> out, BytesOf(*incoming));
       return reader.Read(*file, source.path, range.offset_bytes, region, out, keep_going, progress);
     };
     SHARDMESH_ASSIGN_OR_RETURN(const uint32_t crc32c, read_bytes());
     SHARDMESH_FAILPOINT("fill.finish");
     SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
     const ReadTile read{.description = incoming->description(),
-                        .region = region,
                         .offset_bytes = range.offset_bytes,
                         .bytes = incoming->bytes(),
                         .crc32c = crc32c};
@@ -504,9 +524,8 @@ class FillThreads final : public TileFiller {
     return absl::OkStatus();
   }
 
-  static absl::StatusOr<MutableTensorView> ViewOf(const ArrayDescriptor& array,
-                                                  IncomingTile& tile) {
-    SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> bytes, tile.MutableBytes());
+  absl::StatusOr<MutableTensorView> ViewOf(const ArrayDescriptor& array, IncomingTile& tile) const {
+    SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> bytes, BytesOf(tile));
     return MutableTensorView::Create(array.dtype, tile.description().tile.shape(), bytes);
   }
 
@@ -538,7 +557,7 @@ class FillThreads final : public TileFiller {
       SHARDMESH_FAILPOINT("fill.receive");
       const OpenTile& tile = batch->tiles[batch->tile_of[index]];
       tile.tile->Advance(static_cast<int64_t>(bytes.size()));
-      if (!tile.view.has_value()) return tile.tile->Write(offset, bytes);
+      if (!tile.view.has_value()) return WriteTo(*tile.tile, offset, bytes);
       return PasteTileBytes(bytes,
                             Within(tile.tile->description().tile, batch->regions[index].region),
                             offset, *tile.view);

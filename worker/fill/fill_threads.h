@@ -24,7 +24,7 @@ struct FillOptions {
   const ReadRoots* roots = nullptr;
   rpc::Credentials credentials = rpc::Credentials::Insecure();  // for other workers
   // See TileServiceOptions::free_memory.
-  std::function<bool(int64_t size_bytes)> free_memory = nullptr;
+  std::function<bool(const absl::Status& refused, int64_t size_bytes)> free_memory = nullptr;
   // Threads that read. Two keep a disk or a peer busy while one computes checksums.
   int threads = 2;
   // How long a tile waits at most for the membership update that defines its mesh.

@@ -13,12 +13,14 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "process/file.h"
+#include "sharding/shape.h"
 #include "sharding/tile.h"
 #include "status/detail.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
+#include "tensor/dtype.h"
 #include "tensor/source_file.h"
 #include "worker/fill/saved_tile.h"
 
@@ -149,37 +151,42 @@ absl::Status SavedSums::CompareHeader(const RootedFile& file, const std::string&
 }
 
 absl::Status SavedSums::Compare(const RootedFile& file, const std::string& path,
-                                const ManifestFile& listed, const ReadTile& tile,
-                                FileTileReader& reader, const KeepGoing& keep_going) {
+                                const ManifestFile& listed, const SourceRegion& source,
+                                const ReadTile* read, FileTileReader& reader,
+                                const KeepGoing& keep_going) {
   SHARDMESH_RETURN_IF_ERROR(CompareHeader(file, path, listed, keep_going));
-  if (tile.bytes.empty()) return absl::OkStatus();
-  const TileDescription& read = tile.description;
-  const auto compare_tensors = [&] {
-    return CompareTensorsIn(file, path, listed, tile.offset_bytes,
-                            tile.offset_bytes + tile.region.tensor_size_bytes(), keep_going);
+  if (source.tile.element_count() == 0) return absl::OkStatus();
+  const auto compare_tensors = [&]() -> absl::Status {
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(source.shape));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, PackedSizeBytes(source.dtype, elements));
+    return CompareTensorsIn(file, path, listed, source.offset_bytes,
+                            source.offset_bytes + size_bytes, keep_going);
   };
   auto tensor = std::lower_bound(
-      listed.tensors.begin(), listed.tensors.end(), tile.offset_bytes,
+      listed.tensors.begin(), listed.tensors.end(), source.offset_bytes,
       [](const ManifestTensor& each, int64_t offset) { return each.offset_bytes < offset; });
   // Tensors without elements lie where the next tensor begins.
-  while (tensor != listed.tensors.end() && tensor->offset_bytes == tile.offset_bytes &&
+  while (tensor != listed.tensors.end() && tensor->offset_bytes == source.offset_bytes &&
          tensor->size_bytes == 0) {
     ++tensor;
   }
   // The array is another view of the bytes than the saved tensor.
-  if (tensor == listed.tensors.end() || tensor->offset_bytes != tile.offset_bytes ||
-      tensor->dtype != read.dtype || tensor->shape != read.array_shape) {
+  if (tensor == listed.tensors.end() || tensor->offset_bytes != source.offset_bytes ||
+      tensor->dtype != source.dtype || tensor->shape != source.shape) {
     return compare_tensors();
   }
   for (const ManifestTile& saved : tensor->tiles) {
-    if (saved.tile == read.tile) {
-      if (saved.crc32c == tile.crc32c) continue;
-      return OtherTileBytes(path, tensor->name, saved.tile, tile.crc32c, saved.crc32c);
+    if (read != nullptr && saved.tile == source.tile) {
+      if (saved.crc32c == read->crc32c) continue;
+      return OtherTileBytes(path, tensor->name, saved.tile, read->crc32c, saved.crc32c);
     }
-    if (!Intersect(saved.tile, read.tile).has_value()) continue;
-    const absl::StatusOr<SavedTileCheck> check = SavedTileCheck::Create(*tensor, saved, read.tile);
+    if (!Intersect(saved.tile, source.tile).has_value()) continue;
+    const absl::StatusOr<SavedTileCheck> check =
+        SavedTileCheck::Create(*tensor, saved, source.tile);
     if (!check.ok()) return compare_tensors();
-    SHARDMESH_RETURN_IF_ERROR(check->Run(file, path, tile.bytes, reader, keep_going));
+    SHARDMESH_RETURN_IF_ERROR(
+        check->Run(file, path, read == nullptr ? std::nullopt : std::optional(read->bytes), reader,
+                   keep_going));
   }
   return absl::OkStatus();
 }
@@ -201,19 +208,20 @@ absl::Status SavedSums::CheckBy(const RootedFile& file, const std::string& path,
 
 absl::Status SavedSums::Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
                               FileTileReader& reader, const KeepGoing& keep_going) {
+  const SourceRegion source{.dtype = tile.description.dtype,
+                            .shape = tile.description.array_shape,
+                            .tile = tile.description.tile,
+                            .offset_bytes = tile.offset_bytes};
   return CheckBy(file, path, keep_going, [&](const ManifestFile& listed) {
-    return Compare(file, path, listed, tile, reader, keep_going);
+    return Compare(file, path, listed, source, &tile, reader, keep_going);
   });
 }
 
-absl::Status SavedSums::CheckTensor(const RootedFile& file, const std::string& path,
-                                    int64_t offset_bytes, int64_t size_bytes,
+absl::Status SavedSums::CheckSource(const RootedFile& file, const std::string& path,
+                                    const SourceRegion& source, FileTileReader& reader,
                                     const KeepGoing& keep_going) {
-  return CheckBy(file, path, keep_going, [&](const ManifestFile& listed) -> absl::Status {
-    SHARDMESH_RETURN_IF_ERROR(CompareHeader(file, path, listed, keep_going));
-    if (size_bytes == 0) return absl::OkStatus();
-    return CompareTensorsIn(file, path, listed, offset_bytes, offset_bytes + size_bytes,
-                            keep_going);
+  return CheckBy(file, path, keep_going, [&](const ManifestFile& listed) {
+    return Compare(file, path, listed, source, /*read=*/nullptr, reader, keep_going);
   });
 }
 

@@ -17,8 +17,8 @@
 #include "absl/types/span.h"
 #include "process/roots/read_root.h"
 #include "tensor/checkpoint_manifest.h"
-#include "tensor/view.h"
 #include "worker/fill/checked_file.h"
+#include "worker/fill/converted_tile.h"
 #include "worker/fill/file_tile.h"
 #include "worker/store/tile_file.h"
 
@@ -27,7 +27,6 @@ namespace shardmesh::worker {
 // A tile that was read from a file. The objects outlive it.
 struct ReadTile {
   const TileDescription& description;
-  const TileRegion& region;  // of the tile in its tensor
   int64_t offset_bytes = 0;  // of the tensor in the file
   absl::Span<const char> bytes;
   uint32_t crc32c = 0;  // of `bytes`
@@ -62,11 +61,12 @@ class SavedSums {
   absl::Status Check(const RootedFile& file, const std::string& path, const ReadTile& tile,
                      FileTileReader& reader, const KeepGoing& keep_going);
 
-  // Compares the header of the file, and all tensors of which the range of the file has a byte, for
-  // a tile that was made from other elements than its own. Reads them from the file once more.
-  // Errors as Check.
-  absl::Status CheckTensor(const RootedFile& file, const std::string& path, int64_t offset_bytes,
-                           int64_t size_bytes, const KeepGoing& keep_going);
+  // Compares like Check, for a tile that was made from these elements and no longer has their
+  // bytes. `reader` reads them from the file once more, together with what else their checksums
+  // cover. Errors as Check.
+  absl::Status CheckSource(const RootedFile& file, const std::string& path,
+                           const SourceRegion& source, FileTileReader& reader,
+                           const KeepGoing& keep_going);
 
  private:
   using Files = std::vector<ManifestFile>;
@@ -82,8 +82,10 @@ class SavedSums {
   // Returns the files that the manifest in the folder lists; none if no save wrote the folder.
   absl::StatusOr<SharedFiles> FilesOf(const std::string& path, const KeepGoing& keep_going);
   absl::StatusOr<Files> ReadFiles(const std::string& folder, const KeepGoing& keep_going) const;
+  // `read`: the bytes of `source`, as they were read; null: they were not kept.
   absl::Status Compare(const RootedFile& file, const std::string& path, const ManifestFile& listed,
-                       const ReadTile& tile, FileTileReader& reader, const KeepGoing& keep_going);
+                       const SourceRegion& source, const ReadTile* read, FileTileReader& reader,
+                       const KeepGoing& keep_going);
   absl::Status CompareHeader(const RootedFile& file, const std::string& path,
                              const ManifestFile& listed, const KeepGoing& keep_going);
   // Compares the file by `compare(listed)` with what the manifest lists about it, if it lists it.

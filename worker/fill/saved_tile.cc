@@ -74,8 +74,8 @@ void SavedTileCheck::ForEachCommon(int64_t begin_bytes, int64_t end_bytes, Visit
 }
 
 absl::Status SavedTileCheck::Run(const RootedFile& file, std::string_view path,
-                                 absl::Span<const char> bytes, FileTileReader& reader,
-                                 const KeepGoing& keep_going) const {
+                                 std::optional<absl::Span<const char>> bytes,
+                                 FileTileReader& reader, const KeepGoing& keep_going) const {
   const int64_t saved_bytes = in_file_.size_bytes();
   const bool by_piece = has_pieces();
   int64_t done_bytes = 0;  // of the common bytes
@@ -89,22 +89,24 @@ absl::Status SavedTileCheck::Run(const RootedFile& file, std::string_view path,
     const int64_t end = std::min(saved_bytes, begin + kSavedPieceBytes);
     const int64_t common_bytes = CountCommon(done_bytes, end);
     uint32_t crc32c = 0;
-    if (common_bytes == end - begin) {
+    if (bytes.has_value() && common_bytes == end - begin) {
       SHARDMESH_RETURN_IF_ERROR(keep_going());
       ForEachCommon(
           done_bytes, done_bytes + common_bytes, [&](int64_t, int64_t from, int64_t size_bytes) {
             crc32c = ExtendCrc32c(
-                crc32c, bytes.subspan(static_cast<size_t>(from), static_cast<size_t>(size_bytes)));
+                crc32c, bytes->subspan(static_cast<size_t>(from), static_cast<size_t>(size_bytes)));
           });
     } else {
       buffer.resize(static_cast<size_t>(end - begin));
       SHARDMESH_RETURN_IF_ERROR(reader.ReadPart(file, path, tensor_->offset_bytes, in_file_, begin,
                                                 absl::MakeSpan(buffer), keep_going));
-      ForEachCommon(done_bytes, done_bytes + common_bytes,
-                    [&](int64_t to, int64_t from, int64_t size_bytes) {
-                      std::memcpy(buffer.data() + (to - begin), bytes.data() + from,
-                                  static_cast<size_t>(size_bytes));
-                    });
+      if (bytes.has_value()) {
+        ForEachCommon(done_bytes, done_bytes + common_bytes,
+                      [&](int64_t to, int64_t from, int64_t size_bytes) {
+                        std::memcpy(buffer.data() + (to - begin), bytes->data() + from,
+                                    static_cast<size_t>(size_bytes));
+                      });
+      }
       crc32c = Crc32c(buffer);
     }
     if (by_piece) {

@@ -4,6 +4,7 @@
 #define SHARDMESH_WORKER_FILL_SAVED_TILE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -33,12 +34,13 @@ class SavedTileCheck {
   static absl::StatusOr<SavedTileCheck> Create(const ManifestTensor& tensor,
                                                const ManifestTile& saved, const Tile& read);
 
-  // Compares the bytes of the tile `read`. `reader` reads what else is needed from `file`; `path`
-  // is for errors.
+  // Compares the bytes of the tile `read`; nullopt: bytes that were not kept, which `reader` reads
+  // once more. It also reads what else is needed from `file`. `path` is for errors.
   //   DATA_LOSS  (CHECKSUM_MISMATCH) names the file, the tensor, the tile and both checksums.
   //   others     as FileTileReader::ReadPart.
-  absl::Status Run(const RootedFile& file, std::string_view path, absl::Span<const char> bytes,
-                   FileTileReader& reader, const KeepGoing& keep_going) const;
+  absl::Status Run(const RootedFile& file, std::string_view path,
+                   std::optional<absl::Span<const char>> bytes, FileTileReader& reader,
+                   const KeepGoing& keep_going) const;
 
  private:
   SavedTileCheck(const ManifestTensor& tensor, const ManifestTile& saved, TileRegion in_file,

@@ -130,11 +130,12 @@ absl::Status IsBusy(std::string_view folder, std::string_view holder) {
                        "; wait until it has ended, or cancel it"));
 }
 
-absl::Status IsOccupied(std::string_view path) {
+absl::Status IsOccupied(std::string_view path, bool is_step) {
   return Exists("checkpoint", path,
-                StrCat(path,
-                       " has a complete checkpoint; save with --overwrite, with another "
-                       "--step, or into another folder"));
+                StrCat(path, " has a complete checkpoint: the same command with --overwrite ",
+                       "replaces it; ",
+                       is_step ? "another number for --step, or another folder, keeps it"
+                               : "another folder keeps it"));
 }
 
 absl::Status IsForeign(std::string_view path, std::string_view name) {
@@ -235,7 +236,8 @@ absl::Status SaveFolder::CheckTarget(bool overwrite) const {
                          " has a checkpoint that shardmesh did not save; save into another "
                          "folder, or move that checkpoint away"));
   }
-  return IsComplete(*folder) && !overwrite ? IsOccupied(path) : absl::OkStatus();
+  return IsComplete(*folder) && !overwrite ? IsOccupied(path, target_.step.has_value())
+                                           : absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Lead(const WriteRoots& roots,
@@ -395,7 +397,9 @@ absl::Status SaveFolder::ValidateTarget(bool overwrite, absl::Span<const FileToS
   const absl::StatusOr<FileDescriptor> aside =
       OpenBeneath(folder_, target_.folder, StrCat(kSaveStaging, "/", AsideName()),
                   O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
-  if (!overwrite && aside.ok() && HasEntry(*aside, kCheckpointMarker)) return IsOccupied(path);
+  if (!overwrite && aside.ok() && HasEntry(*aside, kCheckpointMarker)) {
+    return IsOccupied(path, target_.step.has_value());
+  }
   const absl::StatusOr<FileDescriptor> target = OpenTarget();
   if (absl::IsNotFound(target.status())) return absl::OkStatus();
   SHARDMESH_RETURN_IF_ERROR(target.status());
@@ -746,7 +750,8 @@ absl::Status SaveFolder::ReplaceLinks(absl::Span<const FileToSave> files) {
 }
 
 absl::StatusOr<std::vector<int64_t>> SaveFolder::Publish(absl::Span<const std::string> files,
-                                                         std::string_view marker, int keep) {
+                                                         std::string_view marker, int keep,
+                                                         std::vector<int64_t>* kept) {
   // All that can fail is done before the checkpoint that is replaced leaves its place.
   SHARDMESH_RETURN_IF_ERROR(WriteText(std::string(kCheckpointMarker), 0, marker));
   SHARDMESH_RETURN_IF_ERROR(Sync());
@@ -762,17 +767,17 @@ absl::StatusOr<std::vector<int64_t>> SaveFolder::Publish(absl::Span<const std::s
     moved = exchanged.status();
     is_exchanged = exchanged.ok() && *exchanged;
   }
-  if (is_exchanged) return EndPublish(keep);
+  if (is_exchanged) return EndPublish(keep, kept);
   if (moved.ok()) moved = SetAside(target);
   if (moved.ok()) moved = MoveIn(target, names, &moved_names);
   if (!moved.ok()) {
     TakeBack(target, moved_names);
     return moved;
   }
-  return EndPublish(keep);
+  return EndPublish(keep, kept);
 }
 
-std::vector<int64_t> SaveFolder::EndPublish(int keep) {
+std::vector<int64_t> SaveFolder::EndPublish(int keep, std::vector<int64_t>* kept) {
   is_published_ = true;
   has_kept_ = false;
   RemoveAside();
@@ -782,6 +787,16 @@ std::vector<int64_t> SaveFolder::EndPublish(int keep) {
   if (const absl::Status collected = Collect(keep, &removed); !collected.ok()) {
     LogWarning("old checkpoints were not removed",
                {{"folder", target_.folder}, {"error", collected}});
+  }
+  if (kept == nullptr || !target_.step.has_value()) return removed;
+  if (absl::StatusOr<std::vector<int64_t>> steps = CompleteSteps(); steps.ok()) {
+    *kept = *std::move(steps);
+    if (kept->size() > kMostKeptSteps) {
+      kept->erase(kept->begin(), kept->end() - static_cast<std::ptrdiff_t>(kMostKeptSteps));
+    }
+  } else {
+    LogWarning("the complete steps of a folder cannot be listed",
+               {{"folder", target_.folder}, {"error", steps.status()}});
   }
   return removed;
 }

@@ -84,6 +84,8 @@ class SaveFolder {
  public:
   // The name of the probe file, by which the other workers recognise the staging folder.
   static constexpr std::string_view kProbe = "probe";
+  // Maximum number of steps that Publish lists.
+  static constexpr size_t kMostKeptSteps = 1000;
 
   // Opens the folder as the leader: creates and locks it, checks that the save may write its
   // checkpoint, and creates the staging folder with a probe file. `*took_over`: whether a dead save
@@ -147,12 +149,15 @@ class SaveFolder {
   // no other files, and the file system can exchange folders, readers see the old checkpoint and
   // then the new one. Then removes the oldest complete
   // checkpoints of lower steps, so that `keep` remain with this one; 0 keeps all. Returns the steps
-  // that are no longer complete. After an error the new checkpoint is not complete, and one that
-  // was there before is there again. ALREADY_EXISTS: as MakeFiles. INVALID_ARGUMENT (BAD_FILE): a
-  // manifest is there that this build cannot read. Failpoints: save.aside, save.move, save.marker,
-  // save.noreplace, save.exchange, save.restore, save.unlink, save.collect.
+  // that are no longer complete. `*kept`, if given, gets the steps that are complete after that, in
+  // rising order, and at most the highest kMostKeptSteps of them. After an error the new checkpoint
+  // is not complete, and one that was there before is there again. ALREADY_EXISTS: as MakeFiles.
+  // INVALID_ARGUMENT (BAD_FILE): a manifest is there that this build cannot read. Failpoints:
+  // save.aside, save.move, save.marker, save.noreplace, save.exchange, save.restore, save.unlink,
+  // save.collect.
   absl::StatusOr<std::vector<int64_t>> Publish(absl::Span<const std::string> files,
-                                               std::string_view marker, int keep);
+                                               std::string_view marker, int keep,
+                                               std::vector<int64_t>* kept = nullptr);
 
   // Returns a file of the staging folder, open for reading and writing. The pointer is valid until
   // the next call. ALREADY_EXISTS: the file has a second name, and may be one of another
@@ -224,8 +229,9 @@ class SaveFolder {
   absl::StatusOr<bool> Exchange(const FileDescriptor& target, absl::Span<const std::string> names);
   // Whether the folder of a step has a complete checkpoint and nothing else.
   absl::StatusOr<bool> IsOnlyCheckpoint(const FileDescriptor& target) const;
-  // Removes what is no longer needed, and old steps, as Publish returns them.
-  std::vector<int64_t> EndPublish(int keep);
+  // Removes what is no longer needed, and old steps. Returns these steps, and sets `*kept`, as
+  // Publish does.
+  std::vector<int64_t> EndPublish(int keep, std::vector<int64_t>* kept);
   // Undoes MoveIn and SetAside.
   void TakeBack(const FileDescriptor& target, absl::Span<const std::string> moved_names);
   // Puts back what is aside, unless the new checkpoint is complete; then removes the folder aside.

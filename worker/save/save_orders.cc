@@ -393,10 +393,12 @@ void SaveOrders::Execute(Save* save, const internal::v1::SaveOrder& order,
         SHARDMESH_RETURN_IF_ERROR(save->CheckOpen());
         const std::vector<std::string> files(order.publish().files().begin(),
                                              order.publish().files().end());
+        std::vector<int64_t> kept;
         SHARDMESH_ASSIGN_OR_RETURN(
             const std::vector<int64_t> removed,
-            save->folder->Publish(files, order.publish().marker(), order.publish().keep()));
+            save->folder->Publish(files, order.publish().marker(), order.publish().keep(), &kept));
         answer.mutable_removed_steps()->Add(removed.begin(), removed.end());
+        answer.mutable_kept_steps()->Add(kept.begin(), kept.end());
         return absl::OkStatus();
       }
       default:

@@ -15,7 +15,7 @@ class SavePace {
   // The pause after a piece is the processor time that the piece took, times this number and the
   // number of workers on this host. A step ends when its last rank does, so the delays of the ranks
   // add up.
-  static constexpr int kPauses = 8;
+  static constexpr int kPauses = 12;
 
   struct Options {
     // Says whether a step runs now. Called after each piece, twice. Without a target: never.

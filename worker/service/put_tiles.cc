@@ -21,6 +21,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/buffer.h"
 #include "worker/service/idle_limit.h"
 
 namespace shardmesh::worker {
@@ -80,11 +81,7 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   absl::Status Take() {
     SHARDMESH_ASSIGN_OR_RETURN(const std::optional<rpc::TilePiece> piece,
                                rpc::ReadTilePiece(&read_));
-    if (piece.has_value()) {
-      SHARDMESH_RETURN_IF_ERROR(TakePiece(*piece));
-      StartRead(&read_);
-      return absl::OkStatus();
-    }
+    if (piece.has_value()) return TakePiece(*piece);
     if (tile_ != nullptr) {
       return BadStream("a tile is opened before the last piece of the one before");
     }
@@ -164,22 +161,28 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
       if (end_.has_ended()) {
         return end_.EndWork(absl::OkStatus());
       }
-      // A refused tile takes its sealed memory along.
-      FileDescriptor spare(sealed_.valid() ? fcntl(sealed_.get(), F_DUPFD_CLOEXEC, 0) : -1);
       std::optional<UnknownMesh> unknown;
-      absl::Status opened = Open(header, &unknown);
+      absl::Status opened = OpenWithRoom(header, &unknown);
       if (unknown.has_value()) {
         return end_.EndWork(OpenAfterNews(std::move(header), *std::move(unknown)));
-      }
-      if (ReasonOf(opened) == Reason::kMemoryLimit && options_.free_memory &&
-          spare.valid() == header.has_sealed_memory() &&
-          options_.free_memory(header.size_bytes())) {
-        sealed_ = std::move(spare);
-        opened = Open(header, nullptr);
       }
       end_.EndWork(GoOn(header, std::move(opened)));
     });
     return absl::OkStatus();
+  }
+
+  // Opens a tile on a thread of the work queue, and once more if memory may have become free.
+  absl::Status OpenWithRoom(const v1::TileHeader& header, std::optional<UnknownMesh>* unknown) {
+    // A refused tile takes its sealed memory along.
+    FileDescriptor spare(sealed_.valid() ? fcntl(sealed_.get(), F_DUPFD_CLOEXEC, 0) : -1);
+    absl::Status opened = Open(header, unknown);
+    if (ReasonOf(opened) != Reason::kMemoryLimit || !options_.free_memory ||
+        spare.valid() != header.has_sealed_memory() ||
+        !options_.free_memory(opened, header.size_bytes())) {
+      return opened;
+    }
+    sealed_ = std::move(spare);
+    return Open(header, nullptr);
   }
 
   // Waits for the membership update that defines the tile's mesh, then opens the tile on the work
@@ -197,19 +200,59 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
             if (end_.has_ended()) {
               return end_.EndWork(absl::OkStatus());
             }
-            absl::Status opened = Open(header, nullptr);
+            absl::Status opened = OpenWithRoom(header, nullptr);
             end_.EndWork(GoOn(header, std::move(opened)));
           });
         });
     return absl::OkStatus();
   }
 
+  // Handles a piece, which is part of read_. Starts the next read, unless a task on the work queue
+  // will start it.
   absl::Status TakePiece(const rpc::TilePiece& piece) {
     if (tile_ == nullptr) {
       return BadStream("a piece comes before the header of its tile, or after its last piece");
     }
-    SHARDMESH_RETURN_IF_ERROR(
-        tile_->Append(piece.header.offset_bytes, piece.data, piece.header.crc32c));
+    absl::Status appended = Append(piece);
+    if (IsHostShortage(appended) && options_.free_memory) {
+      return AppendWithRoom(piece, std::move(appended));
+    }
+    SHARDMESH_RETURN_IF_ERROR(appended);
+    SHARDMESH_RETURN_IF_ERROR(EndPiece(piece));
+    StartRead(&read_);
+    return absl::OkStatus();
+  }
+
+  absl::Status Append(const rpc::TilePiece& piece) {
+    return tile_->Append(piece.header.offset_bytes, piece.data, piece.header.crc32c);
+  }
+
+  // Appends a piece on the work queue, once more if memory may have become free. The host gives a
+  // large tile its memory only as the pieces come. No read is pending until the piece is there.
+  absl::Status AppendWithRoom(const rpc::TilePiece& piece, absl::Status refused) {
+    SHARDMESH_RETURN_IF_ERROR(end_.BeginWork());
+    options_.work->Push([this, piece, refused = std::move(refused)] {
+      if (end_.has_ended()) {
+        return end_.EndWork(absl::OkStatus());
+      }
+      absl::Status appended = refused;
+      if (options_.free_memory(refused, tile_->size_bytes() - received_bytes_)) {
+        appended = Append(piece);
+      }
+      if (appended.ok()) appended = EndPiece(piece);
+      if (appended.ok()) {
+        idle_.NoteProgress();
+        StartRead(&read_);
+      } else {
+        tile_.reset();  // before the client gets the error
+      }
+      end_.EndWork(std::move(appended));
+    });
+    return absl::OkStatus();
+  }
+
+  // Ends the tile if the piece, which was appended, is its last one.
+  absl::Status EndPiece(const rpc::TilePiece& piece) {
     received_bytes_ += piece.size_bytes();
     if (received_bytes_ < tile_->size_bytes()) {
       return piece.size_bytes() > 0 ? absl::OkStatus() : BadStream("a piece has no bytes");

@@ -167,10 +167,10 @@ class StepExecutor {
     ShardStore* store = nullptr;
     // Memory for values that are neither operands nor outputs; usually the store's pool.
     std::shared_ptr<BufferPool> pool;
-    // Called on a thread of a step if the pool has no room for a buffer of `size_bytes`. May block.
-    // Returns whether it has freed memory, so that the step tries once more. Null: a step without
-    // room fails at once.
-    std::function<bool(int64_t size_bytes)> free_memory = nullptr;
+    // Called on a thread of a step if the pool has no room for a buffer of `size_bytes`. `refused`
+    // is the error (MEMORY_LIMIT). May block. Returns whether it has freed memory, so that the step
+    // tries once more. Null: a step without room fails at once.
+    std::function<bool(const absl::Status& refused, int64_t size_bytes)> free_memory = nullptr;
     MatmulKernel* kernel = nullptr;
     // Budget for packed copies of weights, usually the store's budget. Null: no weights are packed.
     MemoryBudget* weight_budget = nullptr;

@@ -359,7 +359,7 @@ class RankStep {
   // Returns whether `status` says that memory is short, and some was freed since.
   bool WasRoomMade(const absl::Status& status, int64_t size_bytes) const {
     return ReasonOf(status) == Reason::kMemoryLimit && options_.free_memory &&
-           options_.free_memory(size_bytes);
+           options_.free_memory(status, size_bytes);
   }
 
   absl::Status CheckAbort() const {

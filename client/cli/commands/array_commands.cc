@@ -180,14 +180,18 @@ void AddReuseOption(CLI::App* app, bool* no_reuse) {
 
 // Returns a part of the summary of a put: who read the file.
 std::string FormatReader(const PutResult& put) {
-  if (put.reused_tensors == std::ssize(put.arrays)) return "all on the workers already";
+  if (put.reused_tensors == std::ssize(put.arrays)) {
+    if (put.moved_bytes == 0) return "all on the workers already";
+    return StrCat("copied from arrays on the workers, ", FormatBytes(put.moved_bytes),
+                  " between workers");
+  }
   if (put.reader == PutReader::kWorkers) return "read by the workers";
   if (put.handed_over_bytes == 0) return "read by this client";
   return StrCat("read by this client, ", FormatBytes(put.handed_over_bytes),
                 " handed over as memory");
 }
 
-// Says how much of a put was on the workers already.
+// Says how much of a put neither the client nor the workers had to read.
 void PrintReuse(const PutResult& put) {
   if (put.reused_tensors == 0 && put.reused_bytes == 0) return;
   const std::string tiles = StrCat(FormatBytes(put.reused_bytes), " of tiles");
@@ -198,12 +202,13 @@ void PrintReuse(const PutResult& put) {
   } else {
     std::cout << tiles;
   }
-  std::cout << " were on the workers already; --no-reuse reads them again";
   if (put.moved_bytes > 0) {
-    std::cout << "; workers sent " << FormatBytes(put.moved_bytes)
-              << " to one another for the new layout";
+    std::cout << " were not read: the workers had their elements, some in another layout, and sent "
+              << FormatBytes(put.moved_bytes) << " to one another";
+  } else {
+    std::cout << " were on the workers already";
   }
-  std::cout << "\n";
+  std::cout << "; --no-reuse reads them again\n";
 }
 
 // Adds to the answer of a put who read the file, why it was not the workers, and how much was there
@@ -313,8 +318,11 @@ absl::Status ExplainStrictPut(MeshClient* client, const absl::Status& error,
   for (size_t i = 0; i < tensors.size(); ++i) {
     const PutArray& array = plan->arrays[i];
     if (array.corrections.empty()) continue;
-    corrected.push_back(
-        {.name = tensors[i].name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
+    corrected.push_back({.name = tensors[i].name,
+                         .corrections = array.corrections,
+                         .mesh = array.descriptor.mesh,
+                         .effective = array.descriptor.spec,
+                         .shape = array.descriptor.shape});
   }
   return WithAllCorrected(error, corrected);
 }
@@ -968,7 +976,8 @@ std::string StateOf(const Array& array) {
     StrAppend(&text, ", rank", array.missing_ranks.size() == 1 ? " " : "s ",
               StrJoin(array.missing_ranks, ","), " missing");
   }
-  if (array.replicas.has_value() && array.replicas->complete < array.replicas->wanted) {
+  if (array.replicas.has_value() && !array.replicas->by_spec &&
+      array.replicas->complete < array.replicas->wanted) {
     StrAppend(&text, ", ", FormatReplicaCount(*array.replicas));
   }
   return text;
@@ -1290,9 +1299,29 @@ std::string ConversionNote(const std::optional<SourceConversion>& conversion) {
                     : StrCat(", dimensions ", StrJoin(conversion->permutation, ",")));
 }
 
+// Returns the holder of the rank; null if it is not known.
+const TileHolder* FindHolder(const std::vector<TileHolder>& holders, int64_t rank) {
+  const auto found = std::find_if(holders.begin(), holders.end(),
+                                  [rank](const TileHolder& each) { return each.rank == rank; });
+  return found == holders.end() ? nullptr : &*found;
+}
+
+// Returns the worker as tables show it.
+std::string WorkerOf(const TileHolder* holder) {
+  return holder == nullptr || holder->identity.empty() ? "-" : holder->identity;
+}
+
+Json HolderJson(const std::vector<TileHolder>& holders, int64_t rank) {
+  const TileHolder* const holder = FindHolder(holders, rank);
+  if (holder == nullptr) return nullptr;
+  return {{"worker", holder->identity}, {"present", holder->present}};
+}
+
 absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& selector) {
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  SHARDMESH_ASSIGN_OR_RETURN(const Array array, client->arrays().DescribeArray(selector));
+  ArrayHolders holders;
+  SHARDMESH_ASSIGN_OR_RETURN(const Array array,
+                             client->arrays().DescribeWithHolders(selector, &holders));
   // If the names cannot be listed, describe the array without its names.
   const absl::StatusOr<std::vector<Array>> named = UnderEachName(client.get(), array);
   if (!named.ok()) {
@@ -1312,7 +1341,9 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
       tiles.push_back({{"rank", device},
                        {"tile", tiling.TileOf(device).ToString()},
                        {"replica", tiling.ReplicaIdOf(device)},
-                       {"present", !is_missing(device)}});
+                       {"worker", HolderJson(holders.first, device)["worker"]},
+                       {"present", !is_missing(device)},
+                       {"second_replica", HolderJson(holders.second, device)}});
     }
     json["tiles"] = std::move(tiles);
     if (array.name.empty() && named.ok()) {
@@ -1361,16 +1392,26 @@ absl::Status RunDescribe(const Invocation& invocation, const ArraySelector& sele
               << "\n";
   }
   std::cout << "\n";
-  Table table({{"rank", Table::Align::kRight},
-               {"tile"},
-               {"replica", Table::Align::kRight},
-               {"size", Table::Align::kRight},
-               {"state"}});
+  std::vector<Table::Column> columns = {{"rank", Table::Align::kRight},    {"tile"},
+                                        {"replica", Table::Align::kRight}, {"worker"},
+                                        {"size", Table::Align::kRight},    {"state"}};
+  if (!holders.second.empty()) columns.push_back({"second replica"});
+  Table table(std::move(columns));
   for (DeviceId device = 0; device < devices; ++device) {
     const Tile tile = tiling.TileOf(device);
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size, array.descriptor.TileSizeBytes(tile));
-    table.AddRow({StrCat(device), tile.ToString(), StrCat(tiling.ReplicaIdOf(device)),
-                  FormatBytes(size), is_missing(device) ? "missing" : "present"});
+    std::vector<std::string> row = {StrCat(device),
+                                    tile.ToString(),
+                                    StrCat(tiling.ReplicaIdOf(device)),
+                                    WorkerOf(FindHolder(holders.first, device)),
+                                    FormatBytes(size),
+                                    is_missing(device) ? "missing" : "present"};
+    if (!holders.second.empty()) {
+      const TileHolder* const second = FindHolder(holders.second, device);
+      row.push_back(
+          StrCat(WorkerOf(second), second != nullptr && !second->present ? ", missing" : ""));
+    }
+    table.AddRow(std::move(row));
   }
   table.Print();
   if (devices < tiling.mesh().size()) {
@@ -1537,7 +1578,8 @@ void AddGet(CommandLine* line, CLI::App* parent) {
         return path.empty() ? "the path is empty; name a file or a folder" : std::string();
       });
   AddParsedOption(get, "--slice", &flags->slice, ParseSlice,
-                  "only these indexes of each dimension, as 0:16,: (default: all)");
+                  "a range of indexes for each dimension, from 0: START:STOP, START:, :STOP, or : "
+                  "for all, as in 0:16,: (default: all)");
   AddParsedOption(get, "--max-shard-size", &flags->max_file_bytes, ParseSize,
                   "of a folder: largest size of a file, such as 2GiB (default, and 0: 5GiB)");
   get->footer(

@@ -1,4 +1,5 @@
 // Commands save, make-checkpoint, make-tensor: checkpoints of arrays, and files of random values.
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/grammar.h"
@@ -117,6 +119,35 @@ void PrintOtherSteps(const std::string& folder) {
             << " the latest step\n";
 }
 
+// Returns text such as `step 3` or `steps 3, 4`.
+std::string FormatSteps(absl::Span<const int64_t> steps) {
+  constexpr size_t kMostShown = 16;
+  return StrCat(steps.size() == 1 ? "step " : "steps ", StrJoinFirst(kMostShown, steps, ", "));
+}
+
+// Says which steps a save with --step has removed and kept. Warns if the folder has a later step
+// than the saved one, which `load` would take.
+void PrintSteps(const SavedCheckpoint& saved, int64_t step, bool has_keep,
+                const std::string& folder) {
+  if (!saved.removed_steps.empty()) {
+    std::cout << (saved.removed_steps.size() == 1 ? "Removed the checkpoint of "
+                                                  : "Removed the checkpoints of ")
+              << FormatSteps(saved.removed_steps) << "\n";
+  }
+  const auto later = std::upper_bound(saved.kept_steps.begin(), saved.kept_steps.end(), step);
+  const std::vector<int64_t> kept(saved.kept_steps.begin(), later);
+  const std::vector<int64_t> higher(later, saved.kept_steps.end());
+  if (has_keep && !kept.empty()) {
+    std::cout << (kept.size() == 1 ? "Kept the checkpoint of " : "Kept the checkpoints of ")
+              << FormatSteps(kept) << "\n";
+  }
+  if (higher.empty()) return;
+  std::cout << "Step " << step << " is not the latest: the folder also has " << FormatSteps(higher)
+            << (has_keep ? ", which --keep neither counts nor removes. " : ". ") << "`load "
+            << folder << "` takes step " << higher.back() << ", with `--step " << step
+            << "` the one that was saved now\n";
+}
+
 void PrintSaved(const SavedCheckpoint& saved, absl::Duration time) {
   std::cout << "Saved " << FormatCount(saved.tensors, "tensor") << ", "
             << FormatBytes(saved.size_bytes) << " in " << FormatCount(saved.files, "file") << " to "
@@ -131,11 +162,6 @@ void PrintSaved(const SavedCheckpoint& saved, absl::Duration time) {
               << FormatBytes(saved.written_bytes) << "\n";
   } else if (saved.took_over) {
     std::cout << "Removed files of an earlier save that did not end\n";
-  }
-  if (!saved.removed_steps.empty()) {
-    std::cout << (saved.removed_steps.size() == 1 ? "Removed the checkpoint of step "
-                                                  : "Removed the checkpoints of steps ")
-              << StrJoin(saved.removed_steps, ", ") << "\n";
   }
 }
 
@@ -227,6 +253,7 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
       json["linked_files"] = saved->linked_files;
       json["took_over"] = saved->took_over;
       json["removed_steps"] = saved->removed_steps;
+      json["kept_steps"] = saved->kept_steps;
       json["time_s"] = Seconds(stopwatch.time());
     }
     invocation.Print(MarkIfValidated(std::move(json), flags.validate_only));
@@ -236,7 +263,11 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
               << " to " << folder << "; revision " << saved->revision << "\n";
   } else {
     PrintSaved(*saved, stopwatch.time());
-    if (!flags.step.has_value()) PrintOtherSteps(folder);
+    if (flags.step.has_value()) {
+      PrintSteps(*saved, *flags.step, flags.keep.has_value(), folder);
+    } else {
+      PrintOtherSteps(folder);
+    }
   }
   return absl::OkStatus();
 }
@@ -286,7 +317,8 @@ void AddCheckpointCommands(CommandLine* line) {
   save->add_option("--step", saved->step, "save into the folder step-N below the folder")
       ->check(CLI::Range(int64_t{0}, kMaxCheckpointStep));
   save->add_option("--keep", saved->keep,
-                   "with --step: keep so many complete checkpoints, remove those of lower steps");
+                   "with --step: keep so many complete checkpoints, the new one and those of the "
+                   "next lower steps; remove those of all steps below, and none above");
   AddParsedOption(save, "--max-shard-size", &saved->max_shard_size, ParseSize,
                   "largest size of a file, 1MiB or more, such as 2GiB (default, and 0: 5GB; with "
                   "--step a sixteenth of the tensors, from 16MiB to 256MiB)");

@@ -5,7 +5,9 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,11 +18,15 @@
 #include "client/cli/cut_options.h"
 #include "client/cli/grammar.h"
 #include "client/cli/interruption.h"
+#include "client/cli/local/cluster_record.h"
+#include "client/cli/local/local_cluster.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "sharding/layout/resize_advice.h"
+#include "status/detail.h"
+#include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -313,6 +319,33 @@ absl::Status ResizeVerdict(const ResizeResult& plan, const std::string& shape, U
              ". Release arrays, start workers with more --memory, or choose more ranks"));
 }
 
+// Adds to the error of a resize for which there are too few workers the command that starts one
+// more. Of a cluster that `up` started, the command has the flags of the other workers.
+absl::Status WithWorkerCommand(const Invocation& invocation, MeshClient* client,
+                               const absl::Status& error) {
+  if (ReasonOf(error) != Reason::kMeshIncomplete || !FactOf(error, fact::kNeed).has_value()) {
+    return error;
+  }
+  const auto add = [&error](std::string_view more) {
+    return WithFactsOf(
+        WithReason(absl::Status(error.code(), StrCat(ToStd(error.message()), "\n", more)),
+                   Reason::kMeshIncomplete),
+        error);
+  };
+  std::optional<ClusterRecord> record;
+  if (CheckClusterName(invocation.cluster_name).ok()) {
+    record = RecordedCluster(invocation.cluster_name);
+  }
+  if (!record.has_value() || record->address != invocation.address) {
+    return add(StrCat("The coordinator of this cluster is ", invocation.address));
+  }
+  std::set<std::string, std::less<>> attached;
+  if (const auto status = client->cluster().GetStatus(); status.ok()) {
+    for (const WorkerStatus& worker : status->workers) attached.insert(worker.identity);
+  }
+  return add(StrCat("The next one here: `", FurtherWorkerCommand(*record, attached), "`"));
+}
+
 absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckCutOptions(flags.cuts));
   ResizeOptions options{.uneven = flags.cuts.rule(),
@@ -333,7 +366,8 @@ absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
     options.progress = ShowOn(&bar);
     result = client->arrays().ResizeMesh(flags.mesh, flags.shape, options);
   }
-  SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(result.status()));
+  SHARDMESH_RETURN_IF_ERROR(
+      interruption.Outcome(WithWorkerCommand(invocation, client.get(), result.status())));
   if (invocation.json) {
     Json json = ResizeJson(*result);
     if (!flags.validate_only) {

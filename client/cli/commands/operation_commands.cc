@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/commands/operation_choice.h"
 #include "client/cli/progress_bar.h"
 #include "client/cli/table.h"
 #include "client/cli/watch.h"
@@ -31,11 +31,7 @@ constexpr char kOperationHelp[] =
 // Interval at which `ops watch` without an operation shows the running ones anew.
 constexpr absl::Duration kTableInterval = absl::Seconds(1);
 
-// Minimum length of the beginning of an id.
-constexpr size_t kMinPrefix = 4;
 constexpr size_t kIdCharacters = 32;
-// Maximum number of operations that an error names.
-constexpr size_t kMostNamedOperations = 5;
 
 Json OperationJson(const Operation& operation) {
   return {{"number", operation.number},
@@ -94,6 +90,15 @@ std::string RateOf(const Operation& operation) {
                                         : "-";
 }
 
+// Returns the bytes that are done of all, such as `40.0 MiB of 64.0 MiB`; `-` while these are not
+// known.
+std::string BytesOf(const Operation& operation) {
+  if (operation.total_bytes <= 0) {
+    return operation.done_bytes > 0 ? FormatBytes(operation.done_bytes) : "-";
+  }
+  return StrCat(FormatBytes(operation.done_bytes), " of ", FormatBytes(operation.total_bytes));
+}
+
 std::string TimeLeftOf(const Operation& operation) {
   return operation.time_left.has_value() ? FormatTime(*operation.time_left) : "-";
 }
@@ -127,8 +132,8 @@ void PrintOperations(const std::vector<Operation>& operations) {
                   std::string(OperationKindName(operation.kind)),
                   std::string(OperationStateName(operation.state)), OwnerOf(operation),
                   StrCat(FormatTime(age), " ago"), FormatTime(TimeOf(operation)),
-                  FormatBytes(operation.total_bytes), ShareOf(operation), RateOf(operation),
-                  TimeLeftOf(operation), operation.description});
+                  BytesOf(operation), ShareOf(operation), RateOf(operation), TimeLeftOf(operation),
+                  operation.description});
   }
   table.Print();
   // Errors are long: each has a line of its own below the table.
@@ -177,35 +182,7 @@ absl::Status RunOpsLs(const Invocation& invocation, const OperationsFlags& flags
   return absl::OkStatus();
 }
 
-// Returns text such as `17 (save)` for at most kMostNamedOperations operations, the newest first.
-std::string NamesOf(const std::vector<Operation>& operations) {
-  std::vector<std::string> named;
-  for (auto each = operations.rbegin(); each != operations.rend(); ++each) {
-    if (named.size() == kMostNamedOperations) {
-      named.push_back(StrCat(operations.size() - kMostNamedOperations, " more"));
-      break;
-    }
-    named.push_back(StrCat(each->number, " (", OperationKindName(each->kind), ")"));
-  }
-  return StrJoin(named, ", ");
-}
-
-absl::Status NoSuchOperation(const std::string& text, const std::vector<Operation>& operations) {
-  std::vector<std::string_view> ids;
-  std::vector<Operation> running;
-  for (const Operation& operation : operations) {
-    ids.push_back(operation.operation_id);
-    if (operation.state == OperationState::kRunning) running.push_back(operation);
-  }
-  return WithReason(
-      absl::NotFoundError(StrCat(
-          "there is no operation \"", text, "\", running or ended in the last ten minutes; ",
-          running.empty() ? std::string("none runs now") : StrCat("running: ", NamesOf(running)),
-          DidYouMean(text, ids))),
-      Reason::kNotFound, {{fact::kKind, "operation"}, {fact::kName, text}});
-}
-
-// Returns the operation that `text` means: a number, an id, or the beginning of an id.
+// Returns the operation that `text` means: see ChooseOperation.
 absl::StatusOr<Operation> FindOperation(MeshClient* client, const std::string& text) {
   if (text.size() == kIdCharacters) {
     absl::StatusOr<Operation> found = client->cluster().GetOperation(text);
@@ -213,17 +190,7 @@ absl::StatusOr<Operation> FindOperation(MeshClient* client, const std::string& t
   }
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Operation> operations,
                              client->cluster().ListOperations());
-  int64_t number = 0;
-  const bool is_number = absl::SimpleAtoi(ToAbsl(text), &number);
-  std::vector<Operation> begin_so;
-  for (const Operation& operation : operations) {
-    if (is_number && operation.number == number) return operation;
-    if (operation.operation_id.starts_with(text)) begin_so.push_back(operation);
-  }
-  if (text.size() < kMinPrefix || begin_so.empty()) return NoSuchOperation(text, operations);
-  if (begin_so.size() == 1) return begin_so.front();
-  return WrongUse(StrCat("the ids of ", begin_so.size(), " operations begin with \"", text,
-                         "\": ", NamesOf(begin_so), "; give the number of one"));
+  return ChooseOperation(text, operations);
 }
 
 // Prints an operation line by line.

@@ -494,8 +494,11 @@ absl::Status ExplainStrictMove(MeshClient* client, const absl::Status& error,
   std::vector<CorrectedTensor> corrected;
   for (const ReshardedArray& array : plan->arrays) {
     if (array.corrections.empty()) continue;
-    corrected.push_back(
-        {.name = array.name, .corrections = array.corrections, .mesh = array.descriptor.mesh});
+    corrected.push_back({.name = array.name,
+                         .corrections = array.corrections,
+                         .mesh = array.descriptor.mesh,
+                         .effective = array.descriptor.spec,
+                         .shape = array.descriptor.shape});
   }
   return WithAllCorrected(error, corrected);
 }

@@ -226,6 +226,65 @@ std::vector<std::string> Choose(const ClusterRecord& record,
   return chosen;
 }
 
+// Whether `options` demand another shape of the mesh than that of the cluster.
+bool WantsOtherMesh(const ClusterRecord& record, const LocalClusterOptions& options) {
+  const absl::StatusOr<Mesh> recorded = Mesh::Parse(record.mesh);
+  return !options.takes_stored_mesh && !(recorded.ok() && HasShapeOf(*recorded, options.mesh));
+}
+
+// Compares the flags that `options` give with those of the cluster, and takes into `options` what
+// the record has and `options` does not give. The mesh of `options` stays as it is.
+RecordedFlags MergeFlags(const ClusterRecord& record, LocalClusterOptions* options) {
+  RecordedFlags flags(options->flag_defaults);
+  flags.Merge("--mesh", record.mesh,
+              options->takes_stored_mesh         ? std::string()
+              : WantsOtherMesh(record, *options) ? options->mesh.ToString()
+                                                 : record.mesh);
+  if (options->port != 0 && !absl::EndsWith(record.address, StrCat(":", options->port))) {
+    flags.Merge("--port", record.address.substr(record.address.rfind(':') + 1),
+                StrCat(options->port));
+  }
+  options->data_folder = flags.Merge("--data-dir", record.data_folder, options->data_folder);
+  options->tls_folder = flags.Merge("--tls", record.tls_folder, options->tls_folder);
+  options->coordinator_flags = flags.Merge(record.coordinator_flags, options->coordinator_flags);
+  options->worker_flags = flags.Merge(record.worker_flags, options->worker_flags);
+  return flags;
+}
+
+// Says what `down` leaves of the arrays of the cluster.
+std::string LeftByDown(const ClusterRecord& record) {
+  if (record.data_folder.empty()) {
+    return "its arrays, names and definitions are in memory, and `down` loses them";
+  }
+  return StrCat("what is under its --data-dir ", record.data_folder,
+                " stays; `down` loses arrays that are only in memory, unless the workers can read "
+                "them again from their file or a checkpoint");
+}
+
+// Says how the cluster gets another mesh and keeps its arrays.
+std::string ResizeAdvice(const ClusterRecord& record, const Mesh& mesh) {
+  return StrCat("`shardmesh mesh resize ", kMesh, " ", mesh.ToString(), " --cluster ", record.name,
+                "` gives it that mesh and keeps its arrays");
+}
+
+// The error of a start of a cluster whose processes all run.
+absl::Status AlreadyUp(const ClusterRecord& record, const LocalClusterOptions& options) {
+  LocalClusterOptions merged = options;
+  const RecordedFlags flags = MergeFlags(record, &merged);
+  std::string message = StrCat("the cluster \"", record.name, "\" is up at ", record.address);
+  if (!flags.differences().empty()) {
+    StrAppend(&message, ", and this `up` has other flags: ", StrJoin(flags.differences(), ", "));
+  }
+  StrAppend(&message, "; ");
+  if (WantsOtherMesh(record, options)) {
+    StrAppend(&message, ResizeAdvice(record, options.mesh), "; otherwise ");
+  }
+  StrAppend(&message, "stop it with `shardmesh down --cluster ", record.name,
+            "`, or choose another --cluster; ", LeftByDown(record));
+  return WithReason(absl::AlreadyExistsError(ToAbsl(message)), Reason::kAlreadyExists,
+                    {{fact::kKind, "cluster"}, {fact::kName, record.name}});
+}
+
 // Takes into `options` what the record has and `options` does not give. FAILED_PRECONDITION if the
 // `ended` processes of the cluster cannot be restarted with `options`. Returns the flags that came
 // from the record.
@@ -237,7 +296,7 @@ absl::StatusOr<std::vector<std::string>> TakeRecordedFlags(const ClusterRecord& 
                           "the cluster \"", record.name, "\" at ", record.address,
                           " runs without these processes, which have ended: ", StrJoin(ended, ", "),
                           "; ", why, ", or stop the others with `shardmesh down --cluster ",
-                          record.name, "` and start again: what is under --data-dir stays")),
+                          record.name, "` and start again: ", LeftByDown(record))),
                       Reason::kAlreadyExists,
                       {{fact::kKind, "cluster"}, {fact::kName, record.name}});
   };
@@ -245,25 +304,13 @@ absl::StatusOr<std::vector<std::string>> TakeRecordedFlags(const ClusterRecord& 
     return refused(
         StrCat("stop the `shardmesh up` in the foreground, pid ", record.supervisor->pid));
   }
-  RecordedFlags flags(options->flag_defaults);
-  const absl::StatusOr<Mesh> recorded_mesh = Mesh::Parse(record.mesh);
-  const bool has_shape = recorded_mesh.ok() && HasShapeOf(*recorded_mesh, options->mesh);
-  flags.Merge("--mesh", record.mesh,
-              options->takes_stored_mesh ? std::string()
-              : has_shape                ? record.mesh
-                                         : options->mesh.ToString());
-  if (options->port != 0 && !absl::EndsWith(record.address, StrCat(":", options->port))) {
-    flags.Merge("--port", record.address.substr(record.address.rfind(':') + 1),
-                StrCat(options->port));
-  }
-  options->data_folder = flags.Merge("--data-dir", record.data_folder, options->data_folder);
-  options->tls_folder = flags.Merge("--tls", record.tls_folder, options->tls_folder);
-  options->coordinator_flags = flags.Merge(record.coordinator_flags, options->coordinator_flags);
-  options->worker_flags = flags.Merge(record.worker_flags, options->worker_flags);
+  const RecordedFlags flags = MergeFlags(record, options);
   if (!flags.differences().empty()) {
-    return refused(
-        StrCat("this `up` has other flags than the cluster: ", StrJoin(flags.differences(), ", "),
-               "; leave them out to start the ended processes as before"));
+    return refused(StrCat(
+        "this `up` has other flags than the cluster: ", StrJoin(flags.differences(), ", "),
+        "; leave them out to start the ended processes as before",
+        WantsOtherMesh(record, *options) ? StrCat("; then ", ResizeAdvice(record, options->mesh))
+                                         : std::string()));
   }
   if (options->takes_stored_mesh) {
     SHARDMESH_ASSIGN_OR_RETURN(options->mesh, Mesh::Parse(record.mesh));
@@ -667,12 +714,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
     SHARDMESH_RETURN_IF_ERROR(FinishEnding(options.folder, *old, kGrace));
     if (old->IsUp()) {
       if (Choose(*old, identities, /*running=*/false).empty()) {
-        return WithReason(absl::AlreadyExistsError(
-                              StrCat("the cluster \"", options.name, "\" is up at ", old->address,
-                                     "; stop it with `shardmesh down --cluster ", options.name,
-                                     "`, or choose another --cluster")),
-                          Reason::kAlreadyExists,
-                          {{fact::kKind, "cluster"}, {fact::kName, options.name}});
+        return AlreadyUp(*old, options);
       }
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
         return Resume(std::move(options), *old, elsewhere, std::move(lock), limit.wall());
@@ -970,6 +1012,30 @@ std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers) {
                "; end ", remote.size() == 1 ? "it there" : "them there"));
   }
   return StrJoin(notes, "\n");
+}
+
+std::string FurtherWorkerCommand(const ClusterRecord& record,
+                                 const std::set<std::string, std::less<>>& taken) {
+  std::set<std::string, std::less<>> known = taken;
+  known.insert(record.workers.begin(), record.workers.end());
+  for (const RecordedProcess& process : record.processes) known.insert(process.identity);
+  int64_t number = 0;
+  while (known.contains(LocalWorkerIdentity(number))) ++number;
+  const std::string identity = LocalWorkerIdentity(number);
+  std::string command = StrCat(kWorkerProgram, " --identity=", identity,
+                               " --coordinator=", record.address, " --listen=127.0.0.1:0");
+  if (!record.data_folder.empty()) {
+    StrAppend(&command, " --data-dir=", record.data_folder, "/", identity);
+  }
+  if (!record.tls_folder.empty()) {
+    const rpc::TlsFiles files = WorkerTlsFiles(record.tls_folder, identity);
+    StrAppend(&command, " --tls-cert=", files.certificate, " --tls-key=", files.private_key,
+              " --tls-ca=", files.authorities);
+  }
+  for (const std::string& flag : record.worker_flags.value_or(std::vector<std::string>())) {
+    StrAppend(&command, " ", flag);
+  }
+  return command;
 }
 
 std::string FollowedRestarts::Sentence() const {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -250,6 +251,12 @@ struct UnrecordedWorker {
 // Returns lines, without a newline at the end, that name the workers and say how to end them, which
 // `down` does not do. Empty without workers.
 std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers);
+
+// Returns the command line that starts a further worker of the cluster, with the flags that `up`
+// gave the others. Its identity is the first of `worker-0`, `worker-1`, ... that the record does
+// not have, and that is not in `taken`.
+std::string FurtherWorkerCommand(const ClusterRecord& record,
+                                 const std::set<std::string, std::less<>>& taken);
 
 // How the processes of a cluster differ from its record.
 struct FollowedRestarts {

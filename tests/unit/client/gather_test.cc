@@ -144,12 +144,22 @@ TEST_F(GatherTest, ASliceAtEveryBoundaryIsTheCutOfTheWhole) {
       }
     }
   }
-  for (const ArraySlice& empty :
-       std::vector<ArraySlice>{{{2, 2}, {}}, {{}, {8, 8}}, {{0, 7}, {}}}) {
+  const std::pair<ArraySlice, std::string> kWrong[] = {
+      {{{2, 2}, {}}, "the range 2:2 of dimension 0 has no index"},
+      {{{4, 2}, {}}, "the range 4:2 of dimension 0 has no index"},
+      {{{}, {8, 8}}, "the range 8:8 of dimension 1 is not in the array"},
+      {{{}, {8}}, "the range 8: of dimension 1 is not in the array"},
+      {{{0, 7}, {}}, "this dimension has the indexes 0 to 5; write a range within 0:6"},
+      {{{-1, 2}, {}}, "the range -1:2 of dimension 0 is not in the array"},
+      {{{0, 4}}, "the slice has 1 range, the array 2 dimensions; write 0:4,:"}};
+  for (const auto& [slice, message] : kWrong) {
     Collector collector;
-    EXPECT_THAT(
-        client_->arrays().GatherTo(ArraySelector::ByName("a"), collector.sink(), {.slice = empty}),
-        StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+    const absl::Status refused =
+        client_->arrays()
+            .GatherTo(ArraySelector::ByName("a"), collector.sink(), {.slice = slice})
+            .status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(message));
     EXPECT_FALSE(collector.part.has_value());
   }
 }
@@ -393,6 +403,35 @@ TEST_F(GatherTest, AFolderIsSplitBySizeAndReadAsACheckpoint) {
   EXPECT_EQ(Files(folder_), (std::vector<std::string>{"empty", "model"}));
 }
 
+TEST_F(GatherTest, ASliceOfSeveralArraysThatDoesNotFitNamesTheArray) {
+  Put("a", Dtype::kU8, {16, 16}, Both());
+  Put("b", Dtype::kU8, {8, 16}, Both());
+  const ArraySlice slice = {{0, 12}, {}};
+  const std::vector<FileTensor> tensors = {
+      {.name = "a", .array = ArraySelector::ByName("a"), .slice = slice},
+      {.name = "b", .array = ArraySelector::ByName("b"), .slice = slice}};
+  const absl::Status refused =
+      client_->arrays().GatherToSafetensors(tensors, Path("x.safetensors")).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("\"b\": the range 0:12 of dimension 0 is not in the array"));
+}
+
+TEST_F(GatherTest, MakesTheFoldersAboveAFolderAndLeavesNoneAfterAnError) {
+  const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
+  Put("w", Dtype::kU8, {16, 16}, Both());
+  fs::create_directory(Path("there"));
+  ASSERT_THAT(ArmFailpoints("file.create=eio"), IsOk());
+  EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path("there/a/b/model"), 1 << 20).ok());
+  EXPECT_EQ(Files(folder_), std::vector<std::string>{"there"});
+  EXPECT_EQ(Files(Path("there")), std::vector<std::string>{});
+  ASSERT_THAT(client_->arrays().GatherToFolder(tensors, Path("there/a/b/model"), 1 << 20), IsOk());
+  EXPECT_EQ(Files(Path("there/a/b")), std::vector<std::string>{"model"});
+  EXPECT_THAT(Checkpoint::Open(Path("there/a/b/model")), IsOk());
+  std::ofstream(Path("file")).close();
+  EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path("file/a/model"), 1 << 20).ok());
+}
+
 TEST_F(GatherTest, ALinkToAnEmptyFolderStaysAndLeadsToTheFiles) {
   const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
   Put("w", Dtype::kU8, {16, 16}, Both());
@@ -431,8 +470,7 @@ TEST_F(GatherTest, ABadTargetIsFoundBeforeAnythingIsRead) {
                 StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile))
         << name;
   }
-  EXPECT_THAT(client_->arrays().GatherToFolder(tensors, Path("none/new"), 1 << 20),
-              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path("file/new"), 1 << 20).ok());
   EXPECT_THAT(client_->arrays().GatherToFolder(tensors, "", 1 << 20),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
   EXPECT_EQ(gets(), gets_before);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -683,6 +684,46 @@ TEST_F(MeshClientTest, AClientThatAwaitsTheCoordinatorAsksUntilTheDeadlineWhileI
                      absl::Milliseconds(1)),
       kFewAttempts + 2);
   EXPECT_THAT(client_->cluster().GetVersion({.timeout = absl::Seconds(30)}), IsOk());
+}
+
+// More than the time that a step and its answer may take, and less than the time for which a step
+// could once be repeated.
+constexpr absl::Duration kStepTime = absl::Milliseconds(300);
+constexpr absl::Duration kStepEndsWithin = absl::Seconds(1);
+
+TEST_F(MeshClientTest, AStepThatIsRepeatedEndsAtItsDeadlineAndNamesTheWorkerThatIsAway) {
+  coordinator_->FailSteps(WithRetryDelay(
+      WithReason(absl::UnavailableError("mesh \"m\" waits for rank 1 (w-1) to come back"),
+                 Reason::kRecovering, {{fact::kIdentity, "w-1"}}),
+      absl::Milliseconds(1)));
+  const Operand x = ArraySelector::ByName("x");
+  const std::function<absl::Status()> steps[] = {
+      [&] {
+        return client_->compute()
+            .Collective({.input = x, .axes = {"tp"}}, {.timeout = kStepTime})
+            .status();
+      },
+      [&] {
+        return client_->compute().Matmul({.lhs = x, .rhs = x}, {.timeout = kStepTime}).status();
+      }};
+  for (const auto& step : steps) {
+    const absl::Time begun = absl::Now();
+    const absl::Status late = step();
+    EXPECT_LT(absl::Now() - begun, kStepEndsWithin);
+    EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+    EXPECT_EQ(FactOf(late, fact::kIdentity), "w-1");
+    EXPECT_THAT(std::string(late.message()), HasSubstr("waits for rank 1 (w-1)"));
+  }
+}
+
+TEST_F(MeshClientTest, AStepWhoseCoordinatorHangsEndsAtItsDeadline) {
+  coordinator_->Hold(HeldCall::kStep);
+  const absl::Time begun = absl::Now();
+  EXPECT_THAT(client_->compute().Collective({.input = ArraySelector::ByName("x"), .axes = {"tp"}},
+                                            {.timeout = kStepTime}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_LT(absl::Now() - begun, kStepEndsWithin);
+  coordinator_->LetGo(HeldCall::kStep);
 }
 
 TEST_F(MeshClientTest, ACallMayHaveATimeLimitOfItsOwn) {

@@ -415,6 +415,29 @@ class SmallCoordinator::Catalog final : public v1::CatalogService::Service {
   SmallCoordinator& owner_;
 };
 
+class SmallCoordinator::Compute final : public v1::ComputeService::Service {
+ public:
+  explicit Compute(SmallCoordinator* owner) : owner_(*owner) {}
+
+  grpc::Status Matmul(grpc::ServerContext* context, const v1::MatmulRequest* request,
+                      v1::MatmulResponse* response) override {
+    return Run();
+  }
+  grpc::Status Collective(grpc::ServerContext* context, const v1::CollectiveRequest* request,
+                          v1::CollectiveResponse* response) override {
+    return Run();
+  }
+
+ private:
+  grpc::Status Run() {
+    owner_.Pass(HeldCall::kStep);
+    absl::MutexLock lock(&owner_.mutex_);
+    return rpc::ToGrpc(owner_.step_error_);
+  }
+
+  SmallCoordinator& owner_;
+};
+
 class SmallCoordinator::Resolve final : public v1::ResolveService::Service {
  public:
   explicit Resolve(SmallCoordinator* owner) : owner_(*owner) {}
@@ -521,6 +544,7 @@ SmallCoordinator::SmallCoordinator(Mesh mesh, std::vector<SmallWorker*> workers)
   others_.push_back(std::make_unique<Sessions>(this));
   others_.push_back(std::make_unique<Cluster>(this));
   others_.push_back(std::make_unique<Catalog>(this));
+  others_.push_back(std::make_unique<Compute>(this));
   others_.push_back(std::make_unique<Layouts>());
   others_.push_back(std::make_unique<Operations>(this));
   others_.push_back(std::make_unique<Resolve>(this));
@@ -580,6 +604,11 @@ void SmallCoordinator::LoseAnswersToCommits(absl::Status error) {
 void SmallCoordinator::RefuseAborts(absl::Status error) {
   absl::MutexLock lock(&mutex_);
   abort_error_ = std::move(error);
+}
+
+void SmallCoordinator::FailSteps(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  step_error_ = std::move(error);
 }
 
 void SmallCoordinator::FailNextGetVersion(absl::Status error) {

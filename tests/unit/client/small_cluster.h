@@ -28,6 +28,7 @@
 #include "shardmesh/v1/array_service.grpc.pb.h"
 #include "shardmesh/v1/catalog_service.grpc.pb.h"
 #include "shardmesh/v1/cluster_service.grpc.pb.h"
+#include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "shardmesh/v1/layout_service.grpc.pb.h"
 #include "shardmesh/v1/operation_service.grpc.pb.h"
 #include "shardmesh/v1/resolve_service.grpc.pb.h"
@@ -113,7 +114,7 @@ class SmallWorker final : public v1::TileService::Service {
 };
 
 // Calls of the small coordinator that a test can hold.
-enum class HeldCall { kOpenSession, kBeginGet, kCommit };
+enum class HeldCall { kOpenSession, kBeginGet, kCommit, kStep };
 
 // How the elements of puts come to the workers of the small coordinator. kPartlyReused: the client
 // sends the tile of rank 0 only.
@@ -184,6 +185,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void LoseNextAnswerToForget(absl::Status error);
   // Answers to batches of questions.
   void AnswerBatchesWith(v1::BatchResolveSpecsResponse response);
+  // All steps fail with this error from now on.
+  void FailSteps(absl::Status error);
 
   // Calls of GetVersion so far.
   int version_calls() const;
@@ -239,6 +242,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   class Sessions;
   class Cluster;
   class Catalog;
+  class Compute;
   class Layouts;
   class Operations;
   class Resolve;
@@ -296,6 +300,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   absl::Status forget_answer_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> workers_known_ ABSL_GUARDED_BY(mutex_) = {"lost"};
   v1::BatchResolveSpecsResponse batch_answer_ ABSL_GUARDED_BY(mutex_);
+  absl::Status step_error_ ABSL_GUARDED_BY(mutex_);
   int64_t answered_gets_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::string> pinned_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> traces_ ABSL_GUARDED_BY(mutex_);

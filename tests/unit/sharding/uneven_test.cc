@@ -159,9 +159,11 @@ TEST(UnevenTest, RefusesWeightsThatSayNothing) {
   for (const Row& row : std::vector<Row>{{{}, "there are 0 weights, and the mesh has 4 devices"},
                                          {{1, 2, 3}, "there are 3 weights"},
                                          {{1, 2, -3, 4}, "the weight of device 2 is -3"},
-                                         {{0, 0, 0, 0}, "all weights are 0"},
+                                         {{0, 0, 0, 0}, "give at least one a weight above 0"},
                                          {{kMax, 1, 1, 1}, "more than 63 bits"},
-                                         {{1, 0, 0, 1}, "each part of dimension 0 over 'dp'"}}) {
+                                         {{1, 0, 0, 1}, "each part of dimension 0 over 'dp'"},
+                                         {{1, 0, 1, 0}, "such as devices 0, 1, or cut the dim"},
+                                         {{0, 0, 0, 1}, "such as devices 2, 3, or cut the dim"}}) {
     EXPECT_THAT(cut(row.weights), StatusIs(kInvalid, Reason::kInvalidCutPoints));
     EXPECT_THAT(std::string(cut(row.weights).message()), HasSubstr(row.message));
   }

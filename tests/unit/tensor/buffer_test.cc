@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "process/failpoint.h"
 #include "process/sealed/sealed_memory.h"
 #include "tests/testing/huge_pages.h"
 #include "tests/testing/status_matchers.h"
@@ -147,6 +148,25 @@ TEST(BufferTest, ThreadsNeverHoldMoreThanTheLimitTogether) {
   }
   pool->Trim();
   EXPECT_EQ(budget.used_bytes(), 0);
+}
+
+TEST(BufferTest, IdleBuffersGoBackToAHostThatHasNoMemory) {
+  MemoryBudget budget(int64_t{8} << 20);
+  const auto pool = BufferPool::Create(&budget, int64_t{1} << 20);
+  EXPECT_THAT(pool->Allocate(100'000, "a test"), IsOk());
+  ASSERT_GT(pool->idle_bytes(), 0);
+  ASSERT_THAT(ArmFailpoints("memory.map=enospc"), IsOk());
+  EXPECT_THAT(pool->Allocate(int64_t{1} << 20, "a test"), IsOk());
+  pool->Trim();
+  ASSERT_THAT(ArmFailpoints("memory.map=enospc"), IsOk());
+  const absl::Status refused = pool->Allocate(int64_t{1} << 20, "a test").status();
+  EXPECT_THAT(ArmFailpoints(""), IsOk());
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_TRUE(IsHostShortage(refused)) << refused;
+  const absl::Status over_limit = pool->Allocate(int64_t{9} << 20, "a test").status();
+  EXPECT_THAT(over_limit, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_FALSE(IsHostShortage(over_limit)) << over_limit;
+  EXPECT_FALSE(IsHostShortage(absl::OkStatus()));
 }
 
 FileDescriptor Sealed(const std::string& bytes) {

@@ -8,12 +8,14 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "client/cli/command_line.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
+#include "status/str_cat.h"
 #include "tests/testing/status_matchers.h"
 
 namespace shardmesh::client {
@@ -31,8 +33,34 @@ TEST(GrammarTest, ReadsSlices) {
   EXPECT_EQ(slice[1].stop, std::nullopt);
   EXPECT_EQ(slice[2].start, 3);
   EXPECT_THAT(ParseSlice(""), IsOk());
-  for (const char* wrong : {"3", "0:1:2", "a:", "-1:", ":-1", "0:4,"}) {
-    EXPECT_FALSE(ParseSlice(wrong).ok()) << wrong;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArraySlice spaced, ParseSlice(" 2 : 4 , : "));
+  ASSERT_EQ(spaced.size(), 2u);
+  EXPECT_EQ(spaced[0].start, 2);
+  EXPECT_EQ(spaced[0].stop, 4);
+  EXPECT_EQ(spaced[1].stop, std::nullopt);
+}
+
+TEST(GrammarTest, SaysWhatIsWrongWithASlice) {
+  constexpr char kNoRange[] = "\" is no range; for each dimension write START:STOP, START:, :STOP,";
+  const std::pair<std::string, std::string> kWrong[] = {
+      {"3", "\"3\" is no slice: \"3\" is one index; write a range, 3:4, which keeps"},
+      {":,3", "\":,3\" is no slice: \"3\" is one index"},
+      {"9223372036854775807", "is one index; write a range, 9223372036854775807:, which"},
+      {"0:1:2", "\"0:1:2\" has a step; a range START:STOP takes each index"},
+      {"::2", "\"::2\" has a step"},
+      {"-1:", "\"-1:\" has a number below 0; indexes count from 0"},
+      {":-1", "\":-1\" has a number below 0"},
+      {"-1", "\"-1\" has a number below 0"},
+      {"a:", StrCat("\"a:", kNoRange)},
+      {"0:4,", StrCat("\"", kNoRange)},
+      {"...", StrCat("\"...", kNoRange)},
+      {"+1:2", StrCat("\"+1:2", kNoRange)},
+      {"0:99999999999999999999", StrCat("\"0:99999999999999999999", kNoRange)},
+  };
+  for (const auto& [text, message] : kWrong) {
+    const absl::Status refused = ParseSlice(text).status();
+    EXPECT_EQ(ExitCodeOf(refused), kExitWrongUse) << text;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(message)) << text;
   }
 }
 

@@ -51,5 +51,15 @@ TEST(ReplicaSumsTest, SaysWhichDegradedArraysComeBack) {
               HasSubstr("1 degraded array has its missing tiles in second replicas: `get` reads"));
 }
 
+// An array put with --replicas 2 and the spec () has no second copy, also while a rank is lost.
+TEST(ReplicaSumsTest, DoesNotCountReplicasBySpec) {
+  ReplicaSums sums;
+  Array array = ArrayWith(1, /*by_spec=*/true);
+  array.state = ArrayState::kDegraded;
+  sums.Add(array);
+  EXPECT_EQ(sums.Clause(1024), "");
+  EXPECT_EQ(sums.Advice(), "");
+}
+
 }  // namespace
 }  // namespace shardmesh::client

@@ -72,6 +72,7 @@ std::vector<FrameHeader> AllHeaders() {
   FrameHeader hello;
   hello.kind = FrameKind::kHello;
   hello.hello = FrameHello{"worker-0", ~uint64_t{0}, "worker-1", 12, "c", 1 << 22, "boot"};
+  hello.hello->accepts_plain_payloads = true;
   FrameHeader credit;
   credit.kind = FrameKind::kCredit;
   credit.tag = {1, 0, 0};
@@ -167,6 +168,43 @@ TEST(FrameTest, EveryFlippedBitOfASmallFrameIsDetected) {
             << "byte " << i << " flipped by " << flip;
       }
     }
+  }
+}
+
+TEST(FrameTest, AChecksumWithoutThePayloadCoversAllElse) {
+  const std::string payload = "payload";
+  const absl::Span<const char> piece(payload);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const auto buffer, WriteFrame(DataHeader(), {piece}, nullptr, PayloadChecksum::kNone));
+  const std::string bytes = Join(buffer);
+  internal::v1::ExchangeRequest message;
+  ASSERT_TRUE(message.ParseFromString(bytes));
+  EXPECT_EQ(message.crc32c(), 0u);
+  EXPECT_NE(message.header_crc32c(), 0u);
+  // A stream that needs checksums of payloads does not take the frame.
+  EXPECT_THAT(ReadFrame(Split(bytes, 9)),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  const size_t payload_begin = bytes.find(payload);
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    for (const size_t slice : {size_t{1}, size_t{4}, bytes.size()}) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const Frame frame,
+                                     ReadFrame(Split(bytes, slice), PayloadChecksum::kNone));
+      EXPECT_EQ(frame.header, DataHeader());
+      EXPECT_EQ(PayloadOf(frame), payload);
+      std::string broken = bytes;
+      broken[i] = static_cast<char>(broken[i] ^ 0x15);
+      EXPECT_EQ(ReadFrame(Split(broken, slice), PayloadChecksum::kNone).ok(), i >= payload_begin)
+          << "byte " << i;
+    }
+  }
+}
+
+TEST(FrameTest, OnlyPayloadsGoWithoutAChecksum) {
+  for (const FrameHeader& header : AllHeaders()) {
+    if (header.kind == FrameKind::kData) continue;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto buffer,
+                                   WriteFrame(header, {}, nullptr, PayloadChecksum::kNone));
+    EXPECT_EQ(Join(buffer), Write(header, ""));
   }
 }
 

@@ -26,6 +26,7 @@ using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 using Down = internal::v1::AttachResponse;
@@ -358,6 +359,39 @@ TEST_F(WorkerStreamsTest, WorkersThatDoNotMeetMakeAMeshIncomplete) {
   }
   EXPECT_THAT(streams_->CheckReady("m"),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kMeshIncomplete));
+}
+
+TEST_F(WorkerStreamsTest, OfWorkersThatDoNotReachAStoppedOneOnlyTheStoppedOneIsNamed) {
+  FakeStream* const a = Join("a");
+  FakeStream* const b = Join("b");
+  FakeStream* const c = Join("c");
+  Define("m", {"a", "b", "c"});
+  streams_->MembershipChanged();
+  ASSERT_TRUE(IsTold("m"));
+  for (FakeStream* stream : {a, b, c}) ReportPeers(stream);
+  ASSERT_THAT(streams_->CheckReady("m"), IsOk());
+  for (int i = 0; i < 4; ++i) {
+    clock_.Advance(absl::Seconds(1));
+    for (FakeStream* stream : {a, c}) {
+      ASSERT_THAT(members_.Heartbeat(stream->attachment(), 0), IsOk());
+    }
+  }
+  EXPECT_THAT(streams_->CheckReady("m"), IsOk()) << "its peers still reach it";
+  ReportPeers(a, {"b"});
+  ReportPeers(c, {"b"});
+  const absl::Status stopped = streams_->CheckReady("m");
+  EXPECT_THAT(stopped, test::CarriesFacts(Reason::kRecovering, {{fact::kIdentity, "b"}}));
+  EXPECT_THAT(std::string(stopped.message()),
+              AllOf(HasSubstr("rank 1 (worker \"b\" has sent no heartbeat for 4s, and its peers do "
+                              "not reach it)"),
+                    Not(HasSubstr("worker \"a\"")), Not(HasSubstr("worker \"c\""))));
+  // One of the two also lacks a connection to a worker that runs.
+  ReportPeers(c, {"a", "b"});
+  const absl::Status both = streams_->CheckReady("m");
+  EXPECT_THAT(both, test::CarriesFacts(Reason::kRecovering, {{fact::kIdentity, "b,c"}}));
+  EXPECT_THAT(std::string(both.message()),
+              AllOf(HasSubstr("rank 2 (worker \"c\" does not reach \"a\")"),
+                    Not(HasSubstr("worker \"a\""))));
 }
 
 TEST_F(WorkerStreamsTest, AMeshWithADrainingWorkerIsNotReady) {

@@ -10,6 +10,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,8 +23,10 @@
 #include "rpc/transfer_token.h"
 #include "server/state/array_selection.h"
 #include "shardmesh/v1/array_service.pb.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
+#include "status/str_cat.h"
 #include "tests/testing/row_array.h"
 #include "tests/testing/sharding_printers.h"
 #include "tests/testing/status_matchers.h"
@@ -483,6 +486,47 @@ TEST_F(BeginGetTest, AGetWaitsForTheWorkersOfItsTilesThatComeBack) {
   EXPECT_THAT(Get("copies", whole).status(), degraded);
 }
 
+// The worker of a missing tile is attached: a repair is about to begin, runs, or nothing is done.
+TEST_F(BeginGetTest, AGetOfAnArrayInRepairMayBeTriedAgain) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  registry_->TileDamaged(rows.array_id, 1);
+  ArrayRepair repair{.tiles = 1, .size_bytes = 16, .is_due = true};
+  recovery_.SetRepairs([&repair](std::string_view) { return std::optional(repair); },
+                       [] { return RepairTotals(); });
+  const absl::Status due = Get("rows", std::nullopt).status();
+  EXPECT_THAT(due, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  EXPECT_THAT(std::string(due.message()),
+              HasSubstr("tensor \"rows\" lacks 1 of its 2 tiles; the repair of 1 tile is about to "
+                        "begin: try again; missing: rank 1 (w1)"));
+  EXPECT_THAT(Get("rows", std::nullopt),
+              CarriesFacts(Reason::kRecovering, {{fact::kRank, "1"}, {fact::kIdentity, "w1"}}));
+
+  repair.is_due = false;
+  repair.time_left = absl::Seconds(5);
+  const absl::Status running = Get("rows", std::nullopt).status();
+  EXPECT_THAT(running, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(std::string(running.message()),
+              HasSubstr("lacks 1 of its 2 tiles; a repair reads 1 tile again (5s left): try again "
+                        "when it has ended"));
+  EXPECT_EQ(RetryDelayOf(running), absl::Seconds(5));
+
+  repair = ArrayRepair();
+  const absl::Status gone = Get("rows", std::nullopt).status();
+  EXPECT_THAT(gone, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_EQ(RetryDelayOf(gone), std::nullopt);
+}
+
+TEST_F(BeginGetTest, ADegradedArrayThatIsSelectedByItsIdIsNamedByItsName) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  registry_->TileDamaged(rows.array_id, 1);
+  v1::BeginGetRequest request;
+  request.set_session_id(session_);
+  request.mutable_array()->set_array_id(rows.array_id);
+  v1::BeginGetResponse response;
+  EXPECT_THAT(std::string(BeginGet(Parts(), request, &response).message()),
+              HasSubstr("array \"rows\" (" + rows.array_id + ") lacks 1 of its 2 tiles"));
+}
+
 TEST_F(BeginGetTest, AGetOfAWholeArrayListsNoTiles) {
   AddArray("rows", kRows);
   const auto got = Get("rows", std::nullopt);
@@ -556,6 +600,26 @@ TEST_F(SecondCopyTest, AnArrayThatLacksTilesIsReadFromBothCopies) {
   EXPECT_EQ(token.array.array_id, copy_id_);
   EXPECT_EQ(token.claims.session_id, session_);
   EXPECT_EQ(token.claims.expire_time, end);
+}
+
+TEST_F(SecondCopyTest, ADescriptionHasTheWorkersOfBothCopies) {
+  Lose(1);
+  v1::DescribeArrayRequest request;
+  request.mutable_array()->set_name("rows");
+  v1::DescribeArrayResponse response;
+  ASSERT_THAT(DescribeArray(Parts(), request, &response), IsOk());
+  EXPECT_THAT(response.holders(), IsEmpty()) << "nobody asked for them";
+  request.set_include_holders(true);
+  ASSERT_THAT(DescribeArray(Parts(), request, &response), IsOk());
+  const auto text_of = [](const auto& holders) {
+    std::string text;
+    for (const v1::TileHolder& each : holders) {
+      StrAppend(&text, each.rank(), " ", each.identity(), each.present() ? "; " : " lost; ");
+    }
+    return text;
+  };
+  EXPECT_EQ(text_of(response.holders()), "0 w0; 1 w1 lost; ");
+  EXPECT_EQ(text_of(response.second_holders()), "0 w1 lost; 1 w0; ");
 }
 
 TEST_F(SecondCopyTest, ASliceListsTheRanksOfEachCopy) {

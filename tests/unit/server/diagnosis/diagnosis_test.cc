@@ -100,6 +100,13 @@ Doing Unreached(std::vector<std::string> identities, const Doing& besides) {
   };
 }
 
+Doing Mute(const Doing& before) {
+  return [=](ObservedRank& rank) {
+    before(rank);
+    rank.is_mute = true;
+  };
+}
+
 // Seen three seconds after the step began.
 constexpr double kNow = 3;
 
@@ -136,6 +143,21 @@ TEST(DiagnosisTest, FollowsWaitingRanksToWhoKeepsThemWaiting) {
        {3},
        "ranks 0, 1 and 2 wait in \"op 0 (linear): all-reduce over tp\" for rank 3 "
        "(worker-3), which has not begun the step"},
+      {"late, and one of the late ones only waits for the other, which told the same of it before",
+       {Done(), Done(), Waits(3, kReduce, 3), Mute(Waits(3, kReduce, 2))},
+       FindingKind::kStuck,
+       {3},
+       "rank 2 waits in \"op 0 (linear): all-reduce over tp\" for rank 3 (worker-3), which does "
+       "not "
+       "answer (its last heartbeat came 500ms ago), and was in \"op 0 (linear): all-reduce over "
+       "tp\" then"},
+      {"late, and the other late one waits for it",
+       {Done(), Done(), Waits(3, kReduce, 3), Mute(Idle())},
+       FindingKind::kStuck,
+       {3},
+       "rank 2 waits in \"op 0 (linear): all-reduce over tp\" for rank 3 (worker-3), which does "
+       "not "
+       "answer (its last heartbeat came 500ms ago)"},
       {"lost",
        {Waits(3, kReduce, 3), Waits(3, kReduce, 3), Done(), Lost(Waits(3, kReduce, 0))},
        FindingKind::kStuck,

@@ -373,6 +373,27 @@ TEST_F(StepWatchTest, ExplainsAStepToTheSequencer) {
   EXPECT_EQ(explanation.blamed[0].identity, "worker-1");
 }
 
+// Before they were asked, both said that they wait for each other.
+TEST_F(StepWatchTest, OfTwoLateRanksOnlyTheOneThatDoesNotAnswerIsToBlame) {
+  const StepWatch watch(&clock_, &members_, &log_, [](const std::set<std::string>&) {});
+  Beat(0, Waiting(0));
+  Beat(1, Waiting(1));
+  EXPECT_THAT(watch.Explain(Work(), Both()).blamed, SizeIs(2));
+  clock_.Advance(absl::Milliseconds(100));
+  watch.Ask({.waiting_for = {"worker-0", "worker-1"}});
+  clock_.Advance(absl::Milliseconds(150));
+  EXPECT_THAT(watch.Explain(Work(), Both()).blamed, SizeIs(2))
+      << "none answers: this host may be slow";
+  Beat(0, Waiting(0));
+  const StepExplanation explanation = watch.Explain(Work(), Both());
+  EXPECT_THAT(explanation.text,
+              AllOf(HasSubstr("rank 0 waits in"),
+                    HasSubstr("for rank 1 (worker-1), which does not answer (its last heartbeat "
+                              "came 250ms ago)")));
+  ASSERT_THAT(explanation.blamed, SizeIs(1));
+  EXPECT_EQ(explanation.blamed[0].identity, "worker-1");
+}
+
 TEST_F(StepWatchTest, PassesOverWhatAnEarlierProcessOfAWorkerTold) {
   Beat(0, Waiting(0));
   Beat(1, Waiting(1));

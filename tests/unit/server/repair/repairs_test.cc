@@ -343,6 +343,42 @@ TEST_F(RepairsTest, AWorkerThatIsLostMidwayGetsItsTilesWhenItIsBack) {
   EXPECT_TRUE(IsAvailable(id));
 }
 
+// A repair begins a moment after its worker has attached. Readers are told so, and try again.
+TEST_F(RepairsTest, ARepairThatIsAboutToBeginIsKnown) {
+  const std::string id = Add("w");
+  const std::string once = Add("once", /*is_over_x=*/true);
+  Lose();
+  EXPECT_EQ(repairs_->Find(id), std::nullopt) << "its worker is away";
+  Join();
+  const std::optional<ArrayRepair> due = repairs_->Find(id);
+  ASSERT_TRUE(due.has_value());
+  EXPECT_TRUE(due->is_due);
+  EXPECT_EQ(due->tiles, 1);
+  EXPECT_EQ(due->size_bytes, 32);
+  EXPECT_EQ(due->operation_id, "");
+  EXPECT_EQ(due->ToString(clock_.Now()), "the repair of 1 tile is about to begin");
+  EXPECT_EQ(repairs_->Find(once), std::nullopt) << "no source has its tile";
+  clock_.Advance(absl::Seconds(2));
+  Order(0);
+  ASSERT_TRUE(repairs_->Find(id).has_value());
+  EXPECT_FALSE(repairs_->Find(id)->is_due);
+  EXPECT_TRUE(FailsWith(once, "no other live worker has the tile"));
+}
+
+TEST_F(RepairsTest, ARepairIsAboutToBeginWhileTheInventoryIsNotJudged) {
+  const std::string id = Add("w", /*is_over_x=*/true, /*has_file=*/true);
+  Lose();
+  ASSERT_THAT(members_.Attach({.identity = "w1",
+                               .incarnation = ++incarnation_,
+                               .build_version = "1",
+                               .endpoints = {"127.0.0.1:1"},
+                               .host = "host",
+                               .capacity_bytes = 1 << 20}),
+              IsOk());
+  ASSERT_TRUE(repairs_->Find(id).has_value());
+  EXPECT_TRUE(repairs_->Find(id)->is_due);
+}
+
 // The order of the repair goes to the worker's next process.
 TEST_F(RepairsTest, AWorkerThatIsBackBeforeItsRepairBeginsGetsItsTiles) {
   const std::string id = Add("w");

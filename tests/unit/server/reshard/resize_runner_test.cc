@@ -9,10 +9,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "process/failpoint.h"
 #include "server/codec/reshard_codec.h"
 #include "server/state/definitions.h"
@@ -53,6 +56,23 @@ class ResizeRunnerTest : public StepCluster {
             .caller = caller_,
             .mesh_id = mesh_id,
             .axes = {one.axes().begin(), one.axes().end()}};
+  }
+  // As CallOf, of a mesh whose workers are assigned, and not named by its definition.
+  ResizeCall CallOfAssigned() {
+    ResizeCall call = CallOf(0);
+    call.mesh_id = "assigned";
+    absl::Notification defined;
+    definition_store_->Create({.request_id = "", .name = call.mesh_id, .assign = {"w0", "w1"}},
+                              EncodeEntry({.mesh = mesh_, .workers = {}}), [&](const auto& mesh) {
+                                EXPECT_THAT(mesh, IsOk());
+                                defined.Notify();
+                              });
+    defined.WaitForNotification();
+    EXPECT_THAT(members_.AddMesh(call.mesh_id, 2, {"w0", "w1"}), IsOk());
+    return call;
+  }
+  void Detach(const std::string& identity) {
+    members_.Detach(members_.view()->FindWorker(identity)->attachment, "it ended");
   }
   absl::StatusOr<BegunResize> Begin(const ResizeCall& call) {
     return resizes_.Begin(call, [] { return false; });
@@ -160,26 +180,49 @@ TEST_F(ResizeRunnerTest, KnowsTheWorkersThatAreNotReady) {
 }
 
 TEST_F(ResizeRunnerTest, AnotherWorkerTakesTheRankOfALostOne) {
-  ResizeCall call = CallOf(0);
-  call.mesh_id = "assigned";
+  ResizeCall call = CallOfAssigned();
   call.validate_only = true;
-  absl::Notification defined;
-  definition_store_->Create({.request_id = "", .name = call.mesh_id, .assign = {"w0", "w1"}},
-                            EncodeEntry({.mesh = mesh_, .workers = {}}), [&](const auto& mesh) {
-                              EXPECT_THAT(mesh, IsOk());
-                              defined.Notify();
-                            });
-  defined.WaitForNotification();
-  EXPECT_THAT(members_.AddMesh(call.mesh_id, 2, {"w0", "w1"}), IsOk());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize whole, Begin(call));
   EXPECT_THAT(whole.plan.workers, ::testing::ElementsAre("w0"));
-  members_.Detach(members_.view()->FindWorker("w0")->attachment, "it ended");
+  Detach("w0");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize shrunk, Begin(call));
   EXPECT_THAT(shrunk.plan.workers, ::testing::ElementsAre("w1"));
   // Without a worker that is left, the lost one may come back.
-  members_.Detach(members_.view()->FindWorker("w1")->attachment, "it ended");
+  Detach("w1");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize waits, Begin(call));
   EXPECT_THAT(waits.plan.workers, ::testing::ElementsAre("w0"));
+}
+
+TEST_F(ResizeRunnerTest, AttachedWorkersAreAwaitedToDropTilesAndLostOnesAreNot) {
+  const ResizeCall call = CallOfAssigned();
+  // Two released arrays, whose tiles no worker has dropped yet: one of another mesh, and one of the
+  // mesh.
+  std::string array_id;
+  for (const std::string mesh_id : {"n", "assigned"}) {
+    array_id = AddArray(Descriptor(mesh_id), "w");
+    CommitRequest unname;
+    unname.moves.push_back({.name = "w", .array_id = "", .expected_version = {}});
+    absl::Notification done;
+    registry_->Commit(std::move(unname), [&done](const absl::StatusOr<CommitResult>& result) {
+      EXPECT_THAT(result, IsOk());
+      done.Notify();
+    });
+    done.WaitForNotification();
+    ASSERT_TRUE(test::Eventually([&] { return registry_->RanksYetToDrop(mesh_id).size() == 2; }));
+  }
+  Detach("w1");
+  const absl::Time begun_at = absl::Now();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(call));
+  EXPECT_TRUE(test::Eventually([&] {
+    return operations_.WorkersOf(begun.operation_id).waiting_for == std::set<std::string>{"w0"};
+  }));
+  registry_->TilesDropped({array_id}, [](std::string_view) { return std::optional<int64_t>(0); });
+  EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
+  EXPECT_THAT(operations_.Progress(begun.operation_id)->status, IsOk());
+  // A resize that waited for tiles of the other mesh too, or for the lost worker, would take 5 s
+  // for each of several waits.
+  EXPECT_LT(absl::Now() - begun_at, absl::Seconds(8));
+  EXPECT_THAT(registry_->RanksYetToDrop("n"), ::testing::ElementsAre(0, 1));
 }
 
 // Each worker has a mebibyte, and 400,000 bytes of an array. The rank that is left is to have all

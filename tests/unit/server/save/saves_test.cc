@@ -47,6 +47,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 // Workers of this process, which carry out orders as real ones do.
 class LocalWorkers final : public SaveAccess {
@@ -529,6 +530,7 @@ TEST_F(SavesTest, LinksFilesOfUnchangedTensorsAndKeepsTheNewestSteps) {
     EXPECT_EQ(saved.written_bytes, step == 1 ? 3 << 20 : 1 << 20);
     if (step == 3) {
       EXPECT_THAT(saved.removed_steps, ElementsAre(1));
+      EXPECT_THAT(saved.kept_steps, ElementsAre(2, 3));
     }
   }
   EXPECT_THAT(Checkpoint::Open(folder_), IsOk());
@@ -1155,6 +1157,54 @@ TEST_F(SavesTest, ALostWorkerFailsTheSaveWithItsName) {
   EXPECT_THAT(lost, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
   EXPECT_THAT(lost.message(), HasSubstr("w-1"));
   EXPECT_FALSE(std::filesystem::exists(folder_));
+}
+
+// What to do next depends on where the tiles of the lost worker are besides.
+class LostWorkerTest : public SavesTest {
+ protected:
+  // Returns the error of a save during which w-1 is lost.
+  std::string LoseWhileSaving(const SaveRequest& request) {
+    workers_.on_order_ = [&](const std::string& identity, const internal::v1::SaveOrder& order) {
+      if (order.has_tiles() && identity == "w-1") workers_.Lose("w-1");
+    };
+    const absl::Status lost = Save(request).status();
+    EXPECT_THAT(lost, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+    return std::string(lost.message());
+  }
+};
+
+TEST_F(LostWorkerTest, TilesThatWereInItsMemoryOnlyMustBeLoadedAgain) {
+  for (const char* const name : {"m/a", "m/b", "m/c", "m/d"}) Put(name, {1 << 20}, Rows());
+  SaveRequest request = Request("m/");
+  request.strip_prefix = true;
+  EXPECT_THAT(LoseWhileSaving(request),
+              HasSubstr("worker \"w-1\" was lost during the save; load or compute \"m/a\", "
+                        "\"m/b\", \"m/c\" and 1 more again, of which tiles were only in its "
+                        "memory; then save again"));
+}
+
+TEST_F(LostWorkerTest, TilesThatOtherWorkersHaveAreSavedFromThere) {
+  Put("w", {1 << 22}, PartitionSpec());  // whole on both, which write a half each
+  EXPECT_THAT(LoseWhileSaving(Request()),
+              HasSubstr("was lost during the save; save again: other workers have its tiles"));
+}
+
+TEST_F(LostWorkerTest, TilesOfACheckpointAreReadAgain) {
+  Put("w", {1 << 20}, Rows());
+  registry_->SetCheckpoint(registry_->FindName("w")->array_id,
+                           {.file = std::make_shared<const SourceFile>()});
+  EXPECT_THAT(LoseWhileSaving(Request()),
+              AllOf(HasSubstr("wait until the tiles of 1 tensor are read again from a file or a "
+                              "checkpoint"),
+                    HasSubstr("; then save again"), Not(HasSubstr("compute"))));
+}
+
+TEST_F(LostWorkerTest, TilesOnItsDiskComeBackWithIt) {
+  Put("w", {1 << 20}, Rows());
+  recovery_.Lost("w-1");  // called only for workers that keep their tiles on disk
+  EXPECT_THAT(LoseWhileSaving(Request()),
+              HasSubstr("was lost during the save; start it again: the tiles of 1 tensor are on "
+                        "its disk; then save again"));
 }
 
 TEST_F(SavesTest, NamesTheWorkersThatDoNotSeeTheFolder) {

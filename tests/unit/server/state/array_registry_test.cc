@@ -701,9 +701,12 @@ TEST_F(ArrayRegistryTest, OnlyAKnownReleaseDropsATileAndItIsKnownUntilEveryRankH
   Settle();
   EXPECT_EQ(registry_->CountUnconfirmed(), 1);
   EXPECT_EQ(StoredReleases(), 1);
+  EXPECT_THAT(registry_->RanksYetToDrop("m"), ElementsAre(0, 1));
+  EXPECT_THAT(registry_->RanksYetToDrop("another mesh"), IsEmpty());
   Confirm(0, {id, "never heard of"});
   Confirm(0, {id});
   EXPECT_EQ(registry_->CountUnconfirmed(), 1) << "rank 1 has not";
+  EXPECT_THAT(registry_->RanksYetToDrop("m"), ElementsAre(1));
   // Rank 1 was away, also when the coordinator was started again.
   Reopen();
   EXPECT_EQ(registry_->CountUnconfirmed(), 1);
@@ -715,6 +718,7 @@ TEST_F(ArrayRegistryTest, OnlyAKnownReleaseDropsATileAndItIsKnownUntilEveryRankH
   EXPECT_THAT(Attach(0, {}).drop, IsEmpty());  // an inventory without it says so too
   Settle();
   EXPECT_EQ(registry_->CountUnconfirmed(), 0);
+  EXPECT_THAT(registry_->RanksYetToDrop("m"), IsEmpty());
   EXPECT_EQ(StoredReleases(), 0);
 }
 
@@ -1105,12 +1109,27 @@ TEST_F(ArrayRegistryTest, TheResultOfAStepThatARankDidNotEndIsPutAside) {
   std::vector<std::string> aside;
   for (const auto& [identity, verdict] : told_) {
     for (const auto& tile : verdict.quarantine) {
+      EXPECT_THAT(tile.reason, HasSubstr("this step was done, and no name has its result; it may"));
       aside.push_back(StrCat(identity == identities_[0] ? 0 : 1, " ", tile.array_id));
     }
   }
   EXPECT_THAT(aside, testing::UnorderedElementsAre(StrCat(0, " ", first), StrCat(1, " ", second)));
   EXPECT_THAT(registry_->FindUnnamed(committed), testing::Optional(testing::_));
   EXPECT_EQ(registry_->FindUnnamed(first), std::nullopt);
+}
+
+// The former coordinator may have answered the client, and kept no record of it.
+TEST_F(ArrayRegistryTest, AnUnnamedPutThatNoWorkerKnowsTheEndOfIsPutAsideAndSaysSo) {
+  const std::string id = RandomId();
+  for (const int64_t rank : {0, 1}) {
+    const InventoryVerdict verdict = Attach(rank, {Held(id, rank, 10, /*committed=*/false)});
+    EXPECT_THAT(verdict.drop, IsEmpty());
+    ASSERT_THAT(verdict.quarantine, SizeIs(1));
+    EXPECT_FALSE(verdict.quarantine[0].array_lives);
+    EXPECT_THAT(verdict.quarantine[0].reason,
+                AllOf(HasSubstr("this put was done, and no name has the array; it may be dropped"),
+                      HasSubstr("unless a client got the put's answer")));
+  }
 }
 
 // All workers of a large mesh attach at once after a start, and steps may have ended before it.

@@ -4,7 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "process/cpu_time.h"
@@ -565,6 +569,92 @@ TEST_F(SequencerTest, ADeadlineNamesWhoWasWaitedFor) {
                                                                           {fact::kOp, "linear"},
                                                                           {fact::kLimit, 30}}));
   EXPECT_THAT(outcomes_[0].status.ToString(), HasSubstr("waited for rank 1 (b)"));
+}
+
+TEST_F(SequencerTest, AStepThatWaitsForAnotherEndsAtItsDeadlineAndNamesTheOther) {
+  ASSERT_THAT(Submit(Step("first", {"x"}, {"y"})), IsOk());
+  EXPECT_THAT(Report(101, "a", 0), IsOk());
+  for (const auto& [op, reads, writes] :
+       {std::tuple("second", "y", "z"), std::tuple("third", "z", "")}) {
+    StepRequest step = Step(op, {reads}, {writes});
+    step.timeout = absl::Seconds(1);
+    step.total_timeout = absl::Seconds(1);
+    ASSERT_THAT(Submit(std::move(step)), IsOk());
+  }
+  clock_.Advance(absl::Milliseconds(999));
+  EXPECT_THAT(outcomes_, IsEmpty());
+  clock_.Advance(absl::Milliseconds(1));
+  ASSERT_EQ(outcomes_.size(), 2u);
+  EXPECT_EQ(outcomes_[0].status.message(),
+            "a waiting step (second) did not begin within 1s: it waits for step 101 (first), which "
+            "waits for rank 1 (b)");
+  EXPECT_EQ(outcomes_[1].status.message(),
+            "a waiting step (third) did not begin within 1s: it waits for step 101 (first), which "
+            "waits for rank 1 (b)");
+  for (const WorkOutcome& outcome : outcomes_) {
+    EXPECT_THAT(outcome.status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+    EXPECT_EQ(FactOf(outcome.status, fact::kIdentity), "b");
+    EXPECT_EQ(FactOf(outcome.status, fact::kRank), "1");
+    EXPECT_EQ(FactOf(outcome.status, fact::kLimit), "1");
+  }
+  EXPECT_THAT(transport_.heard(), ElementsAre("start first"));
+  EXPECT_THAT(Report(101, "b", 1), IsOk());
+  EXPECT_EQ(transport_.heard().back(), "commit first");
+}
+
+TEST_F(SequencerTest, AStepThatWaitedHasTheRestOfItsTime) {
+  ASSERT_THAT(Submit(Step("first", {"x"}, {"y"})), IsOk());
+  StepRequest second = Step("second", {"y"}, {"z"});
+  second.timeout = absl::Seconds(2);
+  second.total_timeout = absl::Seconds(2);
+  ASSERT_THAT(Submit(std::move(second)), IsOk());
+  StepRequest third = Step("third", {"y"}, {});  // its time counts from its admission only
+  third.timeout = absl::Seconds(2);
+  ASSERT_THAT(Submit(std::move(third)), IsOk());
+  clock_.Advance(absl::Milliseconds(1500));
+  BothDone(101);
+  EXPECT_EQ(outcomes_.size(), 1u);
+  clock_.Advance(absl::Milliseconds(500));
+  ASSERT_EQ(outcomes_.size(), 2u);
+  EXPECT_THAT(std::string(outcomes_[1].status.message()),
+              HasSubstr("step 102 (second) did not end within 2s"));
+  clock_.Advance(absl::Milliseconds(1500));
+  ASSERT_EQ(outcomes_.size(), 3u);
+  EXPECT_THAT(std::string(outcomes_[2].status.message()),
+              HasSubstr("step 103 (third) did not end within 2s"));
+}
+
+TEST_F(SequencerTest, AsksTheWorkersThatAStepWaitsForBeforeItsDeadline) {
+  std::vector<std::set<std::string>> asked;
+  Sequencer asking(
+      &clock_, &transport_,
+      {.term = 7,
+       .last_sequence = 100,
+       .ask = [&asked](const std::set<std::string>& identities) { asked.push_back(identities); },
+       .ask_before = absl::Milliseconds(300)});
+  asking.WorkerAttached("a", 1);
+  asking.WorkerAttached("b", 2);
+  const auto submit = [&](const std::string& op, const std::string& writes, absl::Duration time) {
+    StepRequest step = Step(op, {}, {writes});
+    step.timeout = time;
+    step.total_timeout = time;
+    EXPECT_THAT(asking.Submit(std::move(step), [](const WorkOutcome&) {}), IsOk());
+  };
+  submit("long", "x", absl::Seconds(10));
+  EXPECT_THAT(asking.ReportStep(101, 2, 7, {.identity = "a", .rank = 0, .done = true}), IsOk());
+  clock_.Advance(absl::Milliseconds(9699));
+  EXPECT_THAT(asked, IsEmpty());
+  clock_.Advance(absl::Milliseconds(1));
+  EXPECT_THAT(asked, ElementsAre(ElementsAre("b")));
+  clock_.Advance(absl::Milliseconds(300));
+  EXPECT_EQ(asked.size(), 1u) << "each step asks once";
+  asked.clear();
+  submit("short", "x", absl::Milliseconds(200));
+  submit("behind", "x", absl::Milliseconds(150));
+  clock_.Advance(absl::Milliseconds(75));
+  EXPECT_THAT(asked, ElementsAre(ElementsAre("a", "b"))) << "those of the step that it waits for";
+  clock_.Advance(absl::Milliseconds(25));
+  EXPECT_EQ(asked.size(), 2u);
 }
 
 TEST_F(SequencerTest, RefusesReportsOfOtherEpochsTermsAndWorkers) {

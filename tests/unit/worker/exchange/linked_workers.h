@@ -33,12 +33,13 @@ class LinkedWorker {
  public:
   LinkedWorker(std::string identity, uint64_t incarnation, Clock* clock, int64_t tag_limit_bytes,
                std::string cluster_id, worker::Transport transport, bool measures = false,
-               int64_t link_limit_bytes = int64_t{16} << 20)
+               int64_t link_limit_bytes = int64_t{16} << 20, bool frame_checksums = false)
       : memory_(std::make_shared<Memory>(transport)) {
     worker::PeerLinks::Options options;
     options.self = {
         .identity = std::move(identity), .incarnation = incarnation, .boot_id = "this host"};
     options.transport = transport;
+    options.frame_checksums = frame_checksums;
     options.arena = memory_->arena;
     if (measures) options.probe_pool = pool();
     options.clock = clock;
@@ -120,12 +121,13 @@ class LinkedWorkers {
  public:
   explicit LinkedWorkers(const std::string& mesh, int64_t tag_limit_bytes = int64_t{4} << 20,
                          worker::Transport transport = worker::Transport::kStream,
-                         bool measures = false, int64_t link_limit_bytes = int64_t{16} << 20)
+                         bool measures = false, int64_t link_limit_bytes = int64_t{16} << 20,
+                         bool frame_checksums = false)
       : mesh_(*Mesh::Parse(mesh)) {
     for (DeviceId rank = 0; rank < mesh_.size(); ++rank) {
-      workers_.push_back(std::make_unique<LinkedWorker>(StrCat("worker-", rank), 100 + rank,
-                                                        &clock_, tag_limit_bytes, "cluster",
-                                                        transport, measures, link_limit_bytes));
+      workers_.push_back(std::make_unique<LinkedWorker>(
+          StrCat("worker-", rank), 100 + rank, &clock_, tag_limit_bytes, "cluster", transport,
+          measures, link_limit_bytes, frame_checksums));
     }
   }
 

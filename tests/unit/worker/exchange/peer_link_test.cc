@@ -21,6 +21,10 @@ class FakeOwner final : public PeerLink::Owner {
                                              const rpc::FrameHello& hello) override {
     return hello;
   }
+  rpc::PayloadChecksum ChecksumFor(const rpc::FrameHello& hello) const override {
+    return hello.accepts_plain_payloads ? rpc::PayloadChecksum::kNone
+                                        : rpc::PayloadChecksum::kCrc32c;
+  }
   void OnUp(const std::shared_ptr<PeerLink>& /*link*/) override {}
   absl::Status OnData(PeerLink& /*link*/, const rpc::Frame& /*frame*/,
                       const std::shared_ptr<const void>& charge) override {

@@ -779,6 +779,41 @@ TEST(PeerLinksTest, FrameOfAnOpenStepInAnotherEpochIsDroppedAndCountedAsStale) {
   EXPECT_EQ(workers.links(1).counters().dropped_frames, 0);
 }
 
+// Whether worker-1 takes data without a checksum after a hello like this, with these flags of its
+// own.
+bool TakesPlainPayload(const std::string& boot_id, bool accepts, bool frame_checksums) {
+  LinkedWorkers workers("x=2", int64_t{4} << 20, worker::Transport::kStream, /*measures=*/false,
+                        int64_t{16} << 20, frame_checksums);
+  workers.links(1).SetMembership(workers.View(1));
+  rpc::FrameHello hello = GoodHello();
+  hello.boot_id = boot_id;
+  hello.accepts_plain_payloads = accepts;
+  const std::string bytes = "four";
+  const absl::Span<const char> payload(bytes);
+  RawPeer peer(workers.worker(1).device().endpoints[0]);
+  peer.Speak(
+      {HelloFrame(hello),
+       *rpc::WriteFrame(
+           {.kind = rpc::FrameKind::kData, .epoch = 1, .tag = {.sequence = 7}, .message_bytes = 4},
+           {&payload, 1}, nullptr, rpc::PayloadChecksum::kNone)});
+  const absl::Time deadline = Soon();
+  PeerLinks::Counters counters = workers.links(1).counters();
+  while (counters.corrupt_frames + counters.received_bytes == 0 && absl::Now() < deadline) {
+    std::this_thread::yield();
+    counters = workers.links(1).counters();
+  }
+  EXPECT_EQ(counters.corrupt_frames, counters.received_bytes == 4 ? 0 : 1);
+  return counters.received_bytes == 4;
+}
+
+TEST(PeerLinksTest, APayloadNeedsNoChecksumWithinAHostIfBothEndsSaySo) {
+  EXPECT_TRUE(TakesPlainPayload("this host", true, false));
+  EXPECT_FALSE(TakesPlainPayload("other host", true, false));
+  EXPECT_FALSE(TakesPlainPayload("", true, false));
+  EXPECT_FALSE(TakesPlainPayload("this host", false, false));
+  EXPECT_FALSE(TakesPlainPayload("this host", true, true));
+}
+
 TEST(PeerLinksTest, GarbageOnAStreamThatIsUpBreaksIt) {
   LinkedWorkers workers("x=2");
   workers.links(1).SetMembership(workers.View(1));

@@ -139,7 +139,8 @@ TEST(ConvertedTileTest, RefusesWhatIsNotInTheFileOrDoesNotFit) {
                      .tile = {{{0, 3}, {0, 2}}},
                      .conversion = {.dtype = Dtype::kF32, .permutation = {1, 0}}};
   EXPECT_THAT(Make(folder, source, tile), IsOk());
-  EXPECT_EQ(*SizeInFile(tile), 24);
+  EXPECT_EQ(SourceOf(tile)->shape, (Shape{2, 3}));
+  EXPECT_EQ(SourceOf(tile)->tile, (Tile{{{0, 2}, {0, 3}}}));
   tile.offset_bytes = 1;
   EXPECT_THAT(
       Make(folder, source, tile),

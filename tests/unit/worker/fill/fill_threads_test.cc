@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -92,6 +93,10 @@ class FillNode {
                               .store = store_.get(),
                               .gate = gate_.get(),
                               .roots = roots,
+                              .free_memory =
+                                  [this](const absl::Status& refused, int64_t size_bytes) {
+                                    return free_memory && free_memory(refused, size_bytes);
+                                  },
                               .membership_wait_limit = absl::Milliseconds(300),
                               .idle_limit = idle_limit});
   }
@@ -106,6 +111,8 @@ class FillNode {
   TileGate& gate() { return *gate_; }
   TileFiller& filler() { return *filler_; }
   BufferPool& pool() { return *pool_; }
+  // See FillOptions. Constant while tiles are filled.
+  std::function<bool(const absl::Status& refused, int64_t size_bytes)> free_memory;
   void StopServing() { server_->Drain(absl::Now() + absl::Seconds(1)); }
 
   void Fill(FillOrder order) {
@@ -347,6 +354,36 @@ TEST_F(FillFromFilesTest, AHostWithoutMemoryForALargeTileEndsTheTransfer) {
   EXPECT_THAT(error, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_THAT(ToStd(error.message()), HasSubstr("the host refuses memory for bytes 2097152 to"));
   EXPECT_THAT(worker().reports(), IsEmpty());
+}
+
+TEST_F(FillFromFilesTest, AHostWithoutMemoryGetsThatOfTheCache) {
+  if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
+  std::mt19937 random(33);
+  const std::string tensor = RandomText(int64_t{3} << 20, random);
+  const SourceFile file = folder_.Write("m", tensor, 0);
+  std::vector<int64_t> asked_bytes;
+  worker().free_memory = [&](const absl::Status& refused, int64_t size_bytes) {
+    EXPECT_TRUE(IsHostShortage(refused)) << refused;
+    asked_bytes.push_back(size_bytes);
+    return true;
+  };
+  const ArrayDescriptor rows = Alone("rows", {int64_t{3} << 20});
+  ASSERT_THAT(ArmFailpoints("shm.write=enospc:3"), IsOk());
+  worker().Fill(FileOrder({rows}, file, {0}, "rows"));
+  ASSERT_TRUE(worker().Await(1));
+  EXPECT_THAT(worker().failures(), IsEmpty());
+  EXPECT_THAT(asked_bytes, ElementsAre(int64_t{1} << 20)) << "what the tile lacked";
+  EXPECT_EQ(StagedBytes(worker(), rows, 0), tensor);
+  // A converted tile is written in place.
+  const ArrayDescriptor transposed = Alone("transposed", {3 << 10, 1 << 10});
+  FillOrder order = FileOrder({transposed}, file, {0}, "transposed");
+  std::get<FileRange>(order.tiles[0].source).conversion =
+      SourceConversion{.dtype = Dtype::kU8, .permutation = {1, 0}};
+  ASSERT_THAT(ArmFailpoints("memory.fault_in=enospc"), IsOk());
+  worker().Fill(std::move(order));
+  ASSERT_TRUE(worker().Await(2));
+  EXPECT_THAT(worker().failures(), IsEmpty());
+  EXPECT_THAT(asked_bytes, ElementsAre(int64_t{1} << 20, int64_t{3} << 20));
 }
 
 TEST_F(FillFromFilesTest, RefusesATileOfASavedFileWithAChangedByteInAnyLayout) {

@@ -24,6 +24,7 @@
 namespace shardmesh::worker {
 namespace {
 
+using ::shardmesh::test::GoOn;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::RandomText;
 using ::shardmesh::test::SourceFolder;
@@ -81,6 +82,17 @@ struct SavedTensor {
   }
 };
 
+// Returns how many bytes this process has read from files so far.
+int64_t BytesRead() {
+  std::ifstream counters("/proc/self/io");
+  std::string name;
+  int64_t bytes = -1;
+  while (counters >> name >> bytes && name != "rchar:") {
+  }
+  EXPECT_EQ(name, "rchar:");
+  return bytes;
+}
+
 class SavedSumsTest : public testing::Test {
  protected:
   void Write(const std::string& name, std::string_view text) const {
@@ -128,13 +140,24 @@ class SavedSumsTest : public testing::Test {
                                       .tile = tile,
                                       .array_descriptor = "",
                                       .transfer_id = "t"};
-    return sums.Check(*file, path,
-                      {.description = description,
-                       .region = region,
-                       .offset_bytes = offset,
-                       .bytes = bytes,
-                       .crc32c = *crc32c},
-                      reader, go_on);
+    return sums.Check(
+        *file, path,
+        {.description = description, .offset_bytes = offset, .bytes = bytes, .crc32c = *crc32c},
+        reader, go_on);
+  }
+
+  // Compares a tile that was made from these elements, and counts the bytes that it reads.
+  absl::Status CheckMadeFrom(const SourceRegion& source, int64_t* read_bytes) const {
+    const std::string path = Path("m");
+    SavedSums sums(&folder_.roots());
+    const absl::StatusOr<RootedFile> file = folder_.roots().OpenFile(path);
+    if (!file.ok()) return file.status();
+    EXPECT_THAT(sums.Prepare(path, GoOn), IsOk());
+    FileTileReader reader;
+    const int64_t before = BytesRead();
+    absl::Status status = sums.CheckSource(*file, path, source, reader, GoOn);
+    *read_bytes = BytesRead() - before;
+    return status;
   }
 
   SourceFolder folder_;
@@ -256,6 +279,57 @@ TEST_F(SavedSumsTest, ComparesOnlyThePiecesOfWhichTheTileHasBytes) {
               HasSubstr("bytes [0, 1048576) of the tile [0,5000)x[512,1024) of tensor \"w\""));
 }
 
+// A tile that was transposed or converted: the bytes of the file are read once more.
+TEST_F(SavedSumsTest, ReadsOnlyTheSavedTilesOfWhichAConvertedTileHasElements) {
+  std::mt19937 random(50);
+  // Four tiles of 1,500 rows each, of one and a half pieces.
+  constexpr int64_t kTileBytes = 1500 * 1024;
+  const Shape shape = {6000, 1024};
+  SavedTensor tensor{.dtype = Dtype::kU8,
+                     .shape = shape,
+                     .saved = {},
+                     .bytes = RandomText(4 * kTileBytes, random)};
+  for (int64_t row = 0; row < 6000; row += 1500) {
+    tensor.saved.push_back({{{row, row + 1500}, {0, 1024}}});
+  }
+  const auto check = [&](const Tile& tile, int64_t* read_bytes) {
+    return CheckMadeFrom({.dtype = Dtype::kU8,
+                          .shape = shape,
+                          .tile = tile,
+                          .offset_bytes = static_cast<int64_t>(kHeader.size())},
+                         read_bytes);
+  };
+  const auto place_of = [&](int64_t row) {
+    return kHeader.size() + static_cast<size_t>(row * shape[1]);
+  };
+  // The header, and the counters themselves.
+  constexpr int64_t kOtherBytes = 4096;
+  for (const bool has_pieces : {true, false}) {
+    tensor.has_pieces = has_pieces;
+    Save(tensor);
+    int64_t read_bytes = 0;
+    const Tile own = tensor.saved[1];
+    EXPECT_THAT(check(own, &read_bytes), IsOk());
+    EXPECT_GE(read_bytes, kTileBytes);
+    EXPECT_LE(read_bytes, kTileBytes + kOtherBytes);
+    // The last piece of a tile, and the first of the next one.
+    const Tile column = {{{1400, 1600}, {7, 8}}};
+    const int64_t needed_bytes = has_pieces ? kTileBytes : 2 * kTileBytes;
+    EXPECT_THAT(check(column, &read_bytes), IsOk());
+    EXPECT_GE(read_bytes, needed_bytes);
+    EXPECT_LE(read_bytes, needed_bytes + kOtherBytes);
+    EXPECT_THAT(check({{{3, 3}, {0, 1024}}}, &read_bytes), IsOk()) << "no element";
+    EXPECT_LE(read_bytes, kOtherBytes);
+    Flip(place_of(4000));
+    EXPECT_THAT(check(own, &read_bytes), IsOk());
+    EXPECT_THAT(check(column, &read_bytes), IsOk());
+    EXPECT_THAT(check({{{4000, 4001}, {0, 1}}}, &read_bytes), kDamaged);
+    Flip(place_of(1500) + 7);
+    EXPECT_THAT(check(own, &read_bytes), kDamaged);
+    EXPECT_THAT(check(column, &read_bytes), kDamaged);
+  }
+}
+
 TEST_F(SavedSumsTest, ComparesTensorsWholeThatAnArrayViewsOtherwise) {
   std::mt19937 random(43);
   const SavedTensor tensor{.dtype = Dtype::kU8,
@@ -375,14 +449,11 @@ TEST_F(SavedSumsTest, KeepsTheChecksumsThatWereThereBeforeTheFileWasRead) {
   const absl::StatusOr<uint32_t> crc32c =
       reader.Read(*file, Path("m"), 4, region, absl::MakeSpan(bytes), go_on);
   ASSERT_THAT(crc32c, IsOk());
-  EXPECT_THAT(sums.Check(*file, Path("m"),
-                         {.description = description,
-                          .region = region,
-                          .offset_bytes = 4,
-                          .bytes = bytes,
-                          .crc32c = *crc32c},
-                         reader, go_on),
-              kDamaged);
+  EXPECT_THAT(
+      sums.Check(*file, Path("m"),
+                 {.description = description, .offset_bytes = 4, .bytes = bytes, .crc32c = *crc32c},
+                 reader, go_on),
+      kDamaged);
 }
 
 }  // namespace

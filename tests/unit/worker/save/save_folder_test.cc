@@ -16,6 +16,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -94,7 +95,7 @@ class SaveFolderTest : public testing::Test {
     const std::string manifest(kCheckpointManifest);
     const std::string listed = Manifest(name, text, key);
     SHARDMESH_RETURN_IF_ERROR(save->WriteText(manifest, 0, listed));
-    return save->Publish({{manifest, name}}, CheckpointMarkerText(listed), keep);
+    return save->Publish({{manifest, name}}, CheckpointMarkerText(listed), keep, &kept_);
   }
   static std::string Read(const std::string& path) {
     std::ifstream file(path);
@@ -111,6 +112,7 @@ class SaveFolderTest : public testing::Test {
   WriteRoots roots_;
   bool took_over_ = false;
   std::vector<uint32_t> linked_;
+  std::vector<int64_t> kept_;
 };
 
 TEST_F(SaveFolderTest, PublishesFilesWithAManifestAndAMarker) {
@@ -470,7 +472,9 @@ TEST_F(SaveFolderTest, KeepsTheNewestStepsAndWhatIsNotItsOwn) {
   std::filesystem::create_directories(folder_ + "/step-00000000");  // nobody's
   std::ofstream(folder_ + "/step-00000001/notes.txt") << "mine";
   EXPECT_THAT(Save(9, "9"), IsOk());
+  EXPECT_THAT(kept_, ElementsAre(1, 2, 3, 9));
   EXPECT_THAT(Save(4, "4", "key", /*keep=*/2), IsOkAndHolds(ElementsAre(1, 2)));
+  EXPECT_THAT(kept_, ElementsAre(3, 4, 9)) << "step 9 is higher: not counted, not removed";
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/step-00000000"));
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/step-00000001/notes.txt"));
   EXPECT_FALSE(std::filesystem::exists(folder_ + "/step-00000001/model.safetensors"));
@@ -478,6 +482,23 @@ TEST_F(SaveFolderTest, KeepsTheNewestStepsAndWhatIsNotItsOwn) {
   for (const char* const kept : {"3", "4", "9"}) {
     EXPECT_THAT(FindCheckpointFolder(folder_, std::stoi(kept)), IsOk()) << kept;
   }
+}
+
+TEST_F(SaveFolderTest, ListsABoundedNumberOfKeptSteps) {
+  const auto most = static_cast<int64_t>(SaveFolder::kMostKeptSteps);
+  EXPECT_THAT(Save(most + 1, "last but one"), IsOk());
+  EXPECT_THAT(kept_, ElementsAre(most + 1));
+  for (int64_t step = 1; step <= most; ++step) {
+    const std::string path = StrCat(folder_, "/", StepFolderName(step));
+    std::filesystem::create_directories(path);
+    for (const std::string_view name : {kCheckpointMarker, kCheckpointManifest}) {
+      std::ofstream(StrCat(path, "/", name)) << "{}";
+    }
+  }
+  EXPECT_THAT(Save(most + 2, "last"), IsOk());
+  ASSERT_EQ(kept_.size(), SaveFolder::kMostKeptSteps);
+  EXPECT_EQ(kept_.front(), 3);
+  EXPECT_EQ(kept_.back(), most + 2);
 }
 
 // Runs a save in a process that ends at the failpoint, as if killed.

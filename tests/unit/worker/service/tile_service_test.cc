@@ -55,6 +55,7 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -95,6 +96,7 @@ class TileServiceTest : public ::testing::Test {
                                 .gate = gate_.get(),
                                 .inbox = inbox_.get(),
                                 .work = work_.get(),
+                                .free_memory = free_memory_,
                                 .membership_waits = membership_waits_.get(),
                                 .clock = &clock_,
                                 .idle_limit = idle_limit_,
@@ -298,6 +300,7 @@ class TileServiceTest : public ::testing::Test {
   }
 
   RealClock clock_;
+  std::function<bool(const absl::Status& refused, int64_t size_bytes)> free_memory_;
   absl::Duration idle_limit_ = kTimeout;
   absl::Duration keepalive_ = kTimeout;
   absl::Duration news_limit_ = absl::Milliseconds(100);
@@ -842,6 +845,37 @@ TEST_F(TileServiceTest, AHostWithoutMemoryForAPieceEndsThePutAndDropsItsTile) {
   EXPECT_TRUE(UsedBytesFallTo(0));
   EXPECT_THAT(reports(), SizeIs(0));
   EXPECT_THAT(PutGood("a", rows), IsOk());
+}
+
+TEST_F(TileServiceTest, AHostWithoutMemoryForAPieceGetsThatOfTheCache) {
+  if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
+  pool_ = BufferPool::Create(&budget_, 0, std::make_shared<ShmArena>("test"));
+  std::vector<int64_t> asked_bytes;
+  bool has_cache = true;
+  free_memory_ = [&](const absl::Status& refused, int64_t size_bytes) {
+    EXPECT_TRUE(IsHostShortage(refused)) << refused;
+    asked_bytes.push_back(size_bytes);
+    return has_cache;
+  };
+  Start();
+  Serve();
+  const int64_t rows = 8'192;  // four pieces
+  for (const int piece : {2, 4}) {
+    const std::string id = StrCat("a", piece);
+    ASSERT_THAT(ArmFailpoints(StrCat("shm.write=enospc:", piece)), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const v1::PutTilesResponse response, PutGood(id, rows));
+    EXPECT_EQ(response.size_bytes(), OwnBytes(rows));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr stored,
+                                   store_->FindStaged(id, OwnTile(rows)));
+    EXPECT_TRUE(stored->bytes() == absl::MakeConstSpan(Pattern(OwnBytes(rows))));
+  }
+  EXPECT_THAT(asked_bytes, ElementsAre(int64_t{3} << 20, int64_t{1} << 20))
+      << "what the tiles lacked";
+  has_cache = false;
+  ASSERT_THAT(ArmFailpoints("shm.write=enospc:2"), IsOk());
+  EXPECT_THAT(PutGood("b", rows),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_TRUE(UsedBytesFallTo(2 * OwnBytes(rows)));
 }
 
 TEST_F(TileServiceTest, WritesSealedMemoryToDiskAsItDoesOtherTiles) {

@@ -66,30 +66,32 @@ struct Rank {
        Clock* clock)
       : budget(kMemory), pool(std::move(the_pool)), kernel({.threads = 1}) {
     store = *ShardStore::Open({.pool = pool, .data_dir = ""});
-    executor = StepExecutor::Start(
-        {.identity = identity,
-         .links = links,
-         .store = store.get(),
-         .pool = pool,
-         .free_memory =
-             [this](int64_t size_bytes) { return free_memory && free_memory(size_bytes); },
-         .kernel = &kernel,
-         .weight_budget = &budget,
-         .recorder = &recorder,
-         .clock = clock,
-         .observer = {
-             .step = nullptr,
-             .kernel = nullptr,
-             .collective =
-                 [this](CollectiveKind, CollectiveAlgorithm, const auto& bytes, absl::Duration) {
-                   absl::MutexLock lock(&mutex);
-                   last_bytes = bytes;
-                 },
-             .move =
-                 [this](const auto& bytes, absl::Duration) {
-                   absl::MutexLock lock(&mutex);
-                   last_bytes = bytes;
-                 }}});
+    executor = StepExecutor::Start({.identity = identity,
+                                    .links = links,
+                                    .store = store.get(),
+                                    .pool = pool,
+                                    .free_memory =
+                                        [this](const absl::Status& refused, int64_t size_bytes) {
+                                          EXPECT_FALSE(IsHostShortage(refused)) << refused;
+                                          return free_memory && free_memory(size_bytes);
+                                        },
+                                    .kernel = &kernel,
+                                    .weight_budget = &budget,
+                                    .recorder = &recorder,
+                                    .clock = clock,
+                                    .observer = {.step = nullptr,
+                                                 .kernel = nullptr,
+                                                 .collective =
+                                                     [this](CollectiveKind, CollectiveAlgorithm,
+                                                            const auto& bytes, absl::Duration) {
+                                                       absl::MutexLock lock(&mutex);
+                                                       last_bytes = bytes;
+                                                     },
+                                                 .move =
+                                                     [this](const auto& bytes, absl::Duration) {
+                                                       absl::MutexLock lock(&mutex);
+                                                       last_bytes = bytes;
+                                                     }}});
   }
 
   MemoryBudget budget;
