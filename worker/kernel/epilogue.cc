@@ -3,20 +3,30 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
+#include "process/thread_pool.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/float_convert.h"
+#include "worker/kernel/activation_loops.h"
 
 namespace shardmesh::worker {
 namespace {
 
-constexpr size_t kBlock = 512;
+constexpr int64_t kBlock = 512;
+// Elements of a piece, the work that a thread takes at a time. It takes longer to compute than it
+// takes to start a thread.
+constexpr int64_t kPiece = 256 * kBlock;
+// The number of pieces for each thread between two calls of the abort check. A slow CPU needs 20 ns
+// for an element.
+constexpr int64_t kPiecesOfTurn = 32;
+
 using FloatBlock = std::array<float, kBlock>;
 using HalfBlock = std::array<uint16_t, kBlock>;
 
@@ -44,41 +54,6 @@ void StoreBlock(Dtype dtype, const FloatBlock& block, size_t count, char* to) {
   std::memcpy(to, halves.data(), count * sizeof(uint16_t));
 }
 
-template <Activation kActivation>
-float ActivateOne(float x) {
-  if constexpr (kActivation == Activation::kRelu) {
-    return x < 0 ? 0 : x;  // a NaN stays a NaN
-  } else if constexpr (kActivation == Activation::kGelu) {
-    constexpr float kInverseSqrt2 = 0.70710678118654752440f;
-    return 0.5f * x * (1.0f + std::erf(x * kInverseSqrt2));
-  } else if constexpr (kActivation == Activation::kGeluTanh) {
-    constexpr float kSqrt2OverPi = 0.79788456080286535588f;
-    return 0.5f * x * (1.0f + std::tanh(kSqrt2OverPi * (x + 0.044715f * x * x * x)));
-  } else if constexpr (kActivation == Activation::kSilu) {
-    return x / (1.0f + std::exp(-x));
-  } else {
-    return x;
-  }
-}
-
-// Calls fn<A>(), where A is the given activation as a template argument.
-template <typename Fn>
-decltype(auto) Dispatch(Activation activation, Fn fn) {
-  switch (activation) {
-    case Activation::kRelu:
-      return fn.template operator()<Activation::kRelu>();
-    case Activation::kGelu:
-      return fn.template operator()<Activation::kGelu>();
-    case Activation::kGeluTanh:
-      return fn.template operator()<Activation::kGeluTanh>();
-    case Activation::kSilu:
-      return fn.template operator()<Activation::kSilu>();
-    case Activation::kNone:
-      break;
-  }
-  return fn.template operator()<Activation::kNone>();
-}
-
 // Returns the size of an element in bytes for the types that an epilogue takes; 0 for other types.
 int64_t ElementBytes(Dtype dtype) {
   if (dtype == Dtype::kF32) return 4;
@@ -104,10 +79,32 @@ absl::Status CheckMemory(std::string_view name, Dtype dtype, int64_t elements, s
   return absl::OkStatus();
 }
 
+// Computes the elements [begin, end) of the result.
+void ApplyToRange(const EpilogueSpec& spec, const char* in, const char* bias, int64_t begin,
+                  int64_t end, char* out) {
+  const ActivationFn activate = ActivationLoop(spec.activation);
+  alignas(64) FloatBlock values;
+  alignas(64) FloatBlock offsets;
+  for (int64_t element = begin; element < end;) {
+    // Without a bias the ends of rows do not matter.
+    const int64_t column = spec.has_bias ? element % spec.columns : 0;
+    const int64_t row_end = spec.has_bias ? element + spec.columns - column : end;
+    const auto count = static_cast<size_t>(std::min({kBlock, row_end - element, end - element}));
+    LoadBlock(spec.in_dtype, in + element * ElementBytes(spec.in_dtype), count, values);
+    if (spec.has_bias) {
+      LoadBlock(spec.bias_dtype, bias + column * ElementBytes(spec.bias_dtype), count, offsets);
+    }
+    activate(spec.has_bias ? offsets.data() : nullptr, values.data(), count);
+    StoreBlock(spec.out_dtype, values, count, out + element * ElementBytes(spec.out_dtype));
+    element += static_cast<int64_t>(count);
+  }
+}
+
 }  // namespace
 
 absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
-                           absl::Span<const char> bias, absl::Span<char> out) {
+                           absl::Span<const char> bias, absl::Span<char> out, int threads,
+                           const std::function<absl::Status()>& abort_check) {
   if (spec.rows < 0 || spec.columns < 0 ||
       (spec.columns > 0 && spec.rows > std::numeric_limits<int64_t>::max() / 4 / spec.columns)) {
     return InvalidArgument(
@@ -121,25 +118,17 @@ absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
   SHARDMESH_RETURN_IF_ERROR(CheckMemory("bias", spec.has_bias ? spec.bias_dtype : Dtype::kF32,
                                         spec.has_bias ? spec.columns : 0, bias.size()));
 
-  Dispatch(spec.activation, [&]<Activation kActivation>() {
-    FloatBlock values;
-    FloatBlock offsets;
-    for (int64_t row = 0; row < spec.rows; ++row) {
-      for (int64_t column = 0; column < spec.columns; column += kBlock) {
-        const auto count = std::min<size_t>(kBlock, static_cast<size_t>(spec.columns - column));
-        const int64_t element = row * spec.columns + column;
-        LoadBlock(spec.in_dtype, in.data() + element * ElementBytes(spec.in_dtype), count, values);
-        if (spec.has_bias) {
-          LoadBlock(spec.bias_dtype, bias.data() + column * ElementBytes(spec.bias_dtype), count,
-                    offsets);
-          for (size_t i = 0; i < count; ++i) values[i] += offsets[i];
-        }
-        for (size_t i = 0; i < count; ++i) values[i] = ActivateOne<kActivation>(values[i]);
-        StoreBlock(spec.out_dtype, values, count,
-                   out.data() + element * ElementBytes(spec.out_dtype));
-      }
-    }
-  });
+  const int64_t pieces = (elements + kPiece - 1) / kPiece;
+  const int64_t most_threads = std::max(threads, 1);
+  for (int64_t first = 0; first < pieces; first += most_threads * kPiecesOfTurn) {
+    if (abort_check && first > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
+    const int64_t count = std::min(most_threads * kPiecesOfTurn, pieces - first);
+    RunOnThreads(static_cast<size_t>(count), static_cast<size_t>(most_threads), [&](size_t i) {
+      const int64_t begin = (first + static_cast<int64_t>(i)) * kPiece;
+      ApplyToRange(spec, in.data(), bias.data(), begin, std::min(begin + kPiece, elements),
+                   out.data());
+    });
+  }
   return absl::OkStatus();
 }
 

@@ -4,6 +4,7 @@
 #define SHARDMESH_WORKER_KERNEL_EPILOGUE_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -27,11 +28,18 @@ struct EpilogueSpec {
 
 // Applies the epilogue. Memory is row-major without gaps and need not be aligned. `out` may be the
 // same memory as `in` if in_dtype is out_dtype; in all other cases it may not overlap `in` or
-// `bias`. `bias` is empty if has_bias is false. Thread-safe. INVALID_ARGUMENT: a size is negative,
-// memory does not have the spec's size (SHAPE_MISMATCH), or a type is not one of the three
-// (UNSUPPORTED_DTYPE).
+// `bias`. `bias` is empty if has_bias is false. Thread-safe.
+//
+// A large result is computed by at most `threads` threads; the caller's thread is one of them. The
+// bits of the result depend neither on their number nor on the CPU. ActivationLoop states how exact
+// they are. The caller's thread calls `abort_check`, if not null, at least every 100 ms or so. A
+// status other than OK ends the run, and `out` is then undefined.
+//
+// INVALID_ARGUMENT: a size is negative, memory does not have the spec's size (SHAPE_MISMATCH), or a
+// type is not one of the three (UNSUPPORTED_DTYPE). Else the status of `abort_check`.
 absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
-                           absl::Span<const char> bias, absl::Span<char> out);
+                           absl::Span<const char> bias, absl::Span<char> out, int threads = 1,
+                           const std::function<absl::Status()>& abort_check = nullptr);
 
 }  // namespace shardmesh::worker
 

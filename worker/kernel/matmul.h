@@ -152,6 +152,9 @@ class MatmulKernel {
   // Returns the approximate memory that Pack takes for the spec's right-hand operand.
   int64_t LikelyPackedBytes(const MatmulSpec& spec) const;
 
+  // Returns the number of threads of each run.
+  int threads() const { return threads_; }
+
   // cached_kernels() returns the number of compiled kernels in the cache. compilations() returns
   // how many kernels were compiled in total.
   size_t cached_kernels() const;

@@ -32,7 +32,8 @@ using CombineFn = void (*)(const char* left, const char* right, int64_t count, c
 // combined as a sum.
 absl::StatusOr<CombineFn> CombineFunction(Reduction reduction, Dtype partial);
 
-// Sets to[i] = from[i], rounded to nearest even, for i in [0, count). Thread-safe.
+// Sets to[i] = from[i], rounded to nearest even, for i in [0, count). `to` does not overlap `from`.
+// Thread-safe.
 using ConvertFn = void (*)(const char* from, int64_t count, char* to);
 
 // Returns the function that converts F16 or BF16 to F32, or F32 to F16 or BF16. INVALID_ARGUMENT

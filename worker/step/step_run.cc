@@ -429,10 +429,12 @@ class RankStep {
       bias = values_[*epilogue.bias].content.bytes;
     }
     KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
-    SHARDMESH_RETURN_IF_ERROR(turn.Take());
     const absl::Time started = options_.clock->Now();
-    const absl::Status done = ApplyEpilogue(spec, in.content.bytes, bias, Mutable(out));
-    RecordKernel(out.tile.element_count(), started);
+    SHARDMESH_RETURN_IF_ERROR(turn.Take());
+    const absl::Status done =
+        ApplyEpilogue(spec, in.content.bytes, bias, Mutable(out), options_.kernel->threads(),
+                      [&turn] { return turn.PauseForOthers(); });
+    RecordKernel(out.tile.element_count(), started + turn.waited());
     return done;
   }
 

@@ -6,9 +6,13 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
+
+#include "tests/testing/instruction_sets.h"
 
 namespace shardmesh {
 namespace {
@@ -110,56 +114,89 @@ TEST(FloatConvertTest, F64RoundsOnce) {
   EXPECT_EQ(F64ToF16(1e-300), 0);
 }
 
-TEST(FloatConvertTest, ManyElementsAreConvertedAsEach) {
-  std::mt19937 random(5);
-  for (const size_t size : {0, 1, 3, 7, 8, 31, 64, 1001}) {
-    std::vector<float> floats(size + 1);
-    std::vector<double> doubles(size + 1);
-    std::vector<uint16_t> halves(size + 1);
-    for (size_t i = 0; i <= size; ++i) {
-      floats[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
-      halves[i] = static_cast<uint16_t>(random());
-      doubles[i] = std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 80) - 60);
-    }
-    // From the second element on, which is not aligned for vectors.
-    const auto from_floats = absl::MakeConstSpan(floats).subspan(1);
-    const auto from_doubles = absl::MakeConstSpan(doubles).subspan(1);
-    const auto from_halves = absl::MakeConstSpan(halves).subspan(1);
-    std::vector<uint16_t> to_halves(size);
-    std::vector<float> to_floats(size);
-    const auto expect = [&](const auto& have, const auto& from, const auto& one) {
-      for (size_t i = 0; i < size; ++i) {
-        const auto want = one(from[i]);
-        ASSERT_TRUE(have[i] == want || (want != want && have[i] != have[i])) << i;
+// Whether the bits are those of `want`.
+template <typename T>
+bool HasBitsOf(T have, T want) {
+  return std::memcmp(&have, &want, sizeof(T)) == 0;
+}
+
+TEST(FloatConvertTest, ManyElementsAreConvertedAsEachOnAllInstructionSets) {
+  test::OnEachInstructionSet([](const std::string&) {
+    std::mt19937_64 random(5);
+    for (const size_t size : {0, 1, 3, 7, 8, 31, 64, 1001, 70'000}) {
+      std::vector<float> floats(size + 1);
+      std::vector<double> doubles(size + 1);
+      std::vector<uint16_t> halves(size + 1);
+      for (size_t i = 0; i <= size; ++i) {
+        floats[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
+        halves[i] = static_cast<uint16_t>(i);  // each of them in the longest run
+        doubles[i] = i % 4 == 0 ? std::bit_cast<double>(random())
+                                : std::ldexp(static_cast<double>(random() >> 32),
+                                             static_cast<int>(random() % 300) - 180);
+        if (i % 16 == 1) floats[i] = std::bit_cast<float>(static_cast<uint32_t>(i * 25));  // tiny
+        if (i % 16 == 2) floats[i] = std::bit_cast<float>(static_cast<uint32_t>(0xFF800001 + i));
+        if (i % 16 == 3) floats[i] = i % 32 == 3 ? INFINITY : -INFINITY;
+        if (i % 16 == 4) floats[i] = std::ldexp(floats[i], -130) * 0.0f;  // zeros and NaNs
       }
-    };
-    ConvertF32ToF16(from_floats, absl::MakeSpan(to_halves));
-    expect(to_halves, from_floats, F32ToF16);
-    ConvertF32ToBF16(from_floats, absl::MakeSpan(to_halves));
-    expect(to_halves, from_floats, F32ToBF16);
-    ConvertF64ToF16(from_doubles, absl::MakeSpan(to_halves));
-    expect(to_halves, from_doubles, F64ToF16);
-    ConvertF64ToBF16(from_doubles, absl::MakeSpan(to_halves));
-    expect(to_halves, from_doubles, F64ToBF16);
-    ConvertF64ToF32(from_doubles, absl::MakeSpan(to_floats));
-    expect(to_floats, from_doubles, F64ToF32);
-    ConvertF16ToF32(from_halves, absl::MakeSpan(to_floats));
-    expect(to_floats, from_halves, F16ToF32);
-    ConvertBF16ToF32(from_halves, absl::MakeSpan(to_floats));
-    expect(to_floats, from_halves, BF16ToF32);
-  }
+      // From the second element on, which is not aligned for vectors.
+      const auto from_floats = absl::MakeConstSpan(floats).subspan(1);
+      const auto from_doubles = absl::MakeConstSpan(doubles).subspan(1);
+      const auto from_halves = absl::MakeConstSpan(halves).subspan(1);
+      std::vector<uint16_t> to_halves(size);
+      std::vector<float> to_floats(size);
+      const auto expect = [&](const auto& have, const auto& from, const auto& one) {
+        for (size_t i = 0; i < size; ++i) ASSERT_TRUE(HasBitsOf(have[i], one(from[i]))) << i;
+      };
+      ConvertF32ToF16(from_floats, absl::MakeSpan(to_halves));
+      expect(to_halves, from_floats, F32ToF16);
+      ConvertF32ToBF16(from_floats, absl::MakeSpan(to_halves));
+      expect(to_halves, from_floats, F32ToBF16);
+      ConvertF64ToF16(from_doubles, absl::MakeSpan(to_halves));
+      expect(to_halves, from_doubles, F64ToF16);
+      ConvertF64ToBF16(from_doubles, absl::MakeSpan(to_halves));
+      expect(to_halves, from_doubles, F64ToBF16);
+      ConvertF64ToF32(from_doubles, absl::MakeSpan(to_floats));
+      expect(to_floats, from_doubles, F64ToF32);
+      ConvertF16ToF32(from_halves, absl::MakeSpan(to_floats));
+      expect(to_floats, from_halves, F16ToF32);
+      ConvertBF16ToF32(from_halves, absl::MakeSpan(to_floats));
+      expect(to_floats, from_halves, BF16ToF32);
+
+      uint32_t largest = 0;
+      std::vector<uint32_t> magnitudes(size, 0x3F800000u);
+      RaiseMagnitudeBits(from_floats, absl::MakeSpan(magnitudes));
+      for (size_t i = 0; i < size; ++i) {
+        const uint32_t bits = std::bit_cast<uint32_t>(from_floats[i]) & 0x7FFFFFFF;
+        ASSERT_EQ(magnitudes[i], std::max(bits, 0x3F800000u));
+        largest = std::max(largest, bits);
+      }
+      EXPECT_EQ(LargestMagnitudeBits(from_floats), largest);
+    }
+  });
 }
 
 TEST(FloatConvertTest, QuantisesToTheNearestWithTiesToEvenAndLimits) {
   const std::vector<float> values = {0,   0.5f, 1.5f,   2.5f,   -0.5f,    -1.5f,     126.4f, 127.0f,
                                      300, -300, -0.49f, 126.5f, INFINITY, -INFINITY, NAN};
-  std::vector<int8_t> quantised(values.size());
-  QuantiseF32ToI8(values, {1.0f}, absl::MakeSpan(quantised));
-  EXPECT_EQ(quantised,
-            (std::vector<int8_t>{0, 0, 2, 2, 0, -2, 126, 127, 127, -127, 0, 126, 127, -127, -127}));
-  std::vector<int8_t> by_element(3);
-  QuantiseF32ToI8({4.0f, 4.0f, -4.0f}, {1.0f, 2.0f, 8.0f}, absl::MakeSpan(by_element));
-  EXPECT_EQ(by_element, (std::vector<int8_t>{4, 2, 0}));
+  const std::vector<int8_t> expected = {0,   0,    2, 2,   0,   -2,   126, 127,
+                                        127, -127, 0, 126, 127, -127, -127};
+  test::OnEachInstructionSet([&](const std::string&) {
+    std::vector<int8_t> quantised(values.size());
+    QuantiseF32ToI8(values, {1.0f}, absl::MakeSpan(quantised));
+    EXPECT_EQ(quantised, expected);
+    // So many that some are in a whole vector, and some are left over.
+    std::vector<float> many, scales;
+    std::vector<int8_t> each;
+    for (int i = 0; i < 157; ++i) {
+      many.push_back(static_cast<float>(4 * i - 300));
+      scales.push_back(static_cast<float>(1 << i % 4));
+      each.push_back(static_cast<int8_t>(
+          std::clamp(std::nearbyint(many.back() / scales.back()), -127.0f, 127.0f)));
+    }
+    std::vector<int8_t> by_element(many.size());
+    QuantiseF32ToI8(many, scales, absl::MakeSpan(by_element));
+    EXPECT_EQ(by_element, each);
+  });
 }
 
 }  // namespace
