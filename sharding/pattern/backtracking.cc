@@ -19,6 +19,8 @@ namespace {
 
 constexpr int32_t kUnset = -1;
 constexpr int32_t kNoMaximum = std::numeric_limits<int32_t>::max();
+// The number of characters that an instruction compares in about the time of a step.
+constexpr int32_t kCharactersOfStep = 8;
 // The bytes of a text that an error shows.
 constexpr size_t kShownBytes = 120;
 
@@ -271,6 +273,7 @@ class BacktrackingProgram::Matcher {
   bool TookPart(int32_t group) const {
     return slot(2 * group) >= 0 && slot(2 * group + 1) >= slot(2 * group);
   }
+  void CountCharacters(int32_t count) { steps_ += count / kCharactersOfStep; }
   void Save(int32_t slot, int32_t value) {
     int32_t& saved = slots_[static_cast<size_t>(slot)];
     log_.push_back({slot, saved});
@@ -289,6 +292,9 @@ class BacktrackingProgram::Matcher {
   Mark& MarkOf(const Instruction& instruction) {
     return marks_[static_cast<size_t>(instruction.mark)];
   }
+  // Moves the place of a greedy kRepeatSet back, to the next place where the instruction `index_`
+  // after it does not fail at once; returns false if there is none.
+  bool GiveBack(Choice& choice);
   // Returns to the last choice that is left; false if there is none.
   bool Backtrack();
 
@@ -397,7 +403,7 @@ bool BacktrackingProgram::Matcher::RunRepeatSet(const Instruction& instruction) 
   while (taken < wanted && Contains(instruction.set, place_ + taken)) {
     ++taken;
   }
-  steps_ += taken;
+  CountCharacters(taken);
   if (taken < instruction.min) {
     return false;
   }
@@ -420,7 +426,8 @@ bool BacktrackingProgram::Matcher::RunBackReference(const Instruction& instructi
   if (size > Size() - place_) {
     return false;
   }
-  for (int32_t i = 0; i < size; ++i, ++steps_) {
+  CountCharacters(size);
+  for (int32_t i = 0; i < size; ++i) {
     const char32_t before = Character(begin + i);
     const char32_t here = Character(place_ + i);
     if (before != here && (!instruction.ignore_case || LowerCase(before, instruction.ascii) !=
@@ -474,6 +481,18 @@ bool BacktrackingProgram::Matcher::RunEnter(const Instruction& instruction) {
   return true;
 }
 
+bool BacktrackingProgram::Matcher::GiveBack(Choice& choice) {
+  const Instruction& next = program_.program_[static_cast<size_t>(index_)];
+  const int32_t start = choice.place--;
+  if (next.op == Instruction::Op::kSet) {
+    while (choice.place >= choice.limit && !Contains(next.set, choice.place)) {
+      --choice.place;
+    }
+  }
+  CountCharacters(start - choice.place);
+  return choice.place >= choice.limit;
+}
+
 bool BacktrackingProgram::Matcher::Backtrack() {
   while (!choices_.empty()) {
     Choice& choice = choices_.back();
@@ -485,9 +504,13 @@ bool BacktrackingProgram::Matcher::Backtrack() {
         choices_.pop_back();
         return true;
       case Choice::Kind::kShorter:
-        --place_;
         ++index_;
-        if (--choice.place == choice.limit) {
+        if (!GiveBack(choice)) {
+          choices_.pop_back();
+          break;
+        }
+        place_ = choice.place;
+        if (choice.place == choice.limit) {
           choices_.pop_back();
         }
         return true;

@@ -34,8 +34,8 @@ struct TextRange {
 // Immutable, and safe to share between threads.
 class BacktrackingProgram {
  public:
-  // Upper bound on the steps of one search, which take about 10 ms. A step is an instruction, or a
-  // character that a repeat or a back-reference compares.
+  // Upper bound on the steps of one search, which take some 20 ms. A step is an instruction, or
+  // eight characters that a repeat or a back-reference compares.
   static constexpr int64_t kMaxSteps = 1'000'000;
 
   // Compiles any pattern of Python's dialect. Errors as ParsePatternWithGroups. The program has at

@@ -46,10 +46,16 @@ bool IsWord(char32_t c, Memory& memory) {
   return c < 0x80 ? IsAsciiWord(c) : Remembered(kWordClass, c, *kWord, memory);
 }
 
+bool InRanges(const CharacterSet& set, char32_t c) {
+  return std::any_of(set.ranges.begin(), set.ranges.end(), [c](const CodePointRange& range) {
+    return c >= range.first && c <= range.last;
+  });
+}
+
 }  // namespace
 
 int32_t PlaceMatcher::Add(const CharacterSet& set) {
-  Set added{set, nullptr, set.ranges.empty() || set.ranges.back().last < 0x80};
+  Set added{set, nullptr, {}};
   if (set.ignore_case) {
     std::string ranges = PrintRanges(set.ranges, /*negated=*/false);
     std::shared_ptr<const re2::RE2>& folded = folded_[ranges];
@@ -58,26 +64,30 @@ int32_t PlaceMatcher::Add(const CharacterSet& set) {
     }
     added.folded = folded;
   }
+  // The ranges contain both cases of ASCII letters. An ASCII letter can also be the other case of a
+  // character beyond ASCII, such as the Kelvin sign.
+  const bool beyond = added.folded != nullptr && set.ranges.back().last >= 0x80;
+  for (char32_t c = 0; c < 0x80; ++c) {
+    const bool digit = c >= '0' && c <= '9';
+    const bool word = IsAsciiWord(c);
+    const bool contained = (set.digit && digit) || (set.not_digit && !digit) ||
+                           (set.word && word) || (set.not_word && !word) || InRanges(set, c) ||
+                           (beyond && c >= 'A' && word && FullMatches(c, *added.folded));
+    if (contained != set.negated) {
+      added.ascii[c / 64] |= uint64_t{1} << (c % 64);
+    }
+  }
   sets_.push_back(std::move(added));
   return static_cast<int32_t>(sets_.size() - 1);
 }
 
-bool PlaceMatcher::Contains(int32_t set, char32_t c, Memory& memory) const {
+bool PlaceMatcher::ContainsBeyondAscii(int32_t set, char32_t c, Memory& memory) const {
   const Set& entry = sets_[static_cast<size_t>(set)];
   const CharacterSet& s = entry.set;
-  const auto in_ranges = [&] {
-    if (std::any_of(s.ranges.begin(), s.ranges.end(), [c](const CodePointRange& range) {
-          return c >= range.first && c <= range.last;
-        })) {
-      return true;
-    }
-    // The ranges contain both cases of ASCII letters.
-    const bool decided = entry.folded == nullptr || (c < 0x80 && entry.has_ascii_only);
-    return !decided && Remembered(set, c, *entry.folded, memory);
-  };
   const bool contained = (s.digit && IsDigit(c, memory)) || (s.not_digit && !IsDigit(c, memory)) ||
                          (s.word && IsWord(c, memory)) || (s.not_word && !IsWord(c, memory)) ||
-                         in_ranges();
+                         InRanges(s, c) ||
+                         (entry.folded != nullptr && Remembered(set, c, *entry.folded, memory));
   return contained != s.negated;
 }
 

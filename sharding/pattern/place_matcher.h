@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_SHARDING_PATTERN_PLACE_MATCHER_H_
 #define SHARDMESH_SHARDING_PATTERN_PLACE_MATCHER_H_
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,7 +35,10 @@ class PlaceMatcher {
   int32_t Add(const CharacterSet& set);
 
   // Returns whether the set contains the character. Requires an index that Add returned.
-  bool Contains(int32_t set, char32_t c, Memory& memory) const;
+  bool Contains(int32_t set, char32_t c, Memory& memory) const {
+    return c < 0x80 ? (sets_[static_cast<size_t>(set)].ascii[c / 64] >> (c % 64) & 1) != 0
+                    : ContainsBeyondAscii(set, c, memory);
+  }
   // Returns whether the assertion holds before the character at `place`, or at the end of the text
   // if `place` is its size. Requires a kind that is an assertion.
   bool Holds(PatternNode::Kind assertion, std::u32string_view text, size_t place,
@@ -48,8 +52,10 @@ class PlaceMatcher {
     CharacterSet set;
     // Matches the ranges of `set` in upper and lower case. Null if the ranges are case-sensitive.
     std::shared_ptr<const re2::RE2> folded;
-    bool has_ascii_only = false;  // the ranges have no characters beyond ASCII
+    std::array<uint64_t, 2> ascii = {};  // a bit for each ASCII character that the set contains
   };
+
+  bool ContainsBeyondAscii(int32_t set, char32_t c, Memory& memory) const;
 
   std::vector<Set> sets_;
   // Compiled expressions of case-insensitive ranges. The keys are the printed ranges.
