@@ -117,7 +117,8 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
     if (is_cancelled != nullptr && is_cancelled()) {
       return absl::CancelledError("cancelled while names were searched");
     }
-    response->add_found(pattern.Search(name));
+    SHARDMESH_DECODE(found, "pattern", pattern.Search(name));
+    response->add_found(found);
   }
   response->set_re2_pattern(pattern.re2_text().value_or(""));
   return absl::OkStatus();

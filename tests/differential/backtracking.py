@@ -27,7 +27,7 @@ import re
 import sys
 import warnings
 
-from regex import NEEDS_BACKTRACKING, Generator, opcodes, sre, sre_parse
+from regex import NEEDS_BACKTRACKING, Generator, has_group_in_possessive_repeat, opcodes, sre_parse
 
 warnings.simplefilter("ignore")
 
@@ -89,18 +89,6 @@ class BacktrackingGenerator(Generator):
         return kind + self.alternation(depth) + ")"
 
 
-def keeps_groups_of_failures(parsed, possessive=False):
-    """Whether a group stands within a possessive repeat."""
-    if isinstance(parsed, sre_parse.SubPattern):
-        return any(keeps_groups_of_failures(item, possessive) for item in parsed)
-    if isinstance(parsed, (list, tuple)):
-        if len(parsed) == 2 and parsed[0] is sre.SUBPATTERN and parsed[1][0] is not None and possessive:
-            return True
-        inside = possessive or (len(parsed) == 2 and parsed[0] is sre.POSSESSIVE_REPEAT)
-        return any(keeps_groups_of_failures(item, inside) for item in parsed)
-    return False
-
-
 def record(count, seed):
     rng = random.Random(seed)
     generator = BacktrackingGenerator(rng)
@@ -114,7 +102,7 @@ def record(count, seed):
             parsed = sre_parse.parse(pattern)
         except (re.error, OverflowError, ValueError):
             continue
-        if NEEDS_BACKTRACKING.isdisjoint(opcodes(parsed)) or "\\N{" in pattern or keeps_groups_of_failures(parsed):
+        if NEEDS_BACKTRACKING.isdisjoint(opcodes(parsed)) or "\\N{" in pattern or has_group_in_possessive_repeat(parsed):
             continue
         found = compiled.search(name)
         if (found is not None) != any(compiled.match(name, i) for i in range(len(name) + 1)):
