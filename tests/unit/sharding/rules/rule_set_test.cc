@@ -21,6 +21,7 @@ using ::shardmesh::test::DecodeSpec;
 using ::shardmesh::test::DecodeTree;
 using ::shardmesh::test::EncodeSpec;
 using ::shardmesh::test::ExpectGoldens;
+using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::Json;
 using ::shardmesh::test::StatusIs;
 using ::shardmesh::test::TreeLeaf;
@@ -202,8 +203,10 @@ TEST(RuleSetTest, MatchesPatternsThatBacktrackByEachStrategy) {
   const std::vector<NamedShape> tensors = {
       {"a/kernel", kEight}, {"bias/kernel", kEight}, {"attn/bias", kEight}};
   for (const MatchStrategy strategy : {MatchStrategy::kRuleByRule, MatchStrategy::kAtOnce}) {
+    MatchTreeOptions options;
+    options.strategy = strategy;
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<RuleMatch> matches,
-                                   rules.MatchTree(tensors, {.strategy = strategy}));
+                                   rules.MatchTree(tensors, options));
     EXPECT_EQ(matches[0].rule, 0);
     EXPECT_EQ(matches[1].rule, 2);
     EXPECT_EQ(matches[2].rule, 1);
