@@ -105,9 +105,8 @@ class LayoutClient {
   absl::StatusOr<PatternCheck> CheckPattern(const std::string& pattern,
                                             absl::Span<const std::string> names,
                                             const CallOptions& options = {});
-  // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`. A
-  // given pattern may be unusable because of its exclusions. Therefore the call checks no pattern
-  // before the rewrite. INVALID_ARGUMENT names the rule that cannot be rewritten.
+  // Returns equivalent rules without exclusions (negative lookaheads) such as `^(?!.*bias)`, which
+  // are matched in linear time. INVALID_ARGUMENT names the rule that cannot be rewritten.
   absl::StatusOr<RewriteAnswer> RewriteRules(const RuleSetDefinition& rules,
                                              const CallOptions& options = {});
   // Finds questionable parts of rules, which it applies to at most 1,000,000 tensors. No tensor may

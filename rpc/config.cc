@@ -258,7 +258,7 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
   options.defer_pattern_errors = compatibility == Compatibility::kExact;
   for (size_t i = 0; i < rules.size() && !options.defer_pattern_errors; ++i) {
     if (absl::Status status = Pattern::Create(rules[i].pattern).status(); !status.ok()) {
-      return file.At(root["rules"][i]["pattern"].Mark(), WithRewriteHint(std::move(status), rules));
+      return file.At(root["rules"][i]["pattern"].Mark(), std::move(status));
     }
   }
   if (const YAML::Node min_size = root["min_size"]; min_size && min_size.IsNull()) {

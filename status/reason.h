@@ -49,7 +49,7 @@ enum class Reason : int {
 
   // Rules.
   kUnmatchedTensor,     // no rule matches the tensor's name
-  kUnsupportedPattern,  // a pattern uses a feature that has no bound on matching time
+  kUnsupportedPattern,  // a pattern uses a feature that is not supported here
   kBadPattern,          // a pattern is not well formed
 
   // Requests.

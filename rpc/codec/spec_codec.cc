@@ -11,7 +11,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
-#include "sharding/rules/exclusion.h"
 #include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/status_macros.h"
@@ -609,25 +608,12 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from, Compatibility 
   options.strict = !from.has_strict() || from.strict();
   options.defer_pattern_errors = compatibility == Compatibility::kExact;
   options.is_cancelled = is_cancelled;
-  auto rule_set = RuleSet::Create(rules, options);
+  auto rule_set = RuleSet::Create(std::move(rules), options);
   if (!rule_set.ok()) {
-    return WithField(WithRewriteHint(std::move(rule_set).status(), rules), "rules");
+    return WithField(std::move(rule_set).status(), "rules");
   }
   return RuleSetDefinition{*std::move(rule_set), from.separator() == "/",
                            from.use_min_sharding_size()};
-}
-
-absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules) {
-  if (ReasonOf(status) != Reason::kUnsupportedPattern || !RewriteExclusions(rules).ok()) {
-    return status;
-  }
-  absl::Status hinted(
-      status.code(),
-      ToAbsl(StrCat(ToStd(status.message()),
-                    "; `shardmesh rules rewrite FILE` gives rules that mean the same without it")));
-  status.ForEachPayload(
-      [&](absl::string_view url, const absl::Cord& payload) { hinted.SetPayload(url, payload); });
-  return hinted;
 }
 
 void Encode(const Mode& from, v1::ModeSelector* to) {

@@ -100,10 +100,6 @@ absl::StatusOr<RuleSetDefinition> Decode(const v1::RuleSet& from,
                                          int64_t min_sharding_size = kDefaultMinSize,
                                          const std::function<bool()>& is_cancelled = {});
 
-// Adds advice to an UNSUPPORTED_PATTERN error if RewriteExclusions can rewrite `rules`: the advice
-// is to run `shardmesh rules rewrite`. Returns other statuses unchanged.
-absl::Status WithRewriteHint(absl::Status status, absl::Span<const Rule> rules);
-
 void Encode(const Mode& from, v1::ModeSelector* to);
 // Returns nullopt if the message sets no case. Errors: those of Mode::Parse.
 absl::StatusOr<std::optional<Mode>> Decode(const v1::ModeSelector& from,

@@ -117,7 +117,8 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
     if (is_cancelled != nullptr && is_cancelled()) {
       return absl::CancelledError("cancelled while names were searched");
     }
-    response->add_found(pattern.Search(name));
+    SHARDMESH_DECODE(found, "pattern", pattern.Search(name));
+    response->add_found(found);
   }
   response->set_re2_pattern(pattern.re2_text().value_or(""));
   return absl::OkStatus();
@@ -125,8 +126,7 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
 
 absl::Status Answer(const AnswerContext& context, const v1::RewriteRulesRequest& request,
                     v1::RewriteRulesResponse* response, const std::function<bool()>& is_cancelled) {
-  // A pattern may compile only after the rewrite. Therefore the rewrite checks the patterns, and
-  // this function does not.
+  // The rewrite checks the patterns, so this function does not.
   SHARDMESH_DECODE(given, "rule_set",
                    rpc::Decode(request.rule_set(), Compatibility::kExact,
                                context.state.min_sharding_size(), is_cancelled));

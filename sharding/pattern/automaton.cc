@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
-#include "re2/re2.h"
-#include "sharding/pattern/character_set.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -17,29 +16,6 @@
 #include "status/utf8.h"
 
 namespace shardmesh {
-namespace {
-
-std::string Utf8(char32_t c) {
-  std::string out;
-  AppendUtf8(c, out);
-  return out;
-}
-
-bool IsDigit(char32_t c) {
-  static const auto* const kDigit = new re2::RE2("\\p{Nd}");
-  return c < 0x80 ? c >= '0' && c <= '9' : re2::RE2::FullMatch(Utf8(c), *kDigit);
-}
-
-bool IsAsciiWord(char32_t c) {
-  return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '_';
-}
-
-bool IsWord(char32_t c) {
-  static const auto* const kWord = new re2::RE2("[\\p{L}\\p{N}]");
-  return c < 0x80 ? IsAsciiWord(c) : re2::RE2::FullMatch(Utf8(c), *kWord);
-}
-
-}  // namespace
 
 // Compiles a syntax tree to a program. Compiles the end of the pattern before its beginning,
 // because an instruction contains the index of the next instruction.
@@ -56,10 +32,8 @@ class PatternAutomaton::Builder {
   int32_t SetOf(const PatternNode& node);
 
   std::vector<Instruction> program_;
-  std::vector<Set> sets_;
+  PlaceMatcher sets_;
   absl::flat_hash_map<const PatternNode*, int32_t> set_of_node_;
-  // Compiled RE2 expressions of case-insensitive ranges. The keys are the printed ranges.
-  absl::flat_hash_map<std::string, std::shared_ptr<const re2::RE2>> folded_;
 };
 
 absl::StatusOr<PatternAutomaton> PatternAutomaton::Create(const PatternNode& root) {
@@ -72,23 +46,13 @@ absl::StatusOr<PatternAutomaton> PatternAutomaton::Builder::Build(const PatternN
   SHARDMESH_ASSIGN_OR_RETURN(automaton.start_, Compile(root, match));
   automaton.program_ = std::move(program_);
   automaton.sets_ = std::move(sets_);
-  automaton.folded_ranges_ = static_cast<int64_t>(folded_.size());
   return automaton;
 }
 
 int32_t PatternAutomaton::Builder::SetOf(const PatternNode& node) {
-  const auto [known, inserted] = set_of_node_.emplace(&node, static_cast<int32_t>(sets_.size()));
+  const auto [known, inserted] = set_of_node_.try_emplace(&node, 0);
   if (inserted) {
-    Set set{node.set, nullptr};
-    if (node.set.ignore_case) {
-      const std::string ranges = PrintRanges(node.set.ranges, /*negated=*/false);
-      std::shared_ptr<const re2::RE2>& folded = folded_[ranges];
-      if (folded == nullptr) {
-        folded = std::make_shared<re2::RE2>("(?i)" + ranges);
-      }
-      set.folded = folded;
-    }
-    sets_.push_back(std::move(set));
+    known->second = sets_.Add(node.set);
   }
   return known->second;
 }
@@ -173,52 +137,6 @@ absl::StatusOr<int32_t> PatternAutomaton::Builder::CompileRepeat(const PatternNo
   return start;
 }
 
-bool PatternAutomaton::Contains(const Set& set, char32_t c) const {
-  const CharacterSet& s = set.set;
-  const auto in_ranges = [&] {
-    if (set.folded != nullptr) {
-      return re2::RE2::FullMatch(Utf8(c), *set.folded);
-    }
-    return std::any_of(s.ranges.begin(), s.ranges.end(), [c](const CodePointRange& range) {
-      return c >= range.first && c <= range.last;
-    });
-  };
-  const bool contained = (s.digit && IsDigit(c)) || (s.not_digit && !IsDigit(c)) ||
-                         (s.word && IsWord(c)) || (s.not_word && !IsWord(c)) || in_ranges();
-  return contained != s.negated;
-}
-
-bool PatternAutomaton::Holds(PatternNode::Kind assertion, const std::u32string& text,
-                             size_t place) const {
-  const bool at_start = place == 0;
-  const bool at_end = place == text.size();
-  const auto at_boundary = [&](bool (*is_word)(char32_t)) {
-    return (!at_start && is_word(text[place - 1])) != (!at_end && is_word(text[place]));
-  };
-  switch (assertion) {
-    case PatternNode::Kind::kTextStart:
-      return at_start;
-    case PatternNode::Kind::kLineStart:
-      return at_start || text[place - 1] == '\n';
-    case PatternNode::Kind::kTextEnd:
-      return at_end;
-    case PatternNode::Kind::kTextEndOrFinalNewline:
-      return at_end || (place + 1 == text.size() && text[place] == '\n');
-    case PatternNode::Kind::kLineEnd:
-      return at_end || text[place] == '\n';
-    case PatternNode::Kind::kWordBoundary:
-      return at_boundary(IsWord);
-    case PatternNode::Kind::kNotWordBoundary:
-      return !text.empty() && !at_boundary(IsWord);
-    case PatternNode::Kind::kAsciiWordBoundary:
-      return at_boundary(IsAsciiWord);
-    case PatternNode::Kind::kNotAsciiWordBoundary:
-      return !text.empty() && !at_boundary(IsAsciiWord);
-    default:
-      return false;
-  }
-}
-
 bool PatternAutomaton::Search(std::string_view text) const {
   const std::optional<std::u32string> characters = DecodeUtf8(text);
   if (!characters.has_value()) {
@@ -229,6 +147,7 @@ bool PatternAutomaton::Search(std::string_view text) const {
   std::vector<int32_t> alive;
   std::vector<int32_t> pending;
   std::vector<size_t> seen_at(program_.size(), std::u32string::npos);
+  PlaceMatcher::Memory memory;
   for (size_t place = 0;; ++place) {
     pending.push_back(start_);
     std::vector<int32_t> consuming;
@@ -251,7 +170,7 @@ bool PatternAutomaton::Search(std::string_view text) const {
           pending.push_back(instruction.next);
           break;
         case Instruction::Op::kAssert:
-          if (Holds(instruction.assertion, *characters, place)) {
+          if (sets_.Holds(instruction.assertion, *characters, place, memory)) {
             pending.push_back(instruction.next);
           }
           break;
@@ -261,7 +180,7 @@ bool PatternAutomaton::Search(std::string_view text) const {
       return false;
     }
     for (const int32_t state : consuming) {
-      if (Contains(sets_[program_[state].set], (*characters)[place])) {
+      if (sets_.Contains(program_[state].set, (*characters)[place], memory)) {
         pending.push_back(program_[state].next);
       }
     }

@@ -3,20 +3,13 @@
 #ifndef SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
 #define SHARDMESH_SHARDING_PATTERN_AUTOMATON_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sharding/pattern/character_set.h"
+#include "sharding/pattern/place_matcher.h"
 #include "sharding/pattern/syntax.h"
-
-namespace re2 {
-class RE2;
-}  // namespace re2
 
 namespace shardmesh {
 
@@ -38,14 +31,9 @@ class PatternAutomaton {
   int64_t program_size() const { return static_cast<int64_t>(program_.size()); }
   // Returns the number of RE2 expressions for case-insensitive ranges. Sets with equal ranges share
   // one expression.
-  int64_t folded_ranges() const { return folded_ranges_; }
+  int64_t folded_ranges() const { return sets_.folded_ranges(); }
 
  private:
-  struct Set {
-    CharacterSet set;
-    // Matches the ranges of `set` in upper and lower case. Null if the ranges are case-sensitive.
-    std::shared_ptr<const re2::RE2> folded;
-  };
   // kSet consumes a character and continues at `next`; kFork continues at `next` and `other`.
   struct Instruction {
     enum class Op { kSet, kFork, kAssert, kMatch };
@@ -60,12 +48,8 @@ class PatternAutomaton {
 
   PatternAutomaton() = default;
 
-  bool Contains(const Set& set, char32_t c) const;
-  bool Holds(PatternNode::Kind assertion, const std::u32string& text, size_t place) const;
-
   std::vector<Instruction> program_;
-  std::vector<Set> sets_;
-  int64_t folded_ranges_ = 0;
+  PlaceMatcher sets_;
   int32_t start_ = 0;
 };
 

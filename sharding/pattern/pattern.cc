@@ -1,4 +1,4 @@
-// Compiles a pattern's syntax tree for RE2, and selects the engine for each text.
+// Compiles a pattern for RE2 or for backtracking, and selects the engine for each text.
 #include "sharding/pattern/pattern.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "re2/re2.h"
 #include "sharding/pattern/automaton.h"
+#include "sharding/pattern/backtracking.h"
 #include "sharding/pattern/printer.h"
 #include "sharding/pattern/syntax.h"
 #include "status/fact_keys.h"
@@ -59,10 +60,17 @@ bool IsAscii(std::string_view text) {
 }  // namespace
 
 absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
-  SHARDMESH_ASSIGN_OR_RETURN(const PatternNode root, ParsePattern(text));
   Pattern pattern;
   pattern.text_ = std::string(text);
-  PrintedPattern printed = PrintPattern(root);
+  const absl::StatusOr<PatternNode> root = ParsePattern(text);
+  if (ReasonOf(root.status()) == Reason::kUnsupportedPattern) {
+    SHARDMESH_ASSIGN_OR_RETURN(BacktrackingProgram program, BacktrackingProgram::Create(text));
+    pattern.program_size_ = program.program_size();
+    pattern.backtracking_ = std::make_shared<BacktrackingProgram>(std::move(program));
+    return pattern;
+  }
+  SHARDMESH_RETURN_IF_ERROR(root.status());
+  PrintedPattern printed = PrintPattern(*root);
   pattern.newline_matters_ = printed.newline_matters;
   pattern.non_ascii_matters_ = printed.non_ascii_matters;
   pattern.emptiness_matters_ = printed.emptiness_matters;
@@ -83,7 +91,7 @@ absl::StatusOr<Pattern> Pattern::Create(std::string_view text) {
   }
   if (pattern.re2_ == nullptr || pattern.newline_matters_ || pattern.non_ascii_matters_ ||
       pattern.emptiness_matters_) {
-    SHARDMESH_ASSIGN_OR_RETURN(PatternAutomaton automaton, PatternAutomaton::Create(root));
+    SHARDMESH_ASSIGN_OR_RETURN(PatternAutomaton automaton, PatternAutomaton::Create(*root));
     pattern.program_size_ += automaton.program_size();
     pattern.automaton_ = std::make_shared<PatternAutomaton>(std::move(automaton));
   }
@@ -117,7 +125,11 @@ bool Pattern::IsPlainHere(std::string_view name) const {
          !(emptiness_matters_ && name.empty());
 }
 
-bool Pattern::Search(std::string_view name) const {
+absl::StatusOr<bool> Pattern::Search(std::string_view name) const {
+  if (backtracking_ != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(const auto match, backtracking_->Find(name));
+    return match.has_value();
+  }
   if (re2_ != nullptr && IsPlainHere(name)) {
     return RE2::PartialMatch(re2::StringPiece(name.data(), name.size()), *re2_);
   }

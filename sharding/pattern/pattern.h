@@ -1,4 +1,4 @@
-// Regular expressions in the dialect of Python's `re`, matched in time linear in the text.
+// Regular expressions in the dialect of Python's `re`, matched in bounded time.
 #ifndef SHARDMESH_SHARDING_PATTERN_PATTERN_H_
 #define SHARDMESH_SHARDING_PATTERN_PATTERN_H_
 
@@ -16,21 +16,23 @@ class RE2;
 
 namespace shardmesh {
 
+class BacktrackingProgram;
 class PatternAutomaton;
 
 // One pattern, with the meaning of Python 3.11's `re.search(pattern, text)` for two str: Unicode \d
 // \w \s \b, `$` before a last newline, \Z, {,n}, octal escapes, inline flags, comments and verbose
 // mode.
 //
-// Create parses the pattern in Python's dialect and prints it for RE2. RE2 cannot express three
-// things: `$` before a last newline, \b and \B between characters beyond ASCII, and the failure of
-// \B in an empty text. For a text in which one of these three matters, a PatternAutomaton from the
-// same parse decides.
+// Create parses the pattern in Python's dialect. Look-around, back-references, conditionals, atomic
+// groups and possessive repeats need backtracking: a BacktrackingProgram matches a pattern with one
+// of these, in a bounded number of steps. All other patterns are matched in time linear in the
+// text: Create prints them for RE2. RE2 cannot express three things: `$` before a last newline, \b
+// and \B between characters beyond ASCII, and the failure of \B in an empty text. For a text in
+// which one of these three matters, a PatternAutomaton from the same parse decides.
 //
-// Create refuses constructs that need more than linear time: look-around, back-references,
-// conditionals, atomic groups and possessive repeats. It also refuses \N{...}, which needs
-// Unicode's name table. Character classes follow RE2's Unicode version. One defect of Python 3.11
-// is not reproduced: its search, unlike its match, ignores the flag in a leading `(?a:\W)`.
+// Create refuses \N{...}, which needs Unicode's name table, and the flag t. Character classes
+// follow RE2's Unicode version. One defect of Python 3.11 is not reproduced: its search, unlike its
+// match, ignores the flag in a leading `(?a:\W)`.
 //
 // Immutable, and safe to share between threads; copies share the compiled programs.
 class Pattern {
@@ -45,7 +47,7 @@ class Pattern {
   // clang-format off
   //   BAD_PATTERN          Python also refuses the pattern (`error`, its re.error; rarely another
   //                        class).
-  //   UNSUPPORTED_PATTERN  Python accepts the pattern, but it has one of the constructs above.
+  //   UNSUPPORTED_PATTERN  Python accepts the pattern, but it has \N{...} or the flag t.
   //   LIMIT_EXCEEDED       The pattern exceeds a bound above, or is too large once repeats are
   //                        expanded.
   // clang-format on
@@ -60,11 +62,16 @@ class Pattern {
 
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character
   // of a pattern matches an invalid byte.
-  bool Search(std::string_view name) const;
+  // The only error is INVALID_ARGUMENT (LIMIT_EXCEEDED): the pattern backtracks, and its search
+  // takes more than BacktrackingProgram::kMaxSteps steps.
+  absl::StatusOr<bool> Search(std::string_view name) const;
 
   // Returns the pattern as given.
   const std::string& text() const { return text_; }
-  // Returns the pattern as printed for RE2; nullopt for the few patterns that RE2 cannot express.
+  // Returns whether the pattern needs backtracking. The search for any other pattern has no errors.
+  bool backtracks() const { return backtracking_ != nullptr; }
+  // Returns the pattern as printed for RE2; nullopt for patterns that need backtracking, and for
+  // the few others that RE2 cannot express.
   const std::optional<std::string>& re2_text() const { return re2_text_; }
   // Returns the number of instructions of the compiled programs. It measures the pattern's memory:
   // an instruction has about 16 bytes.
@@ -80,8 +87,9 @@ class Pattern {
 
   std::string text_;
   std::optional<std::string> re2_text_;
-  std::shared_ptr<const re2::RE2> re2_;                // null if re2_text_ is nullopt
-  std::shared_ptr<const PatternAutomaton> automaton_;  // null if RE2 is exact for every text
+  std::shared_ptr<const re2::RE2> re2_;                      // null if re2_text_ is nullopt
+  std::shared_ptr<const PatternAutomaton> automaton_;        // null if RE2 is exact for every text
+  std::shared_ptr<const BacktrackingProgram> backtracking_;  // null unless the pattern needs it
   int64_t program_size_ = 0;
   bool newline_matters_ = false;    // has `$` outside multi-line mode
   bool non_ascii_matters_ = false;  // has a Unicode \b, or any \B

@@ -12,7 +12,8 @@ namespace {
 // Prints a tree for RE2, and records for which texts the printed form is not exact.
 class Printer {
  public:
-  // Returns false if a set of the tree cannot be printed; the output is then unusable.
+  // Returns false if a set of the tree cannot be printed, or if a part needs backtracking; the
+  // output is then unusable.
   bool Print(const PatternNode& node);
 
   std::string out;
@@ -46,6 +47,7 @@ bool Printer::Print(const PatternNode& node) {
       }
       return printable;
     case PatternNode::Kind::kRepeat: {
+      if (node.possessive) return false;
       const bool group = node.children.front().kind != PatternNode::Kind::kSet;
       out += group ? "(?:" : "";
       printable &= Print(node.children.front());
@@ -62,6 +64,11 @@ bool Printer::Print(const PatternNode& node) {
       out += node.lazy ? "?" : "";
       return printable;
     }
+    case PatternNode::Kind::kLookAround:
+    case PatternNode::Kind::kAtomic:
+    case PatternNode::Kind::kBackReference:
+    case PatternNode::Kind::kConditional:
+      return false;
     case PatternNode::Kind::kTextStart:
       out += "\\A";
       return true;

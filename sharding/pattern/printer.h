@@ -11,7 +11,7 @@ namespace shardmesh {
 
 // The expression, and the texts for which RE2 does not match it as Python matches the pattern.
 struct PrintedPattern {
-  // nullopt: RE2 cannot express one of the pattern's sets.
+  // nullopt: RE2 cannot express one of the pattern's sets, or the pattern needs backtracking.
   std::optional<std::string> text;
   bool newline_matters = false;    // texts that end in a newline
   bool non_ascii_matters = false;  // texts with characters beyond ASCII

@@ -56,14 +56,14 @@ absl::StatusOr<PatternReplacement> PatternReplacement::Create(std::string_view p
   RE2::Options options;
   options.set_log_errors(false);
   if (printed.text.has_value()) {
-    result.re2_ = std::make_shared<RE2>(*printed.text, options);
+    if (auto re2 = std::make_shared<RE2>(*printed.text, options); re2->ok()) {
+      result.re2_ = std::move(re2);
+    }
   }
-  if (result.re2_ == nullptr || !result.re2_->ok()) {
-    return InvalidArgument(Reason::kUnsupportedPattern,
-                           StrCat("pattern ", QuotePattern(pattern),
-                                  " cannot be used with a replacement; write its sets of "
-                                  "characters in another way"),
-                           {{fact::kValue, pattern}});
+  if (result.re2_ == nullptr || printed.newline_matters || printed.non_ascii_matters ||
+      printed.emptiness_matters) {
+    SHARDMESH_ASSIGN_OR_RETURN(BacktrackingProgram program, BacktrackingProgram::Create(pattern));
+    result.backtracking_ = std::make_shared<BacktrackingProgram>(std::move(program));
   }
   Piece piece;
   const auto refer = [&](std::string_view group, size_t position) -> absl::Status {
@@ -103,33 +103,50 @@ absl::StatusOr<PatternReplacement> PatternReplacement::Create(std::string_view p
   return result;
 }
 
-absl::StatusOr<std::optional<std::string>> PatternReplacement::Apply(std::string_view text) const {
+absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> PatternReplacement::Find(
+    std::string_view text) const {
   const bool is_ascii =
       std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
-  if ((newline_matters_ && text.ends_with('\n')) || (non_ascii_matters_ && !is_ascii) ||
-      (emptiness_matters_ && text.empty())) {
-    return InvalidArgument(
-        Reason::kUnsupportedPattern,
-        StrCat("pattern ", QuotePattern(pattern_), " cannot be applied to ", QuotePattern(text),
-               R"(: \b and \B need a text of ASCII, and $ one that does not end in a newline)"),
-        {{fact::kValue, pattern_}});
+  if (re2_ == nullptr || (newline_matters_ && text.ends_with('\n')) ||
+      (non_ascii_matters_ && !is_ascii) || (emptiness_matters_ && text.empty())) {
+    return backtracking_->Find(text);
   }
-  std::vector<re2::StringPiece> groups(static_cast<size_t>(group_count_) + 1);
+  std::vector<re2::StringPiece> found(static_cast<size_t>(group_count_) + 1);
   const re2::StringPiece subject(text.data(), text.size());
-  if (!re2_->Match(subject, 0, subject.size(), RE2::UNANCHORED, groups.data(),
-                   static_cast<int>(groups.size()))) {
+  if (!re2_->Match(subject, 0, subject.size(), RE2::UNANCHORED, found.data(),
+                   static_cast<int>(found.size()))) {
     return std::nullopt;
   }
-  const size_t begin = static_cast<size_t>(groups[0].data() - text.data());
-  std::string replaced(text.substr(0, begin));
+  std::vector<std::optional<TextRange>> groups;
+  for (const re2::StringPiece& group : found) {
+    const int64_t begin = group.data() - text.data();
+    groups.push_back(
+        group.data() == nullptr
+            ? std::nullopt
+            : std::optional(TextRange{begin, begin + static_cast<int64_t>(group.size())}));
+  }
+  return groups;
+}
+
+absl::StatusOr<std::optional<std::string>> PatternReplacement::Apply(std::string_view text) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto groups, Find(text));
+  if (!groups.has_value()) {
+    return std::nullopt;
+  }
+  const auto part = [text](const std::optional<TextRange>& range) {
+    return range.has_value() ? text.substr(static_cast<size_t>(range->begin),
+                                           static_cast<size_t>(range->end - range->begin))
+                             : std::string_view();
+  };
+  const TextRange match = *groups->front();
+  std::string replaced(text.substr(0, static_cast<size_t>(match.begin)));
   for (const Piece& piece : pieces_) {
     replaced += piece.text;
     if (piece.group.has_value()) {
-      const re2::StringPiece& group = groups[static_cast<size_t>(*piece.group)];
-      replaced.append(group.data() == nullptr ? "" : group.data(), group.size());
+      replaced += part((*groups)[static_cast<size_t>(*piece.group)]);
     }
   }
-  replaced += text.substr(begin + groups[0].size());
+  replaced += text.substr(static_cast<size_t>(match.end));
   return replaced;
 }
 

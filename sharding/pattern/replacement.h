@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "sharding/pattern/backtracking.h"
 
 namespace re2 {
 class RE2;
@@ -19,7 +20,8 @@ class RE2;
 namespace shardmesh {
 
 // A pattern with a replacement for its first match: Python's re.sub(pattern, replacement, text,
-// count=1), in time linear in the text. The pattern has the dialect of Pattern.
+// count=1). The pattern has the dialect of Pattern. RE2 matches it where RE2 agrees with Python on
+// the groups of the match, and a BacktrackingProgram elsewhere.
 //
 // The replacement is a text in which `\1`, `\12`, `\g<1>` and `\g<name>` mean the text of a group,
 // `\g<0>` the whole match, and `\\` a backslash. A group that took no part is empty.
@@ -30,15 +32,13 @@ namespace shardmesh {
 class PatternReplacement {
  public:
   // Errors are INVALID_ARGUMENT: those of Pattern::Create; BAD_PATTERN for a replacement with
-  // another escape, or with a group that the pattern does not have; UNSUPPORTED_PATTERN for the few
-  // patterns that RE2 cannot express.
+  // another escape, or with a group that the pattern does not have.
   static absl::StatusOr<PatternReplacement> Create(std::string_view pattern,
                                                    std::string_view replacement);
 
   // Returns `text` with the first match replaced; nullopt if the pattern does not match.
-  // INVALID_ARGUMENT (UNSUPPORTED_PATTERN): RE2 and Python may differ, for `\b` and `\B` in a text
-  // with characters beyond ASCII, and for `$` and `\B` in a text that is empty or ends in a
-  // newline.
+  // INVALID_ARGUMENT (LIMIT_EXCEEDED): the pattern backtracks, or RE2 and Python may differ for
+  // this text, and the search takes more than BacktrackingProgram::kMaxSteps steps.
   absl::StatusOr<std::optional<std::string>> Apply(std::string_view text) const;
 
   const std::string& pattern() const { return pattern_; }
@@ -52,8 +52,13 @@ class PatternReplacement {
 
   PatternReplacement() = default;
 
+  // Returns the groups of the first match, group 0 first; nullopt if the pattern does not match.
+  absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> Find(
+      std::string_view text) const;
+
   std::string pattern_;
-  std::shared_ptr<const re2::RE2> re2_;
+  std::shared_ptr<const re2::RE2> re2_;  // null if the pattern needs backtracking
+  std::shared_ptr<const BacktrackingProgram> backtracking_;  // null if RE2 is exact for every text
   std::vector<Piece> pieces_;
   int64_t group_count_ = 0;
   bool newline_matters_ = false;

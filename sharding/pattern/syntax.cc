@@ -1,6 +1,6 @@
 // A recursive-descent parser of Python's `re` dialect.
 //
-// The parser reads the whole pattern, including unsupported constructs. It therefore reports
+// The parser reads the whole pattern, including constructs that it refuses. It therefore reports
 // BAD_PATTERN for every pattern that Python refuses, and UNSUPPORTED_PATTERN only for patterns that
 // Python accepts.
 #include "sharding/pattern/syntax.h"
@@ -93,6 +93,15 @@ PatternNode LiteralNode(char32_t c, const Flags& flags) {
   return SetNode(std::move(set), flags);
 }
 
+PatternNode BackReferenceNode(int64_t group, const Flags& flags) {
+  PatternNode node;
+  node.kind = PatternNode::Kind::kBackReference;
+  node.group = group;
+  node.ignore_case = flags.ignore_case;
+  node.ascii = flags.ascii;
+  return node;
+}
+
 PatternNode AssertionNode(PatternNode::Kind kind) {
   PatternNode node;
   node.kind = kind;
@@ -109,7 +118,8 @@ bool IsIdentifier(std::string_view name) {
 
 class Parser {
  public:
-  // With `keep_groups`, the tree has the groups and the lazy repeats.
+  // With `keep_groups`, the tree has the groups, the lazy repeats, and all that needs backtracking.
+  // Without it, the parser refuses patterns that need backtracking.
   Parser(std::string_view text, bool keep_groups) : text_(text), keep_groups_(keep_groups) {}
 
   absl::StatusOr<PatternNode> Parse();
@@ -155,6 +165,8 @@ class Parser {
   // Records why Pattern does not support this pattern. Parse returns the first recorded error if
   // the rest of the pattern is valid.
   void Refuse(Reason reason, int64_t position, std::string_view what);
+  // Refuses a construct that needs backtracking, unless the tree keeps the groups.
+  void RefuseBacktracking(int64_t position, std::string_view construct);
 
   // Parses alternatives up to the end of the group or pattern. Global flags, which the outermost
   // alternation may set, change `flags`.
@@ -167,7 +179,7 @@ class Parser {
   absl::StatusOr<Part> ParseGroupBody(int64_t start, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseLookAround(int64_t start, bool behind, Flags flags, int64_t depth);
   absl::StatusOr<Part> ParseConditional(int64_t start, Flags flags, int64_t depth);
-  absl::StatusOr<Part> ParseNamedReference(int64_t start);
+  absl::StatusOr<Part> ParseNamedReference(int64_t start, const Flags& flags);
   // Parses flags up to `)` or `:`. Returns true for `)`: the flags are global.
   absl::StatusOr<bool> ParseFlags(int64_t start, Flags& flags);
   absl::StatusOr<std::string> ParseName(char32_t terminator);
@@ -235,6 +247,13 @@ absl::Status Parser::Refusal(Reason reason, int64_t position, std::string_view w
 void Parser::Refuse(Reason reason, int64_t position, std::string_view what) {
   if (refusal_.ok()) {
     refusal_ = Refusal(reason, position, what);
+  }
+}
+
+void Parser::RefuseBacktracking(int64_t position, std::string_view construct) {
+  if (!keep_groups_) {
+    Refuse(Reason::kUnsupportedPattern, position,
+           StrCat(construct, " cannot be matched in linear time"));
   }
 }
 
@@ -463,10 +482,10 @@ absl::Status Parser::Repeat(const Token& token, const RepeatBounds& bounds, Item
                   {{fact::kHave, repeats}, {fact::kLimit, Pattern::kMaxRepeat}});
   }
   const bool lazy = Consume('?');
-  if (!lazy && Consume('+')) {
-    Refuse(Reason::kUnsupportedPattern, token.position,
-           StrCat("possessive repeat ", Quote(token.position, Position()),
-                  " is not supported (a plain repeat matches at least as much)"));
+  const bool possessive = !lazy && Consume('+');
+  if (possessive) {
+    RefuseBacktracking(token.position,
+                       StrCat("possessive repeat ", Quote(token.position, Position())));
   }
   Part& repeated = parts.back();
   const Width width = repeated.width;
@@ -479,6 +498,7 @@ absl::Status Parser::Repeat(const Token& token, const RepeatBounds& bounds, Item
   node.min = bounds.min;
   node.max = bounds.max;
   node.lazy = keep_groups_ && lazy;
+  node.possessive = keep_groups_ && possessive;
   node.children.push_back(std::move(repeated.node));
   repeated.node = std::move(node);
   last = Item::kRepeat;
@@ -508,6 +528,7 @@ absl::StatusOr<std::optional<Part>> Parser::ParseGroup(int64_t start, Flags& fla
                                                        bool may_set_flags) {
   Flags inner = flags;
   bool captures = true;
+  bool atomic = false;
   std::string name;
   int64_t name_position = 0;
   if (Consume('?')) {
@@ -535,7 +556,7 @@ absl::StatusOr<std::optional<Part>> Parser::ParseGroup(int64_t start, Flags& fla
       return ParseConditional(start, flags, depth);
     }
     if (token.Is('P') && Consume('=')) {
-      return ParseNamedReference(start);
+      return ParseNamedReference(start, flags);
     }
     if (token.Is('P') && Consume('<')) {
       captures = true;
@@ -545,8 +566,8 @@ absl::StatusOr<std::optional<Part>> Parser::ParseGroup(int64_t start, Flags& fla
         return Bad(name_position, StrCat("group name '", name, "' is not an identifier"));
       }
     } else if (token.Is('>')) {
-      Refuse(Reason::kUnsupportedPattern, start,
-             "atomic group (?>...) is not supported ((?:...) matches at least as much)");
+      atomic = true;
+      RefuseBacktracking(start, "atomic group (?>...)");
     } else if (token.IsOneOf(U"iLmsxatu-")) {
       --next_;
       SHARDMESH_ASSIGN_OR_RETURN(const bool global, ParseFlags(start, inner));
@@ -562,7 +583,14 @@ absl::StatusOr<std::optional<Part>> Parser::ParseGroup(int64_t start, Flags& fla
     }
   }
   if (!captures) {
-    return ParseGroupBody(start, inner, depth);
+    SHARDMESH_ASSIGN_OR_RETURN(Part body, ParseGroupBody(start, inner, depth));
+    if (atomic) {
+      PatternNode node;
+      node.kind = PatternNode::Kind::kAtomic;
+      node.children.push_back(std::move(body.node));
+      body.node = std::move(node);
+    }
+    return body;
   }
   const size_t number = groups_.size();
   if (!name.empty() && !group_names_.emplace(name, number).second) {
@@ -590,26 +618,36 @@ absl::StatusOr<Part> Parser::ParseGroupBody(int64_t start, Flags flags, int64_t 
 
 absl::StatusOr<Part> Parser::ParseLookAround(int64_t start, bool behind, Flags flags,
                                              int64_t depth) {
-  Refuse(Reason::kUnsupportedPattern, start,
-         StrCat(behind ? "look-behind " : "look-ahead ", Quote(start, Position()),
-                "...) is not supported (it cannot be matched in linear time; split the rule, "
-                "the first match wins)"));
+  RefuseBacktracking(
+      start, StrCat(behind ? "look-behind " : "look-ahead ", Quote(start, Position()), "...)"));
+  const bool negated = tokens_[next_ - 1].Is('!');
   const bool outermost = behind && !look_behind_groups_.has_value();
   if (outermost) {
     look_behind_groups_ = static_cast<int64_t>(groups_.size());
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const Part body, ParseGroupBody(start, flags, depth));
+  SHARDMESH_ASSIGN_OR_RETURN(Part body, ParseGroupBody(start, flags, depth));
   if (outermost) {
     look_behind_groups_.reset();
   }
-  if (behind && body.width.least != body.width.most && behind_width_.ok()) {
-    behind_width_ = Bad(start, "look-behind of no fixed width");
+  if (behind && behind_width_.ok()) {
+    if (body.width.least != body.width.most) {
+      behind_width_ = Bad(start, "look-behind of no fixed width");
+    } else if (body.width.most >= kPythonMaxRepeat) {
+      behind_width_ = Bad(start, "look-behind of too many characters");
+    }
   }
-  return Part{};
+  PatternNode node;
+  node.kind = PatternNode::Kind::kLookAround;
+  node.negated = negated;
+  if (behind) {
+    node.behind = body.width.least;
+  }
+  node.children.push_back(std::move(body.node));
+  return Part{std::move(node), {}};
 }
 
 absl::StatusOr<Part> Parser::ParseConditional(int64_t start, Flags flags, int64_t depth) {
-  Refuse(Reason::kUnsupportedPattern, start, "conditional (?(...)...) is not supported");
+  RefuseBacktracking(start, "conditional (?(...)...)");
   const int64_t name_position = Position();
   SHARDMESH_ASSIGN_OR_RETURN(const std::string name, ParseName(')'));
   int64_t group = 0;
@@ -635,10 +673,9 @@ absl::StatusOr<Part> Parser::ParseConditional(int64_t start, Flags flags, int64_
     SHARDMESH_RETURN_IF_ERROR(Refer(group, name_position).status());
   }
   SHARDMESH_ASSIGN_OR_RETURN(Part yes, ParseSequence(flags, depth + 1, false));
-  Width no_width;
+  Part no;
   if (Consume('|')) {
-    SHARDMESH_ASSIGN_OR_RETURN(const Part no, ParseSequence(flags, depth + 1, false));
-    no_width = no.width;
+    SHARDMESH_ASSIGN_OR_RETURN(no, ParseSequence(flags, depth + 1, false));
     if (NextIs('|')) {
       return Bad(Position(), "third branch of a conditional");
     }
@@ -646,7 +683,12 @@ absl::StatusOr<Part> Parser::ParseConditional(int64_t start, Flags flags, int64_
   if (!Consume(')')) {
     return Bad(start, "missing ) for the group opened");
   }
-  return Part{PatternNode{}, Either(yes.width, no_width)};
+  PatternNode node;
+  node.kind = PatternNode::Kind::kConditional;
+  node.group = group;
+  node.children.push_back(std::move(yes.node));
+  node.children.push_back(std::move(no.node));
+  return Part{std::move(node), Either(yes.width, no.width)};
 }
 
 absl::StatusOr<Width> Parser::Refer(int64_t group, int64_t position) {
@@ -662,7 +704,7 @@ absl::StatusOr<Width> Parser::Refer(int64_t group, int64_t position) {
   return groups_[group].width;
 }
 
-absl::StatusOr<Part> Parser::ParseNamedReference(int64_t start) {
+absl::StatusOr<Part> Parser::ParseNamedReference(int64_t start, const Flags& flags) {
   const int64_t position = Position();
   SHARDMESH_ASSIGN_OR_RETURN(const std::string name, ParseName(')'));
   const auto found = group_names_.find(name);
@@ -670,9 +712,8 @@ absl::StatusOr<Part> Parser::ParseNamedReference(int64_t start) {
     return Bad(position, StrCat("there is no group '", name, "', referred to"));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Width width, Refer(found->second, position));
-  Refuse(Reason::kUnsupportedPattern, start,
-         StrCat("back-reference ", Quote(start, Position()), " is not supported"));
-  return Part{PatternNode{}, width};
+  RefuseBacktracking(start, StrCat("back-reference ", Quote(start, Position())));
+  return Part{BackReferenceNode(found->second, flags), width};
 }
 
 absl::StatusOr<bool> Parser::ParseFlags(int64_t start, Flags& flags) {
@@ -841,9 +882,8 @@ absl::StatusOr<Part> Parser::ParseDigitEscape(const Token& token, const Flags& f
     group = group * 10 + (digit - '0');
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Width width, Refer(group, token.position));
-  Refuse(Reason::kUnsupportedPattern, token.position,
-         StrCat("back-reference \\", group, " is not supported"));
-  return Part{PatternNode{}, width};
+  RefuseBacktracking(token.position, StrCat("back-reference \\", group));
+  return Part{BackReferenceNode(group, flags), width};
 }
 
 absl::StatusOr<Part> Parser::ParseEscape(const Token& token, const Flags& flags) {

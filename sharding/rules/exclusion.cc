@@ -148,8 +148,15 @@ bool MatchesEveryName(std::string_view pattern) {
   return node.ok() && MatchesEmptyStart(*node);
 }
 
+// Returns the error of a pattern that needs backtracking, or that Pattern refuses.
+absl::Status CheckLinear(std::string_view pattern) {
+  SHARDMESH_RETURN_IF_ERROR(ParsePattern(pattern).status());
+  return Pattern::Create(pattern).status();
+}
+
 // Returns the patterns that replace the exclusion if the next rule matches every name: one for each
-// body, then one for the rest. Returns nullopt if Pattern refuses one of them.
+// body, then one for the rest. Returns nullopt if one of them needs backtracking, or if Pattern
+// refuses it.
 std::optional<std::vector<std::string>> Split(const Exclusion& exclusion) {
   std::vector<std::string> patterns;
   for (const std::string& body : exclusion.bodies) {
@@ -159,7 +166,7 @@ std::optional<std::vector<std::string>> Split(const Exclusion& exclusion) {
   }
   patterns.push_back(StrCat(exclusion.flags, exclusion.anchor, exclusion.rest));
   for (const std::string& pattern : patterns) {
-    if (!Pattern::Create(pattern).ok()) {
+    if (!CheckLinear(pattern).ok()) {
       return std::nullopt;
     }
   }
@@ -207,7 +214,7 @@ absl::StatusOr<RewrittenRules> RewriteExclusions(absl::Span<const Rule> rules,
           StrCat("rewriting was cancelled after ", i, " of ", rules.size(), " rules"));
     }
     const std::string& pattern = rules[i].pattern;
-    const absl::Status status = Pattern::Create(pattern).status();
+    const absl::Status status = CheckLinear(pattern);
     if (status.ok()) {
       add(pattern, i);
       continue;

@@ -13,7 +13,7 @@
 
 namespace shardmesh {
 
-// Rules whose patterns Pattern accepts, with their origins.
+// Rules whose patterns are matched in linear time, with their origins.
 struct RewrittenRules {
   std::vector<Rule> rules;
   // For each rule, the index of the original rule that its spec comes from.
@@ -39,7 +39,7 @@ struct RewrittenRules {
 //
 // Errors are INVALID_ARGUMENT, with the rule's index and the offending part:
 //   - UNSUPPORTED_PATTERN for look-around in any other place, and for any other construct that
-//     Pattern does not support. Also for parts that cannot be rewritten: word boundaries, `$` in
+//     needs backtracking or that Pattern does not support. Also for parts that cannot be rewritten: word boundaries, `$` in
 //     the middle, ignored case beyond ASCII, named classes beside other characters beyond ASCII.
 //   - BAD_PATTERN for a pattern that Python refuses.
 //   - LIMIT_EXCEEDED if a pattern exceeds the limits of Pattern, if more than 100 rules need a

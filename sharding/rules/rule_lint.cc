@@ -14,7 +14,6 @@
 #include "absl/strings/match.h"
 #include "sharding/correction.h"
 #include "sharding/pattern/syntax.h"
-#include "sharding/rules/exclusion.h"
 #include "sharding/rules/rule_explanation.h"
 #include "sharding/spec.h"
 #include "sharding/usual_axes.h"
@@ -170,12 +169,6 @@ class Linter {
   // Returns the hint on an axis that no mesh has, such as `did you mean 'fsdp'?`. Returns an empty
   // string if the axis may be right, for a mesh that was not given.
   std::string MisspeltAxisHint(std::string_view axis) const;
-  // Returns whether RewriteExclusions can replace the patterns that are not supported.
-  bool CanRewrite() {
-    if (!can_rewrite_.has_value())
-      can_rewrite_ = RewriteExclusions(rules_.rules(), options_.is_cancelled).ok();
-    return *can_rewrite_;
-  }
   // Counts the finding. Below max_findings_per_kind, also lists it, with the text that `fill`
   // returns.
   template <typename Fill>
@@ -213,7 +206,6 @@ class Linter {
   std::map<std::pair<Subject, int64_t>, std::vector<std::string>> absent_axes_;
   // For each rule and each axis of it that a mesh lacks: the tensors that the rule decides.
   std::map<std::pair<int64_t, std::string>, Tally> lacking_;
-  std::optional<bool> can_rewrite_;
   LintReport report_;
 };
 
@@ -253,7 +245,8 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
     return absl::OkStatus();
   }
   ++asked_;
-  const std::vector<int64_t> matching = rules_.MatchingRules(tensor.name, options_.is_cancelled);
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int64_t> matching,
+                             rules_.MatchingRules(tensor.name, options_.is_cancelled));
   for (const int64_t rule : matching) {
     matched_[static_cast<size_t>(rule)].AddFirst(index, tensor.tree);
   }
@@ -485,15 +478,7 @@ void Linter::ReportRules() {
     const absl::Status status = rules_.PatternStatus(rule);
     if (!status.ok()) {
       Add({.kind = Finding::Kind::kBadPattern, .rules = {rule}, .reason = ReasonOf(status)},
-          [&](const Finding&) {
-            const bool can_rewrite =
-                ReasonOf(status) == Reason::kUnsupportedPattern && CanRewrite();
-            return StrCat(ToStd(status.message()),
-                          can_rewrite
-                              ? "; `shardmesh rules rewrite FILE` gives rules that mean the "
-                                "same without it"
-                              : "");
-          });
+          [&](const Finding&) { return std::string(status.message()); });
     }
   }
   for (int64_t rule = 0; rule < rule_count; ++rule) {

@@ -28,7 +28,7 @@ constexpr int64_t kTrialNames = 64;
 // off.
 constexpr int64_t kNamesBeforeTrial = 128;
 // Number of rules between two cancellation checks. The search for one rule takes up to about ten
-// microseconds.
+// microseconds. A rule that backtracks may take a thousand times as long, so a check follows it.
 constexpr size_t kRulesPerCancellationCheck = 16;
 // Upper bound on the instructions of all patterns in one RE2::Set: RE2's memory limit allows no
 // more. For a larger rule set, kAtOnce is kRuleByRule.
@@ -51,9 +51,23 @@ std::vector<std::string> Unreduced(const PartitionSpec& spec) {
   return {spec.unreduced().begin(), spec.unreduced().end()};
 }
 
-bool IsTimeToStop(size_t rule, const std::function<bool()>& is_cancelled) {
+bool IsTimeToStop(absl::Span<const absl::StatusOr<Pattern>> patterns, size_t rule,
+                  const std::function<bool()>& is_cancelled) {
+  const bool after_backtracking =
+      rule > 0 && patterns[rule - 1].ok() && patterns[rule - 1]->backtracks();
   return is_cancelled != nullptr &&
-         rule % kRulesPerCancellationCheck == kRulesPerCancellationCheck - 1 && is_cancelled();
+         (after_backtracking ||
+          rule % kRulesPerCancellationCheck == kRulesPerCancellationCheck - 1) &&
+         is_cancelled();
+}
+
+// Returns whether the rule's pattern is found in the name. Errors name the rule.
+absl::StatusOr<bool> SearchFor(size_t rule, const Pattern& pattern, std::string_view name) {
+  absl::StatusOr<bool> found = pattern.Search(name);
+  if (!found.ok()) {
+    return Prefixed(StrCat("rule ", rule, ": "), found.status());
+  }
+  return found;
 }
 
 absl::Status Unmatched(std::string_view name, absl::Span<const Rule> rules) {
@@ -120,12 +134,13 @@ const RE2::Set* RuleSet::State::AllAtOnce() const {
 absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindRuleByRule(
     std::string_view name, const std::function<bool()>& is_cancelled) const {
   for (size_t i = 0; i < patterns.size(); ++i) {
-    if (IsTimeToStop(i, is_cancelled)) {
+    if (IsTimeToStop(patterns, i, is_cancelled)) {
       return absl::CancelledError(
           StrCat("matching was cancelled after ", i, " of ", patterns.size(), " rules"));
     }
     SHARDMESH_RETURN_IF_ERROR(patterns[i].status());
-    if (patterns[i]->Search(name)) {
+    SHARDMESH_ASSIGN_OR_RETURN(const bool found, SearchFor(i, *patterns[i], name));
+    if (found) {
       return static_cast<int64_t>(i);
     }
   }
@@ -262,8 +277,8 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
   return matches;
 }
 
-std::vector<int64_t> RuleSet::MatchingRules(std::string_view name,
-                                            const std::function<bool()>& is_cancelled) const {
+absl::StatusOr<std::vector<int64_t>> RuleSet::MatchingRules(
+    std::string_view name, const std::function<bool()>& is_cancelled) const {
   std::vector<int64_t> matching;
   std::vector<int> found;
   RE2::Set::ErrorInfo error;
@@ -274,8 +289,13 @@ std::vector<int64_t> RuleSet::MatchingRules(std::string_view name,
     std::sort(matching.begin(), matching.end());
     return matching;
   }
-  for (size_t i = 0; i < state_->patterns.size() && !IsTimeToStop(i, is_cancelled); ++i) {
-    if (state_->patterns[i].ok() && state_->patterns[i]->Search(name)) {
+  const std::vector<absl::StatusOr<Pattern>>& patterns = state_->patterns;
+  for (size_t i = 0; i < patterns.size() && !IsTimeToStop(patterns, i, is_cancelled); ++i) {
+    if (!patterns[i].ok()) {
+      continue;
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const bool is_match, SearchFor(i, *patterns[i], name));
+    if (is_match) {
       matching.push_back(static_cast<int64_t>(i));
     }
   }

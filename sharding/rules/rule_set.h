@@ -107,7 +107,8 @@ class RuleSet {
   //
   // Errors, all INVALID_ARGUMENT: UNMATCHED_TENSOR (Python: ValueError) if no rule matches, with
   // the tensor and the nearest rules; INVALID_SHAPE for a malformed shape; the deferred error of a
-  // faulty pattern that the search reaches.
+  // faulty pattern that the search reaches; LIMIT_EXCEEDED if the search for a pattern that
+  // backtracks takes too many steps.
   absl::StatusOr<RuleMatch> Match(std::string_view name, OptionalShape shape) const;
 
   // Returns the result of Match under the assumption that the rule of this index is the first
@@ -127,9 +128,11 @@ class RuleSet {
 
   // Returns the rising indices of all rules whose patterns are found in the name, regardless of the
   // shape. Leaves out rules with a deferred pattern error. Polls `is_cancelled`, if given, every
-  // few rules; after it has returned true, some indices may be missing.
-  std::vector<int64_t> MatchingRules(std::string_view name,
-                                     const std::function<bool()>& is_cancelled = {}) const;
+  // few rules; after it has returned true, some indices may be missing. The only error is
+  // INVALID_ARGUMENT (LIMIT_EXCEEDED): the search for a pattern that backtracks takes too many
+  // steps.
+  absl::StatusOr<std::vector<int64_t>> MatchingRules(
+      std::string_view name, const std::function<bool()>& is_cancelled = {}) const;
 
   // Returns the deferred pattern error of a rule, else OK. Requires an index of rules().
   absl::Status PatternStatus(int64_t rule) const;
@@ -155,7 +158,8 @@ class RuleFinder {
   RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading);
 
   // Returns the index of the first rule, in order, that matches; nullopt if no rule matches.
-  // Errors: the deferred error of a faulty pattern that the search reaches.
+  // Errors: the deferred error of a faulty pattern that the search reaches; LIMIT_EXCEEDED as for
+  // RuleSet::Match.
   //
   // kFastest tries one strategy on the first names and the other strategy on the next names, then
   // keeps the faster strategy. The comparison is fair only if these names cost about the same.

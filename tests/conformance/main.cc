@@ -41,8 +41,8 @@ lines.
   --list-unsupported   print what is unsupported, line by line, and the rest on standard error
   --help               print this
 
-Unsupported, which is no failure, are functions that nobody answers, and patterns that cannot be
-matched in linear time (UNSUPPORTED_PATTERN) where the original has an answer.
+Unsupported, which is no failure, are functions that nobody answers, and patterns that are
+not supported (UNSUPPORTED_PATTERN) where the original has an answer.
 
 Exit code: 0 if nothing failed and something passed, 1 if not, 2 for wrong use.
 

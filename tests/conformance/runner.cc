@@ -163,7 +163,7 @@ void PrintCounts(const RunResult& result, std::ostream& out) {
   const FileCounts& total = rows.back();
   if (total.unsupported() > 0) {
     out << "unsupported: " << total.unsupported_pattern
-        << " with a pattern that cannot be matched in linear time, " << total.unknown_function
+        << " with a pattern that is not supported, " << total.unknown_function
         << " of functions that nobody answers";
     std::string_view separator = ": ";
     for (const auto& [function, count] : result.unknown_functions) {

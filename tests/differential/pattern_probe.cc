@@ -21,16 +21,17 @@ using Json = nlohmann::json;
 
 Json Search(const std::string& text, const std::string& name) {
   const absl::StatusOr<Pattern> pattern = Pattern::Create(text);
-  if (pattern.ok()) {
-    return {{"match", pattern->Search(name)}};
+  const absl::StatusOr<bool> found = pattern.ok() ? pattern->Search(name) : pattern.status();
+  if (found.ok()) {
+    return {{"match", *found}};
   }
-  switch (ReasonOf(pattern.status())) {
+  switch (ReasonOf(found.status())) {
     case Reason::kBadPattern:
-      return {{"bad", PythonTypeOf(pattern.status())}};
+      return {{"bad", PythonTypeOf(found.status())}};
     case Reason::kUnsupportedPattern:
-      return {{"unsupported", pattern.status().ToString()}};
+      return {{"unsupported", found.status().ToString()}};
     default:
-      return {{"limit", pattern.status().ToString()}};
+      return {{"limit", found.status().ToString()}};
   }
 }
 

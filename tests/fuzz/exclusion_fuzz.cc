@@ -5,8 +5,10 @@
 #include <string_view>
 
 #include "sharding/pattern/pattern.h"
+#include "sharding/pattern/syntax.h"
 #include "sharding/rules/exclusion.h"
 #include "sharding/rules/pattern_rules.h"
+#include "status/reason.h"
 #include "status/str_cat.h"
 #include "status/utf8.h"
 #include "tests/fuzz/fuzz.h"
@@ -33,7 +35,7 @@ void Check(std::string_view input) {
   }
   Require(rewritten->rules.size() <= 1);
   // Each must stand alone: `a)(b` ends one group and begins another.
-  if (!Pattern::Create(body).ok() || !Pattern::Create(rest).ok()) {
+  if (!ParsePattern(body).ok() || !ParsePattern(rest).ok()) {
     return;
   }
   const absl::StatusOr<Pattern> excluded = Pattern::Create(StrCat("^(?:", body, ")"));
@@ -41,9 +43,14 @@ void Check(std::string_view input) {
   if (!DecodeUtf8(name).has_value() || !excluded.ok() || !matched.ok()) {
     return;
   }
-  const bool found =
-      !rewritten->rules.empty() && Pattern::Create(rewritten->rules.front().pattern)->Search(name);
-  Require(found == (matched->Search(name) && !excluded->Search(name)));
+  const bool found = !rewritten->rules.empty() &&
+                     Pattern::Create(rewritten->rules.front().pattern)->Search(name).value();
+  Require(found == (matched->Search(name).value() && !excluded->Search(name).value()));
+  // The pattern as it was given has the same meaning.
+  const absl::StatusOr<Pattern> original = Pattern::Create(StrCat("^(?!", body, ")", rest));
+  const absl::StatusOr<bool> searched = original.ok() ? original->Search(name) : original.status();
+  Require(searched.ok() ? *searched == found
+                        : ReasonOf(searched.status()) == Reason::kLimitExceeded);
 }
 
 }  // namespace shardmesh::fuzz

@@ -1,14 +1,17 @@
-// Fuzzes rules' patterns, on a name that follows after a zero byte: RE2 and our automaton, which
-// share nothing but the syntax tree, agree on whether the name matches, and so do rules tried one
-// by one and all at once.
+// Fuzzes rules' patterns, on a name that follows after a zero byte: RE2, our automaton and the
+// search with backtracking, which share nothing but the parser, agree on whether the name matches,
+// and so do rules tried one by one and all at once.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "sharding/pattern/automaton.h"
+#include "sharding/pattern/backtracking.h"
 #include "sharding/pattern/pattern.h"
 #include "sharding/pattern/syntax.h"
 #include "sharding/rules/rule_set.h"
+#include "status/reason.h"
 #include "status/utf8.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -23,14 +26,34 @@ void Check(std::string_view input) {
     Require(pattern.status().code() == absl::StatusCode::kInvalidArgument);
     return;
   }
-  const bool matches = pattern->Search(name);
+  Require(pattern->program_size() <= Pattern::CompileCostBound(text));
+  const absl::StatusOr<bool> searched = pattern->Search(name);
+  const absl::StatusOr<BacktrackingProgram> program = BacktrackingProgram::Create(text);
+  Require(program.ok());
+  const auto match = program->Find(name);
+  if (!searched.ok()) {
+    Require(pattern->backtracks() && !match.ok());
+    Require(ReasonOf(searched.status()) == Reason::kLimitExceeded);
+    return;
+  }
+  const bool matches = *searched;
+  if (match.ok() && match->has_value()) {
+    for (const std::optional<TextRange>& group : **match) {
+      Require(!group.has_value() || (0 <= group->begin && group->begin <= group->end &&
+                                     group->end <= static_cast<int64_t>(name.size())));
+    }
+  }
   if (!DecodeUtf8(name).has_value()) {
     return;
   }
-  const absl::StatusOr<PatternNode> tree = ParsePattern(text);
-  Require(tree.ok());
-  const absl::StatusOr<PatternAutomaton> automaton = PatternAutomaton::Create(*tree);
-  Require(!automaton.ok() || automaton->Search(name) == matches);
+  Require(match.ok() ? match->has_value() == matches
+                     : ReasonOf(match.status()) == Reason::kLimitExceeded);
+  if (!pattern->backtracks()) {
+    const absl::StatusOr<PatternNode> tree = ParsePattern(text);
+    Require(tree.ok());
+    const absl::StatusOr<PatternAutomaton> automaton = PatternAutomaton::Create(*tree);
+    Require(!automaton.ok() || automaton->Search(name) == matches);
+  }
 
   const auto rules = RuleSet::Create({{std::string(text), {}}, {"", {}}});
   Require(rules.ok());

@@ -360,7 +360,7 @@ TEST_F(ResolveLimitsTest, OfExplainTensor) {
               {"rule_set.value.rules", Reason::kBadPattern,
                [=](Request* r) { first_rule(r)->set_pattern("("); }},
               {"rule_set.value.rules", Reason::kUnsupportedPattern,
-               [=](Request* r) { first_rule(r)->set_pattern("(?=a)"); }},
+               [=](Request* r) { first_rule(r)->set_pattern("\\N{SPACE}"); }},
               {"rule_set.value.rules", Reason::kLimitExceeded,
                [=](Request* r) { first_rule(r)->set_pattern(std::string(4097, 'a')); }},
               {"rule_set.value.rules", Reason::kLimitExceeded,

@@ -109,7 +109,7 @@ TEST_F(RuleStreamsTest, LooksThroughRulesOnEveryMeshOfTheCatalog) {
   v1::LintRulesHeader header;
   AddRule("kernel", {"tp"}, header.mutable_rule_set());
   AddRule("mlp.kernel", {"fsdp"}, header.mutable_rule_set());
-  AddRule("a(?=b)", {}, header.mutable_rule_set());
+  AddRule("\\N{SPACE}", {}, header.mutable_rule_set());
   AddRule("scale", {}, header.mutable_rule_set());
   const std::vector<v1::TreeTensors> tree = {Columns({{"mlp.kernel", {8, 8}}}),
                                              Columns({{"attn.kernel", {16, 8}}, {"bias", {8}}})};

@@ -25,7 +25,7 @@ TEST(PatternAutomatonTest, AgreesWithRe2OnEveryGoldenPatternAndPlainName) {
   }
   for (const std::string& text : patterns) {
     const absl::StatusOr<Pattern> pattern = Pattern::Create(text);
-    if (!pattern.ok()) {
+    if (!pattern.ok() || pattern->backtracks()) {
       continue;
     }
     ASSERT_TRUE(pattern->re2_text().has_value()) << text;
@@ -34,7 +34,8 @@ TEST(PatternAutomatonTest, AgreesWithRe2OnEveryGoldenPatternAndPlainName) {
                                    PatternAutomaton::Create(root));
     for (const std::string& name : names) {
       if (Pattern::IsPlain(name)) {
-        EXPECT_EQ(automaton.Search(name), pattern->Search(name)) << text << " in " << name;
+        EXPECT_THAT(pattern->Search(name), test::IsOkAndHolds(automaton.Search(name)))
+            << text << " in " << name;
       }
     }
   }

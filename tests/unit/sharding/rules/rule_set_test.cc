@@ -21,6 +21,7 @@ using ::shardmesh::test::DecodeSpec;
 using ::shardmesh::test::DecodeTree;
 using ::shardmesh::test::EncodeSpec;
 using ::shardmesh::test::ExpectGoldens;
+using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::Json;
 using ::shardmesh::test::StatusIs;
 using ::shardmesh::test::TreeLeaf;
@@ -163,11 +164,11 @@ TEST(RuleSetTest, NamesAllRulesThatMatch) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet deferred, RuleSet::Create(rules, options));
   rules.erase(rules.begin() + 2);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet joined, RuleSet::Create(rules));
-  EXPECT_THAT(deferred.MatchingRules("b"), ElementsAre(0, 3));
-  EXPECT_THAT(joined.MatchingRules("b"), ElementsAre(0, 2));
-  EXPECT_THAT(joined.MatchingRules("b\n"), ElementsAre(0, 2));
-  EXPECT_THAT(joined.MatchingRules("ba"), ElementsAre(0, 1));
-  EXPECT_THAT(joined.MatchingRules("c"), IsEmpty());
+  EXPECT_THAT(deferred.MatchingRules("b"), IsOkAndHolds(ElementsAre(0, 3)));
+  EXPECT_THAT(joined.MatchingRules("b"), IsOkAndHolds(ElementsAre(0, 2)));
+  EXPECT_THAT(joined.MatchingRules("b\n"), IsOkAndHolds(ElementsAre(0, 2)));
+  EXPECT_THAT(joined.MatchingRules("ba"), IsOkAndHolds(ElementsAre(0, 1)));
+  EXPECT_THAT(joined.MatchingRules("c"), IsOkAndHolds(IsEmpty()));
   EXPECT_THAT(deferred.PatternStatus(0), test::IsOk());
   EXPECT_THAT(deferred.PatternStatus(2), StatusIs(kInvalid, Reason::kBadPattern));
 }
@@ -195,6 +196,43 @@ TEST(RuleSetTest, RefusesAnInvalidShape) {
   EXPECT_THAT(rules.Match("kernel", kNegative).status(), StatusIs(kInvalid, Reason::kInvalidShape));
 }
 
+TEST(RuleSetTest, MatchesPatternsThatBacktrackByEachStrategy) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const RuleSet rules,
+      RuleSet::Create({{"^(?!.*bias).*kernel$", {}}, {"(.)\\1", {}}, {".*", {}}}));
+  const std::vector<NamedShape> tensors = {
+      {"a/kernel", kEight}, {"bias/kernel", kEight}, {"attn/bias", kEight}};
+  for (const MatchStrategy strategy : {MatchStrategy::kRuleByRule, MatchStrategy::kAtOnce}) {
+    MatchTreeOptions options;
+    options.strategy = strategy;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<RuleMatch> matches,
+                                   rules.MatchTree(tensors, options));
+    EXPECT_EQ(matches[0].rule, 0);
+    EXPECT_EQ(matches[1].rule, 2);
+    EXPECT_EQ(matches[2].rule, 1);
+  }
+  EXPECT_THAT(rules.MatchingRules("attn/kernel"), IsOkAndHolds(ElementsAre(0, 1, 2)));
+}
+
+TEST(RuleSetTest, ASearchThatTakesTooManyStepsNamesItsRule) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules,
+                                 RuleSet::Create({{"x", {}}, {"(a+)+(?!a)b", {}}, {"", {}}}));
+  const std::string name(40, 'a');
+  EXPECT_THAT(rules.Match("x", kEight), test::IsOk());
+  EXPECT_THAT(rules.MatchingRules(name).status(), StatusIs(kInvalid, Reason::kLimitExceeded));
+  const absl::Status status = rules.Match(name, kEight).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(status.ToString(), HasSubstr("rule 1: pattern '(a+)+(?!a)b': the search in "));
+}
+
+TEST(RuleSetTest, ChecksForACancellationAfterEachRuleThatBacktracks) {
+  std::vector<Rule> patterns(10, Rule{"(?=b)c", {}});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create(std::move(patterns)));
+  int polls = 0;
+  EXPECT_THAT(rules.MatchingRules("a", [&polls] { return ++polls == 5; }), IsOkAndHolds(IsEmpty()));
+  EXPECT_EQ(polls, 5);
+}
+
 // --- Faulty patterns ---
 
 TEST(RuleSetTest, RefusesAFaultyPatternWithItsRule) {
@@ -202,7 +240,7 @@ TEST(RuleSetTest, RefusesAFaultyPatternWithItsRule) {
   EXPECT_THAT(bad, StatusIs(kInvalid, Reason::kBadPattern));
   EXPECT_EQ(PythonTypeOf(bad), "error");
   EXPECT_THAT(bad.ToString(), HasSubstr("rule 1: bad pattern '('"));
-  EXPECT_THAT(RuleSet::Create({{"(?=a)", {}}}).status(),
+  EXPECT_THAT(RuleSet::Create({{"\\N{SPACE}", {}}}).status(),
               StatusIs(kInvalid, Reason::kUnsupportedPattern));
 }
 
@@ -318,7 +356,7 @@ TEST(RuleSetTreeTest, MatchesRuleByRuleWhereTheRulesCannotBeJoined) {
   RuleSetOptions options;
   options.defer_pattern_errors = true;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rule_set,
-                                 RuleSet::Create({{"a", {}}, {"(?=b)", {}}}, options));
+                                 RuleSet::Create({{"a", {}}, {"\\N{SPACE}", {}}}, options));
   MatchTreeOptions tree_options;
   tree_options.strategy = MatchStrategy::kAtOnce;
   const std::vector<NamedShape> good = {{"a", kOne}};

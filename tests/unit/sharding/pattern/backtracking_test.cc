@@ -1,0 +1,220 @@
+// Tests of sharding/pattern/backtracking.h: Python's answers, with the groups; limits; threads.
+#include "sharding/pattern/backtracking.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "sharding/pattern/lower_case.h"
+#include "sharding/pattern/pattern.h"
+#include "status/fact_keys.h"
+#include "tests/testing/golden.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh {
+namespace {
+
+using ::shardmesh::test::Golden;
+using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::Json;
+using ::shardmesh::test::kInvalid;
+using ::shardmesh::test::StatusIs;
+using ::testing::HasSubstr;
+
+using Groups = std::optional<std::vector<std::optional<TextRange>>>;
+
+absl::StatusOr<Groups> Find(const std::string& pattern, const std::string& text) {
+  const absl::StatusOr<BacktrackingProgram> program = BacktrackingProgram::Create(pattern);
+  return program.ok() ? program->Find(text) : program.status();
+}
+
+// Returns the number of bytes of the first characters of a text.
+int64_t BytesOf(const std::string& text, int64_t characters) {
+  size_t bytes = 0;
+  for (; characters > 0; --characters) {
+    do {
+      ++bytes;
+    } while (bytes < text.size() && (text[bytes] & 0xC0) == 0x80);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+TEST(BacktrackingGoldenTest, FindsTheGroupsThatPythonFinds) {
+  const Json recorded = test::LoadGoldenDocument("regex_groups.json");
+  int64_t found = 0;
+  for (const Golden& golden : test::LoadGoldens("regex_backtracking.jsonl")) {
+    const auto text = golden.input["name"].get<std::string>();
+    Groups expected;
+    if (*golden.expect == Json(true)) {
+      ++found;
+      expected.emplace();
+      for (const Json& range : recorded.at(golden.id)) {
+        expected->push_back(range.is_null()
+                                ? std::nullopt
+                                : std::optional(TextRange{BytesOf(text, range[0].get<int64_t>()),
+                                                          BytesOf(text, range[1].get<int64_t>())}));
+      }
+    }
+    const absl::StatusOr<Groups> groups = Find(golden.input["pattern"].get<std::string>(), text);
+    ASSERT_TRUE(groups.ok()) << golden.id << ": " << groups.status();
+    EXPECT_TRUE(*groups == expected) << golden.id << " " << golden.input;
+  }
+  EXPECT_EQ(found, static_cast<int64_t>(recorded.size()));
+  EXPECT_GT(found, 1'000);
+}
+
+TEST(BacktrackingGoldenTest, AgreesWithRe2WhereNothingNeedsBacktracking) {
+  for (const Golden& golden : test::LoadGoldens("regex_search.jsonl")) {
+    const auto text = golden.input["pattern"].get<std::string>();
+    const absl::StatusOr<Pattern> pattern = Pattern::Create(text);
+    if (!pattern.ok() || pattern->backtracks()) {
+      continue;
+    }
+    const auto name = golden.input["name"].get<std::string>();
+    const absl::StatusOr<Groups> groups = Find(text, name);
+    ASSERT_TRUE(groups.ok()) << groups.status();
+    EXPECT_THAT(pattern->Search(name), IsOkAndHolds(groups->has_value())) << text << " in " << name;
+  }
+}
+
+// Each line is Python's answer.
+TEST(BacktrackingTest, SearchesAsPythonDoes) {
+  const struct {
+    std::string pattern;
+    std::string text;
+    bool found;
+  } kSearches[] = {
+      // Look-around.
+      {"(?=.*kernel)model", "model/kernel", true},
+      {"^(?!.*bias).*kernel$", "a/bias/kernel", false},
+      {"(?<=q_)proj", "q_proj", true},
+      {"(?<!q_)proj", "q_proj", false},
+      {"(?<=^)b", "b", true},
+      {"(?<=ab)", "a", false},
+      {"(?<!ab)", "a", true},
+      {"(?=(a+))a*b\\1", "baaabac", true},
+      {"(?=(a+))a++\\1b", "baaab", false},
+      {"(?!(a))\\1", "b", false},
+      {"(?<=(a))b\\1", "aba", true},
+      {"(?<=\u00e9)x", "\u00e9x", true},
+      {"(?<=\\b)a$", "a\n", true},
+      // Back-references.
+      {"(?P<n>a|b)(?P=n)", "abba", true},
+      {"(a)?\\1b", "b", false},
+      {"(a|)\\1b", "b", true},
+      {"(?i)(k)\\1", "k\u212a", true},
+      {"(?i)(\u017f)\\1", "\u017fs", false},
+      {"(?ai)(k)\\1", "kK", true},
+      {"(?ai)(\u00e9)\\1", "\u00e9\u00c9", false},
+      {"(?:(a)|b)*\\1", "aba", true},
+      {"(?i:(a))\\1", "aA", false},
+      // Conditionals.
+      {"^(a)?(?(1)b|c)$", "ab", true},
+      {"^(a)?(?(1)b|c)$", "c", true},
+      {"^(a)?(?(1)b|c)$", "ac", false},
+      {"^(?P<q>\")?x(?(q)\")$", "\"x", false},
+      {"^(?(1)a|b)(c)?$", "bc", true},
+      // Atomic groups and possessive repeats.
+      {"(?>a+)a", "aaa", false},
+      {"(?>a|ab)c", "abc", false},
+      {"a++b", "aab", true},
+      {"a?+a", "a", false},
+      {"(?:a|ab){2}+", "aba", false},
+      {"(?>(?:a|ab){2})", "aba", true},
+      {"(?>a*?)b", "ab", true},
+      // Repeats of nothing end.
+      {"(?:a?)*+b", "aab", true},
+      {"(?:(?=a)|b)*?c", "bc", true},
+      {"(?=(?:|a)+)b", "b", true},
+  };
+  for (const auto& search : kSearches) {
+    const absl::StatusOr<Groups> groups = Find(search.pattern, search.text);
+    ASSERT_TRUE(groups.ok()) << groups.status();
+    EXPECT_EQ(groups->has_value(), search.found) << search.pattern << " in " << search.text;
+  }
+}
+
+TEST(BacktrackingTest, ForgetsTheGroupsOfAnAlternativeThatFailed) {
+  // Python 3.11 raises SystemError.
+  const Groups expected = {{TextRange{0, 2}, TextRange{0, 1}}};
+  EXPECT_THAT(Find("(?:(a)|b|)++", "ab"), IsOkAndHolds(expected));
+}
+
+TEST(BacktrackingTest, MatchesNothingInWhatIsNotUtf8) {
+  EXPECT_THAT(Find("(?=)", "\xFF"), IsOkAndHolds(Groups()));
+}
+
+TEST(BacktrackingTest, NamesThePatternAndTheTextOfASearchThatTakesTooManySteps) {
+  for (const char* pattern : {"(a+)+(?!a)b", "(?=(?:a*)*b)", "(a|a)*(?<=b)", "(?:a?){20}a{20}+b"}) {
+    const absl::Status status = Find(pattern, std::string(300, 'a')).status();
+    EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded)) << pattern;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(pattern));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("'" + std::string(120, 'a') + "'..."));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("more than 1000000 steps"));
+  }
+  EXPECT_THAT(Find("(?=(?:(?:(?:){1000}){1000}){1000})", "").status(),
+              StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(BacktrackingTest, TakesFewStepsOnANameOfTheLargestSize) {
+  const std::string name(1024, 'x');
+  for (const char* pattern : {"(?!.*bias).*kernel", "(?=.*kernel)model", "^(.)\\1+$(?<=y)"}) {
+    EXPECT_THAT(Find(pattern, name), IsOkAndHolds(Groups())) << pattern;
+  }
+}
+
+TEST(BacktrackingTest, NeitherLongTextsNorDeepPatternsTakeStack) {
+  const std::string text(100'000, 'a');
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Groups groups, Find("^(?:(a)|b)*(?=c|$)", text));
+  ASSERT_TRUE(groups.has_value());
+  EXPECT_EQ(groups->front(), (TextRange{0, 100'000}));
+  std::string deep;
+  for (int64_t i = 0; i < Pattern::kMaxDepth; ++i) {
+    deep += "(?=";
+  }
+  deep += "a" + std::string(static_cast<size_t>(Pattern::kMaxDepth), ')');
+  EXPECT_THAT(Find(deep, "a"), IsOkAndHolds(Groups({TextRange{0, 0}})));
+}
+
+TEST(BacktrackingTest, ManyThreadsShareAProgram) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BacktrackingProgram program,
+                                 BacktrackingProgram::Create("(?i)^(\\w+)/(?!\u00e9x)\\1\\b"));
+  std::vector<std::thread> threads;
+  std::vector<int> found(4);
+  for (size_t i = 0; i < found.size(); ++i) {
+    threads.emplace_back([&program, &count = found[i]] {
+      for (int k = 0; k < 500; ++k) {
+        count += program.Find("\u00e9a/\u00c9A")->has_value() ? 1 : 0;
+        count += program.Find("\u00e9x/\u00c9X")->has_value() ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_THAT(found, testing::Each(500));
+}
+
+TEST(LowerCaseTest, IsPythons) {
+  EXPECT_EQ(LowerCase('Q', false), U'q');
+  EXPECT_EQ(LowerCase('[', false), U'[');
+  EXPECT_EQ(LowerCase(U'\u00C9', false), U'\u00E9');
+  EXPECT_EQ(LowerCase(U'\u00C9', true), U'\u00C9');
+  EXPECT_EQ(LowerCase(U'\u00D7', false), U'\u00D7');
+  EXPECT_EQ(LowerCase(U'\u0130', false), U'i');
+  EXPECT_EQ(LowerCase(U'\u0100', false), U'\u0101');
+  EXPECT_EQ(LowerCase(U'\u0101', false), U'\u0101');
+  EXPECT_EQ(LowerCase(U'\u212A', false), U'k');
+  EXPECT_EQ(LowerCase(U'\u1E9E', false), U'\u00DF');
+  EXPECT_EQ(LowerCase(U'\U0001E921', false), U'\U0001E943');
+  EXPECT_EQ(LowerCase(U'\U0010FFFF', false), U'\U0010FFFF');
+}
+
+}  // namespace
+}  // namespace shardmesh
