@@ -156,8 +156,9 @@ class StepExecutor {
   // The maximum number of steps that run at the same time. At this maximum, one more step may begin
   // if it has the lowest number of the unfinished steps.
   static constexpr int kRunners = 4;
-  // The maximum number of plans in the cache. A plan takes some kilobytes, and a client has some
-  // tens of plans.
+  // The maximum number of plans in the cache. A plan with this rank's part in it takes some tens of
+  // kilobytes, or a few megabytes if it has thousands of instructions. A client has some tens of
+  // plans.
   static constexpr size_t kPlanCapacity = 256;
 
   // The objects that the executor uses. All of them outlive the executor.

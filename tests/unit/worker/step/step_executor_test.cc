@@ -1454,5 +1454,56 @@ TEST_P(DonatedOperandTest, IsGoneAfterAStepThatFailedWhereItWasBegunUpon) {
   EXPECT_TRUE(rank(0).store->Release({"in"}).ok());
 }
 
+// Runs a program of two layers and a change of layout again and again.
+class RepeatedStepTest : public StepExecutorTest {
+ protected:
+  // Starts the executors anew: they know no plan.
+  void Restart() {
+    TearDown();
+    clock_.reset();
+    StartMesh("x=2,y=2");
+  }
+
+  // Puts operands, runs the program with them as step `sequence`, and returns its result.
+  Tensor RunWith(int64_t sequence, int seed) {
+    operands_.clear();
+    order_.operands.clear();
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    Put(StrCat("input-", sequence), Tensor::Random({24, 32}, seed), SpecOf({"x", ""}));
+    Put(StrCat("up-", sequence), Tensor::Random({64, 32}, seed + 1), SpecOf({"y", ""}));
+    Put(StrCat("down-", sequence), Tensor::Random({32, 64}, seed + 2), SpecOf({"", "y"}));
+    Put(StrCat("bias-", sequence), Tensor::Random({32}, seed + 3), SpecOf({""}));
+    Order(sequence,
+          {.operand_count = 4,
+           .ops = {LinearOp{.input = 0, .weight = 1, .activation = Activation::kSilu},
+                   LinearOp{.input = 4, .weight = 2, .bias = 3},
+                   LinearOp{.input = 5, .weight = 1, .activation = Activation::kGelu},
+                   LinearOp{.input = 6, .weight = 2, .bias = 3, .activation = Activation::kRelu},
+                   ReshardOp{.input = 7, .spec = SpecOf({"", "x"})}},
+           .outputs = {8, 5}});
+    RunOnAll();
+    return Assemble();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, RepeatedStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(RepeatedStepTest, ARunOfAKnownPlanHasTheBitsOfAFreshOne) {
+  Restart();
+  const std::vector<float> first = RunWith(1, 10).elements;
+  const std::string plan_hash = order_.plan_hash;
+  EXPECT_EQ(RunWith(2, 10).elements, first) << "again";
+  const std::vector<float> changed = RunWith(3, 50).elements;
+  EXPECT_NE(changed, first);
+  EXPECT_EQ(RunWith(4, 10).elements, first) << "after a run with other operands";
+  EXPECT_EQ(order_.plan_hash, plan_hash);
+  Restart();
+  EXPECT_EQ(RunWith(1, 50).elements, changed) << "by executors that do not know the plan yet";
+}
+
 }  // namespace
 }  // namespace shardmesh::worker
