@@ -45,6 +45,7 @@ class PlanBuilder {
   void Name(std::string_view op) { op_ = op; }
 
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
+  // The cost so far. Finish sets its memory_bytes.
   PlanCost cost() const { return plan_.cost; }
 
   // Each of these functions appends the instructions of one op to the plan. It returns the value
@@ -54,10 +55,8 @@ class PlanBuilder {
   absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
   absl::StatusOr<ValueIndex> AddReshard(const ReshardOp& op, ValueIndex input);
 
-  Plan Finish(std::vector<ValueIndex> outputs) && {
-    plan_.outputs = std::move(outputs);
-    return std::move(plan_);
-  }
+  // Returns the plan with these outputs, and with the memory that a run needs in its cost.
+  Plan Finish(std::vector<ValueIndex> outputs) &&;
 
   // Returns INVALID_ARGUMENT (`reason`) with a message that names the current op.
   absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;

@@ -61,9 +61,9 @@ absl::StatusOr<std::vector<PlacePart>> PartsOf(const RankValue& value, int64_t d
 // Derives the values and the instructions of a RankPlan.
 class RankPlanner {
  public:
-  RankPlanner(const Plan& plan, DeviceId rank, std::vector<RankValue>* values,
-              std::vector<RankInstruction>* instructions)
-      : plan_(plan), rank_(rank), values_(*values), instructions_(*instructions) {}
+  RankPlanner(const Plan& plan, const MemoryPlan& memory, DeviceId rank,
+              std::vector<RankValue>* values, std::vector<RankInstruction>* instructions)
+      : plan_(plan), memory_(memory), rank_(rank), values_(*values), instructions_(*instructions) {}
 
   absl::Status Run() {
     SHARDMESH_RETURN_IF_ERROR(AddValues());
@@ -91,6 +91,13 @@ class RankPlanner {
     for (size_t i = 0; i < plan_.outputs.size(); ++i) {
       std::optional<size_t>& output = values_[plan_.outputs[i]].output;
       if (!output.has_value()) output = i;
+    }
+    for (ValueIndex i = 0; i < values_.size(); ++i) {
+      const std::optional<BlockPlace>& place = memory_.places[i];
+      const bool fits =
+          place.has_value() &&
+          (!place->over.has_value() || values_[*place->over].size_bytes == values_[i].size_bytes);
+      if (fits) values_[i].place = place;
     }
     for (const Instruction& instruction : plan_.instructions) {
       const auto* const collective = std::get_if<GroupCollective>(&instruction.kind);
@@ -215,6 +222,7 @@ class RankPlanner {
   }
 
   const Plan& plan_;
+  const MemoryPlan& memory_;
   const DeviceId rank_;
   std::vector<RankValue>& values_;
   std::vector<RankInstruction>& instructions_;
@@ -225,7 +233,9 @@ class RankPlanner {
 
 absl::StatusOr<RankPlan> RankPlan::Create(const Plan& plan, DeviceId rank) {
   RankPlan result(plan, rank);
-  SHARDMESH_RETURN_IF_ERROR(RankPlanner(plan, rank, &result.values_, &result.instructions_).Run());
+  result.memory_ = MemoryPlanOf(plan);
+  RankPlanner planner(plan, result.memory_, rank, &result.values_, &result.instructions_);
+  SHARDMESH_RETURN_IF_ERROR(planner.Run());
   return result;
 }
 

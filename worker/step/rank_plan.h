@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "program/memory_plan.h"
 #include "program/step_plan.h"
 #include "sharding/device_group.h"
 #include "sharding/mesh.h"
@@ -32,6 +33,9 @@ struct RankValue {
   // Index of the value in the plan's outputs, if it is one of them. The memory of an output belongs
   // to a staged tile.
   std::optional<size_t> output = std::nullopt;
+  // Only for a temporary: its place in the step's block (MemoryPlan). Unset if the temporary has
+  // memory of its own, because its tile is not as large as the one that it would be made over.
+  std::optional<BlockPlace> place = std::nullopt;
   // Only for an operand: the result that the rank can make in the operand's memory if the operand
   // is donated (ResultOverOperand, and both tiles have the same size).
   std::optional<ValueIndex> result_over = std::nullopt;
@@ -82,6 +86,8 @@ class RankPlan {
   const Plan& plan() const { return *plan_; }
   DeviceId rank() const { return rank_; }
   const RankValue& value(ValueIndex index) const { return values_[index]; }
+  // The size of the block for temporaries, and the first and the last instruction that use it.
+  const MemoryPlan& memory() const { return memory_; }
   // The constants of plan().instructions[index].
   const RankInstruction& instruction(size_t index) const { return instructions_[index]; }
 
@@ -90,6 +96,7 @@ class RankPlan {
 
   const Plan* plan_;
   DeviceId rank_;
+  MemoryPlan memory_;
   std::vector<RankValue> values_;
   std::vector<RankInstruction> instructions_;
 };

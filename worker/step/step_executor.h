@@ -166,7 +166,8 @@ class StepExecutor {
     std::string identity;
     PeerLinks* links = nullptr;
     ShardStore* store = nullptr;
-    // Memory for values that are neither operands nor outputs; usually the store's pool.
+    // Memory for values that are neither operands nor outputs, in one block for each step; usually
+    // the store's pool.
     std::shared_ptr<BufferPool> pool;
     // Called on a thread of a step if the pool has no room for a buffer of `size_bytes`. `refused`
     // is the error (MEMORY_LIMIT). May block. Returns whether it has freed memory, so that the step

@@ -21,6 +21,7 @@
 #include "worker/collective/region_move.h"
 #include "worker/kernel/epilogue.h"
 #include "worker/step/rank_plan.h"
+#include "worker/step/step_block.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -30,6 +31,7 @@ struct LocalValue {
   const RankValue* constants = nullptr;
   OwnedBytes content = {};
   std::string array_id = {};  // set only for an operand that is an array
+  bool is_in_block = false;   // `content` is at the value's place in the step's block
   // The memory of a donated operand, if a result is made in this memory. Set in the LocalValue of
   // the operand and in that of the result.
   std::shared_ptr<Buffer> donated = nullptr;
@@ -114,6 +116,7 @@ class RankStep {
         return WithContext(done, plan_.instructions[i].label);
       }
       for (const ValueIndex value : part_.instruction(i).ends) FreeValue(value);
+      if (i == part_.memory().last) block_.reset();
     }
     return StageOutputs();
   }
@@ -131,6 +134,7 @@ class RankStep {
                                        constants_->sources);
     link_.Watch(ticket_);
     absl::Status done = CheckAbort();
+    if (done.ok() && op == part_.memory().first) done = AllocateBlock();
     if (done.ok()) done = Allocate(instruction.output);
     if (done.ok()) {
       done = std::visit([&](const auto& kind) { return Execute(op, instruction, kind); },
@@ -288,8 +292,61 @@ class RankStep {
     return absl::OkStatus();
   }
 
+  absl::Status AllocateBlock() {
+    if (part_.memory().block_bytes == 0) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(
+        Buffer memory, PooledBuffer(part_.memory().block_bytes, "a step's intermediate values"));
+    block_.emplace(std::move(memory));
+    return absl::OkStatus();
+  }
+
+  // Gives a value the memory at its place in the block. Returns false if an earlier value there, or
+  // the input that the value is made over, is lent to a peer that has yet to read it.
+  bool TakePlace(LocalValue& value) {
+    const BlockPlace& place = *value.constants->place;
+    LocalValue* over = nullptr;
+    if (place.over.has_value() && values_[*place.over].is_in_block) over = &values_[*place.over];
+    if (over != nullptr) over->content.owner = nullptr;  // the block keeps the bytes
+    const auto memory = block_->Take(place.offset_bytes, value.size_bytes());
+    if (memory.has_value()) {
+      value.content = {memory->bytes, memory->owner};
+      value.is_in_block = true;
+    }
+    if (over != nullptr) {
+      over->content.owner = memory.has_value()
+                                ? memory->owner
+                                : block_->Share(place.offset_bytes, value.size_bytes()).owner;
+    }
+    return memory.has_value();
+  }
+
+  // Gives a temporary its memory. If peers have yet to read what was at its place, takes separate
+  // memory, so that this rank does not wait for them. Waits for them only if the pool has no memory
+  // left. They read it without anything more from this rank: this rank has ended all earlier ops,
+  // and has sent all data of these ops.
+  absl::Status AllocateTemporary(LocalValue& value) {
+    constexpr absl::Duration kPoll = absl::Milliseconds(1);
+    if (TakePlace(value)) return absl::OkStatus();
+    link_.Reclaim();
+    if (TakePlace(value)) return absl::OkStatus();
+    absl::StatusOr<Buffer> separate =
+        options_.pool->TryAllocate(value.size_bytes(), "a step's value");
+    if (separate.ok()) {
+      const auto shared = std::make_shared<Buffer>(*std::move(separate));
+      value.content = {shared->bytes(), shared};
+      return absl::OkStatus();
+    }
+    while (!TakePlace(value)) {
+      SHARDMESH_RETURN_IF_ERROR(CheckAbort());
+      block_->Wait(kPoll);
+      link_.Reclaim();
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Allocate(ValueIndex index) {
     LocalValue& value = values_[index];
+    if (value.constants->place.has_value()) return AllocateTemporary(value);
     if (!value.constants->output.has_value()) return AllocatePooled(value, "a step's value");
     const size_t output = *value.constants->output;
     SHARDMESH_RETURN_IF_ERROR(Stage(output));
@@ -378,6 +435,8 @@ class RankStep {
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalSlice& slice) {
     const LocalValue& in = values_[slice.input];
     const LocalValue& out = values_[instruction.output];
+    // A copy that is made over its input is there already.
+    if (in.content.bytes.data() == out.content.bytes.data()) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(const TensorView from,
                                TensorView::Create(in.dtype(), in.shape(), in.content.bytes));
     SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView to,
@@ -535,13 +594,17 @@ class RankStep {
     return parts;
   }
 
-  // Allocates memory from the pool and returns it with its owner.
-  absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
+  absl::StatusOr<Buffer> PooledBuffer(int64_t size_bytes, std::string_view what) {
     absl::StatusOr<Buffer> allocated = options_.pool->Allocate(size_bytes, what);
     if (WasRoomMade(allocated.status(), size_bytes)) {
       allocated = options_.pool->Allocate(size_bytes, what);
     }
-    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, std::move(allocated));
+    return allocated;
+  }
+
+  // Allocates memory from the pool and returns it with its owner.
+  absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, PooledBuffer(size_bytes, what));
     auto shared = std::make_shared<Buffer>(std::move(buffer));
     return OwnedMutableBytes{shared->mutable_bytes(), shared};
   }
@@ -603,6 +666,7 @@ class RankStep {
   CopiedBytes copied_;                 // bytes that the running collective has copied so far
   FlightRecorder::Ticket ticket_ = 0;  // of the running instruction
   const RankInstruction* constants_ = nullptr;  // of the running instruction
+  std::optional<StepBlock> block_;              // while temporaries use it
   std::vector<LocalValue> values_;
   std::vector<std::unique_ptr<StagedTile>> staged_;  // by index of the output; null until staged
 };

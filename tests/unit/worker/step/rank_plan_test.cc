@@ -123,6 +123,16 @@ TEST(RankPlanTest, KnowsTheResultThatADonatedOperandsMemoryCanHold) {
       << "two instructions read the operand";
 }
 
+TEST(RankPlanTest, HasThePlacesOfTemporaries) {
+  const Plan plan = GatherAndSum();
+  const RankPlan part = *RankPlan::Create(plan, 0);
+  EXPECT_EQ(part.memory().block_bytes, 8 * 6 * 4);
+  EXPECT_FALSE(part.value(0).place.has_value());
+  ASSERT_TRUE(part.value(1).place.has_value());
+  EXPECT_EQ(part.value(1).place->offset_bytes, 0);
+  EXPECT_FALSE(part.value(2).place.has_value()) << "an output";
+}
+
 TEST(KnownPlanTest, KeepsThePartOfARankForAllRuns) {
   const KnownPlan known(GatherAndSum());
   std::vector<std::shared_ptr<const RankPlan>> parts(4);

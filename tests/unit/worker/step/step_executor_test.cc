@@ -1505,5 +1505,89 @@ TEST_P(RepeatedStepTest, ARunOfAKnownPlanHasTheBitsOfAFreshOne) {
   EXPECT_EQ(RunWith(1, 50).elements, changed) << "by executors that do not know the plan yet";
 }
 
+TEST_P(StepExecutorTest, AStepAsksForTheBlockOfItsIntermediateValuesAtOnce) {
+  StartMesh("x=1");
+  constexpr int64_t kTile = 256 * 256 * 4;
+  Put("input", Tensor::Random({256, 256}, 1), SpecOf({"", ""}));
+  Put("weight", Tensor::Random({256, 256}, 2), SpecOf({"", ""}));
+  Program program{.operand_count = 2, .ops = {}, .outputs = {9}};
+  for (ValueIndex input : {0, 2, 3, 4, 5, 6, 7, 8}) {
+    program.ops.push_back(LinearOp{.input = input, .weight = 1});
+  }
+  Order(1, program);
+  order_.return_literals = false;
+  BufferPool& pool = *rank(0).pool;
+  const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  // Leaves room for the block, but for its last page. The result fits once the rest is freed.
+  auto cached =
+      std::make_unique<Buffer>(*pool.Allocate(left_bytes - 2 * kTile + 4096, "a cached tile"));
+  std::vector<int64_t> asked_bytes;
+  rank(0).free_memory = [&](int64_t size_bytes) {
+    asked_bytes.push_back(size_bytes);
+    cached.reset();
+    return true;
+  };
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+  EXPECT_THAT(asked_bytes, testing::ElementsAre(2 * kTile))
+      << "an operand and a result at a time, of eight";
+}
+
+// A chain of collectives of 1 MiB, which peers read from this rank's memory where they can.
+class CollectiveChainTest : public StepExecutorTest {
+ protected:
+  static Program Chain() {
+    Program program{.operand_count = 1, .ops = {}, .outputs = {12}};
+    const auto add = [&program](CollectiveOp op) {
+      op.input = static_cast<ValueIndex>(program.ops.size());
+      op.axes = {"x"};
+      program.ops.push_back(std::move(op));
+    };
+    using Kind = CollectiveKind;
+    using Algorithm = CollectiveAlgorithm;
+    for (int round = 0; round < 2; ++round) {
+      add({.kind = Kind::kAllReduce, .algorithm = Algorithm::kPairwise});
+      add({.kind = Kind::kAllReduce, .algorithm = Algorithm::kDirect});
+      add({.kind = Kind::kBroadcast, .root = 1});
+      add({.kind = Kind::kReduceScatter});
+      add({.kind = Kind::kAllGather});
+      add({.kind = Kind::kAllReduce, .algorithm = Algorithm::kPairwise});
+    }
+    return program;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CollectiveChainTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(CollectiveChainTest, ValuesThatPeersStillReadAreNotOverwritten) {
+  StartMesh("x=3");
+  Tensor tensor = Tensor::Random({768, 342}, 1);
+  for (float& x : tensor.elements) x = std::round(x * 100);  // so that sums are exact
+  Put("in", tensor, SpecOf({"", ""}));
+  Order(1, Chain());
+  order_.return_literals = false;
+  // Several steps of the same plan run at the same time, and their ranks do not keep pace.
+  constexpr int64_t kSteps = 6;
+  for (int64_t sequence = 1; sequence <= kSteps; ++sequence) {
+    order_.sequence = sequence;
+    order_.outputs[0].array.array_id = StrCat("out-", sequence);
+    RunOnAll();
+  }
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device, kSteps).outcome, StepOutcome::kDone) << Await(device, kSteps).status;
+    for (int64_t sequence = 1; sequence <= kSteps; ++sequence) {
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+      const StoredTilePtr out =
+          *rank(device).store->Find(StrCat("out-", sequence), Tile::Whole(tensor.shape));
+      const auto* const elements = reinterpret_cast<const float*>(out->bytes().data());
+      for (size_t i = 0; i < tensor.elements.size(); ++i) {
+        ASSERT_EQ(elements[i], tensor.elements[i] * 6561.0F)  // 3 to the number of sums
+            << "rank " << device << ", step " << sequence << ", element " << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh::worker

@@ -1,0 +1,224 @@
+// LayOutBlock: no overlap, and no more memory than needed. MemoryPlanOf, PeakBytesOf: of plans.
+#include "program/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+#include <random>
+
+#include "tests/unit/program/plan_examples.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+
+int64_t RoundedUp(int64_t size_bytes) {
+  return (size_bytes + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+}
+
+// Checks that all ranges lie in the block, at aligned offsets, and that no two ranges that are in
+// use at the same time overlap.
+void ExpectSound(const std::vector<LiveRange>& ranges, const BlockLayout& layout) {
+  ASSERT_EQ(layout.offsets.size(), ranges.size());
+  EXPECT_GE(layout.size_bytes, LeastBlockBytes(ranges));
+  EXPECT_EQ(layout.size_bytes % kBlockAlignment, 0);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const int64_t begin = layout.offsets[i];
+    const int64_t end = begin + ranges[i].size_bytes;
+    EXPECT_GE(begin, 0);
+    EXPECT_LE(end, layout.size_bytes);
+    EXPECT_EQ(begin % kBlockAlignment, 0);
+    for (size_t j = 0; j < i; ++j) {
+      const bool are_live_together =
+          ranges[j].first <= ranges[i].last && ranges[i].first <= ranges[j].last;
+      if (!are_live_together || ranges[i].size_bytes == 0 || ranges[j].size_bytes == 0) continue;
+      const int64_t other_begin = layout.offsets[j];
+      EXPECT_TRUE(end <= other_begin || other_begin + ranges[j].size_bytes <= begin)
+          << "ranges " << i << " and " << j;
+    }
+  }
+}
+
+TEST(MemoryPlanTest, RangesInUseTogetherNeverOverlap) {
+  std::mt19937 random(1);
+  const auto below = [&random](size_t limit) { return random() % limit; };
+  double excess = 0;
+  constexpr int kRounds = 2'000;
+  for (int round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    const size_t instructions = 1 + below(40);
+    const int64_t largest = round % 3 == 0 ? 200 : 1 << 20;
+    std::vector<LiveRange> ranges(below(60));
+    for (LiveRange& range : ranges) {
+      range.size_bytes = static_cast<int64_t>(below(static_cast<size_t>(largest)));
+      if (below(10) == 0) range.size_bytes = 0;
+      range.first = below(instructions);
+      range.last = range.first + below(std::min<size_t>(instructions - range.first, 8));
+    }
+    const BlockLayout layout = LayOutBlock(ranges);
+    ExpectSound(ranges, layout);
+    if (testing::Test::HasFailure()) return;
+    const int64_t least_bytes = LeastBlockBytes(ranges);
+    if (least_bytes > 0) {
+      excess += static_cast<double>(layout.size_bytes) / static_cast<double>(least_bytes) - 1;
+    }
+  }
+  EXPECT_LT(excess / kRounds, 0.1) << "on average, beyond the lower bound";
+}
+
+TEST(MemoryPlanTest, AChainTakesNoMoreThanItsLargestNeighbours) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<LiveRange> ranges(1 + random() % 50);
+    int64_t most = 0;
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      ranges[i] = {
+          .size_bytes = static_cast<int64_t>(random() % 100'000), .first = i, .last = i + 1};
+      const int64_t before = i == 0 ? 0 : RoundedUp(ranges[i - 1].size_bytes);
+      most = std::max(most, before + RoundedUp(ranges[i].size_bytes));
+    }
+    const BlockLayout layout = LayOutBlock(ranges);
+    ExpectSound(ranges, layout);
+    ASSERT_EQ(layout.size_bytes, most) << "round " << round;
+  }
+}
+
+TEST(MemoryPlanTest, LargestFirstDoesNotFitEveryChain) {
+  // Placed by size, the range of 8 fits neither below that of 9 nor beside that of 10.
+  const std::vector<LiveRange> ranges = {
+      {10 * 64, 0, 1}, {9 * 64, 1, 2}, {8 * 64, 2, 3}, {10 * 64, 3, 4}};
+  EXPECT_EQ(LayOutBlock(ranges).size_bytes, 19 * 64);
+}
+
+TEST(MemoryPlanTest, TheSameRangesGetTheSameOffsets) {
+  std::vector<LiveRange> ranges;
+  for (size_t i = 0; i < 30; ++i) {
+    ranges.push_back({.size_bytes = 64, .first = i / 3, .last = i / 2 + 1});
+  }
+  EXPECT_EQ(LayOutBlock(ranges).offsets, LayOutBlock(ranges).offsets);
+}
+
+TEST(MemoryPlanTest, NothingAndNothingAtAllTakeNoMemory) {
+  EXPECT_EQ(LayOutBlock({}).size_bytes, 0);
+  EXPECT_EQ(LeastBlockBytes({}), 0);
+  const std::vector<LiveRange> empty = {{.size_bytes = 0, .first = 0, .last = 3}};
+  EXPECT_EQ(LayOutBlock(empty).size_bytes, 0);
+  EXPECT_THAT(LayOutBlock(empty).offsets, ElementsAre(0));
+}
+
+TEST(MemoryPlanTest, SizesBeyond64BitsAreCapped) {
+  const std::vector<LiveRange> huge(3, {.size_bytes = kMost - 1, .first = 0, .last = 1});
+  EXPECT_EQ(LeastBlockBytes(huge), kMost);
+  EXPECT_EQ(LayOutBlock(huge).size_bytes, kMost);
+}
+
+CollectiveOp Sum(ValueIndex input, CollectiveAlgorithm algorithm) {
+  return {
+      .input = input, .kind = CollectiveKind::kAllReduce, .axes = {"tp"}, .algorithm = algorithm};
+}
+
+constexpr int64_t kTile = 16 * 16 * 4;
+
+Plan ChainOf(CollectiveAlgorithm algorithm, std::vector<ValueIndex> outputs) {
+  return *PlanProgram(
+      {.operand_count = 1,
+       .ops = {Sum(0, algorithm), Sum(1, algorithm), Sum(2, algorithm), Sum(3, algorithm)},
+       .outputs = std::move(outputs)},
+      {Value({16, 16}, PartitionSpec())}, Target("tp=2"));
+}
+
+TEST(MemoryPlanTest, OperandsAndOutputsHaveNoPlaceInTheBlock) {
+  const Plan plan = ChainOf(CollectiveAlgorithm::kDirect, {4});
+  const MemoryPlan memory = MemoryPlanOf(plan);
+  EXPECT_FALSE(memory.places[0].has_value());
+  EXPECT_FALSE(memory.places[4].has_value());
+  ASSERT_TRUE(memory.places[1].has_value());
+  EXPECT_EQ(memory.block_bytes, 2 * kTile) << "an operand and a result at a time";
+  EXPECT_NE(memory.places[1]->offset_bytes, memory.places[2]->offset_bytes);
+  EXPECT_EQ(memory.places[1]->offset_bytes, memory.places[3]->offset_bytes);
+  EXPECT_EQ(memory.first, 0U);
+  EXPECT_EQ(memory.last, 3U);
+  EXPECT_EQ(PeakBytesOf(plan), 3 * kTile);
+  EXPECT_EQ(plan.cost.memory_bytes, 3 * kTile);
+}
+
+TEST(MemoryPlanTest, AResultIsMadeOverAnOperandThatTheOpMayOverwrite) {
+  const Plan plan = ChainOf(CollectiveAlgorithm::kPairwise, {4});
+  const MemoryPlan memory = MemoryPlanOf(plan);
+  EXPECT_EQ(memory.places[1]->over, std::nullopt) << "an operand of the plan is never overwritten";
+  EXPECT_EQ(memory.places[2]->over, 1U);
+  EXPECT_EQ(memory.places[3]->over, 2U);
+  EXPECT_EQ(memory.block_bytes, kTile);
+  EXPECT_EQ(PeakBytesOf(plan), 2 * kTile) << "the block and the output";
+}
+
+TEST(MemoryPlanTest, NoResultIsMadeOverAnOperandThatIsReadLater) {
+  const Plan plan = *PlanProgram(
+      {.operand_count = 1,
+       .ops = {Sum(0, CollectiveAlgorithm::kPairwise), Sum(1, CollectiveAlgorithm::kPairwise),
+               Sum(1, CollectiveAlgorithm::kPairwise), Sum(2, CollectiveAlgorithm::kPairwise),
+               Sum(3, CollectiveAlgorithm::kPairwise)},
+       .outputs = {4, 5}},
+      {Value({16, 16}, PartitionSpec())}, Target("tp=2"));
+  const MemoryPlan memory = MemoryPlanOf(plan);
+  EXPECT_EQ(memory.places[2]->over, std::nullopt) << "the next instruction reads the operand";
+  EXPECT_EQ(memory.places[3]->over, 1U);
+}
+
+TEST(MemoryPlanTest, AnEpilogueOfOneTypeIsMadeInPlaceAndOneThatRoundsIsNot) {
+  const auto over_of_epilogue = [](Dtype dtype) {
+    const Plan plan = *PlanProgram(
+        {.operand_count = 3,
+         .ops = {LinearOp{.input = 0, .weight = 1, .activation = Activation::kRelu},
+                 LinearOp{.input = 3, .weight = 2}},
+         .outputs = {4}},
+        {Value({8, 32}, Spec({{}, {"tp"}}), dtype), Value({32, 32}, Spec({{}, {"tp"}}), dtype),
+         Value({32, 32}, PartitionSpec(), dtype)},
+        Target("tp=2"));
+    const MemoryPlan memory = MemoryPlanOf(plan);
+    for (const Instruction& instruction : plan.instructions) {
+      if (std::get_if<LocalEpilogue>(&instruction.kind) == nullptr) continue;
+      return memory.places[instruction.output]->over.has_value();
+    }
+    ADD_FAILURE() << "the plan has no epilogue";
+    return false;
+  };
+  EXPECT_TRUE(over_of_epilogue(Dtype::kF32));
+  EXPECT_FALSE(over_of_epilogue(Dtype::kBF16)) << "its partial sums are F32";
+}
+
+TEST(MemoryPlanTest, PlacesHaveRoomForTheLargestTile) {
+  const ValueDescriptor operand = CutValue({10, 16}, Spec({{"tp"}, {}}), {{0, 3, 10}, {}});
+  const Plan plan = *PlanProgram(
+      {.operand_count = 1,
+       .ops = {CollectiveOp{.input = 0, .kind = CollectiveKind::kAllGather, .axes = {"tp"}},
+               ReshardOp{.input = 1, .spec = Spec({{"tp"}, {}}), .part_starts = {{3}}},
+               CollectiveOp{.input = 2, .kind = CollectiveKind::kAllGather, .axes = {"tp"}}},
+       .outputs = {3}},
+      {operand}, Target("tp=2"));
+  const MemoryPlan memory = MemoryPlanOf(plan);
+  EXPECT_EQ(memory.block_bytes, 10 * 16 * 4 + 7 * 16 * 4) << "the whole, and the part of 7 rows";
+}
+
+TEST(MemoryPlanTest, TheBlockIsFreedAfterItsLastUse) {
+  // The block has kTile in instructions 0 and 1. After that, two outputs are made.
+  const Plan plan = *PlanProgram(
+      {.operand_count = 1,
+       .ops = {Sum(0, CollectiveAlgorithm::kDirect), Sum(1, CollectiveAlgorithm::kDirect),
+               Sum(2, CollectiveAlgorithm::kDirect), Sum(2, CollectiveAlgorithm::kDirect)},
+       .outputs = {2, 3}},
+      {Value({16, 16}, PartitionSpec())}, Target("tp=2"));
+  const MemoryPlan memory = MemoryPlanOf(plan);
+  EXPECT_EQ(memory.block_bytes, kTile);
+  EXPECT_EQ(memory.last, 3U) << "value 4, which nothing reads, is made by the last instruction";
+  EXPECT_EQ(PeakBytesOf(plan), 3 * kTile);
+  EXPECT_EQ(PeakBytesOf(ChainOf(CollectiveAlgorithm::kDirect, {2, 3, 4})), 3 * kTile);
+}
+
+}  // namespace
+}  // namespace shardmesh
