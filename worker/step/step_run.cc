@@ -2,7 +2,6 @@
 // kernels and collectives.
 #include "worker/step/step_run.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <optional>

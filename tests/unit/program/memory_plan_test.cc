@@ -88,7 +88,7 @@ TEST(MemoryPlanTest, AChainTakesNoMoreThanItsLargestNeighbours) {
   }
 }
 
-TEST(MemoryPlanTest, LargestFirstDoesNotFitEveryChain) {
+TEST(MemoryPlanTest, AChainThatPlacedLargestFirstDoesNotFitTakesTheLeast) {
   // Placed by size, the range of 8 fits neither below that of 9 nor beside that of 10.
   const std::vector<LiveRange> ranges = {
       {10 * 64, 0, 1}, {9 * 64, 1, 2}, {8 * 64, 2, 3}, {10 * 64, 3, 4}};
@@ -103,7 +103,7 @@ TEST(MemoryPlanTest, TheSameRangesGetTheSameOffsets) {
   EXPECT_EQ(LayOutBlock(ranges).offsets, LayOutBlock(ranges).offsets);
 }
 
-TEST(MemoryPlanTest, NothingAndNothingAtAllTakeNoMemory) {
+TEST(MemoryPlanTest, NoRangesAndEmptyRangesTakeNoMemory) {
   EXPECT_EQ(LayOutBlock({}).size_bytes, 0);
   EXPECT_EQ(LeastBlockBytes({}), 0);
   const std::vector<LiveRange> empty = {{.size_bytes = 0, .first = 0, .last = 3}};

@@ -75,7 +75,7 @@ TEST_F(StepBlockTest, OwnersKeepTheMemoryThoughTheBlockIsGone) {
   EXPECT_EQ(budget_.used_bytes(), 0);
 }
 
-TEST_F(StepBlockTest, WhoeverWaitsSeesAPartThatAnotherThreadReleased) {
+TEST_F(StepBlockTest, AWaitEndsWhenAnotherThreadReleasesAPart) {
   StepBlock block(NewBuffer(4096));
   for (int round = 0; round < 200; ++round) {
     std::optional<OwnedMutableBytes> part = block.Take(0, 4096);
@@ -95,7 +95,7 @@ TEST_F(StepBlockTest, WhoeverWaitsSeesAPartThatAnotherThreadReleased) {
   }
 }
 
-TEST_F(StepBlockTest, NobodyWaitsForABlockWithoutOwners) {
+TEST_F(StepBlockTest, AWaitForABlockWithoutOwnersEndsAtOnce) {
   StepBlock block(NewBuffer(64));
   block.Wait(absl::InfiniteDuration());
 }
