@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_traffic.h"
+#include "program/kernel_time.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
 #include "sharding/device_group.h"
@@ -266,7 +267,19 @@ int64_t LinkPairsOf(const Plan& plan) {
   return pairs;
 }
 
-PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
+int64_t PeakBytesOf(const Plan& plan) {
+  std::vector<int64_t> scratch_bytes(plan.instructions.size());
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const auto* const op = std::get_if<MoveRegions>(&plan.instructions[i].kind);
+    if (op == nullptr) continue;
+    const ValueDescriptor& output = plan.values[plan.instructions[i].output];
+    const ReshardPlan move = *MovePlan(plan.mesh, plan.values[op->input], output);
+    scratch_bytes[i] = MoveScratchBytes(move, CostOfMove(move, output.dtype));
+  }
+  return PeakBytesOf(plan, scratch_bytes);
+}
+
+PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels) {
   PlanForecast forecast;
   std::optional<LinkTally> tally;
   if (LinkPairsOf(plan) <= kMostLinkPairs) tally.emplace(plan);
@@ -282,6 +295,7 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& instruction = plan.instructions[i];
     const ValueDescriptor& output = plan.values[instruction.output];
+    forecast.kernel_seconds += KernelSeconds(plan, instruction, kernels);
     if (const auto* const op = std::get_if<GroupCollective>(&instruction.kind); op != nullptr) {
       add(op->axes,
           CostOf(op->kind, op->algorithm, LoadOf(plan.mesh, plan.values[op->input], op->axes)));

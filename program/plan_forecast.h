@@ -65,6 +65,7 @@ struct PlanForecast {
   // output exists until the end of the run. A move also has the copies that it sends.
   int64_t peak_bytes = 0;
   double exchange_seconds = 0;  // sum of AxisTraffic::seconds over `traffic`
+  double kernel_seconds = 0;    // sum of KernelSeconds over all instructions
 
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
@@ -77,9 +78,13 @@ struct PlanForecast {
 // input. Takes O(instructions).
 int64_t LinkPairsOf(const Plan& plan);
 
+// Returns PlanForecast::peak_bytes of the plan. Requires a plan that CheckPlan accepts.
+int64_t PeakBytesOf(const Plan& plan);
+
 // Returns the forecast of one run. Numbers beyond 64 bits are capped. Requires a plan that
-// CheckPlan accepts. `links` are the figures of the mesh's slowest link.
-PlanForecast ForecastOf(const Plan& plan, const LinkCost& links);
+// CheckPlan accepts. `links` are the figures of the mesh's slowest link, `kernels` those of its
+// slowest worker.
+PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels = {});
 
 }  // namespace shardmesh
 

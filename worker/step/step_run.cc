@@ -24,6 +24,7 @@
 #include "worker/collective/region_move.h"
 #include "worker/kernel/epilogue.h"
 #include "worker/step/combiners.h"
+#include "worker/step/tile_products.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -379,8 +380,15 @@ class RankStep {
     const LocalValue& lhs = values_[matmul.lhs];
     const LocalValue& rhs = values_[matmul.rhs];
     const LocalValue& out = values_[instruction.output];
-    MatmulSpec spec{.n = rhs.shape[matmul.transpose_rhs ? 0 : 1],
-                    .k = rhs.shape[matmul.transpose_rhs ? 1 : 0],
+    const TileProduct tiles{.lhs = lhs.shape,
+                            .rhs = rhs.shape,
+                            .out = out.shape,
+                            .transpose_lhs = matmul.transpose_lhs,
+                            .transpose_rhs = matmul.transpose_rhs};
+    const ProductSizes sizes = SizesOf(tiles);
+    MatmulSpec spec{.m = sizes.m,
+                    .n = sizes.n,
+                    .k = sizes.k,
                     .lhs_dtype = lhs.dtype,
                     .rhs_dtype = rhs.dtype,
                     .out_dtype = out.dtype,
@@ -389,10 +397,7 @@ class RankStep {
                     .has_bias = matmul.bias.has_value(),
                     .scale = matmul.scale,
                     .activation = matmul.activation};
-    spec.m = 1;
-    for (size_t dim = 0; dim + 1 < out.shape.size(); ++dim) spec.m *= out.shape[dim];
-    MatmulOperands operands{
-        .lhs = lhs.content.bytes, .rhs = rhs.content.bytes, .bias = {}, .out = Mutable(out)};
+    MatmulOperands operands;
     if (matmul.bias.has_value()) {
       spec.bias_dtype = values_[*matmul.bias].dtype;
       operands.bias = values_[*matmul.bias].content.bytes;
@@ -402,13 +407,31 @@ class RankStep {
     const absl::Time started = options_.clock->Now();
     SHARDMESH_RETURN_IF_ERROR(turn.Take());
     std::shared_ptr<const PackedWeights> packed;
-    if (!rhs.array_id.empty()) {
+    if (!rhs.array_id.empty() && sizes.is_one_rhs) {
       SHARDMESH_ASSIGN_OR_RETURN(packed,
                                  context_.weights->Find(rhs.array_id, spec, rhs.content, pause));
       operands.packed = packed.get();
     }
-    const absl::Status done = options_.kernel->Run(spec, operands, pause);
-    RecordKernel(2 * spec.m * spec.n * spec.k, started + turn.waited());
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t lhs_bytes,
+                               PackedSizeBytes(lhs.dtype, spec.m * spec.k));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t rhs_bytes,
+                               PackedSizeBytes(rhs.dtype, spec.k * spec.n));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t out_bytes,
+                               PackedSizeBytes(out.dtype, spec.m * spec.n));
+    // Returns matrix `number` of a tile.
+    const auto matrix = [](auto bytes, int64_t number, int64_t size_bytes) {
+      return bytes.subspan(static_cast<size_t>(number * size_bytes),
+                           static_cast<size_t>(size_bytes));
+    };
+    int64_t products = 0;
+    const absl::Status done = ForEachProduct(tiles, [&](int64_t l, int64_t r, int64_t o) {
+      operands.lhs = matrix(lhs.content.bytes, l, lhs_bytes);
+      operands.rhs = matrix(rhs.content.bytes, r, rhs_bytes);
+      operands.out = matrix(Mutable(out), o, out_bytes);
+      ++products;
+      return options_.kernel->Run(spec, operands, pause);
+    });
+    RecordKernel(2 * spec.m * spec.n * spec.k * products, started + turn.waited());
     return done;
   }
 
