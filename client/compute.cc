@@ -15,6 +15,7 @@
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/wire_enums.h"
+#include "google/protobuf/repeated_field.h"
 #include "process/steady_deadline.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
@@ -231,12 +232,45 @@ absl::StatusOr<StepResult> RunStep(
   return result;
 }
 
+absl::StatusOr<std::vector<PlannedInstruction>> DecodeInstructions(
+    const google::protobuf::RepeatedPtrField<v1::PlannedInstruction>& from) {
+  std::vector<PlannedInstruction> instructions;
+  for (const v1::PlannedInstruction& planned : from) {
+    PlannedInstruction& to = instructions.emplace_back();
+    to.label = planned.label();
+    to.axes.assign(planned.axes().begin(), planned.axes().end());
+    if (planned.collective() == v1::COLLECTIVE_KIND_UNSPECIFIED) continue;
+    SHARDMESH_ASSIGN_OR_RETURN(to.collective, DecodeAnswer(planned.collective()));
+    SHARDMESH_ASSIGN_OR_RETURN(to.algorithm, DecodeAnswer(planned.algorithm()));
+  }
+  return instructions;
+}
+
+absl::StatusOr<CandidatePlan> DecodeCandidate(const v1::PlanCandidate& from) {
+  CandidatePlan candidate = {.roles = from.roles()};
+  SHARDMESH_ASSIGN_OR_RETURN(candidate.time, DecodeAnswer(from.time()));
+  SHARDMESH_ASSIGN_OR_RETURN(candidate.kernel_time, DecodeAnswer(from.kernel_time()));
+  SHARDMESH_ASSIGN_OR_RETURN(candidate.exchange_time, DecodeAnswer(from.exchange_time()));
+  candidate.cost = rpc::Decode(from.cost());
+  candidate.peak_bytes = from.peak_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(candidate.instructions, DecodeInstructions(from.instructions()));
+  return candidate;
+}
+
 }  // namespace
 
 absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
                                                        absl::Span<const Operand> operands,
                                                        const std::string& mesh_id,
                                                        const CallOptions& options) {
+  return ComparePlans(program, operands, /*candidates=*/0, mesh_id, options);
+}
+
+absl::StatusOr<CompiledProgram> ComputeClient::ComparePlans(const Program& program,
+                                                            absl::Span<const Operand> operands,
+                                                            int32_t candidates,
+                                                            const std::string& mesh_id,
+                                                            const CallOptions& options) {
   const CallLimit limit = core_->LimitOf(options);
   const CoordinatorConnection& connection = core_->connection();
   v1::CompileRequest request;
@@ -245,19 +279,13 @@ absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
     EncodeOperand(operand, request.add_operands());
   }
   request.set_mesh_id(mesh_id);
+  request.set_candidates(candidates);
   v1::CompileResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Compile,
                                             request, limit, &response));
   CompiledProgram compiled;
   compiled.plan_hash = response.plan_hash();
-  for (const v1::PlannedInstruction& from : response.instructions()) {
-    PlannedInstruction& to = compiled.instructions.emplace_back();
-    to.label = from.label();
-    to.axes.assign(from.axes().begin(), from.axes().end());
-    if (from.collective() == v1::COLLECTIVE_KIND_UNSPECIFIED) continue;
-    SHARDMESH_ASSIGN_OR_RETURN(to.collective, DecodeAnswer(from.collective()));
-    SHARDMESH_ASSIGN_OR_RETURN(to.algorithm, DecodeAnswer(from.algorithm()));
-  }
+  SHARDMESH_ASSIGN_OR_RETURN(compiled.instructions, DecodeInstructions(response.instructions()));
   compiled.cost = rpc::Decode(response.cost());
   for (const v1::AxisTraffic& from : response.traffic()) {
     PlannedTraffic& to = compiled.traffic.emplace_back();
@@ -281,6 +309,12 @@ absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
   compiled.peak_bytes = response.peak_bytes();
   if (response.has_exchange_time()) {
     SHARDMESH_ASSIGN_OR_RETURN(compiled.exchange_time, DecodeAnswer(response.exchange_time()));
+  }
+  if (response.has_kernel_time()) {
+    SHARDMESH_ASSIGN_OR_RETURN(compiled.kernel_time, DecodeAnswer(response.kernel_time()));
+  }
+  for (const v1::PlanCandidate& from : response.candidates()) {
+    SHARDMESH_ASSIGN_OR_RETURN(compiled.candidates.emplace_back(), DecodeCandidate(from));
   }
   core_->programs().Add(compiled.plan_hash, program);
   return compiled;

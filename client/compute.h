@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_CLIENT_COMPUTE_H_
 #define SHARDMESH_CLIENT_COMPUTE_H_
 
+#include <cstdint>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -32,6 +33,12 @@ class ComputeClient {
                                           absl::Span<const Operand> operands,
                                           const std::string& mesh_id = "",
                                           const CallOptions& options = {});
+  // As Compile, for a program of one product, perhaps with a reshard of its result. The answer also
+  // has at most `candidates` of the plans that the planner compared, 1 to 64.
+  absl::StatusOr<CompiledProgram> ComparePlans(const Program& program,
+                                               absl::Span<const Operand> operands,
+                                               int32_t candidates, const std::string& mesh_id = "",
+                                               const CallOptions& options = {});
   absl::StatusOr<StepResult> Execute(const ExecuteCall& call, const CallOptions& options = {});
   absl::StatusOr<StepResult> Linear(const LinearCall& call, const CallOptions& options = {});
   absl::StatusOr<StepResult> Matmul(const MatmulCall& call, const CallOptions& options = {});

@@ -2,10 +2,12 @@
 #include "program/plan_builder.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <iterator>
 
 #include "program/collective_check.h"
+#include "program/kernel_time.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"
 #include "program/plan_forecast.h"
@@ -43,15 +45,6 @@ bool MergesTiles(CollectiveKind kind) {
          kind == CollectiveKind::kScatter;
 }
 
-// Returns the points of the parts that are left if each `parts` neighbouring parts become one.
-CutPoints JoinedPoints(const CutPoints& points, int64_t parts) {
-  CutPoints joined;
-  for (size_t i = 0; i < points.size(); i += static_cast<size_t>(parts)) {
-    joined.push_back(points[i]);
-  }
-  return joined;
-}
-
 // Returns the points of equal parts; not of equal parts if `parts` does not divide the extent.
 CutPoints EqualPoints(int64_t extent, size_t parts) {
   CutPoints points;
@@ -60,26 +53,6 @@ CutPoints EqualPoints(int64_t extent, size_t parts) {
   }
   return points;
 }
-
-// An operand or a result of a product, whose layout is under construction. `value.spec` follows
-// from `layout` at the end.
-struct Operand {
-  ValueDescriptor value = {};
-  ValueLayout layout = {};
-
-  // Gives dimension `dim` the axes and the cut points of a dimension of another value.
-  void SetParts(size_t dim, const Operand& from, size_t from_dim) {
-    layout.dims[dim] = from.layout.dims[from_dim];
-    SetCutPoints(dim, IsCut(from.value, from_dim) ? from.value.cut_points[from_dim] : CutPoints(),
-                 &value);
-  }
-  // Appends a dimension with the extent, axes and cut points of a dimension of another value.
-  void AddDimension(const Operand& from, size_t from_dim) {
-    value.shape.push_back(from.value.shape[from_dim]);
-    layout.dims.emplace_back();
-    SetParts(layout.dims.size() - 1, from, from_dim);
-  }
-};
 
 // Derives the result's description from the operand's: Merge, Join, Split and KeepAtRoot each apply
 // one effect of the collective. Requires an op and an operand that CheckCollective accepts.
@@ -150,7 +123,7 @@ absl::StatusOr<ValueDescriptor> ResultOf(const CollectiveOp& op, const Axes& axe
 }  // namespace
 
 PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands)
-    : links_(target.links), preferred_(target.preferred) {
+    : links_(target.links), kernels_(target.kernels), preferred_(target.preferred) {
   plan_.mesh_id = target.mesh_id;
   plan_.mesh_revision = target.mesh_revision;
   plan_.mesh = target.mesh;
@@ -176,12 +149,47 @@ absl::Status PlanBuilder::Error(const absl::Status& refusal) const {
   return WithFactsOf(Error(ReasonOf(refusal), ToStd(refusal.message())), refusal);
 }
 
+PlanBuilder::Mark PlanBuilder::Here() const {
+  return {.values = plan_.values.size(),
+          .instructions = plan_.instructions.size(),
+          .cost = plan_.cost,
+          .seconds = seconds_};
+}
+
+ProductPlan PlanBuilder::CutOff(const Mark& mark) {
+  const auto values = plan_.values.begin() + static_cast<std::ptrdiff_t>(mark.values);
+  const auto instructions =
+      plan_.instructions.begin() + static_cast<std::ptrdiff_t>(mark.instructions);
+  ProductPlan cut;
+  cut.values.assign(std::make_move_iterator(values), std::make_move_iterator(plan_.values.end()));
+  cut.instructions.assign(std::make_move_iterator(instructions),
+                          std::make_move_iterator(plan_.instructions.end()));
+  cut.cost = plan_.cost;
+  cut.seconds = seconds_ - mark.seconds;
+  plan_.values.erase(values, plan_.values.end());
+  plan_.instructions.erase(instructions, plan_.instructions.end());
+  plan_.cost = mark.cost;
+  seconds_ = mark.seconds;
+  return cut;
+}
+
+ValueIndex PlanBuilder::Append(ProductPlan product) {
+  std::move(product.values.begin(), product.values.end(), std::back_inserter(plan_.values));
+  std::move(product.instructions.begin(), product.instructions.end(),
+            std::back_inserter(plan_.instructions));
+  plan_.cost = product.cost;
+  seconds_ += product.seconds;
+  return product.result;
+}
+
 template <typename Kind>
-ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view what) {
+ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view what,
+                             double exchange_seconds) {
   const auto index = static_cast<ValueIndex>(plan_.values.size());
   plan_.values.push_back(std::move(output));
   plan_.instructions.push_back(
       Instruction{.output = index, .kind = std::move(kind), .label = StrCat(op_, ": ", what)});
+  seconds_ += exchange_seconds + KernelSeconds(plan_, plan_.instructions.back(), kernels_);
   return index;
 }
 
@@ -197,7 +205,7 @@ ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) 
     AddTo(plan_.cost.flops, cost.combined_bytes / (BitsPerElement(operand.dtype) / 8));
   }
   const std::string what = Describe(op);
-  return Emit(std::move(op), std::move(output), what);
+  return Emit(std::move(op), std::move(output), what, PredictedSeconds(cost, links_));
 }
 
 ValueIndex PlanBuilder::AllReduce(ValueIndex input, const Axes& axes, Reduction reduction) {
@@ -344,49 +352,42 @@ absl::StatusOr<ValueIndex> PlanBuilder::LaidOut(ValueIndex input, const ValueDes
   const CollectiveCost cost = CostOfMove(move, output.dtype);
   AddTo(plan_.cost.sent_bytes, cost.sent_bytes);
   return Emit(MoveRegions{.input = current}, std::move(output),
-              StrCat("move regions (", ReshardPatternName(move.pattern()), ") to ", to));
+              StrCat("move regions (", ReshardPatternName(move.pattern()), ") to ", to),
+              PredictedSeconds(cost, links_));
 }
 
 ValueIndex PlanBuilder::Copy(ValueIndex input) {
   return Emit(LocalSlice{.input = input}, value(input), "copy");
 }
 
-absl::Status PlanBuilder::CheckProduct(const Product& product) const {
+absl::StatusOr<ProductDims> PlanBuilder::CheckProduct(const Product& product) const {
   const ValueDescriptor& lhs = value(product.lhs);
   const ValueDescriptor& rhs = value(product.rhs);
-  if (lhs.shape.empty()) {
-    return Error(Reason::kShapeMismatch,
-                 "the left operand is a scalar; it needs a dimension to contract");
-  }
-  if (product.transpose_lhs && lhs.shape.size() != 2) {
-    return Error(Reason::kShapeMismatch,
-                 StrCat("the left operand has shape ", ShapeToString(lhs.shape),
-                        "; only a matrix can be transposed"),
-                 {{fact::kHave, ShapeToString(lhs.shape)}});
-  }
-  if (rhs.shape.size() != 2) {
+  if (product.rhs_is_weight && rhs.shape.size() != 2) {
     return Error(Reason::kShapeMismatch,
                  StrCat("the right operand (weight) has shape ", ShapeToString(rhs.shape),
                         "; it must be a matrix"),
                  {{fact::kHave, ShapeToString(rhs.shape)}});
   }
-  const int64_t lhs_contracted = product.transpose_lhs ? lhs.shape[0] : lhs.shape.back();
-  const int64_t rhs_contracted = rhs.shape[product.transpose_rhs ? 1 : 0];
-  if (lhs_contracted != rhs_contracted) {
-    std::string advice;
-    if (product.rhs_is_weight && lhs_contracted == rhs.shape[product.transpose_rhs ? 0 : 1]) {
-      advice = product.transpose_rhs
-                   ? "; the weight is read as (out, in): WEIGHT_LAYOUT_IN_OUT (`--layout in-out`) "
-                     "reads it as (in, out), which fits"
-                   : "; the weight is read as (in, out): WEIGHT_LAYOUT_OUT_IN (`--layout out-in`) "
-                     "reads it as (out, in), which fits";
-    }
-    return Error(
-        Reason::kShapeMismatch,
-        StrCat("shapes ", ShapeToString(lhs.shape), product.transpose_lhs ? " (transposed)" : "",
-               " and ", ShapeToString(rhs.shape), product.transpose_rhs ? " (transposed)" : "",
-               " do not multiply: ", lhs_contracted, " is contracted with ", rhs_contracted,
-               advice));
+  if (!product.rhs_is_weight && lhs.shape.size() == 1) {
+    return Error(Reason::kShapeMismatch,
+                 StrCat("the left operand has shape ", ShapeToString(lhs.shape),
+                        "; it must be a matrix, or a batch of matrices"),
+                 {{fact::kHave, ShapeToString(lhs.shape)}});
+  }
+  absl::StatusOr<ProductDims> dims =
+      ProductDimsOf(lhs.shape, product.transpose_lhs, rhs.shape, product.transpose_rhs);
+  if (!dims.ok()) {
+    const bool fits_otherwise = product.rhs_is_weight && !lhs.shape.empty() &&
+                                lhs.shape.back() == rhs.shape[product.transpose_rhs ? 0 : 1];
+    if (!fits_otherwise) return Error(dims.status());
+    const std::string_view advice =
+        product.transpose_rhs
+            ? "; the weight is read as (out, in): WEIGHT_LAYOUT_IN_OUT (`--layout in-out`) "
+              "reads it as (in, out), which fits"
+            : "; the weight is read as (in, out): WEIGHT_LAYOUT_OUT_IN (`--layout out-in`) "
+              "reads it as (out, in), which fits";
+    return Error(Reason::kShapeMismatch, StrCat(ToStd(dims.status().message()), advice));
   }
   const bool supported = lhs.dtype == Dtype::kF32 || lhs.dtype == Dtype::kBF16;
   if (!supported || lhs.dtype != rhs.dtype) {
@@ -397,7 +398,7 @@ absl::Status PlanBuilder::CheckProduct(const Product& product) const {
   }
   if (product.bias.has_value()) {
     const ValueDescriptor& bias = value(*product.bias);
-    const int64_t columns = rhs.shape[product.transpose_rhs ? 0 : 1];
+    const int64_t columns = OutputShapeOf(*dims).back();
     if (bias.shape != Shape{columns}) {
       return Error(
           Reason::kShapeMismatch,
@@ -411,107 +412,278 @@ absl::Status PlanBuilder::CheckProduct(const Product& product) const {
                    {{fact::kDtype, DtypeName(bias.dtype)}});
     }
   }
-  return absl::OkStatus();
+  return dims;
 }
 
-absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product, bool keep_rhs) {
-  const ValueIndex lhs_value = Reduced(product.lhs);
-  const ValueIndex rhs_value = Reduced(product.rhs);
-  Operand lhs = {.value = value(lhs_value), .layout = LayoutOf(lhs_value)};
-  Operand rhs = {.value = value(rhs_value), .layout = LayoutOf(rhs_value)};
-  const size_t lhs_k = product.transpose_lhs ? 0 : lhs.layout.dims.size() - 1;
-  const size_t rhs_k = product.transpose_rhs ? 1 : 0;
-  const size_t rhs_n = 1 - rhs_k;
+absl::StatusOr<ValueIndex> PlanBuilder::Multiply(const Product& product, const ProductDims& dims,
+                                                 const ProductLayout& layout,
+                                                 const std::optional<ValueDescriptor>& wanted) {
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const ValueIndex lhs,
+      LaidOut(product.lhs, WithParts(value(product.lhs), dims, layout, ProductSide::kLhs)));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const ValueIndex rhs,
+      LaidOut(product.rhs, WithParts(value(product.rhs), dims, layout, ProductSide::kRhs)));
+  const Axes& partial_axes = layout.back().axes;
+  const bool is_partial = !partial_axes.empty();
+  const Dtype dtype = value(lhs).dtype;
+  const ValueDescriptor result =
+      WithParts({.dtype = dtype, .shape = OutputShapeOf(dims), .spec = PartitionSpec()}, dims,
+                layout, ProductSide::kOut);
 
-  // One operand rests, the other operand moves. Along the contracted dimension, the moving operand
-  // gets the resting operand's parts. In its other dimensions, the moving operand keeps those of
-  // its axes that the resting operand does not use.
-  Operand& moving = keep_rhs ? lhs : rhs;
-  const Operand& resting = keep_rhs ? rhs : lhs;
-  const size_t moving_k = keep_rhs ? lhs_k : rhs_k;
-  moving.SetParts(moving_k, resting, keep_rhs ? rhs_k : lhs_k);
-  for (size_t dim = 0; dim < moving.layout.dims.size(); ++dim) {
-    if (dim == moving_k) continue;
-    Axes& axes = moving.layout.dims[dim];
-    const auto used = std::find_if(axes.begin(), axes.end(), [&](const std::string& axis) {
-      return std::any_of(resting.layout.dims.begin(), resting.layout.dims.end(),
-                         [&](const Axes& others) { return Contains(others, axis); });
-    });
-    if (IsCut(moving.value, dim)) {
-      SetCutPoints(
-          dim,
-          JoinedPoints(moving.value.cut_points[dim], AxesSize(plan_.mesh, Axes(used, axes.end()))),
-          &moving.value);
-    }
-    axes.erase(used, axes.end());
-  }
-  moving.value.spec = ToSpec(moving.layout);
-  SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex lhs_ready, LaidOut(lhs_value, lhs.value));
-  SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex rhs_ready, LaidOut(rhs_value, rhs.value));
-
-  Operand result;
-  for (size_t dim = 0; dim < lhs.layout.dims.size(); ++dim) {
-    if (dim != lhs_k) result.AddDimension(lhs, dim);
-  }
-  result.AddDimension(rhs, rhs_n);
-  const Axes partial_axes = lhs.layout.dims[lhs_k];
-  const bool partial = !partial_axes.empty();
-  const Dtype dtype = lhs.value.dtype;
-
-  std::optional<ValueIndex> bias = product.bias;
-  if (bias.has_value()) {
-    Operand wanted;
-    wanted.AddDimension(rhs, rhs_n);
-    wanted.value.dtype = value(*bias).dtype;
-    wanted.value.spec = ToSpec(wanted.layout);
-    SHARDMESH_ASSIGN_OR_RETURN(bias, LaidOut(*bias, wanted.value));
-  }
-
-  LocalMatmul matmul{.lhs = lhs_ready,
-                     .rhs = rhs_ready,
+  LocalMatmul matmul{.lhs = lhs,
+                     .rhs = rhs,
                      .transpose_lhs = product.transpose_lhs,
                      .transpose_rhs = product.transpose_rhs,
                      .scale = product.scale};
-  if (!partial) {
-    matmul.bias = bias;
+  ValueDescriptor output = result;
+  if (is_partial) {
+    ValueLayout partial = shardmesh::LayoutOf(plan_.mesh, result);
+    partial.unreduced = partial_axes;
+    output.spec = ToSpec(partial);
+    output.dtype = PartialSumType(dtype);
+  } else {
+    SHARDMESH_ASSIGN_OR_RETURN(matmul.bias, BiasFor(product, result));
     matmul.activation = product.activation;
   }
-  result.layout.unreduced = partial_axes;
-  ValueDescriptor output = std::move(result.value);
-  output.dtype = partial ? PartialSumType(dtype) : dtype;
-  output.spec = ToSpec(result.layout);
-  const int64_t contracted = TileShape(plan_.mesh, value(lhs_ready))[lhs_k];
-  AddTo(plan_.cost.flops, ProductOf(2, ProductOf(contracted, TileElements(plan_.mesh, output))));
-  ValueIndex sum = Emit(matmul, output, "multiply");
-  if (!partial) {
-    return sum;
+  const Shape lhs_tile = TileShape(plan_.mesh, value(lhs));
+  AddTo(plan_.cost.flops,
+        ProductOf(2, ProductOf(lhs_tile[*dims.back().lhs], TileElements(plan_.mesh, output))));
+  ValueIndex current = Emit(matmul, std::move(output), "multiply");
+  if (is_partial) {
+    SHARDMESH_ASSIGN_OR_RETURN(current, wanted.has_value()
+                                            ? SummedFor(current, *wanted)
+                                            : AllReduce(current, partial_axes, Reduction::kSum));
+    ValueDescriptor finished = value(current);
+    const bool is_rounded = finished.dtype != dtype;
+    finished.dtype = dtype;
+    SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ValueIndex> bias, BiasFor(product, finished));
+    if (bias.has_value() || product.activation != Activation::kNone || is_rounded) {
+      current =
+          Emit(LocalEpilogue{.input = current, .bias = bias, .activation = product.activation},
+               std::move(finished), "bias and activation");
+    }
   }
-  sum = AllReduce(sum, partial_axes, Reduction::kSum);
-  if (!bias.has_value() && product.activation == Activation::kNone && output.dtype == dtype) {
-    return sum;
+  return wanted.has_value() ? LaidOut(current, *wanted) : current;
+}
+
+absl::StatusOr<std::optional<ValueIndex>> PlanBuilder::BiasFor(const Product& product,
+                                                               const ValueDescriptor& result) {
+  if (!product.bias.has_value()) return std::nullopt;
+  const size_t columns = result.shape.size() - 1;
+  ValueDescriptor wanted = value(*product.bias);
+  wanted.cut_points.clear();
+  if (IsCut(result, columns)) SetCutPoints(0, result.cut_points[columns], &wanted);
+  wanted.spec =
+      ToSpec(ValueLayout{.dims = {shardmesh::LayoutOf(plan_.mesh, result).dims[columns]}});
+  SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex bias, LaidOut(*product.bias, wanted));
+  return bias;
+}
+
+// Prices layouts of one product, and keeps the best plans.
+class PlanBuilder::LayoutSearch {
+ public:
+  LayoutSearch(PlanBuilder* builder, const Product& product, const ProductDims& dims,
+               const std::optional<ValueDescriptor>& wanted, size_t most)
+      : builder_(*builder), product_(product), dims_(dims), wanted_(wanted), most_(most) {
+    const Mesh& mesh = builder_.plan_.mesh;
+    const ValueDescriptor& lhs = builder_.value(product.lhs);
+    const ValueDescriptor& rhs = builder_.value(product.rhs);
+    sources_ = {PartsOf(mesh, dims, rhs, ProductSide::kRhs),
+                PartsOf(mesh, dims, lhs, ProductSide::kLhs)};
+    if (wanted.has_value()) {
+      sources_.push_back(PartsOf(mesh, dims, *wanted, ProductSide::kOut));
+    }
+    axes_ = RolesOf(mesh, dims, sources_, /*may_have_any=*/wanted.has_value());
   }
-  ValueDescriptor finished = value(sum);
-  finished.dtype = dtype;
-  return Emit(LocalEpilogue{.input = sum, .bias = bias, .activation = product.activation},
-              std::move(finished), "bias and activation");
+
+  // Prices the layouts in which one of the tensors keeps its layout.
+  void PriceKeptLayouts() {
+    const Mesh& mesh = builder_.plan_.mesh;
+    Price(LayoutThatKeeps(mesh, dims_, sources_[0], ProductSide::kRhs, sources_[1]));
+    Price(LayoutThatKeeps(mesh, dims_, sources_[1], ProductSide::kLhs, sources_[0]));
+    if (!wanted_.has_value()) return;
+    Price(LayoutThatKeeps(mesh, dims_, sources_[2], ProductSide::kOut, sources_[0]));
+    Price(LayoutThatKeeps(mesh, dims_, sources_[2], ProductSide::kOut, sources_[1]));
+  }
+
+  // Prices layouts by the roles of the mesh axes: all of them if there are at most `most`.
+  // Otherwise changes the role of one axis of the best layout at a time, for as long as the plan
+  // becomes better. Returns the number of layouts that it has considered.
+  size_t SearchRoles(size_t most) {
+    size_t combinations = 1;
+    for (const AxisRoles& axis : axes_) {
+      combinations *= axis.roles.size();
+      if (combinations > most) break;
+    }
+    if (combinations <= most) {
+      PriceAllRoles();
+    } else {
+      Descend(most);
+    }
+    return considered_;
+  }
+
+  // Returns the best plans. If no layout has a plan, returns the first layout's error.
+  absl::StatusOr<std::vector<ProductPlan>> Finish() && {
+    if (found_.empty()) return failure_;
+    return std::move(found_);
+  }
+
+ private:
+  using Roles = std::vector<std::optional<size_t>>;
+
+  // Returns the figures by which plans are compared. Differences below a nanosecond come from the
+  // order of additions.
+  static std::pair<double, int64_t> PriceOf(const ProductPlan& plan) {
+    return {std::round(plan.seconds * 1e9), plan.cost.sent_bytes};
+  }
+
+  void Price(const ProductLayout& layout) {
+    if (std::find(seen_.begin(), seen_.end(), layout) != seen_.end()) return;
+    seen_.push_back(layout);
+    const Mark before = builder_.Here();
+    const absl::StatusOr<ValueIndex> result = builder_.Multiply(product_, dims_, layout, wanted_);
+    ProductPlan plan = builder_.CutOff(before);
+    if (!result.ok()) {
+      failure_.Update(result.status());
+      return;
+    }
+    plan.layout = layout;
+    plan.result = *result;
+    const auto place = std::upper_bound(
+        found_.begin(), found_.end(), plan,
+        [](const ProductPlan& a, const ProductPlan& b) { return PriceOf(a) < PriceOf(b); });
+    found_.insert(place, std::move(plan));
+    if (found_.size() > most_) found_.pop_back();
+  }
+
+  void PriceRoles(const Roles& roles) {
+    ++considered_;
+    const auto layout = LayoutOfRoles(builder_.plan_.mesh, dims_, axes_, roles, sources_);
+    if (layout.has_value()) Price(*layout);
+  }
+
+  void PriceAllRoles() {
+    std::vector<size_t> digits(axes_.size(), 0);
+    for (bool is_done = false; !is_done;) {
+      Roles roles;
+      for (size_t i = 0; i < axes_.size(); ++i) roles.push_back(axes_[i].roles[digits[i]]);
+      PriceRoles(roles);
+      is_done = true;
+      for (size_t i = 0; i < axes_.size() && is_done; ++i) {
+        is_done = ++digits[i] == axes_[i].roles.size();
+        if (is_done) digits[i] = 0;
+      }
+    }
+  }
+
+  Roles RolesIn(const ProductLayout& layout) const {
+    Roles roles(axes_.size());
+    for (size_t i = 0; i < axes_.size(); ++i) {
+      for (size_t dim = 0; dim < layout.size(); ++dim) {
+        if (Contains(layout[dim].axes, axes_[i].axis)) roles[i] = dim;
+      }
+    }
+    return roles;
+  }
+
+  void Descend(size_t most) {
+    ProductLayout best;
+    while (!found_.empty() && best != found_.front().layout) {
+      best = found_.front().layout;
+      const Roles roles = RolesIn(best);
+      for (size_t i = 0; i < axes_.size(); ++i) {
+        for (const std::optional<size_t>& role : axes_[i].roles) {
+          if (considered_ >= most) return;
+          if (role == roles[i]) continue;
+          Roles changed = roles;
+          changed[i] = role;
+          PriceRoles(changed);
+        }
+      }
+    }
+  }
+
+  PlanBuilder& builder_;
+  const Product& product_;
+  const ProductDims& dims_;
+  const std::optional<ValueDescriptor>& wanted_;
+  const size_t most_;                   // number of plans to keep
+  std::vector<ProductLayout> sources_;  // the parts of rhs, of lhs, and of the wanted result
+  std::vector<AxisRoles> axes_;
+  std::vector<ProductLayout> seen_;
+  size_t considered_ = 0;
+  std::vector<ProductPlan> found_;  // best first
+  absl::Status failure_;
+};
+
+absl::StatusOr<std::vector<ProductPlan>> PlanBuilder::Search(
+    const Product& product, const ProductDims& dims, const std::optional<ValueDescriptor>& wanted,
+    size_t most) {
+  constexpr int64_t kDevicesAtFullSearch = 64;
+  const auto devices = static_cast<size_t>(std::max(plan_.mesh.size(), kDevicesAtFullSearch));
+  const size_t layouts = kMostProductLayouts * kDevicesAtFullSearch / devices;
+  LayoutSearch search(this, product, dims, wanted, most);
+  search.PriceKeptLayouts();
+  layouts_left_ -= search.SearchRoles(std::min(layouts, layouts_left_));
+  return std::move(search).Finish();
+}
+
+std::vector<ValueDescriptor> PlanBuilder::OperandsOf(const Product& product) const {
+  std::vector<ValueDescriptor> operands = {value(product.lhs), value(product.rhs)};
+  if (product.bias.has_value()) operands.push_back(value(*product.bias));
+  return operands;
+}
+
+const PlanBuilder::Choice* PlanBuilder::FindChoice(
+    const Product& product, const std::optional<ValueDescriptor>& wanted) const {
+  const std::vector<ValueDescriptor> operands = OperandsOf(product);
+  const auto found = std::find_if(choices_.begin(), choices_.end(), [&](const Choice& choice) {
+    return choice.product.transpose_lhs == product.transpose_lhs &&
+           choice.product.transpose_rhs == product.transpose_rhs &&
+           choice.product.activation == product.activation && choice.operands == operands &&
+           choice.wanted == wanted;
+  });
+  return found == choices_.end() ? nullptr : &*found;
+}
+
+absl::StatusOr<std::optional<ValueDescriptor>> PlanBuilder::WantedOf(const Product& product,
+                                                                     const ProductDims& dims) {
+  if (!product.reshard.has_value()) return std::nullopt;
+  const std::string op = std::exchange(op_, product.reshard_name);
+  const absl::StatusOr<ValueDescriptor> wanted = Resharded(
+      *product.reshard,
+      {.dtype = value(product.lhs).dtype, .shape = OutputShapeOf(dims), .spec = PartitionSpec()});
+  op_ = op;
+  SHARDMESH_RETURN_IF_ERROR(wanted.status());
+  return *wanted;
+}
+
+absl::StatusOr<std::vector<ProductPlan>> PlanBuilder::ProductPlansOf(const Product& product,
+                                                                     size_t most) {
+  SHARDMESH_ASSIGN_OR_RETURN(const ProductDims dims, CheckProduct(product));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ValueDescriptor> wanted, WantedOf(product, dims));
+  absl::StatusOr<std::vector<ProductPlan>> plans = Search(product, dims, wanted, most);
+  if (!plans.ok()) return Error(plans.status());
+  for (ProductPlan& plan : *plans) plan.roles = RolesText(plan_.mesh, dims, plan.layout);
+  return plans;
 }
 
 absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product) {
-  SHARDMESH_RETURN_IF_ERROR(CheckProduct(product));
-  const PlanBuilder before = *this;
-  PlanBuilder keep_lhs = *this;
-  const auto with_lhs_kept = keep_lhs.AddProduct(product, /*keep_rhs=*/false);
-  const auto with_rhs_kept = AddProduct(product, /*keep_rhs=*/true);
-  for (const auto* result : {&with_lhs_kept, &with_rhs_kept}) {
-    if (result->ok()) continue;
-    *this = before;
-    return Error(result->status());
+  SHARDMESH_ASSIGN_OR_RETURN(const ProductDims dims, CheckProduct(product));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ValueDescriptor> wanted, WantedOf(product, dims));
+  if (const Choice* const choice = FindChoice(product, wanted); choice != nullptr) {
+    // The same layout was planned without error before.
+    return Multiply(product, dims, choice->layout, wanted);
   }
-  if (keep_lhs.cost().sent_bytes < cost().sent_bytes) {
-    *this = std::move(keep_lhs);
-    return with_lhs_kept;
-  }
-  return with_rhs_kept;
+  absl::StatusOr<std::vector<ProductPlan>> plans = Search(product, dims, wanted, 1);
+  if (!plans.ok()) return Error(plans.status());
+  choices_.push_back({.product = product,
+                      .operands = OperandsOf(product),
+                      .wanted = wanted,
+                      .layout = plans->front().layout});
+  return Append(std::move(plans->front()));
 }
 
 absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, ValueIndex input) {
@@ -542,15 +714,15 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddCollective(const CollectiveOp& op, Va
   return EmitCollective(std::move(planned), *std::move(output));
 }
 
-absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const ReshardOp& op, ValueIndex input) {
+absl::StatusOr<ValueDescriptor> PlanBuilder::Resharded(const ReshardOp& op,
+                                                       ValueDescriptor tensor) const {
   const PartitionSpec& spec = op.spec;
-  ValueDescriptor wanted = value(input);
   if (!spec.unreduced().empty()) {
     return Error(Reason::kInvalidSpec,
                  StrCat("cannot lay out as ", spec.ToString(), ": partial sums cannot be made"),
                  {{fact::kAxis, StrJoin(spec.unreduced(), ",")}, {fact::kValue, spec.ToString()}});
   }
-  const size_t rank = wanted.shape.size();
+  const size_t rank = tensor.shape.size();
   if (op.part_starts.size() > rank) {
     return Error(Reason::kInvalidCutPoints,
                  StrCat("cut points of dimension ", op.part_starts.size() - 1, "; the value has ",
@@ -564,24 +736,29 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const ReshardOp& op, ValueInd
     cut_points[dim].push_back(0);
     cut_points[dim].insert(cut_points[dim].end(), op.part_starts[dim].begin(),
                            op.part_starts[dim].end());
-    cut_points[dim].push_back(wanted.shape[dim]);
+    cut_points[dim].push_back(tensor.shape[dim]);
   }
-  if (const auto tiling = Tiling::Create(plan_.mesh, spec, wanted.shape, cut_points);
+  if (const auto tiling = Tiling::Create(plan_.mesh, spec, tensor.shape, cut_points);
       !tiling.ok()) {
     return Error(tiling.status());
   }
+  tensor.spec = spec;
+  tensor.cut_points = WithoutEqualParts(std::move(cut_points));
+  return tensor;
+}
+
+absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const ReshardOp& op, ValueIndex input) {
+  SHARDMESH_ASSIGN_OR_RETURN(const ValueDescriptor wanted, Resharded(op, value(input)));
   if (!LayoutOf(input).unreduced.empty() && !HasArithmetic(wanted.dtype)) {
     return Error(Reason::kUnsupportedDtype,
                  StrCat(DtypeName(wanted.dtype), " has no arithmetic; its parts along ",
                         StrJoin(LayoutOf(input).unreduced, ","),
                         " cannot be summed, broadcast them from their root"));
   }
-  wanted.spec = spec;
-  wanted.cut_points = WithoutEqualParts(std::move(cut_points));
-  const PlanBuilder before = *this;
+  const Mark before = Here();
   const absl::StatusOr<ValueIndex> result = LaidOut(input, wanted);
   if (!result.ok()) {
-    *this = before;
+    CutOff(before);
     return Error(result.status());
   }
   return *result == input ? Copy(input) : *result;

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_PROGRAM_PLAN_BUILDER_H_
 #define SHARDMESH_PROGRAM_PLAN_BUILDER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "program/collective_choice.h"
+#include "program/product_layout.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "program/value_layout.h"
@@ -24,6 +26,7 @@
 namespace shardmesh {
 
 // The arguments of PlanBuilder::AddProduct, which computes activation(scale * lhs * rhs + bias).
+// The dimensions of lhs and rhs are those of MatmulOp, or of LinearOp if rhs_is_weight.
 struct Product {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
@@ -33,10 +36,35 @@ struct Product {
   bool rhs_is_weight = false;  // the product is a LinearOp; transpose_rhs is its WeightLayout
   float scale = 1;
   Activation activation = Activation::kNone;
+  // The reshard that follows the product, if nothing else uses the product's result. The product's
+  // result then is the reshard's. `reshard_name` is the name of the reshard, as for Name.
+  std::optional<ReshardOp> reshard = std::nullopt;
+  std::string reshard_name = {};
 };
 
-// One plan under construction. Copyable, so that the builder can plan alternatives and compare
-// their costs. Requires operands that Tiling::Create accepts on the target's mesh. Not thread-safe.
+// The most layouts that the planner prices for one product, and for all products of a program,
+// besides those in which one of a product's tensors keeps its layout. Pricing takes some tens of
+// microseconds on small meshes. On meshes of more than 64 devices, the first number is lower, in
+// proportion.
+inline constexpr size_t kMostProductLayouts = 256;
+inline constexpr size_t kMostLayouts = 2048;
+
+// The instructions of one product in one layout: a piece that belongs behind the plan's other
+// instructions. Its values have the numbers after those of the plan.
+struct ProductPlan {
+  std::string roles;  // RolesText of the layout
+  ProductLayout layout;
+  std::vector<ValueDescriptor> values = {};
+  std::vector<Instruction> instructions = {};
+  // Of the whole plan with these instructions, since costs are capped. Without memory_bytes, which
+  // Finish sets.
+  PlanCost cost = {};
+  double seconds = 0;  // the predicted time of these instructions
+  ValueIndex result = 0;
+};
+
+// One plan under construction. Requires operands that Tiling::Create accepts on the target's mesh.
+// Copyable. Not thread-safe.
 class PlanBuilder {
  public:
   PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands);
@@ -45,8 +73,8 @@ class PlanBuilder {
   void Name(std::string_view op) { op_ = op; }
 
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
-  // The cost so far. Finish sets its memory_bytes.
-  PlanCost cost() const { return plan_.cost; }
+  // The predicted time of the instructions so far.
+  double seconds() const { return seconds_; }
 
   // Each of these functions appends the instructions of one op to the plan. It returns the value
   // that holds the op's result, which is never an operand of the plan. Errors are those of
@@ -55,6 +83,12 @@ class PlanBuilder {
   absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
   absl::StatusOr<ValueIndex> AddReshard(const ReshardOp& op, ValueIndex input);
 
+  // Returns the plans of one product in different layouts, the fastest first, at most `most`.
+  // AddProduct appends the first. Does not change the plan. Errors are those of AddProduct.
+  absl::StatusOr<std::vector<ProductPlan>> ProductPlansOf(const Product& product, size_t most);
+  // Appends a plan of ProductPlansOf. Nothing was appended since that call.
+  ValueIndex Append(ProductPlan product);
+
   // Returns the plan with these outputs, and with the memory that a run needs in its cost.
   Plan Finish(std::vector<ValueIndex> outputs) &&;
 
@@ -62,6 +96,22 @@ class PlanBuilder {
   absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;
 
  private:
+  // The length of the plan, and its costs, at one time.
+  struct Mark {
+    size_t values = 0;
+    size_t instructions = 0;
+    PlanCost cost = {};
+    double seconds = 0;
+  };
+  class LayoutSearch;
+  // A product that was planned, and the layout that was chosen for it.
+  struct Choice {
+    Product product;
+    std::vector<ValueDescriptor> operands;
+    std::optional<ValueDescriptor> wanted;
+    ProductLayout layout;
+  };
+
   // Returns INVALID_ARGUMENT with the reason, facts and message of `refusal`; the message also
   // names the current op.
   absl::Status Error(const absl::Status& refusal) const;
@@ -69,10 +119,19 @@ class PlanBuilder {
   ValueLayout LayoutOf(ValueIndex index) const {
     return shardmesh::LayoutOf(plan_.mesh, value(index));
   }
-  absl::Status CheckProduct(const Product& product) const;
+  // Returns the product's dimensions. Errors are those of AddProduct.
+  absl::StatusOr<ProductDims> CheckProduct(const Product& product) const;
+  // Returns `tensor` in the layout of the op. Errors are those of PlanProgram.
+  absl::StatusOr<ValueDescriptor> Resharded(const ReshardOp& op, ValueDescriptor tensor) const;
 
+  Mark Here() const;
+  // Removes the instructions since `mark`, and returns them.
+  ProductPlan CutOff(const Mark& mark);
+
+  // `exchange_seconds`: the time of the data exchange, if the instruction exchanges data.
   template <typename Kind>
-  ValueIndex Emit(Kind kind, ValueDescriptor output, std::string_view what);
+  ValueIndex Emit(Kind kind, ValueDescriptor output, std::string_view what,
+                  double exchange_seconds = 0);
   // Chooses the algorithm if the op leaves it open, adds the costs to the plan's, and appends the
   // collective.
   ValueIndex EmitCollective(CollectiveOp op, ValueDescriptor output);
@@ -98,15 +157,38 @@ class PlanBuilder {
   std::optional<ValueIndex> AllGather(ValueIndex input, const ValueDescriptor& wanted);
   ValueIndex Copy(ValueIndex input);
 
-  // Appends the product. One operand keeps its layout: `rhs` if `keep_rhs`, else `lhs`. The layout
-  // of the other operand changes to fit it. Requires a product that CheckProduct accepts. Errors of
-  // MovePlan.
-  absl::StatusOr<ValueIndex> AddProduct(const Product& product, bool keep_rhs);
+  // Appends the product in a layout of its dimensions. The result gets the layout of `wanted`, if
+  // given. Requires a product that CheckProduct accepts. Errors of MovePlan.
+  absl::StatusOr<ValueIndex> Multiply(const Product& product, const ProductDims& dims,
+                                      const ProductLayout& layout,
+                                      const std::optional<ValueDescriptor>& wanted);
+  // Returns the product's bias in the layout that `result`, the product's result, has in its last
+  // dimension; nullopt if the product has no bias. Errors of MovePlan.
+  absl::StatusOr<std::optional<ValueIndex>> BiasFor(const Product& product,
+                                                    const ValueDescriptor& result);
+  // Returns the product's result as the product's reshard lays it out; nullopt without a reshard.
+  absl::StatusOr<std::optional<ValueDescriptor>> WantedOf(const Product& product,
+                                                          const ProductDims& dims);
+  // Returns the plans of a product in those layouts that the planner considers, the best first, at
+  // most `most`. Requires a product that CheckProduct accepts.
+  absl::StatusOr<std::vector<ProductPlan>> Search(const Product& product, const ProductDims& dims,
+                                                  const std::optional<ValueDescriptor>& wanted,
+                                                  size_t most);
+  // Returns the choice for an equal product, or null. Layers of a model are equal products.
+  const Choice* FindChoice(const Product& product,
+                           const std::optional<ValueDescriptor>& wanted) const;
+  std::vector<ValueDescriptor> OperandsOf(const Product& product) const;
 
   Plan plan_;
   LinkCost links_;
+  KernelRates kernels_;
   PreferredAlgorithms preferred_;
   std::string op_;
+  double seconds_ = 0;  // of the plan's instructions
+  std::vector<Choice> choices_;
+  // The number of layouts that the planner may still price for this plan, besides those in which
+  // one of a product's tensors keeps its layout. It bounds the time of planning.
+  size_t layouts_left_ = kMostLayouts;
 };
 
 }  // namespace shardmesh

@@ -1,6 +1,7 @@
 // Checks a plan's indices, then each instruction against the tiles that it reads and makes.
 #include "program/plan_check.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "program/collective_choice.h"
 #include "program/move_plan.h"
 #include "program/plan_builder.h"
+#include "program/product_layout.h"
 #include "program/value_layout.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
@@ -42,16 +44,25 @@ class InstructionChecker {
   Dtype DtypeOf(ValueIndex index) const { return plan_.values[index].dtype; }
 
   absl::Status CheckKind(const LocalMatmul& matmul, ValueIndex output) const {
-    const size_t lhs_rank = RankOf(matmul.lhs);
-    if (lhs_rank == 0 || RankOf(matmul.rhs) != 2 || (matmul.transpose_lhs && lhs_rank != 2)) {
-      return Misfit("operands are not matrices");
-    }
-    const size_t lhs_k = matmul.transpose_lhs ? 0 : lhs_rank - 1;
-    const size_t rhs_k = matmul.transpose_rhs ? 1 : 0;
-    bool fits = RankOf(output) == lhs_rank && HaveSameParts(matmul.lhs, lhs_k, matmul.rhs, rhs_k) &&
-                HaveSameParts(matmul.rhs, 1 - rhs_k, output, lhs_rank - 1);
-    for (size_t dim = 0, out_dim = 0; fits && dim < lhs_rank; ++dim) {
-      if (dim != lhs_k) fits = HaveSameParts(matmul.lhs, dim, output, out_dim++);
+    const ValueDescriptor& lhs = plan_.values[matmul.lhs];
+    const ValueDescriptor& rhs = plan_.values[matmul.rhs];
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const ProductDims dims,
+        ProductDimsOf(lhs.shape, matmul.transpose_lhs, rhs.shape, matmul.transpose_rhs));
+    bool fits = OutputShapeOf(dims) == plan_.values[output].shape &&
+                IsWholeWhereBroadcast(lhs, dims, ProductSide::kLhs) &&
+                IsWholeWhereBroadcast(rhs, dims, ProductSide::kRhs);
+    for (const ProductDim& dim : dims) {
+      if (!fits) break;
+      if (dim.lhs.has_value() && dim.rhs.has_value()) {
+        fits = HaveSameParts(matmul.lhs, *dim.lhs, matmul.rhs, *dim.rhs);
+      }
+      if (fits && dim.out.has_value() && dim.lhs.has_value()) {
+        fits = HaveSameParts(matmul.lhs, *dim.lhs, output, *dim.out);
+      }
+      if (fits && dim.out.has_value() && dim.rhs.has_value()) {
+        fits = HaveSameParts(matmul.rhs, *dim.rhs, output, *dim.out);
+      }
     }
     if (!fits) {
       return Misfit("tiles do not multiply");
@@ -101,6 +112,18 @@ class InstructionChecker {
       return Misfit("the bias does not fit the last dimension");
     }
     return absl::OkStatus();
+  }
+  // Returns whether each device has all of an operand along those dimensions along which the
+  // operand is broadcast.
+  bool IsWholeWhereBroadcast(const ValueDescriptor& operand, const ProductDims& dims,
+                             ProductSide side) const {
+    const ValueLayout layout = LayoutOf(plan_.mesh, operand);
+    for (size_t dim = 0; dim < layout.dims.size(); ++dim) {
+      const bool is_broadcast = std::none_of(
+          dims.begin(), dims.end(), [&](const ProductDim& each) { return each.On(side) == dim; });
+      if (is_broadcast && !layout.dims[dim].empty()) return false;
+    }
+    return true;
   }
   // Returns whether the tiles of each device have the same extent in the two dimensions.
   bool HaveSameParts(ValueIndex a, size_t a_dim, ValueIndex b, size_t b_dim) const {

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_traffic.h"
+#include "program/kernel_time.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
@@ -233,7 +234,7 @@ int64_t LinkPairsOf(const Plan& plan) {
   return pairs;
 }
 
-PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
+PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels) {
   PlanForecast forecast;
   std::optional<LinkTally> tally;
   if (LinkPairsOf(plan) <= kMostLinkPairs) tally.emplace(plan);
@@ -247,6 +248,7 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links) {
   };
   for (const Instruction& instruction : plan.instructions) {
     const ValueDescriptor& output = plan.values[instruction.output];
+    forecast.kernel_seconds += KernelSeconds(plan, instruction, kernels);
     if (const auto* const op = std::get_if<GroupCollective>(&instruction.kind); op != nullptr) {
       add(op->axes,
           CostOf(op->kind, op->algorithm, LoadOf(plan.mesh, plan.values[op->input], op->axes)));

@@ -62,6 +62,7 @@ struct PlanForecast {
   std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
   int64_t peak_bytes = 0;       // PeakBytesOf the plan (memory_plan.h)
   double exchange_seconds = 0;  // sum of AxisTraffic::seconds over `traffic`
+  double kernel_seconds = 0;    // sum of KernelSeconds over all instructions
 
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
@@ -75,8 +76,9 @@ struct PlanForecast {
 int64_t LinkPairsOf(const Plan& plan);
 
 // Returns the forecast of one run. Numbers beyond 64 bits are capped. Requires a plan that
-// CheckPlan accepts. `links` are the figures of the mesh's slowest link.
-PlanForecast ForecastOf(const Plan& plan, const LinkCost& links);
+// CheckPlan accepts. `links` are the figures of the mesh's slowest link, `kernels` those of its
+// slowest worker.
+PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels = {});
 
 }  // namespace shardmesh
 

@@ -92,12 +92,14 @@ struct LinearOp {
   friend bool operator==(const LinearOp&, const LinearOp&) = default;
 };
 
-// Computes lhs * rhs for two matrices, each transposed first if requested.
+// Computes lhs * rhs for two batches of matrices. In each operand, the matrices are transposed
+// first if requested. The batch dimensions are broadcast as numpy's matmul broadcasts them: matched
+// from the last one, an extent of 1 becomes that of the other operand.
 struct MatmulOp {
-  ValueIndex lhs = 0;  // [M, K]
-  ValueIndex rhs = 0;  // [K, N]
-  bool transpose_lhs = false;
-  bool transpose_rhs = false;
+  ValueIndex lhs = 0;          // [batch..., M, K]
+  ValueIndex rhs = 0;          // [batch..., K, N]
+  bool transpose_lhs = false;  // lhs is [batch..., K, M]
+  bool transpose_rhs = false;  // rhs is [batch..., N, K]
 
   friend bool operator==(const MatmulOp&, const MatmulOp&) = default;
 };

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_PROGRAM_STEP_PLAN_H_
 #define SHARDMESH_PROGRAM_STEP_PLAN_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,13 +34,15 @@ struct ValueDescriptor {
 };
 
 // Computes activation(scale * lhs * rhs + bias) from the device's own tiles. The product contracts
-// the last dimension of lhs; all other dimensions of lhs are rows. rhs is a matrix.
+// the last dimension of lhs. If rhs is a matrix, all other dimensions of lhs are rows. Otherwise
+// the dimensions before the last two of either operand are batch dimensions, matched from the last
+// one. Along a batch dimension of extent 1, an operand is broadcast.
 struct LocalMatmul {
   ValueIndex lhs = 0;
   ValueIndex rhs = 0;
   std::optional<ValueIndex> bias = std::nullopt;  // [N]; nullopt if the product is a partial sum
-  bool transpose_lhs = false;                     // lhs is [K, M], not [..., K]
-  bool transpose_rhs = false;                     // rhs is [N, K], not [K, N]
+  bool transpose_lhs = false;                     // lhs is [..., K, M], not [..., M, K]
+  bool transpose_rhs = false;                     // rhs is [..., N, K], not [..., K, N]
   float scale = 1;
   Activation activation = Activation::kNone;
 
@@ -123,6 +126,15 @@ std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand
 // Returns the values that an instruction reads.
 std::vector<ValueIndex> InputsOf(const Instruction& instruction);
 
+// The rates at which each device runs kernels. The defaults apply if nothing was measured.
+struct KernelRates {
+  // The rate of products. Workers measure it for F32; the planner uses it for all types.
+  double flops_per_second = 50e9;
+  double seconds_per_byte = 1 / 10e9;  // of operands that are read and results that are written
+  double seconds_per_product = 2e-6;   // to start one matrix product
+  bool is_measured = false;            // if false, all rates are the defaults
+};
+
 // The mesh for which a program is planned, in the mesh's current definition. Also the settings by
 // which the planner chooses algorithms.
 struct PlanTarget {
@@ -134,15 +146,23 @@ struct PlanTarget {
   LinkCost links = {};
   // The configured algorithms for collectives whose algorithm the program leaves open.
   PreferredAlgorithms preferred = {};
+  // The rates of the slowest of the mesh's workers. With `links`, they give the time of a plan.
+  KernelRates kernels = {};
 };
 
 // Plans a program for operands with the given layouts.
 //
-// A product keeps one operand in place and moves the other operand to it. The planner keeps in
-// place the operand with which the product sends fewer bytes. If both choices send equally many, it
-// keeps the right operand in place. Axes that partition the contracted dimension make partial sums,
-// which the step reduces before bias and activation. Partial sums of F16 and BF16 are F32. Operands
-// may have cut points: the result keeps those of the dimensions that it gets from them.
+// For each product, the planner considers layouts in which every mesh axis partitions one dimension
+// of the product or none, and takes the layout whose instructions have the least predicted time.
+// Among layouts with the same time, it takes the one that sends fewer bytes, and then the one that
+// leaves the right operand in place. An axis partitions only dimensions that it partitions in one
+// of the operands, so the result keeps layouts that the operands have. If a reshard is the only op
+// that uses a product's result, the product is planned for this layout of its result, and an axis
+// may partition any dimension. Axes that partition the contracted dimension make partial sums,
+// which the step reduces before bias and activation. If the result has to be partitioned along
+// these axes, the reduction is a reduce-scatter, else an all-reduce. Partial sums of F16 and BF16
+// are F32. Operands may have cut points: the result keeps those of the dimensions that it gets from
+// them.
 //
 // INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
 // - SHAPE_MISMATCH: the shapes of the operands do not fit each other.
@@ -157,6 +177,27 @@ struct PlanTarget {
 // - For a collective: see ExchangeAxes, CheckCollective and SplitPoints (collective_check.h).
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target);
+
+// A plan for a program of one product, and the layout in which it computes the product.
+struct PlanCandidate {
+  Plan plan;
+  std::string roles;   // RolesText of the layout: "dp: M, tp: K"
+  double seconds = 0;  // the predicted time of one run
+};
+
+// Returns the plans that PlanProgram compares for a program of one product: those with the least
+// predicted time, at most `most`, the fastest first. The first is the plan that PlanProgram
+// returns. Requires most >= 1.
+//
+// Errors: those of PlanProgram, and INVALID_ARGUMENT (BAD_FIELD) if the program is not one linear
+// layer or matmul whose result, or the reshard of whose result, is the only output.
+absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
+    const Program& program, absl::Span<const ValueDescriptor> operands, const PlanTarget& target,
+    size_t most);
+
+// Returns whether the plan multiplies batches: only workers with the feature kBatchesFeature
+// (rpc/contract.h) run such a plan.
+bool MultipliesBatches(const Plan& plan);
 
 }  // namespace shardmesh
 

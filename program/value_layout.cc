@@ -83,6 +83,14 @@ void SetCutPoints(size_t dim, CutPoints points, ValueDescriptor* value) {
   value->cut_points = WithoutEqualParts(std::move(value->cut_points));
 }
 
+CutPoints JoinedPoints(const CutPoints& points, int64_t parts) {
+  CutPoints joined;
+  for (size_t i = 0; i < points.size(); i += static_cast<size_t>(parts)) {
+    joined.push_back(points[i]);
+  }
+  return joined;
+}
+
 Shape TileShape(const Mesh& mesh, const ValueDescriptor& value) {
   Shape tile = value.shape;
   for (size_t dim = 0; dim < tile.size(); ++dim) {

@@ -45,6 +45,9 @@ CutPoints PointsOf(const Mesh& mesh, const ValueDescriptor& value, size_t dim);
 // Sets the cut points of a dimension. Does not store points that give equal parts.
 void SetCutPoints(size_t dim, CutPoints points, ValueDescriptor* value);
 
+// Returns the points of the parts that are left if each `parts` neighbouring parts become one.
+CutPoints JoinedPoints(const CutPoints& points, int64_t parts);
+
 // Returns the shape of each device's tile. If tiles are unequal, returns the largest extent of any
 // tile in each dimension.
 Shape TileShape(const Mesh& mesh, const ValueDescriptor& value);

@@ -44,6 +44,7 @@ inline constexpr Feature kFeatures[] = {
     {"get_reports", {"shardmesh.v1.OperationService.ReportGet"}},
     {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},
     {"output_specs", {"shardmesh.v1.OutputLayout.output_spec"}},
+    {"plan_candidates", {"shardmesh.v1.CompileRequest.candidates"}},
     {"put_conversions", {"shardmesh.v1.PutTensor.converted_source"}},
     {"put_reuse", {"shardmesh.v1.BeginPutHeader.reuse", "shardmesh.v1.PutTensor.origin"}},
     {"put_sources", {"shardmesh.v1.BeginPutHeader.files", "shardmesh.v1.PutTensor.source"}},
@@ -96,6 +97,11 @@ inline constexpr std::string_view kDigestFeature = "tile_digests";
 // The feature in Hello.features of a worker that answers each CoordinatorClock of
 // attach_service.proto with a heartbeat at once.
 inline constexpr std::string_view kClockAnswersFeature = "clock_answers";
+
+// The feature in Hello.features of a worker that multiplies batches of matrices: the plan's
+// LocalMatmul may have a right operand of more than two dimensions, or transpose a left operand of
+// more than two.
+inline constexpr std::string_view kBatchesFeature = "batches_of_matrices";
 
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;

@@ -87,8 +87,8 @@ struct LinearCall {
 };
 
 struct MatmulCall {
-  Operand lhs;  // [M, K]; [K, M] if transposed
-  Operand rhs;  // [K, N]; [N, K] if transposed
+  Operand lhs;  // [batch..., M, K]; [batch..., K, M] if transposed
+  Operand rhs;  // [batch..., K, N]; [batch..., N, K] if transposed
   bool transpose_lhs = false;
   bool transpose_rhs = false;
   OutputOptions output = {};
@@ -149,10 +149,21 @@ struct PlannedLinks {
   int64_t sent_bytes = 0;  // over all links
 };
 
+// A plan that the planner compared with others for a product.
+struct CandidatePlan {
+  std::string roles;  // the dimension that each mesh axis partitions: "dp: M, tp: K"
+  absl::Duration time = absl::ZeroDuration();           // predicted, of one run
+  absl::Duration kernel_time = absl::ZeroDuration();    // the part of `time` in kernels
+  absl::Duration exchange_time = absl::ZeroDuration();  // the part of `time` in exchanges
+  PlanCost cost = {};
+  int64_t peak_bytes = 0;  // as CompiledProgram::peak_bytes
+  std::vector<PlannedInstruction> instructions = {};
+};
+
 // Summary of a plan.
 struct CompiledProgram {
   std::string plan_hash;                         // 32 raw bytes
-  std::vector<PlannedInstruction> instructions;  // in order; at least one for each op
+  std::vector<PlannedInstruction> instructions;  // in order
   PlanCost cost;                                 // predicted cost of one run
   std::vector<PlannedTraffic> traffic;           // one entry for each list of axes
   // Nullopt: the plan has too many pairs of ranks to add up their bytes, or the coordinator is an
@@ -162,6 +173,12 @@ struct CompiledProgram {
   // The predicted time of all collectives of a run, without kernels. Nullopt if no link of the mesh
   // has been measured yet.
   std::optional<absl::Duration> exchange_time;
+  // The predicted time of all kernels of a run. Nullopt if no worker has measured its kernels, or
+  // if the coordinator is an older build.
+  std::optional<absl::Duration> kernel_time;
+  // The plans that the planner compared, the fastest first, if ComparePlans asked for them. The
+  // first is the plan that runs. Empty if the coordinator is an older build.
+  std::vector<CandidatePlan> candidates;
 };
 
 }  // namespace shardmesh::client

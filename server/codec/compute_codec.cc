@@ -1,6 +1,7 @@
 // Decodes the requests of ComputeService, and encodes its plans.
 #include "server/codec/compute_codec.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,7 +10,10 @@
 
 #include "absl/time/time.h"
 #include "google/protobuf/repeated_field.h"
+#include "program/kernel_time.h"
 #include "program/move_plan.h"
+#include "program/plan_forecast.h"
+#include "program/step_plan.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/spec_codec.h"
@@ -17,6 +21,8 @@
 #include "rpc/codec/time_codec.h"
 #include "server/state/array_view_codec.h"
 #include "sharding/digest.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 
@@ -99,6 +105,25 @@ absl::StatusOr<StepOutputs> Decode(const v1::OutputOptions& from) {
     spec = *std::move(decoded);
   }
   return outputs;
+}
+
+void EncodeInstructions(const Plan& plan,
+                        google::protobuf::RepeatedPtrField<v1::PlannedInstruction>* to) {
+  for (const Instruction& instruction : plan.instructions) {
+    v1::PlannedInstruction* const planned = to->Add();
+    planned->set_label(instruction.label);
+    if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
+      planned->set_collective(rpc::Encode(collective->kind));
+      planned->set_algorithm(rpc::Encode(collective->algorithm));
+      planned->mutable_axes()->Assign(collective->axes.begin(), collective->axes.end());
+    }
+    if (const auto* move = std::get_if<MoveRegions>(&instruction.kind)) {
+      const auto regions =
+          MovePlan(plan.mesh, plan.values[move->input], plan.values[instruction.output]);
+      if (!regions.ok()) continue;  // not reached: the planner made the same plan
+      for (std::string& axis : MoveAxes(*regions)) planned->add_axes(std::move(axis));
+    }
+  }
 }
 
 }  // namespace
@@ -187,34 +212,51 @@ absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request) {
   return DecodeOperands(request.operands(), request.mesh_id());
 }
 
+absl::StatusOr<size_t> DecodeCandidates(const v1::CompileRequest& request) {
+  const int32_t candidates = request.candidates();
+  if (candidates < 0) {
+    return rpc::BadField("candidates",
+                         StrCat("is ", candidates, "; it must be 0 to ", kMostPlanCandidates));
+  }
+  if (candidates > kMostPlanCandidates) {
+    return rpc::WithField(
+        InvalidArgument(
+            Reason::kLimitExceeded,
+            StrCat(candidates, " candidates; at most ", kMostPlanCandidates, " are returned"),
+            {{fact::kHave, candidates}, {fact::kLimit, kMostPlanCandidates}}),
+        "candidates");
+  }
+  return static_cast<size_t>(candidates);
+}
+
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {
   to->set_plan_hash(prepared.hash);
-  for (const Instruction& instruction : prepared.plan.instructions) {
-    v1::PlannedInstruction* const planned = to->add_instructions();
-    planned->set_label(instruction.label);
-    if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
-      planned->set_collective(rpc::Encode(collective->kind));
-      planned->set_algorithm(rpc::Encode(collective->algorithm));
-      planned->mutable_axes()->Assign(collective->axes.begin(), collective->axes.end());
-    }
-    if (const auto* move = std::get_if<MoveRegions>(&instruction.kind)) {
-      const std::vector<ValueDescriptor>& values = prepared.plan.values;
-      const auto plan =
-          MovePlan(prepared.plan.mesh, values[move->input], values[instruction.output]);
-      if (!plan.ok()) continue;  // not reached: the planner made the same plan
-      for (std::string& axis : MoveAxes(*plan)) planned->add_axes(std::move(axis));
-    }
-  }
+  EncodeInstructions(prepared.plan, to->mutable_instructions());
   rpc::Encode(prepared.plan.cost, to->mutable_cost());
 }
 
-void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse* to) {
+void Encode(const PlanCandidate& candidate, const KernelRates& kernels, v1::PlanCandidate* to) {
+  double kernel_seconds = 0;
+  for (const Instruction& instruction : candidate.plan.instructions) {
+    kernel_seconds += KernelSeconds(candidate.plan, instruction, kernels);
+  }
+  const double exchange_seconds = std::max(candidate.seconds - kernel_seconds, 0.0);
+  to->set_roles(candidate.roles);
+  rpc::Encode(absl::Seconds(candidate.seconds), to->mutable_time());
+  rpc::Encode(absl::Seconds(kernel_seconds), to->mutable_kernel_time());
+  rpc::Encode(absl::Seconds(exchange_seconds), to->mutable_exchange_time());
+  rpc::Encode(candidate.plan.cost, to->mutable_cost());
+  to->set_peak_bytes(candidate.plan.cost.memory_bytes);
+  EncodeInstructions(candidate.plan, to->mutable_instructions());
+}
+
+void Encode(const PlanForecast& forecast, const MeasuredRates& measured, v1::CompileResponse* to) {
   for (const AxisTraffic& from : forecast.traffic) {
     v1::AxisTraffic* const traffic = to->add_traffic();
     traffic->mutable_axes()->Assign(from.axes.begin(), from.axes.end());
     traffic->set_collectives(from.collectives);
     traffic->set_sent_bytes(from.sent_bytes);
-    if (is_measured) {
+    if (measured.links) {
       rpc::Encode(absl::Seconds(from.seconds), traffic->mutable_exchange_time());
     }
   }
@@ -230,8 +272,11 @@ void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse*
     summary->set_sent_bytes(forecast.link_traffic->sent_bytes);
   }
   to->set_peak_bytes(forecast.peak_bytes);
-  if (is_measured) {
+  if (measured.links) {
     rpc::Encode(absl::Seconds(forecast.exchange_seconds), to->mutable_exchange_time());
+  }
+  if (measured.kernels) {
+    rpc::Encode(absl::Seconds(forecast.kernel_seconds), to->mutable_kernel_time());
   }
 }
 

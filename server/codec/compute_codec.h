@@ -2,6 +2,9 @@
 #ifndef SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_
 #define SHARDMESH_SERVER_CODEC_COMPUTE_CODEC_H_
 
+#include <cstddef>
+#include <cstdint>
+
 #include "absl/status/statusor.h"
 #include "program/plan_forecast.h"
 #include "server/steps/planner.h"
@@ -21,10 +24,21 @@ absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request);
 
 absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request);
 
+// The most candidates that one Compile returns.
+inline constexpr int32_t kMostPlanCandidates = 64;
+// Returns the number of candidates to return. INVALID_ARGUMENT (LIMIT_EXCEEDED): more than
+// kMostPlanCandidates; (BAD_FIELD): a negative number.
+absl::StatusOr<size_t> DecodeCandidates(const v1::CompileRequest& request);
+
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to);
-// `is_measured`: whether the forecast's times come from measured links. If false, the response gets
-// no times.
-void Encode(const PlanForecast& forecast, bool is_measured, v1::CompileResponse* to);
+// Which times of a forecast come from measured rates. The response gets no other times.
+struct MeasuredRates {
+  bool links = false;
+  bool kernels = false;
+};
+void Encode(const PlanForecast& forecast, const MeasuredRates& measured, v1::CompileResponse* to);
+// `kernels`: the rates by which the candidate was planned.
+void Encode(const PlanCandidate& candidate, const KernelRates& kernels, v1::PlanCandidate* to);
 
 }  // namespace shardmesh::server
 

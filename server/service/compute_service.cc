@@ -134,13 +134,18 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     if (!program.ok()) {
       return rpc::WithField(program.status(), "program");
     }
-    return runner_.Compile(caller, *program, std::move(operands));
+    SHARDMESH_ASSIGN_OR_RETURN(const size_t candidates, DecodeCandidates(request));
+    return runner_.Compile(caller, *program, std::move(operands), candidates);
   }
 
   static void Describe(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* response) {
     Encode(*compiled.prepared, response);
-    Encode(ForecastOf(compiled.prepared->plan, compiled.links), compiled.links.is_measured,
+    Encode(ForecastOf(compiled.prepared->plan, compiled.links, compiled.kernels),
+           {.links = compiled.links.is_measured, .kernels = compiled.kernels.is_measured},
            response);
+    for (const PlanCandidate& candidate : compiled.candidates) {
+      Encode(candidate, compiled.kernels, response->add_candidates());
+    }
   }
 
   template <typename Response>

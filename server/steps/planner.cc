@@ -6,6 +6,7 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/escaping.h"
+#include "program/kernel_time.h"
 #include "rpc/codec/plan_codec.h"
 #include "sharding/digest.h"
 #include "status/fact_keys.h"
@@ -62,6 +63,7 @@ std::shared_ptr<const PreparedPlan> Planner::Known(size_t digest, const Program&
   for (const Entry* const entry : found->second) {
     if (entry->prepared->plan.mesh_revision == target.mesh_revision &&
         entry->prepared->plan.mesh_id == target.mesh_id && AreAlike(entry->links, target.links) &&
+        AreAlike(entry->kernels, target.kernels) &&
         absl::MakeConstSpan(entry->operands) == operands && entry->program == program) {
       return Use(entry);
     }
@@ -93,6 +95,7 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
   auto entry = std::make_unique<const Entry>(Entry{.program = program,
                                                    .operands = {operands.begin(), operands.end()},
                                                    .links = target.links,
+                                                   .kernels = target.kernels,
                                                    .prepared = prepared,
                                                    .caller = std::string(caller),
                                                    .digest = digest});

@@ -45,11 +45,11 @@ class Planner {
 
   // Returns the plan of a program, from the cache if possible.
   //
-  // A cached plan keeps the link figures that it was made with. The plan is reused while these
-  // figures are close to the current ones (AreAlike). Small differences between measurements
-  // therefore never change the algorithm of a call. `target.preferred` must be the same in all
-  // calls. A new plan counts against `caller` (rpc::Caller::name); all callers can reuse it.
-  // Errors: those of PlanProgram.
+  // A cached plan keeps the figures of links and kernels that it was made with. The plan is reused
+  // while these figures are close to the current ones (AreAlike). Small differences between
+  // measurements therefore never change the algorithm of a call. `target.preferred` must be the
+  // same in all calls. A new plan counts against `caller` (rpc::Caller::name); all callers can
+  // reuse it. Errors: those of PlanProgram.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Prepare(
       std::string_view caller, const Program& program, absl::Span<const ValueDescriptor> operands,
       const PlanTarget& target);
@@ -65,6 +65,7 @@ class Planner {
     Program program;
     std::vector<ValueDescriptor> operands;
     LinkCost links;
+    KernelRates kernels;
     std::shared_ptr<const PreparedPlan> prepared;
     std::string caller;
     size_t digest = 0;

@@ -1,6 +1,8 @@
 // Finds operands, and checks that they lie on the current version of one mesh.
 #include "server/steps/step_operands.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <variant>
@@ -40,6 +42,23 @@ absl::Status CheckNotAuxiliary(const std::string& mesh_id) {
                                 "\", which is deleted at its end; name that mesh"));
   }
   return absl::OkStatus();
+}
+
+// The most meshes whose rates are kept. The table is cleared at this size, because removed meshes
+// stay in it.
+constexpr size_t kMostMeshes = 256;
+
+KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
+  KernelRates rates;
+  for (const std::string& identity : mesh.identities) {
+    const WorkerStatus* const worker = view.FindWorker(identity);
+    if (worker == nullptr || worker->info.f32_flops_per_second <= 0) continue;
+    const double measured = worker->info.f32_flops_per_second;
+    rates.flops_per_second =
+        rates.is_measured ? std::min(rates.flops_per_second, measured) : measured;
+    rates.is_measured = true;
+  }
+  return rates;
 }
 
 }  // namespace
@@ -153,7 +172,8 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
                     .mesh_revision = definition->revision,
                     .mesh = mesh,
                     .links = sources_.links->CostOf(*sources_.membership->view(), mesh_id),
-                    .preferred = sources_.preferred_algorithms};
+                    .preferred = sources_.preferred_algorithms,
+                    .kernels = kernels_.RatesOf(*sources_.membership->view(), mesh_id)};
 }
 
 absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
@@ -174,6 +194,39 @@ absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessi
                      Reason::kNotOwner, {{fact::kKind, "array"}, {fact::kName, array_id}}),
           "operands", i);
     }
+  }
+  return absl::OkStatus();
+}
+
+KernelRates KernelTable::RatesOf(const MembershipView& view, std::string_view mesh_id) const {
+  const MeshRanks* const mesh = view.FindMesh(mesh_id);
+  if (mesh == nullptr) return {};
+  absl::MutexLock lock(&mutex_);
+  const auto found = known_.find(mesh_id);
+  if (found != known_.end() && found->second.epoch == view.epoch &&
+      found->second.identities == mesh->identities) {
+    return found->second.rates;
+  }
+  if (known_.size() >= kMostMeshes) known_.clear();
+  const KernelRates rates = SlowestOf(view, *mesh);
+  known_.insert_or_assign(
+      std::string(mesh_id),
+      Known{.epoch = view.epoch, .identities = mesh->identities, .rates = rates});
+  return rates;
+}
+
+absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
+  const MeshRanks* const mesh = view.FindMesh(plan.mesh_id);
+  if (mesh == nullptr || !MultipliesBatches(plan)) return absl::OkStatus();
+  for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
+    const WorkerStatus* const worker = view.FindWorker(mesh->identities[rank]);
+    if (worker == nullptr || worker->info.multiplies_batches) continue;
+    return WithReason(
+        absl::FailedPreconditionError(StrCat(
+            "worker \"", mesh->identities[rank], "\" (rank ", rank,
+            ") runs an older build, which does not multiply batches of matrices; upgrade the "
+            "worker")),
+        Reason::kNotAvailable, {{fact::kField, "program"}});
   }
   return absl::OkStatus();
 }

@@ -1,12 +1,19 @@
-// Finds the operands of a step, and checks which operands the step's session may donate.
+// Finds the operands of a step and the rates of its mesh, and checks whether the step may run:
+// which operands its session may donate, and whether the workers run its plan.
 #ifndef SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 #define SHARDMESH_SERVER_STEPS_STEP_OPERANDS_H_
 
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "program/collective_choice.h"
 #include "program/step_plan.h"
 #include "server/state/array_registry.h"
@@ -37,6 +44,30 @@ struct FoundOperands {
   Revision ranks_revision = 0;  // RanksRevisionOf the mesh
 };
 
+// Keeps the kernel rates of meshes until the epoch or the workers of the mesh change. Thread-safe.
+class KernelTable {
+ public:
+  // Returns the rates of the mesh's slowest worker that has measured its kernels, since the ranks
+  // of a step wait for each other. Returns the defaults if no worker has, or if there is no such
+  // mesh. Compares the workers of the mesh with those of the last call; in a new epoch, also looks
+  // at each of them.
+  KernelRates RatesOf(const MembershipView& view, std::string_view mesh_id) const;
+
+ private:
+  struct Known {
+    int64_t epoch = 0;
+    std::vector<std::string> identities = {};
+    KernelRates rates = {};
+  };
+
+  mutable absl::Mutex mutex_;
+  mutable std::map<std::string, Known, std::less<>> known_ ABSL_GUARDED_BY(mutex_);  // by mesh
+};
+
+// FAILED_PRECONDITION (NOT_AVAILABLE): the plan multiplies batches, and a worker of the mesh runs a
+// build that does not; the message names the worker. Requires that the mesh has all its workers.
+absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view);
+
 // Finds operands in the coordinator's state. All arguments outlive the finder. Thread-safe.
 class OperandFinder {
  public:
@@ -65,6 +96,7 @@ class OperandFinder {
                                         const std::vector<FoundOperand>& operands) const;
 
   const Sources sources_;
+  KernelTable kernels_;
 };
 
 // Checks that the session may donate the operands: it must pin their arrays. If the session does

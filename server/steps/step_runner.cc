@@ -80,6 +80,14 @@ std::string DescribeWork(const std::variant<Program, PlanHash>& work,
                 more == 0 ? "" : StrCat(" and ", more, " more"));
 }
 
+std::vector<ValueDescriptor> DescriptionsOf(const std::vector<FoundOperand>& operands) {
+  std::vector<ValueDescriptor> described;
+  for (const FoundOperand& operand : operands) {
+    described.push_back(operand.described);
+  }
+  return described;
+}
+
 // Sets the step's time limits. They end before the client's own deadline, so that the client still
 // gets an error that names the missing ranks. DEADLINE_EXCEEDED (DEADLINE): no time is left.
 absl::Status SetTimeouts(const StepCall& call, StepRequest* step) {
@@ -133,23 +141,26 @@ StepRunner::StepRunner(const StepRunnerParts& parts)
 
 absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& caller,
                                                              const Program& program,
-                                                             StepOperands operands) const {
+                                                             StepOperands operands,
+                                                             size_t candidates) const {
   SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found, finder_.Find(std::move(operands)));
   CompiledPlan compiled;
   SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
                              Prepare(caller, program, found.operands, found.target));
   compiled.links = found.target.links;
+  compiled.kernels = found.target.kernels;
+  if (candidates > 0) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        compiled.candidates,
+        PlanCandidates(program, DescriptionsOf(found.operands), found.target, candidates));
+  }
   return compiled;
 }
 
 absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::Prepare(
     const rpc::Caller& caller, const Program& program, const std::vector<FoundOperand>& operands,
     const PlanTarget& target) const {
-  std::vector<ValueDescriptor> described;
-  for (const FoundOperand& operand : operands) {
-    described.push_back(operand.described);
-  }
-  return parts_.planner->Prepare(caller.name, program, described, target);
+  return parts_.planner->Prepare(caller.name, program, DescriptionsOf(operands), target);
 }
 
 absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
@@ -278,6 +289,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   const Plan& plan = running->prepared->plan;
   SHARDMESH_RETURN_IF_ERROR(CheckOutputs(call.outputs, plan));
   SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(plan.mesh_id));
+  SHARDMESH_RETURN_IF_ERROR(CheckWorkersRun(plan, *parts_.membership->view()));
   SHARDMESH_RETURN_IF_ERROR(SetTimeouts(call, step));
   step->op = DescribeWork(call.work, found.operands);
   step->mesh_id = plan.mesh_id;

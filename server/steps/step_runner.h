@@ -68,15 +68,19 @@ class StepRunner {
 
   explicit StepRunner(const StepRunnerParts& parts);
 
-  // A plan, and the figures of its mesh's links at the time of planning.
+  // A plan, and the figures of its mesh's links and kernels at the time of planning.
   struct CompiledPlan {
     std::shared_ptr<const PreparedPlan> prepared;
     LinkCost links;
+    KernelRates kernels;
+    // The plans that were compared for a program of one product, the fastest first.
+    std::vector<PlanCandidate> candidates = {};
   };
-  // Returns the plan that a call with these operands would run. Errors: those of OperandFinder and
-  // of Planner::Prepare.
+  // Returns the plan that a call with these operands would run, and at most `candidates` of the
+  // plans that were compared. Errors: those of OperandFinder and of Planner::Prepare, and those of
+  // PlanCandidates if `candidates` is above 0.
   absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, const Program& program,
-                                       StepOperands operands) const;
+                                       StepOperands operands, size_t candidates) const;
 
   // Runs the step. Calls `callback` once, from any thread, perhaps before Run returns. Returns the
   // ticket for Sequencer::Cancel, if the step was submitted.

@@ -98,6 +98,25 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
   EXPECT_EQ(cluster_->Run({"rm", "uneven"}).exit_code, 0);
 }
 
+TEST_F(ClusterCommandTest, MultipliesBatchesOfMatrices) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,2,6", "--out", Path("a.npy")}).exit_code,
+            0);
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "1,2,6", "--out", Path("b.npy")}).exit_code,
+            0);
+  ASSERT_EQ(cluster_->Run({"put", Path("a.npy"), "--as", "batch", "--spec", "fsdp,-,tp"}).exit_code,
+            0);
+  CommandResult result =
+      cluster_->Run({"matmul", "batch", Path("b.npy"), "--transpose-b", "--result-spec=tp,-,fsdp",
+                     "--as", "products", "--out", Path("products.npy"), "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out)["shape"], json::parse("[4, 2, 2]"));
+  result = cluster_->Run({"matmul", "batch", Path("b.npy")});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("6 is contracted with 2"));
+  EXPECT_EQ(cluster_->Run({"rm", "batch"}).exit_code, 0);
+  EXPECT_EQ(cluster_->Run({"rm", "products"}).exit_code, 0);
+}
+
 TEST_F(ClusterCommandTest, ShowsWhatAStepWouldSendAndRunsNothing) {
   ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}).exit_code, 0);
   ASSERT_EQ(cluster_
@@ -145,6 +164,23 @@ TEST_F(ClusterCommandTest, ShowsWhatAStepWouldSendAndRunsNothing) {
                           "--result-spec=fsdp,-", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(json::parse(result.out)["links"]["link_count"], 4) << "pairs along tp";
+  result = cluster_->Run({"matmul", "rows", Path("a.npy"), "--transpose-b", "--plan-only",
+                          "--candidates", "3", "--result-spec=fsdp,-", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json candidates = json::parse(result.out)["candidates"];
+  ASSERT_EQ(candidates.size(), 3u);
+  EXPECT_THAT(candidates[0]["roles"].get<std::string>(), HasSubstr("fsdp: "));
+  EXPECT_LE(candidates[0]["time_s"], candidates[1]["time_s"]);
+  EXPECT_GT(candidates[0]["peak_bytes"], 0);
+  EXPECT_THAT(candidates[0]["instructions"].dump(), HasSubstr("op 0 (matmul): multiply"));
+  result = cluster_->Run(
+      {"linear", "--input", "rows", "--weight", Path("a.npy"), "--plan-only", "--candidates", "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("slower by"), HasSubstr("fsdp: M, tp: M\n"),
+                                HasSubstr("  op 0 (linear): multiply\n")));
+  result = cluster_->Run({"matmul", "rows", Path("a.npy"), "--candidates", "2"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--plan-only"));
   result =
       cluster_->Run({"linear", "--input", Path("a.npy"), "--weight", Path("a.npy"), "--plan-only"});
   EXPECT_EQ(result.exit_code, 0) << result.err;

@@ -2006,17 +2006,21 @@ absl::Status RandomClient::Matmul(Dice& dice) {
   Shape right = rhs.shape;
   request.set_transpose_lhs(dice.OneIn(3));
   request.set_transpose_rhs(dice.OneIn(3));
+  int64_t batch = 0;  // number of right matrices; 0: the right operand is one matrix
   if (left[request.transpose_lhs() ? 0 : 1] != right[request.transpose_rhs() ? 1 : 0] &&
       !dice.OneIn(6)) {
-    // Mostly one that fits.
+    // Mostly one that fits, which may be a batch.
     const int64_t k = left[request.transpose_lhs() ? 0 : 1];
+    const int64_t n = 1 + dice.Below(5);
+    if (dice.OneIn(3)) batch = 1 + dice.Below(3);
     request.set_transpose_rhs(false);
-    rhs = MakeContent(Dtype::kF32, {k, 1 + dice.Below(5)}, dice.Next());
-    right = rhs.shape;
+    rhs = MakeContent(Dtype::kF32, {std::max<int64_t>(batch, 1) * k, n}, dice.Next());
+    right = {k, n};
     b = FloatsOf(rhs);
     v1::Literal& literal = *request.mutable_rhs()->mutable_literal();
     literal.Clear();
     literal.set_dtype(v1::DTYPE_F32);
+    if (batch > 0) literal.add_shape(batch);
     for (const int64_t size : right) literal.add_shape(size);
     literal.set_data(rhs.bytes);
   }
@@ -2029,8 +2033,19 @@ absl::Status RandomClient::Matmul(Dice& dice) {
     std::swap(right[0], right[1]);
   }
   const bool fits = left[1] == right[0];
-  const Content expected =
-      fits ? FromFloats({left[0], right[1]}, Product(a, b, left[0], left[1], right[1])) : Content();
+  Content expected;
+  if (fits) {
+    const auto matrix = static_cast<std::ptrdiff_t>(right[0] * right[1]);
+    std::vector<float> products;
+    for (auto from = b.begin(); from != b.end(); from += matrix) {
+      const std::vector<float> product =
+          Product(a, {from, from + matrix}, left[0], left[1], right[1]);
+      products.insert(products.end(), product.begin(), product.end());
+    }
+    Shape shape = {left[0], right[1]};
+    if (batch > 0) shape.insert(shape.begin(), batch);
+    expected = FromFloats(std::move(shape), products);
+  }
   // Two literals lie on no mesh but "default".
   return RunStep<v1::MatmulRequest, v1::MatmulResponse>("ComputeService.Matmul", request, expected,
                                                         fits, fits, dice);

@@ -43,6 +43,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->add_features(std::string(rpc::kFillConversionsFeature));
   hello->add_features(std::string(rpc::kDigestFeature));
   hello->add_features(std::string(rpc::kClockAnswersFeature));
+  hello->add_features(std::string(rpc::kBatchesFeature));
   for (const std::string& endpoint : from.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }

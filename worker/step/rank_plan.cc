@@ -137,9 +137,23 @@ class RankPlanner {
     const RankValue& lhs = values_[matmul.lhs];
     const RankValue& rhs = values_[matmul.rhs];
     const RankValue& out = values_[output];
-    to->matmul = {.m = 1,
-                  .n = rhs.shape[matmul.transpose_rhs ? 0 : 1],
-                  .k = rhs.shape[matmul.transpose_rhs ? 1 : 0],
+    to->loops = LoopsOf({.lhs = lhs.shape,
+                         .rhs = rhs.shape,
+                         .out = out.shape,
+                         .transpose_lhs = matmul.transpose_lhs,
+                         .transpose_rhs = matmul.transpose_rhs});
+    const ProductLoops& loops = to->loops;
+    if (loops.products > 0) {
+      SHARDMESH_ASSIGN_OR_RETURN(to->lhs_matrix_bytes,
+                                 PackedSizeBytes(lhs.dtype, loops.m * loops.k));
+      SHARDMESH_ASSIGN_OR_RETURN(to->rhs_matrix_bytes,
+                                 PackedSizeBytes(rhs.dtype, loops.k * loops.n));
+      SHARDMESH_ASSIGN_OR_RETURN(to->out_matrix_bytes,
+                                 PackedSizeBytes(out.dtype, loops.m * loops.n));
+    }
+    to->matmul = {.m = loops.m,
+                  .n = loops.n,
+                  .k = loops.k,
                   .lhs_dtype = lhs.dtype,
                   .rhs_dtype = rhs.dtype,
                   .out_dtype = out.dtype,
@@ -148,7 +162,6 @@ class RankPlanner {
                   .has_bias = matmul.bias.has_value(),
                   .scale = matmul.scale,
                   .activation = matmul.activation};
-    for (size_t dim = 0; dim + 1 < out.shape.size(); ++dim) to->matmul.m *= out.shape[dim];
     if (matmul.bias.has_value()) to->matmul.bias_dtype = values_[*matmul.bias].dtype;
     return absl::OkStatus();
   }

@@ -21,6 +21,7 @@
 #include "worker/collective/combiner.h"
 #include "worker/kernel/epilogue.h"
 #include "worker/kernel/matmul.h"
+#include "worker/step/tile_products.h"
 
 namespace shardmesh::worker {
 
@@ -70,8 +71,14 @@ struct RankInstruction {
   // Of permutes: the place to which each place sends, if any.
   std::vector<std::optional<int64_t>> targets = {};
 
-  // Of products and epilogues.
+  // Of products: the product of two matrices, the matrices of the tiles that are multiplied, and
+  // the size of one matrix in each tile.
   MatmulSpec matmul = {};
+  ProductLoops loops = {};
+  int64_t lhs_matrix_bytes = 0;
+  int64_t rhs_matrix_bytes = 0;
+  int64_t out_matrix_bytes = 0;
+  // Of epilogues.
   EpilogueSpec epilogue = {};
 };
 

@@ -21,6 +21,7 @@
 #include "worker/kernel/epilogue.h"
 #include "worker/step/rank_plan.h"
 #include "worker/step/step_block.h"
+#include "worker/step/tile_products.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -397,21 +398,33 @@ class RankStep {
     const LocalValue& rhs = values_[matmul.rhs];
     const LocalValue& out = values_[instruction.output];
     const MatmulSpec& spec = constants_->matmul;
-    MatmulOperands operands{
-        .lhs = lhs.content.bytes, .rhs = rhs.content.bytes, .bias = {}, .out = Mutable(out)};
+    const ProductLoops& loops = constants_->loops;
+    MatmulOperands operands;
     if (matmul.bias.has_value()) operands.bias = values_[*matmul.bias].content.bytes;
     KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
     const auto pause = [&turn] { return turn.PauseForOthers(); };
     const absl::Time started = options_.clock->Now();
     SHARDMESH_RETURN_IF_ERROR(turn.Take());
     std::shared_ptr<const PackedWeights> packed;
-    if (!rhs.array_id.empty()) {
+    if (!rhs.array_id.empty() && loops.is_one_rhs) {
       SHARDMESH_ASSIGN_OR_RETURN(packed,
                                  context_.weights->Find(rhs.array_id, spec, rhs.content, pause));
       operands.packed = packed.get();
     }
-    const absl::Status done = options_.kernel->Run(spec, operands, pause);
-    RecordKernel(2 * spec.m * spec.n * spec.k, started + turn.waited());
+    // Returns matrix `number` of a tile.
+    const auto matrix = [](auto bytes, int64_t number, int64_t size_bytes) {
+      return bytes.subspan(static_cast<size_t>(number * size_bytes),
+                           static_cast<size_t>(size_bytes));
+    };
+    int64_t products = 0;
+    const absl::Status done = ForEachProduct(loops, [&](int64_t l, int64_t r, int64_t o) {
+      operands.lhs = matrix(lhs.content.bytes, l, constants_->lhs_matrix_bytes);
+      operands.rhs = matrix(rhs.content.bytes, r, constants_->rhs_matrix_bytes);
+      operands.out = matrix(Mutable(out), o, constants_->out_matrix_bytes);
+      ++products;
+      return options_.kernel->Run(spec, operands, pause);
+    });
+    RecordKernel(2 * spec.m * spec.n * spec.k * products, started + turn.waited());
     return done;
   }
 

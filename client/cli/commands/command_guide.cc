@@ -74,6 +74,7 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh array rm x"},
       {"shardmesh linear --input x.npy --weight w --activation gelu --as hidden"},
       {"shardmesh matmul x.npy w --transpose-b --out y.npy"},
+      {"shardmesh matmul x.npy w --transpose-b --plan-only --candidates 5"},
       {"shardmesh collective all-reduce partial --axes tp --as sum"},
       {"shardmesh status"},
       {"shardmesh status --watch --interval 5s"},

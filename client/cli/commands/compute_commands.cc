@@ -31,6 +31,8 @@ struct ResultFlags {
   std::string name;  // name of the result in the cluster
   std::optional<PartitionSpec> spec;
   bool plan_only = false;  // show the plan, and run nothing
+  // With plan_only, the number of compared plans to show; nullopt: only the plan that would run.
+  std::optional<int32_t> candidates;
 };
 
 // Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
@@ -179,12 +181,73 @@ Json PlanJson(const CompiledProgram& plan) {
              {"link_count", plan.links->link_count},
              {"sent_bytes", plan.links->sent_bytes}};
   }
-  return {{"plan_hash", absl::BytesToHexString(plan.plan_hash)},
-          {"instructions", std::move(instructions)},
-          {"traffic", std::move(traffic)},
-          {"links", std::move(links)},
-          {"peak_bytes", plan.peak_bytes},
-          {"exchange_s", time_json(plan.exchange_time)}};
+  Json json = {{"plan_hash", absl::BytesToHexString(plan.plan_hash)},
+               {"instructions", std::move(instructions)},
+               {"traffic", std::move(traffic)},
+               {"links", std::move(links)},
+               {"peak_bytes", plan.peak_bytes},
+               {"exchange_s", time_json(plan.exchange_time)},
+               {"kernel_s", time_json(plan.kernel_time)}};
+  for (const CandidatePlan& candidate : plan.candidates) {
+    std::vector<std::string> labels;
+    for (const PlannedInstruction& planned : candidate.instructions) {
+      labels.push_back(planned.label);
+    }
+    json["candidates"].push_back({{"roles", candidate.roles},
+                                  {"time_s", Seconds(candidate.time)},
+                                  {"kernel_s", Seconds(candidate.kernel_time)},
+                                  {"exchange_s", Seconds(candidate.exchange_time)},
+                                  {"sent_bytes", candidate.cost.sent_bytes},
+                                  {"flops", candidate.cost.flops},
+                                  {"peak_bytes", candidate.peak_bytes},
+                                  {"instructions", std::move(labels)}});
+  }
+  return json;
+}
+
+// Returns why a candidate takes longer than the fastest one; empty for the fastest.
+std::string SlownessOf(const CandidatePlan& candidate, const CandidatePlan& fastest) {
+  std::vector<std::string> reasons;
+  if (candidate.kernel_time > fastest.kernel_time) {
+    reasons.push_back(StrCat("kernels +", FormatTime(candidate.kernel_time - fastest.kernel_time)));
+  }
+  if (candidate.exchange_time > fastest.exchange_time) {
+    reasons.push_back(
+        StrCat("exchanges +", FormatTime(candidate.exchange_time - fastest.exchange_time)));
+  }
+  return StrJoin(reasons, ", ");
+}
+
+// Prints the plans that the planner compared, and the instructions of each.
+void PrintCandidates(const CompiledProgram& plan) {
+  using Align = Table::Align;
+  Table table({{"axes"},
+               {"time", Align::kRight},
+               {"kernels", Align::kRight},
+               {"exchanges", Align::kRight},
+               {"sends", Align::kRight},
+               {"peak", Align::kRight},
+               {"slower by"}});
+  for (const CandidatePlan& candidate : plan.candidates) {
+    table.AddRow({candidate.roles, FormatTime(candidate.time), FormatTime(candidate.kernel_time),
+                  FormatTime(candidate.exchange_time), FormatBytes(candidate.cost.sent_bytes),
+                  FormatBytes(candidate.peak_bytes),
+                  SlownessOf(candidate, plan.candidates.front())});
+  }
+  table.Print();
+  for (const CandidatePlan& candidate : plan.candidates) {
+    std::cout << "\n" << candidate.roles << "\n";
+    for (const PlannedInstruction& planned : candidate.instructions) {
+      std::cout << "  " << planned.label << "\n";
+    }
+  }
+  if (!plan.exchange_time.has_value() || !plan.kernel_time.has_value()) {
+    std::cout << "\nTimes are of default rates for "
+              << (plan.kernel_time.has_value()     ? "links"
+                  : plan.exchange_time.has_value() ? "kernels"
+                                                   : "kernels and links")
+              << ", which no worker has measured yet\n";
+  }
 }
 
 void PrintPlan(const CompiledProgram& plan) {
@@ -237,19 +300,29 @@ void PrintPlan(const CompiledProgram& plan) {
 
 // Shows the plan of one op on the given operands, without running the op.
 absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramOp op,
-                      const std::vector<Operand>& operands,
-                      const std::optional<PartitionSpec>& result_spec) {
+                      const std::vector<Operand>& operands, const ResultFlags& flags) {
   const auto result = static_cast<ValueIndex>(operands.size());
   Program program{.operand_count = result, .ops = {}, .outputs = {result}};
   program.ops.push_back(std::move(op));
-  if (result_spec.has_value()) {
-    program.ops.push_back(ReshardOp{.input = result, .spec = *result_spec});
+  if (flags.spec.has_value()) {
+    program.ops.push_back(ReshardOp{.input = result, .spec = *flags.spec});
     program.outputs = {result + 1};
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram plan,
-                             client->compute().Compile(program, operands));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const CompiledProgram plan,
+      flags.candidates.has_value()
+          ? client->compute().ComparePlans(program, operands, *flags.candidates)
+          : client->compute().Compile(program, operands));
+  if (flags.candidates.has_value() && plan.candidates.empty()) {
+    return WithReason(
+        absl::UnimplementedError("the coordinator runs an older build, which shows no "
+                                 "candidates; leave out --candidates"),
+        Reason::kNotAvailable);
+  }
   if (invocation.json) {
     invocation.Print(PlanJson(plan));
+  } else if (flags.candidates.has_value()) {
+    PrintCandidates(plan);
   } else {
     PrintPlan(plan);
   }
@@ -292,7 +365,7 @@ absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
       op.bias = 2;
       operands.push_back(*call.bias);
     }
-    return ShowPlan(invocation, client.get(), op, operands, flags.result.spec);
+    return ShowPlan(invocation, client.get(), op, operands, flags.result);
   }
   return RunAndFinish(invocation, client.get(), flags.result,
                       [&] { return client->compute().Linear(call); });
@@ -321,7 +394,7 @@ absl::Status RunMatmul(const Invocation& invocation, const MatmulFlags& flags) {
                       .rhs = 1,
                       .transpose_lhs = call.transpose_lhs,
                       .transpose_rhs = call.transpose_rhs};
-    return ShowPlan(invocation, client.get(), op, {call.lhs, call.rhs}, flags.result.spec);
+    return ShowPlan(invocation, client.get(), op, {call.lhs, call.rhs}, flags.result);
   }
   return RunAndFinish(invocation, client.get(), flags.result,
                       [&] { return client->compute().Matmul(call); });
@@ -389,13 +462,13 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
                           .counts = call.counts,
                           .algorithm = call.algorithm,
                           .order = call.order};
-    return ShowPlan(invocation, client.get(), op, {call.input}, flags.result.spec);
+    return ShowPlan(invocation, client.get(), op, {call.input}, flags.result);
   }
   return RunAndFinish(invocation, client.get(), flags.result,
                       [&] { return client->compute().Collective(call); });
 }
 
-void AddResultOptions(CLI::App* command, ResultFlags* flags) {
+void AddResultOptions(CLI::App* command, ResultFlags* flags, bool is_product) {
   const std::string name = command->get_name();
   CLI::Option* const out = AddParsedOption(
       command, "--out", &flags->path,
@@ -406,12 +479,21 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags) {
           ->check(RefuseNameWithAt);
   AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
+  CLI::Option* const plan_only =
+      command
+          ->add_flag(
+              "--plan-only", flags->plan_only,
+              "run nothing; show the instructions, and the bytes that devices would send, by "
+              "mesh axes and by links")
+          ->excludes(out)
+          ->excludes(as);
+  if (!is_product) return;
   command
-      ->add_flag("--plan-only", flags->plan_only,
-                 "run nothing; show the instructions, and the bytes that devices would send, by "
-                 "mesh axes and by links")
-      ->excludes(out)
-      ->excludes(as);
+      ->add_option("--candidates", flags->candidates,
+                   "with --plan-only, show that many of the plans that were compared, the fastest "
+                   "first, with their predicted times, bytes and memory")
+      ->check(CLI::Range(int32_t{1}, int32_t{64}))
+      ->needs(plan_only);
 }
 
 constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, @ID, or a .npy file";
@@ -433,17 +515,17 @@ void AddComputeCommands(CommandLine* line) {
                   "of the weight: out-in as in PyTorch, or in-out as in flax (default: out-in)")
       ->type_name("{out-in,in-out}");
   linear->add_option("--scale", linear_flags->scale, "factor of the product (default: 1)");
-  AddResultOptions(linear, &linear_flags->result);
+  AddResultOptions(linear, &linear_flags->result, /*is_product=*/true);
 
   auto matmul_flags = std::make_shared<MatmulFlags>();
   CLI::App* const matmul =
-      line->AddCommand("matmul", "Multiply two matrices on the workers",
+      line->AddCommand("matmul", "Multiply two matrices, or batches of matrices, on the workers",
                        [matmul_flags](const Invocation& i) { return RunMatmul(i, *matmul_flags); });
   matmul->add_option("a", matmul_flags->lhs, kOperandHelp)->required();
   matmul->add_option("b", matmul_flags->rhs, kOperandHelp)->required();
   matmul->add_flag("--transpose-a", matmul_flags->transpose_lhs, "A is given as its transpose");
   matmul->add_flag("--transpose-b", matmul_flags->transpose_rhs, "B is given as its transpose");
-  AddResultOptions(matmul, &matmul_flags->result);
+  AddResultOptions(matmul, &matmul_flags->result, /*is_product=*/true);
 
   auto collective_flags = std::make_shared<CollectiveFlags>();
   CLI::App* const collective = line->AddCommand(
@@ -504,7 +586,7 @@ void AddComputeCommands(CommandLine* line) {
   AddParsedOption(collective, "--order", &collective_flags->order, ParseCollectiveOrder,
                   "of sums: reproducible, or fastest, which allows a ring (default: reproducible)")
       ->type_name("{reproducible,fastest}");
-  AddResultOptions(collective, &collective_flags->result);
+  AddResultOptions(collective, &collective_flags->result, /*is_product=*/false);
 }
 
 }  // namespace shardmesh::client

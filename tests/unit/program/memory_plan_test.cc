@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <variant>
 
+#include "program/collective_choice.h"
 #include "tests/unit/program/plan_examples.h"
 
 namespace shardmesh {
@@ -203,6 +205,50 @@ TEST(MemoryPlanTest, PlacesHaveRoomForTheLargestTile) {
       {operand}, Target("tp=2"));
   const MemoryPlan memory = MemoryPlanOf(plan);
   EXPECT_EQ(memory.block_bytes, 10 * 16 * 4 + 7 * 16 * 4) << "the whole, and the part of 7 rows";
+}
+
+// Multiplies batches of matrices twice. Each partial product is summed along tp.
+Program TwoProductsOfBatches() {
+  return {.operand_count = 3,
+          .ops = {MatmulOp{.lhs = 0, .rhs = 1}, MatmulOp{.lhs = 3, .rhs = 2}},
+          .outputs = {4}};
+}
+
+TEST(MemoryPlanTest, ProductsOfBatchesHaveAPeak) {
+  constexpr int64_t kBatch = 3 * 16 * 16 * 4;  // bytes of each tensor
+  const ValueDescriptor lhs = Value({3, 16, 16}, Spec({{}, {}, {"tp"}}));
+  const ValueDescriptor rhs = Value({3, 16, 16}, Spec({{}, {"tp"}, {}}));
+  const ValueDescriptor next = Value({3, 16, 16}, PartitionSpec());
+  const Plan plan = *PlanProgram(TwoProductsOfBatches(), {lhs, rhs, next}, Target("tp=2"));
+  EXPECT_TRUE(MultipliesBatches(plan));
+  ASSERT_EQ(plan.instructions.size(), 3U) << "a product, its sum, and a product";
+  const MemoryPlan memory = MemoryPlanOf(plan);
+  EXPECT_EQ(memory.places[4]->over.has_value(),
+            MayOverwriteOperand(CollectiveKind::kAllReduce,
+                                std::get<GroupCollective>(plan.instructions[1].kind).algorithm));
+  EXPECT_EQ(memory.block_bytes, memory.places[4]->over.has_value() ? kBatch : 2 * kBatch);
+  EXPECT_EQ(PeakBytesOf(plan), memory.block_bytes + kBatch) << "the block, and the output";
+  EXPECT_EQ(plan.cost.memory_bytes, PeakBytesOf(plan));
+}
+
+TEST(MemoryPlanTest, EveryCandidateOfAProductHasThePeakOfItsOwnInstructions) {
+  const Program program = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  const std::vector<ValueDescriptor> operands = {Value({4, 16, 16}, Spec({{"x"}, {"y"}, {}})),
+                                                 Value({4, 16, 16}, Spec({{}, {"x"}, {}}))};
+  const auto candidates = *PlanCandidates(program, operands, Target("x=2,y=2"), 100);
+  ASSERT_GT(candidates.size(), 2U);
+  std::vector<int64_t> peaks;
+  for (const PlanCandidate& candidate : candidates) {
+    SCOPED_TRACE(candidate.roles);
+    EXPECT_EQ(candidate.plan.cost.memory_bytes, PeakBytesOf(candidate.plan));
+    // The result of a product has a tile of at least a quarter of the tensor.
+    EXPECT_GE(candidate.plan.cost.memory_bytes, 4 * 16 * 16 * 4 / 4);
+    peaks.push_back(candidate.plan.cost.memory_bytes);
+  }
+  EXPECT_NE(*std::min_element(peaks.begin(), peaks.end()),
+            *std::max_element(peaks.begin(), peaks.end()));
+  EXPECT_EQ(PlanProgram(program, operands, Target("x=2,y=2"))->cost, candidates.front().plan.cost);
 }
 
 TEST(MemoryPlanTest, TheBlockIsFreedAfterItsLastUse) {

@@ -514,21 +514,24 @@ TEST_F(WorkerSessionTest, PassesOnTheAnswerToAQuestionAboutFiles) {
   EXPECT_EQ(verdict.file, 3);
 }
 
-TEST_F(WorkerSessionTest, KnowsWhichWorkersAnswerTheClock) {
+TEST_F(WorkerSessionTest, KnowsTheFeaturesOfWorkers) {
   FakeWorker old(streams_.get(), sequencer_.get());
   old.Say(FakeWorker::HelloOf("a", 1));
   AnswerAs("a");
   old.BringInventory();
   ASSERT_TRUE(Eventually([&] { return old.IsMember(); }));
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.answers_clock);
+  EXPECT_FALSE(members_.view()->FindWorker("a")->info.multiplies_batches);
   FakeWorker recent(streams_.get(), sequencer_.get());
   internal::v1::AttachRequest hello = FakeWorker::HelloOf("b", 1);
   hello.mutable_hello()->add_features("clock_answers");
+  hello.mutable_hello()->add_features("batches_of_matrices");
   recent.Say(hello);
   AnswerAs("b");
   recent.BringInventory();
   ASSERT_TRUE(Eventually([&] { return recent.IsMember(); }));
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.answers_clock);
+  EXPECT_TRUE(members_.view()->FindWorker("b")->info.multiplies_batches);
 }
 
 TEST_F(WorkerSessionTest, PassesOnDigestsOfTiles) {

@@ -383,6 +383,42 @@ TEST(EncodePlanTest, TellsTheInstructionsInOrderAndTheExchangeOfCollectives) {
   EXPECT_THAT(response.instructions(1).axes(), ElementsAre("tp", "dp"));
 }
 
+TEST(DecodeCandidatesTest, TakesANumberUpToTheLimit) {
+  v1::CompileRequest request;
+  EXPECT_THAT(DecodeCandidates(request), IsOkAndHolds(0u));
+  request.set_candidates(kMostPlanCandidates);
+  EXPECT_THAT(DecodeCandidates(request), IsOkAndHolds(static_cast<size_t>(kMostPlanCandidates)));
+  request.set_candidates(kMostPlanCandidates + 1);
+  EXPECT_EQ(ReasonOf(DecodeCandidates(request).status()), Reason::kLimitExceeded);
+  request.set_candidates(-1);
+  EXPECT_THAT(DecodeCandidates(request),
+              CarriesFacts(Reason::kBadField, {{fact::kField, "candidates"}}));
+}
+
+TEST(EncodePlanTest, ACandidateHasItsTimeInKernelsAndInExchanges) {
+  const PlanTarget target = {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("tp=2")};
+  const auto along = [](std::vector<AxisName> rows, std::vector<AxisName> columns) {
+    return ValueDescriptor{.shape = {64, 64},
+                           .spec = PartitionSpec({SpecEntry::Axes(std::move(rows)),
+                                                  SpecEntry::Axes(std::move(columns))})};
+  };
+  const auto candidates = PlanCandidates(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {along({}, {"tp"}), along({"tp"}, {})}, target, 1);
+  ASSERT_THAT(candidates, IsOk());
+  v1::PlanCandidate encoded;
+  Encode(candidates->front(), target.kernels, &encoded);
+  EXPECT_EQ(encoded.roles(), "tp: K");
+  ASSERT_EQ(encoded.instructions_size(), 2);
+  EXPECT_EQ(encoded.instructions(1).collective(), v1::COLLECTIVE_KIND_ALL_REDUCE);
+  EXPECT_GT(encoded.kernel_time().nanos(), 0);
+  EXPECT_GT(encoded.exchange_time().nanos(), 0);
+  EXPECT_NEAR(encoded.time().nanos(),
+              encoded.kernel_time().nanos() + encoded.exchange_time().nanos(), 2);
+  EXPECT_EQ(encoded.cost().flops(), candidates->front().plan.cost.flops);
+  EXPECT_EQ(encoded.peak_bytes(), 2 * 64 * 64 * 4) << "the partial sums and their sum";
+}
+
 TEST(EncodePlanTest, TellsTheAxesAlongWhichRegionsMove) {
   PreparedPlan prepared;
   prepared.plan.mesh = *Mesh::Parse("dp=2,tp=2");
@@ -411,7 +447,7 @@ TEST(EncodePlanTest, TellsTimesOnlyOfMeasuredLinks) {
   for (const bool is_measured : {false, true}) {
     SCOPED_TRACE(is_measured);
     v1::CompileResponse response;
-    Encode(forecast, is_measured, &response);
+    Encode(forecast, {.links = is_measured, .kernels = is_measured}, &response);
     EXPECT_EQ(response.peak_bytes(), 11);
     ASSERT_EQ(response.traffic_size(), 2);
     EXPECT_THAT(response.traffic(0).axes(), ElementsAre("tp"));
@@ -419,6 +455,7 @@ TEST(EncodePlanTest, TellsTimesOnlyOfMeasuredLinks) {
     EXPECT_EQ(response.traffic(0).sent_bytes(), 100);
     EXPECT_THAT(response.traffic(1).axes(), ElementsAre("dp", "tp"));
     EXPECT_EQ(response.has_exchange_time(), is_measured);
+    EXPECT_EQ(response.has_kernel_time(), is_measured);
     EXPECT_EQ(response.traffic(0).has_exchange_time(), is_measured);
     EXPECT_EQ(response.traffic(1).has_exchange_time(), is_measured) << "no time is a time";
     if (!is_measured) continue;
@@ -433,7 +470,7 @@ TEST(EncodePlanTest, TellsTimesOnlyOfMeasuredLinks) {
 TEST(EncodePlanTest, TellsTheBusiestLinksInOrderAndTheSumOfAll) {
   PlanForecast forecast;
   v1::CompileResponse unknown;
-  Encode(forecast, /*is_measured=*/false, &unknown);
+  Encode(forecast, MeasuredRates{}, &unknown);
   EXPECT_FALSE(unknown.has_link_traffic());
 
   forecast.link_traffic =
@@ -442,7 +479,7 @@ TEST(EncodePlanTest, TellsTheBusiestLinksInOrderAndTheSumOfAll) {
                          .link_count = 40,
                          .sent_bytes = 100};
   v1::CompileResponse response;
-  Encode(forecast, /*is_measured=*/false, &response);
+  Encode(forecast, MeasuredRates{}, &response);
   ASSERT_TRUE(response.has_link_traffic());
   const v1::LinkTrafficSummary& links = response.link_traffic();
   EXPECT_EQ(links.link_count(), 40);
@@ -456,7 +493,7 @@ TEST(EncodePlanTest, TellsTheBusiestLinksInOrderAndTheSumOfAll) {
   EXPECT_EQ(links.busiest_links(1).sent_bytes(), 8);
 
   forecast.link_traffic = LinkTrafficSummary();
-  Encode(forecast, /*is_measured=*/false, &unknown);
+  Encode(forecast, MeasuredRates{}, &unknown);
   EXPECT_TRUE(unknown.has_link_traffic()) << "no bytes are known too";
 }
 
@@ -465,7 +502,7 @@ TEST(EncodePlanTest, ATimeBeyondTheMessagesRangeIsTheLargest) {
     PlanForecast forecast;
     forecast.exchange_seconds = seconds;
     v1::CompileResponse response;
-    Encode(forecast, /*is_measured=*/true, &response);
+    Encode(forecast, {.links = true, .kernels = true}, &response);
     EXPECT_EQ(response.exchange_time().seconds(), 315'576'000'000) << seconds;
     EXPECT_THAT(rpc::Decode(response.exchange_time()), IsOk());
   }

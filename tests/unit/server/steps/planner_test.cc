@@ -6,6 +6,7 @@
 
 #include <random>
 #include <variant>
+#include <vector>
 
 #include "tests/testing/status_matchers.h"
 
@@ -64,6 +65,26 @@ TEST_F(PlannerTest, FiguresThatDifferMuchGetAPlanOfTheirOwnAndTheOldOneIsStillFo
   EXPECT_EQ(Prepare({.latency_seconds = 55e-3}), second);
   EXPECT_THAT(planner_.Find(first->hash), test::IsOk());
   EXPECT_THAT(planner_.Find(second->hash), test::IsOk());
+}
+
+TEST_F(PlannerTest, ProductsArePlannedAnewForKernelsOfAnotherSpeed) {
+  const Program program = {
+      .operand_count = 2,
+      .ops = {MatmulOp{.lhs = 0, .rhs = 1}, ReshardOp{.input = 2, .spec = PartitionSpec()}},
+      .outputs = {3}};
+  const ValueDescriptor square = {.shape = {512, 512}, .spec = PartitionSpec()};
+  const std::vector<ValueDescriptor> operands = {square, square};
+  const auto prepare = [&](double flops_per_second) {
+    PlanTarget target = {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("x=4")};
+    target.kernels.flops_per_second = flops_per_second;
+    return *planner_.Prepare("ada", program, operands, target);
+  };
+  const auto slow = prepare(1e9);
+  EXPECT_EQ(prepare(1.2e9), slow);
+  const auto fast = prepare(1e13);
+  EXPECT_NE(fast, slow);
+  EXPECT_GT(slow->plan.cost.sent_bytes, 0) << "each device computes a part";
+  EXPECT_EQ(fast->plan.cost.sent_bytes, 0) << "each device computes everything";
 }
 
 TEST_F(PlannerTest, MoreProgramsThanEverAreFoundAgainByTheirHashes) {

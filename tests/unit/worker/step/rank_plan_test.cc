@@ -98,6 +98,28 @@ TEST(RankPlanTest, HasTheSpecOfAProductOfTiles) {
   EXPECT_EQ(part.instruction(plan.instructions.size() - 1).matmul, expected);
 }
 
+TEST(RankPlanTest, HasTheMatricesOfAProductOfBatches) {
+  const Plan plan =
+      *PlanProgram({.operand_count = 2,
+                    .ops = {MatmulOp{.lhs = 0, .rhs = 1, .transpose_rhs = true}},
+                    .outputs = {2}},
+                   {Value({4, 3, 8, 32}, Spec({{"x"}, {}, {}, {}})), Value({3, 64, 32}, Spec({}))},
+                   Target("x=2"));
+  ASSERT_EQ(plan.instructions.size(), 1U);
+  const RankPlan part = *RankPlan::Create(plan, 1);
+  const RankInstruction& product = part.instruction(0);
+  const MatmulSpec expected = {.m = 8, .n = 64, .k = 32, .transpose_rhs = true};
+  EXPECT_EQ(product.matmul, expected);
+  EXPECT_EQ(product.loops.products, 2 * 3);
+  EXPECT_FALSE(product.loops.is_one_rhs);
+  EXPECT_THAT(product.loops.batch,
+              ElementsAre(BatchLoop{.extent = 2, .lhs_stride = 3, .rhs_stride = 0},
+                          BatchLoop{.extent = 3, .lhs_stride = 1, .rhs_stride = 1}));
+  EXPECT_EQ(product.lhs_matrix_bytes, 8 * 32 * 4);
+  EXPECT_EQ(product.rhs_matrix_bytes, 64 * 32 * 4);
+  EXPECT_EQ(product.out_matrix_bytes, 8 * 64 * 4);
+}
+
 TEST(RankPlanTest, HasTheSourcesOfAMove) {
   const Plan plan = *PlanProgram({.operand_count = 1,
                                   .ops = {ReshardOp{.input = 0, .spec = Spec({{}, {"x"}})}},

@@ -164,24 +164,27 @@ class StepExecutorTest : public testing::TestWithParam<Transport> {
 
   // Plans a program for what was put, as the order of all ranks.
   void Order(int64_t sequence, const Program& program) {
-    auto plan =
-        PlanProgram(program, operands_, {.mesh_id = "default", .mesh_revision = 1, .mesh = mesh()});
+    auto plan = PlanProgram(program, operands_, target());
     ASSERT_TRUE(plan.ok()) << plan.status();
-    const auto links = ForecastOf(*plan, {}).link_traffic;
+    OrderPlan(sequence, *plan);
+  }
+  PlanTarget target() const { return {.mesh_id = "default", .mesh_revision = 1, .mesh = mesh()}; }
+  void OrderPlan(int64_t sequence, const Plan& plan) {
+    const auto links = ForecastOf(plan, {}).link_traffic;
     ASSERT_TRUE(links.has_value());
     ASSERT_EQ(static_cast<int64_t>(links->busiest.size()), links->link_count);
     links_ = links->busiest;
     order_.sequence = sequence;
     order_.epoch = 1;
     order_.term = 1;
-    order_.plan_bytes = rpc::PlanBytes(*plan);
+    order_.plan_bytes = rpc::PlanBytes(plan);
     order_.plan_hash = Sha256(order_.plan_bytes);
     order_.timeout = absl::Seconds(30);
     order_.return_literals = true;
     order_.outputs.clear();
-    for (size_t i = 0; i < plan->outputs.size(); ++i) {
+    for (size_t i = 0; i < plan.outputs.size(); ++i) {
       order_.outputs.push_back(
-          {Describe(StrCat("out-", sequence, "-", i), plan->values[plan->outputs[i]]), "encoded"});
+          {Describe(StrCat("out-", sequence, "-", i), plan.values[plan.outputs[i]]), "encoded"});
     }
   }
   // Orders the sum of `tensor`, which lies whole on each rank, over the axis x. Its result is an
@@ -531,6 +534,111 @@ TEST_P(StepExecutorTest, UnevenOperandsMultiplyAndKeepTheirCuts) {
     EXPECT_EQ(order_.outputs[0].array.cut_points, c.result_cuts);
     for (DeviceId device = 0; device < mesh().size(); ++device) {
       EXPECT_EQ(Await(device).sent_bytes, ForecastBytes(device)) << "rank " << device;
+    }
+  }
+}
+
+// Returns lhs * rhs for batches of matrices, in doubles. `lhs` is [batch, m, k] or [batch, k, m];
+// `rhs` likewise, and may have a batch of 1.
+std::vector<double> MultiplyBatches(const Tensor& lhs, bool transpose_lhs, const Tensor& rhs,
+                                    bool transpose_rhs) {
+  const int64_t m = lhs.shape[transpose_lhs ? 2 : 1];
+  const int64_t k = lhs.shape[transpose_lhs ? 1 : 2];
+  const int64_t n = rhs.shape[transpose_rhs ? 1 : 2];
+  std::vector<double> out;
+  for (int64_t b = 0; b < lhs.shape[0]; ++b) {
+    const int64_t rhs_b = rhs.shape[0] == 1 ? 0 : b;
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = 0;
+        for (int64_t x = 0; x < k; ++x) {
+          const int64_t left = transpose_lhs ? x * m + i : i * k + x;
+          const int64_t right = transpose_rhs ? j * k + x : x * n + j;
+          sum += static_cast<double>(lhs.elements[static_cast<size_t>(b * m * k + left)]) *
+                 static_cast<double>(rhs.elements[static_cast<size_t>(rhs_b * k * n + right)]);
+        }
+        out.push_back(sum);
+      }
+    }
+  }
+  return out;
+}
+
+TEST_P(StepExecutorTest, EveryCandidateOfAProductOfBatchesMultiplies) {
+  struct Case {
+    Shape lhs;
+    Shape rhs;
+    bool transpose_lhs;
+    bool transpose_rhs;
+    PartitionSpec lhs_spec;
+    PartitionSpec rhs_spec;
+    std::vector<CutPoints> rhs_cuts;
+    std::optional<PartitionSpec> result;
+  };
+  const std::vector<Case> cases = {
+      {{4, 6, 8}, {4, 8, 10}, false, false, SpecOf({"x", "y", ""}), SpecOf({"", "x", ""}), {}, {}},
+      {{4, 8, 6},
+       {1, 10, 8},
+       true,
+       true,
+       SpecOf({"", "x", ""}),
+       SpecOf({"", "y", "x"}),
+       {{}, {0, 3, 10}, {0, 1, 8}},
+       {}},
+      {{2, 6, 8},
+       {2, 8, 4},
+       false,
+       false,
+       SpecOf({"", "", "x"}),
+       SpecOf({"", "x", "y"}),
+       {},
+       SpecOf({"", "x", "y"})},
+      {{2, 8, 6},
+       {2, 8, 4},
+       true,
+       false,
+       SpecOf({"", "", ""}),
+       SpecOf({"x", "", ""}),
+       {},
+       SpecOf({"y", "", "x"})},
+  };
+  StartMesh("x=2,y=2");
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    const Tensor lhs = Tensor::Random(c.lhs, 1);
+    const Tensor rhs = Tensor::Random(c.rhs, 2);
+    const std::vector<double> expected =
+        MultiplyBatches(lhs, c.transpose_lhs, rhs, c.transpose_rhs);
+    Program program = {.operand_count = 2,
+                       .ops = {MatmulOp{.lhs = 0,
+                                        .rhs = 1,
+                                        .transpose_lhs = c.transpose_lhs,
+                                        .transpose_rhs = c.transpose_rhs}},
+                       .outputs = {2}};
+    if (c.result.has_value()) {
+      program.ops.push_back(ReshardOp{.input = 2, .spec = *c.result});
+      program.outputs = {3};
+    }
+    operands_.clear();
+    order_.operands.clear();
+    Put(StrCat("lhs-", sequence), lhs, c.lhs_spec);
+    Put(StrCat("rhs-", sequence), rhs, c.rhs_spec, c.rhs_cuts);
+    const auto candidates = PlanCandidates(program, operands_, target(), 100);
+    ASSERT_TRUE(candidates.ok()) << candidates.status();
+    EXPECT_GT(candidates->size(), 2u);
+    for (const PlanCandidate& candidate : *candidates) {
+      SCOPED_TRACE(StrCat("case of step ", sequence, ", ", candidate.roles));
+      results_.clear();
+      OrderPlan(++sequence, candidate.plan);
+      RunOnAll();
+      const Tensor out = Assemble();
+      ASSERT_EQ(out.elements.size(), expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_NEAR(static_cast<double>(out.elements[i]), expected[i], 1e-4) << "element " << i;
+      }
+      for (DeviceId device = 0; device < mesh().size(); ++device) {
+        EXPECT_EQ(Await(device).sent_bytes, ForecastBytes(device)) << "rank " << device;
+      }
     }
   }
 }
@@ -1503,6 +1611,54 @@ TEST_P(RepeatedStepTest, ARunOfAKnownPlanHasTheBitsOfAFreshOne) {
   EXPECT_EQ(order_.plan_hash, plan_hash);
   Restart();
   EXPECT_EQ(RunWith(1, 50).elements, changed) << "by executors that do not know the plan yet";
+}
+
+TEST_P(StepExecutorTest, AKnownPlanOfBatchesMultipliesTheOperandsOfEachRun) {
+  StartMesh("x=2,y=2");
+  // Like attention without its softmax: queries by keys, and the result by values.
+  const Program program = {
+      .operand_count = 3,
+      .ops = {MatmulOp{.lhs = 0, .rhs = 1, .transpose_rhs = true}, MatmulOp{.lhs = 3, .rhs = 2}},
+      .outputs = {4}};
+  std::string plan_hash;
+  std::vector<float> last;
+  for (const int64_t sequence : {1, 2, 3}) {
+    SCOPED_TRACE(StrCat("run ", sequence));
+    const auto seed = static_cast<int>(10 * sequence);
+    const Tensor queries = Tensor::Random({4, 6, 8}, seed);
+    const Tensor keys = Tensor::Random({4, 10, 8}, seed + 1);
+    const Tensor values = Tensor::Random({1, 10, 12}, seed + 2);
+    operands_.clear();
+    order_.operands.clear();
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    Put(StrCat("queries-", sequence), queries, SpecOf({"x", "", "y"}));
+    Put(StrCat("keys-", sequence), keys, SpecOf({"x", "", "y"}));
+    Put(StrCat("values-", sequence), values, SpecOf({"", "", "y"}));
+    const Plan plan = *PlanProgram(program, operands_, target());
+    ASSERT_TRUE(MultipliesBatches(plan));
+    // One quarter of the result, and the scores of the first product.
+    EXPECT_GT(plan.cost.memory_bytes, 4 * 6 * 12 * 4 / 4);
+    OrderPlan(sequence, plan);
+    if (sequence > 1) {
+      EXPECT_EQ(order_.plan_hash, plan_hash);
+    }
+    plan_hash = order_.plan_hash;
+    RunOnAll();
+    const std::vector<double> scores =
+        MultiplyBatches(queries, /*transpose_lhs=*/false, keys, /*transpose_rhs=*/true);
+    const std::vector<double> expected = MultiplyBatches(
+        {.shape = {4, 6, 10}, .elements = {scores.begin(), scores.end()}}, false, values, false);
+    const Tensor out = Assemble();
+    ASSERT_EQ(out.elements.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(static_cast<double>(out.elements[i]), expected[i], 1e-3) << "element " << i;
+    }
+    EXPECT_NE(out.elements, last);
+    last = out.elements;
+  }
 }
 
 TEST_P(StepExecutorTest, AStepAsksForTheBlockOfItsIntermediateValuesAtOnce) {

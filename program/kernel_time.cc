@@ -1,0 +1,72 @@
+// Counts the operations and bytes of local instructions.
+#include "program/kernel_time.h"
+
+#include <algorithm>
+#include <variant>
+
+#include "program/value_layout.h"
+#include "sharding/shape.h"
+
+namespace shardmesh {
+namespace {
+
+// Returns the time in which a device reads or writes the tiles of a value.
+double BytesSeconds(const Plan& plan, ValueIndex value, const KernelRates& rates) {
+  return rates.seconds_per_byte * static_cast<double>(TileBytes(plan.mesh, plan.values[value]));
+}
+
+}  // namespace
+
+int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex output) {
+  const Shape rhs = TileShape(plan.mesh, plan.values[matmul.rhs]);
+  const Shape out = TileShape(plan.mesh, plan.values[output]);
+  const bool is_batch =
+      std::any_of(rhs.begin(), rhs.end() - 2, [](int64_t extent) { return extent != 1; });
+  if (!is_batch && !matmul.transpose_lhs) return 1;
+  int64_t products = 1;
+  for (size_t dim = 0; dim + 2 < out.size(); ++dim) products = ProductOf(products, out[dim]);
+  return products;
+}
+
+double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates) {
+  const ValueIndex output = instruction.output;
+  struct Visitor {
+    const Plan& plan;
+    const KernelRates& rates;
+    ValueIndex output;
+
+    double operator()(const LocalMatmul& matmul) const {
+      const Shape lhs = TileShape(plan.mesh, plan.values[matmul.lhs]);
+      const double contracted =
+          static_cast<double>(lhs[lhs.size() - (matmul.transpose_lhs ? 2 : 1)]);
+      const double flops =
+          2 * contracted * static_cast<double>(TileElements(plan.mesh, plan.values[output]));
+      const double bytes = BytesSeconds(plan, matmul.lhs, rates) +
+                           BytesSeconds(plan, matmul.rhs, rates) +
+                           BytesSeconds(plan, output, rates);
+      return std::max(flops / rates.flops_per_second, bytes) +
+             rates.seconds_per_product * static_cast<double>(ProductsOf(plan, matmul, output));
+    }
+    double operator()(const LocalEpilogue& epilogue) const {
+      return BytesSeconds(plan, epilogue.input, rates) + BytesSeconds(plan, output, rates);
+    }
+    double operator()(const LocalSlice& /*slice*/) const {
+      return 2 * BytesSeconds(plan, output, rates);
+    }
+    double operator()(const GroupCollective& /*collective*/) const { return 0; }
+    double operator()(const MoveRegions& /*move*/) const { return 0; }
+  };
+  return std::visit(Visitor{.plan = plan, .rates = rates, .output = output}, instruction.kind);
+}
+
+bool AreAlike(const KernelRates& a, const KernelRates& b) {
+  constexpr double kFactor = 1.5;
+  const auto are_alike = [](double x, double y) {
+    return std::max(x, y) < kFactor * std::min(x, y);
+  };
+  return are_alike(a.flops_per_second, b.flops_per_second) &&
+         are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
+         are_alike(a.seconds_per_product, b.seconds_per_product);
+}
+
+}  // namespace shardmesh

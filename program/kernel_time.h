@@ -1,0 +1,27 @@
+// The predicted time of the instructions that run on each device alone.
+#ifndef SHARDMESH_PROGRAM_KERNEL_TIME_H_
+#define SHARDMESH_PROGRAM_KERNEL_TIME_H_
+
+#include <cstdint>
+
+#include "program/step_plan.h"
+
+namespace shardmesh {
+
+// Returns how many matrix products a device computes for the instruction: one for each matrix of
+// its tile's batch. A left operand that is not transposed needs only one if the right operand has
+// no batch: all its rows are the rows of one matrix. Numbers beyond 64 bits are capped.
+int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex output);
+
+// Returns the predicted time of an instruction on the device with the most work: for a product, the
+// time of its operations or of its bytes, whichever is longer, and the time to start each matrix
+// product. For an epilogue or a slice, the time of its bytes. 0 for instructions that exchange
+// data. Requires a plan that CheckPlan accepts, up to this instruction.
+double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
+
+// Returns whether no figure of one differs from that of the other by a factor of 1.5 or more.
+bool AreAlike(const KernelRates& a, const KernelRates& b);
+
+}  // namespace shardmesh
+
+#endif  // SHARDMESH_PROGRAM_KERNEL_TIME_H_

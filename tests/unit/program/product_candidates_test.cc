@@ -1,0 +1,332 @@
+// Runs every candidate plan of random products on simulated devices, and compares with the whole
+// tensors.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <random>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "program/kernel_time.h"
+#include "program/plan_check.h"
+#include "program/product_layout.h"
+#include "program/step_plan.h"
+#include "sharding/mesh.h"
+#include "status/reason.h"
+#include "status/str_cat.h"
+#include "tests/unit/program/plan_examples.h"
+#include "tests/unit/program/plan_simulation.h"
+
+namespace shardmesh {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr size_t kAll = 100'000;
+
+// A product of random shapes and layouts, perhaps with a layout for its result.
+struct RandomProduct {
+  Mesh mesh;
+  std::vector<ValueDescriptor> operands = {};
+  MatmulOp op = {};
+  Program program = {};
+
+  std::string ToString() const {
+    const auto text = [](const ValueDescriptor& value) {
+      return StrCat(ShapeToString(value.shape), " ", value.spec.ToString());
+    };
+    return StrCat(mesh.ToString(), ": ", text(operands[0]), op.transpose_lhs ? "^T" : "", " x ",
+                  text(operands[1]), op.transpose_rhs ? "^T" : "");
+  }
+};
+
+// Makes some axes that the value does not use unreduced.
+void AddUnreduced(const Mesh& mesh, std::mt19937& random, ValueDescriptor* value) {
+  ValueLayout layout = LayoutOf(mesh, *value);
+  for (const MeshAxis& axis : mesh.axes()) {
+    const bool is_used = std::any_of(layout.dims.begin(), layout.dims.end(),
+                                     [&](const Axes& axes) { return Contains(axes, axis.name); });
+    if (!is_used && axis.size > 1 && random() % 4 == 0) layout.unreduced.push_back(axis.name);
+  }
+  value->spec = ToSpec(layout);
+}
+
+RandomProduct MakeProduct(const std::string& mesh, std::mt19937& random) {
+  RandomProduct product = {.mesh = *Mesh::Parse(mesh)};
+  const auto extent = [&] {
+    constexpr int64_t kExtents[] = {1, 2, 3, 4, 6, 8};
+    return kExtents[random() % std::size(kExtents)];
+  };
+  const int64_t m = extent();
+  const int64_t k = extent();
+  const int64_t n = extent();
+  product.op = {
+      .lhs = 0, .rhs = 1, .transpose_lhs = random() % 2 == 0, .transpose_rhs = random() % 2 == 0};
+  Shape batch;
+  for (size_t i = random() % 3; i > 0; --i) batch.push_back(extent());
+  // An operand may lack the first batch dimensions, or be broadcast along one.
+  const auto with_batch = [&](Shape matrix) {
+    Shape shape(batch.begin() + static_cast<std::ptrdiff_t>(random() % (batch.size() + 1)),
+                batch.end());
+    for (int64_t& each : shape) {
+      if (random() % 4 == 0) each = 1;
+    }
+    shape.insert(shape.end(), matrix.begin(), matrix.end());
+    return shape;
+  };
+  const Shape lhs = with_batch(product.op.transpose_lhs ? Shape{k, m} : Shape{m, k});
+  const Shape rhs = with_batch(product.op.transpose_rhs ? Shape{n, k} : Shape{k, n});
+  for (const Shape& shape : {lhs, rhs}) {
+    product.operands.push_back(RandomValue(product.mesh, shape, random));
+    AddUnreduced(product.mesh, random, &product.operands.back());
+  }
+  product.program = {.operand_count = 2, .ops = {product.op}, .outputs = {2}};
+  if (random() % 2 == 0) {
+    const Shape shape =
+        OutputShapeOf(*ProductDimsOf(lhs, product.op.transpose_lhs, rhs, product.op.transpose_rhs));
+    const ValueDescriptor wanted = RandomValue(product.mesh, shape, random);
+    product.program.ops.push_back(
+        ReshardOp{.input = 2, .spec = wanted.spec, .part_starts = StartsOf(wanted)});
+    product.program.outputs = {3};
+  }
+  return product;
+}
+
+TEST(ProductCandidatesTest, EveryCandidateOfRandomProductsMultiplies) {
+  std::mt19937 random(7);
+  size_t candidates = 0;
+  // The last mesh has too many layouts to price all of them.
+  for (const std::string mesh :
+       {"a=2", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=2", "a=4,b=1,c=2", "a=2,b=2,c=2,d=2,e=2"}) {
+    const int cases = mesh.size() > 15 ? 6 : 40;
+    for (int i = 0; i < cases; ++i) {
+      const RandomProduct product = MakeProduct(mesh, random);
+      SCOPED_TRACE(StrCat("case ", i, ", ", product.ToString()));
+      const PlanTarget target = Target(mesh);
+      const auto plans = PlanCandidates(product.program, product.operands, target, kAll);
+      ASSERT_TRUE(plans.ok()) << plans.status();
+      const auto chosen = PlanProgram(product.program, product.operands, target);
+      ASSERT_TRUE(chosen.ok()) << chosen.status();
+      EXPECT_EQ(plans->front().plan, *chosen);
+      const std::vector<Dense> tensors = {Numbered(product.operands[0].shape, 1),
+                                          Numbered(product.operands[1].shape, 2)};
+      const Dense expected = Multiply(tensors[0], tensors[1], nullptr, product.op.transpose_lhs,
+                                      product.op.transpose_rhs, 1, Activation::kNone);
+      double fastest = 0;
+      for (const PlanCandidate& candidate : *plans) {
+        SCOPED_TRACE(candidate.roles);
+        ASSERT_TRUE(CheckPlan(candidate.plan).ok()) << CheckPlan(candidate.plan);
+        EXPECT_GE(candidate.seconds, fastest - 1e-9);
+        fastest = candidate.seconds;
+        Simulation simulation(candidate.plan);
+        simulation.SetOperand(0, tensors[0]);
+        simulation.SetOperand(1, tensors[1]);
+        simulation.Run();
+        simulation.ExpectOutput(candidate.plan.outputs[0], expected);
+        ++candidates;
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(candidates, 1500U);
+}
+
+// Returns the plan of a product of two matrices, whose result is to have the layout `result`.
+Plan PlanWithResult(const ValueDescriptor& lhs, const ValueDescriptor& rhs,
+                    const PartitionSpec& result, const PlanTarget& target) {
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2,
+              .ops = {MatmulOp{.lhs = 0, .rhs = 1}, ReshardOp{.input = 2, .spec = result}},
+              .outputs = {3}},
+      {lhs, rhs}, target);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return plan.ok() ? *plan : Plan();
+}
+
+TEST(ProductCandidatesTest, SumsAreScatteredWhereTheResultIsPartitioned) {
+  const ValueDescriptor lhs = Value({64, 64}, Spec({{}, {"tp"}}));
+  const ValueDescriptor rhs = Value({64, 64}, Spec({{"tp"}, {}}));
+  for (const PartitionSpec& result : {Spec({{"tp"}, {}}), Spec({{}, {"tp"}})}) {
+    const Plan plan = PlanWithResult(lhs, rhs, result, Target("tp=4"));
+    ASSERT_EQ(plan.instructions.size(), 2U);
+    EXPECT_EQ(LabelsOf(plan)[0], "multiply");
+    EXPECT_THAT(LabelsOf(plan)[1], HasSubstr("reduce-scatter of dimension"));
+    EXPECT_EQ(plan.values[plan.outputs[0]].spec, result);
+  }
+  EXPECT_THAT(LabelsOf(PlanWithResult(lhs, rhs, PartitionSpec(), Target("tp=4"))),
+              ElementsAre("multiply", "all-reduce over tp"));
+}
+
+TEST(ProductCandidatesTest, BiasAndActivationFollowTheScatteredSums) {
+  const auto plan = PlanProgram(Program{.operand_count = 3,
+                                        .ops = {LinearOp{.input = 0,
+                                                         .weight = 1,
+                                                         .bias = 2,
+                                                         .weight_layout = WeightLayout::kInOut,
+                                                         .activation = Activation::kRelu},
+                                                ReshardOp{.input = 3, .spec = Spec({{}, {"tp"}})}},
+                                        .outputs = {4}},
+                                {Value({8, 64}, Spec({{}, {"tp"}})),
+                                 Value({64, 64}, Spec({{"tp"}, {}})), Value({64}, PartitionSpec())},
+                                Target("tp=4"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(LabelsOf(*plan), ElementsAre("multiply", "reduce-scatter of dimension 1 over tp",
+                                           "slice to P('tp')", "bias and activation"));
+}
+
+TEST(ProductCandidatesTest, TimeDecidesHowAReplicatedProductIsPartitioned) {
+  const ValueDescriptor square = Value({512, 512}, PartitionSpec());
+  const auto with_rates = [](double flops_per_second, double seconds_per_byte) {
+    PlanTarget target = Target("tp=4");
+    target.kernels.flops_per_second = flops_per_second;
+    target.links.seconds_per_byte = seconds_per_byte;
+    return target;
+  };
+  // Slow kernels: each device computes a part, and the parts are joined.
+  const Plan parted = PlanWithResult(square, square, PartitionSpec(), with_rates(1e9, 1e-10));
+  EXPECT_GT(parted.cost.sent_bytes, 0);
+  // Slow links: each device computes everything.
+  const Plan whole = PlanWithResult(square, square, PartitionSpec(), with_rates(1e12, 1e-6));
+  EXPECT_THAT(LabelsOf(whole), ElementsAre("multiply"));
+  // Without a requested layout, the result keeps the layouts of the operands.
+  const auto plan = PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {square, square}, with_rates(1e9, 1e-10));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(LabelsOf(*plan), ElementsAre("multiply"));
+}
+
+TEST(ProductCandidatesTest, AProductMayGatherBothOperands) {
+  // Two-dimensional layouts of both operands: each device multiplies a row of tiles by a column.
+  const auto plans = PlanCandidates(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({64, 64}, Spec({{"x"}, {"y"}})), Value({64, 64}, Spec({{"x"}, {"y"}}))},
+      Target("x=2,y=2"), kAll);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  std::vector<std::string> roles;
+  for (const PlanCandidate& plan : *plans) roles.push_back(plan.roles);
+  EXPECT_THAT(roles, testing::Contains("x: M, y: N"));
+  EXPECT_THAT(roles, testing::Contains("x: K, y: N"));
+  EXPECT_THAT(roles, testing::Contains("x: M, y: K"));
+  EXPECT_THAT(roles, testing::Contains("x: every device the same, y: every device the same"));
+  EXPECT_EQ(PlanCandidates(
+                Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+                {Value({64, 64}, Spec({{"x"}, {"y"}})), Value({64, 64}, Spec({{"x"}, {"y"}}))},
+                Target("x=2,y=2"), 2)
+                ->size(),
+            2U);
+}
+
+TEST(ProductCandidatesTest, BatchesStayWhereTheyAre) {
+  const auto plan =
+      PlanProgram(Program{.operand_count = 2,
+                          .ops = {MatmulOp{.lhs = 0, .rhs = 1, .transpose_rhs = true}},
+                          .outputs = {2}},
+                  {Value({4, 8, 16, 32}, Spec({{"dp"}, {"tp"}, {}, {}})),
+                   Value({4, 8, 16, 32}, Spec({{"dp"}, {"tp"}, {}, {}}))},
+                  Target("dp=2,tp=4"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_THAT(LabelsOf(*plan), ElementsAre("multiply"));
+  EXPECT_EQ(plan->values[2], Value({4, 8, 16, 16}, Spec({{"dp"}, {"tp"}, {}, {}})));
+  EXPECT_EQ(plan->cost.flops, 2 * 32 * (2 * 2 * 16 * 16));
+  EXPECT_TRUE(MultipliesBatches(*plan));
+}
+
+TEST(ProductCandidatesTest, LayersThatAreEqualArePlannedEqually) {
+  // More layers than layouts that may be priced for one program.
+  Program program{.operand_count = 2, .ops = {}, .outputs = {}};
+  for (uint32_t i = 0; i < kMaxProgramSize; ++i) {
+    program.ops.push_back(MatmulOp{.lhs = i == 0 ? 0 : i + 1, .rhs = 1});
+  }
+  program.outputs = {kMaxProgramSize + 1};
+  const auto plan = PlanProgram(
+      program, {Value({8, 8}, Spec({{"a"}, {"b"}})), Value({8, 8}, Spec({{"b"}, {"c"}}))},
+      Target("a=2,b=2,c=2"));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::map<std::string, std::vector<std::string>> labels;  // by op
+  for (const Instruction& instruction : plan->instructions) {
+    const size_t colon = instruction.label.find(':');
+    labels[instruction.label.substr(0, colon)].push_back(instruction.label.substr(colon));
+  }
+  EXPECT_THAT(labels["op 10 (matmul)"], testing::Not(testing::IsEmpty()));
+  EXPECT_EQ(labels["op 10 (matmul)"], labels["op 1000 (matmul)"]);
+  EXPECT_FALSE(MultipliesBatches(*plan));
+}
+
+TEST(ProductCandidatesTest, NamesTheDimensionsThatDoNotMultiply) {
+  const auto refusal = [](const Shape& lhs, const Shape& rhs, bool transpose_lhs = false) {
+    const auto plan =
+        PlanProgram(Program{.operand_count = 2,
+                            .ops = {MatmulOp{.lhs = 0, .rhs = 1, .transpose_lhs = transpose_lhs}},
+                            .outputs = {2}},
+                    {Value(lhs, PartitionSpec()), Value(rhs, PartitionSpec())}, Target("tp=2"));
+    EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch);
+    return std::string(plan.status().message());
+  };
+  EXPECT_THAT(refusal({3, 4, 8}, {2, 8, 4}),
+              HasSubstr("shapes (3, 4, 8) and (2, 8, 4) do not multiply: batch dimension 0 of the "
+                        "result has 3 matrices on the left and 2 on the right"));
+  EXPECT_THAT(refusal({3, 4, 8}, {3, 4, 8}), HasSubstr("8 is contracted with 4"));
+  EXPECT_THAT(refusal({3, 4, 8}, {3, 8, 4}, true),
+              HasSubstr("(3, 4, 8) (transposed) and (3, 8, 4) do not multiply"));
+  EXPECT_THAT(refusal({8}, {8, 4}), HasSubstr("it must be a matrix, or a batch of matrices"));
+  EXPECT_THAT(refusal({4, 8}, {8}), HasSubstr("it must be a matrix, or a batch of matrices"));
+  EXPECT_THAT(refusal({}, {8, 4}), HasSubstr("is a scalar"));
+}
+
+TEST(ProductCandidatesTest, OnlyAProgramOfOneProductHasCandidates) {
+  const std::vector<ValueDescriptor> operands = {Value({4, 4}, PartitionSpec()),
+                                                 Value({4, 4}, PartitionSpec())};
+  const MatmulOp matmul = {.lhs = 0, .rhs = 1};
+  const Program refused[] = {
+      {.operand_count = 2, .ops = {}, .outputs = {}},
+      {.operand_count = 2, .ops = {matmul, matmul}, .outputs = {3}},
+      {.operand_count = 2, .ops = {matmul}, .outputs = {}},
+      {.operand_count = 2, .ops = {ReshardOp{.input = 0, .spec = PartitionSpec()}}, .outputs = {2}},
+      {.operand_count = 2,
+       .ops = {matmul, ReshardOp{.input = 0, .spec = PartitionSpec()}},
+       .outputs = {3}},
+  };
+  for (const Program& program : refused) {
+    EXPECT_EQ(ReasonOf(PlanCandidates(program, operands, Target("tp=2"), 1).status()),
+              Reason::kBadField);
+  }
+}
+
+TEST(ProductCandidatesTest, ChecksRefuseBatchesThatWereTamperedWith) {
+  const Plan plan = *PlanProgram(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {Value({4, 8, 8}, Spec({{"tp"}, {}, {}})), Value({1, 8, 8}, PartitionSpec())},
+      Target("tp=2"));
+  ASSERT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
+  const std::function<void(Plan*)> tampers[] = {
+      [](Plan* p) {
+        p->values[2].shape = {8, 8, 8};
+      },
+      [](Plan* p) { p->values[2].spec = PartitionSpec(); },
+      [](Plan* p) {
+        p->values[1].shape = {2, 8, 8};
+      },
+      [](Plan* p) { p->values[0].spec = PartitionSpec(); },
+      [](Plan* p) {
+        p->values[1] = CutValue({1, 8, 8}, Spec({{"tp"}, {}, {}}), {{0, 1, 1}, {}, {}});
+      },
+      [](Plan* p) { p->values[0].shape = {8}; },
+  };
+  for (const auto& tamper : tampers) {
+    Plan tampered = plan;
+    tamper(&tampered);
+    EXPECT_EQ(CheckPlan(tampered).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+}  // namespace
+}  // namespace shardmesh

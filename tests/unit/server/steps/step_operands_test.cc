@@ -1,0 +1,80 @@
+// The rates of a mesh, and the workers that run a plan.
+#include "server/steps/step_operands.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "status/reason.h"
+#include "tests/testing/fake_clock.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::IsOk;
+using ::testing::HasSubstr;
+
+class StepOperandsTest : public ::testing::Test {
+ protected:
+  void Attach(const std::string& identity, double speed, bool multiplies_batches = true) {
+    EXPECT_THAT(members_.Attach({.identity = identity,
+                                 .incarnation = 1,
+                                 .build_version = "1",
+                                 .endpoints = {"127.0.0.1:1"},
+                                 .host = "host",
+                                 .capacity_bytes = 1 << 20,
+                                 .f32_flops_per_second = speed,
+                                 .multiplies_batches = multiplies_batches}),
+                IsOk());
+  }
+  // Returns a view in which the mesh "m" has these workers.
+  MembershipView ViewOf(const std::vector<std::string>& identities) {
+    MembershipView view = *members_.view();
+    view.meshes["m"] =
+        std::make_shared<const MeshRanks>("m", identities, static_cast<int64_t>(identities.size()));
+    return view;
+  }
+
+  test::FakeClock clock_;
+  Membership members_{&clock_};
+  KernelTable table_;
+};
+
+TEST_F(StepOperandsTest, AMeshIsAsFastAsItsSlowestMeasuredWorker) {
+  Attach("fast", 4e11);
+  Attach("slow", 1e11);
+  Attach("unmeasured", 0);
+  EXPECT_EQ(table_.RatesOf(ViewOf({"fast", "slow"}), "m").flops_per_second, 1e11);
+  EXPECT_EQ(table_.RatesOf(ViewOf({"fast", "unmeasured"}), "m").flops_per_second, 4e11)
+      << "the mesh has other workers in the same epoch";
+  EXPECT_TRUE(table_.RatesOf(ViewOf({"fast", "unmeasured"}), "m").is_measured);
+  const KernelRates defaults = table_.RatesOf(ViewOf({"unmeasured"}), "m");
+  EXPECT_FALSE(defaults.is_measured);
+  EXPECT_EQ(defaults.flops_per_second, KernelRates().flops_per_second);
+  EXPECT_FALSE(table_.RatesOf(ViewOf({"fast"}), "other").is_measured);
+}
+
+TEST_F(StepOperandsTest, BatchesNeedWorkersThatMultiplyThem) {
+  Attach("new", 1e11);
+  Attach("old", 1e11, /*multiplies_batches=*/false);
+  const auto plan_of = [](const Shape& shape) {
+    const ValueDescriptor value = {.shape = shape, .spec = PartitionSpec()};
+    return *PlanProgram(
+        Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+        {value, value}, {.mesh_id = "m", .mesh_revision = 1, .mesh = *Mesh::Parse("tp=2")});
+  };
+  const Plan batches = plan_of({3, 4, 4});
+  EXPECT_THAT(CheckWorkersRun(batches, ViewOf({"new", "new"})), IsOk());
+  EXPECT_THAT(CheckWorkersRun(plan_of({4, 4}), ViewOf({"new", "old"})), IsOk());
+  const absl::Status refused = CheckWorkersRun(batches, ViewOf({"new", "old"}));
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("worker \"old\" (rank 1)"));
+}
+
+}  // namespace
+}  // namespace shardmesh::server
