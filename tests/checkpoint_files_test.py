@@ -1,41 +1,28 @@
 """Checkpoints of the packages numpy and safetensors, both ways, through real workers.
 
-    checkpoint_files_test.py BIN    BIN: the folder of the programs
+    with_packages.py checkpoint_files_test.py BIN    BIN: the folder of the programs
 
-Starts a cluster of its own in a new folder, and stops it. Exit code 77, with a reason: neither this interpreter nor that
-of build/peers has both packages.
+Starts a cluster of its own in a new folder, and stops it.
 """
 
 import contextlib
 import json
 import os
-import pathlib
 import resource
 import subprocess
-import sys
+
+import numpy
+import safetensors.numpy
 
 import own_cluster
 from own_cluster import SECONDS, Failed, expect
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-PEERS = ROOT / "build" / "peers" / "bin" / "python"
-SKIPPED = 77
 # Memory that a load of a converted tensor of 256 MiB may take for itself, as opposed to mapped files. The converted tensor
 # alone has 128 MiB.
 MEMORY_BYTES = 48 << 20
 STACK_BYTES = 256 << 10  # of each thread
 ALL_WHOLE = "rules:\n- {pattern: '.*', spec: []}\n"
 COLUMNS = "rules:\n- {pattern: 'kernel|^x', spec: [null, tp]}\n- {pattern: '.*', spec: []}\n"
-
-try:
-    import numpy
-    import safetensors.numpy
-except ImportError as missing:
-    if PEERS.exists() and os.environ.get("CHECKPOINT_FILES_TEST") != "peers":
-        os.environ["CHECKPOINT_FILES_TEST"] = "peers"
-        os.execv(PEERS, [str(PEERS), *sys.argv])
-    print(f"SKIPPED: {missing}; install numpy and safetensors, or run ./dev bench once, which makes build/peers")
-    sys.exit(SKIPPED)
 
 
 def same(have, want):

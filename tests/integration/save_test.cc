@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/wait.h>
 
 #include <atomic>
 #include <cstdio>
@@ -42,6 +43,17 @@ using ::nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+
+// Exit code of tests/with_packages.py where no interpreter has the packages, and this is not CI.
+constexpr int kPackagesMissing = 77;
+
+// Runs a Python that has numpy and safetensors with these arguments. Returns its exit code, or -1
+// if a signal ended it.
+int RunWithPackages(const std::string& arguments) {
+  const int status = std::system(
+      StrCat("python3 ", SHARDMESH_SOURCE_DIR, "/tests/with_packages.py ", arguments).c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
 
 class SaveTest : public testing::Test {
  protected:
@@ -216,10 +228,12 @@ TEST_F(SaveTest, WorkersRefuseChangedBytesInLayoutsThatAreNotThoseOfTheSave) {
 }
 
 TEST_F(SaveTest, ThePackageSafetensorsReadsASavedCheckpoint) {
-  if (std::system("python3 -c 'import numpy, safetensors' 2>/dev/null") != 0) {
-    GTEST_SKIP() << "NO OTHER READER WAS TRIED: python3 cannot import numpy and safetensors; "
-                    "install both with pip";
+  const int imported = RunWithPackages("-c pass");
+  if (imported == kPackagesMissing) {
+    GTEST_SKIP() << "NO OTHER READER WAS TRIED: no Python has numpy and safetensors; "
+                    "`./dev test packages` installs them";
   }
+  ASSERT_EQ(imported, 0) << "CI has to have a Python with numpy and safetensors";
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, Start("tp=2"));
   Load(*cluster);
   ASSERT_EQ(cluster->Run({"save", "", Path("run"), "--max-shard-size=20MiB"}).exit_code, 0);
@@ -235,10 +249,9 @@ TEST_F(SaveTest, ThePackageSafetensorsReadsASavedCheckpoint) {
          "assert all((saved[k] == made[k]).all() and saved[k].dtype == made[k].dtype for k in "
          "made)\n"
          "assert index['metadata']['total_size'] == sum(v.nbytes for v in made.values())\n";
-  EXPECT_EQ(std::system(StrCat("python3 ", Path("compare.py"), " ", Path("made.safetensors"), " ",
-                               Path("run"))
-                            .c_str()),
-            0);
+  EXPECT_EQ(
+      RunWithPackages(StrCat(Path("compare.py"), " ", Path("made.safetensors"), " ", Path("run"))),
+      0);
 }
 
 TEST_F(SaveTest, StepsAreKeptLinkedAndLoadedByNumber) {

@@ -19,7 +19,7 @@ namespace shardmesh::worker {
 namespace {
 
 // Elements that are not aligned are converted in aligned blocks that fit into the nearest cache.
-constexpr int64_t kBlock = 512;
+constexpr int64_t kConvertBlock = 512;
 
 template <typename T>
 bool IsAligned(const char* at) {
@@ -33,10 +33,10 @@ void Convert(const char* from, int64_t count, char* to) {
     kConvert({reinterpret_cast<const From*>(from), size}, {reinterpret_cast<To*>(to), size});
     return;
   }
-  std::array<From, kBlock> in;
-  std::array<To, kBlock> out;
-  for (int64_t done = 0; done < count; done += kBlock) {
-    const auto size = static_cast<size_t>(std::min(kBlock, count - done));
+  std::array<From, kConvertBlock> in;
+  std::array<To, kConvertBlock> out;
+  for (int64_t done = 0; done < count; done += kConvertBlock) {
+    const auto size = static_cast<size_t>(std::min(kConvertBlock, count - done));
     std::memcpy(in.data(), from + done * static_cast<int64_t>(sizeof(From)), size * sizeof(From));
     kConvert(absl::MakeConstSpan(in.data(), size), absl::MakeSpan(out.data(), size));
     std::memcpy(to + done * static_cast<int64_t>(sizeof(To)), out.data(), size * sizeof(To));

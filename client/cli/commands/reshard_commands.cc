@@ -353,7 +353,7 @@ Json MoveJson(const ReshardResult& result, bool plan_only) {
                          plan_only);
 }
 
-void PrintCorrections(const std::vector<ReshardedArray>& arrays) {
+void PrintArrayCorrections(const std::vector<ReshardedArray>& arrays) {
   if (arrays.size() == 1) {
     for (const Correction& correction : arrays.front().corrections) {
       std::cout << "corrected: " << correction.ToString(arrays.front().descriptor.mesh) << "\n";
@@ -549,7 +549,7 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   if (!invocation.quiet || flags.plan_only) {
     PrintMove(*result, flags.plan_only, invocation.output == OutputForm::kWide);
   }
-  PrintCorrections(result->arrays);
+  PrintArrayCorrections(result->arrays);
   PrintEmptyRanks(result->arrays);
   const auto skipped = std::count_if(result->arrays.begin(), result->arrays.end(),
                                      [](const ReshardedArray& array) { return array.is_skipped; });
