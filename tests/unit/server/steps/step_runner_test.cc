@@ -458,7 +458,8 @@ TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
   AddArray(whole, "v");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const StepRunner::CompiledPlan plan,
-      steps_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}}));
+      steps_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}},
+                     /*candidates=*/0));
   StepCall call = Call({Named("v")});
   call.work = PlanHash{plan.prepared->hash};
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
