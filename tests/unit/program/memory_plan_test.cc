@@ -124,7 +124,7 @@ CollectiveOp Sum(ValueIndex input, CollectiveAlgorithm algorithm) {
       .input = input, .kind = CollectiveKind::kAllReduce, .axes = {"tp"}, .algorithm = algorithm};
 }
 
-constexpr int64_t kTile = 16 * 16 * 4;
+constexpr int64_t kMatrixBytes = 16 * 16 * 4;
 
 Plan ChainOf(CollectiveAlgorithm algorithm, std::vector<ValueIndex> outputs) {
   return *PlanProgram(
@@ -140,13 +140,13 @@ TEST(MemoryPlanTest, OperandsAndOutputsHaveNoPlaceInTheBlock) {
   EXPECT_FALSE(memory.places[0].has_value());
   EXPECT_FALSE(memory.places[4].has_value());
   ASSERT_TRUE(memory.places[1].has_value());
-  EXPECT_EQ(memory.block_bytes, 2 * kTile) << "an operand and a result at a time";
+  EXPECT_EQ(memory.block_bytes, 2 * kMatrixBytes) << "an operand and a result at a time";
   EXPECT_NE(memory.places[1]->offset_bytes, memory.places[2]->offset_bytes);
   EXPECT_EQ(memory.places[1]->offset_bytes, memory.places[3]->offset_bytes);
   EXPECT_EQ(memory.first, 0U);
   EXPECT_EQ(memory.last, 3U);
-  EXPECT_EQ(PeakBytesOf(plan), 3 * kTile);
-  EXPECT_EQ(plan.cost.memory_bytes, 3 * kTile);
+  EXPECT_EQ(PeakBytesOf(plan), 3 * kMatrixBytes);
+  EXPECT_EQ(plan.cost.memory_bytes, 3 * kMatrixBytes);
 }
 
 TEST(MemoryPlanTest, AResultIsMadeOverAnOperandThatTheOpMayOverwrite) {
@@ -155,8 +155,8 @@ TEST(MemoryPlanTest, AResultIsMadeOverAnOperandThatTheOpMayOverwrite) {
   EXPECT_EQ(memory.places[1]->over, std::nullopt) << "an operand of the plan is never overwritten";
   EXPECT_EQ(memory.places[2]->over, 1U);
   EXPECT_EQ(memory.places[3]->over, 2U);
-  EXPECT_EQ(memory.block_bytes, kTile);
-  EXPECT_EQ(PeakBytesOf(plan), 2 * kTile) << "the block and the output";
+  EXPECT_EQ(memory.block_bytes, kMatrixBytes);
+  EXPECT_EQ(PeakBytesOf(plan), 2 * kMatrixBytes) << "the block and the output";
 }
 
 TEST(MemoryPlanTest, NoResultIsMadeOverAnOperandThatIsReadLater) {
@@ -215,7 +215,7 @@ Program TwoProductsOfBatches() {
 }
 
 TEST(MemoryPlanTest, ProductsOfBatchesHaveAPeak) {
-  constexpr int64_t kBatch = 3 * 16 * 16 * 4;  // bytes of each tensor
+  constexpr int64_t kBatchBytes = 3 * 16 * 16 * 4;  // bytes of each tensor
   const ValueDescriptor lhs = Value({3, 16, 16}, Spec({{}, {}, {"tp"}}));
   const ValueDescriptor rhs = Value({3, 16, 16}, Spec({{}, {"tp"}, {}}));
   const ValueDescriptor next = Value({3, 16, 16}, PartitionSpec());
@@ -226,8 +226,8 @@ TEST(MemoryPlanTest, ProductsOfBatchesHaveAPeak) {
   EXPECT_EQ(memory.places[4]->over.has_value(),
             MayOverwriteOperand(CollectiveKind::kAllReduce,
                                 std::get<GroupCollective>(plan.instructions[1].kind).algorithm));
-  EXPECT_EQ(memory.block_bytes, memory.places[4]->over.has_value() ? kBatch : 2 * kBatch);
-  EXPECT_EQ(PeakBytesOf(plan), memory.block_bytes + kBatch) << "the block, and the output";
+  EXPECT_EQ(memory.block_bytes, memory.places[4]->over.has_value() ? kBatchBytes : 2 * kBatchBytes);
+  EXPECT_EQ(PeakBytesOf(plan), memory.block_bytes + kBatchBytes) << "the block, and the output";
   EXPECT_EQ(plan.cost.memory_bytes, PeakBytesOf(plan));
 }
 
@@ -252,7 +252,7 @@ TEST(MemoryPlanTest, EveryCandidateOfAProductHasThePeakOfItsOwnInstructions) {
 }
 
 TEST(MemoryPlanTest, TheBlockIsFreedAfterItsLastUse) {
-  // The block has kTile in instructions 0 and 1. After that, two outputs are made.
+  // The block has kMatrixBytes in instructions 0 and 1. After that, two outputs are made.
   const Plan plan = *PlanProgram(
       {.operand_count = 1,
        .ops = {Sum(0, CollectiveAlgorithm::kDirect), Sum(1, CollectiveAlgorithm::kDirect),
@@ -260,10 +260,10 @@ TEST(MemoryPlanTest, TheBlockIsFreedAfterItsLastUse) {
        .outputs = {2, 3}},
       {Value({16, 16}, PartitionSpec())}, Target("tp=2"));
   const MemoryPlan memory = MemoryPlanOf(plan);
-  EXPECT_EQ(memory.block_bytes, kTile);
+  EXPECT_EQ(memory.block_bytes, kMatrixBytes);
   EXPECT_EQ(memory.last, 3U) << "value 4, which nothing reads, is made by the last instruction";
-  EXPECT_EQ(PeakBytesOf(plan), 3 * kTile);
-  EXPECT_EQ(PeakBytesOf(ChainOf(CollectiveAlgorithm::kDirect, {2, 3, 4})), 3 * kTile);
+  EXPECT_EQ(PeakBytesOf(plan), 3 * kMatrixBytes);
+  EXPECT_EQ(PeakBytesOf(ChainOf(CollectiveAlgorithm::kDirect, {2, 3, 4})), 3 * kMatrixBytes);
 }
 
 }  // namespace
