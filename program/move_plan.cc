@@ -183,8 +183,4 @@ int64_t MoveCopiesBytes(const ReshardPlan& plan, Dtype dtype, const ReshardTotal
                   MoveWindowBytes(plan.from().mesh().size()));
 }
 
-int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost) {
-  return std::min(cost.sent_bytes, MoveWindowBytes(plan.from().mesh().size()));
-}
-
 }  // namespace shardmesh

@@ -57,9 +57,6 @@ int64_t MovesAtOnce(int64_t devices);
 // MoveWindowBytes. 0 if each region is one run of its sender's tile. `totals`: of the plan.
 int64_t MoveCopiesBytes(const ReshardPlan& plan, Dtype dtype, const ReshardTotals& totals);
 
-// Returns an upper bound on the copies that one device makes at the same time to send them.
-int64_t MoveScratchBytes(const ReshardPlan& plan, const CollectiveCost& cost);
-
 }  // namespace shardmesh
 
 #endif  // SHARDMESH_PROGRAM_MOVE_PLAN_H_

@@ -8,6 +8,7 @@
 
 #include "program/collective_check.h"
 #include "program/kernel_time.h"
+#include "program/memory_plan.h"
 #include "program/move_plan.h"
 #include "program/plan_forecast.h"
 #include "sharding/shape.h"
@@ -133,6 +134,12 @@ PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescrip
   }
 }
 
+Plan PlanBuilder::Finish(std::vector<ValueIndex> outputs) && {
+  plan_.outputs = std::move(outputs);
+  plan_.cost.memory_bytes = PeakBytesOf(plan_);
+  return std::move(plan_);
+}
+
 absl::Status PlanBuilder::Error(Reason reason, std::string_view message, Facts facts) const {
   absl::Status status = InvalidArgument(reason, StrCat(op_, ": ", message), facts);
   return MayHave(reason, fact::kOp) ? WithFacts(std::move(status), {{fact::kOp, op_}}) : status;
@@ -179,7 +186,6 @@ template <typename Kind>
 ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view what,
                              double exchange_seconds) {
   const auto index = static_cast<ValueIndex>(plan_.values.size());
-  AddTo(plan_.cost.memory_bytes, TileBytes(plan_.mesh, output));
   plan_.values.push_back(std::move(output));
   plan_.instructions.push_back(
       Instruction{.output = index, .kind = std::move(kind), .label = StrCat(op_, ": ", what)});
@@ -345,7 +351,6 @@ absl::StatusOr<ValueIndex> PlanBuilder::LaidOut(ValueIndex input, const ValueDes
   }
   const CollectiveCost cost = CostOfMove(move, output.dtype);
   AddTo(plan_.cost.sent_bytes, cost.sent_bytes);
-  AddTo(plan_.cost.memory_bytes, MoveScratchBytes(move, cost));
   return Emit(MoveRegions{.input = current}, std::move(output),
               StrCat("move regions (", ReshardPatternName(move.pattern()), ") to ", to),
               PredictedSeconds(cost, links_));

@@ -56,7 +56,9 @@ struct ProductPlan {
   ProductLayout layout;
   std::vector<ValueDescriptor> values = {};
   std::vector<Instruction> instructions = {};
-  PlanCost cost = {};  // of the whole plan with these instructions, since costs are capped
+  // Of the whole plan with these instructions, since costs are capped. Without memory_bytes, which
+  // Finish sets.
+  PlanCost cost = {};
   double seconds = 0;  // the predicted time of these instructions
   ValueIndex result = 0;
 };
@@ -87,10 +89,8 @@ class PlanBuilder {
   // Appends a plan of ProductPlansOf. Nothing was appended since that call.
   ValueIndex Append(ProductPlan product);
 
-  Plan Finish(std::vector<ValueIndex> outputs) && {
-    plan_.outputs = std::move(outputs);
-    return std::move(plan_);
-  }
+  // Returns the plan with these outputs, and with the memory that a run needs in its cost.
+  Plan Finish(std::vector<ValueIndex> outputs) &&;
 
   // Returns INVALID_ARGUMENT (`reason`) with a message that names the current op.
   absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;

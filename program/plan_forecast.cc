@@ -1,10 +1,8 @@
-// Adds up the costs of a plan's collectives, by axes and by links. Follows the plan's values from
-// first to last use to find the peak of memory.
+// Adds up the costs of a plan's collectives, by axes and by links.
 #include "program/plan_forecast.h"
 
 #include <algorithm>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -12,11 +10,11 @@
 #include <variant>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/numeric/int128.h"
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_traffic.h"
 #include "program/kernel_time.h"
+#include "program/memory_plan.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
 #include "sharding/device_group.h"
@@ -200,37 +198,6 @@ class LinkTally {
   std::map<std::vector<std::string>, absl::flat_hash_map<DeviceId, int64_t>> sent_;
 };
 
-// `scratch_bytes` is the memory that each instruction needs beside the values.
-int64_t PeakBytesOf(const Plan& plan, absl::Span<const int64_t> scratch_bytes) {
-  // The number of the instruction after which each value is freed. For an output, this is a number
-  // beyond the last instruction, because outputs are never freed.
-  std::vector<size_t> last_use(plan.values.size(), 0);
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
-    last_use[plan.instructions[i].output] = i;
-    for (const ValueIndex input : InputsOf(plan.instructions[i])) last_use[input] = i;
-  }
-  for (const ValueIndex output : plan.outputs) last_use[output] = plan.instructions.size();
-  // 128 bits, because the sum of the 64-bit sizes may exceed 64 bits. A capped sum would be wrong
-  // after a subtraction.
-  absl::int128 now = 0;
-  absl::int128 peak = 0;
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
-    const Instruction& instruction = plan.instructions[i];
-    now += TileBytes(plan.mesh, plan.values[instruction.output]);
-    peak = std::max(peak, now + scratch_bytes[i]);
-    std::vector<ValueIndex> used = InputsOf(instruction);
-    used.push_back(instruction.output);
-    std::sort(used.begin(), used.end());
-    used.erase(std::unique(used.begin(), used.end()), used.end());
-    for (const ValueIndex value : used) {
-      if (value >= plan.operand_count && last_use[value] == i) {
-        now -= TileBytes(plan.mesh, plan.values[value]);
-      }
-    }
-  }
-  return static_cast<int64_t>(std::min<absl::int128>(peak, std::numeric_limits<int64_t>::max()));
-}
-
 }  // namespace
 
 CollectiveLoad LoadOf(const Mesh& mesh, const ValueDescriptor& operand,
@@ -267,18 +234,6 @@ int64_t LinkPairsOf(const Plan& plan) {
   return pairs;
 }
 
-int64_t PeakBytesOf(const Plan& plan) {
-  std::vector<int64_t> scratch_bytes(plan.instructions.size());
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
-    const auto* const op = std::get_if<MoveRegions>(&plan.instructions[i].kind);
-    if (op == nullptr) continue;
-    const ValueDescriptor& output = plan.values[plan.instructions[i].output];
-    const ReshardPlan move = *MovePlan(plan.mesh, plan.values[op->input], output);
-    scratch_bytes[i] = MoveScratchBytes(move, CostOfMove(move, output.dtype));
-  }
-  return PeakBytesOf(plan, scratch_bytes);
-}
-
 PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels) {
   PlanForecast forecast;
   std::optional<LinkTally> tally;
@@ -291,9 +246,7 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRat
     traffic.seconds += seconds;
     forecast.exchange_seconds += seconds;
   };
-  std::vector<int64_t> scratch_bytes(plan.instructions.size());
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
-    const Instruction& instruction = plan.instructions[i];
+  for (const Instruction& instruction : plan.instructions) {
     const ValueDescriptor& output = plan.values[instruction.output];
     forecast.kernel_seconds += KernelSeconds(plan, instruction, kernels);
     if (const auto* const op = std::get_if<GroupCollective>(&instruction.kind); op != nullptr) {
@@ -303,9 +256,7 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRat
     }
     if (const auto* const op = std::get_if<MoveRegions>(&instruction.kind); op != nullptr) {
       const ReshardPlan move = *MovePlan(plan.mesh, plan.values[op->input], output);
-      const CollectiveCost cost = CostOfMove(move, output.dtype);
-      add(MoveAxes(move), cost);
-      scratch_bytes[i] = MoveScratchBytes(move, cost);
+      add(MoveAxes(move), CostOfMove(move, output.dtype));
       if (tally.has_value()) tally->AddMove(move, output.dtype, MoveAxes(move));
     }
   }
@@ -315,7 +266,7 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRat
       traffic.sent_bytes = tally->MostSentAlong(traffic.axes);
     }
   }
-  forecast.peak_bytes = PeakBytesOf(plan, scratch_bytes);
+  forecast.peak_bytes = PeakBytesOf(plan);
   return forecast;
 }
 

@@ -60,10 +60,7 @@ struct PlanForecast {
   std::vector<AxisTraffic> traffic;  // each list of axes once, in the order of first use
   // nullopt if LinkPairsOf exceeds kMostLinkPairs.
   std::optional<LinkTrafficSummary> link_traffic = std::nullopt;
-  // The most bytes of values that exist at the same time on one device, without the operands. A
-  // value exists from the instruction that makes it to the last instruction that reads it. An
-  // output exists until the end of the run. A move also has the copies that it sends.
-  int64_t peak_bytes = 0;
+  int64_t peak_bytes = 0;       // PeakBytesOf the plan (memory_plan.h)
   double exchange_seconds = 0;  // sum of AxisTraffic::seconds over `traffic`
   double kernel_seconds = 0;    // sum of KernelSeconds over all instructions
 
@@ -77,9 +74,6 @@ struct PlanForecast {
 // operand's tile and of the result's tile. A move adds the pairs of a device and a tile of its
 // input. Takes O(instructions).
 int64_t LinkPairsOf(const Plan& plan);
-
-// Returns PlanForecast::peak_bytes of the plan. Requires a plan that CheckPlan accepts.
-int64_t PeakBytesOf(const Plan& plan);
 
 // Returns the forecast of one run. Numbers beyond 64 bits are capped. Requires a plan that
 // CheckPlan accepts. `links` are the figures of the mesh's slowest link, `kernels` those of its

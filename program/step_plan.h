@@ -87,11 +87,11 @@ struct Instruction {
   friend bool operator==(const Instruction&, const Instruction&) = default;
 };
 
-// The predicted cost of one run of the plan, on one device.
+// The predicted cost of one run of the plan, on the device with the most work.
 struct PlanCost {
   int64_t flops = 0;       // multiplications and additions
   int64_t sent_bytes = 0;  // to peers
-  // Bytes of the results of all instructions, and of the copies that moves make to send them.
+  // The most bytes that the device uses at the same time, without the operands: PeakBytesOf.
   int64_t memory_bytes = 0;
 
   friend bool operator==(const PlanCost&, const PlanCost&) = default;

@@ -246,7 +246,7 @@ void Encode(const PlanCandidate& candidate, const KernelRates& kernels, v1::Plan
   rpc::Encode(absl::Seconds(kernel_seconds), to->mutable_kernel_time());
   rpc::Encode(absl::Seconds(exchange_seconds), to->mutable_exchange_time());
   rpc::Encode(candidate.plan.cost, to->mutable_cost());
-  to->set_peak_bytes(PeakBytesOf(candidate.plan));
+  to->set_peak_bytes(candidate.plan.cost.memory_bytes);
   EncodeInstructions(candidate.plan, to->mutable_instructions());
 }
 

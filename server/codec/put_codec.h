@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "rpc/caller.h"
-#include "server/steps/begun_put.h"
 #include "server/steps/mesh_endpoints.h"
+#include "server/steps/put_memory.h"
 #include "server/steps/put_plan.h"
 #include "shardmesh/v1/array_service.pb.h"
 

@@ -68,6 +68,20 @@ absl::Status CommittedBytes::AddAll(const ArrayRegistry& registry,
   return absl::OkStatus();
 }
 
+absl::Status CommittedBytes::CountAll(const ArrayRegistry& registry) {
+  constexpr int64_t kPage = 1'000;
+  std::string after;
+  for (bool is_last = false; !is_last;) {
+    const std::vector<ArrayPtr> page = registry.ListArrays(after, kPage);
+    is_last = std::ssize(page) < kPage;
+    for (const ArrayPtr& array : page) {
+      after = array->definition.descriptor.array_id;
+      if (array->state != ArrayState::kStaging) SHARDMESH_RETURN_IF_ERROR(Add(*array));
+    }
+  }
+  return absl::OkStatus();
+}
+
 int64_t CommittedBytes::UsedOn(const std::string& identity, const WorkerStatus& worker) const {
   if (is_releasing_) return Of(identity);
   const int64_t cached = CachedBytesOn(view_, cached_, identity);

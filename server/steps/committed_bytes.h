@@ -42,6 +42,11 @@ class CommittedBytes {
   // and has confirmed all releases. CANCELLED: `is_cancelled`, which is polled, returned true.
   absl::Status AddAll(const ArrayRegistry& registry, const std::function<bool()>& is_cancelled);
 
+  // Adds all committed arrays, whatever the heartbeats say.
+  absl::Status CountAll(const ArrayRegistry& registry);
+  // Returns the bytes of the arrays that were added, on the worker.
+  int64_t CountedOn(const std::string& identity) const { return Of(identity); }
+
   // Returns the bytes in use on the worker, as far as they are known, without cached tiles. They
   // may be more than its capacity: arrays on disk that left its memory while they are moved count.
   int64_t UsedOn(const std::string& identity, const WorkerStatus& worker) const;

@@ -1,5 +1,5 @@
-// Remembers puts (uploads of arrays) by their requests, so that a repeated BeginPut gets the
-// transfer of the first BeginPut.
+// Puts (uploads of arrays) that have begun. They are remembered by their requests, so that a
+// repeated BeginPut gets the transfer of the first BeginPut.
 #ifndef SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 #define SHARDMESH_SERVER_STEPS_PUT_MEMORY_H_
 
@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -14,9 +15,23 @@
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "server/state/request_index.h"
-#include "server/steps/begun_put.h"
+#include "server/steps/mesh_endpoints.h"
+#include "server/steps/transfers.h"
+#include "sharding/correction.h"
 
 namespace shardmesh::server {
+
+// A transfer in the form that its client gets. The transfer holds a shared pointer to `items`,
+// which keeps this whole object alive until the transfer has ended.
+struct BegunPut {
+  std::string transfer_id;  // empty: the put was only validated, and there is no transfer
+  std::string session_id;
+  absl::Time expire_time;  // when the put's transfer tokens expire
+  std::vector<RankEndpoint> devices;
+  std::vector<PutItem> items;
+  std::vector<std::vector<Correction>> corrections;  // by item
+};
+using BegunPutPtr = std::shared_ptr<const BegunPut>;
 
 // Calls for one request:
 //   Find -> null: begin the put -> Began -> send the answer -> Delivered or NotDelivered

@@ -15,6 +15,7 @@
 #include "server/state/session_pins.h"
 #include "server/steps/step_codec.h"
 #include "server/steps/step_outputs.h"
+#include "server/steps/step_room.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -305,6 +306,9 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   if (staged.ok()) {
     staged = CheckMessageSizes(*running->prepared, running->operands, running->outputs,
                                running->options);
+  }
+  if (staged.ok()) {
+    staged = CheckStepRoom(plan, running->operands, *parts_.membership->view(), *parts_.registry);
   }
   if (!staged.ok()) {
     End(*running, staged);

@@ -1,4 +1,4 @@
-// PlanCache: an LRU cache of decoded plans.
+// KnownPlan: a plan and its part of one rank. PlanCache: an LRU cache of decoded plans.
 #include "worker/step/plan_cache.h"
 
 #include <utility>
@@ -11,6 +11,15 @@
 #include "status/str_cat.h"
 
 namespace shardmesh::worker {
+
+absl::StatusOr<std::shared_ptr<const RankPlan>> KnownPlan::PartOf(DeviceId rank) const {
+  absl::MutexLock lock(&mutex_);
+  if (part_ == nullptr || part_->rank() != rank) {
+    SHARDMESH_ASSIGN_OR_RETURN(RankPlan part, RankPlan::Create(plan_, rank));
+    part_ = std::make_shared<const RankPlan>(std::move(part));
+  }
+  return part_;
+}
 
 PlanPtr PlanCache::Find(std::string_view hash) {
   absl::MutexLock lock(&mutex_);
@@ -27,7 +36,7 @@ absl::StatusOr<PlanPtr> PlanCache::Add(std::string_view hash, std::string_view b
                             {fact::kNeed, absl::BytesToHexString(ToAbsl(hash))}});
   }
   SHARDMESH_ASSIGN_OR_RETURN(Plan plan, rpc::ParsePlanBytes(bytes));
-  auto shared = std::make_shared<const Plan>(std::move(plan));
+  auto shared = std::make_shared<const KnownPlan>(std::move(plan));
   // Plans that the cache evicts. They are destroyed after the lock is released.
   LruCache<std::string, PlanPtr>::Forgotten forgotten;
   absl::MutexLock lock(&mutex_);

@@ -1,4 +1,4 @@
-// The plans that a worker knows, by the SHA-256 of their bytes.
+// The plans that a worker knows, by the SHA-256 of their bytes, each with the worker's part in it.
 #ifndef SHARDMESH_WORKER_STEP_PLAN_CACHE_H_
 #define SHARDMESH_WORKER_STEP_PLAN_CACHE_H_
 
@@ -6,16 +6,40 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "program/step_plan.h"
+#include "sharding/mesh.h"
 #include "status/lru_cache.h"
+#include "worker/step/rank_plan.h"
 
 namespace shardmesh::worker {
 
-using PlanPtr = std::shared_ptr<const Plan>;
+// A decoded plan, and the part of one rank in it. Thread-safe.
+class KnownPlan {
+ public:
+  explicit KnownPlan(Plan plan) : plan_(std::move(plan)) {}
+  KnownPlan(const KnownPlan&) = delete;
+  KnownPlan& operator=(const KnownPlan&) = delete;
+
+  const Plan& plan() const { return plan_; }
+
+  // Returns the part of `rank`, which refers to plan(). Keeps the part of the last rank that was
+  // asked for: a worker serves one rank of a mesh, until the coordinator assigns the ranks anew.
+  // The first call for a rank takes longer, and concurrent calls wait for it. Errors of
+  // RankPlan::Create.
+  absl::StatusOr<std::shared_ptr<const RankPlan>> PartOf(DeviceId rank) const;
+
+ private:
+  const Plan plan_;
+  mutable absl::Mutex mutex_;
+  mutable std::shared_ptr<const RankPlan> part_ ABSL_GUARDED_BY(mutex_);
+};
+
+using PlanPtr = std::shared_ptr<const KnownPlan>;
 
 // LRU cache of decoded plans. Thread-safe.
 class PlanCache {

@@ -373,20 +373,21 @@ class StepExecutorImpl final : public StepExecutor {
           Reason::kDeadline,
           {{fact::kStep, order.sequence}, {fact::kLimit, absl::ToDoubleSeconds(order.timeout)}});
     }
-    auto opened = options_.links->OpenLink(step.plan->mesh_id, order.sequence, order.epoch,
+    const Plan& plan = step.plan->plan();
+    auto opened = options_.links->OpenLink(plan.mesh_id, order.sequence, order.epoch,
                                            WallTime(*options_.clock, step.deadline));
     if (!opened.ok()) return opened.status();
     *link = *std::move(opened);
     const MembershipView view = options_.links->membership();
-    const MeshMembers* mesh = view.Find(step.plan->mesh_id);
-    if (mesh != nullptr && mesh->revision != step.plan->mesh_revision) {
-      return WithReason(absl::FailedPreconditionError(StrCat(
-                            "the plan is for revision ", step.plan->mesh_revision, " of mesh \"",
-                            step.plan->mesh_id, "\"; it is now at ", mesh->revision)),
+    const MeshMembers* mesh = view.Find(plan.mesh_id);
+    if (mesh != nullptr && mesh->revision != plan.mesh_revision) {
+      return WithReason(absl::FailedPreconditionError(
+                            StrCat("the plan is for revision ", plan.mesh_revision, " of mesh \"",
+                                   plan.mesh_id, "\"; it is now at ", mesh->revision)),
                         Reason::kVersionMismatch,
                         {{fact::kKind, "mesh"},
-                         {fact::kName, step.plan->mesh_id},
-                         {fact::kHave, step.plan->mesh_revision},
+                         {fact::kName, plan.mesh_id},
+                         {fact::kHave, plan.mesh_revision},
                          {fact::kNeed, mesh->revision}});
     }
     return absl::OkStatus();

@@ -156,8 +156,9 @@ class StepExecutor {
   // The maximum number of steps that run at the same time. At this maximum, one more step may begin
   // if it has the lowest number of the unfinished steps.
   static constexpr int kRunners = 4;
-  // The maximum number of plans in the cache. A plan takes some kilobytes, and a client has some
-  // tens of plans.
+  // The maximum number of plans in the cache. A plan with this rank's part in it takes some tens of
+  // kilobytes, or a few megabytes if it has thousands of instructions. A client has some tens of
+  // plans.
   static constexpr size_t kPlanCapacity = 256;
 
   // The objects that the executor uses. All of them outlive the executor.
@@ -165,7 +166,8 @@ class StepExecutor {
     std::string identity;
     PeerLinks* links = nullptr;
     ShardStore* store = nullptr;
-    // Memory for values that are neither operands nor outputs; usually the store's pool.
+    // Memory for values that are neither operands nor outputs, in one block for each step; usually
+    // the store's pool.
     std::shared_ptr<BufferPool> pool;
     // Called on a thread of a step if the pool has no room for a buffer of `size_bytes`. `refused`
     // is the error (MEMORY_LIMIT). May block. Returns whether it has freed memory, so that the step

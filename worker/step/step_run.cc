@@ -1,8 +1,7 @@
-// RunStep: derives each value's tile from plan and rank, and fills the tiles with kernels and
-// collectives.
+// RunStep: binds memory to the values of the rank's part in a plan, and fills their tiles with
+// kernels and collectives.
 #include "worker/step/step_run.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <optional>
@@ -13,9 +12,6 @@
 #include "process/clock.h"
 #include "process/failpoint.h"
 #include "program/move_plan.h"
-#include "program/value_layout.h"
-#include "sharding/device_group.h"
-#include "sharding/reshard/plan.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -23,45 +19,32 @@
 #include "worker/collective/collectives.h"
 #include "worker/collective/region_move.h"
 #include "worker/kernel/epilogue.h"
-#include "worker/step/combiners.h"
+#include "worker/step/rank_plan.h"
+#include "worker/step/step_block.h"
 #include "worker/step/tile_products.h"
 
 namespace shardmesh::worker {
 namespace {
 
-// This rank's tile of a value in the plan: its indices in the whole tensor, and its bytes once they
-// exist.
+// The bytes of this rank's tile of a value, once they exist, and the constants of the value.
 struct LocalValue {
-  Dtype dtype = Dtype::kF32;
-  Tiling tiling;
-  Tile tile = {};
-  Shape shape = {};  // of the tile
-  int64_t size_bytes = 0;
-  size_t last_use = 0;     // index of the last instruction that uses the value
-  bool is_output = false;  // the tile's memory belongs to a staged tile
-
+  const RankValue* constants = nullptr;
   OwnedBytes content = {};
   std::string array_id = {};  // set only for an operand that is an array
+  bool is_in_block = false;   // `content` is at the value's place in the step's block
   // The memory of a donated operand, if a result is made in this memory. Set in the LocalValue of
   // the operand and in that of the result.
   std::shared_ptr<Buffer> donated = nullptr;
+
+  Dtype dtype() const { return constants->dtype; }
+  const Tile& tile() const { return constants->tile; }
+  const Shape& shape() const { return constants->shape; }
+  int64_t size_bytes() const { return constants->size_bytes; }
 };
 
 absl::Span<char> Mutable(const LocalValue& value) {
   // Writing is safe, because this step allocated the bytes, and nothing else reads them yet.
   return {const_cast<char*>(value.content.bytes.data()), value.content.bytes.size()};
-}
-
-// Returns the part of a tile of this shape that belongs to the device at `place` of a group.
-// `parts` divides the tile along a dimension among the group's places, in their order.
-Tile PartOf(const Shape& shape, int64_t dimension, const DeviceGroup& group, int64_t place,
-            const Tiling& parts) {
-  const auto dim = static_cast<size_t>(dimension);
-  const IndexRange first = parts.TileOf(group.device_at(0)).ranges[dim];
-  const IndexRange range = parts.TileOf(group.device_at(place)).ranges[dim];
-  Tile tile = Tile::Whole(shape);
-  tile.ranges[dim] = {range.start - first.start, range.stop - first.start};
-  return tile;
 }
 
 // Forwards to a step's link. Tells the flight recorder for which peer the running instruction
@@ -113,59 +96,45 @@ class WatchedLink final : public Link {
 
 class RankStep {
  public:
-  RankStep(const StepRunContext& context, StepResult* result)
+  RankStep(const StepRunContext& context, const RankPlan& part, StepResult* result)
       : context_(context),
         options_(*context.options),
-        plan_(*context.plan),
+        part_(part),
+        plan_(part.plan()),
         order_(*context.order),
         rank_(context.link->rank()),
         link_(context.link, context.options->recorder),
         result_(*result) {}
 
   absl::Status Run() {
-    SHARDMESH_RETURN_IF_ERROR(Prepare());
+    SHARDMESH_RETURN_IF_ERROR(BindValues());
     SHARDMESH_RETURN_IF_ERROR(FetchOperands());
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
-      const Instruction& instruction = plan_.instructions[i];
-      const absl::Status done = RunRecorded(i, instruction);
+      const absl::Status done = RunRecorded(i);
       if (!done.ok()) {
         Blame(done);
-        return WithContext(done, instruction.label);
+        return WithContext(done, plan_.instructions[i].label);
       }
-      for (const ValueIndex input : InputsOf(instruction)) {
-        FreeValue(input, i);
-      }
-      FreeValue(instruction.output, i);  // frees an output that no instruction uses
+      for (const ValueIndex value : part_.instruction(i).ends) FreeValue(value);
+      if (i == part_.memory().last) block_.reset();
     }
     return StageOutputs();
   }
 
  private:
-  absl::Status RunRecorded(size_t op, const Instruction& instruction) {
-    std::vector<DeviceId> peers;
-    if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
-      SHARDMESH_ASSIGN_OR_RETURN(group_, DeviceGroup::Create(plan_.mesh, collective->axes, rank_));
-      for (const int64_t place : PlacesHeard(*collective, *group_)) {
-        peers.push_back(group_->device_at(place));
-      }
-    }
-    if (const auto* move = std::get_if<MoveRegions>(&instruction.kind)) {
-      Axes axes;
-      for (const MeshAxis& axis : plan_.mesh.axes()) axes.push_back(axis.name);
-      SHARDMESH_ASSIGN_OR_RETURN(group_, DeviceGroup::Create(plan_.mesh, axes, rank_));
-      SHARDMESH_ASSIGN_OR_RETURN(
-          move_, MovePlan(plan_.mesh, plan_.values[move->input], plan_.values[instruction.output]));
-      SHARDMESH_ASSIGN_OR_RETURN(peers, MoveSources(*move_, rank_));
-    }
+  absl::Status RunRecorded(size_t op) {
+    const Instruction& instruction = plan_.instructions[op];
+    constants_ = &part_.instruction(op);
     ticket_ = options_.recorder->Begin({.step = order_.sequence,
                                         .mesh_id = plan_.mesh_id,
                                         .rank = rank_,
                                         .op = static_cast<int64_t>(op),
                                         .what = instruction.label,
                                         .started = options_.clock->Now()},
-                                       peers);
+                                       constants_->sources);
     link_.Watch(ticket_);
     absl::Status done = CheckAbort();
+    if (done.ok() && op == part_.memory().first) done = AllocateBlock();
     if (done.ok()) done = Allocate(instruction.output);
     if (done.ok()) {
       done = std::visit([&](const auto& kind) { return Execute(op, instruction, kind); },
@@ -188,14 +157,12 @@ class RankStep {
     }
   }
 
-  // Frees a value's memory if `instruction` is the last one that uses the value.
-  void FreeValue(ValueIndex value, size_t instruction) {
-    if (values_[value].last_use == instruction && !values_[value].is_output) {
-      values_[value].content = {};
-    }
+  // Frees a value's memory, unless the memory belongs to a staged tile.
+  void FreeValue(ValueIndex value) {
+    if (!values_[value].constants->output.has_value()) values_[value].content = {};
   }
 
-  absl::Status Prepare() {
+  absl::Status BindValues() {
     if (order_.operands.size() != plan_.operand_count ||
         order_.outputs.size() != plan_.outputs.size()) {
       return InvalidArgument(
@@ -204,40 +171,41 @@ class RankStep {
                  " outputs, the order ", order_.operands.size(), " and ", order_.outputs.size()),
           {{fact::kField, "operands"}, {fact::kValue, order_.operands.size()}});
     }
-    for (const ValueDescriptor& described : plan_.values) {
-      SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, TilingOf(plan_, described));
-      LocalValue value{.dtype = described.dtype, .tiling = std::move(tiling)};
-      value.tile = value.tiling.TileOf(rank_);
-      value.shape = value.tile.shape();
-      SHARDMESH_ASSIGN_OR_RETURN(value.size_bytes,
-                                 PackedSizeBytes(value.dtype, value.tile.element_count()));
-      values_.push_back(std::move(value));
-    }
-    for (const ValueIndex output : plan_.outputs) values_[output].is_output = true;
-    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
-      const Instruction& instruction = plan_.instructions[i];
-      values_[instruction.output].last_use = i;
-      for (const ValueIndex input : InputsOf(instruction)) values_[input].last_use = i;
-    }
+    values_.resize(plan_.values.size());
+    for (ValueIndex i = 0; i < values_.size(); ++i) values_[i].constants = &part_.value(i);
     staged_.resize(plan_.outputs.size());
     return CheckOutputs();
+  }
+
+  // Checks that the array's tile is that of the value. Derives the tile only if the descriptions
+  // differ, because equal descriptions have equal tiles.
+  absl::Status CheckTile(size_t output) const {
+    const ArrayDescriptor& array = order_.outputs[output].array;
+    const ValueDescriptor& described = plan_.values[plan_.outputs[output]];
+    if (array.dtype == described.dtype && array.shape == described.shape &&
+        array.spec == described.spec && array.cut_points == described.cut_points &&
+        array.mesh == plan_.mesh) {
+      return absl::OkStatus();
+    }
+    const LocalValue& value = values_[plan_.outputs[output]];
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+    if (array.dtype == value.dtype() && tiling.mesh().size() == plan_.mesh.size() &&
+        tiling.TileOf(rank_) == value.tile()) {
+      return absl::OkStatus();
+    }
+    return InvalidArgument(
+        Reason::kShapeMismatch,
+        StrCat("output ", output, " (array ", array.array_id,
+               ") does not lie as the plan says: its tile here would be ",
+               tiling.TileOf(rank_).ToString(), ", the plan makes ", value.tile().ToString()),
+        {{fact::kHave, tiling.TileOf(rank_).ToString()}, {fact::kNeed, value.tile().ToString()}});
   }
 
   absl::Status CheckOutputs() const {
     int64_t returned_bytes = 0;
     for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+      SHARDMESH_RETURN_IF_ERROR(CheckTile(i));
       const ArrayDescriptor& array = order_.outputs[i].array;
-      const LocalValue& value = values_[plan_.outputs[i]];
-      SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
-      if (array.dtype != value.dtype || tiling.mesh().size() != plan_.mesh.size() ||
-          tiling.TileOf(rank_) != value.tile) {
-        return InvalidArgument(
-            Reason::kShapeMismatch,
-            StrCat("output ", i, " (array ", array.array_id,
-                   ") does not lie as the plan says: its tile here would be ",
-                   tiling.TileOf(rank_).ToString(), ", the plan makes ", value.tile.ToString()),
-            {{fact::kHave, tiling.TileOf(rank_).ToString()}, {fact::kNeed, value.tile.ToString()}});
-      }
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, array.SizeBytes());
       returned_bytes += size_bytes;
     }
@@ -269,15 +237,12 @@ class RankStep {
   // memory, takes the memory out of the store. In all other cases the result gets separate memory.
   absl::Status TakeDonated(ValueIndex operand) {
     LocalValue& value = values_[operand];
-    const std::optional<ValueIndex> result = ResultOverOperand(plan_, operand);
-    if (value.array_id.empty() || !result.has_value() ||
-        values_[*result].size_bytes != value.size_bytes) {
-      return absl::OkStatus();
-    }
+    const std::optional<ValueIndex> result = value.constants->result_over;
+    if (value.array_id.empty() || !result.has_value()) return absl::OkStatus();
     // Release the bytes here first, because TakeMemory requires that nobody but the store holds
     // them.
     value.content = {};
-    value.donated = options_.store->TakeMemory(value.array_id, value.tile);
+    value.donated = options_.store->TakeMemory(value.array_id, value.tile());
     if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
     value.content = {value.donated->bytes(), value.donated};
     values_[*result].donated = value.donated;
@@ -288,10 +253,10 @@ class RankStep {
     const Shape& whole_shape = plan_.values[static_cast<size_t>(&value - values_.data())].shape;
     if (const auto* array_id = std::get_if<std::string>(&operand.value)) {
       SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored,
-                                 options_.store->FindStaged(*array_id, value.tile));
-      if (stored->description().dtype != value.dtype ||
+                                 options_.store->FindStaged(*array_id, value.tile()));
+      if (stored->description().dtype != value.dtype() ||
           stored->description().array_shape != whole_shape) {
-        return Misfit(stored->description().dtype, stored->description().array_shape, value.dtype,
+        return Misfit(stored->description().dtype, stored->description().array_shape, value.dtype(),
                       whole_shape);
       }
       value.content = {stored->bytes(), stored};
@@ -299,17 +264,17 @@ class RankStep {
       return absl::OkStatus();
     }
     const auto& literal = std::get<Literal>(operand.value);
-    if (literal.dtype != value.dtype || literal.shape != whole_shape) {
-      return Misfit(literal.dtype, literal.shape, value.dtype, whole_shape);
+    if (literal.dtype != value.dtype() || literal.shape != whole_shape) {
+      return Misfit(literal.dtype, literal.shape, value.dtype(), whole_shape);
     }
-    if (value.tile == Tile::Whole(whole_shape)) {
+    if (value.tile() == Tile::Whole(whole_shape)) {
       value.content = {literal.bytes, context_.order};
       return absl::OkStatus();
     }
     SHARDMESH_ASSIGN_OR_RETURN(const TensorView whole,
                                TensorView::Create(literal.dtype, literal.shape, literal.bytes));
     SHARDMESH_RETURN_IF_ERROR(AllocatePooled(value, "an operand's tile"));
-    return CopyTileBytes(whole, value.tile, 0, Mutable(value));
+    return CopyTileBytes(whole, value.tile(), 0, Mutable(value));
   }
 
   static absl::Status Misfit(Dtype dtype, const Shape& shape, Dtype planned_dtype,
@@ -322,16 +287,68 @@ class RankStep {
   }
 
   absl::Status AllocatePooled(LocalValue& value, std::string_view what) {
-    SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes memory, Pooled(value.size_bytes, what));
+    SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes memory, Pooled(value.size_bytes(), what));
     value.content = {memory.bytes, memory.owner};
+    return absl::OkStatus();
+  }
+
+  absl::Status AllocateBlock() {
+    if (part_.memory().block_bytes == 0) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(
+        Buffer memory, PooledBuffer(part_.memory().block_bytes, "a step's intermediate values"));
+    block_.emplace(std::move(memory));
+    return absl::OkStatus();
+  }
+
+  // Gives a value the memory at its place in the block. Returns false if an earlier value there, or
+  // the input that the value is made over, is lent to a peer that has yet to read it.
+  bool TakePlace(LocalValue& value) {
+    const BlockPlace& place = *value.constants->place;
+    LocalValue* over = nullptr;
+    if (place.over.has_value() && values_[*place.over].is_in_block) over = &values_[*place.over];
+    if (over != nullptr) over->content.owner = nullptr;  // the block keeps the bytes
+    const auto memory = block_->Take(place.offset_bytes, value.size_bytes());
+    if (memory.has_value()) {
+      value.content = {memory->bytes, memory->owner};
+      value.is_in_block = true;
+    }
+    if (over != nullptr) {
+      over->content.owner = memory.has_value()
+                                ? memory->owner
+                                : block_->Share(place.offset_bytes, value.size_bytes()).owner;
+    }
+    return memory.has_value();
+  }
+
+  // Gives a temporary its memory. If peers have yet to read what was at its place, takes separate
+  // memory, so that this rank does not wait for them. Waits for them only if the pool has no memory
+  // left. They read it without anything more from this rank: this rank has ended all earlier ops,
+  // and has sent all data of these ops.
+  absl::Status AllocateTemporary(LocalValue& value) {
+    constexpr absl::Duration kPoll = absl::Milliseconds(1);
+    if (TakePlace(value)) return absl::OkStatus();
+    link_.Reclaim();
+    if (TakePlace(value)) return absl::OkStatus();
+    absl::StatusOr<Buffer> separate =
+        options_.pool->TryAllocate(value.size_bytes(), "a step's value");
+    if (separate.ok()) {
+      const auto shared = std::make_shared<Buffer>(*std::move(separate));
+      value.content = {shared->bytes(), shared};
+      return absl::OkStatus();
+    }
+    while (!TakePlace(value)) {
+      SHARDMESH_RETURN_IF_ERROR(CheckAbort());
+      block_->Wait(kPoll);
+      link_.Reclaim();
+    }
     return absl::OkStatus();
   }
 
   absl::Status Allocate(ValueIndex index) {
     LocalValue& value = values_[index];
-    if (!value.is_output) return AllocatePooled(value, "a step's value");
-    const auto output = static_cast<size_t>(
-        std::find(plan_.outputs.begin(), plan_.outputs.end(), index) - plan_.outputs.begin());
+    if (value.constants->place.has_value()) return AllocateTemporary(value);
+    if (!value.constants->output.has_value()) return AllocatePooled(value, "a step's value");
+    const size_t output = *value.constants->output;
     SHARDMESH_RETURN_IF_ERROR(Stage(output));
     // The bytes keep their owner, and the link gets the bytes together with the owner. The network
     // may still hold the bytes when the step has ended.
@@ -344,15 +361,15 @@ class RankStep {
     const LocalValue& value = values_[plan_.outputs[output]];
     const auto stage = [&] {
       return options_.store->Stage({.array_id = wanted.array.array_id,
-                                    .dtype = value.dtype,
+                                    .dtype = value.dtype(),
                                     .array_shape = wanted.array.shape,
-                                    .tile = value.tile,
+                                    .tile = value.tile(),
                                     .array_descriptor = wanted.encoded,
                                     .transfer_id = StrCat(kStepTransferPrefix, order_.sequence)},
                                    /*durable=*/false, value.donated);
     };
     absl::StatusOr<std::unique_ptr<StagedTile>> staged = stage();
-    if (WasRoomMade(staged.status(), value.size_bytes)) staged = stage();
+    if (WasRoomMade(staged.status(), value.size_bytes())) staged = stage();
     SHARDMESH_ASSIGN_OR_RETURN(staged_[output], std::move(staged));
     return absl::OkStatus();
   }
@@ -380,54 +397,30 @@ class RankStep {
     const LocalValue& lhs = values_[matmul.lhs];
     const LocalValue& rhs = values_[matmul.rhs];
     const LocalValue& out = values_[instruction.output];
-    const TileProduct tiles{.lhs = lhs.shape,
-                            .rhs = rhs.shape,
-                            .out = out.shape,
-                            .transpose_lhs = matmul.transpose_lhs,
-                            .transpose_rhs = matmul.transpose_rhs};
-    const ProductSizes sizes = SizesOf(tiles);
-    MatmulSpec spec{.m = sizes.m,
-                    .n = sizes.n,
-                    .k = sizes.k,
-                    .lhs_dtype = lhs.dtype,
-                    .rhs_dtype = rhs.dtype,
-                    .out_dtype = out.dtype,
-                    .transpose_lhs = matmul.transpose_lhs,
-                    .transpose_rhs = matmul.transpose_rhs,
-                    .has_bias = matmul.bias.has_value(),
-                    .scale = matmul.scale,
-                    .activation = matmul.activation};
+    const MatmulSpec& spec = constants_->matmul;
+    const ProductLoops& loops = constants_->loops;
     MatmulOperands operands;
-    if (matmul.bias.has_value()) {
-      spec.bias_dtype = values_[*matmul.bias].dtype;
-      operands.bias = values_[*matmul.bias].content.bytes;
-    }
+    if (matmul.bias.has_value()) operands.bias = values_[*matmul.bias].content.bytes;
     KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
     const auto pause = [&turn] { return turn.PauseForOthers(); };
     const absl::Time started = options_.clock->Now();
     SHARDMESH_RETURN_IF_ERROR(turn.Take());
     std::shared_ptr<const PackedWeights> packed;
-    if (!rhs.array_id.empty() && sizes.is_one_rhs) {
+    if (!rhs.array_id.empty() && loops.is_one_rhs) {
       SHARDMESH_ASSIGN_OR_RETURN(packed,
                                  context_.weights->Find(rhs.array_id, spec, rhs.content, pause));
       operands.packed = packed.get();
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t lhs_bytes,
-                               PackedSizeBytes(lhs.dtype, spec.m * spec.k));
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t rhs_bytes,
-                               PackedSizeBytes(rhs.dtype, spec.k * spec.n));
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t out_bytes,
-                               PackedSizeBytes(out.dtype, spec.m * spec.n));
     // Returns matrix `number` of a tile.
     const auto matrix = [](auto bytes, int64_t number, int64_t size_bytes) {
       return bytes.subspan(static_cast<size_t>(number * size_bytes),
                            static_cast<size_t>(size_bytes));
     };
     int64_t products = 0;
-    const absl::Status done = ForEachProduct(tiles, [&](int64_t l, int64_t r, int64_t o) {
-      operands.lhs = matrix(lhs.content.bytes, l, lhs_bytes);
-      operands.rhs = matrix(rhs.content.bytes, r, rhs_bytes);
-      operands.out = matrix(Mutable(out), o, out_bytes);
+    const absl::Status done = ForEachProduct(loops, [&](int64_t l, int64_t r, int64_t o) {
+      operands.lhs = matrix(lhs.content.bytes, l, constants_->lhs_matrix_bytes);
+      operands.rhs = matrix(rhs.content.bytes, r, constants_->rhs_matrix_bytes);
+      operands.out = matrix(Mutable(out), o, constants_->out_matrix_bytes);
       ++products;
       return options_.kernel->Run(spec, operands, pause);
     });
@@ -439,36 +432,28 @@ class RankStep {
                        const LocalEpilogue& epilogue) {
     const LocalValue& in = values_[epilogue.input];
     const LocalValue& out = values_[instruction.output];
-    const int64_t columns = out.shape.empty() ? 1 : out.shape.back();
-    EpilogueSpec spec{.rows = columns == 0 ? 0 : out.tile.element_count() / columns,
-                      .columns = columns,
-                      .in_dtype = in.dtype,
-                      .out_dtype = out.dtype,
-                      .has_bias = epilogue.bias.has_value(),
-                      .activation = epilogue.activation};
     absl::Span<const char> bias;
-    if (epilogue.bias.has_value()) {
-      spec.bias_dtype = values_[*epilogue.bias].dtype;
-      bias = values_[*epilogue.bias].content.bytes;
-    }
+    if (epilogue.bias.has_value()) bias = values_[*epilogue.bias].content.bytes;
     KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
     const absl::Time started = options_.clock->Now();
     SHARDMESH_RETURN_IF_ERROR(turn.Take());
     const absl::Status done =
-        ApplyEpilogue(spec, in.content.bytes, bias, Mutable(out), options_.kernel->threads(),
-                      [&turn] { return turn.PauseForOthers(); });
-    RecordKernel(out.tile.element_count(), started + turn.waited());
+        ApplyEpilogue(constants_->epilogue, in.content.bytes, bias, Mutable(out),
+                      options_.kernel->threads(), [&turn] { return turn.PauseForOthers(); });
+    RecordKernel(out.tile().element_count(), started + turn.waited());
     return done;
   }
 
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalSlice& slice) {
     const LocalValue& in = values_[slice.input];
     const LocalValue& out = values_[instruction.output];
+    // A copy that is made over its input is there already.
+    if (in.content.bytes.data() == out.content.bytes.data()) return absl::OkStatus();
     SHARDMESH_ASSIGN_OR_RETURN(const TensorView from,
-                               TensorView::Create(in.dtype, in.shape, in.content.bytes));
+                               TensorView::Create(in.dtype(), in.shape(), in.content.bytes));
     SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView to,
-                               MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
-    return CopyTile(from, in.tile, to, out.tile, out.tile);
+                               MutableTensorView::Create(out.dtype(), out.shape(), Mutable(out)));
+    return CopyTile(from, in.tile(), to, out.tile(), out.tile());
   }
 
   absl::Status Execute(size_t op, const Instruction& instruction,
@@ -476,8 +461,7 @@ class RankStep {
     const LocalValue& in = values_[collective.input];
     const LocalValue& out = values_[instruction.output];
     return Exchanged(
-        op, SignatureOf(collective, group_->size(), Describe(in), Describe(out)),
-        [&](const CollectiveCall& call) { return Exchange(call, collective, in, out); },
+        op, [&](const CollectiveCall& call) { return Exchange(call, collective, in, out); },
         [&](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {
           if (!options_.observer.collective) return;
           options_.observer.collective(collective.kind, collective.algorithm, bytes, elapsed);
@@ -488,13 +472,11 @@ class RankStep {
     const LocalValue& in = values_[move.input];
     const LocalValue& out = values_[instruction.output];
     const int64_t ranks = plan_.mesh.size();
-    const std::string value =
-        StrCat(DtypeName(in.dtype), "[", StrJoin(in.tiling.shape(), ","), "]");
     return Exchanged(
-        op, MoveSignature(*move_, value),
+        op,
         [&](const CollectiveCall& call) {
-          return RunRegionMove(call, {.plan = &*move_,
-                                      .dtype = in.dtype,
+          return RunRegionMove(call, {.plan = &*constants_->move,
+                                      .dtype = in.dtype(),
                                       .from = in.content,
                                       .to = Mutable(out),
                                       .piece_bytes = MovePieceBytes(ranks),
@@ -508,12 +490,12 @@ class RankStep {
   // Begins an op with other ranks, and calls run(call). Counts time and bytes of the op, and passes
   // them to report(bytes, elapsed).
   template <typename Run, typename Report>
-  absl::Status Exchanged(size_t op, std::string signature, Run run, Report report) {
+  absl::Status Exchanged(size_t op, Run run, Report report) {
     const absl::Time started = options_.clock->Now();
     const int64_t sent_before = context_.link->sent_bytes();
     const CollectiveCall call{
         .link = &link_,
-        .group = &*group_,
+        .group = &*constants_->group,
         .step = order_.sequence,
         .op = static_cast<int64_t>(op),
         .deadline = WallTime(*options_.clock, context_.deadline),
@@ -527,7 +509,7 @@ class RankStep {
         .waits_for = [this](DeviceId peer) { link_.WaitsFor(peer); },
         .copied = &copied_};
     copied_ = {};
-    absl::Status done = link_.Begin(static_cast<int64_t>(op), std::move(signature));
+    absl::Status done = link_.Begin(static_cast<int64_t>(op), constants_->signature);
     if (done.ok()) {
       done = run(call);
     }
@@ -541,86 +523,47 @@ class RankStep {
     return done;
   }
 
-  // Returns a description of a value; the description is the same on every rank of a group. If all
-  // tiles have one shape, it has that shape, like `F32[2,3]`. If not, it lists the extents of all
-  // parts, like `F32[3+4,3]`.
-  static std::string Describe(const LocalValue& value) {
-    if (value.tiling.has_equal_tiles()) {
-      return StrCat(DtypeName(value.dtype), "[", StrJoin(value.shape, ","), "]");
-    }
-    std::vector<std::string> extents;
-    for (int64_t dim = 0; dim < value.tiling.rank(); ++dim) {
-      std::vector<int64_t> parts;
-      for (int64_t part = 0; part < value.tiling.PartCount(dim); ++part) {
-        const IndexRange range = value.tiling.PartRange(dim, part);
-        parts.push_back(range.stop - range.start);
-      }
-      extents.push_back(StrJoin(parts, "+"));
-    }
-    return StrCat(DtypeName(value.dtype), "[", StrJoin(extents, ","), "]");
-  }
-
   absl::Status Exchange(const CollectiveCall& call, const GroupCollective& collective,
                         const LocalValue& in, const LocalValue& out) {
     const CollectiveChoice choice = {.algorithm = collective.algorithm, .order = collective.order};
-    const int64_t ranks = call.group->size();
+    const Combiner& combiner = constants_->combiner;
+    const absl::Span<const int64_t> sizes_bytes = constants_->receive_bytes;
     const bool is_root = call.group->place() == collective.root;
     switch (collective.kind) {
-      case CollectiveKind::kAllReduce: {
-        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
-                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+      case CollectiveKind::kAllReduce:
         return AllReduce(call, choice, combiner, in.content, {Mutable(out), out.content.owner});
-      }
       case CollectiveKind::kReduceScatter: {
-        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
-                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
-        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
-                                   PartsAlong(in, collective.dimension, out.tiling));
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts, PartsToSend(in));
         return ReduceScatter(call, choice, combiner, parts, Mutable(out));
       }
-      case CollectiveKind::kReduce: {
-        SHARDMESH_ASSIGN_OR_RETURN(const Combiner combiner,
-                                   CombinerFor(collective.reduction, in.dtype, out.dtype, ranks));
+      case CollectiveKind::kReduce:
         if (!is_root) FillWithZeros(out);
         return Reduce(call, choice, combiner, collective.root, in.content, Mutable(out));
-      }
       case CollectiveKind::kAllGather:
-        return Joined(call, in, out, collective.dimension,
-                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-                        return AllGather(call, choice, in.content, sizes_bytes, place_fn);
-                      });
+        return Joined(call, out, [&](PlaceFn place_fn) {
+          return AllGather(call, choice, in.content, sizes_bytes, place_fn);
+        });
       case CollectiveKind::kGather:
         if (!is_root) FillWithZeros(out);
-        return Joined(call, in, out, collective.dimension,
-                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-                        return Gather(call, choice, collective.root, in.content, sizes_bytes,
-                                      place_fn);
-                      });
+        return Joined(call, out, [&](PlaceFn place_fn) {
+          return Gather(call, choice, collective.root, in.content, sizes_bytes, place_fn);
+        });
       case CollectiveKind::kAllToAll: {
-        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts,
-                                   PartsAlong(in, collective.split_dimension, out.tiling));
-        return Joined(call, in, out, collective.dimension,
-                      [&](absl::Span<const int64_t> sizes_bytes, PlaceFn place_fn) {
-                        return AllToAll(call, choice, parts, sizes_bytes, place_fn);
-                      });
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts, PartsToSend(in));
+        return Joined(call, out, [&](PlaceFn place_fn) {
+          return AllToAll(call, choice, parts, sizes_bytes, place_fn);
+        });
       }
       case CollectiveKind::kBroadcast:
         return Broadcast(call, choice, collective.root, in.content,
                          {Mutable(out), out.content.owner});
       case CollectiveKind::kScatter: {
-        std::vector<OwnedBytes> parts;
-        if (is_root) {
-          SHARDMESH_ASSIGN_OR_RETURN(parts, PartsAlong(in, collective.dimension, out.tiling));
-        }
+        // Only the root has parts to send.
+        SHARDMESH_ASSIGN_OR_RETURN(const std::vector<OwnedBytes> parts, PartsToSend(in));
         return Scatter(call, choice, collective.root, parts, Mutable(out));
       }
-      case CollectiveKind::kPermute: {
-        std::vector<std::optional<int64_t>> targets(static_cast<size_t>(ranks));
-        for (const PermutePair& pair : collective.permutation) {
-          targets[static_cast<size_t>(pair.source)] = pair.target;
-        }
-        return Permute(call, choice, targets, in.content, Mutable(out));
-      }
+      case CollectiveKind::kPermute:
+        return Permute(call, choice, constants_->targets, in.content, Mutable(out));
       case CollectiveKind::kBarrier:
         SHARDMESH_RETURN_IF_ERROR(Barrier(call, choice));
         CopyUnlessThere(in.content.bytes, Mutable(out));
@@ -630,71 +573,66 @@ class RankStep {
   }
 
   static void FillWithZeros(const LocalValue& value) {
-    if (value.size_bytes > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
+    if (value.size_bytes() > 0) std::memset(Mutable(value).data(), 0, Mutable(value).size());
   }
 
-  // Runs a collective that joins the values `in` of all ranks along a dimension; each value becomes
-  // a part of `out`. Passes the number of bytes from each place to `run`.
+  // Runs a collective that joins the values of all ranks along a dimension; each value becomes a
+  // part of `out`. Calls run(place_fn).
   template <typename Run>
-  absl::Status Joined(const CollectiveCall& call, const LocalValue& in, const LocalValue& out,
-                      int64_t dimension, Run run) {
+  absl::Status Joined(const CollectiveCall& call, const LocalValue& out, Run run) {
     SHARDMESH_ASSIGN_OR_RETURN(const MutableTensorView joined,
-                               MutableTensorView::Create(out.dtype, out.shape, Mutable(out)));
-    std::vector<Tile> parts;
-    std::vector<int64_t> sizes_bytes;
-    for (int64_t place = 0; place < call.group->size(); ++place) {
-      parts.push_back(PartOf(out.shape, dimension, *call.group, place, in.tiling));
-      SHARDMESH_ASSIGN_OR_RETURN(sizes_bytes.emplace_back(),
-                                 PackedSizeBytes(out.dtype, parts.back().element_count()));
-    }
+                               MutableTensorView::Create(out.dtype(), out.shape(), Mutable(out)));
+    const std::vector<PlacePart>& parts = constants_->receives;
     absl::Status pasted;
-    SHARDMESH_RETURN_IF_ERROR(run(sizes_bytes, [&](int64_t place, int64_t offset_bytes,
-                                                   absl::Span<const char> bytes) {
-      pasted.Update(PasteTileBytes(bytes, parts[static_cast<size_t>(place)], offset_bytes, joined));
-      if (place != call.group->place()) {
-        call.copied->received += static_cast<int64_t>(bytes.size());
-      }
-    }));
+    SHARDMESH_RETURN_IF_ERROR(
+        run([&](int64_t place, int64_t offset_bytes, absl::Span<const char> bytes) {
+          pasted.Update(
+              PasteTileBytes(bytes, parts[static_cast<size_t>(place)].tile, offset_bytes, joined));
+          if (place != call.group->place()) {
+            call.copied->received += static_cast<int64_t>(bytes.size());
+          }
+        }));
     return pasted;
   }
 
-  // Splits a value along a dimension into the tiles of `result`. Returns the part for each place of
-  // the group, each in contiguous memory.
-  absl::StatusOr<std::vector<OwnedBytes>> PartsAlong(const LocalValue& value, int64_t dimension,
-                                                     const Tiling& result) {
+  // Splits a value for the places of the group. Returns the part for each place, each in contiguous
+  // memory.
+  absl::StatusOr<std::vector<OwnedBytes>> PartsToSend(const LocalValue& value) {
     std::vector<OwnedBytes> parts;
-    for (int64_t place = 0; place < group_->size(); ++place) {
-      SHARDMESH_ASSIGN_OR_RETURN(
-          parts.emplace_back(),
-          Contiguous(value, PartOf(value.shape, dimension, *group_, place, result)));
+    parts.reserve(constants_->sends.size());
+    for (const PlacePart& part : constants_->sends) {
+      SHARDMESH_ASSIGN_OR_RETURN(parts.emplace_back(), Contiguous(value, part));
     }
     return parts;
   }
 
-  // Allocates memory from the pool and returns it with its owner.
-  absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
+  absl::StatusOr<Buffer> PooledBuffer(int64_t size_bytes, std::string_view what) {
     absl::StatusOr<Buffer> allocated = options_.pool->Allocate(size_bytes, what);
     if (WasRoomMade(allocated.status(), size_bytes)) {
       allocated = options_.pool->Allocate(size_bytes, what);
     }
-    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, std::move(allocated));
+    return allocated;
+  }
+
+  // Allocates memory from the pool and returns it with its owner.
+  absl::StatusOr<OwnedMutableBytes> Pooled(int64_t size_bytes, std::string_view what) {
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer buffer, PooledBuffer(size_bytes, what));
     auto shared = std::make_shared<Buffer>(std::move(buffer));
     return OwnedMutableBytes{shared->mutable_bytes(), shared};
   }
 
   // Returns a part of a value in contiguous memory: in place, or a copy if the part is not
   // contiguous in the value.
-  absl::StatusOr<OwnedBytes> Contiguous(const LocalValue& value, const Tile& part) {
-    SHARDMESH_ASSIGN_OR_RETURN(const TensorView view,
-                               TensorView::Create(value.dtype, value.shape, value.content.bytes));
-    SHARDMESH_ASSIGN_OR_RETURN(const auto bytes, ContiguousTileBytes(view, part));
+  absl::StatusOr<OwnedBytes> Contiguous(const LocalValue& value, const PlacePart& part) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const TensorView view,
+        TensorView::Create(value.dtype(), value.shape(), value.content.bytes));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto bytes, ContiguousTileBytes(view, part.tile));
     if (bytes.has_value()) return OwnedBytes{*bytes, value.content.owner};
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes,
-                               PackedSizeBytes(value.dtype, part.element_count()));
     SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes copy,
-                               Pooled(size_bytes, "a part to be sent"));
-    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, copy.bytes));
-    copied_.to_send += size_bytes;
+                               Pooled(part.size_bytes, "a part to be sent"));
+    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part.tile, 0, copy.bytes));
+    copied_.to_send += part.size_bytes;
     return OwnedBytes{copy.bytes, copy.owner};
   }
 
@@ -719,9 +657,10 @@ class RankStep {
       StepResult::Output& output = result_.outputs.emplace_back();
       output.array_id = array.array_id;
       output.crc32c = stored->crc32c();
-      output.size_bytes = value.size_bytes;
+      output.size_bytes = value.size_bytes();
+      if (!order_.return_literals) continue;
       SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
-      if (order_.return_literals && tiling.ReplicaIdOf(rank_) == 0) {
+      if (tiling.ReplicaIdOf(rank_) == 0) {
         output.data.assign(stored->bytes().data(), stored->bytes().size());
       }
     }
@@ -730,17 +669,16 @@ class RankStep {
 
   const StepRunContext& context_;
   const StepExecutor::Options& options_;
-  const Plan& plan_;
+  const RankPlan& part_;
+  const Plan& plan_;  // part_.plan()
   const StepOrder& order_;
   const DeviceId rank_;
   WatchedLink link_;
   StepResult& result_;
-  CopiedBytes copied_;  // bytes that the running collective has copied so far
-  // The recorder's ticket of the running instruction. group_ is set while a collective or a move
-  // runs, move_ while a move runs.
-  FlightRecorder::Ticket ticket_ = 0;
-  std::optional<DeviceGroup> group_;
-  std::optional<ReshardPlan> move_;
+  CopiedBytes copied_;                 // bytes that the running collective has copied so far
+  FlightRecorder::Ticket ticket_ = 0;  // of the running instruction
+  const RankInstruction* constants_ = nullptr;  // of the running instruction
+  std::optional<StepBlock> block_;              // while temporaries use it
   std::vector<LocalValue> values_;
   std::vector<std::unique_ptr<StagedTile>> staged_;  // by index of the output; null until staged
 };
@@ -748,7 +686,9 @@ class RankStep {
 }  // namespace
 
 absl::Status RunStep(const StepRunContext& context, StepResult* result) {
-  return RankStep(context, result).Run();
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const RankPlan> part,
+                             context.plan->PartOf(context.link->rank()));
+  return RankStep(context, *part, result).Run();
 }
 
 }  // namespace shardmesh::worker

@@ -29,8 +29,9 @@ struct StepRunContext {
   absl::Time deadline;
 };
 
-// Runs the plan's instructions one by one and stages the outputs. Frees each value's memory after
-// its last use.
+// Runs the plan's instructions one by one and stages the outputs. The values between operands and
+// outputs share one block of memory, which is allocated at once (MemoryPlan, StepBlock). The
+// outputs are allocated one by one, each in the store.
 //
 // Sets the outputs, times and sent bytes of `result`. If a peer's data does not come in time, sets
 // the identity of that peer in `result`, as the peer at fault. An error names the op. After an

@@ -20,45 +20,58 @@ bool IsOneMatrix(const Shape& shape) {
   return std::all_of(shape.begin(), shape.end() - 2, [](int64_t extent) { return extent == 1; });
 }
 
+std::vector<BatchLoop> BatchLoopsOf(const TileProduct& tiles) {
+  const size_t rank = tiles.out.size();
+  std::vector<BatchLoop> batch(rank - 2);
+  int64_t lhs_stride = 1;
+  int64_t rhs_stride = 1;
+  for (size_t dim = rank - 2; dim-- > 0;) {
+    const int64_t lhs_extent = BatchExtent(tiles.lhs, rank, dim);
+    const int64_t rhs_extent = BatchExtent(tiles.rhs, rank, dim);
+    batch[dim] = {.extent = tiles.out[dim],
+                  .lhs_stride = lhs_extent == 1 ? 0 : lhs_stride,
+                  .rhs_stride = rhs_extent == 1 ? 0 : rhs_stride};
+    lhs_stride *= lhs_extent;
+    rhs_stride *= rhs_extent;
+  }
+  return batch;
+}
+
 }  // namespace
 
-ProductSizes SizesOf(const TileProduct& tiles) {
+ProductLoops LoopsOf(const TileProduct& tiles) {
   const size_t rank = tiles.rhs.size();
-  ProductSizes sizes = {.n = tiles.rhs[rank - (tiles.transpose_rhs ? 2 : 1)],
+  ProductLoops loops = {.n = tiles.rhs[rank - (tiles.transpose_rhs ? 2 : 1)],
                         .k = tiles.rhs[rank - (tiles.transpose_rhs ? 1 : 2)]};
-  sizes.is_one_rhs = IsOneMatrix(tiles.rhs);
-  sizes.is_one = sizes.is_one_rhs && (!tiles.transpose_lhs || IsOneMatrix(tiles.lhs));
-  if (sizes.is_one) {
-    sizes.m = 1;
-    for (size_t dim = 0; dim + 1 < tiles.out.size(); ++dim) sizes.m *= tiles.out[dim];
-  } else {
-    sizes.m = tiles.out[tiles.out.size() - 2];
+  loops.is_one_rhs = IsOneMatrix(tiles.rhs);
+  if (loops.is_one_rhs && (!tiles.transpose_lhs || IsOneMatrix(tiles.lhs))) {
+    loops.m = 1;
+    for (size_t dim = 0; dim + 1 < tiles.out.size(); ++dim) loops.m *= tiles.out[dim];
+    return loops;
   }
-  return sizes;
+  loops.m = tiles.out[tiles.out.size() - 2];
+  // A tile without elements takes no memory, so nothing limits the number of its empty matrices.
+  if (std::find(tiles.out.begin(), tiles.out.end(), 0) != tiles.out.end()) {
+    loops.products = 0;
+    return loops;
+  }
+  loops.batch = BatchLoopsOf(tiles);
+  for (const BatchLoop& loop : loops.batch) loops.products *= loop.extent;
+  return loops;
 }
 
 absl::Status ForEachProduct(
-    const TileProduct& tiles,
+    const ProductLoops& loops,
     absl::FunctionRef<absl::Status(int64_t lhs, int64_t rhs, int64_t out)> run) {
-  if (SizesOf(tiles).is_one) return run(0, 0, 0);
-  const size_t rank = tiles.out.size();
-  int64_t products = 1;
-  for (size_t dim = 0; dim + 2 < rank; ++dim) products *= tiles.out[dim];
-  for (int64_t out = 0; out < products; ++out) {
+  for (int64_t out = 0; out < loops.products; ++out) {
     int64_t lhs = 0;
     int64_t rhs = 0;
-    int64_t lhs_stride = 1;
-    int64_t rhs_stride = 1;
     int64_t rest = out;
-    for (size_t dim = rank - 2; dim-- > 0;) {
-      const int64_t index = rest % tiles.out[dim];
-      rest /= tiles.out[dim];
-      const int64_t lhs_extent = BatchExtent(tiles.lhs, rank, dim);
-      const int64_t rhs_extent = BatchExtent(tiles.rhs, rank, dim);
-      if (lhs_extent != 1) lhs += index * lhs_stride;
-      if (rhs_extent != 1) rhs += index * rhs_stride;
-      lhs_stride *= lhs_extent;
-      rhs_stride *= rhs_extent;
+    for (auto loop = loops.batch.rbegin(); loop != loops.batch.rend(); ++loop) {
+      const int64_t index = rest % loop->extent;
+      rest /= loop->extent;
+      lhs += index * loop->lhs_stride;
+      rhs += index * loop->rhs_stride;
     }
     SHARDMESH_RETURN_IF_ERROR(run(lhs, rhs, out));
   }

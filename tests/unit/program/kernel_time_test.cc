@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "program/memory_plan.h"
 #include "program/plan_forecast.h"
 #include "tests/unit/program/plan_examples.h"
 

@@ -276,6 +276,20 @@ TEST_F(StepRunnerTest, AStepThatFitsNoMessageLeavesNothing) {
   ExpectNothingLeft(operand);
 }
 
+TEST_F(StepRunnerTest, AStepThatDoesNotFitIntoAWorkersMemoryIsRefusedAndLeavesNothing) {
+  ArrayDescriptor large = Descriptor();
+  large.shape = {int64_t{1} << 18};  // a mebibyte: all that a worker has, with half on each
+  const std::string operand = AddArray(large, "");
+  Beat(1 << 19);
+  const absl::Status refused = Refusal(Call({Donated(operand)}));  // each gathers all of it
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(refused, test::CarriesFacts(Reason::kMemoryLimit, {{fact::kHave, 1 << 19},
+                                                                 {fact::kNeed, 1 << 20},
+                                                                 {fact::kRank, "0,1"},
+                                                                 {fact::kIdentity, "w0,w1"}}));
+  ExpectNothingLeft(operand);
+}
+
 TEST_F(StepRunnerTest, AStepThatTheSequencerRefusesLeavesNothing) {
   const std::string operand = AddArray(Descriptor(), "");
   sequencer_->WorkerLost("w1", 3, "it was killed");
@@ -444,7 +458,8 @@ TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
   AddArray(whole, "v");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(
       const StepRunner::CompiledPlan plan,
-      steps_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}}));
+      steps_.Compile(caller_, Each(1, CollectiveKind::kAllGather), {.operands = {Named("w")}},
+                     /*candidates=*/0));
   StepCall call = Call({Named("v")});
   call.work = PlanHash{plan.prepared->hash};
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));

@@ -1562,5 +1562,188 @@ TEST_P(DonatedOperandTest, IsGoneAfterAStepThatFailedWhereItWasBegunUpon) {
   EXPECT_TRUE(rank(0).store->Release({"in"}).ok());
 }
 
+// Runs a program of two layers and a change of layout again and again.
+class RepeatedStepTest : public StepExecutorTest {
+ protected:
+  // Starts the executors anew: they know no plan.
+  void Restart() {
+    TearDown();
+    clock_.reset();
+    StartMesh("x=2,y=2");
+  }
+
+  // Puts operands, runs the program with them as step `sequence`, and returns its result.
+  Tensor RunWith(int64_t sequence, int seed) {
+    operands_.clear();
+    order_.operands.clear();
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    Put(StrCat("input-", sequence), Tensor::Random({24, 32}, seed), SpecOf({"x", ""}));
+    Put(StrCat("up-", sequence), Tensor::Random({64, 32}, seed + 1), SpecOf({"y", ""}));
+    Put(StrCat("down-", sequence), Tensor::Random({32, 64}, seed + 2), SpecOf({"", "y"}));
+    Put(StrCat("bias-", sequence), Tensor::Random({32}, seed + 3), SpecOf({""}));
+    Order(sequence,
+          {.operand_count = 4,
+           .ops = {LinearOp{.input = 0, .weight = 1, .activation = Activation::kSilu},
+                   LinearOp{.input = 4, .weight = 2, .bias = 3},
+                   LinearOp{.input = 5, .weight = 1, .activation = Activation::kGelu},
+                   LinearOp{.input = 6, .weight = 2, .bias = 3, .activation = Activation::kRelu},
+                   ReshardOp{.input = 7, .spec = SpecOf({"", "x"})}},
+           .outputs = {8, 5}});
+    RunOnAll();
+    return Assemble();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, RepeatedStepTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(RepeatedStepTest, ARunOfAKnownPlanHasTheBitsOfAFreshOne) {
+  Restart();
+  const std::vector<float> first = RunWith(1, 10).elements;
+  const std::string plan_hash = order_.plan_hash;
+  EXPECT_EQ(RunWith(2, 10).elements, first) << "again";
+  const std::vector<float> changed = RunWith(3, 50).elements;
+  EXPECT_NE(changed, first);
+  EXPECT_EQ(RunWith(4, 10).elements, first) << "after a run with other operands";
+  EXPECT_EQ(order_.plan_hash, plan_hash);
+  Restart();
+  EXPECT_EQ(RunWith(1, 50).elements, changed) << "by executors that do not know the plan yet";
+}
+
+TEST_P(StepExecutorTest, AKnownPlanOfBatchesMultipliesTheOperandsOfEachRun) {
+  StartMesh("x=2,y=2");
+  // Like attention without its softmax: queries by keys, and the result by values.
+  const Program program = {
+      .operand_count = 3,
+      .ops = {MatmulOp{.lhs = 0, .rhs = 1, .transpose_rhs = true}, MatmulOp{.lhs = 3, .rhs = 2}},
+      .outputs = {4}};
+  std::string plan_hash;
+  std::vector<float> last;
+  for (const int64_t sequence : {1, 2, 3}) {
+    SCOPED_TRACE(StrCat("run ", sequence));
+    const auto seed = static_cast<int>(10 * sequence);
+    const Tensor queries = Tensor::Random({4, 6, 8}, seed);
+    const Tensor keys = Tensor::Random({4, 10, 8}, seed + 1);
+    const Tensor values = Tensor::Random({1, 10, 12}, seed + 2);
+    operands_.clear();
+    order_.operands.clear();
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    Put(StrCat("queries-", sequence), queries, SpecOf({"x", "", "y"}));
+    Put(StrCat("keys-", sequence), keys, SpecOf({"x", "", "y"}));
+    Put(StrCat("values-", sequence), values, SpecOf({"", "", "y"}));
+    const Plan plan = *PlanProgram(program, operands_, target());
+    ASSERT_TRUE(MultipliesBatches(plan));
+    // One quarter of the result, and the scores of the first product.
+    EXPECT_GT(plan.cost.memory_bytes, 4 * 6 * 12 * 4 / 4);
+    OrderPlan(sequence, plan);
+    if (sequence > 1) {
+      EXPECT_EQ(order_.plan_hash, plan_hash);
+    }
+    plan_hash = order_.plan_hash;
+    RunOnAll();
+    const std::vector<double> scores =
+        MultiplyBatches(queries, /*transpose_lhs=*/false, keys, /*transpose_rhs=*/true);
+    const std::vector<double> expected = MultiplyBatches(
+        {.shape = {4, 6, 10}, .elements = {scores.begin(), scores.end()}}, false, values, false);
+    const Tensor out = Assemble();
+    ASSERT_EQ(out.elements.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(static_cast<double>(out.elements[i]), expected[i], 1e-3) << "element " << i;
+    }
+    EXPECT_NE(out.elements, last);
+    last = out.elements;
+  }
+}
+
+TEST_P(StepExecutorTest, AStepAsksForTheBlockOfItsIntermediateValuesAtOnce) {
+  StartMesh("x=1");
+  constexpr int64_t kTile = 256 * 256 * 4;
+  Put("input", Tensor::Random({256, 256}, 1), SpecOf({"", ""}));
+  Put("weight", Tensor::Random({256, 256}, 2), SpecOf({"", ""}));
+  Program program{.operand_count = 2, .ops = {}, .outputs = {9}};
+  for (ValueIndex input : {0, 2, 3, 4, 5, 6, 7, 8}) {
+    program.ops.push_back(LinearOp{.input = input, .weight = 1});
+  }
+  Order(1, program);
+  order_.return_literals = false;
+  BufferPool& pool = *rank(0).pool;
+  const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  // Leaves room for the block, but for its last page. The result fits once the rest is freed.
+  auto cached =
+      std::make_unique<Buffer>(*pool.Allocate(left_bytes - 2 * kTile + 4096, "a cached tile"));
+  std::vector<int64_t> asked_bytes;
+  rank(0).free_memory = [&](int64_t size_bytes) {
+    asked_bytes.push_back(size_bytes);
+    cached.reset();
+    return true;
+  };
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+  EXPECT_THAT(asked_bytes, testing::ElementsAre(2 * kTile))
+      << "an operand and a result at a time, of eight";
+}
+
+// A chain of collectives of 1 MiB, which peers read from this rank's memory where they can.
+class CollectiveChainTest : public StepExecutorTest {
+ protected:
+  static Program Chain() {
+    Program program{.operand_count = 1, .ops = {}, .outputs = {12}};
+    const auto add = [&program](CollectiveOp op) {
+      op.input = static_cast<ValueIndex>(program.ops.size());
+      op.axes = {"x"};
+      program.ops.push_back(std::move(op));
+    };
+    using Kind = CollectiveKind;
+    using Algorithm = CollectiveAlgorithm;
+    for (int round = 0; round < 2; ++round) {
+      add({.kind = Kind::kAllReduce, .algorithm = Algorithm::kPairwise});
+      add({.kind = Kind::kAllReduce, .algorithm = Algorithm::kDirect});
+      add({.kind = Kind::kBroadcast, .root = 1});
+      add({.kind = Kind::kReduceScatter});
+      add({.kind = Kind::kAllGather});
+      add({.kind = Kind::kAllReduce, .algorithm = Algorithm::kPairwise});
+    }
+    return program;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CollectiveChainTest,
+                         testing::Values(Transport::kStream, Transport::kShm), TransportName);
+
+TEST_P(CollectiveChainTest, ValuesThatPeersStillReadAreNotOverwritten) {
+  StartMesh("x=3");
+  Tensor tensor = Tensor::Random({768, 342}, 1);
+  for (float& x : tensor.elements) x = std::round(x * 100);  // so that sums are exact
+  Put("in", tensor, SpecOf({"", ""}));
+  Order(1, Chain());
+  order_.return_literals = false;
+  // Several steps of the same plan run at the same time, and their ranks do not keep pace.
+  constexpr int64_t kSteps = 6;
+  for (int64_t sequence = 1; sequence <= kSteps; ++sequence) {
+    order_.sequence = sequence;
+    order_.outputs[0].array.array_id = StrCat("out-", sequence);
+    RunOnAll();
+  }
+  for (DeviceId device = 0; device < 3; ++device) {
+    ASSERT_EQ(Await(device, kSteps).outcome, StepOutcome::kDone) << Await(device, kSteps).status;
+    for (int64_t sequence = 1; sequence <= kSteps; ++sequence) {
+      ASSERT_TRUE(rank(device).executor->Commit(sequence).ok());
+      const StoredTilePtr out =
+          *rank(device).store->Find(StrCat("out-", sequence), Tile::Whole(tensor.shape));
+      const auto* const elements = reinterpret_cast<const float*>(out->bytes().data());
+      for (size_t i = 0; i < tensor.elements.size(); ++i) {
+        ASSERT_EQ(elements[i], tensor.elements[i] * 6561.0F)  // 3 to the number of sums
+            << "rank " << device << ", step " << sequence << ", element " << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh::worker

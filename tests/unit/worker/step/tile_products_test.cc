@@ -13,11 +13,12 @@ namespace shardmesh::worker {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 using Matrices = std::array<int64_t, 3>;  // numbers in lhs, rhs and out
 
 std::vector<Matrices> ProductsOfTile(const TileProduct& tiles) {
   std::vector<Matrices> products;
-  EXPECT_TRUE(ForEachProduct(tiles, [&](int64_t lhs, int64_t rhs, int64_t out) {
+  EXPECT_TRUE(ForEachProduct(LoopsOf(tiles), [&](int64_t lhs, int64_t rhs, int64_t out) {
                 products.push_back({lhs, rhs, out});
                 return absl::OkStatus();
               }).ok());
@@ -26,36 +27,44 @@ std::vector<Matrices> ProductsOfTile(const TileProduct& tiles) {
 
 TEST(TileProductsTest, RowsOfABatchAreOneMatrixBesideAMatrix) {
   const TileProduct tiles = {.lhs = {2, 3, 4}, .rhs = {4, 5}, .out = {2, 3, 5}};
-  const ProductSizes sizes = SizesOf(tiles);
-  EXPECT_TRUE(sizes.is_one);
-  EXPECT_EQ(sizes.m, 6);
-  EXPECT_EQ(sizes.n, 5);
-  EXPECT_EQ(sizes.k, 4);
+  const ProductLoops loops = LoopsOf(tiles);
+  EXPECT_EQ(loops.products, 1);
+  EXPECT_TRUE(loops.is_one_rhs);
+  EXPECT_THAT(loops.batch, IsEmpty());
+  EXPECT_EQ(loops.m, 6);
+  EXPECT_EQ(loops.n, 5);
+  EXPECT_EQ(loops.k, 4);
   EXPECT_THAT(ProductsOfTile(tiles), ElementsAre(Matrices{0, 0, 0}));
 }
 
 TEST(TileProductsTest, AVectorIsOneRow) {
-  const ProductSizes sizes =
-      SizesOf({.lhs = {4}, .rhs = {5, 4}, .out = {5}, .transpose_rhs = true});
-  EXPECT_TRUE(sizes.is_one);
-  EXPECT_EQ(sizes.m, 1);
-  EXPECT_EQ(sizes.n, 5);
-  EXPECT_EQ(sizes.k, 4);
+  const ProductLoops loops =
+      LoopsOf({.lhs = {4}, .rhs = {5, 4}, .out = {5}, .transpose_rhs = true});
+  EXPECT_EQ(loops.products, 1);
+  EXPECT_TRUE(loops.is_one_rhs);
+  EXPECT_THAT(loops.batch, IsEmpty());
+  EXPECT_EQ(loops.m, 1);
+  EXPECT_EQ(loops.n, 5);
+  EXPECT_EQ(loops.k, 4);
 }
 
 TEST(TileProductsTest, TransposedMatricesOfABatchAreMultipliedOneByOne) {
   const TileProduct tiles = {
       .lhs = {2, 4, 3}, .rhs = {4, 5}, .out = {2, 3, 5}, .transpose_lhs = true};
-  const ProductSizes sizes = SizesOf(tiles);
-  EXPECT_FALSE(sizes.is_one);
-  EXPECT_TRUE(sizes.is_one_rhs);
-  EXPECT_EQ(sizes.m, 3);
+  const ProductLoops loops = LoopsOf(tiles);
+  EXPECT_EQ(loops.products, 2);
+  EXPECT_TRUE(loops.is_one_rhs);
+  EXPECT_EQ(loops.m, 3);
   EXPECT_THAT(ProductsOfTile(tiles), ElementsAre(Matrices{0, 0, 0}, Matrices{1, 0, 1}));
 }
 
 TEST(TileProductsTest, BatchesAreBroadcastInEitherOperand) {
   const TileProduct tiles = {.lhs = {2, 1, 3, 4}, .rhs = {2, 4, 5}, .out = {2, 2, 3, 5}};
-  EXPECT_FALSE(SizesOf(tiles).is_one_rhs);
+  const ProductLoops loops = LoopsOf(tiles);
+  EXPECT_FALSE(loops.is_one_rhs);
+  EXPECT_EQ(loops.products, 4);
+  EXPECT_THAT(loops.batch, ElementsAre(BatchLoop{.extent = 2, .lhs_stride = 1, .rhs_stride = 0},
+                                       BatchLoop{.extent = 2, .lhs_stride = 0, .rhs_stride = 1}));
   EXPECT_THAT(ProductsOfTile(tiles), ElementsAre(Matrices{0, 0, 0}, Matrices{0, 1, 1},
                                                  Matrices{1, 0, 2}, Matrices{1, 1, 3}));
 }
@@ -65,12 +74,23 @@ TEST(TileProductsTest, AnEmptyBatchHasNoProducts) {
               ElementsAre());
 }
 
+TEST(TileProductsTest, MatricesWithoutElementsAreNotMultiplied) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  EXPECT_EQ(LoopsOf({.lhs = {kMany, 0, 4}, .rhs = {kMany, 4, 5}, .out = {kMany, 0, 5}}).products,
+            0);
+}
+
+TEST(TileProductsTest, MatricesThatContractNothingAreMultipliedBecauseTheirProductHasElements) {
+  EXPECT_EQ(LoopsOf({.lhs = {3, 2, 0}, .rhs = {3, 0, 5}, .out = {3, 2, 5}}).products, 3);
+}
+
 TEST(TileProductsTest, EndsWithTheFirstError) {
   int runs = 0;
-  const absl::Status status = ForEachProduct(
-      {.lhs = {3, 1, 1}, .rhs = {3, 1, 1}, .out = {3, 1, 1}}, [&](int64_t, int64_t, int64_t) {
-        return ++runs == 2 ? absl::CancelledError("enough") : absl::OkStatus();
-      });
+  const absl::Status status =
+      ForEachProduct(LoopsOf({.lhs = {3, 1, 1}, .rhs = {3, 1, 1}, .out = {3, 1, 1}}),
+                     [&](int64_t, int64_t, int64_t) {
+                       return ++runs == 2 ? absl::CancelledError("enough") : absl::OkStatus();
+                     });
   EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(runs, 2);
 }
