@@ -396,6 +396,35 @@ TEST_F(RepairsTest, AWorkerThatIsBackBeforeItsRepairBeginsGetsItsTiles) {
   EXPECT_TRUE(IsAvailable(id));
 }
 
+// The search for the worker's next process finds the tile in work, for the process before.
+TEST_F(RepairsTest, ARepairThatEndsAfterItsWorkerIsBackIsAboutToBeginAgain) {
+  const std::string id = Add("w");
+  LoseAndReturn();
+  const internal::v1::FillTiles first = Order(0);
+  const std::string once = Add("once", /*is_over_x=*/true);
+  const uint64_t attachment = members_.view()->FindWorker("w1")->attachment;
+  members_.Detach(attachment, "killed");
+  registry_->TilesLost("m", 1, attachment);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t next,
+                                 members_.Attach({.identity = "w1",
+                                                  .incarnation = ++incarnation_,
+                                                  .build_version = "1",
+                                                  .endpoints = {"127.0.0.1:1"},
+                                                  .host = "host",
+                                                  .capacity_bytes = 1 << 20}));
+  repairs_->WorkerJoined("w1", next);
+  clock_.Advance(absl::Seconds(2));
+  ASSERT_TRUE(FailsWith(once, "no other live worker has the tile")) << "the search is over";
+  Report(first, id, kBroken);
+  EXPECT_TRUE(Eventually([&] {
+    const std::optional<ArrayRepair> repair = repairs_->Find(id);
+    return repair.has_value() && repair->is_due;
+  }));
+  clock_.Advance(absl::Seconds(2));
+  Report(Order(1), id, absl::OkStatus());
+  EXPECT_TRUE(IsAvailable(id));
+}
+
 TEST_F(RepairsTest, ACancelledRepairBeginsAgainOnlyWithItsWorker) {
   const std::string id = Add("w");
   const std::string other = Add("x");
