@@ -720,6 +720,7 @@ std::optional<ArrayRepair> Repairs::FindDue(std::string_view array_id) const {
     const auto sources = RepairSourcesOf(**array, rank, *live, twin);
     if (!sources.ok() || sources->empty()) continue;
     ++repair.tiles;
+    repair.ranks.push_back(rank);
     repair.size_bytes += descriptor.TileSizeBytes(tiling->TileOf(rank)).value_or(0);
   }
   return repair.tiles == 0 ? std::nullopt : std::optional(std::move(repair));

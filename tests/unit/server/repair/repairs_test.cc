@@ -28,6 +28,7 @@ using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -354,6 +355,7 @@ TEST_F(RepairsTest, ARepairThatIsAboutToBeginIsKnown) {
   ASSERT_TRUE(due.has_value());
   EXPECT_TRUE(due->is_due);
   EXPECT_EQ(due->tiles, 1);
+  EXPECT_THAT(due->ranks, ElementsAre(1));
   EXPECT_EQ(due->size_bytes, 32);
   EXPECT_EQ(due->operation_id, "");
   EXPECT_EQ(due->ToString(clock_.Now()), "the repair of 1 tile is about to begin");
