@@ -147,6 +147,25 @@ TEST_F(DescribeArrayTest, FindsAnArrayByNameByVersionAndById) {
   EXPECT_EQ(by_id->name_version(), 0);
 }
 
+TEST_F(DescribeArrayTest, ShowsARepairOnceItHasBegun) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  registry_->TileDamaged(rows.array_id, 1);
+  ArrayRepair repair{.tiles = 1, .size_bytes = 16, .is_due = true, .ranks = {1}};
+  recovery_.SetRepairs([&repair](std::string_view) { return std::optional(repair); },
+                       [] { return RepairTotals(); });
+  const auto due = Describe(Named("rows"));
+  ASSERT_THAT(due, IsOk());
+  EXPECT_EQ(due->state(), v1::ARRAY_STATE_DEGRADED);
+  EXPECT_FALSE(due->has_repair());
+
+  repair.is_due = false;
+  repair.operation_id = "op-1";
+  const auto running = Describe(Named("rows"));
+  ASSERT_THAT(running, IsOk());
+  EXPECT_EQ(running->repair().operation_id(), "op-1");
+  EXPECT_EQ(running->repair().tiles(), 1);
+}
+
 TEST_F(DescribeArrayTest, RefusesSelectorsThatSelectNothing) {
   AddArray("rows", kRows);
   for (const v1::ArraySelector& empty : {v1::ArraySelector(), Named(""), WithId("")}) {
