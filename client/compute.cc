@@ -184,14 +184,18 @@ absl::StatusOr<StepResult> RunCollective(const CoordinatorConnection& connection
   return DecodeOneOutput(response);
 }
 
-// Returns the error of a step. While a step may be repeated, the client waits for workers that are
-// away. At the end of the step's time, these workers are late. The last attempt may end before: the
-// client makes none for which no time would be left.
-absl::Status ErrorOfStep(absl::Status error, const SteadyDeadline& deadline) {
+// Returns the error of a step that had `time` at its begin. While a step may be repeated, the
+// client waits for workers that are away. At the end of the step's time, these workers are late.
+// The last attempt may end before: the client makes none for which no time would be left. A first
+// attempt that is refused at once has waited for nobody, however short the step's time is.
+absl::Status ErrorOfStep(absl::Status error, absl::Duration time, const SteadyDeadline& deadline) {
+  constexpr double kMostOfTheTime = 0.9;
   const Reason reason = ReasonOf(error);
-  const bool is_late = reason == Reason::kRecovering ||
-                       (reason == Reason::kNotServing &&
-                        deadline.left() <= RetryInfoOf(error).value_or(absl::ZeroDuration()));
+  const absl::Duration delay = RetryInfoOf(error).value_or(absl::ZeroDuration());
+  const absl::Duration left = deadline.left();
+  const bool is_late =
+      reason == Reason::kRecovering || (reason == Reason::kNotServing && left <= delay &&
+                                        time - left >= std::min(delay, kMostOfTheTime * time));
   if (!is_late || !absl::IsUnavailable(error)) return error;
   absl::Status late = absl::DeadlineExceededError(
       StrCat("the step has not ended within the time of the call: ", ToStd(error.message())));
@@ -209,12 +213,13 @@ absl::StatusOr<StepResult> RunStep(
     const std::function<absl::StatusOr<StepResult>(const std::string& session_id,
                                                    const CallLimit& limit)>& run) {
   std::string session;
+  const absl::Duration time = deadline.left();
   absl::StatusOr<StepResult> result = core->InSession(
       deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
         session = session_id;
         return run(session_id, limit);
       });
-  if (!result.ok()) return ErrorOfStep(std::move(result).status(), deadline);
+  if (!result.ok()) return ErrorOfStep(std::move(result).status(), time, deadline);
   std::vector<std::string> kept;
   for (size_t i = 0; i < result->outputs.size(); ++i) {
     const bool is_named = i < output.names.size() && !output.names[i].empty();

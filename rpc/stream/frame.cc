@@ -319,7 +319,8 @@ absl::Status CompareCrc(uint32_t actual, uint32_t expected) {
                       {fact::kNeed, absl::Hex(expected, absl::kZeroPad8)}});
 }
 
-// Where the payload lies in a frame, and the bytes of the header fields for the generated code.
+// Where the payload lies in a frame, and the bytes of the header fields for the generated code. A
+// frame without a payload has an empty one at its end.
 struct Layout {
   std::string header;  // all fields except checksum and payload, in their order
   size_t payload_begin = 0;
@@ -331,7 +332,7 @@ absl::StatusOr<Layout> FindFields(absl::Span<const grpc::Slice> slices, size_t b
   SliceInput stream(slices);
   CodedInputStream input(&stream);
   input.Skip(static_cast<int>(begin));
-  Layout layout;
+  Layout layout{.header = {}, .payload_begin = size, .payload_end = size};
   {
     google::protobuf::io::StringOutputStream header_stream(&layout.header);
     CodedOutputStream header(&header_stream);

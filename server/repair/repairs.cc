@@ -552,7 +552,9 @@ void Repairs::Ended(const TileKey& key, const std::string& transfer_id, const st
         worker.first_failure.Update(status);
       }
       tiles_.erase(found);
-      // The search that followed its return found the tile in work.
+      // The search that followed its return found the tile in work. Until the next one, the repair
+      // is due (FindDue).
+      ++asked_;
       thread_.SearchAt(now + options_.gather);
     } else if (!worker.cancelled.ok()) {
       next = Next::kNothing;  // EndOperations sees to the tile
@@ -718,6 +720,7 @@ std::optional<ArrayRepair> Repairs::FindDue(std::string_view array_id) const {
     const auto sources = RepairSourcesOf(**array, rank, *live, twin);
     if (!sources.ok() || sources->empty()) continue;
     ++repair.tiles;
+    repair.ranks.push_back(rank);
     repair.size_bytes += descriptor.TileSizeBytes(tiling->TileOf(rank)).value_or(0);
   }
   return repair.tiles == 0 ? std::nullopt : std::optional(std::move(repair));

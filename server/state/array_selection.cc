@@ -39,6 +39,13 @@ bool HasSecondReplica(const SelectedArray& selected, const std::vector<int64_t>&
   });
 }
 
+// Returns whether a rank is among both; both rise.
+bool ShareRank(const std::vector<int64_t>& some, const std::vector<int64_t>& others) {
+  return std::any_of(some.begin(), some.end(), [&others](int64_t rank) {
+    return std::binary_search(others.begin(), others.end(), rank);
+  });
+}
+
 // Says in a few words when missing tiles are back, or what brings them back. `has_copy`: the
 // array's companion has them. `is_attached`: a worker of their ranks is attached and lacks its
 // tile.
@@ -155,13 +162,15 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
         StrCat(name, " waits for the tiles of ", ranks, ", expected back ", recovery.WaitAdvice()),
         {{fact::kIdentity, StrJoin(identities, ",")}});
   }
-  const std::optional<ArrayRepair> repair = recovery.RepairOf(descriptor.array_id);
+  std::optional<ArrayRepair> repair = recovery.RepairOf(descriptor.array_id);
+  if (repair.has_value() && repair->is_due && !ShareRank(repair->ranks, missing)) repair.reset();
   const std::string lacks =
       StrCat(name, " lacks ", missing.size(), " of its ", descriptor.mesh.size(),
              descriptor.mesh.size() == 1 ? " tile; " : " tiles; ");
-  const bool is_due = repair.has_value() && repair->is_due && repair->tiles >= std::ssize(missing);
-  if (is_due && std::all_of(identities.begin(), identities.end(),
-                            [&](const auto& identity) { return membership.IsAlive(identity); })) {
+  if (repair.has_value() && repair->is_due &&
+      std::includes(repair->ranks.begin(), repair->ranks.end(), missing.begin(), missing.end()) &&
+      std::all_of(identities.begin(), identities.end(),
+                  [&](const auto& identity) { return membership.IsAlive(identity); })) {
     return Recovering(
         StrCat(lacks, repair->ToString(recovery.now()), ": try again; missing: ", ranks),
         {{fact::kRank, StrJoin(missing, ",")}, {fact::kIdentity, StrJoin(identities, ",")}});

@@ -69,7 +69,8 @@ void EncodeRepair(const Array& array, const Recovery& recovery, v1::Array* to) {
   }
   if (array.missing_ranks.empty()) return;
   const std::optional<ArrayRepair> repair = recovery.RepairOf(array.definition.descriptor.array_id);
-  if (!repair.has_value()) return;
+  // A repair that is about to begin has no operation yet, and may find no work.
+  if (!repair.has_value() || repair->is_due) return;
   v1::ArrayRepair* const encoded = to->mutable_repair();
   encoded->set_operation_id(repair->operation_id);
   encoded->set_tiles(repair->tiles);

@@ -20,7 +20,8 @@ v1::Durability Encode(Durability durability);
 // array.
 void Encode(const Array& array, const NameEntry* name, v1::Array* to);
 
-// Encodes the repair of the array, if there is one.
+// Encodes the replicas of the array, and its repair unless that is only about to begin
+// (ArrayRepair::is_due).
 void EncodeRepair(const Array& array, const Recovery& recovery, v1::Array* to);
 
 // INVALID_ARGUMENT: the selector has neither a name nor an id (the message names the field

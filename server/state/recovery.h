@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -34,6 +35,8 @@ struct ArrayRepair {
   // Whether no tile is read again yet, and the repair of these tiles is about to begin: it awaits
   // the worker's inventory, or the search for lost tiles, which takes seconds at most.
   bool is_due = false;
+  // The ranks of these tiles, rising. Set only if `is_due`.
+  std::vector<int64_t> ranks = {};
   // How long the operation takes at its current rate; nullopt: not known.
   std::optional<absl::Duration> time_left = {};
   // If a tile could not be read again: the time of the next try, and the reason, for people.

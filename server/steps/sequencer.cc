@@ -818,7 +818,10 @@ StepExplanation Sequencer::Explain(const Work& work, int64_t* left) const {
 }
 
 absl::Status Sequencer::OverdueError(Work& work, int64_t* left) const {
-  const absl::Duration limit = std::min(work.timeout, work.total_timeout);
+  // `timeout` counts only from the admission, so `total_timeout` alone ends a step that waits.
+  const bool is_total =
+      work.state == State::kWaiting || work.ref.deadline < work.ref.started + work.timeout;
+  const absl::Duration limit = is_total ? work.total_timeout : work.timeout;
   const auto overdue = [limit](std::string message) {
     return WithReason(absl::DeadlineExceededError(std::move(message)), Reason::kDeadline,
                       {{fact::kLimit, absl::ToDoubleSeconds(limit)}});

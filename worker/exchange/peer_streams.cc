@@ -211,6 +211,9 @@ absl::StatusOr<rpc::FrameHello> PeerStreams::CheckHello(PeerLink& link,
 }
 
 rpc::PayloadChecksum PeerStreams::ChecksumFor(const rpc::FrameHello& hello) const {
+  // Equal boot ids prove no common host: virtual machines may be resumed from one snapshot. The
+  // address of the peer does not decide either: pods of one host have addresses of their own, and
+  // both ends must choose the same (docs/security.md, known gaps).
   const std::string& boot_id = options_.self.boot_id;
   const bool is_on_this_host = !boot_id.empty() && hello.boot_id == boot_id;
   const bool is_protected = is_on_this_host || options_.credentials.is_secure();

@@ -716,6 +716,30 @@ TEST_F(MeshClientTest, AStepThatIsRepeatedEndsAtItsDeadlineAndNamesTheWorkerThat
   }
 }
 
+TEST_F(MeshClientTest, AStepThatIsRefusedAtOnceKeepsItsErrorHoweverShortItsTime) {
+  const auto refuse_with = [this](absl::Duration delay) {
+    coordinator_->FailSteps(
+        WithRetryDelay(WithReason(absl::UnavailableError("worker \"w-1\" is draining"),
+                                  Reason::kNotServing, {{fact::kIdentity, "w-1"}}),
+                       delay));
+  };
+  const auto run = [this](absl::Duration timeout) {
+    return client_->compute()
+        .Collective({.input = ArraySelector::ByName("x"), .axes = {"tp"}}, {.timeout = timeout})
+        .status();
+  };
+  refuse_with(absl::Seconds(20));
+  for (const absl::Duration timeout : {absl::Seconds(5), absl::Seconds(20)}) {
+    const absl::Status refused = run(timeout);
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, Reason::kNotServing));
+    EXPECT_EQ(FactOf(refused, fact::kIdentity), "w-1");
+  }
+  // The last attempt for which there is time comes more than a delay after the first.
+  refuse_with(absl::Milliseconds(200));
+  EXPECT_THAT(run(absl::Milliseconds(500)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+}
+
 TEST_F(MeshClientTest, AStepWhoseCoordinatorHangsEndsAtItsDeadline) {
   coordinator_->Hold(HeldCall::kStep);
   const absl::Time begun = absl::Now();

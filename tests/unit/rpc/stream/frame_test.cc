@@ -199,6 +199,31 @@ TEST(FrameTest, AChecksumWithoutThePayloadCoversAllElse) {
   }
 }
 
+TEST(FrameTest, DataWithoutAPayloadCrossTheWireUnderAChecksumOfTheHeader) {
+  FrameHeader empty_message = DataHeader();
+  empty_message.offset_bytes = 0;
+  empty_message.message_bytes = 0;
+  for (const FrameHeader& header : {empty_message, DataHeader()}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto buffer,
+                                   WriteFrame(header, {}, nullptr, PayloadChecksum::kNone));
+    const std::string bytes = Join(buffer);
+    for (const size_t slice : {size_t{1}, size_t{4}, bytes.size()}) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const Frame frame,
+                                     ReadFrame(Split(bytes, slice), PayloadChecksum::kNone));
+      EXPECT_EQ(frame.header, header);
+      EXPECT_TRUE(frame.payload.empty());
+    }
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      for (int flip = 1; flip < 256; ++flip) {
+        std::string broken = bytes;
+        broken[i] = static_cast<char>(broken[i] ^ flip);
+        EXPECT_FALSE(ReadFrame(Split(broken, 9), PayloadChecksum::kNone).ok())
+            << "byte " << i << " flipped by " << flip;
+      }
+    }
+  }
+}
+
 TEST(FrameTest, OnlyPayloadsGoWithoutAChecksum) {
   for (const FrameHeader& header : AllHeaders()) {
     if (header.kind == FrameKind::kData) continue;

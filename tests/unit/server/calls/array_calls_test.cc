@@ -45,6 +45,7 @@ using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 const PartitionSpec kRows({SpecEntry::Axis("x")});
 
@@ -144,6 +145,25 @@ TEST_F(DescribeArrayTest, FindsAnArrayByNameByVersionAndById) {
   EXPECT_EQ(by_id->array_descriptor().array_id(), rows.array_id);
   EXPECT_EQ(by_id->name(), "") << "the selector has no name";
   EXPECT_EQ(by_id->name_version(), 0);
+}
+
+TEST_F(DescribeArrayTest, ShowsARepairOnceItHasBegun) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  registry_->TileDamaged(rows.array_id, 1);
+  ArrayRepair repair{.tiles = 1, .size_bytes = 16, .is_due = true, .ranks = {1}};
+  recovery_.SetRepairs([&repair](std::string_view) { return std::optional(repair); },
+                       [] { return RepairTotals(); });
+  const auto due = Describe(Named("rows"));
+  ASSERT_THAT(due, IsOk());
+  EXPECT_EQ(due->state(), v1::ARRAY_STATE_DEGRADED);
+  EXPECT_FALSE(due->has_repair());
+
+  repair.is_due = false;
+  repair.operation_id = "op-1";
+  const auto running = Describe(Named("rows"));
+  ASSERT_THAT(running, IsOk());
+  EXPECT_EQ(running->repair().operation_id(), "op-1");
+  EXPECT_EQ(running->repair().tiles(), 1);
 }
 
 TEST_F(DescribeArrayTest, RefusesSelectorsThatSelectNothing) {
@@ -490,7 +510,7 @@ TEST_F(BeginGetTest, AGetWaitsForTheWorkersOfItsTilesThatComeBack) {
 TEST_F(BeginGetTest, AGetOfAnArrayInRepairMayBeTriedAgain) {
   const ArrayDescriptor rows = AddArray("rows", kRows);
   registry_->TileDamaged(rows.array_id, 1);
-  ArrayRepair repair{.tiles = 1, .size_bytes = 16, .is_due = true};
+  ArrayRepair repair{.tiles = 1, .size_bytes = 16, .is_due = true, .ranks = {1}};
   recovery_.SetRepairs([&repair](std::string_view) { return std::optional(repair); },
                        [] { return RepairTotals(); });
   const absl::Status due = Get("rows", std::nullopt).status();
@@ -514,6 +534,26 @@ TEST_F(BeginGetTest, AGetOfAnArrayInRepairMayBeTriedAgain) {
   const absl::Status gone = Get("rows", std::nullopt).status();
   EXPECT_THAT(gone, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
   EXPECT_EQ(RetryDelayOf(gone), std::nullopt);
+}
+
+TEST_F(BeginGetTest, ARepairOfOtherRanksHelpsNoGet) {
+  const ArrayDescriptor rows = AddArray("rows", kRows);
+  registry_->TileDamaged(rows.array_id, 0);
+  registry_->TileDamaged(rows.array_id, 1);
+  recovery_.SetRepairs(
+      [](std::string_view) {
+        return std::optional(
+            ArrayRepair{.tiles = 1, .size_bytes = 16, .is_due = true, .ranks = {1}});
+      },
+      [] { return RepairTotals(); });
+  EXPECT_THAT(Get("rows", rows.Tiling()->TileOf(1)).status(),
+              StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+  const absl::Status other = Get("rows", rows.Tiling()->TileOf(0)).status();
+  EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(std::string(other.message()), Not(HasSubstr("about to begin")));
+  EXPECT_EQ(RetryDelayOf(other), std::nullopt);
+  EXPECT_THAT(Get("rows", std::nullopt).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
 }
 
 TEST_F(BeginGetTest, ADegradedArrayThatIsSelectedByItsIdIsNamedByItsName) {

@@ -28,6 +28,7 @@ using ::shardmesh::test::Eventually;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -354,6 +355,7 @@ TEST_F(RepairsTest, ARepairThatIsAboutToBeginIsKnown) {
   ASSERT_TRUE(due.has_value());
   EXPECT_TRUE(due->is_due);
   EXPECT_EQ(due->tiles, 1);
+  EXPECT_THAT(due->ranks, ElementsAre(1));
   EXPECT_EQ(due->size_bytes, 32);
   EXPECT_EQ(due->operation_id, "");
   EXPECT_EQ(due->ToString(clock_.Now()), "the repair of 1 tile is about to begin");
@@ -392,6 +394,35 @@ TEST_F(RepairsTest, AWorkerThatIsBackBeforeItsRepairBeginsGetsItsTiles) {
     clock_.Advance(absl::Seconds(2));
     return fill_.orders().size() > 1;
   }));
+  Report(Order(1), id, absl::OkStatus());
+  EXPECT_TRUE(IsAvailable(id));
+}
+
+// The search for the worker's next process finds the tile in work, for the process before.
+TEST_F(RepairsTest, ARepairThatEndsAfterItsWorkerIsBackIsAboutToBeginAgain) {
+  const std::string id = Add("w");
+  LoseAndReturn();
+  const internal::v1::FillTiles first = Order(0);
+  const std::string once = Add("once", /*is_over_x=*/true);
+  const uint64_t attachment = members_.view()->FindWorker("w1")->attachment;
+  members_.Detach(attachment, "killed");
+  registry_->TilesLost("m", 1, attachment);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t next,
+                                 members_.Attach({.identity = "w1",
+                                                  .incarnation = ++incarnation_,
+                                                  .build_version = "1",
+                                                  .endpoints = {"127.0.0.1:1"},
+                                                  .host = "host",
+                                                  .capacity_bytes = 1 << 20}));
+  repairs_->WorkerJoined("w1", next);
+  clock_.Advance(absl::Seconds(2));
+  ASSERT_TRUE(FailsWith(once, "no other live worker has the tile")) << "the search is over";
+  Report(first, id, kBroken);
+  EXPECT_TRUE(Eventually([&] {
+    const std::optional<ArrayRepair> repair = repairs_->Find(id);
+    return repair.has_value() && repair->is_due;
+  }));
+  clock_.Advance(absl::Seconds(2));
   Report(Order(1), id, absl::OkStatus());
   EXPECT_TRUE(IsAvailable(id));
 }

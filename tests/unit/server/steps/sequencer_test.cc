@@ -624,6 +624,44 @@ TEST_F(SequencerTest, AStepThatWaitedHasTheRestOfItsTime) {
               HasSubstr("step 103 (third) did not end within 2s"));
 }
 
+// A step's time after its admission may be shorter than its whole time: the error names the one
+// that is over.
+TEST_F(SequencerTest, AnOverdueStepNamesTheLimitThatEndedIt) {
+  ASSERT_THAT(Submit(Step("first", {"x"}, {"y"})), IsOk());
+  StepRequest waits = Step("waits", {"y"}, {"z"});
+  waits.timeout = absl::Seconds(1);
+  waits.total_timeout = absl::Seconds(3);
+  ASSERT_THAT(Submit(std::move(waits)), IsOk());
+  StepRequest runs = Step("runs", {"x"}, {"v"});
+  runs.timeout = absl::Seconds(1);
+  runs.total_timeout = absl::Seconds(3);
+  ASSERT_THAT(Submit(std::move(runs)), IsOk());
+  clock_.Advance(absl::Seconds(1));
+  ASSERT_EQ(outcomes_.size(), 1u);
+  EXPECT_THAT(std::string(outcomes_[0].status.message()),
+              HasSubstr("(runs) did not end within 1s"));
+  EXPECT_EQ(FactOf(outcomes_[0].status, fact::kLimit), "1");
+  clock_.Advance(absl::Milliseconds(1999));
+  EXPECT_EQ(outcomes_.size(), 1u);
+  clock_.Advance(absl::Milliseconds(1));
+  ASSERT_EQ(outcomes_.size(), 2u);
+  EXPECT_THAT(std::string(outcomes_[1].status.message()),
+              HasSubstr("(waits) did not begin within 3s: it waits for step 101 (first)"));
+  EXPECT_EQ(FactOf(outcomes_[1].status, fact::kLimit), "3");
+
+  // Admitted after 500 ms, a step of 1.3 s in all has 800 ms left, which is less than its 1 s.
+  StepRequest late = Step("late", {"y"}, {"w"});
+  late.timeout = absl::Seconds(1);
+  late.total_timeout = absl::Milliseconds(1300);
+  ASSERT_THAT(Submit(std::move(late)), IsOk());
+  clock_.Advance(absl::Milliseconds(500));
+  BothDone(101);
+  clock_.Advance(absl::Milliseconds(800));
+  EXPECT_THAT(std::string(outcomes_.back().status.message()),
+              HasSubstr("(late) did not end within 1.3s"));
+  EXPECT_EQ(FactOf(outcomes_.back().status, fact::kLimit), "1.3");
+}
+
 TEST_F(SequencerTest, AsksTheWorkersThatAStepWaitsForBeforeItsDeadline) {
   std::vector<std::set<std::string>> asked;
   Sequencer asking(
