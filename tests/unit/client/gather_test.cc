@@ -432,6 +432,32 @@ TEST_F(GatherTest, MakesTheFoldersAboveAFolderAndLeavesNoneAfterAnError) {
   EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path("file/a/model"), 1 << 20).ok());
 }
 
+TEST_F(GatherTest, AFolderThatCannotBeMadeLeavesNoneAboveIt) {
+  const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
+  Put("w", Dtype::kU8, {16, 16}, Both());
+  // The folder could have this name, but not the longer one that it has until it is finished.
+  const std::string name(250, 'n');
+  EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path("a/b/" + name), 1 << 20).ok());
+  EXPECT_THAT(Files(folder_), IsEmpty());
+}
+
+TEST_F(GatherTest, TheFoldersAboveAFolderAreOnDiskWithIt) {
+  const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
+  Put("w", Dtype::kU8, {16, 16}, Both());
+  // The syncs of the folder for its file, of the folder itself, of those in which "b" and "a" are
+  // new, and last of "b", in which the folder gets its name.
+  for (int sync = 1; sync <= 5; ++sync) {
+    const std::string first = StrCat("a", sync);
+    ASSERT_THAT(ArmFailpoints(StrCat("file.sync_folder=eio:", sync)), IsOk());
+    EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path(first + "/b/model"), 1 << 20).ok())
+        << sync;
+    EXPECT_EQ(fs::exists(Path(first)), sync == 5) << sync;
+  }
+  ASSERT_THAT(ArmFailpoints("file.sync_folder=eio:6"), IsOk());
+  EXPECT_THAT(client_->arrays().GatherToFolder(tensors, Path("a/b/model"), 1 << 20), IsOk());
+  ASSERT_THAT(ArmFailpoints(""), IsOk());
+}
+
 TEST_F(GatherTest, ALinkToAnEmptyFolderStaysAndLeadsToTheFiles) {
   const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
   Put("w", Dtype::kU8, {16, 16}, Both());
