@@ -341,6 +341,30 @@ TEST_F(GatherTest, TheArraysOfAFileStayPinnedUntilAllAreRead) {
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
 }
 
+TEST_F(GatherTest, ANameThatMeansAnotherArrayPinsNothing) {
+  const std::string a = Put("a", Dtype::kU8, {4, 16}, Both());
+  const std::string c = Put("c", Dtype::kU8, {8, 16}, Both());
+  const std::vector<FileTensor> tensors = {{.name = "a", .array = ArraySelector::ByName("a")}};
+  const auto gathered = [&]() -> std::string {
+    const absl::Status status =
+        client_->arrays().GatherToSafetensors(tensors, Path("a.safetensors")).status();
+    EXPECT_THAT(status, IsOk());
+    if (!status.ok()) return "";
+    return Bytes(SafetensorsFile::Open(Path("a.safetensors"))->View("a")->bytes());
+  };
+  // The name moves after the array was found. Another name keeps the array.
+  coordinator_->MoveName("kept", "a");
+  coordinator_->BeforeNextGet([this] { coordinator_->MoveName("a", "c"); });
+  EXPECT_EQ(gathered(), a);
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+  // The array goes with its name: the newer one is read.
+  coordinator_->MoveName("a", "kept");
+  coordinator_->MoveName("kept", "c");
+  coordinator_->BeforeNextGet([this] { coordinator_->MoveName("a", "c"); });
+  EXPECT_EQ(gathered(), c);
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
 // Asks for the array as a read does. The request pins it.
 void BeginReading(ReadPins& pins, const std::string& array_id) {
   pins.BeginAsking();
