@@ -1236,6 +1236,19 @@ TEST_F(LostWorkerTest, TilesOfACheckpointAreReadAgain) {
                     HasSubstr("; then save again"), Not(HasSubstr("compute"))));
 }
 
+TEST_F(LostWorkerTest, WithoutRepairsTilesOfACheckpointMustBeLoadedAgain) {
+  Saves::Parts parts = Parts();
+  parts.has_repairs = false;
+  saves_ = std::make_unique<Saves>(parts);
+  Put("w", {1 << 20}, Rows());
+  registry_->SetCheckpoint(registry_->FindName("w")->array_id,
+                           {.file = std::make_shared<const SourceFile>()});
+  EXPECT_THAT(LoseWhileSaving(Request()),
+              AllOf(HasSubstr("load \"w\" again from the file or checkpoint: the coordinator runs "
+                              "with --no-repair"),
+                    HasSubstr("; then save again"), Not(HasSubstr("wait until"))));
+}
+
 TEST_F(LostWorkerTest, TilesOnItsDiskComeBackWithIt) {
   Put("w", {1 << 20}, Rows());
   recovery_.Lost("w-1");  // called only for workers that keep their tiles on disk
