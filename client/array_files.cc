@@ -273,6 +273,11 @@ std::string FileName(size_t index, size_t count) {
   return name;
 }
 
+std::string ParentOf(const std::string& path) {
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  return parent.empty() ? "." : parent.string();
+}
+
 // Returns the folders above `path` that are missing, the lowest first.
 std::vector<std::string> MissingFoldersAbove(const std::string& path) {
   std::vector<std::string> missing;
@@ -316,29 +321,30 @@ class TemporaryFolder {
                                     "leads, or name another"),
                              {{fact::kFile, path}});
     }
-    std::vector<std::string> made = MissingFoldersAbove(path);
-    if (!made.empty()) SHARDMESH_RETURN_IF_ERROR(MakeFolders(made.front()));
+    // Its destructor removes the folders that were made before an error.
+    TemporaryFolder folder(std::move(path));
+    if (!folder.made_.empty()) SHARDMESH_RETURN_IF_ERROR(MakeFolders(folder.made_.front()));
     static std::atomic<uint64_t> next_number = 0;
     // A process of another container may have the same number, and one that was killed has left its
     // folder: such a name is not taken again.
     for (;;) {
       std::string temporary =
-          StrCat(path, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
+          StrCat(folder.path_, ".", getpid(), ".", next_number.fetch_add(1), kTemporarySuffix);
       if (mkdir(temporary.c_str(), 0777) == 0) {
-        return TemporaryFolder(std::move(path), std::move(temporary), std::move(made));
+        folder.temporary_ = std::move(temporary);
+        return folder;
       }
-      if (errno != EEXIST) return FileError("make the folder", path, errno);
+      if (errno != EEXIST) return FileError("make the folder", folder.path_, errno);
     }
   }
   TemporaryFolder(TemporaryFolder&& other) noexcept
       : path_(std::move(other.path_)),
         temporary_(std::exchange(other.temporary_, {})),
-        made_(std::move(other.made_)) {}
+        made_(std::exchange(other.made_, {})) {}
   TemporaryFolder& operator=(TemporaryFolder&&) = delete;
   ~TemporaryFolder() {
-    if (temporary_.empty()) return;
     std::error_code ignored;
-    std::filesystem::remove_all(temporary_, ignored);
+    if (!temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
     // A folder into which somebody has written meanwhile stays.
     for (const std::string& folder : made_) rmdir(folder.c_str());
   }
@@ -346,22 +352,24 @@ class TemporaryFolder {
   std::string File(const std::string& name) const { return StrCat(temporary_, "/", name); }
   absl::Status Commit() {
     SHARDMESH_RETURN_IF_ERROR(SyncFolder(temporary_));
+    for (const std::string& made : made_) SHARDMESH_RETURN_IF_ERROR(SyncFolder(ParentOf(made)));
     // Takes the place of an empty folder, and of nothing else.
     if (rename(temporary_.c_str(), path_.c_str()) != 0) {
       return FileError("move the finished folder to", path_, errno);
     }
     temporary_.clear();
-    const std::filesystem::path parent = std::filesystem::path(path_).parent_path();
-    return SyncFolder(parent.empty() ? "." : parent.string());
+    made_.clear();
+    return SyncFolder(ParentOf(path_));
   }
 
  private:
-  TemporaryFolder(std::string path, std::string temporary, std::vector<std::string> made)
-      : path_(std::move(path)), temporary_(std::move(temporary)), made_(std::move(made)) {}
+  explicit TemporaryFolder(std::string path)
+      : path_(std::move(path)), made_(MissingFoldersAbove(path_)) {}
 
   std::string path_;
-  std::string temporary_;          // empty once it has its name
-  std::vector<std::string> made_;  // the folders above it that were missing, the lowest first
+  std::string temporary_;  // empty before it is made, and once it has its name
+  // The folders above it that were missing, the lowest first; empty once it has its name.
+  std::vector<std::string> made_;
 };
 
 // Writes the tensors to a folder for `path`, which the caller commits: see

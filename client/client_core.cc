@@ -580,19 +580,32 @@ absl::Status ClientCore::Hold(const Array& array, const std::optional<Tile>& par
   const std::string& array_id = array.descriptor.array_id;
   std::string session;
   const auto begin = [&](const ArraySelector& selector) {
-    return InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
-      session = session_id;
-      return BeginGet(*connection_, session_id, selector, part, limit);
-    });
+    read_pins_.BeginAsking();
+    absl::StatusOr<BegunGet> begun =
+        InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+          session = session_id;
+          return BeginGet(*connection_, session_id, selector, part, limit);
+        });
+    LetGo(read_pins_.EndAsking(begun), session, options);
+    return begun;
   };
-  read_pins_.BeginAsking();
   absl::StatusOr<BegunGet> begun = absl::NotFoundError("the array has no name");
-  if (!array.name.empty()) begun = begin(ArraySelector::ByName(array.name, array.name_version));
+  std::string other_id;  // of another array that the name means
+  if (!array.name.empty()) {
+    begun = begin(ArraySelector::ByName(array.name, array.name_version));
+    if (begun.ok() && begun->array.descriptor.array_id != array_id) {
+      other_id = begun->array.descriptor.array_id;
+      LetGo(read_pins_.EndReading(absl::MakeConstSpan(&other_id, 1)), session, options);
+      begun = absl::NotFoundError("the name means another array");
+    }
+  }
   // A coordinator that has restarted does not know former versions of names.
   if (absl::IsNotFound(begun.status())) begun = begin(ArraySelector::ById(array_id));
-  LetGo(read_pins_.EndAsking(begun), session, options);
-  if (ReasonOf(begun.status()) == Reason::kNotFound) session_.DropGone(array_id);
-  return begun.status();
+  if (ReasonOf(begun.status()) != Reason::kNotFound) return begun.status();
+  session_.DropGone(array_id);
+  if (other_id.empty()) return begun.status();
+  return absl::AbortedError(StrCat("'", array.name, "' no longer means the array ", array_id,
+                                   ", which is gone, but ", other_id, "; ask again"));
 }
 
 void ClientCore::EndHold(absl::Span<const std::string> array_ids, const CallOptions& options) {

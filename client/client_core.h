@@ -256,7 +256,8 @@ class ClientCore {
   RecentArrays& recent_arrays() { return recent_arrays_; }
   // Pins the array until EndHold, so that it can be read by its id whatever becomes of its names.
   // `part`: the part that will be read; nullopt: the whole array. Errors: those of BeginGet; they
-  // name the array by its name, if `array` has one.
+  // name the array by its name, if `array` has one. ABORTED: the array is gone, and its name means
+  // another one.
   absl::Status Hold(const Array& array, const std::optional<Tile>& part,
                     const SteadyDeadline& deadline, const CallOptions& options);
   // Ends one Hold of each array.

@@ -414,7 +414,8 @@ absl::Status Server::OpenState() {
                                                 .operations = operations_.get(),
                                                 .access = worker_streams_.get(),
                                                 .cluster_id = registry_->cluster_id(),
-                                                .store = store_.get()});
+                                                .store = store_.get(),
+                                                .has_repairs = !options_.no_repair});
   AddStreamingService("shardmesh.v1.SaveService",
                       MakeSaveService(&clock_, saves_.get(), sessions_.get(), step_watch_.get()));
   AddStreamingService("shardmesh.v1.AdminService",

@@ -125,6 +125,12 @@ bool IsHostShortage(const absl::Status& refused) {
   return ReasonOf(refused) == Reason::kMemoryLimit && !FactOf(refused, fact::kHave).has_value();
 }
 
+int64_t BytesToFreeFor(int64_t piece_bytes, int64_t missing_bytes) {
+  // Few pieces of a large buffer ask, and each takes little from a cache.
+  constexpr int64_t kAtOnceBytes = int64_t{64} << 20;
+  return std::min(std::max(piece_bytes, kAtOnceBytes), missing_bytes);
+}
+
 MemoryBudget::Reservation::Reservation(Reservation&& other) noexcept
     : budget_(std::exchange(other.budget_, nullptr)),
       size_bytes_(std::exchange(other.size_bytes_, 0)) {}

@@ -85,6 +85,11 @@ class MemoryBudget {
 // The budget's own error has the same reason, MEMORY_LIMIT.
 bool IsHostShortage(const absl::Status& refused);
 
+// Returns the bytes to free on a host that refused memory for a piece of `piece_bytes` of a buffer,
+// which gets its memory piece by piece and lacks `missing_bytes`, those of the piece included.
+// These are the piece and the following ones up to 64 MiB: the host may have memory for the others.
+int64_t BytesToFreeFor(int64_t piece_bytes, int64_t missing_bytes);
+
 // The source of a pool's memory. Thread-safe.
 class BlockSource {
  public:

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 #include <variant>
 
@@ -371,17 +372,33 @@ absl::StatusOr<std::shared_ptr<const Definition>> Replicas::EnsureMesh(const Def
   return parts_.definitions->shared_state()->Find(DefinitionKind::kMesh, name);
 }
 
-absl::Status Replicas::DeleteMesh(const std::string& name, bool is_in_the_way) {
-  // A tile that a worker still has when its mesh goes would go into quarantine. A worker that is
-  // lost may never confirm that it has dropped its tiles: a mesh of another shape goes all the
-  // same.
+absl::Status Replicas::CheckDropped(const std::string& name, bool is_in_the_way) {
+  // A tile that a worker still has when its mesh goes would go into quarantine.
+  const std::vector<int64_t> ranks = parts_.registry->RanksYetToDrop(name);
+  if (ranks.empty()) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const Definition> mesh,
+                             parts_.definitions->shared_state()->Find(DefinitionKind::kMesh, name));
+  const std::vector<std::string>& workers = WorkersOf(*mesh);
+  const std::shared_ptr<const MembershipView> view = parts_.membership->view();
   const absl::Time now = parts_.clock->Now();
-  if (parts_.registry->CountUnconfirmed() > 0 &&
-      (!is_in_the_way ||
-       now < deletable_.try_emplace(name, now + options_.patience).first->second)) {
-    return WithReason(absl::AbortedError("workers have yet to drop tiles of released arrays"),
-                      Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, name}});
+  const bool is_over = now >= deletable_.try_emplace(name, now + options_.patience).first->second;
+  std::set<std::string> awaited;
+  for (const int64_t rank : ranks) {
+    if (rank >= std::ssize(workers)) continue;
+    const std::string& identity = workers[static_cast<size_t>(rank)];
+    // A lost worker may never attach again.
+    const bool may_go = is_over && (is_in_the_way || !view->IsAlive(identity));
+    if (!may_go) awaited.insert(identity);
   }
+  if (awaited.empty()) return absl::OkStatus();
+  constexpr size_t kMostNamed = 8;
+  return WithReason(absl::AbortedError(StrCat("workers have yet to drop tiles of released arrays: ",
+                                              StrJoinFirst(kMostNamed, awaited, ", "))),
+                    Reason::kVersionMismatch, {{fact::kKind, "mesh"}, {fact::kName, name}});
+}
+
+absl::Status Replicas::DeleteMesh(const std::string& name, bool is_in_the_way) {
+  SHARDMESH_RETURN_IF_ERROR(CheckDropped(name, is_in_the_way));
   SHARDMESH_RETURN_IF_ERROR(parts_.registry->BeginMeshChange(name));
   deletable_.erase(name);
   absl::Status deleted;
@@ -411,10 +428,9 @@ void Replicas::RemoveUnused() {
       absl::MutexLock lock(&mutex_);
       is_wanted = !running_.empty() || !queue_.empty() || !trouble_.empty();
     }
-    if (is_wanted || !parts_.registry->CheckMeshChange(name).ok() ||
-        !DeleteMesh(name, /*is_in_the_way=*/false).ok()) {
-      are_left = true;
-    }
+    const bool is_free = parts_.registry->CheckMeshChange(name).ok();
+    if (!is_free) deletable_.erase(name);
+    are_left |= is_wanted || !is_free || !DeleteMesh(name, /*is_in_the_way=*/false).ok();
   }
   if (are_left) thread_.SearchAt(parts_.clock->Now() + options_.tidy);
 }

@@ -159,6 +159,9 @@ class Replicas {
   // Returns the auxiliary mesh, which has the shape and the workers of `mesh`. Defines it if
   // needed.
   absl::StatusOr<std::shared_ptr<const Definition>> EnsureMesh(const Definition& mesh);
+  // ABORTED: some workers have yet to drop tiles of the auxiliary mesh. It waits for lost workers,
+  // and if the mesh `is_in_the_way` for all, no longer than Options::patience.
+  absl::Status CheckDropped(const std::string& name, bool is_in_the_way);
   // `is_in_the_way`: a copy needs another mesh of this name.
   absl::Status DeleteMesh(const std::string& name, bool is_in_the_way);
   absl::Status CheckMemory(const Copy& copy) const ABSL_LOCKS_EXCLUDED(mutex_);

@@ -65,8 +65,10 @@ std::string TilesOf(size_t tensors) {
 
 std::string AdviceOnLostWorker(const SavePlan& plan, std::string_view stripped,
                                const std::string& identity, const ArrayRegistry& registry,
-                               const MembershipView& membership, const Recovery& recovery) {
+                               const MembershipView& membership, const Recovery& recovery,
+                               bool has_repairs) {
   std::vector<std::string> gone;
+  std::vector<std::string> unread;  // in files from which nothing reads them
   size_t on_disk = 0;
   size_t in_files = 0;
   for (const TensorToSave& tensor : plan.tensors) {
@@ -77,12 +79,14 @@ std::string AdviceOnLostWorker(const SavePlan& plan, std::string_view stripped,
     const std::string& array_id = tensor.array->definition.descriptor.array_id;
     const absl::StatusOr<ArrayPtr> found = registry.FindArray(array_id);
     const Array& array = found.ok() ? **found : *tensor.array;
+    const std::string name = StrCat("\"", stripped, tensor.name, "\"");
     if (array.durability == Durability::kDisk || recovery.ComesBack(identity)) {
       ++on_disk;
     } else if (array.definition.source.file != nullptr || array.checkpoint.file != nullptr) {
-      ++in_files;
+      in_files += has_repairs ? 1 : 0;
+      if (!has_repairs) unread.push_back(name);
     } else {
-      gone.push_back(StrCat("\"", stripped, tensor.name, "\""));
+      gone.push_back(name);
     }
   }
   std::vector<std::string> advice;
@@ -91,6 +95,11 @@ std::string AdviceOnLostWorker(const SavePlan& plan, std::string_view stripped,
         StrCat("load or compute ", StrJoinFirst(kMostNamedTensors, gone, ", "),
                gone.size() == 1 ? " again, whose tiles were" : " again, of which tiles were",
                " only in its memory"));
+  }
+  if (!unread.empty()) {
+    advice.push_back(StrCat("load ", StrJoinFirst(kMostNamedTensors, unread, ", "),
+                            " again from the file or checkpoint: the coordinator runs with "
+                            "--no-repair, and reads no lost tiles again"));
   }
   if (in_files > 0) {
     advice.push_back(StrCat("wait until ", TilesOf(in_files),

@@ -16,10 +16,12 @@ namespace shardmesh::server {
 // beside the worker's memory: other workers, its disk, and the files and checkpoints of the arrays.
 // Names some of the tensors whose tiles are in none of these. Takes the worker for lost, also if
 // `membership` does not know that yet. `stripped`: the prefix that the names of the arrays have
-// before those in the checkpoint. The text begins in lower case and has no full stop.
+// before those in the checkpoint. `has_repairs`: lost tiles are read again from files. The text
+// begins in lower case and has no full stop.
 std::string AdviceOnLostWorker(const SavePlan& plan, std::string_view stripped,
                                const std::string& identity, const ArrayRegistry& registry,
-                               const MembershipView& membership, const Recovery& recovery);
+                               const MembershipView& membership, const Recovery& recovery,
+                               bool has_repairs);
 
 }  // namespace shardmesh::server
 

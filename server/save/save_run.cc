@@ -146,17 +146,24 @@ absl::Status SaveRun::Cancel(const absl::Status& reason) {
   return absl::OkStatus();
 }
 
-absl::Status SaveRun::OfWorker(const absl::Status& status, const std::string& identity) const {
+absl::Status SaveRun::OfWorker(const absl::Status& status, const std::string& identity) {
   if (status.ok() || absl::IsCancelled(status)) return status;
   if (ReasonOf(status) == Reason::kWorkerLost) {
-    const std::string advice = options_.advise_on_lost
-                                   ? options_.advise_on_lost(plan_, identity)
-                                   : std::string("save again when the worker is back");
-    return WithReason(absl::UnavailableError(
-                          StrCat("worker \"", identity, "\" was lost during the save; ", advice)),
-                      Reason::kWorkerLost, {{fact::kIdentity, identity}});
+    return WithReason(
+        absl::UnavailableError(StrCat("worker \"", identity, "\" was lost during the save")),
+        Reason::kWorkerLost, {{fact::kIdentity, identity}});
   }
   return WithContext(status, StrCat("worker \"", identity, "\""));
+}
+
+absl::Status SaveRun::WithAdvice(const absl::Status& status) const {
+  const std::string identity = FactOf(status, fact::kIdentity).value_or("");
+  if (ReasonOf(status) != Reason::kWorkerLost || identity.empty()) return status;
+  const std::string advice = options_.advise_on_lost
+                                 ? options_.advise_on_lost(plan_, identity)
+                                 : std::string("save again when the worker is back");
+  return WithReason(absl::UnavailableError(StrCat(ToStd(status.message()), "; ", advice)),
+                    Reason::kWorkerLost, {{fact::kIdentity, identity}});
 }
 
 SaveRun::Order SaveRun::NewOrder() const {
@@ -383,7 +390,7 @@ absl::Status SaveRun::Validate() {
     if (!of_all.ok()) status = of_all;
   }
   EndAll(/*keep=*/false);
-  return status;
+  return WithAdvice(status);
 }
 
 absl::Status SaveRun::CheckFolders() {
@@ -776,7 +783,7 @@ absl::StatusOr<SaveResult> SaveRun::Run() {
   }
   const bool is_much = written_bytes + result.found_bytes >= options_.min_kept_bytes;
   EndAll(/*keep=*/!status.ok() && is_much && !IsDiskError(status));
-  SHARDMESH_RETURN_IF_ERROR(status);
+  SHARDMESH_RETURN_IF_ERROR(WithAdvice(status));
   result.linked_files = static_cast<int64_t>(present_.linked.size());
   return result;
 }

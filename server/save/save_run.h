@@ -119,8 +119,11 @@ class SaveRun {
   absl::Status RunLanes(Lanes lanes, absl::Duration timeout, OnError on_error,
                         const std::function<void(const Event&)>& answered);
   void Send(const std::string& identity, Order order);
-  // Returns the error of a worker with the worker's name and, if it was lost, with advice.
-  absl::Status OfWorker(const absl::Status& status, const std::string& identity) const;
+  // Returns the error of a worker with the worker's name.
+  static absl::Status OfWorker(const absl::Status& status, const std::string& identity);
+  // Adds advice to the error of the whole save, if that is the loss of a worker. The advice looks
+  // at all tensors: call this function once, and not for each lost worker.
+  absl::Status WithAdvice(const absl::Status& status) const;
   Order NewOrder() const;
   // Returns a lane of these orders.
   static std::function<std::optional<Order>()> LaneOf(std::deque<Order> orders);

@@ -259,7 +259,7 @@ Saves::AdviceFunction Saves::AdviseOnLost(const SaveRequest& request) const {
   return [parts = parts_, stripped = request.strip_prefix ? request.prefix : std::string()](
              const SavePlan& plan, const std::string& identity) {
     return AdviceOnLostWorker(plan, stripped, identity, *parts.registry, *parts.membership->view(),
-                              *parts.recovery);
+                              *parts.recovery, parts.has_repairs);
   };
 }
 

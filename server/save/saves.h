@@ -80,6 +80,7 @@ class Saves {
     std::string cluster_id;
     // Keeps the places of checkpoints for repairs after a restart. May be null: then they are lost.
     Store* store = nullptr;
+    bool has_repairs = true;  // lost tiles are read again from files and checkpoints
     int64_t max_tiles = kMaxTiles;
     int64_t min_kept_bytes = SaveRun::kMinKeptBytes;
   };

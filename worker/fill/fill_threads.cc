@@ -22,6 +22,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/buffer.h"
 #include "tensor/dtype.h"
 #include "tensor/view.h"
 #include "worker/fill/array_parts.h"
@@ -311,7 +312,8 @@ class FillThreads final : public TileFiller {
   absl::Status WriteTo(IncomingTile& tile, int64_t offset_bytes,
                        absl::Span<const char> bytes) const {
     absl::Status written = tile.Write(offset_bytes, bytes);
-    if (WasRoomMade(written, tile.size_bytes() - offset_bytes)) {
+    const int64_t need_bytes = BytesToFreeFor(std::ssize(bytes), tile.size_bytes() - offset_bytes);
+    if (WasRoomMade(written, need_bytes)) {
       written = tile.Write(offset_bytes, bytes);
     }
     return written;

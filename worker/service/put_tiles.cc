@@ -236,7 +236,8 @@ class PutTilesReactor final : public grpc::ServerReadReactor<grpc::ByteBuffer> {
         return end_.EndWork(absl::OkStatus());
       }
       absl::Status appended = refused;
-      if (options_.free_memory(refused, tile_->size_bytes() - received_bytes_)) {
+      const int64_t missing_bytes = tile_->size_bytes() - received_bytes_;
+      if (options_.free_memory(refused, BytesToFreeFor(piece.size_bytes(), missing_bytes))) {
         appended = Append(piece);
       }
       if (appended.ok()) appended = EndPiece(piece);

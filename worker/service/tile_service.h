@@ -32,10 +32,10 @@ struct TileServiceOptions {
   TileGate* gate = nullptr;
   HandoverInbox* inbox = nullptr;  // null: tiles come as streams only
   ThreadPool* work = nullptr;      // for work that waits for disks or memory
-  // Called on a thread of `work` if there is no memory for a tile of `size_bytes`, or for the last
-  // `size_bytes` of it. `refused` is the error (MEMORY_LIMIT). May block. Returns whether memory
-  // may have become free, so that the tile is opened once more, or the piece appended once more.
-  // Null: the put fails at once.
+  // Called on a thread of `work` if there is no memory for a tile of `size_bytes`, or for the next
+  // `size_bytes` of it (BytesToFreeFor). `refused` is the error (MEMORY_LIMIT). May block. Returns
+  // whether memory may have become free, so that the tile is opened once more, or the piece
+  // appended once more. Null: the put fails at once.
   std::function<bool(const absl::Status& refused, int64_t size_bytes)> free_memory = nullptr;
   ThreadPool* membership_waits = nullptr;  // for puts that wait for a membership update
   Clock* clock = nullptr;

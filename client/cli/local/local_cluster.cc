@@ -15,6 +15,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/time/clock.h"
 #include "client/cli/local/recorded_flags.h"
@@ -1014,6 +1015,29 @@ std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers) {
   return StrJoin(notes, "\n");
 }
 
+namespace {
+
+// Returns the word as a shell reads it: between single quotes if it has characters that a shell may
+// take for something else.
+std::string QuotedForShell(const std::string& word) {
+  const auto is_plain = [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) ||
+           std::string_view("_./:=,@%+-").find(c) != std::string_view::npos;
+  };
+  if (!word.empty() && std::all_of(word.begin(), word.end(), is_plain)) return word;
+  std::string quoted = "'";
+  for (const char c : word) {
+    if (c == '\'') {
+      quoted += "'\\''";
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "'";
+}
+
+}  // namespace
+
 std::string FurtherWorkerCommand(const ClusterRecord& record,
                                  const std::set<std::string, std::less<>>& taken) {
   std::set<std::string, std::less<>> known = taken;
@@ -1022,20 +1046,22 @@ std::string FurtherWorkerCommand(const ClusterRecord& record,
   int64_t number = 0;
   while (known.contains(LocalWorkerIdentity(number))) ++number;
   const std::string identity = LocalWorkerIdentity(number);
-  std::string command = StrCat(kWorkerProgram, " --identity=", identity,
-                               " --coordinator=", record.address, " --listen=127.0.0.1:0");
+  std::vector<std::string> words = {kWorkerProgram, StrCat("--identity=", identity),
+                                    StrCat("--coordinator=", record.address),
+                                    "--listen=127.0.0.1:0"};
   if (!record.data_folder.empty()) {
-    StrAppend(&command, " --data-dir=", record.data_folder, "/", identity);
+    words.push_back(StrCat("--data-dir=", record.data_folder, "/", identity));
   }
   if (!record.tls_folder.empty()) {
     const rpc::TlsFiles files = WorkerTlsFiles(record.tls_folder, identity);
-    StrAppend(&command, " --tls-cert=", files.certificate, " --tls-key=", files.private_key,
-              " --tls-ca=", files.authorities);
+    words.push_back(StrCat("--tls-cert=", files.certificate));
+    words.push_back(StrCat("--tls-key=", files.private_key));
+    words.push_back(StrCat("--tls-ca=", files.authorities));
   }
-  for (const std::string& flag : record.worker_flags.value_or(std::vector<std::string>())) {
-    StrAppend(&command, " ", flag);
-  }
-  return command;
+  const std::vector<std::string> flags = record.worker_flags.value_or(std::vector<std::string>());
+  words.insert(words.end(), flags.begin(), flags.end());
+  std::transform(words.begin(), words.end(), words.begin(), QuotedForShell);
+  return StrJoin(words, " ");
 }
 
 std::string FollowedRestarts::Sentence() const {

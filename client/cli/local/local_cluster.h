@@ -254,7 +254,8 @@ std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers);
 
 // Returns the command line that starts a further worker of the cluster, with the flags that `up`
 // gave the others. Its identity is the first of `worker-0`, `worker-1`, ... that the record does
-// not have, and that is not in `taken`.
+// not have, and that is not in `taken`. A shell reads each word as it is: words with other
+// characters than letters, digits and `_./:=,@%+-` are between single quotes.
 std::string FurtherWorkerCommand(const ClusterRecord& record,
                                  const std::set<std::string, std::less<>>& taken);
 

@@ -341,6 +341,30 @@ TEST_F(GatherTest, TheArraysOfAFileStayPinnedUntilAllAreRead) {
   EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
 }
 
+TEST_F(GatherTest, ANameThatMeansAnotherArrayPinsNothing) {
+  const std::string a = Put("a", Dtype::kU8, {4, 16}, Both());
+  const std::string c = Put("c", Dtype::kU8, {8, 16}, Both());
+  const std::vector<FileTensor> tensors = {{.name = "a", .array = ArraySelector::ByName("a")}};
+  const auto gathered = [&]() -> std::string {
+    const absl::Status status =
+        client_->arrays().GatherToSafetensors(tensors, Path("a.safetensors")).status();
+    EXPECT_THAT(status, IsOk());
+    if (!status.ok()) return "";
+    return Bytes(SafetensorsFile::Open(Path("a.safetensors"))->View("a")->bytes());
+  };
+  // The name moves after the array was found. Another name keeps the array.
+  coordinator_->MoveName("kept", "a");
+  coordinator_->BeforeNextGet([this] { coordinator_->MoveName("a", "c"); });
+  EXPECT_EQ(gathered(), a);
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+  // The array goes with its name: the newer one is read.
+  coordinator_->MoveName("a", "kept");
+  coordinator_->MoveName("kept", "c");
+  coordinator_->BeforeNextGet([this] { coordinator_->MoveName("a", "c"); });
+  EXPECT_EQ(gathered(), c);
+  EXPECT_THAT(coordinator_->pinned_arrays(), IsEmpty());
+}
+
 // Asks for the array as a read does. The request pins it.
 void BeginReading(ReadPins& pins, const std::string& array_id) {
   pins.BeginAsking();
@@ -430,6 +454,32 @@ TEST_F(GatherTest, MakesTheFoldersAboveAFolderAndLeavesNoneAfterAnError) {
   EXPECT_THAT(Checkpoint::Open(Path("there/a/b/model")), IsOk());
   std::ofstream(Path("file")).close();
   EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path("file/a/model"), 1 << 20).ok());
+}
+
+TEST_F(GatherTest, AFolderThatCannotBeMadeLeavesNoneAboveIt) {
+  const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
+  Put("w", Dtype::kU8, {16, 16}, Both());
+  // The folder could have this name, but not the longer one that it has until it is finished.
+  const std::string name(250, 'n');
+  EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path("a/b/" + name), 1 << 20).ok());
+  EXPECT_THAT(Files(folder_), IsEmpty());
+}
+
+TEST_F(GatherTest, TheFoldersAboveAFolderAreOnDiskWithIt) {
+  const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
+  Put("w", Dtype::kU8, {16, 16}, Both());
+  // The syncs of the folder for its file, of the folder itself, of those in which "b" and "a" are
+  // new, and last of "b", in which the folder gets its name.
+  for (int sync = 1; sync <= 5; ++sync) {
+    const std::string first = StrCat("a", sync);
+    ASSERT_THAT(ArmFailpoints(StrCat("file.sync_folder=eio:", sync)), IsOk());
+    EXPECT_FALSE(client_->arrays().GatherToFolder(tensors, Path(first + "/b/model"), 1 << 20).ok())
+        << sync;
+    EXPECT_EQ(fs::exists(Path(first)), sync == 5) << sync;
+  }
+  ASSERT_THAT(ArmFailpoints("file.sync_folder=eio:6"), IsOk());
+  EXPECT_THAT(client_->arrays().GatherToFolder(tensors, Path("a/b/model"), 1 << 20), IsOk());
+  ASSERT_THAT(ArmFailpoints(""), IsOk());
 }
 
 TEST_F(GatherTest, ALinkToAnEmptyFolderStaysAndLeadsToTheFiles) {

@@ -169,6 +169,15 @@ TEST(BufferTest, IdleBuffersGoBackToAHostThatHasNoMemory) {
   EXPECT_FALSE(IsHostShortage(absl::OkStatus()));
 }
 
+TEST(BufferTest, APieceFreesMemoryForItselfAndAFewMore) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  EXPECT_EQ(BytesToFreeFor(kMiB, 1'000 * kMiB), 64 * kMiB);
+  EXPECT_EQ(BytesToFreeFor(kMiB, 64 * kMiB + 1), 64 * kMiB);
+  EXPECT_EQ(BytesToFreeFor(kMiB, 3 * kMiB), 3 * kMiB);
+  EXPECT_EQ(BytesToFreeFor(kMiB, kMiB), kMiB);
+  EXPECT_EQ(BytesToFreeFor(100 * kMiB, 1'000 * kMiB), 100 * kMiB);
+}
+
 FileDescriptor Sealed(const std::string& bytes) {
   SealedMemoryWriter writer = *SealedMemoryWriter::Create(static_cast<int64_t>(bytes.size()));
   EXPECT_THAT(writer.Append(bytes), IsOk());

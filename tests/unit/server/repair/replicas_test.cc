@@ -7,7 +7,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -252,6 +254,34 @@ TEST_F(ReplicasTest, TheMeshGoesWithItsLastCompanionOnceAllTilesAreDropped) {
   EXPECT_TRUE(HasMesh()) << "the workers have tiles on it";
   Confirm({id, companion});
   EXPECT_TRUE(InTime([&] { return !HasMesh(); }));
+}
+
+TEST_F(ReplicasTest, TheMeshGoesAlthoughALostWorkerConfirmsNothing) {
+  const std::string id = Add("w");
+  ReportAll(0);
+  ASSERT_TRUE(IsComplete(id));
+  const std::string companion = registry_->FindTwin(id)->definition.descriptor.array_id;
+  members_.Detach(members_.view()->FindWorker("w1")->attachment, "it is gone");
+  Remove("w");
+  for (int i = 0; i < 10; ++i) clock_.Advance(absl::Seconds(10));
+  EXPECT_TRUE(HasMesh()) << "w0 is there and has its tiles";
+  // The worker w0 has rank 0 of the array, and rank 1 of the companion.
+  registry_->TilesDropped({id, companion}, [](std::string_view mesh) {
+    return std::optional<int64_t>(mesh == "m" ? 0 : 1);
+  });
+  EXPECT_TRUE(InTime([&] { return !HasMesh(); }));
+  EXPECT_EQ(registry_->CountUnconfirmed(), 1) << "the array is yet to be dropped by w1";
+}
+
+TEST_F(ReplicasTest, TheMeshGoesAlthoughTilesOfOtherMeshesAreYetToBeDropped) {
+  const std::string id = Add("w");
+  ReportAll(0);
+  ASSERT_TRUE(IsComplete(id));
+  const std::string companion = registry_->FindTwin(id)->definition.descriptor.array_id;
+  Remove("w");
+  Confirm({companion});
+  EXPECT_TRUE(InTime([&] { return !HasMesh(); }));
+  EXPECT_EQ(registry_->CountUnconfirmed(), 1);
 }
 
 TEST_F(ReplicasTest, FewArraysAreCopiedAtOnceAsOneOperation) {

@@ -1159,6 +1159,43 @@ TEST_F(SavesTest, ALostWorkerFailsTheSaveWithItsName) {
   EXPECT_FALSE(std::filesystem::exists(folder_));
 }
 
+TEST_F(SavesTest, LooksOnceForAdviceHoweverManyWorkersAreLost) {
+  class Leader final : public SaveAccess {
+    void OrderSave(const std::string& identity, const internal::v1::SaveOrder&, SaveProgressed,
+                   SaveAnswered answered) override {
+      if (identity == "w-0") return std::move(answered)(internal::v1::SaveAnswer());
+      std::move(answered)(NotAttached(identity));
+    }
+  } leader;
+  Put("a", {6}, Rows());
+  const ArrayPtr array = *registry_->FindArray(registry_->FindName("a")->array_id);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      SavePlan plan,
+      PlanSave({{.name = "a",
+                 .array = array,
+                 .parts = {{.tile = {{{0, 2}}}, .identities = {"w-0"}, .crc32c = 0},
+                           {.tile = {{{2, 4}}}, .identities = {"w-1"}, .crc32c = 0},
+                           {.tile = {{{4, 6}}}, .identities = {"w-2"}, .crc32c = 0}}}},
+               {.max_file_bytes = 1 << 20, .single_file = false, .cluster_id = "c"}));
+  std::vector<std::string> asked;
+  SaveRun run({.save_id = "s",
+               .plan = std::move(plan),
+               .destination = {.folder = folder_},
+               .description = {},
+               .one_host = true,
+               .access = &leader,
+               .total = nullptr,
+               .progress = nullptr,
+               .advise_on_lost = [&asked](const SavePlan&, const std::string& identity) {
+                 asked.push_back(identity);
+                 return std::string("do this");
+               }});
+  const absl::Status lost = run.Validate();
+  EXPECT_THAT(lost, StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  EXPECT_THAT(lost.message(), HasSubstr("worker \"w-1\" was lost during the save; do this"));
+  EXPECT_THAT(asked, ElementsAre("w-1"));
+}
+
 // What to do next depends on where the tiles of the lost worker are besides.
 class LostWorkerTest : public SavesTest {
  protected:
@@ -1197,6 +1234,19 @@ TEST_F(LostWorkerTest, TilesOfACheckpointAreReadAgain) {
               AllOf(HasSubstr("wait until the tiles of 1 tensor are read again from a file or a "
                               "checkpoint"),
                     HasSubstr("; then save again"), Not(HasSubstr("compute"))));
+}
+
+TEST_F(LostWorkerTest, WithoutRepairsTilesOfACheckpointMustBeLoadedAgain) {
+  Saves::Parts parts = Parts();
+  parts.has_repairs = false;
+  saves_ = std::make_unique<Saves>(parts);
+  Put("w", {1 << 20}, Rows());
+  registry_->SetCheckpoint(registry_->FindName("w")->array_id,
+                           {.file = std::make_shared<const SourceFile>()});
+  EXPECT_THAT(LoseWhileSaving(Request()),
+              AllOf(HasSubstr("load \"w\" again from the file or checkpoint: the coordinator runs "
+                              "with --no-repair"),
+                    HasSubstr("; then save again"), Not(HasSubstr("wait until"))));
 }
 
 TEST_F(LostWorkerTest, TilesOnItsDiskComeBackWithIt) {

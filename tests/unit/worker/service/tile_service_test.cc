@@ -305,6 +305,7 @@ class TileServiceTest : public ::testing::Test {
   absl::Duration keepalive_ = kTimeout;
   absl::Duration news_limit_ = absl::Milliseconds(100);
   MemoryBudget budget_{kMemoryBytes};
+  MemoryBudget large_budget_{2 * kMemoryBytes};
   std::shared_ptr<BufferPool> pool_ = BufferPool::Create(&budget_, 0);
   std::unique_ptr<ShardStore> store_;
   std::unique_ptr<TileGate> gate_;
@@ -876,6 +877,22 @@ TEST_F(TileServiceTest, AHostWithoutMemoryForAPieceGetsThatOfTheCache) {
   EXPECT_THAT(PutGood("b", rows),
               StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
   EXPECT_TRUE(UsedBytesFallTo(2 * OwnBytes(rows)));
+}
+
+TEST_F(TileServiceTest, APieceOfALargeTileDoesNotTakeMemoryForAllOthersFromTheCache) {
+  if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
+  pool_ = BufferPool::Create(&large_budget_, 0, std::make_shared<ShmArena>("test"));
+  std::vector<int64_t> asked_bytes;
+  free_memory_ = [&](const absl::Status&, int64_t size_bytes) {
+    asked_bytes.push_back(size_bytes);
+    return true;
+  };
+  Start();
+  Serve();
+  const int64_t rows = 2 * 80 * 1'024;  // 80 pieces
+  ASSERT_THAT(ArmFailpoints("shm.write=enospc:2"), IsOk());
+  EXPECT_THAT(PutGood("a", rows), IsOk());
+  EXPECT_THAT(asked_bytes, ElementsAre(int64_t{64} << 20)) << "79 MiB are missing";
 }
 
 TEST_F(TileServiceTest, WritesSealedMemoryToDiskAsItDoesOtherTiles) {

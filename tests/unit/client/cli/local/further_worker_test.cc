@@ -1,11 +1,17 @@
 // The command that starts one more worker of a cluster.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <string>
 
 #include "client/cli/local/cluster_record.h"
 #include "client/cli/local/local_cluster.h"
 
 namespace shardmesh::client {
 namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
 
 TEST(FurtherWorkerCommandTest, HasTheFlagsOfTheOthersAndAFreeIdentity) {
   ClusterRecord record;
@@ -22,6 +28,20 @@ TEST(FurtherWorkerCommandTest, HasTheFlagsOfTheOthersAndAFreeIdentity) {
   record.tls_folder = "/certificates";
   EXPECT_NE(FurtherWorkerCommand(record, {}).find(" --tls-cert=/certificates/worker-2"),
             std::string::npos);
+}
+
+TEST(FurtherWorkerCommandTest, AShellReadsEachWordAsItIs) {
+  ClusterRecord record;
+  record.address = "127.0.0.1:43539";
+  record.data_folder = "/my data";
+  record.tls_folder = "/certificates of $USER";
+  record.worker_flags = {"--read-root=/it's here", "--label=a;b", "--memory=96MiB"};
+  const std::string command = FurtherWorkerCommand(record, {});
+  EXPECT_THAT(command, HasSubstr(" '--data-dir=/my data/worker-0' "));
+  EXPECT_THAT(command, HasSubstr(" '--tls-cert=/certificates of $USER/worker-0"));
+  EXPECT_THAT(command, HasSubstr(" '--tls-key=/certificates of $USER/worker-0"));
+  EXPECT_THAT(command, HasSubstr(" '--tls-ca=/certificates of $USER/"));
+  EXPECT_THAT(command, EndsWith(R"( '--read-root=/it'\''s here' '--label=a;b' --memory=96MiB)"));
 }
 
 }  // namespace
