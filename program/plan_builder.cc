@@ -389,6 +389,8 @@ absl::StatusOr<ProductDims> PlanBuilder::CheckProduct(const Product& product) co
               "reads it as (out, in), which fits";
     return Error(Reason::kShapeMismatch, StrCat(ToStd(dims.status().message()), advice));
   }
+  // Operands without elements can have a product of more elements than fit.
+  if (const absl::Status fits = CheckShape(OutputShapeOf(*dims)); !fits.ok()) return Error(fits);
   const bool supported = lhs.dtype == Dtype::kF32 || lhs.dtype == Dtype::kBF16;
   if (!supported || lhs.dtype != rhs.dtype) {
     return Error(Reason::kUnsupportedDtype,

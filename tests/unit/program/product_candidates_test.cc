@@ -282,6 +282,33 @@ TEST(ProductCandidatesTest, NamesTheDimensionsThatDoNotMultiply) {
   EXPECT_THAT(refusal({}, {8, 4}), HasSubstr("is a scalar"));
 }
 
+TEST(ProductCandidatesTest, RefusesAResultOfTooManyElements) {
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  const Program product = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  Program scattered = product;
+  scattered.ops.push_back(CollectiveOp{.input = 2,
+                                       .kind = CollectiveKind::kScatter,
+                                       .axes = {"a"},
+                                       .dimension = 0,
+                                       .counts = {1, kHuge - 1}});
+  scattered.outputs = {3};
+  const auto refusal = [](const Program& program, const Shape& lhs, const Shape& rhs) {
+    const absl::Status status =
+        PlanProgram(program, {Value(lhs, PartitionSpec()), Value(rhs, PartitionSpec())},
+                    Target("a=2"))
+            .status();
+    EXPECT_EQ(ReasonOf(status), Reason::kInvalidShape);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal(scattered, {kHuge, 0}, {0, kHuge}),
+              HasSubstr("op 0 (matmul): the shape (4611686018427387904, 4611686018427387904) has "
+                        "more than 2^63 - 1 elements"));
+  constexpr int64_t kBatches = int64_t{1} << 40;
+  EXPECT_THAT(refusal(product, {kBatches, 1, 1, 0}, {kBatches, 0, 1}),
+              HasSubstr("has more than 2^63 - 1 elements"));
+}
+
 TEST(ProductCandidatesTest, OnlyAProgramOfOneProductHasCandidates) {
   const std::vector<ValueDescriptor> operands = {Value({4, 4}, PartitionSpec()),
                                                  Value({4, 4}, PartitionSpec())};
