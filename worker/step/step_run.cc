@@ -399,6 +399,7 @@ class RankStep {
     const LocalValue& lhs = values_[matmul.lhs];
     const LocalValue& rhs = values_[matmul.rhs];
     const LocalValue& out = values_[instruction.output];
+    if (out.size_bytes() == 0) return absl::OkStatus();
     const MatmulSpec& spec = constants_->matmul;
     const ProductLoops& loops = constants_->loops;
     MatmulOperands operands;
