@@ -110,6 +110,12 @@ class PlanBuilder {
     std::vector<ValueDescriptor> operands;
     std::optional<ValueDescriptor> wanted;
     ProductLayout layout;
+    ValueDescriptor result;
+  };
+  // The product's result as its plans lay it out.
+  struct ProductResult {
+    ValueDescriptor value;
+    bool is_requested = false;  // by the product's reshard
   };
 
   // Returns INVALID_ARGUMENT with the reason, facts and message of `refusal`; the message also
@@ -169,11 +175,15 @@ class PlanBuilder {
   // Returns the product's result as the product's reshard lays it out; nullopt without a reshard.
   absl::StatusOr<std::optional<ValueDescriptor>> WantedOf(const Product& product,
                                                           const ProductDims& dims);
+  // Returns `wanted` if given. Otherwise one of the operands keeps its layout: the right one,
+  // unless less data is sent if the left one does. Ignores measured rates, so that the layouts of
+  // results do not change with them. Errors of MovePlan.
+  absl::StatusOr<ProductResult> ResultFor(const Product& product, const ProductDims& dims,
+                                          const std::optional<ValueDescriptor>& wanted);
   // Returns the plans of a product in those layouts that the planner considers, the best first, at
   // most `most`. Requires a product that CheckProduct accepts.
   absl::StatusOr<std::vector<ProductPlan>> Search(const Product& product, const ProductDims& dims,
-                                                  const std::optional<ValueDescriptor>& wanted,
-                                                  size_t most);
+                                                  const ProductResult& result, size_t most);
   // Returns the choice for an equal product, or null. Layers of a model are equal products.
   const Choice* FindChoice(const Product& product,
                            const std::optional<ValueDescriptor>& wanted) const;

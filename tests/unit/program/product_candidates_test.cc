@@ -204,6 +204,43 @@ TEST(ProductCandidatesTest, TimeDecidesHowAReplicatedProductIsPartitioned) {
   EXPECT_THAT(LabelsOf(*plan), ElementsAre("multiply"));
 }
 
+TEST(ProductCandidatesTest, MeasuredRatesDoNotChangeTheLayoutOfAResult) {
+  const PartitionSpec specs[] = {
+      PartitionSpec(),          Spec({{"dp"}, {}}),     Spec({{}, {"dp"}}),
+      Spec({{"dp"}, {"tp"}}),   Spec({{"tp"}, {"dp"}}), Spec({{"dp", "tp"}, {}}),
+      Spec({{}, {"dp", "tp"}}),
+  };
+  const std::vector<Shape> shapes = {{32, 4096, 64}, {256, 512, 128}, {64, 256, 4096}};  // M, K, N
+  const Program program = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  const auto planned = [&](const std::vector<ValueDescriptor>& operands, double speed) {
+    PlanTarget target = Target("dp=2,tp=4");
+    target.kernels.flops_per_second *= speed;
+    target.links.latency_seconds /= speed;
+    target.links.seconds_per_byte *= speed;
+    const auto plan = PlanProgram(program, operands, target);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? *plan : Plan();
+  };
+  int different_plans = 0;
+  for (const Shape& sizes : shapes) {
+    for (const PartitionSpec& lhs : specs) {
+      for (const PartitionSpec& rhs : specs) {
+        SCOPED_TRACE(StrCat(ShapeToString(sizes), " ", lhs.ToString(), " x ", rhs.ToString()));
+        const std::vector<ValueDescriptor> operands = {Value({sizes[0], sizes[1]}, lhs),
+                                                       Value({sizes[1], sizes[2]}, rhs)};
+        const Plan plan = planned(operands, 1);
+        for (const double speed : {1e-4, 100.0}) {
+          const Plan other = planned(operands, speed);
+          EXPECT_EQ(other.values[other.outputs[0]], plan.values[plan.outputs[0]]);
+          if (other != plan) ++different_plans;
+        }
+      }
+    }
+  }
+  EXPECT_GT(different_plans, 0) << "time decides among the plans with that layout";
+}
+
 TEST(ProductCandidatesTest, AProductMayGatherBothOperands) {
   // Two-dimensional layouts of both operands: each device multiplies a row of tiles by a column.
   const auto plans = PlanCandidates(
