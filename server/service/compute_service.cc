@@ -139,12 +139,13 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   }
 
   static void Describe(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* response) {
-    Encode(*compiled.prepared, response);
-    Encode(ForecastOf(compiled.prepared->plan, compiled.links, compiled.kernels),
-           {.links = compiled.links.is_measured, .kernels = compiled.kernels.is_measured},
+    const PreparedPlan& prepared = *compiled.prepared;
+    Encode(prepared, response);
+    Encode(ForecastOf(prepared.plan, prepared.links, prepared.kernels),
+           {.links = prepared.links.is_measured, .kernels = prepared.kernels.is_measured},
            response);
     for (const PlanCandidate& candidate : compiled.candidates) {
-      Encode(candidate, compiled.kernels, response->add_candidates());
+      Encode(candidate, prepared.kernels, response->add_candidates());
     }
   }
 

@@ -143,13 +143,14 @@ absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& 
                                                              const Program& program,
                                                              StepOperands operands,
                                                              size_t candidates) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found, finder_.Find(std::move(operands)));
+  SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found, finder_.Find(std::move(operands)));
   CompiledPlan compiled;
   SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
                              Prepare(caller, program, found.operands, found.target));
-  compiled.links = found.target.links;
-  compiled.kernels = found.target.kernels;
   if (candidates > 0) {
+    // A plan from the cache was made with figures that differ a little from those of now.
+    found.target.links = compiled.prepared->links;
+    found.target.kernels = compiled.prepared->kernels;
     SHARDMESH_ASSIGN_OR_RETURN(
         compiled.candidates,
         PlanCandidates(program, DescriptionsOf(found.operands), found.target, candidates));

@@ -68,12 +68,10 @@ class StepRunner {
 
   explicit StepRunner(const StepRunnerParts& parts);
 
-  // A plan, and the figures of its mesh's links and kernels at the time of planning.
   struct CompiledPlan {
     std::shared_ptr<const PreparedPlan> prepared;
-    LinkCost links;
-    KernelRates kernels;
-    // The plans that were compared for a program of one product, the fastest first.
+    // The plans that were compared for a program of one product, the fastest first. Their times are
+    // predicted from the figures of `prepared`, so the first is the prepared plan.
     std::vector<PlanCandidate> candidates = {};
   };
   // Returns the plan that a call with these operands would run, and at most `candidates` of the

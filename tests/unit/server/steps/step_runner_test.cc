@@ -451,6 +451,51 @@ TEST_F(StepRunnerTest, ResultsThatCannotBeReturnedAreRefused) {
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
 }
 
+TEST_F(StepRunnerTest, TheFirstCandidateIsThePlanThatRuns) {
+  ArrayDescriptor square = Descriptor();
+  square.shape = {512, 512};
+  square.spec = PartitionSpec();
+  AddArray(square, "w");
+  const Program program = {
+      .operand_count = 2,
+      .ops = {MatmulOp{.lhs = 0, .rhs = 1}, ReshardOp{.input = 2, .spec = PartitionSpec()}},
+      .outputs = {3}};
+  const auto compile = [&](double flops_per_second, uint64_t incarnation) {
+    for (const char* identity : {"w0", "w1"}) {
+      EXPECT_THAT(members_.Attach({.identity = identity,
+                                   .incarnation = incarnation,
+                                   .build_version = "1",
+                                   .endpoints = {"127.0.0.1:1"},
+                                   .host = "host",
+                                   .capacity_bytes = 1 << 20,
+                                   .f32_flops_per_second = flops_per_second}),
+                  IsOk());
+    }
+    auto compiled = steps_.Compile(caller_, program, {.operands = {Named("w"), Named("w")}},
+                                   /*candidates=*/64);
+    EXPECT_THAT(compiled, IsOk());
+    return *compiled;
+  };
+  // A rate at which a product of parts is the fastest, and one at which a whole product is.
+  constexpr double kSlow = 3.5e11;
+  const StepRunner::CompiledPlan slow = compile(kSlow, 2);
+  EXPECT_EQ(slow.candidates.front().plan, slow.prepared->plan);
+  EXPECT_GT(slow.prepared->plan.cost.sent_bytes, 0);
+  const StepRunner::CompiledPlan fast = compile(1.4 * kSlow, 3);
+  EXPECT_EQ(fast.prepared, slow.prepared) << "a plan is kept while its rates are alike";
+  EXPECT_EQ(fast.candidates.front().plan, fast.prepared->plan);
+  EXPECT_EQ(fast.candidates.front().seconds, slow.candidates.front().seconds);
+  Planner fresh;
+  EXPECT_EQ((*fresh.Prepare("ada", program,
+                            {fast.prepared->plan.values[0], fast.prepared->plan.values[1]},
+                            {.mesh_id = "m",
+                             .mesh_revision = 1,
+                             .mesh = mesh_,
+                             .kernels = {.flops_per_second = 1.4 * kSlow}}))
+                ->plan.cost.sent_bytes,
+            0);
+}
+
 TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
   AddArray(Descriptor(), "w");
   ArrayDescriptor whole = Descriptor();
