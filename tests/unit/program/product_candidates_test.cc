@@ -262,6 +262,21 @@ TEST(ProductCandidatesTest, AProductMayGatherBothOperands) {
             2U);
 }
 
+TEST(ProductCandidatesTest, NoPlanIsComparedTwice) {
+  // The cuts of four parts are those of equal parts if pairs of parts are joined.
+  const auto plans = PlanCandidates(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {CutValue({8, 8}, Spec({{"a", "b"}, {}}), {{0, 1, 4, 5, 8}, {}}),
+       Value({8, 8}, Spec({{"a"}, {"b"}}))},
+      Target("a=2,b=2"), kAll);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  for (size_t i = 0; i < plans->size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      EXPECT_NE((*plans)[i].plan, (*plans)[j].plan) << (*plans)[i].roles;
+    }
+  }
+}
+
 TEST(ProductCandidatesTest, BatchesStayWhereTheyAre) {
   const auto plan =
       PlanProgram(Program{.operand_count = 2,
