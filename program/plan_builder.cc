@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <iterator>
 
+#include "absl/hash/hash.h"
 #include "program/collective_check.h"
 #include "program/kernel_time.h"
 #include "program/memory_plan.h"
@@ -43,6 +44,10 @@ std::string Describe(const CollectiveOp& op) {
 bool MergesTiles(CollectiveKind kind) {
   return IsReduction(kind) || kind == CollectiveKind::kBroadcast ||
          kind == CollectiveKind::kScatter;
+}
+
+size_t HashOfValue(const ValueDescriptor& value) {
+  return absl::HashOf(value.dtype, value.shape, value.spec.ToString(), value.cut_points);
 }
 
 // Returns the points of equal parts; not of equal parts if `parts` does not divide the extent.
@@ -333,6 +338,18 @@ std::optional<ValueIndex> PlanBuilder::AllGather(ValueIndex input, const ValueDe
   return EmitCollective(std::move(op), *std::move(result));
 }
 
+CollectiveCost PlanBuilder::MoveCost(const ReshardPlan& move, ValueIndex from,
+                                     const ValueDescriptor& to) {
+  std::vector<KnownMove>& known = moves_[absl::HashOf(HashOfValue(value(from)), HashOfValue(to))];
+  const auto found = std::find_if(known.begin(), known.end(), [&](const KnownMove& each) {
+    return each.from == value(from) && each.to == to;
+  });
+  if (found != known.end()) return found->cost;
+  const CollectiveCost cost = CostOfMove(move, to.dtype);
+  known.push_back({.from = value(from), .to = to, .cost = cost});
+  return cost;
+}
+
 absl::StatusOr<ValueIndex> PlanBuilder::LaidOut(ValueIndex input, const ValueDescriptor& wanted) {
   ValueIndex current = input;
   if (!LayoutOf(input).unreduced.empty()) {
@@ -349,7 +366,7 @@ absl::StatusOr<ValueIndex> PlanBuilder::LaidOut(ValueIndex input, const ValueDes
   if (const auto gathered = AllGather(current, wanted); gathered.has_value()) {
     return *gathered;
   }
-  const CollectiveCost cost = CostOfMove(move, output.dtype);
+  const CollectiveCost cost = MoveCost(move, current, output);
   AddTo(plan_.cost.sent_bytes, cost.sent_bytes);
   return Emit(MoveRegions{.input = current}, std::move(output),
               StrCat("move regions (", ReshardPatternName(move.pattern()), ") to ", to),
@@ -499,14 +516,16 @@ class PlanBuilder::LayoutSearch {
     axes_ = RolesOf(mesh, dims, sources_, /*may_have_any=*/result.is_requested);
   }
 
-  // Prices the layouts in which one of the tensors keeps its layout.
-  void PriceKeptLayouts() {
+  // Prices the layouts in which one of the operands keeps its layout and, if there are at most
+  // `most` together, those in which a requested result does. Returns their number.
+  size_t PriceKeptLayouts(size_t most) {
     const Mesh& mesh = builder_.plan_.mesh;
     Price(LayoutThatKeeps(mesh, dims_, sources_[0], ProductSide::kRhs, sources_[1]));
     Price(LayoutThatKeeps(mesh, dims_, sources_[1], ProductSide::kLhs, sources_[0]));
-    if (!result_.is_requested) return;
+    if (!result_.is_requested || most < kMostKeptLayouts) return kMostKeptLayouts / 2;
     Price(LayoutThatKeeps(mesh, dims_, sources_[2], ProductSide::kOut, sources_[0]));
     Price(LayoutThatKeeps(mesh, dims_, sources_[2], ProductSide::kOut, sources_[1]));
+    return kMostKeptLayouts;
   }
 
   // Prices layouts by the roles of the mesh axes: all of them if there are at most `most`.
@@ -534,6 +553,7 @@ class PlanBuilder::LayoutSearch {
 
  private:
   using Roles = std::vector<std::optional<size_t>>;
+  static constexpr size_t kMostKeptLayouts = 4;
 
   // Returns the figures by which plans are compared. Differences below a nanosecond come from the
   // order of additions.
@@ -655,10 +675,12 @@ absl::StatusOr<std::vector<ProductPlan>> PlanBuilder::Search(const Product& prod
                                                              size_t most) {
   constexpr int64_t kDevicesAtFullSearch = 64;
   const auto devices = static_cast<size_t>(std::max(plan_.mesh.size(), kDevicesAtFullSearch));
-  const size_t layouts = kMostProductLayouts * kDevicesAtFullSearch / devices;
+  const size_t of_product = kMostProductLayouts * kDevicesAtFullSearch / devices;
+  const size_t of_program = kMostLayouts * kDevicesAtFullSearch / devices;
+  const auto left = [&] { return of_program - std::min(of_program, layouts_considered_); };
   LayoutSearch search(this, product, dims, result, most);
-  search.PriceKeptLayouts();
-  layouts_left_ -= search.SearchRoles(std::min(layouts, layouts_left_));
+  layouts_considered_ += search.PriceKeptLayouts(left());
+  layouts_considered_ += search.SearchRoles(std::min(of_product, left()));
   return std::move(search).Finish();
 }
 

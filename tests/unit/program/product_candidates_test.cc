@@ -15,6 +15,7 @@
 
 #include "gmock/gmock.h"
 #include "program/kernel_time.h"
+#include "program/plan_builder.h"
 #include "program/plan_check.h"
 #include "program/product_layout.h"
 #include "program/step_plan.h"
@@ -311,6 +312,27 @@ TEST(ProductCandidatesTest, LayersThatAreEqualArePlannedEqually) {
   EXPECT_THAT(labels["op 10 (matmul)"], testing::Not(testing::IsEmpty()));
   EXPECT_EQ(labels["op 10 (matmul)"], labels["op 1000 (matmul)"]);
   EXPECT_FALSE(MultipliesBatches(*plan));
+}
+
+TEST(ProductCandidatesTest, LargeMeshesHaveFewLayoutsComparedForAProgram) {
+  // Every product is another one, so none is planned by the choice for an earlier one.
+  constexpr uint32_t kProducts = 12;
+  std::vector<ValueDescriptor> operands = {Value({1024, 1024}, Spec({{"a"}, {"c"}}))};
+  for (uint32_t i = 0; i < kProducts; ++i) {
+    operands.push_back(Value({1024, 1024 + 64 * i}, Spec({{"b"}, {"a"}})));
+  }
+  PlanBuilder builder(Target("a=16,b=16,c=16"), operands);
+  const auto plans_of = [&](ValueIndex rhs) {
+    const Product product = {
+        .lhs = 0, .rhs = rhs, .reshard = ReshardOp{.input = 0, .spec = Spec({{"c"}, {}})}};
+    const auto plans = builder.ProductPlansOf(product, kAll);
+    EXPECT_TRUE(plans.ok()) << plans.status();
+    return plans.ok() ? plans->size() : 0;
+  };
+  const size_t first = plans_of(1);
+  EXPECT_GT(first, 4U);
+  for (ValueIndex rhs = 2; rhs < kProducts; ++rhs) plans_of(rhs);
+  EXPECT_EQ(plans_of(kProducts), 2U) << "those in which an operand stays in place";
 }
 
 TEST(ProductCandidatesTest, NamesTheDimensionsThatDoNotMultiply) {
