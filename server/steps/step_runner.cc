@@ -139,6 +139,17 @@ StepRunner::StepRunner(const StepRunnerParts& parts)
       cancelled_(parts.metrics, "cancelled"),
       memory_(parts.memory) {}
 
+bool StepRunner::PlansLong(const Program& program, const StepOperands& operands) const {
+  constexpr int64_t kMostOpsTimesDevices = int64_t{1} << 13;
+  return static_cast<int64_t>(program.ops.size()) >
+         kMostOpsTimesDevices / std::max(finder_.DevicesOf(operands), int64_t{1});
+}
+
+bool StepRunner::PlansLong(const StepCall& call) const {
+  const auto* const program = std::get_if<Program>(&call.work);
+  return program != nullptr && PlansLong(*program, call.operands);
+}
+
 absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& caller,
                                                              const Program& program,
                                                              StepOperands operands,

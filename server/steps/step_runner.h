@@ -74,6 +74,11 @@ class StepRunner {
     // predicted from the figures of `prepared`, so the first is the prepared plan.
     std::vector<PlanCandidate> candidates = {};
   };
+  // Returns whether planning may take longer than some tens of milliseconds, by the program's ops
+  // and the mesh's devices. Such a program is not to be planned in a reaction (gRPC callback).
+  bool PlansLong(const Program& program, const StepOperands& operands) const;
+  bool PlansLong(const StepCall& call) const;
+
   // Returns the plan that a call with these operands would run, and at most `candidates` of the
   // plans that were compared. Errors: those of OperandFinder and of Planner::Prepare, and those of
   // PlanCandidates if `candidates` is above 0.

@@ -14,6 +14,7 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
+#include "server/steps/pending_step.h"
 #include "sharding/digest.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
@@ -346,6 +347,19 @@ TEST_F(StepRunnerTest, ACancelledStepLeavesNothing) {
   ExpectNothingLeft(operand);
 }
 
+TEST_F(StepRunnerTest, AStepThatIsCancelledBeforeItHasATicketEnds) {
+  AddArray(Descriptor(), "w");
+  PendingStep pending;
+  EXPECT_FALSE(pending.is_cancelled());
+  pending.Cancel(&steps_);
+  EXPECT_TRUE(pending.is_cancelled());
+  const std::unique_ptr<Ended> ended = Start(Call({Named("w")}));
+  ASSERT_TRUE(ticket_.has_value());
+  EXPECT_FALSE(ended->done.HasBeenNotified());
+  pending.Submitted(&steps_, ticket_);
+  EXPECT_THAT(Wait(*ended), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+}
+
 TEST_F(StepRunnerTest, AStepEndsWhenItsTimeIsOver) {
   const std::string operand = AddArray(Descriptor(), "");
   StepCall call = Call({Donated(operand)});
@@ -494,6 +508,27 @@ TEST_F(StepRunnerTest, TheFirstCandidateIsThePlanThatRuns) {
                              .kernels = {.flops_per_second = 1.4 * kSlow}}))
                 ->plan.cost.sent_bytes,
             0);
+}
+
+TEST_F(StepRunnerTest, LongProgramsOnLargeMeshesArePlannedInTheBackground) {
+  DefineMesh(definition_store_.get(), "large", *Mesh::Parse("x=64,y=64"));
+  const auto program_of = [](size_t ops) {
+    Program program = Each(1, CollectiveKind::kAllReduce);
+    program.ops.resize(ops, program.ops.front());
+    return program;
+  };
+  const StepOperands literal = {.operands = {{.value = Literal{}}}, .mesh_id = "large"};
+  EXPECT_FALSE(steps_.PlansLong(program_of(2), literal));
+  EXPECT_TRUE(steps_.PlansLong(program_of(3), literal));
+  StepCall call = Call({Named("w")});
+  call.work = program_of(3);
+  AddArray(Descriptor(), "w");
+  EXPECT_FALSE(steps_.PlansLong(call));
+  call.operands.mesh_id = "large";
+  EXPECT_FALSE(steps_.PlansLong(call)) << "its array lies on another mesh";
+  call.work = PlanHash{"hash"};
+  EXPECT_FALSE(steps_.PlansLong(call)) << "it is planned already";
+  EXPECT_FALSE(steps_.PlansLong(program_of(3), {.operands = {Named("missing")}}));
 }
 
 TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
