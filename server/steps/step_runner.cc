@@ -158,6 +158,10 @@ absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& 
   CompiledPlan compiled;
   SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
                              Prepare(caller, program, found.operands, found.target));
+  const Plan& plan = compiled.prepared->plan;
+  if (parts_.endpoints->CheckReady(plan.mesh_id).ok()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckWorkersRun(plan, *parts_.membership->view()));
+  }
   if (candidates > 0) {
     // A plan from the cache was made with figures that differ a little from those of now.
     found.target.links = compiled.prepared->links;

@@ -80,8 +80,9 @@ class StepRunner {
   bool PlansLong(const StepCall& call) const;
 
   // Returns the plan that a call with these operands would run, and at most `candidates` of the
-  // plans that were compared. Errors: those of OperandFinder and of Planner::Prepare, and those of
-  // PlanCandidates if `candidates` is above 0.
+  // plans that were compared. Errors: those of OperandFinder and of Planner::Prepare, those of
+  // PlanCandidates if `candidates` is above 0, and those of CheckWorkersRun if the mesh has all its
+  // workers.
   absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, const Program& program,
                                        StepOperands operands, size_t candidates) const;
 

@@ -531,6 +531,23 @@ TEST_F(StepRunnerTest, LongProgramsOnLargeMeshesArePlannedInTheBackground) {
   EXPECT_FALSE(steps_.PlansLong(program_of(3), {.operands = {Named("missing")}}));
 }
 
+TEST_F(StepRunnerTest, BatchesAreNotCompiledForAWorkerThatDoesNotMultiplyThem) {
+  ArrayDescriptor batch = Descriptor();
+  batch.shape = {2, 4, 4};
+  AddArray(batch, "batch");
+  const Program program = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  const auto compile = [&] {
+    return steps_
+        .Compile(caller_, program, {.operands = {Named("batch"), Named("batch")}},
+                 /*candidates=*/0)
+        .status();
+  };
+  EXPECT_THAT(compile(), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  endpoints_.ready = absl::FailedPreconditionError("the mesh lacks a worker");
+  EXPECT_THAT(compile(), IsOk()) << "the missing worker may be the older one";
+}
+
 TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {
   AddArray(Descriptor(), "w");
   ArrayDescriptor whole = Descriptor();
