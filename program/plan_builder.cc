@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <iterator>
 
+#include "absl/hash/hash.h"
 #include "program/collective_check.h"
 #include "program/kernel_time.h"
 #include "program/memory_plan.h"
@@ -43,6 +44,10 @@ std::string Describe(const CollectiveOp& op) {
 bool MergesTiles(CollectiveKind kind) {
   return IsReduction(kind) || kind == CollectiveKind::kBroadcast ||
          kind == CollectiveKind::kScatter;
+}
+
+size_t HashOfValue(const ValueDescriptor& value) {
+  return absl::HashOf(value.dtype, value.shape, value.spec.ToString(), value.cut_points);
 }
 
 // Returns the points of equal parts; not of equal parts if `parts` does not divide the extent.
@@ -333,6 +338,18 @@ std::optional<ValueIndex> PlanBuilder::AllGather(ValueIndex input, const ValueDe
   return EmitCollective(std::move(op), *std::move(result));
 }
 
+CollectiveCost PlanBuilder::MoveCost(const ReshardPlan& move, ValueIndex from,
+                                     const ValueDescriptor& to) {
+  std::vector<KnownMove>& known = moves_[absl::HashOf(HashOfValue(value(from)), HashOfValue(to))];
+  const auto found = std::find_if(known.begin(), known.end(), [&](const KnownMove& each) {
+    return each.from == value(from) && each.to == to;
+  });
+  if (found != known.end()) return found->cost;
+  const CollectiveCost cost = CostOfMove(move, to.dtype);
+  known.push_back({.from = value(from), .to = to, .cost = cost});
+  return cost;
+}
+
 absl::StatusOr<ValueIndex> PlanBuilder::LaidOut(ValueIndex input, const ValueDescriptor& wanted) {
   ValueIndex current = input;
   if (!LayoutOf(input).unreduced.empty()) {
@@ -349,7 +366,7 @@ absl::StatusOr<ValueIndex> PlanBuilder::LaidOut(ValueIndex input, const ValueDes
   if (const auto gathered = AllGather(current, wanted); gathered.has_value()) {
     return *gathered;
   }
-  const CollectiveCost cost = CostOfMove(move, output.dtype);
+  const CollectiveCost cost = MoveCost(move, current, output);
   AddTo(plan_.cost.sent_bytes, cost.sent_bytes);
   return Emit(MoveRegions{.input = current}, std::move(output),
               StrCat("move regions (", ReshardPatternName(move.pattern()), ") to ", to),
@@ -389,6 +406,8 @@ absl::StatusOr<ProductDims> PlanBuilder::CheckProduct(const Product& product) co
               "reads it as (out, in), which fits";
     return Error(Reason::kShapeMismatch, StrCat(ToStd(dims.status().message()), advice));
   }
+  // Operands without elements can have a product of more elements than fit.
+  if (const absl::Status fits = CheckShape(OutputShapeOf(*dims)); !fits.ok()) return Error(fits);
   const bool supported = lhs.dtype == Dtype::kF32 || lhs.dtype == Dtype::kBF16;
   if (!supported || lhs.dtype != rhs.dtype) {
     return Error(Reason::kUnsupportedDtype,
@@ -484,27 +503,29 @@ absl::StatusOr<std::optional<ValueIndex>> PlanBuilder::BiasFor(const Product& pr
 class PlanBuilder::LayoutSearch {
  public:
   LayoutSearch(PlanBuilder* builder, const Product& product, const ProductDims& dims,
-               const std::optional<ValueDescriptor>& wanted, size_t most)
-      : builder_(*builder), product_(product), dims_(dims), wanted_(wanted), most_(most) {
+               const ProductResult& result, size_t most)
+      : builder_(*builder), product_(product), dims_(dims), result_(result), most_(most) {
     const Mesh& mesh = builder_.plan_.mesh;
     const ValueDescriptor& lhs = builder_.value(product.lhs);
     const ValueDescriptor& rhs = builder_.value(product.rhs);
     sources_ = {PartsOf(mesh, dims, rhs, ProductSide::kRhs),
                 PartsOf(mesh, dims, lhs, ProductSide::kLhs)};
-    if (wanted.has_value()) {
-      sources_.push_back(PartsOf(mesh, dims, *wanted, ProductSide::kOut));
+    if (result.is_requested) {
+      sources_.push_back(PartsOf(mesh, dims, result.value, ProductSide::kOut));
     }
-    axes_ = RolesOf(mesh, dims, sources_, /*may_have_any=*/wanted.has_value());
+    axes_ = RolesOf(mesh, dims, sources_, /*may_have_any=*/result.is_requested);
   }
 
-  // Prices the layouts in which one of the tensors keeps its layout.
-  void PriceKeptLayouts() {
+  // Prices the layouts in which one of the operands keeps its layout and, if there are at most
+  // `most` together, those in which a requested result does. Returns their number.
+  size_t PriceKeptLayouts(size_t most) {
     const Mesh& mesh = builder_.plan_.mesh;
     Price(LayoutThatKeeps(mesh, dims_, sources_[0], ProductSide::kRhs, sources_[1]));
     Price(LayoutThatKeeps(mesh, dims_, sources_[1], ProductSide::kLhs, sources_[0]));
-    if (!wanted_.has_value()) return;
+    if (!result_.is_requested || most < kMostKeptLayouts) return kMostKeptLayouts / 2;
     Price(LayoutThatKeeps(mesh, dims_, sources_[2], ProductSide::kOut, sources_[0]));
     Price(LayoutThatKeeps(mesh, dims_, sources_[2], ProductSide::kOut, sources_[1]));
+    return kMostKeptLayouts;
   }
 
   // Prices layouts by the roles of the mesh axes: all of them if there are at most `most`.
@@ -532,6 +553,7 @@ class PlanBuilder::LayoutSearch {
 
  private:
   using Roles = std::vector<std::optional<size_t>>;
+  static constexpr size_t kMostKeptLayouts = 4;
 
   // Returns the figures by which plans are compared. Differences below a nanosecond come from the
   // order of additions.
@@ -543,7 +565,8 @@ class PlanBuilder::LayoutSearch {
     if (std::find(seen_.begin(), seen_.end(), layout) != seen_.end()) return;
     seen_.push_back(layout);
     const Mark before = builder_.Here();
-    const absl::StatusOr<ValueIndex> result = builder_.Multiply(product_, dims_, layout, wanted_);
+    const absl::StatusOr<ValueIndex> result =
+        builder_.Multiply(product_, dims_, layout, result_.value);
     ProductPlan plan = builder_.CutOff(before);
     if (!result.ok()) {
       failure_.Update(result.status());
@@ -608,9 +631,9 @@ class PlanBuilder::LayoutSearch {
   PlanBuilder& builder_;
   const Product& product_;
   const ProductDims& dims_;
-  const std::optional<ValueDescriptor>& wanted_;
+  const ProductResult& result_;
   const size_t most_;                   // number of plans to keep
-  std::vector<ProductLayout> sources_;  // the parts of rhs, of lhs, and of the wanted result
+  std::vector<ProductLayout> sources_;  // the parts of rhs, of lhs, and of a requested result
   std::vector<AxisRoles> axes_;
   std::vector<ProductLayout> seen_;
   size_t considered_ = 0;
@@ -618,15 +641,46 @@ class PlanBuilder::LayoutSearch {
   absl::Status failure_;
 };
 
-absl::StatusOr<std::vector<ProductPlan>> PlanBuilder::Search(
-    const Product& product, const ProductDims& dims, const std::optional<ValueDescriptor>& wanted,
-    size_t most) {
+absl::StatusOr<PlanBuilder::ProductResult> PlanBuilder::ResultFor(
+    const Product& product, const ProductDims& dims, const std::optional<ValueDescriptor>& wanted) {
+  if (wanted.has_value()) return ProductResult{.value = *wanted, .is_requested = true};
+  const ProductLayout rhs = PartsOf(plan_.mesh, dims, value(product.rhs), ProductSide::kRhs);
+  const ProductLayout lhs = PartsOf(plan_.mesh, dims, value(product.lhs), ProductSide::kLhs);
+  // The rates decide which algorithms run, and so how many bytes are sent.
+  const LinkCost measured = std::exchange(links_, LinkCost());
+  std::optional<ValueDescriptor> best;
+  int64_t least_bytes = 0;
+  absl::Status failure;
+  for (const ProductLayout& layout :
+       {LayoutThatKeeps(plan_.mesh, dims, rhs, ProductSide::kRhs, lhs),
+        LayoutThatKeeps(plan_.mesh, dims, lhs, ProductSide::kLhs, rhs)}) {
+    const Mark before = Here();
+    const absl::StatusOr<ValueIndex> result = Multiply(product, dims, layout, std::nullopt);
+    const int64_t sent_bytes = plan_.cost.sent_bytes;
+    failure.Update(result.status());
+    if (result.ok() && (!best.has_value() || sent_bytes < least_bytes)) {
+      best = value(*result);
+      least_bytes = sent_bytes;
+    }
+    CutOff(before);
+  }
+  links_ = measured;
+  if (!best.has_value()) return failure;
+  return ProductResult{.value = *std::move(best)};
+}
+
+absl::StatusOr<std::vector<ProductPlan>> PlanBuilder::Search(const Product& product,
+                                                             const ProductDims& dims,
+                                                             const ProductResult& result,
+                                                             size_t most) {
   constexpr int64_t kDevicesAtFullSearch = 64;
   const auto devices = static_cast<size_t>(std::max(plan_.mesh.size(), kDevicesAtFullSearch));
-  const size_t layouts = kMostProductLayouts * kDevicesAtFullSearch / devices;
-  LayoutSearch search(this, product, dims, wanted, most);
-  search.PriceKeptLayouts();
-  layouts_left_ -= search.SearchRoles(std::min(layouts, layouts_left_));
+  const size_t of_product = kMostProductLayouts * kDevicesAtFullSearch / devices;
+  const size_t of_program = kMostLayouts * kDevicesAtFullSearch / devices;
+  const auto left = [&] { return of_program - std::min(of_program, layouts_considered_); };
+  LayoutSearch search(this, product, dims, result, most);
+  layouts_considered_ += search.PriceKeptLayouts(left());
+  layouts_considered_ += search.SearchRoles(std::min(of_product, left()));
   return std::move(search).Finish();
 }
 
@@ -664,7 +718,9 @@ absl::StatusOr<std::vector<ProductPlan>> PlanBuilder::ProductPlansOf(const Produ
                                                                      size_t most) {
   SHARDMESH_ASSIGN_OR_RETURN(const ProductDims dims, CheckProduct(product));
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ValueDescriptor> wanted, WantedOf(product, dims));
-  absl::StatusOr<std::vector<ProductPlan>> plans = Search(product, dims, wanted, most);
+  const absl::StatusOr<ProductResult> result = ResultFor(product, dims, wanted);
+  if (!result.ok()) return Error(result.status());
+  absl::StatusOr<std::vector<ProductPlan>> plans = Search(product, dims, *result, most);
   if (!plans.ok()) return Error(plans.status());
   for (ProductPlan& plan : *plans) plan.roles = RolesText(plan_.mesh, dims, plan.layout);
   return plans;
@@ -675,14 +731,17 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::optional<ValueDescriptor> wanted, WantedOf(product, dims));
   if (const Choice* const choice = FindChoice(product, wanted); choice != nullptr) {
     // The same layout was planned without error before.
-    return Multiply(product, dims, choice->layout, wanted);
+    return Multiply(product, dims, choice->layout, choice->result);
   }
-  absl::StatusOr<std::vector<ProductPlan>> plans = Search(product, dims, wanted, 1);
+  const absl::StatusOr<ProductResult> result = ResultFor(product, dims, wanted);
+  if (!result.ok()) return Error(result.status());
+  absl::StatusOr<std::vector<ProductPlan>> plans = Search(product, dims, *result, 1);
   if (!plans.ok()) return Error(plans.status());
   choices_.push_back({.product = product,
                       .operands = OperandsOf(product),
                       .wanted = wanted,
-                      .layout = plans->front().layout});
+                      .layout = plans->front().layout,
+                      .result = result->value});
   return Append(std::move(plans->front()));
 }
 

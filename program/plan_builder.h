@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -18,6 +19,7 @@
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "program/value_layout.h"
+#include "sharding/reshard/plan.h"
 #include "sharding/spec.h"
 #include "sharding/tile.h"
 #include "status/fact_keys.h"
@@ -42,10 +44,11 @@ struct Product {
   std::string reshard_name = {};
 };
 
-// The most layouts that the planner prices for one product, and for all products of a program,
-// besides those in which one of a product's tensors keeps its layout. Pricing takes some tens of
-// microseconds on small meshes. On meshes of more than 64 devices, the first number is lower, in
-// proportion.
+// The most layouts that the planner prices for one product, besides those in which one of the
+// product's tensors keeps its layout; and the most that it prices for all products of a program.
+// Beyond the latter, it prices only the two in which an operand keeps its layout. Pricing takes
+// some tens of microseconds on small meshes. On meshes of more than 64 devices, both numbers are
+// lower, in proportion.
 inline constexpr size_t kMostProductLayouts = 256;
 inline constexpr size_t kMostLayouts = 2048;
 
@@ -110,6 +113,19 @@ class PlanBuilder {
     std::vector<ValueDescriptor> operands;
     std::optional<ValueDescriptor> wanted;
     ProductLayout layout;
+    ValueDescriptor result;
+  };
+  // The product's result as its plans lay it out.
+  struct ProductResult {
+    ValueDescriptor value;
+    bool is_requested = false;  // by the product's reshard
+  };
+
+  // A move that was priced.
+  struct KnownMove {
+    ValueDescriptor from;
+    ValueDescriptor to;
+    CollectiveCost cost;
   };
 
   // Returns INVALID_ARGUMENT with the reason, facts and message of `refusal`; the message also
@@ -145,6 +161,9 @@ class PlanBuilder {
   // Returns the input in the layout of `wanted`, which is the same tensor and has no unreduced
   // axes. Appends the instructions that change the layout. Errors of MovePlan.
   absl::StatusOr<ValueIndex> LaidOut(ValueIndex input, const ValueDescriptor& wanted);
+  // Returns the cost of the move from a value to `to`. On meshes of thousands of devices it takes
+  // milliseconds to compute, so the plan builder remembers it.
+  CollectiveCost MoveCost(const ReshardPlan& move, ValueIndex from, const ValueDescriptor& to);
   // Returns the input with no axis unreduced. Cuts off the parts that `wanted` leaves to other
   // devices, and prefers reduce-scatters along the dimensions that `wanted` partitions.
   absl::StatusOr<ValueIndex> SummedFor(ValueIndex input, const ValueDescriptor& wanted);
@@ -169,11 +188,15 @@ class PlanBuilder {
   // Returns the product's result as the product's reshard lays it out; nullopt without a reshard.
   absl::StatusOr<std::optional<ValueDescriptor>> WantedOf(const Product& product,
                                                           const ProductDims& dims);
+  // Returns `wanted` if given. Otherwise one of the operands keeps its layout: the right one,
+  // unless less data is sent if the left one does. Ignores measured rates, so that the layouts of
+  // results do not change with them. Errors of MovePlan.
+  absl::StatusOr<ProductResult> ResultFor(const Product& product, const ProductDims& dims,
+                                          const std::optional<ValueDescriptor>& wanted);
   // Returns the plans of a product in those layouts that the planner considers, the best first, at
   // most `most`. Requires a product that CheckProduct accepts.
   absl::StatusOr<std::vector<ProductPlan>> Search(const Product& product, const ProductDims& dims,
-                                                  const std::optional<ValueDescriptor>& wanted,
-                                                  size_t most);
+                                                  const ProductResult& result, size_t most);
   // Returns the choice for an equal product, or null. Layers of a model are equal products.
   const Choice* FindChoice(const Product& product,
                            const std::optional<ValueDescriptor>& wanted) const;
@@ -186,9 +209,9 @@ class PlanBuilder {
   std::string op_;
   double seconds_ = 0;  // of the plan's instructions
   std::vector<Choice> choices_;
-  // The number of layouts that the planner may still price for this plan, besides those in which
-  // one of a product's tensors keeps its layout. It bounds the time of planning.
-  size_t layouts_left_ = kMostLayouts;
+  // By a hash of both values. Layouts of a product, and layers of a model, move the same values.
+  absl::flat_hash_map<size_t, std::vector<KnownMove>> moves_;
+  size_t layouts_considered_ = 0;  // of all products
 };
 
 }  // namespace shardmesh

@@ -32,7 +32,10 @@ DimParts FirstAxesOf(const Mesh& mesh, const DimParts& parts, size_t axes) {
   const auto end = parts.axes.begin() + static_cast<std::ptrdiff_t>(axes);
   DimParts kept = {.axes = Axes(parts.axes.begin(), end)};
   if (!parts.points.empty() && axes > 0) {
-    kept.points = JoinedPoints(parts.points, AxesSize(mesh, Axes(end, parts.axes.end())));
+    // The joined parts may be equal: layouts of equal parts have no points.
+    const std::vector<CutPoints> joined = WithoutEqualParts(
+        {JoinedPoints(parts.points, AxesSize(mesh, Axes(end, parts.axes.end())))});
+    if (!joined.empty()) kept.points = joined.front();
   }
   return kept;
 }

@@ -156,16 +156,18 @@ struct PlanTarget {
 // of the product or none, and takes the layout whose instructions have the least predicted time.
 // Among layouts with the same time, it takes the one that sends fewer bytes, and then the one that
 // leaves the right operand in place. An axis partitions only dimensions that it partitions in one
-// of the operands, so the result keeps layouts that the operands have. If a reshard is the only op
-// that uses a product's result, the product is planned for this layout of its result, and an axis
-// may partition any dimension. Axes that partition the contracted dimension make partial sums,
-// which the step reduces before bias and activation. If the result has to be partitioned along
-// these axes, the reduction is a reduce-scatter, else an all-reduce. Partial sums of F16 and BF16
-// are F32. Operands may have cut points: the result keeps those of the dimensions that it gets from
-// them.
+// of the operands. The result gets the layout that it has if the right operand stays in place, or
+// if the left one does and fewer bytes are sent then. This layout does not depend on the target's
+// rates. If a reshard is the only op that uses a product's result, the product is planned for this
+// layout of its result, and an axis may partition any dimension. Axes that partition the contracted
+// dimension make partial sums, which the step reduces before bias and activation. If the result has
+// to be partitioned along these axes, the reduction is a reduce-scatter, else an all-reduce.
+// Partial sums of F16 and BF16 are F32. Operands may have cut points: the result keeps those of the
+// dimensions that it gets from them.
 //
 // INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
 // - SHAPE_MISMATCH: the shapes of the operands do not fit each other.
+// - INVALID_SHAPE: a product has more than 2^63 - 1 elements.
 // - UNSUPPORTED_DTYPE: the op does not support the element type.
 // - AXIS_NOT_IN_MESH: the mesh has no axis of this name.
 // - NOT_DIVISIBLE: axes do not divide the dimension that they partition.

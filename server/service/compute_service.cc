@@ -19,6 +19,7 @@
 #include "server/service/background_reactor.h"
 #include "server/service/step_parts.h"
 #include "server/service/unary_answer.h"
+#include "server/steps/pending_step.h"
 #include "server/steps/step_runner.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"
@@ -27,9 +28,7 @@ namespace shardmesh::server {
 namespace {
 
 // A unary call that runs a step; cancelling the call cancels the step. `fill` encodes the step's
-// answer. FinishOnce is not needed, because a step is answered once. gRPC calls OnCancel and OnDone
-// only after the method has returned the reactor, so after Start, even if the step has ended by
-// then.
+// answer. FinishOnce is not needed, because a step is answered once.
 template <typename Response>
 class StepReactor final : public grpc::ServerUnaryReactor {
  public:
@@ -38,19 +37,34 @@ class StepReactor final : public grpc::ServerUnaryReactor {
   StepReactor(StepRunner* runner, Response* response, Fill fill)
       : runner_(runner), response_(response), fill_(fill) {}
 
-  void Start(StepCall call) {
-    ticket_ =
-        runner_->Run(std::move(call), [this](StepAnswer answer) { Answered(std::move(answer)); });
+  void Start(StepCall call) { Run(std::move(call), runner_, this, step_); }
+
+  // Like Start, on a thread of the background. The background and the context outlive the call.
+  void StartIn(Background* background, const grpc::CallbackServerContext* context, StepCall call) {
+    const std::string caller = call.caller.name;
+    const bool taken = background->Run(
+        caller, [this, context, runner = runner_, step = step_, call = std::move(call)]() mutable {
+          if (step->is_cancelled())
+            return Answered(absl::CancelledError("cancelled while it waited"));
+          call.time_left = rpc::TimeLeft(*context);
+          Run(std::move(call), runner, this, step);
+        });
+    if (!taken) Answered(TooManyWait());
   }
 
-  void OnCancel() override {
-    if (ticket_.has_value()) {
-      runner_->Cancel(*ticket_);
-    }
-  }
+  void OnCancel() override { step_->Cancel(runner_); }
   void OnDone() override { delete this; }
 
  private:
+  // Once the step is answered, the reactor may be gone.
+  static void Run(StepCall call, StepRunner* runner, StepReactor* reactor,
+                  const std::shared_ptr<PendingStep>& step) {
+    const std::shared_ptr<PendingStep> kept = step;
+    kept->Submitted(runner, runner->Run(std::move(call), [reactor](StepAnswer answer) {
+      reactor->Answered(std::move(answer));
+    }));
+  }
+
   void Answered(StepAnswer answer) {
     if (answer.ok()) {
       fill_(*std::move(answer), response_);
@@ -63,7 +77,7 @@ class StepReactor final : public grpc::ServerUnaryReactor {
   StepRunner* const runner_;
   Response* const response_;
   const Fill fill_;
-  std::optional<Sequencer::StepTicket> ticket_;  // nullopt: there is no step to cancel
+  const std::shared_ptr<PendingStep> step_ = std::make_shared<PendingStep>();
 };
 
 // Converts a step's answer for an RPC whose program has one result.
@@ -81,7 +95,21 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* Compile(grpc::CallbackServerContext* context,
                                     const v1::CompileRequest* request,
                                     v1::CompileResponse* response) override {
-    absl::StatusOr<StepRunner::CompiledPlan> compiled = Compile(rpc::CallerOf(*context), *request);
+    absl::StatusOr<Question> question = Decode(rpc::CallerOf(*context), *request);
+    if (question.ok() && runner_.PlansLong(question->program, question->operands)) {
+      return new BackgroundReactor(
+          *context,
+          [this, question = *std::move(question),
+           response](const std::function<bool()>&) mutable -> absl::Status {
+            SHARDMESH_ASSIGN_OR_RETURN(const StepRunner::CompiledPlan compiled,
+                                       Compile(std::move(question)));
+            Describe(compiled, response);
+            return absl::OkStatus();
+          },
+          &background_);
+    }
+    if (!question.ok()) return FinishUnary(context, question.status());
+    absl::StatusOr<StepRunner::CompiledPlan> compiled = Compile(*std::move(question));
     if (compiled.ok() && LinkPairsOf(compiled->prepared->plan) > kMostPairsAtOnce) {
       return new BackgroundReactor(
           *context,
@@ -127,24 +155,41 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   // makes. Such a forecast takes about a millisecond.
   static constexpr int64_t kMostPairsAtOnce = int64_t{1} << 13;
 
-  absl::StatusOr<StepRunner::CompiledPlan> Compile(const rpc::Caller& caller,
-                                                   const v1::CompileRequest& request) const {
+  // The arguments of StepRunner::Compile.
+  struct Question {
+    rpc::Caller caller;
+    Program program;
+    StepOperands operands;
+    size_t candidates = 0;
+  };
+
+  static absl::StatusOr<Question> Decode(const rpc::Caller& caller,
+                                         const v1::CompileRequest& request) {
     SHARDMESH_ASSIGN_OR_RETURN(StepOperands operands, DecodeOperands(request));
     auto program = rpc::Decode(request.program());
     if (!program.ok()) {
       return rpc::WithField(program.status(), "program");
     }
     SHARDMESH_ASSIGN_OR_RETURN(const size_t candidates, DecodeCandidates(request));
-    return runner_.Compile(caller, *program, std::move(operands), candidates);
+    return Question{.caller = caller,
+                    .program = *std::move(program),
+                    .operands = std::move(operands),
+                    .candidates = candidates};
+  }
+
+  absl::StatusOr<StepRunner::CompiledPlan> Compile(Question question) const {
+    return runner_.Compile(question.caller, question.program, std::move(question.operands),
+                           question.candidates);
   }
 
   static void Describe(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* response) {
-    Encode(*compiled.prepared, response);
-    Encode(ForecastOf(compiled.prepared->plan, compiled.links, compiled.kernels),
-           {.links = compiled.links.is_measured, .kernels = compiled.kernels.is_measured},
+    const PreparedPlan& prepared = *compiled.prepared;
+    Encode(prepared, response);
+    Encode(ForecastOf(prepared.plan, prepared.links, prepared.kernels),
+           {.links = prepared.links.is_measured, .kernels = prepared.kernels.is_measured},
            response);
     for (const PlanCandidate& candidate : compiled.candidates) {
-      Encode(candidate, compiled.kernels, response->add_candidates());
+      Encode(candidate, prepared.kernels, response->add_candidates());
     }
   }
 
@@ -152,7 +197,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context, std::string_view method,
                                   const v1::ExecuteRequest& request, Response* response,
                                   typename StepReactor<Response>::Fill fill) {
-    absl::StatusOr<StepCall> call = Decode(request);
+    absl::StatusOr<StepCall> call = server::Decode(request);
     if (!call.ok()) {
       return FinishUnary(context, call.status());
     }
@@ -160,12 +205,17 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     call->caller = rpc::CallerOf(*context);
     call->time_left = rpc::TimeLeft(*context);
     auto* reactor = new StepReactor<Response>(&runner_, response, fill);
-    reactor->Start(*std::move(call));
+    if (runner_.PlansLong(*call)) {
+      reactor->StartIn(&planning_, context, *std::move(call));
+    } else {
+      reactor->Start(*std::move(call));
+    }
     return reactor;
   }
 
   StepRunner runner_;
   Background background_{1};
+  Background planning_{1};  // of steps, which do not wait for calls of Compile
 };
 
 }  // namespace

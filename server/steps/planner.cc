@@ -62,8 +62,11 @@ std::shared_ptr<const PreparedPlan> Planner::Known(size_t digest, const Program&
   }
   for (const Entry* const entry : found->second) {
     if (entry->prepared->plan.mesh_revision == target.mesh_revision &&
-        entry->prepared->plan.mesh_id == target.mesh_id && AreAlike(entry->links, target.links) &&
-        AreAlike(entry->kernels, target.kernels) &&
+        entry->prepared->plan.mesh_id == target.mesh_id &&
+        entry->prepared->links.is_measured == target.links.is_measured &&
+        entry->prepared->kernels.is_measured == target.kernels.is_measured &&
+        AreAlike(entry->prepared->links, target.links) &&
+        AreAlike(entry->prepared->kernels, target.kernels) &&
         absl::MakeConstSpan(entry->operands) == operands && entry->program == program) {
       return Use(entry);
     }
@@ -86,6 +89,8 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
   prepared->bytes = rpc::PlanBytes(plan);
   prepared->hash = Sha256(prepared->bytes);
   prepared->plan = std::move(plan);
+  prepared->links = target.links;
+  prepared->kernels = target.kernels;
 
   absl::MutexLock lock(&mutex_);
   if (auto known = Known(digest, program, operands, target); known != nullptr) {
@@ -94,8 +99,6 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
   const int64_t bytes = SizeOf(program, operands, *prepared);
   auto entry = std::make_unique<const Entry>(Entry{.program = program,
                                                    .operands = {operands.begin(), operands.end()},
-                                                   .links = target.links,
-                                                   .kernels = target.kernels,
                                                    .prepared = prepared,
                                                    .caller = std::string(caller),
                                                    .digest = digest});

@@ -29,6 +29,9 @@ struct PreparedPlan {
   Plan plan;
   std::string bytes;
   std::string hash;
+  // The figures that the plan was made with.
+  LinkCost links = {};
+  KernelRates kernels = {};
 };
 
 struct PlannerOptions {
@@ -46,7 +49,8 @@ class Planner {
   // Returns the plan of a program, from the cache if possible.
   //
   // A cached plan keeps the figures of links and kernels that it was made with. The plan is reused
-  // while these figures are close to the current ones (AreAlike). Small differences between
+  // while these figures are close to the current ones (AreAlike), and both are measured or both are
+  // the defaults. Small differences between
   // measurements therefore never change the algorithm of a call. `target.preferred` must be the
   // same in all calls. A new plan counts against `caller` (rpc::Caller::name); all callers can
   // reuse it. Errors: those of PlanProgram.
@@ -64,8 +68,6 @@ class Planner {
   struct Entry {
     Program program;
     std::vector<ValueDescriptor> operands;
-    LinkCost links;
-    KernelRates kernels;
     std::shared_ptr<const PreparedPlan> prepared;
     std::string caller;
     size_t digest = 0;

@@ -142,6 +142,18 @@ absl::StatusOr<FoundOperands> OperandFinder::Find(StepOperands operands) const {
   return result;
 }
 
+int64_t OperandFinder::DevicesOf(const StepOperands& operands) const {
+  for (const StepOperand& operand : operands.operands) {
+    const auto* const reference = std::get_if<ArrayReference>(&operand.value);
+    if (reference == nullptr) continue;
+    const absl::StatusOr<SelectedArray> selected = Select(*sources_.registry, *reference);
+    return selected.ok() ? selected->array->definition.descriptor.mesh.size() : 0;
+  }
+  const auto definition = sources_.definition_store->state().Find(
+      DefinitionKind::kMesh, operands.mesh_id.empty() ? "default" : operands.mesh_id);
+  return definition.ok() ? std::get<MeshDefinition>((*definition)->value).mesh.size() : 0;
+}
+
 absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
     const std::string& mesh_id, const std::vector<FoundOperand>& operands) const {
   SHARDMESH_ASSIGN_OR_RETURN(const auto definition, sources_.definition_store->state().Find(

@@ -90,6 +90,10 @@ class OperandFinder {
   //   FAILED_PRECONDITION (MESH_MISMATCH)    the mesh changed since an operand was made on it.
   absl::StatusOr<FoundOperands> Find(StepOperands operands) const;
 
+  // Returns the number of devices of the mesh on which Find would find the operands; 0 if it would
+  // return an error because there is no such array or mesh.
+  int64_t DevicesOf(const StepOperands& operands) const;
+
  private:
   absl::StatusOr<FoundOperand> FindOne(StepOperand operand) const;
   absl::StatusOr<PlanTarget> FindTarget(const std::string& mesh_id,

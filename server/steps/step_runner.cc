@@ -139,17 +139,33 @@ StepRunner::StepRunner(const StepRunnerParts& parts)
       cancelled_(parts.metrics, "cancelled"),
       memory_(parts.memory) {}
 
+bool StepRunner::PlansLong(const Program& program, const StepOperands& operands) const {
+  constexpr int64_t kMostOpsTimesDevices = int64_t{1} << 13;
+  return static_cast<int64_t>(program.ops.size()) >
+         kMostOpsTimesDevices / std::max(finder_.DevicesOf(operands), int64_t{1});
+}
+
+bool StepRunner::PlansLong(const StepCall& call) const {
+  const auto* const program = std::get_if<Program>(&call.work);
+  return program != nullptr && PlansLong(*program, call.operands);
+}
+
 absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& caller,
                                                              const Program& program,
                                                              StepOperands operands,
                                                              size_t candidates) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const FoundOperands found, finder_.Find(std::move(operands)));
+  SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found, finder_.Find(std::move(operands)));
   CompiledPlan compiled;
   SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
                              Prepare(caller, program, found.operands, found.target));
-  compiled.links = found.target.links;
-  compiled.kernels = found.target.kernels;
+  const Plan& plan = compiled.prepared->plan;
+  if (parts_.endpoints->CheckReady(plan.mesh_id).ok()) {
+    SHARDMESH_RETURN_IF_ERROR(CheckWorkersRun(plan, *parts_.membership->view()));
+  }
   if (candidates > 0) {
+    // A plan from the cache was made with figures that differ a little from those of now.
+    found.target.links = compiled.prepared->links;
+    found.target.kernels = compiled.prepared->kernels;
     SHARDMESH_ASSIGN_OR_RETURN(
         compiled.candidates,
         PlanCandidates(program, DescriptionsOf(found.operands), found.target, candidates));

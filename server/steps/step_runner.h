@@ -68,17 +68,21 @@ class StepRunner {
 
   explicit StepRunner(const StepRunnerParts& parts);
 
-  // A plan, and the figures of its mesh's links and kernels at the time of planning.
   struct CompiledPlan {
     std::shared_ptr<const PreparedPlan> prepared;
-    LinkCost links;
-    KernelRates kernels;
-    // The plans that were compared for a program of one product, the fastest first.
+    // The plans that were compared for a program of one product, the fastest first. Their times are
+    // predicted from the figures of `prepared`, so the first is the prepared plan.
     std::vector<PlanCandidate> candidates = {};
   };
+  // Returns whether planning may take longer than some tens of milliseconds, by the program's ops
+  // and the mesh's devices. Such a program is not to be planned in a reaction (gRPC callback).
+  bool PlansLong(const Program& program, const StepOperands& operands) const;
+  bool PlansLong(const StepCall& call) const;
+
   // Returns the plan that a call with these operands would run, and at most `candidates` of the
-  // plans that were compared. Errors: those of OperandFinder and of Planner::Prepare, and those of
-  // PlanCandidates if `candidates` is above 0.
+  // plans that were compared. Errors: those of OperandFinder and of Planner::Prepare, those of
+  // PlanCandidates if `candidates` is above 0, and those of CheckWorkersRun if the mesh has all its
+  // workers.
   absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, const Program& program,
                                        StepOperands operands, size_t candidates) const;
 

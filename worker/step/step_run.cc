@@ -394,17 +394,25 @@ class RankStep {
   // --- Instructions. Allocate has provided the memory of the output before Execute runs.
 
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
+    // A batch of small products pauses for other kernels after this time.
+    constexpr absl::Duration kLongestWithoutPause = absl::Milliseconds(20);
     const LocalValue& lhs = values_[matmul.lhs];
     const LocalValue& rhs = values_[matmul.rhs];
     const LocalValue& out = values_[instruction.output];
+    if (out.size_bytes() == 0) return absl::OkStatus();
     const MatmulSpec& spec = constants_->matmul;
     const ProductLoops& loops = constants_->loops;
     MatmulOperands operands;
     if (matmul.bias.has_value()) operands.bias = values_[*matmul.bias].content.bytes;
     KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
-    const auto pause = [&turn] { return turn.PauseForOthers(); };
     const absl::Time started = options_.clock->Now();
     SHARDMESH_RETURN_IF_ERROR(turn.Take());
+    absl::Time paused = options_.clock->Now();
+    const auto pause = [&] {
+      const absl::Status status = turn.PauseForOthers();
+      paused = options_.clock->Now();
+      return status;
+    };
     std::shared_ptr<const PackedWeights> packed;
     if (!rhs.array_id.empty() && loops.is_one_rhs) {
       SHARDMESH_ASSIGN_OR_RETURN(packed,
@@ -418,6 +426,10 @@ class RankStep {
     };
     int64_t products = 0;
     const absl::Status done = ForEachProduct(loops, [&](int64_t l, int64_t r, int64_t o) {
+      // The kernel pauses only within a product, between its blocks.
+      if (products > 0 && options_.clock->Now() - paused >= kLongestWithoutPause) {
+        SHARDMESH_RETURN_IF_ERROR(pause());
+      }
       operands.lhs = matrix(lhs.content.bytes, l, constants_->lhs_matrix_bytes);
       operands.rhs = matrix(rhs.content.bytes, r, constants_->rhs_matrix_bytes);
       operands.out = matrix(Mutable(out), o, constants_->out_matrix_bytes);

@@ -44,17 +44,18 @@ ProductLoops LoopsOf(const TileProduct& tiles) {
   ProductLoops loops = {.n = tiles.rhs[rank - (tiles.transpose_rhs ? 2 : 1)],
                         .k = tiles.rhs[rank - (tiles.transpose_rhs ? 1 : 2)]};
   loops.is_one_rhs = IsOneMatrix(tiles.rhs);
+  // A tile without elements takes no memory, so nothing limits the other extents of its shape.
+  if (std::find(tiles.out.begin(), tiles.out.end(), 0) != tiles.out.end()) {
+    loops.m = tiles.out.size() < 2 ? 1 : tiles.out[tiles.out.size() - 2];
+    loops.products = 0;
+    return loops;
+  }
   if (loops.is_one_rhs && (!tiles.transpose_lhs || IsOneMatrix(tiles.lhs))) {
     loops.m = 1;
     for (size_t dim = 0; dim + 1 < tiles.out.size(); ++dim) loops.m *= tiles.out[dim];
     return loops;
   }
   loops.m = tiles.out[tiles.out.size() - 2];
-  // A tile without elements takes no memory, so nothing limits the number of its empty matrices.
-  if (std::find(tiles.out.begin(), tiles.out.end(), 0) != tiles.out.end()) {
-    loops.products = 0;
-    return loops;
-  }
   loops.batch = BatchLoopsOf(tiles);
   for (const BatchLoop& loop : loops.batch) loops.products *= loop.extent;
   return loops;

@@ -15,6 +15,7 @@
 
 #include "gmock/gmock.h"
 #include "program/kernel_time.h"
+#include "program/plan_builder.h"
 #include "program/plan_check.h"
 #include "program/product_layout.h"
 #include "program/step_plan.h"
@@ -204,6 +205,43 @@ TEST(ProductCandidatesTest, TimeDecidesHowAReplicatedProductIsPartitioned) {
   EXPECT_THAT(LabelsOf(*plan), ElementsAre("multiply"));
 }
 
+TEST(ProductCandidatesTest, MeasuredRatesDoNotChangeTheLayoutOfAResult) {
+  const PartitionSpec specs[] = {
+      PartitionSpec(),          Spec({{"dp"}, {}}),     Spec({{}, {"dp"}}),
+      Spec({{"dp"}, {"tp"}}),   Spec({{"tp"}, {"dp"}}), Spec({{"dp", "tp"}, {}}),
+      Spec({{}, {"dp", "tp"}}),
+  };
+  const std::vector<Shape> shapes = {{32, 4096, 64}, {256, 512, 128}, {64, 256, 4096}};  // M, K, N
+  const Program program = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  const auto planned = [&](const std::vector<ValueDescriptor>& operands, double speed) {
+    PlanTarget target = Target("dp=2,tp=4");
+    target.kernels.flops_per_second *= speed;
+    target.links.latency_seconds /= speed;
+    target.links.seconds_per_byte *= speed;
+    const auto plan = PlanProgram(program, operands, target);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? *plan : Plan();
+  };
+  int different_plans = 0;
+  for (const Shape& sizes : shapes) {
+    for (const PartitionSpec& lhs : specs) {
+      for (const PartitionSpec& rhs : specs) {
+        SCOPED_TRACE(StrCat(ShapeToString(sizes), " ", lhs.ToString(), " x ", rhs.ToString()));
+        const std::vector<ValueDescriptor> operands = {Value({sizes[0], sizes[1]}, lhs),
+                                                       Value({sizes[1], sizes[2]}, rhs)};
+        const Plan plan = planned(operands, 1);
+        for (const double speed : {1e-4, 100.0}) {
+          const Plan other = planned(operands, speed);
+          EXPECT_EQ(other.values[other.outputs[0]], plan.values[plan.outputs[0]]);
+          if (other != plan) ++different_plans;
+        }
+      }
+    }
+  }
+  EXPECT_GT(different_plans, 0) << "time decides among the plans with that layout";
+}
+
 TEST(ProductCandidatesTest, AProductMayGatherBothOperands) {
   // Two-dimensional layouts of both operands: each device multiplies a row of tiles by a column.
   const auto plans = PlanCandidates(
@@ -223,6 +261,21 @@ TEST(ProductCandidatesTest, AProductMayGatherBothOperands) {
                 Target("x=2,y=2"), 2)
                 ->size(),
             2U);
+}
+
+TEST(ProductCandidatesTest, NoPlanIsComparedTwice) {
+  // The cuts of four parts are those of equal parts if pairs of parts are joined.
+  const auto plans = PlanCandidates(
+      Program{.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}},
+      {CutValue({8, 8}, Spec({{"a", "b"}, {}}), {{0, 1, 4, 5, 8}, {}}),
+       Value({8, 8}, Spec({{"a"}, {"b"}}))},
+      Target("a=2,b=2"), kAll);
+  ASSERT_TRUE(plans.ok()) << plans.status();
+  for (size_t i = 0; i < plans->size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      EXPECT_NE((*plans)[i].plan, (*plans)[j].plan) << (*plans)[i].roles;
+    }
+  }
 }
 
 TEST(ProductCandidatesTest, BatchesStayWhereTheyAre) {
@@ -261,6 +314,27 @@ TEST(ProductCandidatesTest, LayersThatAreEqualArePlannedEqually) {
   EXPECT_FALSE(MultipliesBatches(*plan));
 }
 
+TEST(ProductCandidatesTest, LargeMeshesHaveFewLayoutsComparedForAProgram) {
+  // Every product is another one, so none is planned by the choice for an earlier one.
+  constexpr uint32_t kProducts = 12;
+  std::vector<ValueDescriptor> operands = {Value({1024, 1024}, Spec({{"a"}, {"c"}}))};
+  for (uint32_t i = 0; i < kProducts; ++i) {
+    operands.push_back(Value({1024, 1024 + 64 * i}, Spec({{"b"}, {"a"}})));
+  }
+  PlanBuilder builder(Target("a=16,b=16,c=16"), operands);
+  const auto plans_of = [&](ValueIndex rhs) {
+    const Product product = {
+        .lhs = 0, .rhs = rhs, .reshard = ReshardOp{.input = 0, .spec = Spec({{"c"}, {}})}};
+    const auto plans = builder.ProductPlansOf(product, kAll);
+    EXPECT_TRUE(plans.ok()) << plans.status();
+    return plans.ok() ? plans->size() : 0;
+  };
+  const size_t first = plans_of(1);
+  EXPECT_GT(first, 4U);
+  for (ValueIndex rhs = 2; rhs < kProducts; ++rhs) plans_of(rhs);
+  EXPECT_EQ(plans_of(kProducts), 2U) << "those in which an operand stays in place";
+}
+
 TEST(ProductCandidatesTest, NamesTheDimensionsThatDoNotMultiply) {
   const auto refusal = [](const Shape& lhs, const Shape& rhs, bool transpose_lhs = false) {
     const auto plan =
@@ -280,6 +354,33 @@ TEST(ProductCandidatesTest, NamesTheDimensionsThatDoNotMultiply) {
   EXPECT_THAT(refusal({8}, {8, 4}), HasSubstr("it must be a matrix, or a batch of matrices"));
   EXPECT_THAT(refusal({4, 8}, {8}), HasSubstr("it must be a matrix, or a batch of matrices"));
   EXPECT_THAT(refusal({}, {8, 4}), HasSubstr("is a scalar"));
+}
+
+TEST(ProductCandidatesTest, RefusesAResultOfTooManyElements) {
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  const Program product = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  Program scattered = product;
+  scattered.ops.push_back(CollectiveOp{.input = 2,
+                                       .kind = CollectiveKind::kScatter,
+                                       .axes = {"a"},
+                                       .dimension = 0,
+                                       .counts = {1, kHuge - 1}});
+  scattered.outputs = {3};
+  const auto refusal = [](const Program& program, const Shape& lhs, const Shape& rhs) {
+    const absl::Status status =
+        PlanProgram(program, {Value(lhs, PartitionSpec()), Value(rhs, PartitionSpec())},
+                    Target("a=2"))
+            .status();
+    EXPECT_EQ(ReasonOf(status), Reason::kInvalidShape);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(refusal(scattered, {kHuge, 0}, {0, kHuge}),
+              HasSubstr("op 0 (matmul): the shape (4611686018427387904, 4611686018427387904) has "
+                        "more than 2^63 - 1 elements"));
+  constexpr int64_t kBatches = int64_t{1} << 40;
+  EXPECT_THAT(refusal(product, {kBatches, 1, 1, 0}, {kBatches, 0, 1}),
+              HasSubstr("has more than 2^63 - 1 elements"));
 }
 
 TEST(ProductCandidatesTest, OnlyAProgramOfOneProductHasCandidates) {

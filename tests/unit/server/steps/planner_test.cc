@@ -87,6 +87,16 @@ TEST_F(PlannerTest, ProductsArePlannedAnewForKernelsOfAnotherSpeed) {
   EXPECT_EQ(fast->plan.cost.sent_bytes, 0) << "each device computes everything";
 }
 
+TEST_F(PlannerTest, APlanKeepsTheFiguresThatItWasMadeWith) {
+  const LinkCost defaults;
+  const auto first = Prepare({.latency_seconds = 1.3 * defaults.latency_seconds});
+  EXPECT_EQ(Prepare(defaults), first);
+  EXPECT_EQ(first->links.latency_seconds, 1.3 * defaults.latency_seconds);
+  const auto measured = Prepare({.is_measured = true});
+  EXPECT_NE(measured, first) << "its times are not those of measured links";
+  EXPECT_TRUE(measured->links.is_measured);
+}
+
 TEST_F(PlannerTest, MoreProgramsThanEverAreFoundAgainByTheirHashes) {
   std::vector<std::shared_ptr<const PreparedPlan>> plans;
   for (int64_t i = 0; i < 1000; ++i) {

@@ -14,6 +14,7 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
+#include "server/steps/pending_step.h"
 #include "sharding/digest.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
@@ -346,6 +347,19 @@ TEST_F(StepRunnerTest, ACancelledStepLeavesNothing) {
   ExpectNothingLeft(operand);
 }
 
+TEST_F(StepRunnerTest, AStepThatIsCancelledBeforeItHasATicketEnds) {
+  AddArray(Descriptor(), "w");
+  PendingStep pending;
+  EXPECT_FALSE(pending.is_cancelled());
+  pending.Cancel(&steps_);
+  EXPECT_TRUE(pending.is_cancelled());
+  const std::unique_ptr<Ended> ended = Start(Call({Named("w")}));
+  ASSERT_TRUE(ticket_.has_value());
+  EXPECT_FALSE(ended->done.HasBeenNotified());
+  pending.Submitted(&steps_, ticket_);
+  EXPECT_THAT(Wait(*ended), StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+}
+
 TEST_F(StepRunnerTest, AStepEndsWhenItsTimeIsOver) {
   const std::string operand = AddArray(Descriptor(), "");
   StepCall call = Call({Donated(operand)});
@@ -449,6 +463,89 @@ TEST_F(StepRunnerTest, ResultsThatCannotBeReturnedAreRefused) {
   call = Call({Named("w")}, CollectiveKind::kReduce);
   call.outputs.return_literals = true;
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(StepRunnerTest, TheFirstCandidateIsThePlanThatRuns) {
+  ArrayDescriptor square = Descriptor();
+  square.shape = {512, 512};
+  square.spec = PartitionSpec();
+  AddArray(square, "w");
+  const Program program = {
+      .operand_count = 2,
+      .ops = {MatmulOp{.lhs = 0, .rhs = 1}, ReshardOp{.input = 2, .spec = PartitionSpec()}},
+      .outputs = {3}};
+  const auto compile = [&](double flops_per_second, uint64_t incarnation) {
+    for (const char* identity : {"w0", "w1"}) {
+      EXPECT_THAT(members_.Attach({.identity = identity,
+                                   .incarnation = incarnation,
+                                   .build_version = "1",
+                                   .endpoints = {"127.0.0.1:1"},
+                                   .host = "host",
+                                   .capacity_bytes = 1 << 20,
+                                   .f32_flops_per_second = flops_per_second}),
+                  IsOk());
+    }
+    auto compiled = steps_.Compile(caller_, program, {.operands = {Named("w"), Named("w")}},
+                                   /*candidates=*/64);
+    EXPECT_THAT(compiled, IsOk());
+    return *compiled;
+  };
+  // A rate at which a product of parts is the fastest, and one at which a whole product is.
+  constexpr double kSlow = 3.5e11;
+  const StepRunner::CompiledPlan slow = compile(kSlow, 2);
+  EXPECT_EQ(slow.candidates.front().plan, slow.prepared->plan);
+  EXPECT_GT(slow.prepared->plan.cost.sent_bytes, 0);
+  const StepRunner::CompiledPlan fast = compile(1.4 * kSlow, 3);
+  EXPECT_EQ(fast.prepared, slow.prepared) << "a plan is kept while its rates are alike";
+  EXPECT_EQ(fast.candidates.front().plan, fast.prepared->plan);
+  EXPECT_EQ(fast.candidates.front().seconds, slow.candidates.front().seconds);
+  Planner fresh;
+  EXPECT_EQ((*fresh.Prepare("ada", program,
+                            {fast.prepared->plan.values[0], fast.prepared->plan.values[1]},
+                            {.mesh_id = "m",
+                             .mesh_revision = 1,
+                             .mesh = mesh_,
+                             .kernels = {.flops_per_second = 1.4 * kSlow}}))
+                ->plan.cost.sent_bytes,
+            0);
+}
+
+TEST_F(StepRunnerTest, LongProgramsOnLargeMeshesArePlannedInTheBackground) {
+  DefineMesh(definition_store_.get(), "large", *Mesh::Parse("x=64,y=64"));
+  const auto program_of = [](size_t ops) {
+    Program program = Each(1, CollectiveKind::kAllReduce);
+    program.ops.resize(ops, program.ops.front());
+    return program;
+  };
+  const StepOperands literal = {.operands = {{.value = Literal{}}}, .mesh_id = "large"};
+  EXPECT_FALSE(steps_.PlansLong(program_of(2), literal));
+  EXPECT_TRUE(steps_.PlansLong(program_of(3), literal));
+  StepCall call = Call({Named("w")});
+  call.work = program_of(3);
+  AddArray(Descriptor(), "w");
+  EXPECT_FALSE(steps_.PlansLong(call));
+  call.operands.mesh_id = "large";
+  EXPECT_FALSE(steps_.PlansLong(call)) << "its array lies on another mesh";
+  call.work = PlanHash{"hash"};
+  EXPECT_FALSE(steps_.PlansLong(call)) << "it is planned already";
+  EXPECT_FALSE(steps_.PlansLong(program_of(3), {.operands = {Named("missing")}}));
+}
+
+TEST_F(StepRunnerTest, BatchesAreNotCompiledForAWorkerThatDoesNotMultiplyThem) {
+  ArrayDescriptor batch = Descriptor();
+  batch.shape = {2, 4, 4};
+  AddArray(batch, "batch");
+  const Program program = {
+      .operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}};
+  const auto compile = [&] {
+    return steps_
+        .Compile(caller_, program, {.operands = {Named("batch"), Named("batch")}},
+                 /*candidates=*/0)
+        .status();
+  };
+  EXPECT_THAT(compile(), StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  endpoints_.ready = absl::FailedPreconditionError("the mesh lacks a worker");
+  EXPECT_THAT(compile(), IsOk()) << "the missing worker may be the older one";
 }
 
 TEST_F(StepRunnerTest, ACompiledPlanRunsByItsHash) {

@@ -646,6 +646,32 @@ TEST_P(StepExecutorTest, EveryCandidateOfAProductOfBatchesMultiplies) {
 INSTANTIATE_TEST_SUITE_P(All, StepExecutorTest,
                          testing::Values(Transport::kStream, Transport::kShm), TransportName);
 
+TEST_P(StepExecutorTest, AnEmptyBatchOfLargeMatricesMultiplies) {
+  StartMesh("x=1");
+  constexpr int64_t kRows = int64_t{1} << 32;
+  constexpr int64_t kColumns = int64_t{1} << 31;
+  Put("lhs", Tensor::Random({0, kRows, kColumns}, 1), PartitionSpec());
+  Put("rhs", Tensor::Random({0, kColumns, 4}, 2), PartitionSpec());
+  Order(1, {.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}});
+  Run(0, order_);
+  const StepResult result = Await(0);
+  EXPECT_EQ(result.outcome, StepOutcome::kDone) << result.status;
+}
+
+TEST_P(StepExecutorTest, ABatchOfSmallProductsEndsAtItsDeadline) {
+  StartMesh("x=1");
+  constexpr int64_t kProducts = int64_t{1} << 20;
+  Put("lhs", Tensor::Random({kProducts, 1, 1}, 1), PartitionSpec());
+  Put("rhs", Tensor::Random({kProducts, 1, 1}, 2), PartitionSpec());
+  Order(1, {.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}});
+  order_.return_literals = false;
+  order_.timeout = absl::Milliseconds(60);
+  Run(0, order_);
+  const StepResult result = Await(0);
+  EXPECT_THAT(result.status,
+              test::StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+}
+
 TEST_P(StepExecutorTest, FeedForwardColumnThenRowParallelEqualsPlainLoops) {
   StartMesh("fsdp=2,tp=2");
   const Tensor input = Tensor::Random({8, 32}, 1);

@@ -80,6 +80,14 @@ TEST(TileProductsTest, MatricesWithoutElementsAreNotMultiplied) {
             0);
 }
 
+TEST(TileProductsTest, AResultWithoutElementsHasNoProductsThoughItsOtherExtentsAreLarge) {
+  constexpr int64_t kMany = int64_t{1} << 40;
+  EXPECT_EQ(
+      LoopsOf({.lhs = {kMany, kMany, 0, 4}, .rhs = {4, 5}, .out = {kMany, kMany, 0, 5}}).products,
+      0);
+  EXPECT_EQ(LoopsOf({.lhs = {4}, .rhs = {4, 0}, .out = {0}}).products, 0);
+}
+
 TEST(TileProductsTest, MatricesThatContractNothingAreMultipliedBecauseTheirProductHasElements) {
   EXPECT_EQ(LoopsOf({.lhs = {3, 2, 0}, .rhs = {3, 0, 5}, .out = {3, 2, 5}}).products, 3);
 }
