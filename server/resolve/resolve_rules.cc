@@ -89,7 +89,7 @@ absl::Status Answer(const AnswerContext& context,
   }
   SHARDMESH_RETURN_IF_ERROR(EncodeRules(rules->rules(), "text", response->mutable_rules()));
   if (request.has_name()) {
-    SHARDMESH_DECODE(rule, "text", rules->RuleOf(request.name()));
+    SHARDMESH_DECODE(rule, "text", rules->RuleOf(request.name(), is_cancelled));
     if (rule.has_value()) {
       response->set_rule_index(static_cast<int32_t>(*rule));
     }

@@ -59,6 +59,10 @@ class Pattern {
   // never below program_size() of the created pattern. The bound is far above program_size() only
   // if bounded repeats stand side by side. Takes O(text), for one scan.
   static int64_t CompileCostBound(std::string_view text);
+  // Returns whether Create(text) may return a pattern that backtracks. `text` may be any text, also
+  // one with several patterns. Returns true for every pattern that backtracks, and for few others.
+  // Takes O(text), for one scan.
+  static bool MayBacktrack(std::string_view text);
 
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character
   // of a pattern matches an invalid byte.

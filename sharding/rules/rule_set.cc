@@ -91,6 +91,7 @@ struct RuleSet::State {
   std::vector<absl::StatusOr<Pattern>> patterns;  // one per rule
   int64_t min_size = 0;
   bool strict = true;
+  bool backtracks = false;   // whether any pattern does
   int64_t program_size = 0;  // of all patterns
 
   // Returns an RE2::Set of all patterns, built at the first call; null if RE2 cannot build the set.
@@ -224,6 +225,7 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
                  " instructions; the limit is ", kMaxProgramSize, ", lower their repeats"),
           {{fact::kHave, program_size}, {fact::kLimit, kMaxProgramSize}});
     }
+    state->backtracks = state->backtracks || (pattern.ok() && pattern->backtracks());
     state->patterns.push_back(std::move(pattern));
   }
   state->rules = std::move(rules);
@@ -358,6 +360,7 @@ absl::StatusOr<std::optional<int64_t>> RuleFinder::Find(std::string_view name,
 }
 
 absl::Span<const Rule> RuleSet::rules() const { return state_->rules; }
+bool RuleSet::backtracks() const { return state_->backtracks; }
 int64_t RuleSet::min_size() const { return state_->min_size; }
 bool RuleSet::strict() const { return state_->strict; }
 

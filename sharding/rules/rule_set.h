@@ -138,6 +138,9 @@ class RuleSet {
   absl::Status PatternStatus(int64_t rule) const;
 
   absl::Span<const Rule> rules() const;
+  // Returns whether any pattern backtracks: a search may then take a thousand times as long as a
+  // search for other patterns.
+  bool backtracks() const;
   int64_t min_size() const;
   bool strict() const;
 

@@ -326,6 +326,20 @@ TEST(PatternTest, BoundsWhatAPatternMayCost) {
   EXPECT_THAT(Pattern::Create("a{1000}$"), test::IsOk());
 }
 
+TEST(PatternTest, TellsFromTheTextThatAPatternMayBacktrack) {
+  for (const char* text :
+       {"a(?=b)", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?>a+)b", "(a)?(?(1)b|c)", "(?P<x>a)(?P=x)",
+        R"((.)\1)", "a*+b", "a++b", "a?+b", "a{2}+b", "(?x)a{2,} b++", "(?i)(a)\\1"}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Pattern pattern, Pattern::Create(text));
+    EXPECT_TRUE(pattern.backtracks()) << text;
+    EXPECT_TRUE(Pattern::MayBacktrack(text)) << text;
+  }
+  for (const char* text : {"", "(", "a\\", "(?:a|b)+?c*", "(?P<x>a)", "(?i:a)", R"(\d+\.\w)",
+                           "(?#a)b", R"(\07)", "a{2}b"}) {
+    EXPECT_FALSE(Pattern::MayBacktrack(text)) << text;
+  }
+}
+
 TEST(PatternTest, EndsASearchThatTakesTooManySteps) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Pattern pattern, Pattern::Create("(a+)+(?!a)b"));
   EXPECT_THAT(pattern.Search("aab"), IsOkAndHolds(true));

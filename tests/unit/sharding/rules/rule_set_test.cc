@@ -212,6 +212,8 @@ TEST(RuleSetTest, MatchesPatternsThatBacktrackByEachStrategy) {
     EXPECT_EQ(matches[2].rule, 1);
   }
   EXPECT_THAT(rules.MatchingRules("attn/kernel"), IsOkAndHolds(ElementsAre(0, 1, 2)));
+  EXPECT_TRUE(rules.backtracks());
+  EXPECT_FALSE(RuleSet::Create({{"kernel$", {}}, {".*", {}}})->backtracks());
 }
 
 TEST(RuleSetTest, ASearchThatTakesTooManyStepsNamesItsRule) {
