@@ -99,7 +99,8 @@ absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
 absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
                     v1::CompareSpecsResponse*);
 // The answer may have to compile or search rules for long: see SearchesLong. It calls
-// `is_cancelled` (may be null) meanwhile. If `is_cancelled` returns true, the answer ends with CANCELLED.
+// `is_cancelled` (may be null) meanwhile. If `is_cancelled` returns true, the answer ends with
+// CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
                     v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,

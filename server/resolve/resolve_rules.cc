@@ -113,11 +113,12 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
   }
   SHARDMESH_DECODE(pattern, "pattern", Pattern::Create(request.pattern()));
   response->mutable_found()->Reserve(request.names_size());
+  SearchBudget budget;
   for (const std::string& name : request.names()) {
     if (is_cancelled != nullptr && is_cancelled()) {
       return absl::CancelledError("cancelled while names were searched");
     }
-    SHARDMESH_DECODE(found, "pattern", pattern.Search(name));
+    SHARDMESH_DECODE(found, "pattern", pattern.Search(name, &budget));
     response->add_found(found);
   }
   response->set_re2_pattern(pattern.re2_text().value_or(""));

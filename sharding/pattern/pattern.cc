@@ -159,9 +159,9 @@ bool Pattern::IsPlainHere(std::string_view name) const {
          !(emptiness_matters_ && name.empty());
 }
 
-absl::StatusOr<bool> Pattern::Search(std::string_view name) const {
+absl::StatusOr<bool> Pattern::Search(std::string_view name, SearchBudget* budget) const {
   if (backtracking_ != nullptr) {
-    SHARDMESH_ASSIGN_OR_RETURN(const auto match, backtracking_->Find(name));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto match, backtracking_->Find(name, budget));
     return match.has_value();
   }
   if (re2_ != nullptr && IsPlainHere(name)) {

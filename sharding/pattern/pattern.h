@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "sharding/pattern/search_budget.h"
 
 namespace re2 {
 class RE2;
@@ -67,8 +68,9 @@ class Pattern {
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character
   // of a pattern matches an invalid byte.
   // The only error is INVALID_ARGUMENT (LIMIT_EXCEEDED): the pattern backtracks, and its search
-  // takes more than BacktrackingProgram::kMaxSteps steps.
-  absl::StatusOr<bool> Search(std::string_view name) const;
+  // takes more than BacktrackingProgram::kMaxSteps steps, or more than `budget`, which may be null
+  // and which counts the search, has left.
+  absl::StatusOr<bool> Search(std::string_view name, SearchBudget* budget = nullptr) const;
 
   // Returns the pattern as given.
   const std::string& text() const { return text_; }

@@ -104,12 +104,12 @@ absl::StatusOr<PatternReplacement> PatternReplacement::Create(std::string_view p
 }
 
 absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> PatternReplacement::Find(
-    std::string_view text) const {
+    std::string_view text, SearchBudget* budget) const {
   const bool is_ascii =
       std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
   if (re2_ == nullptr || (newline_matters_ && text.ends_with('\n')) ||
       (non_ascii_matters_ && !is_ascii) || (emptiness_matters_ && text.empty())) {
-    return backtracking_->Find(text);
+    return backtracking_->Find(text, budget);
   }
   std::vector<re2::StringPiece> found(static_cast<size_t>(group_count_) + 1);
   const re2::StringPiece subject(text.data(), text.size());
@@ -128,8 +128,9 @@ absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> PatternRepl
   return groups;
 }
 
-absl::StatusOr<std::optional<std::string>> PatternReplacement::Apply(std::string_view text) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto groups, Find(text));
+absl::StatusOr<std::optional<std::string>> PatternReplacement::Apply(std::string_view text,
+                                                                     SearchBudget* budget) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto groups, Find(text, budget));
   if (!groups.has_value()) {
     return std::nullopt;
   }

@@ -207,6 +207,7 @@ class Linter {
   // For each rule and each axis of it that a mesh lacks: the tensors that the rule decides.
   std::map<std::pair<int64_t, std::string>, Tally> lacking_;
   LintReport report_;
+  SearchBudget budget_;  // for all tensors
 };
 
 absl::StatusOr<LintReport> Linter::Lint() {
@@ -246,7 +247,7 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
   }
   ++asked_;
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int64_t> matching,
-                             rules_.MatchingRules(tensor.name, options_.is_cancelled));
+                             rules_.MatchingRules(tensor.name, options_.is_cancelled, &budget_));
   for (const int64_t rule : matching) {
     matched_[static_cast<size_t>(rule)].AddFirst(index, tensor.tree);
   }

@@ -162,6 +162,32 @@ TEST(BacktrackingTest, NamesThePatternAndTheTextOfASearchThatTakesTooManySteps) 
               StatusIs(kInvalid, Reason::kLimitExceeded));
 }
 
+TEST(BacktrackingTest, ManySearchesTogetherKeepToTheirBudget) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BacktrackingProgram program,
+                                 BacktrackingProgram::Create("(a+)+(?!a)b"));
+  SearchBudget budget(100'000);
+  const std::string quick(3, 'a');
+  const std::string slow(10, 'a');  // some ten thousand steps
+  for (int i = 0; i < 1'000; ++i) {
+    EXPECT_THAT(program.Find(quick, &budget), IsOkAndHolds(Groups()));
+  }
+  EXPECT_EQ(budget.StepsOfNext(), 101'000) << "quick searches do not count";
+  int searches = 0;
+  absl::Status status;
+  while (status.ok() && searches < 1'000) {
+    status = program.Find(slow, &budget).status();
+    ++searches;
+  }
+  EXPECT_GT(searches, 2);
+  EXPECT_LT(searches, 101);
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("pattern '(a+)+(?!a)b': the search in 'aaaaaaaaaa' and those before it "
+                        "take more than 100000 steps"));
+  EXPECT_THAT(program.Find(slow), IsOkAndHolds(Groups()));
+  EXPECT_THAT(program.Find(quick, &budget), IsOkAndHolds(Groups()));
+}
+
 TEST(BacktrackingTest, TakesFewStepsOnANameOfTheLargestSize) {
   const std::string name(1024, 'x');
   for (const char* pattern : {"(?!.*bias).*kernel", "(?=.*kernel)model", "^(.)\\1+$(?<=y)"}) {

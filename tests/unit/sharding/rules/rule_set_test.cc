@@ -227,6 +227,20 @@ TEST(RuleSetTest, ASearchThatTakesTooManyStepsNamesItsRule) {
   EXPECT_THAT(status.ToString(), HasSubstr("rule 1: pattern '(a+)+(?!a)b': the search in "));
 }
 
+TEST(RuleSetTest, TheSearchesForAllNamesTogetherTakeABoundedNumberOfSteps) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules,
+                                 RuleSet::Create({{"x", {}}, {"(a+)+(?!a)b", {}}, {"", {}}}));
+  const std::string name(10, 'a');  // some ten thousand steps
+  const std::vector<NamedShape> tensors(100, NamedShape{name, kEight});
+  EXPECT_THAT(rules.MatchTree(tensors), test::IsOk());
+  MatchTreeOptions options;
+  options.budget = SearchBudget(100'000);
+  const absl::Status status = rules.MatchTree(tensors, options).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(status.ToString(), HasSubstr("rule 1: pattern '(a+)+(?!a)b': the search in "));
+  EXPECT_THAT(status.ToString(), HasSubstr("take more than 100000 steps"));
+}
+
 TEST(RuleSetTest, ChecksForACancellationAfterEachRuleThatBacktracks) {
   std::vector<Rule> patterns(10, Rule{"(?=b)c", {}});
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create(std::move(patterns)));
