@@ -35,8 +35,9 @@ struct TextRange {
 // Immutable, and safe to share between threads.
 class BacktrackingProgram {
  public:
-  // Upper bound on the steps of one search, which take some 20 ms. A step is an instruction, or
-  // eight characters that a repeat or a back-reference compares.
+  // Upper bound on the steps of one search, which take some 40 ms at most. A step is an
+  // instruction, eight characters that a repeat or a back-reference compares, or a character beyond
+  // ASCII that is looked up in a set.
   static constexpr int64_t kMaxSteps = 1'000'000;
 
   // Compiles any pattern of Python's dialect. Errors as ParsePatternWithGroups. The program has at

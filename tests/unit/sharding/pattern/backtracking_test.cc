@@ -14,6 +14,7 @@
 #include "sharding/pattern/lower_case.h"
 #include "sharding/pattern/pattern.h"
 #include "status/fact_keys.h"
+#include "status/utf8.h"
 #include "tests/testing/golden.h"
 #include "tests/testing/status_matchers.h"
 
@@ -186,6 +187,40 @@ TEST(BacktrackingTest, ManySearchesTogetherKeepToTheirBudget) {
                         "take more than 100000 steps"));
   EXPECT_THAT(program.Find(slow), IsOkAndHolds(Groups()));
   EXPECT_THAT(program.Find(quick, &budget), IsOkAndHolds(Groups()));
+}
+
+TEST(BacktrackingTest, CountsEachCharacterBeyondAsciiThatItLooksUp) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BacktrackingProgram program,
+                                 BacktrackingProgram::Create("[^x]*y(?!z)"));
+  const auto steps = [&program](const std::string& character) {
+    std::string text;
+    for (int i = 0; i < 300; ++i) {
+      text += character;
+    }
+    SearchBudget budget;
+    EXPECT_THAT(program.Find(text, &budget), IsOkAndHolds(Groups()));
+    return SearchBudget::kMaxSteps + 2 * SearchBudget::kFreeSteps - budget.StepsOfNext();
+  };
+  EXPECT_LT(steps("a"), 20'000);
+  EXPECT_GT(steps("\u00e9"), 90'000) << "each character twice from each start";
+}
+
+TEST(BacktrackingTest, LooksUpCharactersInManyRanges) {
+  std::string set = "[";
+  for (int i = 0; i < 300; ++i) {  // U+4E00-U+4E01, U+4E04-U+4E05, ...
+    AppendUtf8(static_cast<char32_t>(0x4E00 + 4 * i), set);
+    set += '-';
+    AppendUtf8(static_cast<char32_t>(0x4E01 + 4 * i), set);
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BacktrackingProgram program,
+                                 BacktrackingProgram::Create("^(?=" + set + "])"));
+  for (int i = -4; i < 1'204; ++i) {
+    std::string text;
+    AppendUtf8(static_cast<char32_t>(0x4E00 + i), text);
+    const bool is_inside = i >= 0 && i < 1'200 && i % 4 < 2;
+    EXPECT_THAT(program.Find(text), IsOkAndHolds(is_inside ? Groups({TextRange{0, 0}}) : Groups()))
+        << i;
+  }
 }
 
 TEST(BacktrackingTest, TakesFewStepsOnANameOfTheLargestSize) {
