@@ -59,7 +59,7 @@ class PatternReplacement {
       std::string_view text, SearchBudget* budget) const;
 
   std::string pattern_;
-  std::shared_ptr<const re2::RE2> re2_;  // null if the pattern needs backtracking
+  std::shared_ptr<const re2::RE2> re2_;  // null if only backtracking gives Python's groups
   std::shared_ptr<const BacktrackingProgram> backtracking_;  // null if RE2 is exact for every text
   std::vector<Piece> pieces_;
   int64_t group_count_ = 0;
