@@ -318,6 +318,7 @@ TEST(PatternTest, BoundsWhatAPatternMayCost) {
       repeat("\\w{1000}", 100) + "$",
       "(?=a{1001})",
       repeat("(?=", 201) + repeat(")", 201),
+      "()" + repeat("(?(1)", 201) + repeat(")", 201),
   };
   for (const std::string& text : kTooMuch) {
     EXPECT_THAT(Pattern::Create(text).status(), StatusIs(kInvalid, Reason::kLimitExceeded)) << text;
