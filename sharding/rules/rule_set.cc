@@ -284,29 +284,31 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
   return matches;
 }
 
-absl::StatusOr<std::vector<int64_t>> RuleSet::MatchingRules(
-    std::string_view name, const std::function<bool()>& is_cancelled, SearchBudget* budget) const {
-  std::vector<int64_t> matching;
+RulesOfName RuleSet::MatchingRules(std::string_view name, const std::function<bool()>& is_cancelled,
+                                   SearchBudget* budget) const {
+  RulesOfName rules;
   std::vector<int> found;
   RE2::Set::ErrorInfo error;
   const RE2::Set* set = Pattern::IsPlain(name) ? state_->AllAtOnce() : nullptr;
   if (set != nullptr && (set->Match(re2::StringPiece(name.data(), name.size()), &found, &error) ||
                          error.kind == RE2::Set::kNoError)) {
-    matching.assign(found.begin(), found.end());
-    std::sort(matching.begin(), matching.end());
-    return matching;
+    rules.matching.assign(found.begin(), found.end());
+    std::sort(rules.matching.begin(), rules.matching.end());
+    return rules;
   }
   const std::vector<absl::StatusOr<Pattern>>& patterns = state_->patterns;
   for (size_t i = 0; i < patterns.size() && !IsTimeToStop(patterns, i, is_cancelled); ++i) {
     if (!patterns[i].ok()) {
       continue;
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const bool is_match, SearchFor(i, *patterns[i], name, budget));
-    if (is_match) {
-      matching.push_back(static_cast<int64_t>(i));
+    const absl::StatusOr<bool> is_match = SearchFor(i, *patterns[i], name, budget);
+    if (!is_match.ok()) {
+      rules.given_up.push_back({static_cast<int64_t>(i), is_match.status()});
+    } else if (*is_match) {
+      rules.matching.push_back(static_cast<int64_t>(i));
     }
   }
-  return matching;
+  return rules;
 }
 
 absl::Status RuleSet::PatternStatus(int64_t rule) const {

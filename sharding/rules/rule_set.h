@@ -69,6 +69,18 @@ struct RuleMatch {
   std::vector<Correction> corrections;
 };
 
+// The rules whose patterns are found in a name.
+struct RulesOfName {
+  std::vector<int64_t> matching;  // rising indices
+  // Rules whose pattern backtracks, and whose search takes too many steps, in rising order. Match
+  // returns this error if it reaches the rule.
+  struct GivenUp {
+    int64_t rule = 0;
+    absl::Status status;  // INVALID_ARGUMENT (LIMIT_EXCEEDED)
+  };
+  std::vector<GivenUp> given_up;
+};
+
 // The method by which MatchTree finds the rules of many names.
 enum class MatchStrategy {
   kFastest,     // kRuleByRule or kAtOnce, whichever costs less on the first names
@@ -131,14 +143,11 @@ class RuleSet {
   absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
                                                    const MatchTreeOptions& options = {}) const;
 
-  // Returns the rising indices of all rules whose patterns are found in the name, regardless of the
-  // shape. Leaves out rules with a deferred pattern error. Polls `is_cancelled`, if given, every
-  // few rules; after it has returned true, some indices may be missing. The only error is
-  // INVALID_ARGUMENT (LIMIT_EXCEEDED): the search for a pattern that backtracks takes too many
-  // steps, or more than `budget`, which may be null, has left.
-  absl::StatusOr<std::vector<int64_t>> MatchingRules(std::string_view name,
-                                                     const std::function<bool()>& is_cancelled = {},
-                                                     SearchBudget* budget = nullptr) const;
+  // Returns all rules whose patterns are found in the name, regardless of the shape. Leaves out
+  // rules with a deferred pattern error. Polls `is_cancelled`, if given, every few rules; after it
+  // has returned true, some rules may be missing. `budget`, which may be null, counts the searches.
+  RulesOfName MatchingRules(std::string_view name, const std::function<bool()>& is_cancelled = {},
+                            SearchBudget* budget = nullptr) const;
 
   // Returns the deferred pattern error of a rule, else OK. Requires an index of rules().
   absl::Status PatternStatus(int64_t rule) const;
