@@ -35,6 +35,7 @@ absl::Status TooManySteps(std::string_view pattern, std::string_view text,
   while (shown < text.size() && (text[shown] & 0xC0) == 0x80) {
     --shown;  // do not cut a character
   }
+  const bool is_anchored = pattern.starts_with('^') || pattern.starts_with("\\A");
   return InvalidArgument(
       Reason::kLimitExceeded,
       StrCat("pattern ", QuotePattern(pattern), ": the search in ",
@@ -43,8 +44,8 @@ absl::Status TooManySteps(std::string_view pattern, std::string_view text,
                  ? StrCat(" takes more than ", BacktrackingProgram::kMaxSteps, " steps, the limit")
                  : StrCat(" and those before it take more than ", budget->steps(),
                           " steps, the limit for all searches together"),
-             "; begin the pattern with ^, or make repeats within repeats possessive, such as "
-             "(?:a+)*+"),
+             is_anchored ? "; make" : "; begin the pattern with ^, or make",
+             " repeats within repeats possessive, such as (?:a+)*+"),
       {{fact::kLimit, budget == nullptr ? BacktrackingProgram::kMaxSteps : budget->steps()}});
 }
 

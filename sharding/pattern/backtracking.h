@@ -51,7 +51,7 @@ class BacktrackingProgram {
   // INVALID_ARGUMENT (LIMIT_EXCEEDED): the search takes more than kMaxSteps steps, or more than
   // `budget`, which may be null and which counts it, has left. The error names the pattern and the
   // text. Requires a text of less than 2 GiB. Takes O(text) memory, and at most
-  // 32 bytes for each step. The stack does not grow with the text.
+  // 36 bytes for each step. The stack does not grow with the text.
   absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> Find(
       std::string_view text, SearchBudget* budget = nullptr) const;
 

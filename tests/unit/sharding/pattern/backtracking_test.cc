@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "sharding/pattern/lower_case.h"
@@ -161,6 +162,17 @@ TEST(BacktrackingTest, NamesThePatternAndTheTextOfASearchThatTakesTooManySteps) 
   }
   EXPECT_THAT(Find("(?=(?:(?:(?:){1000}){1000}){1000})", "").status(),
               StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(BacktrackingTest, AdvisesToAnchorOnlyAPatternThatIsNotAnchored) {
+  for (const auto& [pattern, is_anchored] :
+       {std::pair{"(a+)+(?!a)b", false}, {"^(a+)+(?!a)b", true}, {R"(\A(a+)+(?!a)b)", true}}) {
+    const std::string message(Find(pattern, std::string(40, 'a')).status().message());
+    EXPECT_EQ(message.find("begin the pattern with ^, or make repeats") == std::string::npos,
+              is_anchored)
+        << message;
+    EXPECT_THAT(message, HasSubstr("make repeats within repeats possessive"));
+  }
 }
 
 TEST(BacktrackingTest, ManySearchesTogetherKeepToTheirBudget) {
