@@ -230,7 +230,9 @@ absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
 }
 
 bool PutRequests::TakesLong(const v1::BeginPutRequest& request) const {
-  return !plan_.has_header() && CompilesLong(request.header().rule_set());
+  return plan_.has_header()
+             ? plan_.SearchesLong()
+             : SearchesLong(*definition_store_->shared_state(), request.header().rule_set());
 }
 
 absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Caller& caller,
@@ -261,7 +263,7 @@ absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Ca
           absl::ResourceExhaustedError(StrCat("a put has at most ", kMaxPutTensors, " tensors")),
           Reason::kLimitExceeded, {{fact::kHave, tensors_}, {fact::kLimit, kMaxPutTensors}});
     }
-    if (const absl::Status taken = TakeTensor(tensor); !taken.ok()) {
+    if (const absl::Status taken = TakeTensor(tensor, is_cancelled); !taken.ok()) {
       // Errors of the rule set name the tensor already.
       const std::string context = StrCat("tensor ", PythonRepr(tensor.name()));
       const bool is_named = ToStd(taken.message()).starts_with(StrCat(context, ": "));
@@ -272,10 +274,11 @@ absl::Status PutRequests::Take(const v1::BeginPutRequest& request, const rpc::Ca
   return absl::OkStatus();
 }
 
-absl::Status PutRequests::TakeTensor(const v1::PutTensor& tensor) {
+absl::Status PutRequests::TakeTensor(const v1::PutTensor& tensor,
+                                     const std::function<bool()>& is_cancelled) {
   fingerprint_ = Sha256(StrCat(fingerprint_, tensor.SerializeAsString()));
   SHARDMESH_ASSIGN_OR_RETURN(PutTensor decoded, Decode(tensor));
-  return plan_.TakeTensor(std::move(decoded));
+  return plan_.TakeTensor(std::move(decoded), is_cancelled);
 }
 
 std::string PutRequests::key() const {

@@ -26,7 +26,8 @@ absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from);
 // Adds the messages of one BeginPut call to the plan of that put. Not thread-safe.
 class PutRequests {
  public:
-  explicit PutRequests(const PutPlanParts& parts) : plan_(parts) {}
+  explicit PutRequests(const PutPlanParts& parts)
+      : definition_store_(parts.definition_store), plan_(parts) {}
 
   // Returns whether Take of this message may be too slow for a gRPC reaction.
   bool TakesLong(const v1::BeginPutRequest& request) const;
@@ -42,8 +43,9 @@ class PutRequests {
   const std::string& fingerprint() const { return fingerprint_; }
 
  private:
-  absl::Status TakeTensor(const v1::PutTensor& tensor);
+  absl::Status TakeTensor(const v1::PutTensor& tensor, const std::function<bool()>& is_cancelled);
 
+  const DefinitionStore* const definition_store_;
   PutPlan plan_;
   std::string fingerprint_;
   int64_t tensors_ = 0;

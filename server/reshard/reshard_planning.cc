@@ -294,7 +294,7 @@ class MeshPlans {
         call_.mesh_id.empty() ? selected.array->definition.descriptor.mesh_id : call_.mesh_id;
     SHARDMESH_ASSIGN_OR_RETURN(PutPlan * plan, PlanOf(mesh_id));
     SHARDMESH_ASSIGN_OR_RETURN(PutTensor tensor, TensorOf(call_, selected));
-    SHARDMESH_RETURN_IF_ERROR(plan->TakeTensor(std::move(tensor)));
+    SHARDMESH_RETURN_IF_ERROR(plan->TakeTensor(std::move(tensor), is_cancelled_));
     PutPlan::Planned planned = plan->TakePlanned();
     ReshardItem item{.source = std::move(selected),
                      .target = std::move(planned.items.front().definition),

@@ -197,9 +197,10 @@ class SearchAnswer {
 
   explicit SearchAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
 
-  static bool BeginsLong(const v1::SearchMeshesHeader& header) {
-    return CompilesLong(header.rule_set());
+  bool BeginsLong(const v1::SearchMeshesHeader& header) const {
+    return SearchesLong(*state_, header.rule_set());
   }
+  bool AddsLong() const { return resolver_->SearchesLong(); }
 
   absl::Status Begin(const v1::SearchMeshesHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_RETURN_IF_ERROR(DecodeOptions(header));

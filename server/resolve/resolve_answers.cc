@@ -100,8 +100,22 @@ bool CompilesLong(const v1::RuleSet& rules) {
   return false;
 }
 
-bool CompilesLong(const v1::RuleSetSelector& selector) {
-  return NamesVersion(selector.name()) || CompilesLong(selector.value());
+bool SearchesLong(std::string_view pattern) {
+  return CompilesLong(pattern) || Pattern::MayBacktrack(pattern);
+}
+
+bool SearchesLong(const Definitions& state, const v1::RuleSetSelector& selector) {
+  if (NamesVersion(selector.name())) {
+    return true;
+  }
+  if (selector.rule_set_case() == v1::RuleSetSelector::kName) {
+    const auto stored = state.FindRuleSet(selector.name());
+    return stored.ok() && (*stored)->rules.backtracks();
+  }
+  const auto& rules = selector.value().rules();
+  return CompilesLong(selector.value()) ||
+         std::any_of(rules.begin(), rules.end(),
+                     [](const v1::Rule& rule) { return Pattern::MayBacktrack(rule.pattern()); });
 }
 
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& state,

@@ -98,8 +98,9 @@ absl::Status Answer(const AnswerContext&, const v1::ConstrainArrayRequest&,
                     v1::ConstrainArrayResponse*);
 absl::Status Answer(const AnswerContext&, const v1::CompareSpecsRequest&,
                     v1::CompareSpecsResponse*);
-// The answer may have to compile rules for long: see CompilesLong. It calls `is_cancelled` (may be
-// null) while it compiles. If `is_cancelled` returns true, the answer ends with CANCELLED.
+// The answer may have to compile or search rules for long: see SearchesLong. It calls
+// `is_cancelled` (may be null) meanwhile. If `is_cancelled` returns true, the answer ends with
+// CANCELLED.
 absl::Status Answer(const AnswerContext&, const v1::ExplainTensorRequest&,
                     v1::ExplainTensorResponse*, const std::function<bool()>& is_cancelled = {});
 absl::Status Answer(const AnswerContext&, const v1::DescribeTilingRequest&,
@@ -202,12 +203,16 @@ absl::StatusOr<std::optional<RuleSetDefinition>> SelectRules(
 // milliseconds. The limit allows more than twenty ordinary rules.
 inline constexpr int64_t kMostInstructionsAtOnce = 16'384;
 
-// Return whether compiling may exceed kMostInstructionsAtOnce: compiling the pattern, the inline
-// rules, or the selected rules. A selector that names a version of a rule set always counts as
-// long, because that version may have any rules.
+// Return whether compiling may exceed kMostInstructionsAtOnce: compiling the pattern, or the rules.
 bool CompilesLong(std::string_view pattern);
 bool CompilesLong(const v1::RuleSet& rules);
-bool CompilesLong(const v1::RuleSetSelector& selector);
+
+// Return whether compiling and searching may take too long for a reaction (gRPC callback). That is
+// so if compiling does (CompilesLong), and if a pattern may need backtracking. A selector that
+// names a version of a rule set always counts as long, because that version may have any rules.
+// `pattern`: one pattern, or a text with several.
+bool SearchesLong(std::string_view pattern);
+bool SearchesLong(const Definitions& state, const v1::RuleSetSelector& selector);
 
 // Returns the stored tree; null for an empty reference. Errors name the field `stored_tree`.
 absl::StatusOr<std::shared_ptr<const StoredTree>> SelectTree(const Definitions& state,

@@ -89,7 +89,7 @@ absl::Status Answer(const AnswerContext& context,
   }
   SHARDMESH_RETURN_IF_ERROR(EncodeRules(rules->rules(), "text", response->mutable_rules()));
   if (request.has_name()) {
-    SHARDMESH_DECODE(rule, "text", rules->RuleOf(request.name()));
+    SHARDMESH_DECODE(rule, "text", rules->RuleOf(request.name(), is_cancelled));
     if (rule.has_value()) {
       response->set_rule_index(static_cast<int32_t>(*rule));
     }
@@ -113,11 +113,12 @@ absl::Status Answer(const AnswerContext&, const v1::CheckPatternRequest& request
   }
   SHARDMESH_DECODE(pattern, "pattern", Pattern::Create(request.pattern()));
   response->mutable_found()->Reserve(request.names_size());
+  SearchBudget budget;
   for (const std::string& name : request.names()) {
     if (is_cancelled != nullptr && is_cancelled()) {
       return absl::CancelledError("cancelled while names were searched");
     }
-    SHARDMESH_DECODE(found, "pattern", pattern.Search(name));
+    SHARDMESH_DECODE(found, "pattern", pattern.Search(name, &budget));
     response->add_found(found);
   }
   response->set_re2_pattern(pattern.re2_text().value_or(""));

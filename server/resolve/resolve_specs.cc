@@ -419,8 +419,9 @@ absl::Status Answer(const AnswerContext& context, const v1::ExplainTensorRequest
       return rpc::BadField("rule_set", "is not set; give rules or logical axes");
     }
     const std::string name = NameForRules(*rules, request.name());
-    SHARDMESH_DECODE(explanation, "rule_set",
-                     ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape)));
+    SHARDMESH_DECODE(
+        explanation, "rule_set",
+        ExplainRules(rules->rules, name, absl::MakeConstSpan(held.shape), is_cancelled));
     if (explanation.match.unmatched) {
       return rpc::WithField(rules->rules.UnmatchedError(name), "name");
     }

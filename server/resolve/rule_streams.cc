@@ -39,8 +39,8 @@ class LintAnswer {
   LintAnswer(std::shared_ptr<const Definitions> state, const ArrayRegistry* registry)
       : state_(std::move(state)), registry_(registry) {}
 
-  static bool BeginsLong(const v1::LintRulesHeader& header) {
-    return CompilesLong(header.rule_set());
+  bool BeginsLong(const v1::LintRulesHeader& header) const {
+    return SearchesLong(*state_, header.rule_set());
   }
 
   absl::Status Begin(const v1::LintRulesHeader& header, const IsCancelled& is_cancelled) {
@@ -444,9 +444,11 @@ class DiffAnswer {
  public:
   explicit DiffAnswer(std::shared_ptr<const Definitions> state) : state_(std::move(state)) {}
 
-  static bool BeginsLong(const v1::DiffLayoutsHeader& header) {
-    return CompilesLong(header.a().rule_set()) || CompilesLong(header.b().rule_set());
+  bool BeginsLong(const v1::DiffLayoutsHeader& header) const {
+    return SearchesLong(*state_, header.a().rule_set()) ||
+           SearchesLong(*state_, header.b().rule_set());
   }
+  bool AddsLong() const { return a_->SearchesLong() || b_->SearchesLong(); }
 
   absl::Status Begin(const v1::DiffLayoutsHeader& header, const IsCancelled& is_cancelled) {
     SHARDMESH_DECODE(compatibility, "compatibility", rpc::Decode(header.compatibility()));

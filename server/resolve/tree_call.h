@@ -63,14 +63,16 @@ class TreeCall {
 // Errors of Begin concern the header, those of Add the tensors. `Work` may also have:
 //
 // clang-format off
-//   static bool BeginsLong(const Header&);
+//   bool BeginsLong(const Header&) const;
+//   bool AddsLong() const;
 //   const StoredTree* stored_tree() const;
 // clang-format on
 //
-// BeginsLong returns whether Begin takes too long for a reaction. A header that names a version of
-// a stored tree always takes too long. stored_tree() returns the tree that the header names, or
-// null. The tree must live as long as `Work`. All tensors of the stored tree are added with the
-// header, and no other piece may follow.
+// BeginsLong returns whether Begin takes too long for a reaction, including Add of a stored tree. A
+// header that names a version of a stored tree always takes too long. AddsLong returns whether Add
+// of any piece may take too long for a reaction; it is called after Begin. stored_tree() returns
+// the tree that the header names, or null. The tree must live as long as `Work`. All tensors of the
+// stored tree are added with the header, and no other piece may follow.
 template <typename Work, typename Request, typename Response>
 class TreeFeeder final : public TreeCall<Request, Response> {
  public:
@@ -78,15 +80,19 @@ class TreeFeeder final : public TreeCall<Request, Response> {
 
   bool TakesLong(const Request& request) const override {
     if (has_begun_) {
-      return false;
+      if constexpr (requires { work_.AddsLong(); }) {
+        return work_.AddsLong();
+      } else {
+        return false;
+      }
     }
     if constexpr (requires { request.header().stored_tree(); }) {
       if (NamesVersion(request.header().stored_tree())) {
         return true;
       }
     }
-    if constexpr (requires { Work::BeginsLong(request.header()); }) {
-      return Work::BeginsLong(request.header());
+    if constexpr (requires { work_.BeginsLong(request.header()); }) {
+      return work_.BeginsLong(request.header());
     } else {
       return false;
     }

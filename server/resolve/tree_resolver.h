@@ -106,6 +106,11 @@ class TreeResolver {
                                                  const std::function<bool()>& is_cancelled = {});
 
   const TreeQuestion& question() const { return question_; }
+  // Returns whether a search for the rule of one tensor may take too long for a gRPC reaction: a
+  // rule backtracks.
+  bool SearchesLong() const {
+    return question_.rules.has_value() && question_.rules->rules.backtracks();
+  }
   // The distinct specs so far, in order of their first appearance.
   const std::vector<TreeSpec>& specs() const { return specs_; }
   // The number of tensors that have the spec of this index.

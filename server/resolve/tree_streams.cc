@@ -22,9 +22,10 @@ class TreeAnswer {
   TreeAnswer(std::shared_ptr<const Definitions> state, const CorrectionCounter& counter)
       : state_(std::move(state)), counter_(&counter) {}
 
-  static bool BeginsLong(const v1::ResolveTreeHeader& header) {
-    return CompilesLong(header.rule_set());
+  bool BeginsLong(const v1::ResolveTreeHeader& header) const {
+    return SearchesLong(*state_, header.rule_set());
   }
+  bool AddsLong() const { return resolver_->SearchesLong(); }
 
   absl::Status Begin(const v1::ResolveTreeHeader& header, const IsCancelled& is_cancelled) {
     TreeQuestion question;

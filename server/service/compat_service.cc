@@ -57,11 +57,12 @@ class CompatService final : public CompatServiceBase {
                                calls_->background());
   }
 
-  // Patterns of ordinary size are compiled at once; longer patterns are compiled in the background.
+  // Patterns of ordinary size that do not backtrack are compiled and searched at once; others are
+  // compiled and searched in the background.
   grpc::ServerUnaryReactor* ParsePatternRules(
       grpc::CallbackServerContext* context, const compat::v1::ParsePatternRulesRequest* request,
       compat::v1::ParsePatternRulesResponse* response) override {
-    return CompilesLong(request->text()) ? calls_->InBackground(context, request, response)
+    return SearchesLong(request->text()) ? calls_->InBackground(context, request, response)
                                          : calls_->AtOnce(context, request, response);
   }
 

@@ -47,7 +47,8 @@ class QuestionCalls {
   template <typename Request, typename Response>
   grpc::ServerUnaryReactor* Remembered(grpc::CallbackServerContext* context,
                                        const grpc::ByteBuffer& request, grpc::ByteBuffer* response,
-                                       bool (*takes_long)(const Request&) = nullptr) {
+                                       bool (*takes_long)(const Definitions&,
+                                                          const Request&) = nullptr) {
     grpc::Slice slice;
     if (!request.TrySingleSlice(&slice).ok() && !request.DumpToSingleSlice(&slice).ok()) {
       return FinishUnary(context, rpc::UnparsedMessage(*Request::descriptor()));
@@ -66,7 +67,7 @@ class QuestionCalls {
       grpc::ByteBuffer malformed(request);
       return FinishUnary(context, rpc::ParseMessage(&malformed, question));  // names the field
     }
-    if (takes_long != nullptr && takes_long(*question)) {
+    if (takes_long != nullptr && takes_long(state, *question)) {
       return new BackgroundReactor(
           *context,
           [this, shared_state = options_.definition_store->shared_state(), slice,

@@ -48,13 +48,15 @@ class ResolveService final : public ResolveServiceBase {
   SHARDMESH_UNARY(ListPresets)
 #undef SHARDMESH_UNARY
 
-  // Answers in the background if the rules take long to compile.
+  // Answers in the background if the rules may take long to compile or to search.
   grpc::ServerUnaryReactor* ExplainTensor(grpc::CallbackServerContext* context,
                                           const grpc::ByteBuffer* request,
                                           grpc::ByteBuffer* response) override {
     return calls_->Remembered<v1::ExplainTensorRequest, v1::ExplainTensorResponse>(
         context, *request, response,
-        [](const v1::ExplainTensorRequest& question) { return CompilesLong(question.rule_set()); });
+        [](const Definitions& state, const v1::ExplainTensorRequest& question) {
+          return SearchesLong(state, question.rule_set());
+        });
   }
 
   grpc::ServerUnaryReactor* BatchResolveSpecs(grpc::CallbackServerContext* context,

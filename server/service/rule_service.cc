@@ -48,12 +48,12 @@ class RuleService final : public RuleServiceBase {
                                response, calls_->background());
   }
 
-  // Few names and a pattern of ordinary size are answered at once; other requests are answered in
-  // the background.
+  // Few names and a pattern of ordinary size that does not backtrack are answered at once; other
+  // requests are answered in the background.
   grpc::ServerUnaryReactor* CheckPattern(grpc::CallbackServerContext* context,
                                          const v1::CheckPatternRequest* request,
                                          v1::CheckPatternResponse* response) override {
-    return request->names_size() > kOrdinaryNames || CompilesLong(request->pattern())
+    return request->names_size() > kOrdinaryNames || SearchesLong(request->pattern())
                ? calls_->InBackground(context, request, response)
                : calls_->AtOnce(context, request, response);
   }

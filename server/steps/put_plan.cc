@@ -141,7 +141,7 @@ absl::Status PutPlan::ChooseWeights() {
   return absl::OkStatus();
 }
 
-absl::Status PutPlan::TakeTensor(PutTensor tensor) {
+absl::Status PutPlan::TakeTensor(PutTensor tensor, const std::function<bool()>& is_cancelled) {
   if (!tensor.name.empty() && !names_.insert(tensor.name).second) {
     return rpc::BadField("name", "is listed twice");
   }
@@ -181,7 +181,7 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor) {
     SHARDMESH_RETURN_IF_ERROR(TakeOrigin(tensor, &item.definition));
   }
   std::optional<ContentClaim> claim = std::exchange(tensor.content, std::nullopt);
-  SHARDMESH_RETURN_IF_ERROR(Place(std::move(tensor), &item.definition));
+  SHARDMESH_RETURN_IF_ERROR(Place(std::move(tensor), is_cancelled, &item.definition));
   if (const auto axes = array.spec.unreduced(); !axes.empty()) {
     return rpc::BadField(
         "spec",
@@ -249,7 +249,8 @@ absl::Status PutPlan::TakeSource(const FileRange& source, ArrayDefinition* defin
   return absl::OkStatus();
 }
 
-absl::Status PutPlan::Place(PutTensor tensor, ArrayDefinition* definition) {
+absl::Status PutPlan::Place(PutTensor tensor, const std::function<bool()>& is_cancelled,
+                            ArrayDefinition* definition) {
   if (tensor.spec.has_value()) {
     return PlaceBySpec(*std::move(tensor.spec), definition);
   }
@@ -263,7 +264,7 @@ absl::Status PutPlan::Place(PutTensor tensor, ArrayDefinition* definition) {
   if (tensor.name.empty()) {
     return rpc::BadField("spec", "is not set, and a tensor without a name matches no rule");
   }
-  return PlaceByRules(tensor.name, definition);
+  return PlaceByRules(tensor.name, is_cancelled, definition);
 }
 
 absl::StatusOr<PartitionSpec> PutPlan::Resolve(const PutTensor& tensor, const Shape& shape) const {
@@ -311,7 +312,9 @@ absl::Status PutPlan::CutUnevenly(ArrayDescriptor* array) const {
   return absl::OkStatus();
 }
 
-absl::Status PutPlan::PlaceByRules(const std::string& name, ArrayDefinition* definition) {
+absl::Status PutPlan::PlaceByRules(const std::string& name,
+                                   const std::function<bool()>& is_cancelled,
+                                   ArrayDefinition* definition) {
   ArrayDescriptor* const array = &definition->descriptor;
   const TreeTensor named{.name = name, .shape = array->shape, .dtype = array->dtype};
   TreeResolver* resolver = resolver_.get();
@@ -324,7 +327,8 @@ absl::Status PutPlan::PlaceByRules(const std::string& name, ArrayDefinition* def
     }
     resolver = cut_resolver_.get();
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements, resolver->Add({named}));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<TreePlacement> placements,
+                             resolver->Add({named}, is_cancelled));
   const TreeSpec& spec = resolver->specs()[placements.front().spec_index];
   if (!spec.corrections.empty()) {
     definition->requested_spec = spec.requested;

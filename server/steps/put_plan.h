@@ -143,7 +143,12 @@ class PutPlan {
   // corrected. INVALID_ARGUMENT (BAD_FIELD), also: the source names no file of the header or goes
   // beyond the end of its file, only some of the tensors have sources, or a tensor has both a
   // source and an origin. Errors of ShapeInFile for a conversion that does not fit the tensor.
-  absl::Status TakeTensor(PutTensor tensor);
+  // CANCELLED: `is_cancelled`, which may be null and which the search for a rule polls, returned
+  // true.
+  absl::Status TakeTensor(PutTensor tensor, const std::function<bool()>& is_cancelled = {});
+  // Returns whether TakeTensor may be too slow for a gRPC reaction: a rule backtracks. Requires
+  // has_header().
+  bool SearchesLong() const { return resolver_->SearchesLong(); }
 
   // Whether arrays that have the elements of tensors already are to be looked for.
   bool may_reuse() const { return header_.reuse && parts_.registry != nullptr; }
@@ -205,11 +210,13 @@ class PutPlan {
                                                            std::string_view field) const;
   absl::Status OrderFill(const BegunPut& put, const ReuseSources& sources) const;
   // Gives the array its spec: from the tensor's own layout, or else from the rules.
-  absl::Status Place(PutTensor tensor, ArrayDefinition* definition);
+  absl::Status Place(PutTensor tensor, const std::function<bool()>& is_cancelled,
+                     ArrayDefinition* definition);
   // Returns the uncorrected spec that the tensor's axes or preset resolve to.
   absl::StatusOr<PartitionSpec> Resolve(const PutTensor& tensor, const Shape& shape) const;
   absl::Status PlaceBySpec(PartitionSpec spec, ArrayDefinition* definition);
-  absl::Status PlaceByRules(const std::string& name, ArrayDefinition* definition);
+  absl::Status PlaceByRules(const std::string& name, const std::function<bool()>& is_cancelled,
+                            ArrayDefinition* definition);
   // Gives the array cut points by the header's rule.
   absl::Status CutUnevenly(ArrayDescriptor* array) const;
   // Sets `weights_` by the header's rule.

@@ -28,19 +28,25 @@ int32_t Clamped(int64_t count) {
   return static_cast<int32_t>(std::min<int64_t>(count, kNoMaximum));
 }
 
-absl::Status TooManySteps(std::string_view pattern, std::string_view text) {
+// `budget`: null, unless the search took all that it has left.
+absl::Status TooManySteps(std::string_view pattern, std::string_view text,
+                          const SearchBudget* budget) {
   size_t shown = std::min(text.size(), kShownBytes);
   while (shown < text.size() && (text[shown] & 0xC0) == 0x80) {
     --shown;  // do not cut a character
   }
+  const bool is_anchored = pattern.starts_with('^') || pattern.starts_with("\\A");
   return InvalidArgument(
       Reason::kLimitExceeded,
       StrCat("pattern ", QuotePattern(pattern), ": the search in ",
              PythonRepr(text.substr(0, shown)), shown < text.size() ? "..." : "",
-             " takes more than ", BacktrackingProgram::kMaxSteps,
-             " steps, the limit; begin the pattern with ^, or make repeats within repeats "
-             "possessive, such as (?:a+)*+"),
-      {{fact::kLimit, BacktrackingProgram::kMaxSteps}});
+             budget == nullptr
+                 ? StrCat(" takes more than ", BacktrackingProgram::kMaxSteps, " steps, the limit")
+                 : StrCat(" and those before it take more than ", budget->steps(),
+                          " steps, the limit for all searches together"),
+             is_anchored ? "; make" : "; begin the pattern with ^, or make",
+             " repeats within repeats possessive, such as (?:a+)*+"),
+      {{fact::kLimit, budget == nullptr ? BacktrackingProgram::kMaxSteps : budget->steps()}});
 }
 
 }  // namespace
@@ -211,9 +217,10 @@ class BacktrackingProgram::Matcher {
  public:
   enum class Outcome { kMatch, kNoMatch, kTooManySteps };
 
-  Matcher(const BacktrackingProgram& program, std::u32string_view text)
+  Matcher(const BacktrackingProgram& program, std::u32string_view text, int64_t max_steps)
       : program_(program),
         text_(text),
+        max_steps_(max_steps),
         slots_(static_cast<size_t>(program.slots_), kUnset),
         marks_(static_cast<size_t>(program.marks_)) {}
 
@@ -231,6 +238,8 @@ class BacktrackingProgram::Matcher {
   // After a match: returns the first or the last place of a group; a negative number, or a last
   // place before the first one, if the group took no part.
   int32_t slot(int32_t index) const { return slots_[static_cast<size_t>(index)]; }
+  // Returns the number of steps so far.
+  int64_t steps() const { return steps_; }
 
  private:
   struct Choice {
@@ -258,7 +267,9 @@ class BacktrackingProgram::Matcher {
   int32_t Size() const { return static_cast<int32_t>(text_.size()); }
   char32_t Character(int32_t place) const { return text_[static_cast<size_t>(place)]; }
   bool Contains(int32_t set, int32_t place) {
-    return program_.sets_.Contains(set, Character(place), memory_);
+    const char32_t c = Character(place);
+    steps_ += c < 0x80 ? 0 : 1;  // the look-up takes about the time of a step
+    return program_.sets_.Contains(set, c, memory_);
   }
 
   Outcome MatchAt(int32_t start);
@@ -300,6 +311,7 @@ class BacktrackingProgram::Matcher {
 
   const BacktrackingProgram& program_;
   const std::u32string_view text_;
+  const int64_t max_steps_;
   PlaceMatcher::Memory memory_;
   std::vector<int32_t> slots_;  // places of groups, then two for each loop: iterations, last place
   std::vector<Mark> marks_;
@@ -313,7 +325,7 @@ class BacktrackingProgram::Matcher {
 BacktrackingProgram::Matcher::Outcome BacktrackingProgram::Matcher::MatchAt(int32_t start) {
   index_ = 0;
   place_ = start;
-  while (++steps_ <= kMaxSteps) {
+  while (++steps_ <= max_steps_) {
     const Instruction& instruction = program_.program_[static_cast<size_t>(index_)];
     if (instruction.op == Instruction::Op::kMatch) {
       Save(0, start);
@@ -536,15 +548,20 @@ bool BacktrackingProgram::Matcher::Backtrack() {
 }
 
 absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> BacktrackingProgram::Find(
-    std::string_view text) const {
+    std::string_view text, SearchBudget* budget) const {
   const std::optional<std::u32string> characters = DecodeUtf8(text);
   if (!characters.has_value()) {
     return std::nullopt;
   }
-  Matcher matcher(*this, *characters);
-  switch (matcher.Search()) {
+  const bool is_budget_short = budget != nullptr && budget->StepsOfNext() < kMaxSteps;
+  Matcher matcher(*this, *characters, is_budget_short ? budget->StepsOfNext() : kMaxSteps);
+  const Matcher::Outcome outcome = matcher.Search();
+  if (budget != nullptr) {
+    budget->Count(matcher.steps());
+  }
+  switch (outcome) {
     case Matcher::Outcome::kTooManySteps:
-      return TooManySteps(pattern_, text);
+      return TooManySteps(pattern_, text, is_budget_short ? budget : nullptr);
     case Matcher::Outcome::kNoMatch:
       return std::nullopt;
     case Matcher::Outcome::kMatch:

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "sharding/pattern/place_matcher.h"
+#include "sharding/pattern/search_budget.h"
 #include "sharding/pattern/syntax.h"
 
 namespace shardmesh {
@@ -34,8 +35,9 @@ struct TextRange {
 // Immutable, and safe to share between threads.
 class BacktrackingProgram {
  public:
-  // Upper bound on the steps of one search, which take some 20 ms. A step is an instruction, or
-  // eight characters that a repeat or a back-reference compares.
+  // Upper bound on the steps of one search, which take some 40 ms at most. A step is an
+  // instruction, eight characters that a repeat or a back-reference compares, or a character beyond
+  // ASCII that is looked up in a set.
   static constexpr int64_t kMaxSteps = 1'000'000;
 
   // Compiles any pattern of Python's dialect. Errors as ParsePatternWithGroups. The program has at
@@ -46,11 +48,12 @@ class BacktrackingProgram {
   // others by number. A group that took no part is nullopt. Returns nullopt if the pattern does not
   // match, or if `text` is not UTF-8.
   //
-  // INVALID_ARGUMENT (LIMIT_EXCEEDED): the search takes more than kMaxSteps steps; the error names
-  // the pattern and the text. Requires a text of less than 2 GiB. Takes O(text) memory, and at most
-  // 32 bytes for each step. The stack does not grow with the text.
+  // INVALID_ARGUMENT (LIMIT_EXCEEDED): the search takes more than kMaxSteps steps, or more than
+  // `budget`, which may be null and which counts it, has left. The error names the pattern and the
+  // text. Requires a text of less than 2 GiB. Takes O(text) memory, and at most
+  // 36 bytes for each step. The stack does not grow with the text.
   absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> Find(
-      std::string_view text) const;
+      std::string_view text, SearchBudget* budget = nullptr) const;
 
   int64_t program_size() const { return static_cast<int64_t>(program_.size()); }
 

@@ -116,6 +116,40 @@ int64_t Pattern::CompileCostBound(std::string_view text) {
   return once * repeats;
 }
 
+bool Pattern::MayBacktrack(std::string_view text) {
+  const auto follows = [text](size_t position, std::string_view what) {
+    return text.substr(position).starts_with(what);
+  };
+  for (size_t i = 0; i + 1 < text.size(); ++i) {
+    const char next = text[i + 1];
+    switch (text[i]) {
+      case '(':
+        for (const char* const group : {"(?=", "(?!", "(?<", "(?>", "(?(", "(?P="}) {
+          if (follows(i, group)) {
+            return true;
+          }
+        }
+        break;
+      case '\\':  // a back-reference
+        if (next >= '1' && next <= '9') {
+          return true;
+        }
+        break;
+      case '*':
+      case '+':
+      case '?':
+      case '}':  // a possessive repeat
+        if (next == '+') {
+          return true;
+        }
+        break;
+      default:
+        break;
+    }
+  }
+  return false;
+}
+
 bool Pattern::IsPlain(std::string_view name) {
   return !name.empty() && !name.ends_with('\n') && IsAscii(name);
 }
@@ -125,9 +159,9 @@ bool Pattern::IsPlainHere(std::string_view name) const {
          !(emptiness_matters_ && name.empty());
 }
 
-absl::StatusOr<bool> Pattern::Search(std::string_view name) const {
+absl::StatusOr<bool> Pattern::Search(std::string_view name, SearchBudget* budget) const {
   if (backtracking_ != nullptr) {
-    SHARDMESH_ASSIGN_OR_RETURN(const auto match, backtracking_->Find(name));
+    SHARDMESH_ASSIGN_OR_RETURN(const auto match, backtracking_->Find(name, budget));
     return match.has_value();
   }
   if (re2_ != nullptr && IsPlainHere(name)) {

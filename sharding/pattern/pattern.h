@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "sharding/pattern/search_budget.h"
 
 namespace re2 {
 class RE2;
@@ -59,12 +60,17 @@ class Pattern {
   // never below program_size() of the created pattern. The bound is far above program_size() only
   // if bounded repeats stand side by side. Takes O(text), for one scan.
   static int64_t CompileCostBound(std::string_view text);
+  // Returns whether Create(text) may return a pattern that backtracks. `text` may be any text, also
+  // one with several patterns. Returns true for every pattern that backtracks, and for few others.
+  // Takes O(text), for one scan.
+  static bool MayBacktrack(std::string_view text);
 
   // Returns whether the pattern matches anywhere in `name`, which must be valid UTF-8. No character
   // of a pattern matches an invalid byte.
   // The only error is INVALID_ARGUMENT (LIMIT_EXCEEDED): the pattern backtracks, and its search
-  // takes more than BacktrackingProgram::kMaxSteps steps.
-  absl::StatusOr<bool> Search(std::string_view name) const;
+  // takes more than BacktrackingProgram::kMaxSteps steps, or more than `budget`, which may be null
+  // and which counts the search, has left.
+  absl::StatusOr<bool> Search(std::string_view name, SearchBudget* budget = nullptr) const;
 
   // Returns the pattern as given.
   const std::string& text() const { return text_; }

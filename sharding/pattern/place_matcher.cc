@@ -2,6 +2,7 @@
 #include "sharding/pattern/place_matcher.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "re2/re2.h"
@@ -47,9 +48,11 @@ bool IsWord(char32_t c, Memory& memory) {
 }
 
 bool InRanges(const CharacterSet& set, char32_t c) {
-  return std::any_of(set.ranges.begin(), set.ranges.end(), [c](const CodePointRange& range) {
-    return c >= range.first && c <= range.last;
-  });
+  // The ranges are sorted and disjoint: only the last one that begins at or before `c` can hold it.
+  const auto after =
+      std::upper_bound(set.ranges.begin(), set.ranges.end(), c,
+                       [](char32_t d, const CodePointRange& range) { return d < range.first; });
+  return after != set.ranges.begin() && c <= std::prev(after)->last;
 }
 
 }  // namespace

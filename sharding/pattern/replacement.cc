@@ -26,6 +26,36 @@ absl::Status BadReplacement(std::string_view replacement, size_t position, std::
 
 bool IsGroupDigit(char c) { return absl::ascii_isdigit(static_cast<unsigned char>(c)); }
 
+bool HasGroup(const PatternNode& node) {
+  return node.group > 0 || std::any_of(node.children.begin(), node.children.end(), HasGroup);
+}
+
+// Returns whether the node may match the empty text. Requires a node without anything that needs
+// backtracking.
+bool MayBeEmpty(const PatternNode& node) {
+  switch (node.kind) {
+    case PatternNode::Kind::kSet:
+      return false;
+    case PatternNode::Kind::kSequence:
+      return std::all_of(node.children.begin(), node.children.end(), MayBeEmpty);
+    case PatternNode::Kind::kAlternation:
+      return std::any_of(node.children.begin(), node.children.end(), MayBeEmpty);
+    case PatternNode::Kind::kRepeat:
+      return node.min == 0 || MayBeEmpty(node.children.front());
+    default:
+      return true;  // an assertion
+  }
+}
+
+// Returns whether the pattern repeats a part with a group that may match the empty text. After the
+// last iteration that consumes something, Python matches the part once more, to the empty text, and
+// sets its groups. RE2 does not.
+bool RepeatsEmptyGroups(const PatternNode& node) {
+  return (node.kind == PatternNode::Kind::kRepeat && HasGroup(node.children.front()) &&
+          MayBeEmpty(node.children.front())) ||
+         std::any_of(node.children.begin(), node.children.end(), RepeatsEmptyGroups);
+}
+
 // Returns the number of the group that `name` names: a number or an identifier. nullopt if the
 // pattern has no such group.
 std::optional<int64_t> GroupOf(std::string_view name, const PatternWithGroups& pattern) {
@@ -55,7 +85,7 @@ absl::StatusOr<PatternReplacement> PatternReplacement::Create(std::string_view p
   result.emptiness_matters_ = printed.emptiness_matters;
   RE2::Options options;
   options.set_log_errors(false);
-  if (printed.text.has_value()) {
+  if (printed.text.has_value() && !RepeatsEmptyGroups(parsed.root)) {
     if (auto re2 = std::make_shared<RE2>(*printed.text, options); re2->ok()) {
       result.re2_ = std::move(re2);
     }
@@ -104,12 +134,12 @@ absl::StatusOr<PatternReplacement> PatternReplacement::Create(std::string_view p
 }
 
 absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> PatternReplacement::Find(
-    std::string_view text) const {
+    std::string_view text, SearchBudget* budget) const {
   const bool is_ascii =
       std::all_of(text.begin(), text.end(), [](char c) { return (c & 0x80) == 0; });
   if (re2_ == nullptr || (newline_matters_ && text.ends_with('\n')) ||
       (non_ascii_matters_ && !is_ascii) || (emptiness_matters_ && text.empty())) {
-    return backtracking_->Find(text);
+    return backtracking_->Find(text, budget);
   }
   std::vector<re2::StringPiece> found(static_cast<size_t>(group_count_) + 1);
   const re2::StringPiece subject(text.data(), text.size());
@@ -128,8 +158,9 @@ absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> PatternRepl
   return groups;
 }
 
-absl::StatusOr<std::optional<std::string>> PatternReplacement::Apply(std::string_view text) const {
-  SHARDMESH_ASSIGN_OR_RETURN(const auto groups, Find(text));
+absl::StatusOr<std::optional<std::string>> PatternReplacement::Apply(std::string_view text,
+                                                                     SearchBudget* budget) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto groups, Find(text, budget));
   if (!groups.has_value()) {
     return std::nullopt;
   }

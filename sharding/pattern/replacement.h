@@ -38,8 +38,10 @@ class PatternReplacement {
 
   // Returns `text` with the first match replaced; nullopt if the pattern does not match.
   // INVALID_ARGUMENT (LIMIT_EXCEEDED): the pattern backtracks, or RE2 and Python may differ for
-  // this text, and the search takes more than BacktrackingProgram::kMaxSteps steps.
-  absl::StatusOr<std::optional<std::string>> Apply(std::string_view text) const;
+  // this text, and the search takes more than BacktrackingProgram::kMaxSteps steps, or more than
+  // `budget`, which may be null and which counts the search, has left.
+  absl::StatusOr<std::optional<std::string>> Apply(std::string_view text,
+                                                   SearchBudget* budget = nullptr) const;
 
   const std::string& pattern() const { return pattern_; }
 
@@ -54,10 +56,10 @@ class PatternReplacement {
 
   // Returns the groups of the first match, group 0 first; nullopt if the pattern does not match.
   absl::StatusOr<std::optional<std::vector<std::optional<TextRange>>>> Find(
-      std::string_view text) const;
+      std::string_view text, SearchBudget* budget) const;
 
   std::string pattern_;
-  std::shared_ptr<const re2::RE2> re2_;  // null if the pattern needs backtracking
+  std::shared_ptr<const re2::RE2> re2_;  // null if only backtracking gives Python's groups
   std::shared_ptr<const BacktrackingProgram> backtracking_;  // null if RE2 is exact for every text
   std::vector<Piece> pieces_;
   int64_t group_count_ = 0;

@@ -168,6 +168,8 @@ class Parser {
   // Refuses a construct that needs backtracking, unless the tree keeps the groups.
   void RefuseBacktracking(int64_t position, std::string_view construct);
 
+  // LIMIT_EXCEEDED: groups are nested deeper than Pattern::kMaxDepth.
+  absl::Status CheckDepth(int64_t depth) const;
   // Parses alternatives up to the end of the group or pattern. Global flags, which the outermost
   // alternation may set, change `flags`.
   absl::StatusOr<Part> ParseAlternation(Flags& flags, int64_t depth);
@@ -315,13 +317,18 @@ absl::StatusOr<PatternNode> Parser::Parse() {
   return std::move(whole.node);
 }
 
-absl::StatusOr<Part> Parser::ParseAlternation(Flags& flags, int64_t depth) {
-  if (depth > Pattern::kMaxDepth) {
-    return WithFacts(Refusal(Reason::kLimitExceeded, Position(),
-                             StrCat("groups are nested more than ", Pattern::kMaxDepth,
-                                    " deep; limit exceeded")),
-                     {{fact::kHave, depth}, {fact::kLimit, Pattern::kMaxDepth}});
+absl::Status Parser::CheckDepth(int64_t depth) const {
+  if (depth <= Pattern::kMaxDepth) {
+    return absl::OkStatus();
   }
+  return WithFacts(
+      Refusal(Reason::kLimitExceeded, Position(),
+              StrCat("groups are nested more than ", Pattern::kMaxDepth, " deep; limit exceeded")),
+      {{fact::kHave, depth}, {fact::kLimit, Pattern::kMaxDepth}});
+}
+
+absl::StatusOr<Part> Parser::ParseAlternation(Flags& flags, int64_t depth) {
+  SHARDMESH_RETURN_IF_ERROR(CheckDepth(depth));
   SHARDMESH_ASSIGN_OR_RETURN(Part whole, ParseSequence(flags, depth, depth == 0));
   if (!NextIs('|')) {
     return whole;
@@ -648,6 +655,7 @@ absl::StatusOr<Part> Parser::ParseLookAround(int64_t start, bool behind, Flags f
 
 absl::StatusOr<Part> Parser::ParseConditional(int64_t start, Flags flags, int64_t depth) {
   RefuseBacktracking(start, "conditional (?(...)...)");
+  SHARDMESH_RETURN_IF_ERROR(CheckDepth(depth + 1));
   const int64_t name_position = Position();
   SHARDMESH_ASSIGN_OR_RETURN(const std::string name, ParseName(')'));
   int64_t group = 0;

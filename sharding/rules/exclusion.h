@@ -39,8 +39,9 @@ struct RewrittenRules {
 //
 // Errors are INVALID_ARGUMENT, with the rule's index and the offending part:
 //   - UNSUPPORTED_PATTERN for look-around in any other place, and for any other construct that
-//     needs backtracking or that Pattern does not support. Also for parts that cannot be rewritten: word boundaries, `$` in
-//     the middle, ignored case beyond ASCII, named classes beside other characters beyond ASCII.
+//     needs backtracking or that Pattern does not support. Also for parts that cannot be rewritten:
+//     word boundaries, `$` in the middle, ignored case beyond ASCII, named classes beside other
+//     characters beyond ASCII.
 //   - BAD_PATTERN for a pattern that Python refuses.
 //   - LIMIT_EXCEEDED if a pattern exceeds the limits of Pattern, if more than 100 rules need a
 //     spelled-out pattern, or if the result has more than RuleSet::kMaxRules rules.

@@ -91,8 +91,10 @@ absl::StatusOr<PatternRules> PatternRules::Create(std::string_view text, Partiti
   return PatternRules(std::move(rule_set), std::move(default_spec));
 }
 
-absl::StatusOr<std::optional<int64_t>> PatternRules::RuleOf(std::string_view name) const {
+absl::StatusOr<std::optional<int64_t>> PatternRules::RuleOf(
+    std::string_view name, const std::function<bool()>& is_cancelled) const {
   MatchTreeOptions options;
+  options.is_cancelled = is_cancelled;
   options.strategy = MatchStrategy::kRuleByRule;
   options.keep_unmatched = true;
   const NamedShape tensor = {name, std::nullopt};

@@ -52,12 +52,14 @@ class PatternRules {
                                              const std::function<bool()>& is_cancelled = {});
 
   // Returns the spec of the first rule whose pattern is found in the name, else the default spec.
-  // The spec does not depend on the tensor's shape. Returns errors only under kExact: those of a
-  // faulty pattern that the search reaches.
+  // The spec does not depend on the tensor's shape. Errors: LIMIT_EXCEEDED as for
+  // RuleSet::Match; under kExact also those of a faulty pattern that the search reaches.
   absl::StatusOr<PartitionSpec> SpecOf(std::string_view name) const;
   // Returns the index of the first rule whose pattern is found in the name; nullopt if no pattern
-  // is found. Errors as SpecOf.
-  absl::StatusOr<std::optional<int64_t>> RuleOf(std::string_view name) const;
+  // is found. Errors as SpecOf; also CANCELLED if `is_cancelled`, which may be null and which the
+  // search polls, returned true.
+  absl::StatusOr<std::optional<int64_t>> RuleOf(
+      std::string_view name, const std::function<bool()>& is_cancelled = {}) const;
 
   absl::Span<const Rule> rules() const { return rule_set_.rules(); }
   const PartitionSpec& default_spec() const { return default_spec_; }

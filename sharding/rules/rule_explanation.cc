@@ -63,8 +63,10 @@ std::vector<int64_t> NearestRules(absl::Span<const Rule> rules, std::string_view
 }
 
 absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::string_view name,
-                                             OptionalShape shape) {
+                                             OptionalShape shape,
+                                             const std::function<bool()>& is_cancelled) {
   MatchTreeOptions options;
+  options.is_cancelled = is_cancelled;
   options.strategy = MatchStrategy::kRuleByRule;
   options.keep_unmatched = true;
   const NamedShape tensor = {name, shape};

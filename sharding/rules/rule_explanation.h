@@ -4,6 +4,7 @@
 #define SHARDMESH_SHARDING_RULES_RULE_EXPLANATION_H_
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -29,9 +30,11 @@ struct RuleExplanation {
 // Explains RuleSet::Match. For a tensor without a matching rule, returns an explanation and no
 // error. For a tensor that the rule set replicates without a search, returns no steps.
 // Errors: INVALID_SHAPE for a malformed shape; the deferred error of a faulty pattern that the
-// search reaches.
+// search reaches; LIMIT_EXCEEDED as for RuleSet::Match; CANCELLED if `is_cancelled`, which may be
+// null and which the search polls, returned true.
 absl::StatusOr<RuleExplanation> ExplainRules(const RuleSet& rule_set, std::string_view name,
-                                             OptionalShape shape);
+                                             OptionalShape shape,
+                                             const std::function<bool()>& is_cancelled = {});
 
 // Returns at most `limit` indices of the rules whose patterns are nearest to the name, best first.
 // The measure is the bytes of the pattern's plain words (runs of at least three letters, digits or

@@ -196,6 +196,12 @@ class Linter {
     Tally differing;    // the tensors among these for which the two rules' specs differ
   };
   absl::flat_hash_map<std::pair<int64_t, int64_t>, Pair> pairs_;
+  // For each rule, the tensors for whose names its search takes too many steps.
+  struct Slow {
+    Tally tensors;
+    std::string text;  // the error for the first tensor
+  };
+  std::map<int64_t, Slow> given_up_;
   std::vector<Tally> unmatched_;  // one for each name that no rule matches
   absl::flat_hash_map<std::string_view, size_t> unmatched_names_;
   std::map<Blame, Tally> bad_axes_;
@@ -207,6 +213,7 @@ class Linter {
   // For each rule and each axis of it that a mesh lacks: the tensors that the rule decides.
   std::map<std::pair<int64_t, std::string>, Tally> lacking_;
   LintReport report_;
+  SearchBudget budget_;  // for all tensors
 };
 
 absl::StatusOr<LintReport> Linter::Lint() {
@@ -245,10 +252,20 @@ absl::Status Linter::LookAtRules(size_t index, int64_t elements) {
     return absl::OkStatus();
   }
   ++asked_;
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int64_t> matching,
-                             rules_.MatchingRules(tensor.name, options_.is_cancelled));
+  const RulesOfName rules = rules_.MatchingRules(tensor.name, options_.is_cancelled, &budget_);
+  const std::vector<int64_t>& matching = rules.matching;
+  for (const RulesOfName::GivenUp& given_up : rules.given_up) {
+    const auto [slow, is_new] = given_up_.try_emplace(given_up.rule);
+    if (is_new) {
+      slow->second.text = ToStd(given_up.status.message());
+    }
+    slow->second.tensors.AddFirst(index, tensor.tree);
+  }
   for (const int64_t rule : matching) {
     matched_[static_cast<size_t>(rule)].AddFirst(index, tensor.tree);
+  }
+  if (matching.empty() && !rules.given_up.empty()) {
+    return absl::OkStatus();  // a rule may match it
   }
   if (matching.empty()) {
     const auto [known, is_new] = unmatched_names_.try_emplace(tensor.name, unmatched_.size());
@@ -453,7 +470,11 @@ void Linter::ReportTrees() {
   std::vector<int64_t> matching(report_.trees.size());
   std::vector<int64_t> deciding(report_.trees.size());
   for (size_t rule = 0; rule < matched_.size(); ++rule) {
-    usable += rules_.PatternStatus(static_cast<int64_t>(rule)).ok() ? 1 : 0;
+    const bool is_given_up = given_up_.contains(static_cast<int64_t>(rule));
+    usable += rules_.PatternStatus(static_cast<int64_t>(rule)).ok() && !is_given_up ? 1 : 0;
+    if (is_given_up) {
+      continue;  // neither dead nor shadowed: some searches did not end
+    }
     for (const Finding::InTree& in : matched_[rule].trees) {
       ++matching[static_cast<size_t>(in.tree)];
     }
@@ -480,9 +501,20 @@ void Linter::ReportRules() {
       Add({.kind = Finding::Kind::kBadPattern, .rules = {rule}, .reason = ReasonOf(status)},
           [&](const Finding&) { return std::string(status.message()); });
     }
+    if (const auto slow = given_up_.find(rule); slow != given_up_.end()) {
+      const Tally& tensors = slow->second.tensors;
+      Add({.kind = Finding::Kind::kBadPattern,
+           .rules = {rule},
+           .tensor = tree_[tensors.tensor].name,
+           .reason = Reason::kLimitExceeded,
+           .count = tensors.count,
+           .trees = tensors.trees},
+          [&](const Finding& finding) { return slow->second.text + TreesText(finding); });
+    }
   }
   for (int64_t rule = 0; rule < rule_count; ++rule) {
-    if (matched_[static_cast<size_t>(rule)].count == 0 && rules_.PatternStatus(rule).ok()) {
+    if (matched_[static_cast<size_t>(rule)].count == 0 && rules_.PatternStatus(rule).ok() &&
+        !given_up_.contains(rule)) {
       Add({.kind = Finding::Kind::kDead, .rules = {rule}}, [&](const Finding&) {
         return StrCat(RuleText(rules_, rule), " matches none of ", Tensors(asked_), " that ",
                       asked_ == 1 ? "goes" : "go", " by rules",
@@ -508,7 +540,8 @@ void Linter::ReportRules() {
     next = std::find_if(first, pairs.end(),
                         [rule](const auto& pair) { return pair.first.first > rule; });
     const Tally& matched = matched_[static_cast<size_t>(rule)];
-    if (matched.count == 0 || won_[static_cast<size_t>(rule)].count > 0) {
+    if (matched.count == 0 || won_[static_cast<size_t>(rule)].count > 0 ||
+        given_up_.contains(rule)) {
       continue;
     }
     std::vector<std::pair<int64_t, int64_t>> takers;  // (negated count, rule)

@@ -45,7 +45,11 @@ struct LintMesh {
 // `trees`. All other fields are empty.
 struct Finding {
   enum class Kind {
-    // A faulty pattern, in a rule set that defers pattern errors. rules: the rule; reason.
+    // A faulty pattern, in a rule set that defers pattern errors. rules: the rule; reason. Or a
+    // pattern that backtracks, and whose search in some names takes too many steps. rules: the
+    // rule; reason: LIMIT_EXCEEDED; tensor: the first; count. For the other findings, the rule does
+    // not match these names; but it is neither dead nor shadowed, and the tensors are not
+    // unmatched.
     kBadPattern,
     // No tensor's name contains the pattern. rules: the rule.
     kDead,
@@ -116,7 +120,7 @@ struct LintOptions {
 // The report on one tree, independent of the other trees.
 struct LintTreeReport {
   int64_t tensors = 0;
-  int64_t dead_rules = 0;      // rules without pattern error that match none of its tensors
+  int64_t dead_rules = 0;      // rules without kBadPattern that match none of its tensors
   int64_t shadowed_rules = 0;  // rules that match some of its tensors and decide none of them
   int64_t unmatched_tensors = 0;
   // Tensors without axes that a strict rule set replicates without a search: scalars, and leaves
@@ -148,7 +152,7 @@ struct LintReport {
 //
 // Errors: INVALID_ARGUMENT (INVALID_SHAPE) with the tensor's name; CANCELLED.
 // Takes O(tensors * (rules + meshes)), and distinguishes at most a million pairs of overlapping
-// rules. The answer depends only on the arguments.
+// rules. All searches share a SearchBudget. The answer depends only on the arguments.
 absl::StatusOr<LintReport> LintRules(const RuleSet& rule_set, absl::Span<const LintTensor> tree,
                                      const PartitionAxis* profile,
                                      absl::Span<const LintMesh> meshes,

@@ -62,8 +62,9 @@ bool IsTimeToStop(absl::Span<const absl::StatusOr<Pattern>> patterns, size_t rul
 }
 
 // Returns whether the rule's pattern is found in the name. Errors name the rule.
-absl::StatusOr<bool> SearchFor(size_t rule, const Pattern& pattern, std::string_view name) {
-  absl::StatusOr<bool> found = pattern.Search(name);
+absl::StatusOr<bool> SearchFor(size_t rule, const Pattern& pattern, std::string_view name,
+                               SearchBudget* budget) {
+  absl::StatusOr<bool> found = pattern.Search(name, budget);
   if (!found.ok()) {
     return Prefixed(StrCat("rule ", rule, ": "), found.status());
   }
@@ -91,18 +92,21 @@ struct RuleSet::State {
   std::vector<absl::StatusOr<Pattern>> patterns;  // one per rule
   int64_t min_size = 0;
   bool strict = true;
+  bool backtracks = false;   // whether any pattern does
   int64_t program_size = 0;  // of all patterns
 
   // Returns an RE2::Set of all patterns, built at the first call; null if RE2 cannot build the set.
   const RE2::Set* AllAtOnce() const;
   // Returns the first rule that matches, searching one rule after another.
-  absl::StatusOr<std::optional<int64_t>> FindRuleByRule(
-      std::string_view name, const std::function<bool()>& is_cancelled) const;
+  absl::StatusOr<std::optional<int64_t>> FindRuleByRule(std::string_view name,
+                                                        const std::function<bool()>& is_cancelled,
+                                                        SearchBudget* budget) const;
   // Like FindRuleByRule, but searches with `set` if RE2 is exact for the name. `matching` is a
   // reusable buffer.
-  absl::StatusOr<std::optional<int64_t>> FindAtOnce(
-      std::string_view name, const RE2::Set& set, std::vector<int>* matching,
-      const std::function<bool()>& is_cancelled) const;
+  absl::StatusOr<std::optional<int64_t>> FindAtOnce(std::string_view name, const RE2::Set& set,
+                                                    std::vector<int>* matching,
+                                                    const std::function<bool()>& is_cancelled,
+                                                    SearchBudget* budget) const;
 
  private:
   mutable absl::once_flag set_once_;
@@ -132,14 +136,14 @@ const RE2::Set* RuleSet::State::AllAtOnce() const {
 }
 
 absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindRuleByRule(
-    std::string_view name, const std::function<bool()>& is_cancelled) const {
+    std::string_view name, const std::function<bool()>& is_cancelled, SearchBudget* budget) const {
   for (size_t i = 0; i < patterns.size(); ++i) {
     if (IsTimeToStop(patterns, i, is_cancelled)) {
       return absl::CancelledError(
           StrCat("matching was cancelled after ", i, " of ", patterns.size(), " rules"));
     }
     SHARDMESH_RETURN_IF_ERROR(patterns[i].status());
-    SHARDMESH_ASSIGN_OR_RETURN(const bool found, SearchFor(i, *patterns[i], name));
+    SHARDMESH_ASSIGN_OR_RETURN(const bool found, SearchFor(i, *patterns[i], name, budget));
     if (found) {
       return static_cast<int64_t>(i);
     }
@@ -149,12 +153,12 @@ absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindRuleByRule(
 
 absl::StatusOr<std::optional<int64_t>> RuleSet::State::FindAtOnce(
     std::string_view name, const RE2::Set& set, std::vector<int>* matching,
-    const std::function<bool()>& is_cancelled) const {
+    const std::function<bool()>& is_cancelled, SearchBudget* budget) const {
   RE2::Set::ErrorInfo error;
   if (!Pattern::IsPlain(name) ||
       (!set.Match(re2::StringPiece(name.data(), name.size()), matching, &error) &&
        error.kind != RE2::Set::kNoError)) {
-    return FindRuleByRule(name, is_cancelled);
+    return FindRuleByRule(name, is_cancelled, budget);
   }
   if (matching->empty()) {
     return std::nullopt;
@@ -224,6 +228,7 @@ absl::StatusOr<RuleSet> RuleSet::Create(std::vector<Rule> rules, const RuleSetOp
                  " instructions; the limit is ", kMaxProgramSize, ", lower their repeats"),
           {{fact::kHave, program_size}, {fact::kLimit, kMaxProgramSize}});
     }
+    state->backtracks = state->backtracks || (pattern.ok() && pattern->backtracks());
     state->patterns.push_back(std::move(pattern));
   }
   state->rules = std::move(rules);
@@ -245,13 +250,15 @@ absl::StatusOr<RuleMatch> RuleSet::Match(std::string_view name, OptionalShape sh
   if (ReplicatesUnasked(shape)) {
     return RuleMatch{};
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule, state_->FindRuleByRule(name, {}));
+  SearchBudget budget;
+  SHARDMESH_ASSIGN_OR_RETURN(const std::optional<int64_t> rule,
+                             state_->FindRuleByRule(name, {}, &budget));
   return rule.has_value() ? Apply(*rule, name, shape) : UnmatchedError(name);
 }
 
 absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const NamedShape> tensors,
                                                           const MatchTreeOptions& options) const {
-  RuleFinder finder(*this, options.strategy, options.cost_reading);
+  RuleFinder finder(*this, options.strategy, options.cost_reading, options.budget);
   std::vector<RuleMatch> matches;
   matches.reserve(tensors.size());
   for (const NamedShape& tensor : tensors) {
@@ -277,37 +284,40 @@ absl::StatusOr<std::vector<RuleMatch>> RuleSet::MatchTree(absl::Span<const Named
   return matches;
 }
 
-absl::StatusOr<std::vector<int64_t>> RuleSet::MatchingRules(
-    std::string_view name, const std::function<bool()>& is_cancelled) const {
-  std::vector<int64_t> matching;
+RulesOfName RuleSet::MatchingRules(std::string_view name, const std::function<bool()>& is_cancelled,
+                                   SearchBudget* budget) const {
+  RulesOfName rules;
   std::vector<int> found;
   RE2::Set::ErrorInfo error;
   const RE2::Set* set = Pattern::IsPlain(name) ? state_->AllAtOnce() : nullptr;
   if (set != nullptr && (set->Match(re2::StringPiece(name.data(), name.size()), &found, &error) ||
                          error.kind == RE2::Set::kNoError)) {
-    matching.assign(found.begin(), found.end());
-    std::sort(matching.begin(), matching.end());
-    return matching;
+    rules.matching.assign(found.begin(), found.end());
+    std::sort(rules.matching.begin(), rules.matching.end());
+    return rules;
   }
   const std::vector<absl::StatusOr<Pattern>>& patterns = state_->patterns;
   for (size_t i = 0; i < patterns.size() && !IsTimeToStop(patterns, i, is_cancelled); ++i) {
     if (!patterns[i].ok()) {
       continue;
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const bool is_match, SearchFor(i, *patterns[i], name));
-    if (is_match) {
-      matching.push_back(static_cast<int64_t>(i));
+    const absl::StatusOr<bool> is_match = SearchFor(i, *patterns[i], name, budget);
+    if (!is_match.ok()) {
+      rules.given_up.push_back({static_cast<int64_t>(i), is_match.status()});
+    } else if (*is_match) {
+      rules.matching.push_back(static_cast<int64_t>(i));
     }
   }
-  return matching;
+  return rules;
 }
 
 absl::Status RuleSet::PatternStatus(int64_t rule) const {
   return state_->patterns[static_cast<size_t>(rule)].status();
 }
 
-RuleFinder::RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading)
-    : rules_(std::move(rules)) {
+RuleFinder::RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading,
+                       SearchBudget budget)
+    : rules_(std::move(rules)), budget_(budget) {
   if (strategy == MatchStrategy::kAtOnce) {
     at_once_ = rules_.state_->AllAtOnce() != nullptr;
   } else if (strategy == MatchStrategy::kFastest) {
@@ -353,11 +363,12 @@ absl::StatusOr<std::optional<int64_t>> RuleFinder::Find(std::string_view name,
     Decide();
   }
   return at_once_ ? rules_.state_->FindAtOnce(name, *rules_.state_->AllAtOnce(), &matching_,
-                                              is_cancelled)
-                  : rules_.state_->FindRuleByRule(name, is_cancelled);
+                                              is_cancelled, &budget_)
+                  : rules_.state_->FindRuleByRule(name, is_cancelled, &budget_);
 }
 
 absl::Span<const Rule> RuleSet::rules() const { return state_->rules; }
+bool RuleSet::backtracks() const { return state_->backtracks; }
 int64_t RuleSet::min_size() const { return state_->min_size; }
 bool RuleSet::strict() const { return state_->strict; }
 

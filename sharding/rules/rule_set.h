@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "sharding/correction.h"
 #include "sharding/pattern/pattern.h"
+#include "sharding/pattern/search_budget.h"
 #include "sharding/spec.h"
 
 namespace shardmesh {
@@ -68,6 +69,18 @@ struct RuleMatch {
   std::vector<Correction> corrections;
 };
 
+// The rules whose patterns are found in a name.
+struct RulesOfName {
+  std::vector<int64_t> matching;  // rising indices
+  // Rules whose pattern backtracks, and whose search takes too many steps, in rising order. Match
+  // returns this error if it reaches the rule.
+  struct GivenUp {
+    int64_t rule = 0;
+    absl::Status status;  // INVALID_ARGUMENT (LIMIT_EXCEEDED)
+  };
+  std::vector<GivenUp> given_up;
+};
+
 // The method by which MatchTree finds the rules of many names.
 enum class MatchStrategy {
   kFastest,     // kRuleByRule or kAtOnce, whichever costs less on the first names
@@ -85,6 +98,8 @@ struct MatchTreeOptions {
   // Whether a tensor that no rule matches gets an answer (RuleMatch::unmatched) instead of an
   // error.
   bool keep_unmatched = false;
+  // The steps that all searches for patterns that backtrack may take together.
+  SearchBudget budget = SearchBudget();
 };
 
 // Example: rules ("kernel$", P('fsdp', 'tp')), (".*", P()). "mlp/kernel" of shape (8, 8) gets
@@ -107,8 +122,9 @@ class RuleSet {
   //
   // Errors, all INVALID_ARGUMENT: UNMATCHED_TENSOR (Python: ValueError) if no rule matches, with
   // the tensor and the nearest rules; INVALID_SHAPE for a malformed shape; the deferred error of a
-  // faulty pattern that the search reaches; LIMIT_EXCEEDED if the search for a pattern that
-  // backtracks takes too many steps.
+  // faulty pattern that the search reaches; LIMIT_EXCEEDED if the searches for patterns that
+  // backtrack take too many steps: one of them more than BacktrackingProgram::kMaxSteps, or all
+  // more than SearchBudget::kMaxSteps.
   absl::StatusOr<RuleMatch> Match(std::string_view name, OptionalShape shape) const;
 
   // Returns the result of Match under the assumption that the rule of this index is the first
@@ -122,22 +138,24 @@ class RuleSet {
   absl::Status UnmatchedError(std::string_view name) const;
 
   // Returns the specs of many tensors, in the order of `tensors`, as Match does for each tensor.
-  // Returns the first error of Match. CANCELLED if is_cancelled returned true.
+  // Returns the first error of Match, with options.budget for all names. CANCELLED if is_cancelled
+  // returned true.
   absl::StatusOr<std::vector<RuleMatch>> MatchTree(absl::Span<const NamedShape> tensors,
                                                    const MatchTreeOptions& options = {}) const;
 
-  // Returns the rising indices of all rules whose patterns are found in the name, regardless of the
-  // shape. Leaves out rules with a deferred pattern error. Polls `is_cancelled`, if given, every
-  // few rules; after it has returned true, some indices may be missing. The only error is
-  // INVALID_ARGUMENT (LIMIT_EXCEEDED): the search for a pattern that backtracks takes too many
-  // steps.
-  absl::StatusOr<std::vector<int64_t>> MatchingRules(
-      std::string_view name, const std::function<bool()>& is_cancelled = {}) const;
+  // Returns all rules whose patterns are found in the name, regardless of the shape. Leaves out
+  // rules with a deferred pattern error. Polls `is_cancelled`, if given, every few rules; after it
+  // has returned true, some rules may be missing. `budget`, which may be null, counts the searches.
+  RulesOfName MatchingRules(std::string_view name, const std::function<bool()>& is_cancelled = {},
+                            SearchBudget* budget = nullptr) const;
 
   // Returns the deferred pattern error of a rule, else OK. Requires an index of rules().
   absl::Status PatternStatus(int64_t rule) const;
 
   absl::Span<const Rule> rules() const;
+  // Returns whether any pattern backtracks: a search may then take a thousand times as long as a
+  // search for other patterns.
+  bool backtracks() const;
   int64_t min_size() const;
   bool strict() const;
 
@@ -154,8 +172,10 @@ class RuleSet {
 // thread-safe.
 class RuleFinder {
  public:
-  // `cost_reading` as in MatchTreeOptions; without it kFastest is kRuleByRule.
-  RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading);
+  // `cost_reading` as in MatchTreeOptions; without it kFastest is kRuleByRule. `budget`: for all
+  // names.
+  RuleFinder(RuleSet rules, MatchStrategy strategy, std::function<int64_t()> cost_reading,
+             SearchBudget budget = SearchBudget());
 
   // Returns the index of the first rule, in order, that matches; nullopt if no rule matches.
   // Errors: the deferred error of a faulty pattern that the search reaches; LIMIT_EXCEEDED as for
@@ -171,6 +191,7 @@ class RuleFinder {
   void Decide();
 
   RuleSet rules_;
+  SearchBudget budget_;
   bool at_once_ = false;                   // whether the current strategy is kAtOnce
   std::function<int64_t()> cost_reading_;  // empty once decided
   int64_t asked_ = 0;

@@ -75,11 +75,13 @@ class MappedCheckpoint::Builder {
     const TensorMap& map = options_.map == nullptr ? kNoMap : *options_.map;
     std::vector<bool> is_used(map.rules.size(), false);
     std::vector<size_t> unmatched;
+    SearchBudget budget;
     for (size_t i = 0; i < tensors.size(); ++i) {
       const TensorMapRule* rule = nullptr;
       std::string name = tensors[i].name;
       for (size_t r = 0; r < map.rules.size() && rule == nullptr; ++r) {
-        absl::StatusOr<std::optional<std::string>> replaced = map.rules[r].replacement.Apply(name);
+        absl::StatusOr<std::optional<std::string>> replaced =
+            map.rules[r].replacement.Apply(name, &budget);
         if (!replaced.ok()) return AtRule(replaced.status(), map.rules[r].place, name);
         if (replaced->has_value()) {
           rule = &map.rules[r];

@@ -1,15 +1,22 @@
-// Rules that take long to compile: they are compiled off gRPC's threads, which go on answering.
+// Rules that take long to compile or to search: gRPC's threads leave them to others, and go on
+// answering.
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/codec/put_codec.h"
 #include "server/resolve/layout_streams.h"
 #include "server/resolve/resolve_answers.h"
 #include "server/resolve/rule_streams.h"
 #include "server/resolve/tree_streams.h"
+#include "server/state/definitions.h"
+#include "server/store/local_store.h"
+#include "shardmesh/store/v1/definition.pb.h"
+#include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/server/busy_callers.h"
 
@@ -40,14 +47,136 @@ TEST(CompilesLongTest, OrdinaryPatternsAreQuickAndThoseOfManyInstructionsAreNot)
   EXPECT_TRUE(CompilesLong(std::string(4096, '.')));
 
   v1::RuleSetSelector rules;
-  EXPECT_FALSE(CompilesLong(rules));
-  rules.set_name("stored");  // compiled already
-  EXPECT_FALSE(CompilesLong(rules));
-  rules.Clear();
+  EXPECT_FALSE(CompilesLong(rules.value()));
   AddOrdinaryRules(&rules);
-  EXPECT_FALSE(CompilesLong(rules));
+  EXPECT_FALSE(CompilesLong(rules.value()));
   AddRules(1'000, "kernel", &rules);
-  EXPECT_TRUE(CompilesLong(rules));
+  EXPECT_TRUE(CompilesLong(rules.value()));
+}
+
+// Definitions with the rule sets "plain" and "ahead", of which the second has one look-ahead.
+class SearchesLongTest : public testing::Test {
+ protected:
+  SearchesLongTest() {
+    for (const auto& [name, pattern] : {std::pair{"plain", "kernel$"}, {"ahead", "^(?!a)"}}) {
+      store::v1::Definition record;
+      record.set_version(1);
+      record.mutable_update_time()->set_seconds(1);
+      record.mutable_value()->mutable_rule_set()->add_rules()->set_pattern(pattern);
+      record.mutable_value()->mutable_rule_set()->add_rules()->set_pattern("b");
+      Transaction transaction;
+      transaction.puts.push_back(
+          {.key = std::string("rule_set/") + name, .value = record.SerializeAsString()});
+      EXPECT_THAT(CommitAndWait(*store_, std::move(transaction)), IsOk());
+    }
+    requests_ = *RequestMemory::Open(store_.get(), &clock_);
+    definition_store_ = *DefinitionStore::Open(store_.get(), &clock_, requests_.get());
+  }
+
+  static v1::RuleSetSelector Named(const std::string& name) {
+    v1::RuleSetSelector rules;
+    rules.set_name(name);
+    return rules;
+  }
+
+  // The header of a call with rules that do not backtrack is short, and so are its tensors. Both
+  // are long if a rule backtracks.
+  template <typename Request, typename Call>
+  void ExpectTensorsTakeLong(const std::function<Call()>& make,
+                             const std::function<v1::RuleSetSelector*(Request*)>& rules_of,
+                             Request request, bool are_searched_at_once = true) {
+    for (const bool backtracks : {false, true}) {
+      *rules_of(&request) = Named(backtracks ? "ahead" : "plain");
+      const Call call = make();
+      EXPECT_EQ(call->TakesLong(request), backtracks) << request.GetTypeName();
+      bool is_tensors = false;
+      auto response = ResponseOf(*call);
+      ASSERT_THAT(call->Take(
+                      request, [] { return false; }, &response, &is_tensors),
+                  IsOk());
+      Request tensors;
+      tensors.mutable_tensors();
+      EXPECT_EQ(call->TakesLong(tensors), backtracks && are_searched_at_once)
+          << request.GetTypeName();
+    }
+  }
+
+  std::shared_ptr<const Definitions> state() const { return definition_store_->shared_state(); }
+
+  test::FakeClock clock_;
+  std::unique_ptr<server::Store> store_ = CreateMemoryStore({.history = DefinitionHistory()});
+  std::unique_ptr<RequestMemory> requests_;
+  std::unique_ptr<DefinitionStore> definition_store_;
+
+ private:
+  template <typename Request, typename Response>
+  static Response ResponseOf(const TreeCall<Request, Response>&) {
+    return Response();
+  }
+};
+
+TEST_F(SearchesLongTest, RulesThatBacktrackDo) {
+  EXPECT_FALSE(SearchesLong(R"(\w+(a|b)*?\.(?:c)(?P<d>e)(?i:f)$)"));
+  EXPECT_TRUE(SearchesLong("^(?!a)"));
+  EXPECT_TRUE(SearchesLong(R"(\w{100})")) << "compiles long";
+  EXPECT_TRUE(SearchesLong("a->tp,(?!b)c->dp"));
+
+  EXPECT_FALSE(SearchesLong(*state(), v1::RuleSetSelector()));
+  EXPECT_FALSE(SearchesLong(*state(), Named("plain")));
+  EXPECT_FALSE(SearchesLong(*state(), Named("nosuch")));
+  EXPECT_TRUE(SearchesLong(*state(), Named("ahead")));
+  v1::RuleSetSelector rules;
+  AddOrdinaryRules(&rules);
+  EXPECT_FALSE(SearchesLong(*state(), rules));
+  AddRules(1, R"((.)\1)", &rules);
+  EXPECT_TRUE(SearchesLong(*state(), rules));
+}
+
+TEST_F(SearchesLongTest, TheHeaderAndTheTensorsOfEveryStreamWithRulesThatBacktrackTakeLong) {
+  const CorrectionCounter counter(nullptr);
+  v1::ResolveTreeRequest tree;
+  tree.mutable_header()->set_match_only(true);
+  ExpectTensorsTakeLong<v1::ResolveTreeRequest, decltype(MakeResolveTreeCall(state(), counter))>(
+      [&] { return MakeResolveTreeCall(state(), counter); },
+      [](auto* request) { return request->mutable_header()->mutable_rule_set(); }, tree);
+  v1::SearchMeshesRequest search;
+  search.mutable_header()->set_devices(4);
+  search.mutable_header()->add_axes()->set_name("tp");
+  ExpectTensorsTakeLong<v1::SearchMeshesRequest, decltype(MakeSearchMeshesCall(state()))>(
+      [&] { return MakeSearchMeshesCall(state()); },
+      [](auto* request) { return request->mutable_header()->mutable_rule_set(); }, search);
+  v1::DiffLayoutsRequest diff;
+  for (v1::LayoutChoice* choice :
+       {diff.mutable_header()->mutable_a(), diff.mutable_header()->mutable_b()}) {
+    choice->mutable_rule_set()->set_name("plain");
+    auto* axis = choice->mutable_mesh()->mutable_value()->add_axes();
+    axis->set_name("tp");
+    axis->set_size(2);
+  }
+  ExpectTensorsTakeLong<v1::DiffLayoutsRequest, decltype(MakeDiffLayoutsCall(state()))>(
+      [&] { return MakeDiffLayoutsCall(state()); },
+      [](auto* request) { return request->mutable_header()->mutable_a()->mutable_rule_set(); },
+      diff);
+  ExpectTensorsTakeLong<v1::DiffLayoutsRequest, decltype(MakeDiffLayoutsCall(state()))>(
+      [&] { return MakeDiffLayoutsCall(state()); },
+      [](auto* request) { return request->mutable_header()->mutable_b()->mutable_rule_set(); },
+      diff);
+  // The lint searches when the tensors have ended, in the background.
+  ExpectTensorsTakeLong<v1::LintRulesRequest, decltype(MakeLintRulesCall(state(), nullptr))>(
+      [&] { return MakeLintRulesCall(state(), nullptr); },
+      [](auto* request) { return request->mutable_header()->mutable_rule_set(); },
+      v1::LintRulesRequest(), /*are_searched_at_once=*/false);
+}
+
+TEST_F(SearchesLongTest, TheHeaderOfAPutWithRulesThatBacktrackTakesLong) {
+  PutPlanParts parts;
+  parts.definition_store = definition_store_.get();
+  const PutRequests requests(parts);
+  v1::BeginPutRequest request;
+  *request.mutable_header()->mutable_rule_set() = Named("plain");
+  EXPECT_FALSE(requests.TakesLong(request));
+  *request.mutable_header()->mutable_rule_set() = Named("ahead");
+  EXPECT_TRUE(requests.TakesLong(request));
 }
 
 // Of each call, an ordinary header and one of many instructions.
@@ -129,7 +258,7 @@ TEST_F(LongRulesTest, TheAnswerIsThatOfOtherRulesAlsoTheSecondTime) {
   request.mutable_mesh()->set_name("default");
   AddRules(2, R"(\w{60}\b)", request.mutable_rule_set());
   AddRules(1, "kernel", request.mutable_rule_set());
-  ASSERT_TRUE(CompilesLong(request.rule_set()));
+  ASSERT_TRUE(CompilesLong(request.rule_set().value()));
   for (int i = 0; i < 3; ++i) {
     v1::ExplainTensorResponse response;
     EXPECT_THAT(Ask(&v1::ResolveService::Stub::ExplainTensor, request, &response), IsOk());

@@ -32,9 +32,9 @@ using test::StatusIs;
 TEST(NamesVersionTest, RulesOfAVersionMayHaveToBeCompiled) {
   v1::RuleSetSelector rules;
   rules.set_name("stored");
-  EXPECT_FALSE(CompilesLong(rules));
+  EXPECT_FALSE(SearchesLong(Definitions(), rules));
   rules.set_name("stored@3");
-  EXPECT_TRUE(CompilesLong(rules));
+  EXPECT_TRUE(SearchesLong(Definitions(), rules));
 }
 
 // Of a call that takes a stored tree, a header that names it and one that names a version of it.

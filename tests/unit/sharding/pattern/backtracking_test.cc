@@ -9,11 +9,13 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "sharding/pattern/lower_case.h"
 #include "sharding/pattern/pattern.h"
 #include "status/fact_keys.h"
+#include "status/utf8.h"
 #include "tests/testing/golden.h"
 #include "tests/testing/status_matchers.h"
 
@@ -160,6 +162,77 @@ TEST(BacktrackingTest, NamesThePatternAndTheTextOfASearchThatTakesTooManySteps) 
   }
   EXPECT_THAT(Find("(?=(?:(?:(?:){1000}){1000}){1000})", "").status(),
               StatusIs(kInvalid, Reason::kLimitExceeded));
+}
+
+TEST(BacktrackingTest, AdvisesToAnchorOnlyAPatternThatIsNotAnchored) {
+  for (const auto& [pattern, is_anchored] :
+       {std::pair{"(a+)+(?!a)b", false}, {"^(a+)+(?!a)b", true}, {R"(\A(a+)+(?!a)b)", true}}) {
+    const std::string message(Find(pattern, std::string(40, 'a')).status().message());
+    EXPECT_EQ(message.find("begin the pattern with ^, or make repeats") == std::string::npos,
+              is_anchored)
+        << message;
+    EXPECT_THAT(message, HasSubstr("make repeats within repeats possessive"));
+  }
+}
+
+TEST(BacktrackingTest, ManySearchesTogetherKeepToTheirBudget) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BacktrackingProgram program,
+                                 BacktrackingProgram::Create("(a+)+(?!a)b"));
+  SearchBudget budget(100'000);
+  const std::string quick(3, 'a');
+  const std::string slow(10, 'a');  // some ten thousand steps
+  for (int i = 0; i < 1'000; ++i) {
+    EXPECT_THAT(program.Find(quick, &budget), IsOkAndHolds(Groups()));
+  }
+  EXPECT_EQ(budget.StepsOfNext(), 101'000) << "quick searches do not count";
+  int searches = 0;
+  absl::Status status;
+  while (status.ok() && searches < 1'000) {
+    status = program.Find(slow, &budget).status();
+    ++searches;
+  }
+  EXPECT_GT(searches, 2);
+  EXPECT_LT(searches, 101);
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("pattern '(a+)+(?!a)b': the search in 'aaaaaaaaaa' and those before it "
+                        "take more than 100000 steps"));
+  EXPECT_THAT(program.Find(slow), IsOkAndHolds(Groups()));
+  EXPECT_THAT(program.Find(quick, &budget), IsOkAndHolds(Groups()));
+}
+
+TEST(BacktrackingTest, CountsEachCharacterBeyondAsciiThatItLooksUp) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BacktrackingProgram program,
+                                 BacktrackingProgram::Create("[^x]*y(?!z)"));
+  const auto steps = [&program](const std::string& character) {
+    std::string text;
+    for (int i = 0; i < 300; ++i) {
+      text += character;
+    }
+    SearchBudget budget;
+    EXPECT_THAT(program.Find(text, &budget), IsOkAndHolds(Groups()));
+    return SearchBudget::kMaxSteps + 2 * SearchBudget::kFreeSteps - budget.StepsOfNext();
+  };
+  EXPECT_LT(steps("a"), 20'000);
+  EXPECT_GT(steps("\u00e9"), 90'000) << "each character twice from each start";
+}
+
+TEST(BacktrackingTest, LooksUpCharactersInManyRanges) {
+  std::string set = "[";
+  for (int i = 0; i < 300; ++i) {  // U+4E00-U+4E01, U+4E04-U+4E05, ...
+    AppendUtf8(static_cast<char32_t>(0x4E00 + 4 * i), set);
+    set += '-';
+    AppendUtf8(static_cast<char32_t>(0x4E01 + 4 * i), set);
+  }
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BacktrackingProgram program,
+                                 BacktrackingProgram::Create("^(?=" + set + "])"));
+  for (int i = -4; i < 1'204; ++i) {
+    std::string text;
+    AppendUtf8(static_cast<char32_t>(0x4E00 + i), text);
+    const bool is_inside = i >= 0 && i < 1'200 && i % 4 < 2;
+    EXPECT_THAT(program.Find(text), IsOkAndHolds(is_inside ? Groups({TextRange{0, 0}}) : Groups()))
+        << i;
+  }
 }
 
 TEST(BacktrackingTest, TakesFewStepsOnANameOfTheLargestSize) {

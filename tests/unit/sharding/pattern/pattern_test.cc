@@ -318,12 +318,27 @@ TEST(PatternTest, BoundsWhatAPatternMayCost) {
       repeat("\\w{1000}", 100) + "$",
       "(?=a{1001})",
       repeat("(?=", 201) + repeat(")", 201),
+      "()" + repeat("(?(1)", 201) + repeat(")", 201),
   };
   for (const std::string& text : kTooMuch) {
     EXPECT_THAT(Pattern::Create(text).status(), StatusIs(kInvalid, Reason::kLimitExceeded)) << text;
   }
   EXPECT_THAT(Pattern::Create(repeat("(", 200) + repeat(")", 200)), test::IsOk());
   EXPECT_THAT(Pattern::Create("a{1000}$"), test::IsOk());
+}
+
+TEST(PatternTest, TellsFromTheTextThatAPatternMayBacktrack) {
+  for (const char* text :
+       {"a(?=b)", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?>a+)b", "(a)?(?(1)b|c)", "(?P<x>a)(?P=x)",
+        R"((.)\1)", "a*+b", "a++b", "a?+b", "a{2}+b", "(?x)a{2,} b++", "(?i)(a)\\1"}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Pattern pattern, Pattern::Create(text));
+    EXPECT_TRUE(pattern.backtracks()) << text;
+    EXPECT_TRUE(Pattern::MayBacktrack(text)) << text;
+  }
+  for (const char* text : {"", "(", "a\\", "(?:a|b)+?c*", "(?P<x>a)", "(?i:a)", R"(\d+\.\w)",
+                           "(?#a)b", R"(\07)", "a{2}b"}) {
+    EXPECT_FALSE(Pattern::MayBacktrack(text)) << text;
+  }
 }
 
 TEST(PatternTest, EndsASearchThatTakesTooManySteps) {

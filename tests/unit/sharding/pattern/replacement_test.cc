@@ -45,6 +45,12 @@ TEST(PatternReplacementTest, ReplacesAsPythonDoes) {
       {"a", R"(\g<0>\g<0>)", "xax", "xaax"},
       {R"((\d{2,3}?))", R"(<\1>)", "1234", "<12>34"},
       {"\xC3\xA9(.)", R"(\1)", "caf\xC3\xA9s", "cafs"},
+      // RE2 gives other groups.
+      {R"((a|b*)*)", R"(<\g<1>>)", "abb", "<>"},
+      {R"((\w*)*\.weight)", R"(<\g<1>>)", "h.weight", "<>"},
+      {R"((a*)*b)", R"(<\g<1>>)", "aab", "<>"},
+      {R"((\d*)*$)", R"(<\g<1>>)", "12", "<>"},
+      {R"((?:x(a*)|y?)+)", R"(<\1>)", "xaay", "<aa>"},
       // RE2 cannot match these patterns, or not in these texts.
       {R"((\w)\1)", R"(<\1>)", "xlayer.ll", "xlayer.<l>"},
       {R"((?<=\.)w(?P<rest>.*?)(?=\.)|z)", R"([\g<rest>])", "w.wq.b", "w.[q].b"},

@@ -36,6 +36,7 @@ TEST(PatternRulesTest, TellsWhichRuleMatched) {
                                  PatternRules::Create("bias->tp,kernel->fsdp", {}, Mesh()));
   EXPECT_THAT(rules.RuleOf("mlp/kernel"), test::IsOkAndHolds(std::optional<int64_t>(1)));
   EXPECT_THAT(rules.RuleOf("norm"), test::IsOkAndHolds(std::optional<int64_t>()));
+  EXPECT_TRUE(absl::IsCancelled(rules.RuleOf("norm", [] { return true; }).status()));
 }
 
 TEST(PatternRulesTest, ReadsRulesOutOfTheText) {

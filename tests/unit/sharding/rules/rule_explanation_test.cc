@@ -50,6 +50,13 @@ TEST(RuleExplanationTest, SaysWhatWasCutOffOrNotPartitioned) {
   EXPECT_EQ(small.steps.back(), (ExplanationStep{Kind::kCorrection, -1, "P('fsdp', 'tp')", "P()"}));
 }
 
+TEST(RuleExplanationTest, EndsWhenItIsCancelled) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create(SomeRules()));
+  constexpr int64_t kShape[] = {8, 8};
+  EXPECT_TRUE(
+      absl::IsCancelled(ExplainRules(rules, "mlp/kernel", kShape, [] { return true; }).status()));
+}
+
 TEST(RuleExplanationTest, AnswersForATensorThatNoRuleMatches) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create(SomeRules()));
   constexpr int64_t kShape[] = {8, 8};

@@ -367,6 +367,17 @@ TEST(RuleLintTest, ListsPatternsThatCannotBeUsed) {
               ElementsAre("BAD_PATTERN 0 BAD_PATTERN x0", "BAD_PATTERN 1 UNSUPPORTED_PATTERN x0"));
 }
 
+TEST(RuleLintTest, ListsPatternsWhoseSearchTakesTooManySteps) {
+  const std::string slow(40, 'a');
+  // The second rule is never reached in matching, so the list works.
+  EXPECT_THAT(Lint({{"a", Spec({"tp"})}, {"(a+)+(?!a)b", {}}}, Tree({"a", slow, slow})),
+              ElementsAre("BAD_PATTERN 1 LIMIT_EXCEEDED x2 " + slow));
+  EXPECT_THAT(Lint({{"(a+)+(?!a)b", {}}}, Tree({slow})),
+              ElementsAre("BAD_PATTERN 0 LIMIT_EXCEEDED x1 " + slow));
+  EXPECT_THAT(Lint({{"(a+)+(?!a)b", {}}, {"^a", {}}, {"c", {}}}, Tree({"a", slow})),
+              ElementsAre("BAD_PATTERN 0 LIMIT_EXCEEDED x1 " + slow, "DEAD 2 x0"));
+}
+
 TEST(RuleLintTest, BoundsTheFindingsOfAKindAndCountsTheRest) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create({{"dead", {}}}));
   LintOptions options;

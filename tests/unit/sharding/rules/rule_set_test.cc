@@ -164,11 +164,11 @@ TEST(RuleSetTest, NamesAllRulesThatMatch) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet deferred, RuleSet::Create(rules, options));
   rules.erase(rules.begin() + 2);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet joined, RuleSet::Create(rules));
-  EXPECT_THAT(deferred.MatchingRules("b"), IsOkAndHolds(ElementsAre(0, 3)));
-  EXPECT_THAT(joined.MatchingRules("b"), IsOkAndHolds(ElementsAre(0, 2)));
-  EXPECT_THAT(joined.MatchingRules("b\n"), IsOkAndHolds(ElementsAre(0, 2)));
-  EXPECT_THAT(joined.MatchingRules("ba"), IsOkAndHolds(ElementsAre(0, 1)));
-  EXPECT_THAT(joined.MatchingRules("c"), IsOkAndHolds(IsEmpty()));
+  EXPECT_THAT(deferred.MatchingRules("b").matching, ElementsAre(0, 3));
+  EXPECT_THAT(joined.MatchingRules("b").matching, ElementsAre(0, 2));
+  EXPECT_THAT(joined.MatchingRules("b\n").matching, ElementsAre(0, 2));
+  EXPECT_THAT(joined.MatchingRules("ba").matching, ElementsAre(0, 1));
+  EXPECT_THAT(joined.MatchingRules("c").matching, IsEmpty());
   EXPECT_THAT(deferred.PatternStatus(0), test::IsOk());
   EXPECT_THAT(deferred.PatternStatus(2), StatusIs(kInvalid, Reason::kBadPattern));
 }
@@ -211,7 +211,9 @@ TEST(RuleSetTest, MatchesPatternsThatBacktrackByEachStrategy) {
     EXPECT_EQ(matches[1].rule, 2);
     EXPECT_EQ(matches[2].rule, 1);
   }
-  EXPECT_THAT(rules.MatchingRules("attn/kernel"), IsOkAndHolds(ElementsAre(0, 1, 2)));
+  EXPECT_THAT(rules.MatchingRules("attn/kernel").matching, ElementsAre(0, 1, 2));
+  EXPECT_TRUE(rules.backtracks());
+  EXPECT_FALSE(RuleSet::Create({{"kernel$", {}}, {".*", {}}})->backtracks());
 }
 
 TEST(RuleSetTest, ASearchThatTakesTooManyStepsNamesItsRule) {
@@ -219,17 +221,35 @@ TEST(RuleSetTest, ASearchThatTakesTooManyStepsNamesItsRule) {
                                  RuleSet::Create({{"x", {}}, {"(a+)+(?!a)b", {}}, {"", {}}}));
   const std::string name(40, 'a');
   EXPECT_THAT(rules.Match("x", kEight), test::IsOk());
-  EXPECT_THAT(rules.MatchingRules(name).status(), StatusIs(kInvalid, Reason::kLimitExceeded));
+  const RulesOfName all = rules.MatchingRules(name);
+  EXPECT_THAT(all.matching, ElementsAre(2));
+  ASSERT_EQ(all.given_up.size(), 1);
+  EXPECT_EQ(all.given_up[0].rule, 1);
+  EXPECT_THAT(all.given_up[0].status, StatusIs(kInvalid, Reason::kLimitExceeded));
   const absl::Status status = rules.Match(name, kEight).status();
   EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
   EXPECT_THAT(status.ToString(), HasSubstr("rule 1: pattern '(a+)+(?!a)b': the search in "));
+}
+
+TEST(RuleSetTest, TheSearchesForAllNamesTogetherTakeABoundedNumberOfSteps) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules,
+                                 RuleSet::Create({{"x", {}}, {"(a+)+(?!a)b", {}}, {"", {}}}));
+  const std::string name(10, 'a');  // some ten thousand steps
+  const std::vector<NamedShape> tensors(100, NamedShape{name, kEight});
+  EXPECT_THAT(rules.MatchTree(tensors), test::IsOk());
+  MatchTreeOptions options;
+  options.budget = SearchBudget(100'000);
+  const absl::Status status = rules.MatchTree(tensors, options).status();
+  EXPECT_THAT(status, StatusIs(kInvalid, Reason::kLimitExceeded));
+  EXPECT_THAT(status.ToString(), HasSubstr("rule 1: pattern '(a+)+(?!a)b': the search in "));
+  EXPECT_THAT(status.ToString(), HasSubstr("take more than 100000 steps"));
 }
 
 TEST(RuleSetTest, ChecksForACancellationAfterEachRuleThatBacktracks) {
   std::vector<Rule> patterns(10, Rule{"(?=b)c", {}});
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const RuleSet rules, RuleSet::Create(std::move(patterns)));
   int polls = 0;
-  EXPECT_THAT(rules.MatchingRules("a", [&polls] { return ++polls == 5; }), IsOkAndHolds(IsEmpty()));
+  EXPECT_THAT(rules.MatchingRules("a", [&polls] { return ++polls == 5; }).matching, IsEmpty());
   EXPECT_EQ(polls, 5);
 }
 
