@@ -14,7 +14,6 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
-#include "server/steps/pending_step.h"
 #include "sharding/digest.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
