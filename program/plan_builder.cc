@@ -690,16 +690,26 @@ std::vector<ValueDescriptor> PlanBuilder::OperandsOf(const Product& product) con
   return operands;
 }
 
-const PlanBuilder::Choice* PlanBuilder::FindChoice(
-    const Product& product, const std::optional<ValueDescriptor>& wanted) const {
+std::vector<PlanBuilder::Choice>& PlanBuilder::ChoicesLike(
+    const Product& product, const std::optional<ValueDescriptor>& wanted) {
+  size_t hash = wanted.has_value() ? HashOfValue(*wanted) : 0;
+  for (const ValueDescriptor& operand : OperandsOf(product)) {
+    hash = absl::HashOf(hash, HashOfValue(operand));
+  }
+  return choices_[hash];
+}
+
+const PlanBuilder::Choice* PlanBuilder::FindChoice(const Product& product,
+                                                   const std::optional<ValueDescriptor>& wanted) {
   const std::vector<ValueDescriptor> operands = OperandsOf(product);
-  const auto found = std::find_if(choices_.begin(), choices_.end(), [&](const Choice& choice) {
+  const std::vector<Choice>& choices = ChoicesLike(product, wanted);
+  const auto found = std::find_if(choices.begin(), choices.end(), [&](const Choice& choice) {
     return choice.product.transpose_lhs == product.transpose_lhs &&
            choice.product.transpose_rhs == product.transpose_rhs &&
            choice.product.activation == product.activation && choice.operands == operands &&
            choice.wanted == wanted;
   });
-  return found == choices_.end() ? nullptr : &*found;
+  return found == choices.end() ? nullptr : &*found;
 }
 
 absl::StatusOr<std::optional<ValueDescriptor>> PlanBuilder::WantedOf(const Product& product,
@@ -737,11 +747,12 @@ absl::StatusOr<ValueIndex> PlanBuilder::AddProduct(const Product& product) {
   if (!result.ok()) return Error(result.status());
   absl::StatusOr<std::vector<ProductPlan>> plans = Search(product, dims, *result, 1);
   if (!plans.ok()) return Error(plans.status());
-  choices_.push_back({.product = product,
-                      .operands = OperandsOf(product),
-                      .wanted = wanted,
-                      .layout = plans->front().layout,
-                      .result = result->value});
+  ChoicesLike(product, wanted)
+      .push_back({.product = product,
+                  .operands = OperandsOf(product),
+                  .wanted = wanted,
+                  .layout = plans->front().layout,
+                  .result = result->value});
   return Append(std::move(plans->front()));
 }
 

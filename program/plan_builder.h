@@ -197,9 +197,11 @@ class PlanBuilder {
   // most `most`. Requires a product that CheckProduct accepts.
   absl::StatusOr<std::vector<ProductPlan>> Search(const Product& product, const ProductDims& dims,
                                                   const ProductResult& result, size_t most);
-  // Returns the choice for an equal product, or null. Layers of a model are equal products.
-  const Choice* FindChoice(const Product& product,
-                           const std::optional<ValueDescriptor>& wanted) const;
+  // Returns the choices with the hash of this product. Layers of a model are equal products.
+  std::vector<Choice>& ChoicesLike(const Product& product,
+                                   const std::optional<ValueDescriptor>& wanted);
+  // Returns the choice for an equal product, or null.
+  const Choice* FindChoice(const Product& product, const std::optional<ValueDescriptor>& wanted);
   std::vector<ValueDescriptor> OperandsOf(const Product& product) const;
 
   Plan plan_;
@@ -207,8 +209,8 @@ class PlanBuilder {
   KernelRates kernels_;
   PreferredAlgorithms preferred_;
   std::string op_;
-  double seconds_ = 0;  // of the plan's instructions
-  std::vector<Choice> choices_;
+  double seconds_ = 0;                                        // of the plan's instructions
+  absl::flat_hash_map<size_t, std::vector<Choice>> choices_;  // by a hash of the product
   // By a hash of both values. Layouts of a product, and layers of a model, move the same values.
   absl::flat_hash_map<size_t, std::vector<KnownMove>> moves_;
   size_t layouts_considered_ = 0;  // of all products

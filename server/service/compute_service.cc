@@ -19,7 +19,6 @@
 #include "server/service/background_reactor.h"
 #include "server/service/step_parts.h"
 #include "server/service/unary_answer.h"
-#include "server/steps/pending_step.h"
 #include "server/steps/step_runner.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"

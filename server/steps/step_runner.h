@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "process/clock.h"
 #include "program/collective_choice.h"
@@ -150,6 +152,34 @@ class StepRunner {
   const Outcome failed_;
   const Outcome cancelled_;  // cancelled by the client, or because the coordinator stops
   StepMemory memory_;
+};
+
+// Cancels a step that another thread submits. Thread-safe.
+class PendingStep {
+ public:
+  // Cancels the step, now or when it gets its ticket.
+  void Cancel(StepRunner* runner) {
+    absl::MutexLock lock(&mutex_);
+    is_cancelled_ = true;
+    if (ticket_.has_value()) runner->Cancel(*ticket_);
+  }
+
+  // Sets the ticket that StepRunner::Run returned. nullopt: there is no step to cancel.
+  void Submitted(StepRunner* runner, std::optional<Sequencer::StepTicket> ticket) {
+    absl::MutexLock lock(&mutex_);
+    ticket_ = ticket;
+    if (is_cancelled_ && ticket_.has_value()) runner->Cancel(*ticket_);
+  }
+
+  bool is_cancelled() const {
+    absl::MutexLock lock(&mutex_);
+    return is_cancelled_;
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<Sequencer::StepTicket> ticket_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace shardmesh::server

@@ -14,7 +14,6 @@
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/status.h"
 #include "rpc/metrics/metrics.h"
-#include "server/steps/pending_step.h"
 #include "sharding/digest.h"
 #include "shardmesh/internal/v1/attach_service.pb.h"
 #include "status/detail.h"
@@ -474,10 +473,10 @@ TEST_F(StepRunnerTest, TheFirstCandidateIsThePlanThatRuns) {
       .operand_count = 2,
       .ops = {MatmulOp{.lhs = 0, .rhs = 1}, ReshardOp{.input = 2, .spec = PartitionSpec()}},
       .outputs = {3}};
-  const auto compile = [&](double flops_per_second, uint64_t incarnation) {
+  const auto compile = [&](double flops_per_second) {
     for (const char* identity : {"w0", "w1"}) {
       EXPECT_THAT(members_.Attach({.identity = identity,
-                                   .incarnation = incarnation,
+                                   .incarnation = 1,
                                    .build_version = "1",
                                    .endpoints = {"127.0.0.1:1"},
                                    .host = "host",
@@ -492,10 +491,11 @@ TEST_F(StepRunnerTest, TheFirstCandidateIsThePlanThatRuns) {
   };
   // A rate at which a product of parts is the fastest, and one at which a whole product is.
   constexpr double kSlow = 3.5e11;
-  const StepRunner::CompiledPlan slow = compile(kSlow, 2);
+  const StepRunner::CompiledPlan slow = compile(kSlow);
+  EXPECT_EQ(slow.prepared->kernels.flops_per_second, kSlow);
   EXPECT_EQ(slow.candidates.front().plan, slow.prepared->plan);
   EXPECT_GT(slow.prepared->plan.cost.sent_bytes, 0);
-  const StepRunner::CompiledPlan fast = compile(1.4 * kSlow, 3);
+  const StepRunner::CompiledPlan fast = compile(1.4 * kSlow);
   EXPECT_EQ(fast.prepared, slow.prepared) << "a plan is kept while its rates are alike";
   EXPECT_EQ(fast.candidates.front().plan, fast.prepared->plan);
   EXPECT_EQ(fast.candidates.front().seconds, slow.candidates.front().seconds);
