@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace shardmesh {
@@ -16,6 +17,10 @@ struct CodePointRange {
   char32_t last = 0;
 
   friend bool operator==(const CodePointRange&, const CodePointRange&) = default;
+  template <typename H>
+  friend H AbslHashValue(H hash, const CodePointRange& range) {
+    return H::combine(std::move(hash), range.first, range.last);
+  }
 };
 
 // The characters that one place of a pattern accepts: the code points of `ranges` and of the named
@@ -33,6 +38,13 @@ struct CharacterSet {
   bool ignore_case = false;
 
   bool has_class() const { return digit || not_digit || word || not_word; }
+
+  friend bool operator==(const CharacterSet&, const CharacterSet&) = default;
+  template <typename H>
+  friend H AbslHashValue(H hash, const CharacterSet& set) {
+    return H::combine(std::move(hash), set.ranges, set.digit, set.not_digit, set.word, set.not_word,
+                      set.negated, set.ignore_case);
+  }
 };
 
 // Adds the class that a backslash and `letter` name in Python, in ASCII or in Unicode mode. Returns

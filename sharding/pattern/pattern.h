@@ -80,7 +80,8 @@ class Pattern {
   // the few others that RE2 cannot express.
   const std::optional<std::string>& re2_text() const { return re2_text_; }
   // Returns the number of instructions of the compiled programs. It measures the pattern's memory:
-  // an instruction has about 16 bytes.
+  // an instruction has about 16 bytes. If the pattern backtracks, an instruction has 44 bytes, and
+  // each distinct set of characters some 150.
   int64_t program_size() const { return program_size_; }
   // Returns whether RE2 and Python agree on this text for every pattern that has a re2_text().
   static bool IsPlain(std::string_view name);

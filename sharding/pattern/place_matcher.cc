@@ -5,6 +5,7 @@
 #include <iterator>
 #include <utility>
 
+#include "absl/hash/hash.h"
 #include "re2/re2.h"
 #include "status/utf8.h"
 
@@ -58,6 +59,11 @@ bool InRanges(const CharacterSet& set, char32_t c) {
 }  // namespace
 
 int32_t PlaceMatcher::Add(const CharacterSet& set) {
+  const auto index = static_cast<int32_t>(sets_.size());
+  const auto [first, is_new] = set_of_hash_.try_emplace(absl::HashOf(set), index);
+  if (!is_new && sets_[static_cast<size_t>(first->second)].set == set) {
+    return first->second;
+  }
   Set added{set, nullptr, {}};
   if (set.ignore_case) {
     std::string ranges = PrintRanges(set.ranges, /*negated=*/false);
@@ -81,7 +87,7 @@ int32_t PlaceMatcher::Add(const CharacterSet& set) {
     }
   }
   sets_.push_back(std::move(added));
-  return static_cast<int32_t>(sets_.size() - 1);
+  return index;
 }
 
 bool PlaceMatcher::ContainsBeyondAscii(int32_t set, char32_t c, Memory& memory) const {

@@ -30,8 +30,8 @@ class PlaceMatcher {
   // find out. It may be used for many texts, but only with one PlaceMatcher.
   using Memory = absl::flat_hash_map<uint64_t, bool>;
 
-  // Adds a set and returns its index. Sets with the same case-insensitive ranges share one
-  // expression of RE2.
+  // Adds a set and returns its index. Equal sets have one index. Sets with the same
+  // case-insensitive ranges share one expression of RE2.
   int32_t Add(const CharacterSet& set);
 
   // Returns whether the set contains the character. Requires an index that Add returned.
@@ -58,6 +58,7 @@ class PlaceMatcher {
   bool ContainsBeyondAscii(int32_t set, char32_t c, Memory& memory) const;
 
   std::vector<Set> sets_;
+  absl::flat_hash_map<size_t, int32_t> set_of_hash_;  // the first set with this hash
   // Compiled expressions of case-insensitive ranges. The keys are the printed ranges.
   absl::flat_hash_map<std::string, std::shared_ptr<const re2::RE2>> folded_;
 };

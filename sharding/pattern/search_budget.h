@@ -16,7 +16,7 @@ namespace shardmesh {
 // of 1,000 steps. Not thread-safe.
 class SearchBudget {
  public:
-  static constexpr int64_t kMaxSteps = 200'000'000;  // take one to four seconds
+  static constexpr int64_t kMaxSteps = 200'000'000;  // take some four seconds
   static constexpr int64_t kFreeSteps = 1'000;       // take some 20 us
 
   explicit SearchBudget(int64_t steps = kMaxSteps) : steps_(steps), left_(steps) {}

@@ -14,6 +14,7 @@
 
 #include "sharding/pattern/lower_case.h"
 #include "sharding/pattern/pattern.h"
+#include "sharding/pattern/place_matcher.h"
 #include "status/fact_keys.h"
 #include "status/utf8.h"
 #include "tests/testing/golden.h"
@@ -215,6 +216,21 @@ TEST(BacktrackingTest, CountsEachCharacterBeyondAsciiThatItLooksUp) {
   };
   EXPECT_LT(steps("a"), 20'000);
   EXPECT_GT(steps("\u00e9"), 90'000) << "each character twice from each start";
+}
+
+TEST(PlaceMatcherTest, KeepsEqualSetsOnce) {
+  CharacterSet a;
+  a.ranges = {{'a', 'a'}};
+  CharacterSet not_a = a;
+  not_a.negated = true;
+  PlaceMatcher matcher;
+  EXPECT_EQ(matcher.Add(a), 0);
+  EXPECT_EQ(matcher.Add(not_a), 1);
+  EXPECT_EQ(matcher.Add(a), 0);
+  EXPECT_EQ(matcher.Add(not_a), 1);
+  CharacterSet b;
+  b.ranges = {{'b', 'b'}};
+  EXPECT_EQ(matcher.Add(b), 2);
 }
 
 TEST(BacktrackingTest, LooksUpCharactersInManyRanges) {
