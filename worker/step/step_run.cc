@@ -301,8 +301,13 @@ class RankStep {
   }
 
   // Gives a value the memory at its place in the block. Returns false if an earlier value there, or
-  // the input that the value is made over, is lent to a peer that has yet to read it.
+  // the input that the value is made over, is lent to a peer that has yet to read it. An empty
+  // value needs no memory: if all temporaries are empty, there is no block.
   bool TakePlace(LocalValue& value) {
+    if (value.size_bytes() == 0) {
+      value.content = {};
+      return true;
+    }
     const BlockPlace& place = *value.constants->place;
     LocalValue* over = nullptr;
     if (place.over.has_value() && values_[*place.over].is_in_block) over = &values_[*place.over];

@@ -1661,6 +1661,17 @@ TEST_P(StepExecutorTest, AKnownPlanOfBatchesMultipliesTheOperandsOfEachRun) {
   }
 }
 
+TEST_P(StepExecutorTest, AStepWhoseIntermediateValuesAreEmptyHasNoBlock) {
+  StartMesh("x=2");
+  Put("in", {.shape = {0, 4}, .elements = {}}, SpecOf({"", ""}));
+  const CollectiveOp sum{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}};
+  CollectiveOp sum_of_sum = sum;
+  sum_of_sum.input = 1;
+  Order(1, {.operand_count = 1, .ops = {sum, sum_of_sum}, .outputs = {2}});
+  RunOnAll();
+  EXPECT_TRUE(Assemble().elements.empty());
+}
+
 TEST_P(StepExecutorTest, AStepAsksForTheBlockOfItsIntermediateValuesAtOnce) {
   StartMesh("x=1");
   constexpr int64_t kTile = 256 * 256 * 4;
