@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -373,10 +374,20 @@ class RankStep {
                                     .transfer_id = StrCat(kStepTransferPrefix, order_.sequence)},
                                    /*durable=*/false, value.donated);
     };
-    absl::StatusOr<std::unique_ptr<StagedTile>> staged = stage();
-    if (WasRoomMade(staged.status(), value.size_bytes())) staged = stage();
-    SHARDMESH_ASSIGN_OR_RETURN(staged_[output], std::move(staged));
+    SHARDMESH_ASSIGN_OR_RETURN(staged_[output], WithRoom(value.size_bytes(), stage));
     return absl::OkStatus();
+  }
+
+  // Returns allocate(). If memory is short, first releases what peers have read by now, then frees
+  // other memory, and each time tries again.
+  template <typename Allocate>
+  std::invoke_result_t<Allocate&> WithRoom(int64_t size_bytes, Allocate allocate) {
+    auto allocated = allocate();
+    if (ReasonOf(allocated.status()) != Reason::kMemoryLimit) return allocated;
+    link_.Reclaim();
+    allocated = allocate();
+    if (WasRoomMade(allocated.status(), size_bytes)) allocated = allocate();
+    return allocated;
   }
 
   // Returns whether `status` says that memory is short, and some was freed since.
@@ -612,11 +623,7 @@ class RankStep {
   }
 
   absl::StatusOr<Buffer> PooledBuffer(int64_t size_bytes, std::string_view what) {
-    absl::StatusOr<Buffer> allocated = options_.pool->Allocate(size_bytes, what);
-    if (WasRoomMade(allocated.status(), size_bytes)) {
-      allocated = options_.pool->Allocate(size_bytes, what);
-    }
-    return allocated;
+    return WithRoom(size_bytes, [&] { return options_.pool->Allocate(size_bytes, what); });
   }
 
   // Allocates memory from the pool and returns it with its owner.

@@ -306,6 +306,28 @@ TEST_P(StepExecutorTest, AStepWithoutRoomTriesAgainOnceMemoryWasFreed) {
   EXPECT_EQ(asked_bytes, 400'000);
 }
 
+TEST_P(StepExecutorTest, AStepWithoutRoomTakesBackWhatPeersHaveRead) {
+  StartMesh("x=2");
+  constexpr int64_t kHalf = int64_t{2} << 20;
+  Put("in", Tensor::Random({1024, 1024}, 5), SpecOf({"", ""}));
+  Put("token", Tensor::Random({1, 1}, 5), SpecOf({"", ""}));
+  // Each scatter copies both halves of the operand to send them. Rank 0 gets the token after its
+  // peer has read the first half, and sends nothing in between.
+  CollectiveOp scatter{.input = 0, .kind = CollectiveKind::kReduceScatter, .axes = {"x"}};
+  scatter.dimension = 1;
+  const CollectiveOp token{
+      .input = 1, .kind = CollectiveKind::kBroadcast, .axes = {"x"}, .root = 1};
+  Order(1, {.operand_count = 2, .ops = {scatter, token, scatter}, .outputs = {2, 4}});
+  order_.return_literals = false;
+  // Leaves room for both results and the copies of one scatter.
+  BufferPool& pool = *rank(0).pool;
+  const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  const Buffer taken = *pool.Allocate(left_bytes - 4 * kHalf - kHalf / 2, "other arrays");
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+  EXPECT_EQ(Await(1).outcome, StepOutcome::kDone) << Await(1).status;
+}
+
 TEST_P(StepExecutorTest, StepsEndInTimeThoughTheWallClockWasSteppedBack) {
   ahead_ = absl::Hours(1);
   StartMesh("x=2");
