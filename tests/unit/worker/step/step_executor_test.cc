@@ -1722,6 +1722,48 @@ TEST_P(StepExecutorTest, AStepAsksForTheBlockOfItsIntermediateValuesAtOnce) {
       << "an operand and a result at a time, of eight";
 }
 
+// Two large values, then a small one that two large results are made of.
+class LateResultsTest : public StepExecutorTest {
+ protected:
+  static constexpr int64_t kLarge = 512 * 512 * 4;
+  void Prepare() {
+    StartMesh("x=1");
+    Put("input", Tensor::Random({512, 512}, 1), SpecOf({"", ""}));
+    Put("narrow", Tensor::Random({16, 512}, 2), SpecOf({"", ""}));
+    Put("wide", Tensor::Random({512, 16}, 3), SpecOf({"", ""}));
+    Order(1, {.operand_count = 3,
+              .ops = {LinearOp{.input = 0, .weight = 0}, LinearOp{.input = 3, .weight = 0},
+                      LinearOp{.input = 4, .weight = 1}, LinearOp{.input = 5, .weight = 2},
+                      LinearOp{.input = 5, .weight = 2}},
+              .outputs = {6, 7}});
+    order_.return_literals = false;
+  }
+  // Takes all memory except left_bytes.
+  Buffer TakeAllBut(int64_t left_bytes) {
+    BufferPool& pool = *rank(0).pool;
+    const int64_t free_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+    return *pool.Allocate(free_bytes - left_bytes, "other arrays");
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, LateResultsTest, testing::Values(Transport::kStream, Transport::kShm),
+                         TransportName);
+
+TEST_P(LateResultsTest, FitWhereTheBlockWouldLeaveThemNoRoom) {
+  Prepare();
+  const Buffer taken = TakeAllBut(2 * kLarge + kLarge / 2);
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+}
+
+TEST_P(LateResultsTest, AStepThatFitsInNoWayIsRefusedByTheLimit) {
+  Prepare();
+  const Buffer taken = TakeAllBut(kLarge + kLarge / 2);
+  RunOnAll();
+  EXPECT_THAT(Await(0).status,
+              test::StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+}
+
 // A chain of collectives of 1 MiB, which peers read from this rank's memory where they can.
 class CollectiveChainTest : public StepExecutorTest {
  protected:
