@@ -371,10 +371,11 @@ absl::StatusOr<Buffer> BufferPool::Adopt(FileDescriptor memory, int64_t size_byt
 }
 
 void BufferPool::Trim() {
-  std::multimap<size_t, Block> dropped;
+  IdleBlocks dropped;
   {
     absl::MutexLock lock(&mutex_);
     dropped.swap(idle_);
+    idle_by_age_.clear();
     idle_bytes_ = 0;
   }
   for (auto& [capacity_bytes, block] : dropped) {
@@ -394,23 +395,34 @@ BufferPool::Block BufferPool::TakeIdle(size_t capacity_bytes) {
   if (found == idle_.end() || found->first > capacity_bytes + capacity_bytes / 8) {
     return {};
   }
-  Block block = std::move(found->second);
-  idle_.erase(found);
+  return RemoveIdle(found);
+}
+
+BufferPool::Block BufferPool::RemoveIdle(IdleBlocks::iterator idle) {
+  Block block = std::move(idle->second);
+  idle_by_age_.erase(block.returned);
+  idle_.erase(idle);
   idle_bytes_ -= static_cast<int64_t>(block.capacity_bytes);
   return block;
 }
 
 void BufferPool::Return(Block block) {
-  if (!block.is_read_only && block.pages != BlockPages::kMissing) {
+  std::vector<Block> dropped;
+  const auto capacity_bytes = static_cast<int64_t>(block.capacity_bytes);
+  if (block.is_read_only || block.pages == BlockPages::kMissing ||
+      capacity_bytes > max_idle_bytes_) {
+    dropped.push_back(std::move(block));
+  } else {
     absl::MutexLock lock(&mutex_);
-    const int64_t capacity_bytes = static_cast<int64_t>(block.capacity_bytes);
-    if (idle_bytes_ + capacity_bytes <= max_idle_bytes_) {
-      idle_bytes_ += capacity_bytes;
-      idle_.emplace(block.capacity_bytes, std::move(block));
-      return;
+    while (idle_bytes_ + capacity_bytes > max_idle_bytes_) {
+      dropped.push_back(RemoveIdle(idle_by_age_.begin()->second));
     }
+    block.returned = returns_++;
+    const auto idle = idle_.emplace(block.capacity_bytes, std::move(block));
+    idle_by_age_.emplace(idle->second.returned, idle);
+    idle_bytes_ += capacity_bytes;
   }
-  source_->Free(block.data, block.capacity_bytes);
+  for (const Block& each : dropped) source_->Free(each.data, each.capacity_bytes);
 }
 
 }  // namespace shardmesh

@@ -178,7 +178,7 @@ class Buffer {
 // A pool without a `source` maps buffers of a page or more from the kernel and faults the pages in
 // at once, so that the first writer causes no page faults. Its large buffers use huge pages if the
 // host allows. Idle buffers count against the budget; the pool frees them before it refuses an
-// allocation.
+// allocation. A returned buffer takes the place of those that were returned longest ago.
 //
 // Thread-safe. Buffers keep their pool alive; the budget must outlive the pool and its buffers.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
@@ -221,7 +221,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     size_t capacity_bytes = 0;
     bool is_read_only = false;
     BlockPages pages = BlockPages::kMapped;
+    uint64_t returned = 0;  // the number of the Return that made the block idle
   };
+  using IdleBlocks = std::multimap<size_t, Block>;  // by capacity
   friend class Buffer;
 
   BufferPool(MemoryBudget* budget, int64_t max_idle_bytes, std::shared_ptr<BlockSource> source)
@@ -230,6 +232,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   // Removes and returns an idle block that fits without much waste. If there is none, the returned
   // block's data is null.
   Block TakeIdle(size_t capacity_bytes);
+  Block RemoveIdle(IdleBlocks::iterator idle) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // MemoryBudget::Reserve or MemoryBudget::TryReserve.
   using ReserveFunction = absl::StatusOr<MemoryBudget::Reservation> (MemoryBudget::*)(
       int64_t size_bytes, std::string_view what);
@@ -243,14 +246,17 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
                                                        size_t capacity_bytes,
                                                        std::string_view what);
   Buffer Hold(Block block, int64_t size_bytes);
+  // Keeps the block as an idle one, or frees it.
   void Return(Block block);
 
   MemoryBudget* const budget_;
   const int64_t max_idle_bytes_;
   const std::shared_ptr<BlockSource> source_;
   mutable absl::Mutex mutex_;
-  std::multimap<size_t, Block> idle_ ABSL_GUARDED_BY(mutex_);  // by capacity
+  IdleBlocks idle_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, IdleBlocks::iterator> idle_by_age_ ABSL_GUARDED_BY(mutex_);  // by `returned`
   int64_t idle_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t returns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace shardmesh

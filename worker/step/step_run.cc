@@ -2,10 +2,12 @@
 // kernels and collectives.
 #include "worker/step/step_run.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -30,8 +32,8 @@ namespace {
 struct LocalValue {
   const RankValue* constants = nullptr;
   OwnedBytes content = {};
-  std::string array_id = {};  // set only for an operand that is an array
-  bool is_in_block = false;   // `content` is at the value's place in the step's block
+  std::string array_id = {};                   // set only for an operand that is an array
+  std::shared_ptr<StepBlock> block = nullptr;  // has `content`; set for temporaries only
   // The memory of a donated operand, if a result is made in this memory. Set in the LocalValue of
   // the operand and in that of the result.
   std::shared_ptr<Buffer> donated = nullptr;
@@ -159,7 +161,9 @@ class RankStep {
 
   // Frees a value's memory, unless the memory belongs to a staged tile.
   void FreeValue(ValueIndex value) {
-    if (!values_[value].constants->output.has_value()) values_[value].content = {};
+    if (values_[value].constants->output.has_value()) return;
+    values_[value].content = {};
+    values_[value].block = nullptr;
   }
 
   absl::Status BindValues() {
@@ -292,32 +296,94 @@ class RankStep {
     return absl::OkStatus();
   }
 
+  // Allocates the block of the temporaries. If there is no room for it, there is none, and each
+  // temporary gets a block of its own: few of them may be in use at a time.
   absl::Status AllocateBlock() {
-    if (part_.memory().block_bytes == 0) return absl::OkStatus();
-    SHARDMESH_ASSIGN_OR_RETURN(
-        Buffer memory, PooledBuffer(part_.memory().block_bytes, "a step's intermediate values"));
-    block_.emplace(std::move(memory));
+    const int64_t block_bytes = part_.memory().block_bytes;
+    const MemoryBudget& budget = options_.pool->budget();
+    if (block_bytes == 0 || block_bytes > budget.limit_bytes() || FitsOnlyWithoutBlock()) {
+      return absl::OkStatus();
+    }
+    absl::StatusOr<Buffer> memory = PooledBuffer(block_bytes, "a step's intermediate values");
+    if (ReasonOf(memory.status()) == Reason::kMemoryLimit) return absl::OkStatus();
+    SHARDMESH_RETURN_IF_ERROR(memory.status());
+    block_ = std::make_shared<StepBlock>(*std::move(memory));
     return absl::OkStatus();
   }
 
-  // Gives a value the memory at its place in the block. Returns false if an earlier value there, or
-  // the input that the value is made over, is lent to a peer that has yet to read it.
+  // Returns whether the free memory is too little for the block and for the outputs, but enough if
+  // each temporary gets its own memory.
+  bool FitsOnlyWithoutBlock() const {
+    const MemoryBudget& budget = options_.pool->budget();
+    const int64_t free_bytes =
+        budget.limit_bytes() - budget.used_bytes() + options_.pool->idle_bytes();
+    // The first instructions may have made some outputs already.
+    int64_t left_bytes = free_bytes - part_.memory().block_bytes;
+    for (size_t i = part_.memory().first; i < plan_.instructions.size(); ++i) {
+      const LocalValue& value = values_[plan_.instructions[i].output];
+      if (!value.constants->output.has_value() || value.donated != nullptr) continue;
+      left_bytes -= std::min(value.size_bytes(), std::max<int64_t>(left_bytes, 0) + 1);
+    }
+    return left_bytes < 0 && FitsWithoutBlock(free_bytes);
+  }
+
+  bool FitsWithoutBlock(int64_t free_bytes) const {
+    int64_t left_bytes = free_bytes;
+    for (size_t i = part_.memory().first; i < plan_.instructions.size(); ++i) {
+      const LocalValue& made = values_[plan_.instructions[i].output];
+      const std::optional<BlockPlace>& place = made.constants->place;
+      const std::optional<ValueIndex> over = place.has_value() ? place->over : std::nullopt;
+      if (!over.has_value() && made.donated == nullptr) {
+        if (made.size_bytes() > left_bytes) return false;
+        left_bytes -= made.size_bytes();
+      }
+      for (const ValueIndex ended : part_.instruction(i).ends) {
+        const bool is_temporary =
+            ended >= plan_.operand_count && !values_[ended].constants->output.has_value();
+        if (is_temporary && ended != over) left_bytes += values_[ended].size_bytes();
+      }
+    }
+    return true;
+  }
+
+  // Gives a value the memory at its place in the block, or that of the input that it is made over.
+  // Returns false if there is neither, or if an earlier value there, or the input, is lent to a
+  // peer that has yet to read it. An empty value needs no memory: if all temporaries are empty,
+  // there is no block.
   bool TakePlace(LocalValue& value) {
+    if (value.size_bytes() == 0) {
+      value.content = {};
+      return true;
+    }
     const BlockPlace& place = *value.constants->place;
     LocalValue* over = nullptr;
-    if (place.over.has_value() && values_[*place.over].is_in_block) over = &values_[*place.over];
+    if (place.over.has_value() && values_[*place.over].block != nullptr) {
+      over = &values_[*place.over];
+    }
+    const std::shared_ptr<StepBlock> block =
+        block_ == nullptr && over != nullptr ? over->block : block_;
+    if (block == nullptr) return false;
+    const int64_t offset_bytes = block == block_ ? place.offset_bytes : 0;
     if (over != nullptr) over->content.owner = nullptr;  // the block keeps the bytes
-    const auto memory = block_->Take(place.offset_bytes, value.size_bytes());
+    const auto memory = block->Take(offset_bytes, value.size_bytes());
     if (memory.has_value()) {
       value.content = {memory->bytes, memory->owner};
-      value.is_in_block = true;
+      value.block = block;
     }
     if (over != nullptr) {
-      over->content.owner = memory.has_value()
-                                ? memory->owner
-                                : block_->Share(place.offset_bytes, value.size_bytes()).owner;
+      over->content.owner =
+          memory.has_value() ? memory->owner : block->Share(offset_bytes, value.size_bytes()).owner;
     }
     return memory.has_value();
+  }
+
+  // Gives a temporary a block of its own.
+  absl::Status AllocateAlone(LocalValue& value) {
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer memory, PooledBuffer(value.size_bytes(), "a step's value"));
+    value.block = std::make_shared<StepBlock>(std::move(memory));
+    const OwnedMutableBytes part = *value.block->Take(0, value.size_bytes());
+    value.content = {part.bytes, part.owner};
+    return absl::OkStatus();
   }
 
   // Gives a temporary its memory. If peers have yet to read what was at its place, takes separate
@@ -329,6 +395,7 @@ class RankStep {
     if (TakePlace(value)) return absl::OkStatus();
     link_.Reclaim();
     if (TakePlace(value)) return absl::OkStatus();
+    if (block_ == nullptr) return AllocateAlone(value);
     absl::StatusOr<Buffer> separate =
         options_.pool->TryAllocate(value.size_bytes(), "a step's value");
     if (separate.ok()) {
@@ -368,10 +435,20 @@ class RankStep {
                                     .transfer_id = StrCat(kStepTransferPrefix, order_.sequence)},
                                    /*durable=*/false, value.donated);
     };
-    absl::StatusOr<std::unique_ptr<StagedTile>> staged = stage();
-    if (WasRoomMade(staged.status(), value.size_bytes())) staged = stage();
-    SHARDMESH_ASSIGN_OR_RETURN(staged_[output], std::move(staged));
+    SHARDMESH_ASSIGN_OR_RETURN(staged_[output], WithRoom(value.size_bytes(), stage));
     return absl::OkStatus();
+  }
+
+  // Returns allocate(). If memory is short, first releases what peers have read by now, then frees
+  // other memory, and each time tries again.
+  template <typename Allocate>
+  std::invoke_result_t<Allocate&> WithRoom(int64_t size_bytes, Allocate allocate) {
+    auto allocated = allocate();
+    if (ReasonOf(allocated.status()) != Reason::kMemoryLimit) return allocated;
+    link_.Reclaim();
+    allocated = allocate();
+    if (WasRoomMade(allocated.status(), size_bytes)) allocated = allocate();
+    return allocated;
   }
 
   // Returns whether `status` says that memory is short, and some was freed since.
@@ -619,11 +696,7 @@ class RankStep {
   }
 
   absl::StatusOr<Buffer> PooledBuffer(int64_t size_bytes, std::string_view what) {
-    absl::StatusOr<Buffer> allocated = options_.pool->Allocate(size_bytes, what);
-    if (WasRoomMade(allocated.status(), size_bytes)) {
-      allocated = options_.pool->Allocate(size_bytes, what);
-    }
-    return allocated;
+    return WithRoom(size_bytes, [&] { return options_.pool->Allocate(size_bytes, what); });
   }
 
   // Allocates memory from the pool and returns it with its owner.
@@ -690,7 +763,7 @@ class RankStep {
   CopiedBytes copied_;                 // bytes that the running collective has copied so far
   FlightRecorder::Ticket ticket_ = 0;  // of the running instruction
   const RankInstruction* constants_ = nullptr;  // of the running instruction
-  std::optional<StepBlock> block_;              // while temporaries use it
+  std::shared_ptr<StepBlock> block_;            // while temporaries use it; may be null
   std::vector<LocalValue> values_;
   std::vector<std::unique_ptr<StagedTile>> staged_;  // by index of the output; null until staged
 };

@@ -30,7 +30,8 @@ struct StepRunContext {
 };
 
 // Runs the plan's instructions one by one and stages the outputs. The values between operands and
-// outputs share one block of memory, which is allocated at once (MemoryPlan, StepBlock). The
+// outputs share one block of memory, which is allocated at once (MemoryPlan, StepBlock). If there
+// is no room for the block, each of these values gets memory of its own, while it is in use. The
 // outputs are allocated one by one, each in the store.
 //
 // Sets the outputs, times and sent bytes of `result`. If a peer's data does not come in time, sets

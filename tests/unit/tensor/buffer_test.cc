@@ -68,6 +68,41 @@ TEST(BufferTest, ReusesWhatWasGivenBack) {
   EXPECT_EQ(pool->idle_bytes(), 0);
 }
 
+TEST(BufferTest, AReturnedBufferIsKeptInsteadOfThoseThatWereReturnedLongestAgo) {
+  constexpr int64_t kPage = 4096;
+  MemoryBudget budget(1'000 * kPage);
+  const auto pool = BufferPool::Create(&budget, 100 * kPage);
+  // Sizes so far apart that none is used for a request of another.
+  std::vector<Buffer> others;
+  for (const int64_t pages : {50, 30, 20}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(others.emplace_back(), pool->Allocate(pages * kPage, "a"));
+  }
+  const char* const newest = others[2].data();
+  for (Buffer& other : others) other = Buffer();
+  ASSERT_EQ(pool->idle_bytes(), 100 * kPage);
+  const char* data = nullptr;
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer block, pool->Allocate(70 * kPage, "a block"));
+    data = block.data();
+  }
+  EXPECT_EQ(pool->idle_bytes(), 90 * kPage) << "the block, and the smallest of the others";
+  EXPECT_EQ(budget.used_bytes(), 90 * kPage);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer again, pool->Allocate(70 * kPage, "a block"));
+  EXPECT_EQ(again.data(), data);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer other, pool->Allocate(20 * kPage, "a"));
+  EXPECT_EQ(other.data(), newest);
+  EXPECT_EQ(pool->idle_bytes(), 0);
+}
+
+TEST(BufferTest, ABufferLargerThanAllIdleBuffersMayBeReplacesNone) {
+  MemoryBudget budget(1 << 20);
+  const auto pool = BufferPool::Create(&budget, 1 << 18);
+  { SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer kept, pool->Allocate(1 << 17, "a")); }
+  { SHARDMESH_ASSERT_OK_AND_ASSIGN(const Buffer large, pool->Allocate(1 << 19, "b")); }
+  EXPECT_EQ(pool->idle_bytes(), 1 << 17);
+  EXPECT_EQ(budget.used_bytes(), 1 << 17);
+}
+
 TEST(BufferTest, GivesIdleMemoryUpBeforeRefusing) {
   MemoryBudget budget(1 << 20);
   const auto pool = BufferPool::Create(&budget, 1 << 20);

@@ -306,6 +306,28 @@ TEST_P(StepExecutorTest, AStepWithoutRoomTriesAgainOnceMemoryWasFreed) {
   EXPECT_EQ(asked_bytes, 400'000);
 }
 
+TEST_P(StepExecutorTest, AStepWithoutRoomTakesBackWhatPeersHaveRead) {
+  StartMesh("x=2");
+  constexpr int64_t kHalf = int64_t{2} << 20;
+  Put("in", Tensor::Random({1024, 1024}, 5), SpecOf({"", ""}));
+  Put("token", Tensor::Random({1, 1}, 5), SpecOf({"", ""}));
+  // Each scatter copies both halves of the operand to send them. Rank 0 gets the token after its
+  // peer has read the first half, and sends nothing in between.
+  CollectiveOp scatter{.input = 0, .kind = CollectiveKind::kReduceScatter, .axes = {"x"}};
+  scatter.dimension = 1;
+  const CollectiveOp token{
+      .input = 1, .kind = CollectiveKind::kBroadcast, .axes = {"x"}, .root = 1};
+  Order(1, {.operand_count = 2, .ops = {scatter, token, scatter}, .outputs = {2, 4}});
+  order_.return_literals = false;
+  // Leaves room for both results and the copies of one scatter.
+  BufferPool& pool = *rank(0).pool;
+  const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  const Buffer taken = *pool.Allocate(left_bytes - 4 * kHalf - kHalf / 2, "other arrays");
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+  EXPECT_EQ(Await(1).outcome, StepOutcome::kDone) << Await(1).status;
+}
+
 TEST_P(StepExecutorTest, StepsEndInTimeThoughTheWallClockWasSteppedBack) {
   ahead_ = absl::Hours(1);
   StartMesh("x=2");
@@ -1687,6 +1709,17 @@ TEST_P(StepExecutorTest, AKnownPlanOfBatchesMultipliesTheOperandsOfEachRun) {
   }
 }
 
+TEST_P(StepExecutorTest, AStepWhoseIntermediateValuesAreEmptyHasNoBlock) {
+  StartMesh("x=2");
+  Put("in", {.shape = {0, 4}, .elements = {}}, SpecOf({"", ""}));
+  const CollectiveOp sum{.input = 0, .kind = CollectiveKind::kAllReduce, .axes = {"x"}};
+  CollectiveOp sum_of_sum = sum;
+  sum_of_sum.input = 1;
+  Order(1, {.operand_count = 1, .ops = {sum, sum_of_sum}, .outputs = {2}});
+  RunOnAll();
+  EXPECT_TRUE(Assemble().elements.empty());
+}
+
 TEST_P(StepExecutorTest, AStepAsksForTheBlockOfItsIntermediateValuesAtOnce) {
   StartMesh("x=1");
   constexpr int64_t kTile = 256 * 256 * 4;
@@ -1713,6 +1746,48 @@ TEST_P(StepExecutorTest, AStepAsksForTheBlockOfItsIntermediateValuesAtOnce) {
   EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
   EXPECT_THAT(asked_bytes, testing::ElementsAre(2 * kTile))
       << "an operand and a result at a time, of eight";
+}
+
+// Two large values, then a small one that two large results are made of.
+class LateResultsTest : public StepExecutorTest {
+ protected:
+  static constexpr int64_t kLarge = 512 * 512 * 4;
+  void Prepare() {
+    StartMesh("x=1");
+    Put("input", Tensor::Random({512, 512}, 1), SpecOf({"", ""}));
+    Put("narrow", Tensor::Random({16, 512}, 2), SpecOf({"", ""}));
+    Put("wide", Tensor::Random({512, 16}, 3), SpecOf({"", ""}));
+    Order(1, {.operand_count = 3,
+              .ops = {LinearOp{.input = 0, .weight = 0}, LinearOp{.input = 3, .weight = 0},
+                      LinearOp{.input = 4, .weight = 1}, LinearOp{.input = 5, .weight = 2},
+                      LinearOp{.input = 5, .weight = 2}},
+              .outputs = {6, 7}});
+    order_.return_literals = false;
+  }
+  // Takes all memory except left_bytes.
+  Buffer TakeAllBut(int64_t left_bytes) {
+    BufferPool& pool = *rank(0).pool;
+    const int64_t free_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+    return *pool.Allocate(free_bytes - left_bytes, "other arrays");
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, LateResultsTest, testing::Values(Transport::kStream, Transport::kShm),
+                         TransportName);
+
+TEST_P(LateResultsTest, FitWhereTheBlockWouldLeaveThemNoRoom) {
+  Prepare();
+  const Buffer taken = TakeAllBut(2 * kLarge + kLarge / 2);
+  RunOnAll();
+  EXPECT_EQ(Await(0).outcome, StepOutcome::kDone) << Await(0).status;
+}
+
+TEST_P(LateResultsTest, AStepThatFitsInNoWayIsRefusedByTheLimit) {
+  Prepare();
+  const Buffer taken = TakeAllBut(kLarge + kLarge / 2);
+  RunOnAll();
+  EXPECT_THAT(Await(0).status,
+              test::StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
 }
 
 // A chain of collectives of 1 MiB, which peers read from this rank's memory where they can.
