@@ -1,6 +1,7 @@
 // Computes the runs of bytes that a tile occupies in a tensor, and copies tiles.
 #include "tensor/view.h"
 
+#include <algorithm>
 #include <string>
 
 #include "status/fact_keys.h"
@@ -39,6 +40,13 @@ absl::StatusOr<Tile> Within(const Tile& tile, const Tile& frame, std::string_vie
                           frame.ToString()));
   }
   return local;
+}
+
+// Returns whether `region` has no element, `rank` dimensions and no falling range.
+bool IsEmptyRegion(const Tile& region, size_t rank) {
+  return region.ranges.size() == rank && region.empty() &&
+         std::all_of(region.ranges.begin(), region.ranges.end(),
+                     [](const IndexRange& range) { return range.start <= range.stop; });
 }
 
 template <typename Byte>
@@ -182,6 +190,11 @@ absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const Mutab
   }
   SHARDMESH_RETURN_IF_ERROR(CheckHolds(from, from_tile, "source"));
   SHARDMESH_RETURN_IF_ERROR(CheckHolds(to, to_tile, "destination"));
+  // The ranges of an empty part of uneven cuts may lie outside both tiles: it is within every tile.
+  if (from_tile.ranges.size() == to_tile.ranges.size() &&
+      IsEmptyRegion(region, from_tile.ranges.size())) {
+    return absl::OkStatus();
+  }
   SHARDMESH_ASSIGN_OR_RETURN(const Tile source, Within(region, from_tile, "source"));
   SHARDMESH_ASSIGN_OR_RETURN(const Tile destination, Within(region, to_tile, "destination"));
   SHARDMESH_ASSIGN_OR_RETURN(const TileRegion read,

@@ -111,7 +111,7 @@ absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int6
 // contains `to_tile`. The ranges of both tiles and of `region` are relative to the whole tensor.
 // The memory of the two views must not overlap. Errors are INVALID_ARGUMENT: SHAPE_MISMATCH if the
 // element types differ or a view does not have its tile's shape; BAD_TILE if `region` is not within
-// both tiles.
+// both tiles. An empty region of their rank is within every tile, whatever its other ranges.
 //
 // Example: from_tile [0,4)x[0,16), to_tile [0,8)x[8,16), region [0,4)x[8,16): the right half of
 // `from` becomes the upper half of `to`.

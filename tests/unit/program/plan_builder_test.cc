@@ -290,6 +290,74 @@ TEST(PlanBuilderTest, ReshardsBetweenUnevenLayoutsSendTheBytesOfTheirPlans) {
   }
 }
 
+TEST(PlanBuilderTest, ReshardsWithEmptyPartsGiveEachDeviceItsTile) {
+  std::mt19937 random(11);
+  int empty_slices = 0;
+  for (const std::string mesh : {"a=2", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=2", "a=5"}) {
+    for (int i = 0; i < 300; ++i) {
+      const Shape shape = {1 + static_cast<int64_t>(random() % 4),
+                           1 + static_cast<int64_t>(random() % 4)};
+      const ValueDescriptor from = RandomValueWithEmptyParts(*Mesh::Parse(mesh), shape, random);
+      const ValueDescriptor to = RandomValueWithEmptyParts(*Mesh::Parse(mesh), shape, random);
+      SCOPED_TRACE(StrCat(mesh, ", case ", i, ": ", ShapeToString(shape), " ", from.spec.ToString(),
+                          " -> ", to.spec.ToString()));
+      const Plan plan = LaidOut(mesh, from, {.spec = to.spec, .part_starts = StartsOf(to)});
+      ASSERT_FALSE(plan.outputs.empty());
+      ASSERT_TRUE(CheckPlan(plan).ok()) << CheckPlan(plan);
+      EXPECT_EQ(plan.values[plan.outputs[0]].cut_points, to.cut_points);
+      EXPECT_EQ(BytesSent(plan), MovePlan(plan.mesh, from, to)->Totals()->need * 4);
+      Simulation simulation(plan);
+      const Dense tensor = Numbered(shape, i);
+      simulation.SetOperand(0, tensor);
+      simulation.Run();
+      simulation.ExpectOutput(plan.outputs[0], tensor);
+      empty_slices += EmptySlicesOutside(plan);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+  EXPECT_GT(empty_slices, 30);
+}
+
+TEST(PlanBuilderTest, OperandsWithEmptyPartsMultiplyAsTheirTensorsDo) {
+  std::mt19937 random(13);
+  int empty_slices = 0;
+  for (const std::string mesh : {"a=2", "a=2,b=2", "a=3,b=2", "a=2,b=2,c=2"}) {
+    for (int i = 0; i < 300; ++i) {
+      const auto extent = [&random] { return 1 + static_cast<int64_t>(random() % 4); };
+      const int64_t m = extent();
+      const int64_t k = extent();
+      const int64_t n = extent();
+      const MatmulOp op = {.lhs = 0,
+                           .rhs = 1,
+                           .transpose_lhs = random() % 2 == 0,
+                           .transpose_rhs = random() % 2 == 0};
+      const Mesh the_mesh = *Mesh::Parse(mesh);
+      const std::vector<ValueDescriptor> operands = {
+          RandomValueWithEmptyParts(the_mesh, op.transpose_lhs ? Shape{k, m} : Shape{m, k}, random),
+          RandomValueWithEmptyParts(the_mesh, op.transpose_rhs ? Shape{n, k} : Shape{k, n},
+                                    random)};
+      SCOPED_TRACE(StrCat(mesh, ", case ", i, ": ", operands[0].spec.ToString(), " x ",
+                          operands[1].spec.ToString()));
+      const auto plan = PlanProgram(Program{.operand_count = 2, .ops = {op}, .outputs = {2}},
+                                    operands, Target(mesh));
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      ASSERT_TRUE(CheckPlan(*plan).ok()) << CheckPlan(*plan);
+      Simulation simulation(*plan);
+      const std::vector<Dense> tensors = {Numbered(operands[0].shape, 1),
+                                          Numbered(operands[1].shape, 2)};
+      simulation.SetOperand(0, tensors[0]);
+      simulation.SetOperand(1, tensors[1]);
+      simulation.Run();
+      simulation.ExpectOutput(plan->outputs[0],
+                              Multiply(tensors[0], tensors[1], nullptr, op.transpose_lhs,
+                                       op.transpose_rhs, 1, Activation::kNone));
+      empty_slices += EmptySlicesOutside(*plan);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+  EXPECT_GT(empty_slices, 30);
+}
+
 TEST(PlanBuilderTest, UnevenOperandsMultiplyAsTheirTensorsDo) {
   std::mt19937 random(5);
   int moved = 0;

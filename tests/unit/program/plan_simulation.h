@@ -18,6 +18,7 @@
 #include "program/step_plan.h"
 #include "sharding/device_group.h"
 #include "sharding/tile.h"
+#include "sharding/uneven.h"
 #include "tests/unit/program/plan_examples.h"
 
 namespace shardmesh {
@@ -194,9 +195,16 @@ class Simulation {
     }
     return result;
   }
+  // A slice that is not empty must be within the tile that the device holds.
   Dense Make(const LocalSlice& slice, ValueIndex output, DeviceId device) const {
-    return Cut(TileAt(slice.input, device), tilings_[output].TileOf(device),
-               tilings_[slice.input].TileOf(device));
+    const Tile part = tilings_[output].TileOf(device);
+    const Tile held = tilings_[slice.input].TileOf(device);
+    if (!part.empty() && Intersect(part, held) != part) {
+      ADD_FAILURE() << "device " << device << " holds " << held.ToString() << " and cannot cut out "
+                    << part.ToString();
+      return Empty(output, device);
+    }
+    return Cut(TileAt(slice.input, device), part, held);
   }
   // Copies the part of `from` that lies within `into`. Both tiles are relative to one tensor.
   static void Paste(const Dense& from, const Tile& from_tile, const Tile& part, const Tile& tile,
@@ -281,6 +289,58 @@ inline ValueDescriptor RandomValue(const Mesh& mesh, Shape shape, std::mt19937& 
     points[dim].push_back(shape[dim]);
   }
   return CutValue(std::move(shape), Spec(std::move(dims)), WithoutEqualParts(std::move(points)));
+}
+
+// Lays a value over the axes as RandomValue does, but with parts that may be empty: the last parts
+// of ceil chunks, or parts between random points. The shape may have fewer indices than parts.
+inline ValueDescriptor RandomValueWithEmptyParts(const Mesh& mesh, Shape shape,
+                                                 std::mt19937& random) {
+  std::vector<std::vector<std::string>> dims(shape.size());
+  std::vector<int64_t> parts(shape.size(), 1);
+  std::vector<MeshAxis> axes(mesh.axes().begin(), mesh.axes().end());
+  std::shuffle(axes.begin(), axes.end(), random);
+  for (const MeshAxis& axis : axes) {
+    const size_t dim = random() % (shape.size() + 1);
+    if (dim == shape.size()) continue;
+    dims[dim].push_back(axis.name);
+    parts[dim] *= axis.size;
+  }
+  std::vector<CutPoints> points(shape.size());
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    if (random() % 2 == 0) {
+      points[dim] = CeilChunks(shape[dim], parts[dim]);
+      continue;
+    }
+    points[dim] = {0, shape[dim]};
+    for (int64_t i = 1; i < parts[dim]; ++i) {
+      points[dim].push_back(static_cast<int64_t>(random() % (static_cast<size_t>(shape[dim]) + 1)));
+    }
+    std::sort(points[dim].begin(), points[dim].end());
+  }
+  return CutValue(std::move(shape), Spec(std::move(dims)), WithoutEqualParts(std::move(points)));
+}
+
+// Returns the number of devices and slices of the plan where the slice is empty and its ranges are
+// not within the tile that the device holds.
+inline int EmptySlicesOutside(const Plan& plan) {
+  int count = 0;
+  for (const Instruction& instruction : plan.instructions) {
+    const auto* slice = std::get_if<LocalSlice>(&instruction.kind);
+    if (slice == nullptr) continue;
+    const Tiling from = *TilingOf(plan, plan.values[slice->input]);
+    const Tiling to = *TilingOf(plan, plan.values[instruction.output]);
+    for (DeviceId device = 0; device < plan.mesh.size(); ++device) {
+      const Tile held = from.TileOf(device);
+      const Tile part = to.TileOf(device);
+      const bool is_within =
+          std::equal(part.ranges.begin(), part.ranges.end(), held.ranges.begin(),
+                     [](const IndexRange& inner, const IndexRange& outer) {
+                       return outer.start <= inner.start && inner.stop <= outer.stop;
+                     });
+      if (part.empty() && !is_within) ++count;
+    }
+  }
+  return count;
 }
 
 // Returns the cut points of a value in the form of ReshardOp::part_starts.

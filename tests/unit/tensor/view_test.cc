@@ -148,6 +148,33 @@ TEST(CopyTileTest, MovesARegionBetweenTilesOfOneTensor) {
   }
 }
 
+TEST(CopyTileTest, AnEmptyRegionIsWithinEveryTile) {
+  const std::string bytes(16, 'a');
+  std::string out(16, 'b');
+  const Tile from_tile = {{{0, 1}, {0, 4}}};
+  const Tile to_tile = {{{4, 5}, {2, 6}}};
+  const auto from = TensorView::Create(Dtype::kF32, {1, 4}, bytes);
+  const auto to = MutableTensorView::Create(Dtype::kF32, {1, 4}, absl::MakeSpan(out));
+  const std::vector<Tile> regions = {
+      {{{2, 2}, {0, 4}}}, {{{0, 1}, {4, 4}}}, {{{0, 9}, {7, 7}}}, {{{9, 9}, {9, 9}}}};
+  for (const Tile& region : regions) {
+    EXPECT_THAT(CopyTile(*from, from_tile, *to, to_tile, region), IsOk()) << region.ToString();
+  }
+  // An empty part of uneven cuts, and the tile of a device that had nothing.
+  const Tile nothing = {{{5, 5}, {0, 4}}};
+  const auto no_rows = MutableTensorView::Create(Dtype::kF32, {0, 4}, absl::Span<char>());
+  EXPECT_THAT(CopyTile(*from, from_tile, *no_rows, nothing, nothing), IsOk());
+  const auto no_source = TensorView::Create(Dtype::kF32, {0, 4}, absl::Span<const char>());
+  EXPECT_THAT(CopyTile(*no_source, nothing, *to, to_tile, {{{1, 1}, {0, 4}}}), IsOk());
+  const std::vector<Tile> bad = {{{{2, 2}}}, {{{2, 2}, {3, 1}}}, {{{2, 3}, {0, 4}}}};
+  for (const Tile& region : bad) {
+    EXPECT_THAT(CopyTile(*from, from_tile, *to, to_tile, region),
+                StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile))
+        << region.ToString();
+  }
+  EXPECT_EQ(out, std::string(16, 'b'));
+}
+
 TEST(CopyTileTest, RefusesWhatDoesNotFit) {
   const std::string bytes(16, 'a');
   std::string out(16, 'b');
