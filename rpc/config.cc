@@ -244,6 +244,11 @@ absl::StatusOr<RuleSetDefinition> ParseRulesNode(const File& file, std::string_v
         "this is a file of logical rules; `shardmesh logical resolve` takes it. Rules by "
         "the names of tensors are a sequence of {pattern, spec} under the key rules");
   }
+  if (root.IsMap() && root["tensors"] && !root["rules"]) {
+    return file.Bad(root.Mark(),
+                    "this is a map of names; give it with --map. A rules file has a sequence of "
+                    "{pattern, spec} under the key rules");
+  }
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a rules file", kKeys));
   if (!root["rules"] || !root["rules"].IsSequence()) {
     return file.Bad(root.Mark(), "a rules file needs rules, a sequence of {pattern, spec}");
@@ -599,6 +604,11 @@ absl::StatusOr<TensorMap> ParseTensorMapNode(const File& file, std::string_view 
                                              std::string_view name) {
   constexpr std::array<std::string_view, 2> kKeys = {"tensors", "unmatched"};
   SHARDMESH_ASSIGN_OR_RETURN(const YAML::Node root, Load(file, text));
+  if (root.IsMap() && root["rules"] && !root["tensors"]) {
+    return file.Bad(root.Mark(),
+                    "this is a rules file; give it with --rules. A map of names has a sequence of "
+                    "{pattern, replace} under the key tensors");
+  }
   SHARDMESH_RETURN_IF_ERROR(file.CheckMap(root, "a map of names", kKeys));
   if (!root["tensors"] || !root["tensors"].IsSequence()) {
     return file.Bad(root.Mark(), "a map of names needs tensors, a sequence of {pattern, replace}");

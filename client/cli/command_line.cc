@@ -37,6 +37,7 @@
 #include "rpc/codec/correction_codec.h"
 #include "rpc/codec/message_subject.h"
 #include "rpc/codec/status.h"
+#include "sharding/mesh.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/nearest_name.h"
@@ -235,6 +236,13 @@ absl::Status ExplainUnknownDefinition(const absl::Status& status) {
       nearest.has_value() && message.find("did you mean") == std::string::npos) {
     StrAppend(&message, "; did you mean \"", *nearest, "\"?");
   }
+  // Axes are mistyped as `fsdp:2,tp:2`, which is taken as the name of a mesh.
+  std::string axes = FactOf(status, fact::kName).value_or("");
+  const bool has_colon = axes.find(':') != std::string::npos;
+  std::replace(axes.begin(), axes.end(), ':', '=');
+  if (kind == "mesh" && has_colon && Mesh::Parse(axes).ok()) {
+    StrAppend(&message, message.ends_with('?') ? "" : ";", " write axes as ", axes);
+  }
   StrAppend(&message, message.ends_with('?') ? "" : ";", " `", kProgram, " catalog ls ",
             known->second, "` lists what there is");
   absl::Status explained = absl::NotFoundError(message);
@@ -344,6 +352,32 @@ absl::Status FlushOutput() {
   }
   const absl::Status why = FileError("write", "standard output", errno);
   return absl::UnknownError(StrCat(kLost, ": ", ToStd(why.message())));
+}
+
+// Returns an advice for an argument that no positional argument of `command` takes: the option for
+// which the argument is probably meant. Empty if there is none.
+std::string OptionFor(const CLI::App& command, const std::string& argument) {
+  if (argument.find(',') == std::string::npos) return "";
+  for (const char* const name : {"--to", "--spec"}) {
+    if (command.get_option_no_throw(name) == nullptr) continue;
+    return StrCat("; write ", name, " ", argument);
+  }
+  return "";
+}
+
+// Returns an advice if `option` is missing and a positional argument of `command` looks like a file
+// to write. Otherwise empty.
+std::string FileAmongArguments(const CLI::App& command, std::string_view option) {
+  if (option != "--out") return "";
+  for (const CLI::Option* const each : command.get_options()) {
+    if (!each->get_positional()) continue;
+    for (const std::string& text : each->results()) {
+      if (text.ends_with(".npy") || text.ends_with(".safetensors")) {
+        return StrCat("; \"", text, "\" looks like a file: write --out ", text);
+      }
+    }
+  }
+  return "";
 }
 
 }  // namespace
@@ -647,12 +681,13 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
   // `--` ends the options and is no error itself: the parser complains about another argument.
   const bool has_end = std::erase(rest, "--") > 0;
   if (!rest.empty()) {
-    const std::string& first = rest.front();
+    std::string first = rest.front();
+    if (first.starts_with("_,")) first[0] = '-';  // Arguments() made an underscore of the dash
     const std::string name = first.substr(0, first.find('='));
     const std::vector<std::string> known = OptionNames(*command);
     const bool is_known = std::find(known.begin(), known.end(), name) != known.end();
-    if (!first.starts_with('-')) {
-      message = StrCat("unexpected argument \"", first, "\"");
+    if (!first.starts_with('-') || first.starts_with("-,")) {
+      message = StrCat("unexpected argument \"", first, "\"", OptionFor(*command, first));
     } else if (is_known && !has_end) {
       message = StrCat("option ", name, " stands before its command; write it after `",
                        FullName(command), "`");
@@ -680,7 +715,22 @@ absl::Status CommandLine::ParseErrorStatus(const CLI::ParseError& error) {
       message =
           StrCat("the argument ", ArgumentName(*argument),
                  " is missing: ", argument->get_description(), "; write `", UsageOf(command), "`");
+    } else {
+      const std::string name = message.substr(0, message.size() - kIsRequired.size());
+      StrAppend(&message, FileAmongArguments(*command, name));
     }
+  }
+  // Matches a message of CLI11 such as `Could not convert: --scale = two`.
+  constexpr std::string_view kNotConverted = "Could not convert: ";
+  constexpr std::string_view kEquals = " = ";
+  if (const size_t equals = message.find(kEquals);
+      message.starts_with(kNotConverted) && equals != std::string::npos) {
+    const std::string name = message.substr(kNotConverted.size(), equals - kNotConverted.size());
+    const CLI::Option* const option = command->get_option_no_throw(name);
+    const bool is_fraction =
+        option != nullptr && option->get_type_name().find("FLOAT") != std::string::npos;
+    message = StrCat(name, ": \"", message.substr(equals + kEquals.size()), "\" is not a ",
+                     is_fraction ? "number, such as 0.125" : "whole number, or is too large");
   }
   // Matches a message of CLI11 such as `prefix excludes --unnamed`.
   constexpr std::string_view kExcludes = " excludes ";

@@ -13,7 +13,7 @@ std::vector<std::string> AdviceOnResize(absl::Span<const Reason> reasons, Uneven
   if (has(Reason::kNotDivisible)) {
     advice.push_back(
         "Choose a shape that divides the arrays, or --uneven ceil, which cuts them into unequal "
-        "parts");
+        "parts, or reshard these arrays to another spec first: `shardmesh reshard NAME --to SPEC`");
   }
   if (has(Reason::kInvalidCutPoints)) {
     advice.push_back(rule == UnevenCuts::kEqualOnly

@@ -62,6 +62,9 @@ TEST_F(ClusterCommandTest, NamesTheNearestDefinitionAndWhatListsThem) {
       {{"resolve", "--spec=tp", "--shape=4", "--mesh=defualt"},
        "there is no mesh named \"defualt\"; did you mean \"default\"? `shardmesh catalog ls "
        "mesh` lists what there is (NOT_FOUND)"},
+      {{"resolve", "--spec=tp", "--shape=4", "--mesh=fsdp:2,tp:2"},
+       "there is no mesh named \"fsdp:2,tp:2\"; write axes as fsdp=2,tp=2; `shardmesh catalog ls "
+       "mesh` lists what there is (NOT_FOUND)"},
       {{"catalog", "get", "rules", "brt"},
        "did you mean \"bert\"? `shardmesh catalog ls rules` lists what there is"},
       {{"catalog", "get", "profile", "nope"},

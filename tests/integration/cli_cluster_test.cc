@@ -956,7 +956,10 @@ TEST_F(ClusterCommandTest, AnotherWorkerTakesTheRankOfALostOne) {
   EXPECT_TRUE(is_marked({"replace", "worker-3", "spare"}));
   result = cluster_->Run({"admin", "worker", "replace", "worker-3", "spare"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, "spare has from worker-3: rank 3 of mesh default\n");
+  EXPECT_EQ(result.out,
+            "spare has from worker-3: rank 3 of mesh default\n"
+            "Lost tiles are read again now where there is a source (`shardmesh ops ls --kind "
+            "repair`);\narrays without one stay degraded (`shardmesh ls`)\n");
   result = cluster_->Run({"admin", "worker", "forget", "worker-3", "--validate-only"});
   EXPECT_EQ(result.out, "worker-3 would be forgotten\n") << result.err;
   EXPECT_TRUE(is_marked({"forget", "worker-3"}));

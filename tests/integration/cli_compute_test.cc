@@ -20,6 +20,7 @@ using ::nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 TEST_F(ClusterCommandTest, ExchangesTiles) {
   ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,4", "--out", Path("a.npy")}).exit_code, 0);
@@ -93,6 +94,15 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
     const CommandResult result = collective(arguments);
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_THAT(result.err, HasSubstr(error));
+  }
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--plan-only"}}) {
+    std::vector<std::string> arguments = {"matmul", "rows", Path("a.npy"), "--transpose-b",
+                                          "--result-spec=sp,-"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandResult result = cluster_->Run(arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, StartsWith("shardmesh: --result-spec: "));
+    EXPECT_THAT(result.err, HasSubstr("'sp'"));
   }
   EXPECT_EQ(cluster_->Run({"rm", "rows"}).exit_code, 0);
   EXPECT_EQ(cluster_->Run({"rm", "uneven"}).exit_code, 0);

@@ -156,7 +156,9 @@ absl::StatusOr<WriteRoots::Place> WriteRoots::Find(const std::string& path) cons
     return BadFolder(
         path, paths_.empty()
                   ? "cannot be written: the worker was started without --write-root; start it with "
-                    "--write-root FOLDER, above the folder to save into"
+                    "--write-root FOLDER, above the folder to save into (a cluster that `shardmesh "
+                    "up` started: `shardmesh down`, then `shardmesh up --write-root FOLDER` with "
+                    "the other flags as before)"
                   : StrCat("is under none of the worker's write roots: ", StrJoin(paths_, ", "),
                            "; name a folder below one of them, or start the worker with another "
                            "--write-root"));

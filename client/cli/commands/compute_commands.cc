@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "client/cli/grammar.h"
 #include "client/cli/interruption.h"
 #include "client/cli/progress_bar.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "process/file.h"
 #include "program/program.h"
@@ -113,6 +115,15 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   return absl::OkStatus();
 }
 
+// Names --result-spec in an error about the op that gives the result this spec. The commands have
+// no other reshard.
+absl::Status ExplainResultSpec(const absl::Status& status, const ResultFlags& flags) {
+  constexpr std::string_view kOp = "op 1 (reshard): ";
+  const std::string message(status.message());
+  if (!flags.spec.has_value() || !message.starts_with(kOp)) return status;
+  return WithMessage(status, StrCat("--result-spec: ", message.substr(kOp.size())));
+}
+
 // Runs a step, and saves and shows its result. A result without a name exists only in the workers'
 // memory. Such a result may be lost before it is gathered, because a worker or the coordinator was
 // replaced. In that case the step runs again, at most kMaxRuns times in all.
@@ -125,8 +136,9 @@ absl::Status RunAndFinish(const Invocation& invocation, MeshClient* client,
     SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(flags.path).status());
   }
   for (int runs = 1;; ++runs) {
-    SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, run());
-    absl::Status finished = Finish(invocation, client, result, flags);
+    const absl::StatusOr<StepResult> result = run();
+    if (!result.ok()) return ExplainResultSpec(result.status(), flags);
+    absl::Status finished = Finish(invocation, client, *result, flags);
     const Reason reason = ReasonOf(finished);
     const bool is_lost = reason == Reason::kNotFound || reason == Reason::kArrayDegraded;
     if (!is_lost || !flags.name.empty() || runs == kMaxRuns) {
@@ -308,11 +320,12 @@ absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramO
     program.ops.push_back(ReshardOp{.input = result, .spec = *flags.spec});
     program.outputs = {result + 1};
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const CompiledProgram plan,
+  const absl::StatusOr<CompiledProgram> compiled =
       flags.candidates.has_value()
           ? client->compute().ComparePlans(program, operands, *flags.candidates)
-          : client->compute().Compile(program, operands));
+          : client->compute().Compile(program, operands);
+  if (!compiled.ok()) return ExplainResultSpec(compiled.status(), flags);
+  const CompiledProgram& plan = *compiled;
   if (flags.candidates.has_value() && plan.candidates.empty()) {
     return WithReason(
         absl::UnimplementedError("the coordinator runs an older build, which shows no "

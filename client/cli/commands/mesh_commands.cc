@@ -348,6 +348,10 @@ absl::Status WithWorkerCommand(const Invocation& invocation, MeshClient* client,
 
 absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
   SHARDMESH_RETURN_IF_ERROR(CheckCutOptions(flags.cuts));
+  if (flags.mesh.find('=') != std::string::npos && flags.shape.find('=') == std::string::npos) {
+    return WrongUse(StrCat("the name of the mesh comes first: write `shardmesh mesh resize ",
+                           flags.shape, " ", flags.mesh, "`"));
+  }
   ResizeOptions options{.uneven = flags.cuts.rule(),
                         .weights = flags.cuts.weights.value_or(std::vector<int64_t>()),
                         .validate_only = flags.validate_only};

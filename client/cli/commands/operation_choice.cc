@@ -41,12 +41,16 @@ absl::Status NoSuchOperation(const std::string& text, absl::Span<const Operation
     ids.push_back(operation.operation_id);
     if (operation.state == OperationState::kRunning) running.push_back(&operation);
   }
+  const bool is_short =
+      text.size() < kMinIdPrefix &&
+      std::any_of(ids.begin(), ids.end(), [&text](auto id) { return id.starts_with(text); });
   return WithReason(
-      absl::NotFoundError(StrCat("there is no operation \"", text,
-                                 "\", running or ended in the last ten minutes; ",
-                                 running.empty() ? std::string("none runs now")
-                                                 : StrCat("running: ", NamesOf(running, false)),
-                                 DidYouMean(text, ids))),
+      absl::NotFoundError(
+          StrCat("there is no operation \"", text, "\", running or ended in the last ten minutes; ",
+                 running.empty() ? std::string("none runs now")
+                                 : StrCat("running: ", NamesOf(running, false)),
+                 is_short ? StrCat("; give ", kMinIdPrefix, " or more characters of an id")
+                          : DidYouMean(text, ids))),
       Reason::kNotFound, {{fact::kKind, "operation"}, {fact::kName, text}});
 }
 

@@ -219,7 +219,7 @@ absl::Status RunLint(const Invocation& invocation, const LintFlags& flags) {
     invocation.Print(LintJson(answer));
   } else {
     if (!answer.findings.empty()) {
-      Table table({{"finding"}, {"what"}});
+      Table table({{"kind"}, {"what"}});
       for (const Finding& finding : answer.findings) {
         table.AddRow({std::string(FindingKindName(finding.kind)), finding.text});
       }

@@ -97,6 +97,11 @@ absl::Status RunReplaceWorker(const Invocation& invocation, const std::string& i
   } else {
     std::cout << replacement << (validate_only ? " would get from " : " has from ") << identity
               << ": " << RanksText(replaced.ranks, replaced.rank_count) << "\n";
+    if (!validate_only) {
+      std::cout
+          << "Lost tiles are read again now where there is a source (`shardmesh ops ls --kind "
+             "repair`);\narrays without one stay degraded (`shardmesh ls`)\n";
+    }
   }
   return absl::OkStatus();
 }

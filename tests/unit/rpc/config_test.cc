@@ -81,6 +81,15 @@ TEST(ConfigTest, TellsLogicalRulesFromRulesByName) {
       HasSubstr("did you mean \"logical_axis_rules\"?"));
 }
 
+TEST(ConfigTest, TellsMapsOfNamesFromRulesByName) {
+  EXPECT_THAT(RulesError("tensors:\n  - {pattern: a}\nunmatched: error"),
+              HasSubstr("r.yaml:1:1: this is a map of names; give it with --map"));
+  EXPECT_THAT(
+      std::string(
+          ParseTensorMap("rules:\n  - {pattern: a, spec: []}", "m.yaml").status().message()),
+      HasSubstr("m.yaml:1:1: this is a rules file; give it with --rules"));
+}
+
 TEST(ConfigTest, ErrorsKeepTheReasonOfTheAlgebra) {
   EXPECT_THAT(ParseRules("rules: [{pattern: '(', spec: []}]", "r").status(),
               StatusIs(kInvalid, Reason::kBadPattern));

@@ -7,6 +7,7 @@
 namespace shardmesh {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -14,7 +15,10 @@ using ::testing::IsEmpty;
 TEST(AdviceOnResizeTest, HasASentenceForEachCauseOnce) {
   const auto equal = UnevenCuts::kEqualOnly;
   EXPECT_THAT(AdviceOnResize({Reason::kNotDivisible, Reason::kNotDivisible}, equal),
-              ElementsAre(HasSubstr("--uneven ceil")));
+              ElementsAre(AllOf(
+                  HasSubstr("--uneven ceil"),
+                  HasSubstr("reshard these arrays to another spec first: `shardmesh reshard NAME "
+                            "--to SPEC`"))));
   EXPECT_THAT(AdviceOnResize({Reason::kAxisNotInMesh}, equal),
               ElementsAre(HasSubstr("Keep the axes that specs name, with size 1")));
   EXPECT_THAT(AdviceOnResize({Reason::kInvalidCutPoints}, equal),

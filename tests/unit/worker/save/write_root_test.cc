@@ -90,7 +90,10 @@ TEST_F(WriteRootTest, RefusesFoldersThatAreUnderNoRoot) {
   }
   EXPECT_THAT(Roots().OpenFolder(base_ + "/outside", true).status().message(),
               AllOf(HasSubstr("write roots"), HasSubstr(base_ + "/root")));
-  EXPECT_THAT(WriteRoots().OpenFolder(base_, true).status().message(), HasSubstr("--write-root"));
+  EXPECT_THAT(WriteRoots().OpenFolder(base_, true).status().message(),
+              HasSubstr("--write-root FOLDER, above the folder to save into (a cluster that "
+                        "`shardmesh up` started: `shardmesh down`, then `shardmesh up --write-root "
+                        "FOLDER` with the other flags as before)"));
 }
 
 TEST_F(WriteRootTest, RefusesPathsAndLinksThatLeadOutOfTheRoot) {

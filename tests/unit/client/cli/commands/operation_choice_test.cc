@@ -84,5 +84,11 @@ TEST(OperationChoiceTest, NamesTheRunningOperationsIfThereIsNone) {
   EXPECT_THAT(MessageOf("17", {}), HasSubstr("none runs now"));
 }
 
+TEST(OperationChoiceTest, SaysHowLongTheBeginningOfAnIdMustBe) {
+  const std::vector<Operation> operations = {Op(2, "bbbb", kRunning)};
+  EXPECT_THAT(MessageOf("bbb", operations), HasSubstr("; give 4 or more characters of an id"));
+  EXPECT_THAT(MessageOf("bbbc", operations), Not(HasSubstr("or more characters")));
+}
+
 }  // namespace
 }  // namespace shardmesh::client
