@@ -145,7 +145,9 @@ class ArrayClient {
   // `folder`, an absolute path that all workers see under their `--write-root`. The workers write
   // the files. The names are read at one revision: puts and steps may go on meanwhile. Blocks until
   // the checkpoint is complete. If the time limit or a cancellation ends the call first, asks the
-  // coordinator to cancel the save. Errors: those of SaveService in save_service.proto.
+  // coordinator to cancel the save. Errors: those of SaveService in save_service.proto. NOT_FOUND
+  // of kind `operation`: the coordinator was restarted during the save, and the checkpoint may be
+  // complete. Save again: the new save goes on with the bytes that the workers wrote.
   absl::StatusOr<SavedCheckpoint> SaveCheckpoint(const std::string& prefix,
                                                  const std::string& folder,
                                                  const SaveOptions& save_options = {},

@@ -7,9 +7,11 @@
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/operation_calls.h"
 #include "process/steady_deadline.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::client {
 namespace {
@@ -73,6 +75,19 @@ absl::StatusOr<SavedCheckpoint> AwaitSave(const CoordinatorConnection& connectio
                                             request, ClientCore::LimitAt(deadline, options),
                                             &response));
   return Decode(response);
+}
+
+// Returns the error of a save that was begun as `operation_id`. Says why the coordinator does not
+// know the operation, if that is the error. The id is right: the coordinator gave it.
+absl::Status ErrorOfBegun(const absl::Status& error, const std::string& operation_id,
+                          const std::string& folder, const SaveOptions& options) {
+  if (!absl::IsNotFound(error) || FactOf(error, fact::kKind) != "operation") return error;
+  const std::string message = StrCat(
+      "the coordinator no longer knows the save into ", folder, " (operation \"", operation_id,
+      "\"), which may have ended well: the coordinator was restarted, or the save ended over ten "
+      "minutes ago; repeat the save: it goes on with the bytes that the workers wrote",
+      options.overwrite ? "" : ", or ends with ALREADY_EXISTS if the checkpoint is complete");
+  return WithFactsOf(WithReason(absl::NotFoundError(message), ReasonOf(error)), error);
 }
 
 // Asks the coordinator to cancel a save of the session. A save that has ended ignores this.
@@ -152,8 +167,9 @@ absl::StatusOr<SavedCheckpoint> ArrayClient::SaveCheckpoint(const std::string& p
   const bool is_given_up =
       deadline.is_over() || absl::IsDeadlineExceeded(saved.status()) ||
       (options.cancellation != nullptr && options.cancellation->is_cancelled());
-  if (!saved.ok() && is_given_up) CancelSave(connection, begun.operation_id, owner);
-  return saved;
+  if (saved.ok()) return saved;
+  if (is_given_up) CancelSave(connection, begun.operation_id, owner);
+  return ErrorOfBegun(saved.status(), begun.operation_id, folder, save_options);
 }
 
 absl::StatusOr<BegunSave> ArrayClient::BeginSave(const std::string& prefix,

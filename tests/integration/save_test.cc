@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cli/local/child_process.h"
@@ -735,6 +736,43 @@ TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Path("run")));
   EXPECT_EQ(FloatsOf(checkpoint.View(checkpoint.tensors().front()).bytes()),
             std::vector<float>({1, 2, 3, 4}));
+}
+
+TEST_F(SaveTest, AClientWhoseCoordinatorIsRestartedLearnsWhatToDo) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
+  ASSERT_THAT(
+      PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
+      IsOk());
+  // The save cannot end before the coordinator is killed, because a worker is stopped.
+  ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+  absl::Notification begun;
+  client::SaveOptions options;
+  options.on_begun = [&](const std::string&) { begun.Notify(); };
+  absl::Status forgotten;
+  std::thread saver([&] {
+    forgotten = cluster->client()
+                    .arrays()
+                    .SaveCheckpoint("", Path("run"), options, {.timeout = absl::Seconds(60)})
+                    .status();
+  });
+  EXPECT_TRUE(begun.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  EXPECT_THAT(cluster->Kill("coordinator"), IsOk());
+  EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+  EXPECT_THAT(cluster->Restart("coordinator"), IsOk());
+  saver.join();
+  EXPECT_THAT(forgotten, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_EQ(FactOf(forgotten, fact::kKind), "operation");
+  EXPECT_THAT(std::string(forgotten.message()),
+              AllOf(HasSubstr("the coordinator was restarted"), HasSubstr(Path("run")),
+                    HasSubstr("repeat the save"), HasSubstr("ALREADY_EXISTS")));
+  ASSERT_THAT(cluster->WaitUntilHealthy(), IsOk());
+  // The first save may have ended well, and its workers may still hold the folder for a moment.
+  absl::Status again;
+  EXPECT_TRUE(Eventually([&] {
+    again = cluster->client().arrays().SaveCheckpoint("", Path("run")).status();
+    return again.ok() || (absl::IsAlreadyExists(again) && HasMarker(Path("run")));
+  })) << again;
+  EXPECT_TRUE(HasMarker(Path("run")));
 }
 
 // The coordinator cancels the save of a client that is gone, or ends a detached one.

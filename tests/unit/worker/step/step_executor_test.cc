@@ -22,6 +22,7 @@
 #include "tensor/view.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/stepped_clock.h"
+#include "tests/unit/worker/collective/random_layouts.h"
 #include "tests/unit/worker/exchange/linked_workers.h"
 
 namespace shardmesh::worker {
@@ -446,6 +447,54 @@ TEST_P(StepExecutorTest, AnyLayoutBecomesAnyOtherForTheBytesOfTheForecast) {
   }
 }
 
+// Returns a layout of an F32 tensor of this shape, whose parts may be empty.
+RandomLayout RandomLayoutOf(const Shape& shape, const Mesh& mesh, LayoutDice& dice) {
+  return dice.Layout(mesh, {.dtype = Dtype::kF32, .shape = shape, .bytes = "", .unit = 1});
+}
+
+TEST_P(StepExecutorTest, LayoutsWithEmptyPartsBecomeEachOther) {
+  struct Case {
+    Shape shape;
+    RandomLayout from;
+    RandomLayout to;
+  };
+  StartMesh("x=2,y=2");
+  // The element goes nowhere: rank 0 has it before and after, and ranks with x = 1 slice nothing.
+  std::vector<Case> cases = {
+      {{1, 1},
+       {.spec = SpecOf({"", "x"}), .cut_points = {{}, {0, 1, 1}}, .has_empty_part = true},
+       {.spec = SpecOf({"x", ""}), .cut_points = {{0, 1, 1}, {}}, .has_empty_part = true}}};
+  LayoutDice dice(17);
+  for (int i = 0; i < 60; ++i) {
+    const auto extent = [&dice] { return 1 + static_cast<int64_t>(dice.Below(4)); };
+    const Shape shape = {extent(), extent()};
+    cases.push_back(
+        {shape, RandomLayoutOf(shape, mesh(), dice), RandomLayoutOf(shape, mesh(), dice)});
+  }
+  int64_t sequence = 0;
+  int with_empty_parts = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat("case ", sequence, ": ", ShapeToString(c.shape), " ", c.from.ToString(),
+                        " to ", c.to.ToString()));
+    operands_.clear();
+    order_.operands.clear();
+    results_.clear();
+    ++sequence;
+    with_empty_parts += c.from.has_empty_part || c.to.has_empty_part ? 1 : 0;
+    const Tensor tensor = Tensor::Random(c.shape, static_cast<int>(sequence));
+    Put(StrCat("in-", sequence), tensor, c.from.spec, c.from.cut_points);
+    ReshardOp op = {.input = 0, .spec = c.to.spec};
+    for (const CutPoints& points : c.to.cut_points) {
+      op.part_starts.emplace_back();
+      if (!points.empty()) op.part_starts.back().assign(points.begin() + 1, points.end() - 1);
+    }
+    Order(sequence, {.operand_count = 1, .ops = {op}, .outputs = {1}});
+    RunOnAll();
+    ASSERT_EQ(Assemble().elements, tensor.elements);
+  }
+  EXPECT_GT(with_empty_parts, 10);
+}
+
 TEST_P(StepExecutorTest, AMoveCopiesOnlyWhatLiesApart) {
   StartMesh("x=2");
   const Shape shape = {1000, 1048};
@@ -558,6 +607,67 @@ TEST_P(StepExecutorTest, UnevenOperandsMultiplyAndKeepTheirCuts) {
       EXPECT_EQ(Await(device).sent_bytes, ForecastBytes(device)) << "rank " << device;
     }
   }
+}
+
+TEST_P(StepExecutorTest, OperandsWithEmptyPartsMultiply) {
+  struct Case {
+    Shape lhs;  // transposed
+    Shape rhs;
+    RandomLayout lhs_layout;
+    RandomLayout rhs_layout;
+  };
+  StartMesh("x=2,y=2");
+  // Two rows over four ranks: two ranks have none.
+  std::vector<Case> cases = {
+      {{2, 4},
+       {2, 4},
+       {.spec = PartitionSpec({SpecEntry::Axes({"y", "x"}), SpecEntry::None()}),
+        .cut_points = {{0, 1, 2, 2, 2}, {}},
+        .has_empty_part = true},
+       {.spec = SpecOf({"x", ""}), .cut_points = {}, .has_empty_part = false}}};
+  LayoutDice dice(19);
+  for (int i = 0; i < 60; ++i) {
+    const auto extent = [&dice] { return 1 + static_cast<int64_t>(dice.Below(4)); };
+    const int64_t k = extent();
+    const Shape lhs = {k, extent()};
+    const Shape rhs = {k, extent()};
+    cases.push_back(
+        {lhs, rhs, RandomLayoutOf(lhs, mesh(), dice), RandomLayoutOf(rhs, mesh(), dice)});
+  }
+  int64_t sequence = 0;
+  int with_empty_parts = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat("case ", sequence, ": ", ShapeToString(c.lhs), " ", c.lhs_layout.ToString(),
+                        " times ", ShapeToString(c.rhs), " ", c.rhs_layout.ToString()));
+    operands_.clear();
+    order_.operands.clear();
+    results_.clear();
+    ++sequence;
+    with_empty_parts += c.lhs_layout.has_empty_part || c.rhs_layout.has_empty_part ? 1 : 0;
+    const Tensor lhs = Tensor::Random(c.lhs, static_cast<int>(sequence));
+    const Tensor rhs = Tensor::Random(c.rhs, static_cast<int>(sequence) + 1);
+    Put(StrCat("lhs-", sequence), lhs, c.lhs_layout.spec, c.lhs_layout.cut_points);
+    Put(StrCat("rhs-", sequence), rhs, c.rhs_layout.spec, c.rhs_layout.cut_points);
+    Order(sequence, {.operand_count = 2,
+                     .ops = {MatmulOp{.lhs = 0, .rhs = 1, .transpose_lhs = true}},
+                     .outputs = {2}});
+    RunOnAll();
+    const Tensor out = Assemble();
+    ASSERT_EQ(out.shape, (Shape{c.lhs[1], c.rhs[1]}));
+    for (int64_t i = 0; i < c.lhs[1]; ++i) {
+      for (int64_t j = 0; j < c.rhs[1]; ++j) {
+        double sum = 0;
+        for (int64_t x = 0; x < c.lhs[0]; ++x) {
+          sum += static_cast<double>(lhs.elements[static_cast<size_t>(x * c.lhs[1] + i)]) *
+                 static_cast<double>(rhs.elements[static_cast<size_t>(x * c.rhs[1] + j)]);
+        }
+        ASSERT_NEAR(static_cast<double>(out.elements[static_cast<size_t>(i * c.rhs[1] + j)]), sum,
+                    1e-4)
+            << "element " << i << ", " << j;
+      }
+    }
+  }
+  EXPECT_GT(with_empty_parts, 10);
 }
 
 // Returns lhs * rhs for batches of matrices, in doubles. `lhs` is [batch, m, k] or [batch, k, m];
