@@ -56,6 +56,10 @@ TEST_F(ClusterCommandTest, AnswersWithEachOption) {
        "\n2 specs need corrections:\n  i and 1 more: dimension 0: 'sp' dropped"},
       {{"put", x, "--as=i", "--spec=fdsp,-"}, 2, "has no axis \"fdsp\"; did you mean \"fsdp\"?"},
       {{"put", x, "--as=i", "--spec=sp,-", "--exact"}, 0, "corrected: dimension 0: 'sp' dropped"},
+      {{"put", x, "--as=i", "--spec=fsdp,tp,-", "--validate-only"},
+       0,
+       "\nThe spec has 3 entries and the tensor 2 dimensions: the entries at the end, which are "
+       "empty, have no effect\n"},
       {{"put", x, "--as=i", "--spec=-,-", "--mesh=nope"}, 1, "there is no mesh named \"nope\""},
       {{"shardings", "w", "--mesh=fsdp=-1", "--devices=4"}, 0, "fsdp,tp  fsdp=2,tp=2"},
       {{"shardings", "w", "--mesh=fsdp=0", "--exact"}, 1, "NO_MESH"},

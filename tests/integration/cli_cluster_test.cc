@@ -91,8 +91,9 @@ TEST_F(CommandLineTest, StartsAClusterAndStopsItAgain) {
       result.err,
       AllOf(HasSubstr("other flags: --mesh fsdp=4 (the cluster has fsdp=2), --memory 64MiB"),
             HasSubstr("`shardmesh mesh resize default fsdp=4 --cluster default` gives it that "
-                      "mesh and keeps its arrays"),
-            HasSubstr("`shardmesh down --cluster default`")));
+                      "mesh and keeps its arrays\n"),
+            HasSubstr("\n  otherwise stop it with `shardmesh down --cluster default`, or choose "
+                      "another --cluster\n  its arrays, names and definitions are in memory")));
 
   const std::string address = record["address"];
   const std::string port = address.substr(address.rfind(':') + 1);

@@ -575,9 +575,10 @@ TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
   }
   result = cluster_->Run({"reshard", "layer/w", "--to=fdsp,tp", "--strict"});
   EXPECT_EQ(result.exit_code, 1) << result.out;
-  EXPECT_THAT(result.err, HasSubstr("AXIS_NOT_IN_MESH"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("AXIS_NOT_IN_MESH"), HasSubstr("; to mend it, ")));
   result = cluster_->Run({"reshard", "layer/w", "--to=dp,tp", "--exact"});
   EXPECT_THAT(result.out, HasSubstr("corrected: dimension 0: 'dp' dropped"));
+  EXPECT_THAT(result.out, HasSubstr("\n--strict refuses it and says what to ask for instead\n"));
   EXPECT_THAT(result.out, HasSubstr("1 array lies so already\n"));
   result = cluster_->Run({"reshard", "--tree=layer/", "--to=tp,dp", "--plan-only", "--exact"});
   EXPECT_THAT(result.out, HasSubstr("The specs of 2 of 2 arrays were corrected to fit"));

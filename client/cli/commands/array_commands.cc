@@ -799,6 +799,19 @@ void PrintPut(const std::string& name, const PutArray& put, const PutResult& res
   }
 }
 
+// Says that `spec` has entries for more dimensions than the array has, if all of these entries are
+// empty. The coordinator corrects such a spec only if one of them names an axis.
+void PrintSurplusEntries(const PartitionSpec& spec, const ArrayDescriptor& array) {
+  const int64_t rank = std::ssize(array.shape);
+  if (spec.size() <= rank) return;
+  for (int64_t dim = rank; dim < spec.size(); ++dim) {
+    if (!spec.entry(dim).is_none()) return;
+  }
+  std::cout << "The spec has " << spec.size() << " entries and the tensor "
+            << FormatCount(rank, "dimension") << ": the entries at the end, which are empty, have "
+            << "no effect\n";
+}
+
 // Returns why only the client can read `source`, which has no place that workers can read.
 std::string OnlyTheClientReads(const std::string& source) {
   return StrCat("only the client reads ",
@@ -943,6 +956,9 @@ absl::Status RunPut(const Invocation& invocation, const PutFlags& flags) {
   if (!invocation.json) {
     for (size_t i = 0; i < tensors.size(); ++i) {
       PrintPut(flags.names[i], result->arrays[i], *result, flags.validate_only);
+      if (flags.spec.has_value()) {
+        PrintSurplusEntries(*flags.spec, result->arrays[i].descriptor);
+      }
     }
     PrintRulesAdvice(result->arrays, flags.rules);
     if (!flags.validate_only) {

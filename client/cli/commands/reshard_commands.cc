@@ -358,6 +358,9 @@ void PrintArrayCorrections(const std::vector<ReshardedArray>& arrays) {
     for (const Correction& correction : arrays.front().corrections) {
       std::cout << "corrected: " << correction.ToString(arrays.front().descriptor.mesh) << "\n";
     }
+    if (!arrays.front().corrections.empty()) {
+      std::cout << "--strict refuses it and says what to ask for instead\n";
+    }
     return;
   }
   // Axes that the mesh lacks are often misspelt: each of them is shown.

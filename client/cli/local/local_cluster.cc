@@ -276,12 +276,11 @@ absl::Status AlreadyUp(const ClusterRecord& record, const LocalClusterOptions& o
   if (!flags.differences().empty()) {
     StrAppend(&message, ", and this `up` has other flags: ", StrJoin(flags.differences(), ", "));
   }
-  StrAppend(&message, "; ");
-  if (WantsOtherMesh(record, options)) {
-    StrAppend(&message, ResizeAdvice(record, options.mesh), "; otherwise ");
-  }
-  StrAppend(&message, "stop it with `shardmesh down --cluster ", record.name,
-            "`, or choose another --cluster; ", LeftByDown(record));
+  const bool wants_mesh = WantsOtherMesh(record, options);
+  if (wants_mesh) StrAppend(&message, "\n  ", ResizeAdvice(record, options.mesh));
+  StrAppend(&message, "\n  ", wants_mesh ? "otherwise stop" : "stop",
+            " it with `shardmesh down --cluster ", record.name,
+            "`, or choose another --cluster\n  ", LeftByDown(record));
   return WithReason(absl::AlreadyExistsError(ToAbsl(message)), Reason::kAlreadyExists,
                     {{fact::kKind, "cluster"}, {fact::kName, record.name}});
 }
