@@ -39,11 +39,11 @@ class StepRoomTest : public ReadyCluster {
   absl::Status Check(const Plan& plan) const {
     return CheckStepRoom(plan, {}, *members_.view(), *registry_);
   }
-  // Commits an array of which each worker has `kibi` KiB.
-  void AddTiles(int64_t kibi) {
+  // Commits an array of which each worker has `kibi` KiB. Returns its id.
+  std::string AddTiles(int64_t kibi) {
     ArrayDescriptor descriptor = Descriptor();
     descriptor.shape = {2 * kibi * kKibi / 4};
-    AddArray(descriptor, "");
+    return AddArray(descriptor, "");
   }
 
   // Each rank gathers 768 KiB. A worker has a mebibyte.
@@ -123,6 +123,16 @@ TEST_F(StepRoomTest, AStepIsRefusedWithWhatEachWorkerHasAndNeeds) {
 TEST_F(StepRoomTest, MemoryOfRunningStepsAndOfReleasedArraysRefusesNone) {
   Beat(900 * kKibi);
   EXPECT_THAT(Check(gather_), IsOk()) << "no array takes the memory that is in use";
+}
+
+TEST_F(StepRoomTest, ArraysThatAreGivenToAStepRefuseNone) {
+  const std::string array_id = AddTiles(300);
+  Beat(300 * kKibi);
+  EXPECT_FALSE(Check(gather_).ok());
+  ASSERT_TRUE(registry_->Give(array_id, /*pins=*/2));
+  EXPECT_THAT(Check(gather_), IsOk());
+  registry_->TakeBack(array_id);
+  EXPECT_FALSE(Check(gather_).ok());
 }
 
 TEST_F(StepRoomTest, ArraysThatHaveLeftMemoryRefuseNone) {
