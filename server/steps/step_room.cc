@@ -62,10 +62,9 @@ std::vector<int64_t> NeedOfStep(const Plan& plan, absl::Span<const FoundOperand>
   std::vector<int64_t> need(static_cast<size_t>(plan.mesh.size()), memory_bytes);
   // The cost has the largest tile of each result. Subtracts from it what a rank does not need.
   std::vector<bool> is_made_in_place(plan.values.size(), false);
+  const std::vector<std::optional<ValueIndex>> results = ResultsOverOperands(plan);
   for (size_t i = 0; i < operands.size(); ++i) {
-    if (!operands[i].donate) continue;
-    const std::optional<ValueIndex> result = ResultOverOperand(plan, static_cast<ValueIndex>(i));
-    if (result.has_value()) is_made_in_place[*result] = true;
+    if (operands[i].donate && results[i].has_value()) is_made_in_place[*results[i]] = true;
   }
   for (const ValueIndex output : plan.outputs) {
     const ValueDescriptor& value = plan.values[output];
