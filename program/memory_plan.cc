@@ -148,6 +148,51 @@ bool HaveTilesOfOneSize(const Plan& plan, const ValueDescriptor& a, const ValueD
          TileShape(plan.mesh, a) == TileShape(plan.mesh, b);
 }
 
+// The temporaries of a plan, before they have offsets.
+struct Temporaries {
+  std::vector<std::optional<BlockPlace>> places;  // by value; set for temporaries
+  std::vector<LiveRange> ranges;
+  std::vector<size_t> range_of;  // by value; the index of a temporary's range
+  std::vector<bool> is_output;   // by value
+};
+
+Temporaries TemporariesOf(const Plan& plan) {
+  Temporaries found{.places = std::vector<std::optional<BlockPlace>>(plan.values.size()),
+                    .ranges = {},
+                    .range_of = std::vector<size_t>(plan.values.size(), 0),
+                    .is_output = std::vector<bool>(plan.values.size(), false)};
+  std::vector<size_t> last_use(plan.values.size(), 0);
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    last_use[plan.instructions[i].output] = i;
+    for (const ValueIndex input : InputsOf(plan.instructions[i])) last_use[input] = i;
+  }
+  for (const ValueIndex output : plan.outputs) found.is_output[output] = true;
+
+  // Temporaries that are made over one another share a range.
+  std::vector<LiveRange>& ranges = found.ranges;
+  std::vector<size_t>& range_of = found.range_of;
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const Instruction& instruction = plan.instructions[i];
+    const ValueIndex output = instruction.output;
+    if (found.is_output[output]) continue;
+    const ValueDescriptor& value = plan.values[output];
+    std::optional<BlockPlace>& place = found.places[output];
+    place.emplace();
+    if (const std::optional<ValueIndex> input = Overwritable(plan, instruction);
+        input.has_value() && found.places[*input].has_value() && last_use[*input] == i &&
+        HaveTilesOfOneSize(plan, plan.values[*input], value)) {
+      place->over = input;
+      range_of[output] = range_of[*input];
+      ranges[range_of[output]].last = last_use[output];
+      continue;
+    }
+    range_of[output] = ranges.size();
+    ranges.push_back(
+        {.size_bytes = TileBytes(plan.mesh, value), .first = i, .last = last_use[output]});
+  }
+  return found;
+}
+
 }  // namespace
 
 int64_t LeastBlockBytes(absl::Span<const LiveRange> ranges) {
@@ -180,38 +225,10 @@ BlockLayout LayOutBlock(absl::Span<const LiveRange> ranges) {
 }
 
 MemoryPlan MemoryPlanOf(const Plan& plan) {
+  Temporaries temporaries = TemporariesOf(plan);
   MemoryPlan memory;
-  memory.places.resize(plan.values.size());
-  std::vector<size_t> last_use(plan.values.size(), 0);
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
-    last_use[plan.instructions[i].output] = i;
-    for (const ValueIndex input : InputsOf(plan.instructions[i])) last_use[input] = i;
-  }
-  std::vector<bool> is_output(plan.values.size(), false);
-  for (const ValueIndex output : plan.outputs) is_output[output] = true;
-
-  // Temporaries that are made over one another share a range.
-  std::vector<LiveRange> ranges;
-  std::vector<size_t> range_of(plan.values.size(), 0);
-  for (size_t i = 0; i < plan.instructions.size(); ++i) {
-    const Instruction& instruction = plan.instructions[i];
-    const ValueIndex output = instruction.output;
-    if (is_output[output]) continue;
-    const ValueDescriptor& value = plan.values[output];
-    std::optional<BlockPlace>& place = memory.places[output];
-    place.emplace();
-    if (const std::optional<ValueIndex> input = Overwritable(plan, instruction);
-        input.has_value() && memory.places[*input].has_value() && last_use[*input] == i &&
-        HaveTilesOfOneSize(plan, plan.values[*input], value)) {
-      place->over = input;
-      range_of[output] = range_of[*input];
-      ranges[range_of[output]].last = last_use[output];
-      continue;
-    }
-    range_of[output] = ranges.size();
-    ranges.push_back(
-        {.size_bytes = TileBytes(plan.mesh, value), .first = i, .last = last_use[output]});
-  }
+  memory.places = std::move(temporaries.places);
+  const std::vector<LiveRange>& ranges = temporaries.ranges;
   if (ranges.empty()) return memory;
   const BlockLayout layout = LayOutBlock(ranges);
   memory.block_bytes = layout.size_bytes;
@@ -219,7 +236,7 @@ MemoryPlan MemoryPlanOf(const Plan& plan) {
   for (const LiveRange& range : ranges) memory.last = std::max(memory.last, range.last);
   for (size_t value = 0; value < memory.places.size(); ++value) {
     if (memory.places[value].has_value()) {
-      memory.places[value]->offset_bytes = layout.offsets[range_of[value]];
+      memory.places[value]->offset_bytes = layout.offsets[temporaries.range_of[value]];
     }
   }
   return memory;
@@ -246,6 +263,25 @@ int64_t PeakBytesOf(const Plan& plan) {
     peak = std::max(peak, now);
   }
   return Capped(peak);
+}
+
+int64_t LeastBytesOf(const Plan& plan) {
+  const Temporaries temporaries = TemporariesOf(plan);
+  // The bytes that the instruction takes more than the one before it.
+  std::vector<absl::int128> change(plan.instructions.size() + 1);
+  for (const LiveRange& range : temporaries.ranges) {
+    change[range.first] += range.size_bytes;
+    change[range.last + 1] -= range.size_bytes;
+  }
+  absl::int128 now = 0;
+  absl::int128 most = 0;
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    const ValueIndex made = plan.instructions[i].output;
+    now += change[i];
+    if (temporaries.is_output[made]) now += TileBytes(plan.mesh, plan.values[made]);
+    most = std::max(most, now);
+  }
+  return Capped(most);
 }
 
 }  // namespace shardmesh

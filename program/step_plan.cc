@@ -256,30 +256,40 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
   return std::visit(Visitor{}, instruction.kind);
 }
 
-std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand) {
-  const Instruction* reader = nullptr;
+std::vector<std::optional<ValueIndex>> ResultsOverOperands(const Plan& plan) {
+  struct Readers {
+    const Instruction* last = nullptr;
+    int count = 0;
+  };
+  std::vector<Readers> readers(plan.operand_count);
   for (const Instruction& instruction : plan.instructions) {
     for (const ValueIndex input : InputsOf(instruction)) {
-      if (input == operand && reader != nullptr) {
-        return std::nullopt;
-      }
-      if (input == operand) {
-        reader = &instruction;
-      }
+      if (input >= plan.operand_count) continue;
+      readers[input].last = &instruction;
+      ++readers[input].count;
     }
   }
-  const auto* collective =
-      reader == nullptr ? nullptr : std::get_if<GroupCollective>(&reader->kind);
-  if (collective == nullptr || !MayOverwriteOperand(collective->kind, collective->algorithm) ||
-      std::count(plan.outputs.begin(), plan.outputs.end(), reader->output) != 1) {
-    return std::nullopt;
+  std::vector<std::optional<ValueIndex>> results(plan.operand_count);
+  for (ValueIndex operand = 0; operand < plan.operand_count; ++operand) {
+    if (readers[operand].count != 1) continue;
+    const Instruction& reader = *readers[operand].last;
+    const auto* collective = std::get_if<GroupCollective>(&reader.kind);
+    if (collective == nullptr || !MayOverwriteOperand(collective->kind, collective->algorithm) ||
+        std::count(plan.outputs.begin(), plan.outputs.end(), reader.output) != 1) {
+      continue;
+    }
+    const ValueDescriptor& before = plan.values[operand];
+    const ValueDescriptor& after = plan.values[reader.output];
+    const bool same_size =
+        before.dtype == after.dtype && before.cut_points == after.cut_points &&
+        TilingOf(plan, before)->ShardShape() == TilingOf(plan, after)->ShardShape();
+    if (same_size) results[operand] = reader.output;
   }
-  const ValueDescriptor& before = plan.values[operand];
-  const ValueDescriptor& after = plan.values[reader->output];
-  const bool same_size =
-      before.dtype == after.dtype && before.cut_points == after.cut_points &&
-      TilingOf(plan, before)->ShardShape() == TilingOf(plan, after)->ShardShape();
-  return same_size ? std::optional(reader->output) : std::nullopt;
+  return results;
+}
+
+std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand) {
+  return ResultsOverOperands(plan)[operand];
 }
 
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,

@@ -122,6 +122,8 @@ absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value);
 // No other instruction uses the operand. Requires a plan that CheckPlan accepts, and operand <
 // operand_count.
 std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand);
+// Returns ResultOverOperand of each operand, in one pass over the instructions.
+std::vector<std::optional<ValueIndex>> ResultsOverOperands(const Plan& plan);
 
 // Returns the values that an instruction reads.
 std::vector<ValueIndex> InputsOf(const Instruction& instruction);

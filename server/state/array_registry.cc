@@ -1761,6 +1761,17 @@ std::vector<ArrayPtr> ArrayRegistry::ListArrays(std::string_view start_after, in
   return page;
 }
 
+std::vector<ArrayPtr> ArrayRegistry::ListKept(std::string_view start_after, int64_t limit) const {
+  std::vector<ArrayPtr> page;
+  absl::MutexLock lock(&mutex_);
+  for (auto at = arrays_.upper_bound(start_after);
+       at != arrays_.end() && static_cast<int64_t>(page.size()) < limit; ++at) {
+    const ArrayEntry& entry = at->second;
+    if (entry.cached_as == 0 && !entry.is_given) page.push_back(Current(entry));
+  }
+  return page;
+}
+
 std::vector<ArrayPtr> ArrayRegistry::FindByOrigin(const std::string& key, int64_t limit,
                                                   bool is_use) const {
   std::vector<ArrayPtr> found;

@@ -492,6 +492,8 @@ class ArrayRegistry {
   Nameless ListNameless(std::string_view start_after, int64_t limit) const;
   // Returns the arrays after the id `start_after`, by rising id, at most `limit`.
   std::vector<ArrayPtr> ListArrays(std::string_view start_after, int64_t limit) const;
+  // Like ListArrays, without the arrays that Give gave to a step.
+  std::vector<ArrayPtr> ListKept(std::string_view start_after, int64_t limit) const;
   // Returns committed arrays whose origin_key(), or a key of AddOrigin, is `key`, by rising id, at
   // most `limit`; none for an empty key. Cached arrays come after the others. A search without a
   // result is a miss of the cache if the cache is on and the key is not empty. If `is_use` is

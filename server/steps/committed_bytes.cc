@@ -72,7 +72,7 @@ absl::Status CommittedBytes::CountAll(const ArrayRegistry& registry) {
   constexpr int64_t kPage = 1'000;
   std::string after;
   for (bool is_last = false; !is_last;) {
-    const std::vector<ArrayPtr> page = registry.ListArrays(after, kPage);
+    const std::vector<ArrayPtr> page = registry.ListKept(after, kPage);
     is_last = std::ssize(page) < kPage;
     for (const ArrayPtr& array : page) {
       after = array->definition.descriptor.array_id;

@@ -42,7 +42,8 @@ class CommittedBytes {
   // and has confirmed all releases. CANCELLED: `is_cancelled`, which is polled, returned true.
   absl::Status AddAll(const ArrayRegistry& registry, const std::function<bool()>& is_cancelled);
 
-  // Adds all committed arrays, whatever the heartbeats say.
+  // Adds all committed arrays, whatever the heartbeats say, without those that are given to a step:
+  // the step uses up their memory.
   absl::Status CountAll(const ArrayRegistry& registry);
   // Returns the bytes of the arrays that were added, on the worker.
   int64_t CountedOn(const std::string& identity) const { return Of(identity); }

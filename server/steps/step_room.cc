@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "program/memory_plan.h"
 #include "program/value_layout.h"
 #include "server/steps/array_cache.h"
 #include "server/steps/committed_bytes.h"
@@ -56,14 +57,14 @@ absl::Status TooLittle(const MeshRanks& ranks, absl::Span<const ShortWorker> sho
 
 }  // namespace
 
-std::vector<int64_t> NeedOfStep(const Plan& plan, absl::Span<const FoundOperand> operands) {
-  std::vector<int64_t> need(static_cast<size_t>(plan.mesh.size()), plan.cost.memory_bytes);
+std::vector<int64_t> NeedOfStep(const Plan& plan, absl::Span<const FoundOperand> operands,
+                                int64_t memory_bytes) {
+  std::vector<int64_t> need(static_cast<size_t>(plan.mesh.size()), memory_bytes);
   // The cost has the largest tile of each result. Subtracts from it what a rank does not need.
   std::vector<bool> is_made_in_place(plan.values.size(), false);
+  const std::vector<std::optional<ValueIndex>> results = ResultsOverOperands(plan);
   for (size_t i = 0; i < operands.size(); ++i) {
-    if (!operands[i].donate) continue;
-    const std::optional<ValueIndex> result = ResultOverOperand(plan, static_cast<ValueIndex>(i));
-    if (result.has_value()) is_made_in_place[*result] = true;
+    if (operands[i].donate && results[i].has_value()) is_made_in_place[*results[i]] = true;
   }
   for (const ValueIndex output : plan.outputs) {
     const ValueDescriptor& value = plan.values[output];
@@ -87,7 +88,7 @@ absl::Status CheckStepRoom(const Plan& plan, absl::Span<const FoundOperand> oper
                            const MembershipView& view, const ArrayRegistry& registry) {
   const MeshRanks* const ranks = view.FindMesh(plan.mesh_id);
   if (ranks == nullptr) return absl::OkStatus();
-  const std::vector<int64_t> need = NeedOfStep(plan, operands);
+  const std::vector<int64_t> need = NeedOfStep(plan, operands, plan.cost.memory_bytes);
   const size_t size = std::min(need.size(), ranks->identities.size());
   std::vector<ShortWorker> short_workers;
   std::optional<ArrayRegistry::BytesByMesh> cached;
@@ -107,6 +108,13 @@ absl::Status CheckStepRoom(const Plan& plan, absl::Span<const FoundOperand> oper
                              .capacity_bytes = capacity_bytes});
   }
   if (short_workers.empty()) return absl::OkStatus();
+  // A worker that lacks memory for the peak does with less.
+  const std::vector<int64_t> least = NeedOfStep(plan, operands, LeastBytesOf(plan));
+  const auto has_room = [&least](const ShortWorker& each) {
+    return least[each.rank] <= each.have_bytes;
+  };
+  std::erase_if(short_workers, has_room);
+  if (short_workers.empty()) return absl::OkStatus();
   CommittedBytes committed(view, registry);
   SHARDMESH_RETURN_IF_ERROR(committed.CountAll(registry));
   for (ShortWorker& each : short_workers) {
@@ -114,8 +122,7 @@ absl::Status CheckStepRoom(const Plan& plan, absl::Span<const FoundOperand> oper
     each.have_bytes = std::max<int64_t>(
         {0, each.have_bytes, each.capacity_bytes - std::min(used_bytes, each.capacity_bytes)});
   }
-  std::erase_if(short_workers,
-                [](const ShortWorker& each) { return each.need_bytes <= each.have_bytes; });
+  std::erase_if(short_workers, has_room);
   if (short_workers.empty()) return absl::OkStatus();
   return TooLittle(*ranks, short_workers);
 }

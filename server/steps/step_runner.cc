@@ -238,6 +238,8 @@ absl::Status StepRunner::PinOperands(Running* running) const {
 }
 
 void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
+  const std::vector<std::optional<ValueIndex>> results =
+      ResultsOverOperands(running->prepared->plan);
   for (size_t i = 0; i < running->operands.size(); ++i) {
     FoundOperand& operand = running->operands[i];
     if (operand.array == nullptr) {
@@ -257,9 +259,8 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
       operand.donate = false;
     }
     // Workers never write a result over durable tiles, so a durable operand survives a failed step.
-    operand.overwritten =
-        operand.donate && operand.array->durability == Durability::kMemory &&
-        ResultOverOperand(running->prepared->plan, static_cast<ValueIndex>(i)).has_value();
+    operand.overwritten = operand.donate && operand.array->durability == Durability::kMemory &&
+                          results[i].has_value();
     (operand.donate ? step->writes : step->reads).push_back(array_id);
   }
 }

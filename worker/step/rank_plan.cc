@@ -99,13 +99,11 @@ class RankPlanner {
           (!place->over.has_value() || values_[*place->over].size_bytes == values_[i].size_bytes);
       if (fits) values_[i].place = place;
     }
-    for (const Instruction& instruction : plan_.instructions) {
-      const auto* const collective = std::get_if<GroupCollective>(&instruction.kind);
-      if (collective == nullptr || collective->input >= plan_.operand_count) continue;
-      RankValue& operand = values_[collective->input];
-      if (ResultOverOperand(plan_, collective->input) == instruction.output &&
-          values_[instruction.output].size_bytes == operand.size_bytes) {
-        operand.result_over = instruction.output;
+    const std::vector<std::optional<ValueIndex>> results = ResultsOverOperands(plan_);
+    for (ValueIndex operand = 0; operand < results.size(); ++operand) {
+      const std::optional<ValueIndex> result = results[operand];
+      if (result.has_value() && values_[*result].size_bytes == values_[operand].size_bytes) {
+        values_[operand].result_over = result;
       }
     }
     return absl::OkStatus();

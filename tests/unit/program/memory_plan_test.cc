@@ -266,5 +266,33 @@ TEST(MemoryPlanTest, TheBlockIsFreedAfterItsLastUse) {
   EXPECT_EQ(PeakBytesOf(ChainOf(CollectiveAlgorithm::kDirect, {2, 3, 4})), 3 * kMatrixBytes);
 }
 
+TEST(MemoryPlanTest, WithoutABlockARunNeedsTheValuesInUseOnly) {
+  // Two large values, then a small one that two large results are made of.
+  const Plan plan =
+      *PlanProgram({.operand_count = 3,
+                    .ops = {LinearOp{.input = 0, .weight = 0}, LinearOp{.input = 3, .weight = 0},
+                            LinearOp{.input = 4, .weight = 1}, LinearOp{.input = 5, .weight = 2},
+                            LinearOp{.input = 5, .weight = 2}},
+                    .outputs = {6, 7}},
+                   {Value({64, 64}, PartitionSpec()), Value({4, 64}, PartitionSpec()),
+                    Value({64, 4}, PartitionSpec())},
+                   Target("tp=2"));
+  constexpr int64_t kLarge = 64 * 64 * 4;
+  EXPECT_EQ(PeakBytesOf(plan), 4 * kLarge);
+  EXPECT_EQ(LeastBytesOf(plan), 2 * kLarge + 64 * 4 * 4);
+  const Plan in_place = ChainOf(CollectiveAlgorithm::kPairwise, {4});
+  EXPECT_EQ(LeastBytesOf(in_place), 2 * kMatrixBytes);
+}
+
+TEST(MemoryPlanTest, CopiesOfMovesAreNoPartOfTheLeast) {
+  const Plan plan =
+      *PlanProgram({.operand_count = 1,
+                    .ops = {ReshardOp{.input = 0, .spec = Spec({{}, {"tp"}})}},
+                    .outputs = {1}},
+                   {CutValue({10, 16}, Spec({{"tp"}, {}}), {{0, 3, 10}, {}})}, Target("tp=2"));
+  EXPECT_EQ(LeastBytesOf(plan), 10 * 8 * 4);
+  EXPECT_GT(PeakBytesOf(plan), LeastBytesOf(plan));
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -62,5 +62,29 @@ TEST(PlanTest, RefusesMalformedPrograms) {
             Reason::kUnsupportedDtype);
 }
 
+TEST(PlanTest, ResultsOverOperandsAreThoseOfEachOperand) {
+  const CollectiveOp sum{.input = 0,
+                         .kind = CollectiveKind::kAllReduce,
+                         .axes = {"tp"},
+                         .algorithm = CollectiveAlgorithm::kPairwise};
+  CollectiveOp sum_of_second = sum;
+  sum_of_second.input = 1;
+  CollectiveOp direct = sum;
+  direct.input = 2;
+  direct.algorithm = CollectiveAlgorithm::kDirect;
+  const ValueDescriptor whole = Value({8, 4}, PartitionSpec());
+  const Plan plan = *PlanProgram(
+      {.operand_count = 4, .ops = {sum_of_second, sum, direct, sum}, .outputs = {4, 5, 6, 7}},
+      {whole, whole, whole, whole}, Target("tp=2"));
+  const std::vector<std::optional<ValueIndex>> results = ResultsOverOperands(plan);
+  ASSERT_EQ(results.size(), 4U);
+  EXPECT_EQ(results[0], std::nullopt) << "two instructions read it";
+  EXPECT_EQ(results[1], 4U);
+  EXPECT_EQ(results[3], std::nullopt) << "none reads it";
+  for (ValueIndex operand = 0; operand < results.size(); ++operand) {
+    EXPECT_EQ(results[operand], ResultOverOperand(plan, operand)) << operand;
+  }
+}
+
 }  // namespace
 }  // namespace shardmesh

@@ -39,11 +39,11 @@ class StepRoomTest : public ReadyCluster {
   absl::Status Check(const Plan& plan) const {
     return CheckStepRoom(plan, {}, *members_.view(), *registry_);
   }
-  // Commits an array of which each worker has `kibi` KiB.
-  void AddTiles(int64_t kibi) {
+  // Commits an array of which each worker has `kibi` KiB. Returns its id.
+  std::string AddTiles(int64_t kibi) {
     ArrayDescriptor descriptor = Descriptor();
     descriptor.shape = {2 * kibi * kKibi / 4};
-    AddArray(descriptor, "");
+    return AddArray(descriptor, "");
   }
 
   // Each rank gathers 768 KiB. A worker has a mebibyte.
@@ -52,13 +52,15 @@ class StepRoomTest : public ReadyCluster {
 
 TEST_F(StepRoomTest, NeedsThePeakOfThePlan) {
   EXPECT_EQ(gather_.cost.memory_bytes, 768 * kKibi);
-  EXPECT_THAT(NeedOfStep(gather_, {FoundOperand()}), ElementsAre(768 * kKibi, 768 * kKibi));
+  EXPECT_THAT(NeedOfStep(gather_, {FoundOperand()}, gather_.cost.memory_bytes),
+              ElementsAre(768 * kKibi, 768 * kKibi));
 }
 
 TEST_F(StepRoomTest, ResultsInTheMemoryOfDonatedOperandsNeedNone) {
   const Plan plan = PlanOf(CollectiveKind::kAllReduce, Vector(64, false));
-  EXPECT_THAT(NeedOfStep(plan, {FoundOperand()}), ElementsAre(256, 256));
-  EXPECT_THAT(NeedOfStep(plan, {FoundOperand{.donate = true}}), ElementsAre(0, 0));
+  EXPECT_THAT(NeedOfStep(plan, {FoundOperand()}, plan.cost.memory_bytes), ElementsAre(256, 256));
+  EXPECT_THAT(NeedOfStep(plan, {FoundOperand{.donate = true}}, plan.cost.memory_bytes),
+              ElementsAre(0, 0));
 }
 
 TEST_F(StepRoomTest, ARankWithASmallerTileNeedsLess) {
@@ -67,7 +69,8 @@ TEST_F(StepRoomTest, ARankWithASmallerTileNeedsLess) {
   const Plan plan =
       *PlanProgram({.operand_count = 1, .ops = {scatter}, .outputs = {1}}, {Vector(64, false)},
                    {.mesh_id = "m", .mesh_revision = revision_, .mesh = mesh_});
-  EXPECT_THAT(NeedOfStep(plan, {FoundOperand()}), ElementsAre(16 * 4, 48 * 4));
+  EXPECT_THAT(NeedOfStep(plan, {FoundOperand()}, plan.cost.memory_bytes),
+              ElementsAre(16 * 4, 48 * 4));
 }
 
 TEST_F(StepRoomTest, AStepThatFitsIsNotRefused) {
@@ -75,6 +78,30 @@ TEST_F(StepRoomTest, AStepThatFitsIsNotRefused) {
   EXPECT_THAT(Check(gather_), IsOk());
   Beat(256 * kKibi);
   EXPECT_THAT(Check(gather_), IsOk()) << "exactly";
+}
+
+TEST_F(StepRoomTest, AStepThatFitsWithoutItsBlockIsNotRefused) {
+  // 600 KiB and 300 KiB, then a result of 600 KiB that is made of the 300 KiB.
+  const auto along_x = [](CollectiveKind kind, ValueIndex input) {
+    return CollectiveOp{.input = input, .kind = kind, .axes = {"x"}};
+  };
+  const Plan plan = *PlanProgram(
+      {.operand_count = 1,
+       .ops = {along_x(CollectiveKind::kAllGather, 0), along_x(CollectiveKind::kReduceScatter, 1),
+               along_x(CollectiveKind::kAllGather, 2)},
+       .outputs = {3}},
+      {Vector(150 * kKibi, true)}, {.mesh_id = "m", .mesh_revision = revision_, .mesh = mesh_});
+  EXPECT_EQ(plan.cost.memory_bytes, 1500 * kKibi);
+  Beat(0);
+  EXPECT_THAT(Check(plan), IsOk());
+  AddTiles(100);
+  Beat(124 * kKibi);
+  EXPECT_THAT(Check(plan), IsOk()) << "exactly";
+  AddTiles(100);
+  Beat(200 * kKibi);
+  const absl::Status refused = Check(plan);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_THAT(refused.message(), HasSubstr("has 824 KiB of 1.00 MiB left, and needs 1.46 MiB"));
 }
 
 TEST_F(StepRoomTest, AStepIsRefusedWithWhatEachWorkerHasAndNeeds) {
@@ -96,6 +123,16 @@ TEST_F(StepRoomTest, AStepIsRefusedWithWhatEachWorkerHasAndNeeds) {
 TEST_F(StepRoomTest, MemoryOfRunningStepsAndOfReleasedArraysRefusesNone) {
   Beat(900 * kKibi);
   EXPECT_THAT(Check(gather_), IsOk()) << "no array takes the memory that is in use";
+}
+
+TEST_F(StepRoomTest, ArraysThatAreGivenToAStepRefuseNone) {
+  const std::string array_id = AddTiles(300);
+  Beat(300 * kKibi);
+  EXPECT_FALSE(Check(gather_).ok());
+  ASSERT_TRUE(registry_->Give(array_id, /*pins=*/2));
+  EXPECT_THAT(Check(gather_), IsOk());
+  registry_->TakeBack(array_id);
+  EXPECT_FALSE(Check(gather_).ok());
 }
 
 TEST_F(StepRoomTest, ArraysThatHaveLeftMemoryRefuseNone) {
