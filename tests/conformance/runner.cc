@@ -162,9 +162,8 @@ void PrintCounts(const RunResult& result, std::ostream& out) {
   }
   const FileCounts& total = rows.back();
   if (total.unsupported() > 0) {
-    out << "unsupported: " << total.unsupported_pattern
-        << " with a pattern that is not supported, " << total.unknown_function
-        << " of functions that nobody answers";
+    out << "unsupported: " << total.unsupported_pattern << " with a pattern that is not supported, "
+        << total.unknown_function << " of functions that nobody answers";
     std::string_view separator = ": ";
     for (const auto& [function, count] : result.unknown_functions) {
       out << std::exchange(separator, ", ") << function << " (" << count << ")";

@@ -99,7 +99,7 @@ TEST_F(RepairTest, ReplicasRestoreTheTilesOfAWorkerThatComesBackEmpty) {
   const CommandResult tree =
       cluster_->Run({"get", "--tree", "once", "--out", files_ + "/once.safetensors"});
   EXPECT_EQ(tree.exit_code, 1);
-  EXPECT_THAT(tree.err, HasSubstr("tensor \"once\" lacks 1 of its ")) << "by its name";
+  EXPECT_THAT(tree.err, HasSubstr("tensor \"once\" lacks 2 of its 4 tiles")) << "by its name";
 
   const json repairs = Repairs();
   ASSERT_EQ(repairs.size(), 2u) << repairs;

@@ -48,12 +48,12 @@ class ReuseTest : public ::testing::Test {
   }
 
   // Without repairs, which would bring back what the tests damage.
-  void StartCluster(std::vector<std::string> worker_flags = {}) {
+  void StartCluster(std::vector<std::string> worker_flags = {}, bool durable = true) {
     worker_flags.push_back("--read-root=" + files_);
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(
-        cluster_,
-        TestCluster::Start(
-            {.durable = true, .coordinator_flags = {"--no-repair"}, .worker_flags = worker_flags}));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_,
+                                   TestCluster::Start({.durable = durable,
+                                                       .coordinator_flags = {"--no-repair"},
+                                                       .worker_flags = worker_flags}));
     rules_ = WriteFile(files_ + "/rules.yaml", "rules:\n- {pattern: '.*', spec: [tp, fsdp]}\n");
     columns_ = WriteFile(files_ + "/columns.yaml", "rules:\n- {pattern: '.*', spec: [null, tp]}\n");
   }
@@ -318,7 +318,7 @@ TEST_F(ReuseTest, WhatIsCachedIsNeverMoreThanItsLimitAndGoesWithItsTiles) {
 // that is handed over is not written.
 TEST_F(ReuseTest, AHostWithoutMemoryGetsThatOfTheCache) {
   if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
-  ASSERT_NO_FATAL_FAILURE(StartCluster({"--failpoints=shm.write=enospc:2"}));
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--failpoints=shm.write=enospc:2"}, /*durable=*/false));
   ASSERT_NO_FATAL_FAILURE(Write());
   Load({"--source=client", "--handover=on"});
   ASSERT_NO_FATAL_FAILURE(Remove());

@@ -74,9 +74,10 @@ class SaveTest : public testing::Test {
     return TestCluster::Start(options);
   }
   // Starts a cluster in which a worker that is stopped is not lost.
-  absl::StatusOr<std::unique_ptr<TestCluster>> StartPatient() const {
+  absl::StatusOr<std::unique_ptr<TestCluster>> StartPatient(bool durable = false) const {
     TestCluster::Options options;
     options.mesh = "tp=2";
+    options.durable = durable;
     options.coordinator_flags = {"--lost-after=10m"};
     options.worker_flags = {"--write-root=" + root_};
     return TestCluster::Start(options);
@@ -739,7 +740,7 @@ TEST_F(SaveTest, AProcessThatIsKilledLeavesNoCheckpointThatLooksComplete) {
 }
 
 TEST_F(SaveTest, AClientWhoseCoordinatorIsRestartedLearnsWhatToDo) {
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient(/*durable=*/true));
   ASSERT_THAT(
       PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
       IsOk());
@@ -799,8 +800,10 @@ TEST_F(SaveTest, AClientThatIsKilledLeavesAWholeCheckpointOrNone) {
     } else {
       EXPECT_FALSE(detached) << "a detached save goes on without its client";
     }
+    const bool is_complete = HasMarker(run);
     const CommandResult again = cluster->Run({"save", "", run, "--quiet"});
-    EXPECT_EQ(again.exit_code, 0) << again.err;
+    EXPECT_EQ(again.exit_code, is_complete ? 1 : 0) << again.err;
+    if (is_complete) EXPECT_THAT(again.err, HasSubstr("ALREADY_EXISTS"));
     ExpectEqualToMade(run);
   }
 }

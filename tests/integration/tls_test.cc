@@ -505,11 +505,12 @@ TEST(TlsTest, TilesAreLoadedHandedOverSavedMovedAndRepairedOverIt) {
     run({"get", name, "--out=" + files + "/got.npy"});
     EXPECT_TRUE(ReadFile(files + "/got.npy") == ReadFile(x)) << name;
   };
-  run({"make-tensor", "--shape=512,256", "--out=" + x});
+  // A tile of 1 MiB is the least that is handed over.
+  run({"make-tensor", "--shape=1024,1024", "--out=" + x});
   const json put = json::parse(run({"put", x, "--as=w", "--spec=dp,tp", "--source=client",
                                     "--handover=on", "--no-reuse", "--output=json"}),
                                nullptr, /*allow_exceptions=*/false);
-  EXPECT_EQ(put.value("handed_over_bytes", 0), 512 * 256 * 4) << put;
+  EXPECT_EQ(put.value("handed_over_bytes", 0), 1024 * 1024 * 4) << put;
   run({"save", "w", files + "/run", "--single-file"});
   run({"rm", "w"});
   run({"load", files + "/run", "--spec=dp,tp", "--source=workers", "--no-reuse"});

@@ -177,8 +177,8 @@ struct FreeAligned {
 };
 using AlignedBytes = std::unique_ptr<char[], FreeAligned>;
 
-// Large blocks use huge pages if the host allows. The host then provides the pages of packed weights
-// in a fraction of the time, and products spend less time on address translation.
+// Large blocks use huge pages if the host allows. The host then provides the pages of packed
+// weights in a fraction of the time, and products spend less time on address translation.
 AlignedBytes AllocateAligned(size_t size_bytes) {
   constexpr size_t kHugePageBytes = size_t{2} << 20;
   const bool huge = size_bytes >= kHugePageBytes;
