@@ -14,6 +14,7 @@
 #include "rpc/call_memory.h"
 #include "rpc/codec/status.h"
 #include "sharding/tile.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -734,7 +735,8 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   if (is_late && absl::IsUnavailable(sent)) {
     return WithReason(absl::DeadlineExceededError(
                           StrCat("the put has not ended within its time: ", ToStd(sent.message()))),
-                      Reason::kDeadline);
+                      Reason::kDeadline,
+                      {{fact::kIdentity, FactOf(sent, fact::kIdentity).value_or("")}});
   }
   // A worker that has lost the coordinator stages no tile, and without that tile no coordinator
   // commits the put.

@@ -23,6 +23,7 @@
 #include "rpc/call.h"
 #include "rpc/contract.h"
 #include "sharding/tile.h"
+#include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -471,7 +472,11 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
     };
     absl::Status status = put();
     if (IsOfEndedPut(status) && options.deadline.is_over()) status = TimeIsOver();
-    if (error.Set(WithContext(status, NameOf(*plan[i].device)))) {
+    absl::Status named = WithContext(status, NameOf(*plan[i].device));
+    if (absl::IsUnavailable(named) && !FactOf(named, fact::kIdentity).has_value()) {
+      named = WithFacts(std::move(named), {{fact::kIdentity, plan[i].device->identity}});
+    }
+    if (error.Set(named)) {
       cancellation->Cancel();
     }
   });
