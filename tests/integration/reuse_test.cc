@@ -18,7 +18,6 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/mesh_client.h"
-#include "process/pages.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint/tensor_source.h"
 #include "tensor/npy.h"
@@ -48,12 +47,12 @@ class ReuseTest : public ::testing::Test {
   }
 
   // Without repairs, which would bring back what the tests damage.
-  void StartCluster(std::vector<std::string> worker_flags = {}, bool durable = true) {
+  void StartCluster(std::vector<std::string> worker_flags = {}) {
     worker_flags.push_back("--read-root=" + files_);
-    SHARDMESH_ASSERT_OK_AND_ASSIGN(cluster_,
-                                   TestCluster::Start({.durable = durable,
-                                                       .coordinator_flags = {"--no-repair"},
-                                                       .worker_flags = worker_flags}));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        cluster_,
+        TestCluster::Start(
+            {.durable = true, .coordinator_flags = {"--no-repair"}, .worker_flags = worker_flags}));
     rules_ = WriteFile(files_ + "/rules.yaml", "rules:\n- {pattern: '.*', spec: [tp, fsdp]}\n");
     columns_ = WriteFile(files_ + "/columns.yaml", "rules:\n- {pattern: '.*', spec: [null, tp]}\n");
   }
@@ -312,27 +311,6 @@ TEST_F(ReuseTest, WhatIsCachedIsNeverMoreThanItsLimitAndGoesWithItsTiles) {
   EXPECT_EQ(Status()["cached_arrays"], 0);
   EXPECT_EQ(Load()["reused_tensors"], 0);
   EXPECT_TRUE(HasTheFilesBytes());
-}
-
-// The host refuses each worker memory for a piece of a tile, although the limit allows it. The host
-// gets back what the worker keeps: idle buffers first, then tiles of released arrays. Memory that
-// is handed over is not written.
-TEST_F(ReuseTest, AHostWithoutMemoryGetsBackWhatWorkersKeep) {
-  if (HasHugeSharedPages()) GTEST_SKIP() << "this host gives shared memory huge pages";
-  ASSERT_NO_FATAL_FAILURE(StartCluster({"--failpoints=shm.write=enospc:1"}, /*durable=*/false));
-  ASSERT_NO_FATAL_FAILURE(Write());
-  Load({"--source=client", "--handover=on"});
-  ASSERT_NO_FATAL_FAILURE(Remove());
-  const json before = Status();
-  ASSERT_GT(before["cached_arrays"], 0);
-  const std::string file = files_ + "/x.npy";
-  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape=4096,2048", "--out=" + file}).exit_code, 0);
-  const CommandResult put =
-      cluster_->Run({"put", file, "--as=x", "--spec=fsdp,tp", "--source=client", "--handover=off"});
-  ASSERT_EQ(put.exit_code, 0) << put.err;
-  EXPECT_LE(Status()["cached_bytes"], before["cached_bytes"]);
-  EXPECT_EQ(cluster_->Run({"get", "x", "--out=" + files_ + "/got.npy"}).exit_code, 0);
-  EXPECT_TRUE(ReadFile(files_ + "/got.npy") == ReadFile(file));
 }
 
 TEST_F(ReuseTest, AnotherCheckpointAndAStepTakeTheMemoryOfTheCache) {
