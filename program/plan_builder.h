@@ -59,8 +59,8 @@ struct ProductPlan {
   ProductLayout layout;
   std::vector<ValueDescriptor> values = {};
   std::vector<Instruction> instructions = {};
-  // Of the whole plan with these instructions, since costs are capped. Without memory_bytes, which
-  // Finish sets.
+  // The cost of the whole plan with these instructions, since costs are capped. Finish sets its
+  // memory_bytes.
   PlanCost cost = {};
   double seconds = 0;  // the predicted time of these instructions
   ValueIndex result = 0;
@@ -77,7 +77,6 @@ class PlanBuilder {
 
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
   // The predicted time of the instructions so far.
-  double seconds() const { return seconds_; }
 
   // Each of these functions appends the instructions of one op to the plan. It returns the value
   // that holds the op's result, which is never an operand of the plan. Errors are those of

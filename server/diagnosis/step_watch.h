@@ -106,7 +106,7 @@ class StepWatch {
   };
   // Returns the questions of Ask to the worker; none if they are too old to matter.
   Questions QuestionsTo(const std::string& identity) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // What is known of a worker's answer to Ask.
+  // Tells whether a worker has answered Ask.
   enum class Answer {
     kNone,     // the worker was not asked, or not long enough ago
     kGiven,    // a heartbeat came since the question

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "server/steps/array_cache.h"
 #include "status/status_macros.h"
 #include "tensor/dtype.h"
@@ -19,6 +21,26 @@ constexpr size_t kArraysBetweenLooks = 16;
 constexpr absl::Duration kHeartbeatTravel = absl::Seconds(1);
 
 absl::Status Cancelled() { return absl::CancelledError("cancelled while it counted the memory"); }
+
+// Calls `take` with each array of `list`, which returns up to `limit` arrays after an id, but for
+// arrays that are being put. Looks at `is_cancelled` before each page.
+absl::Status ForEachCommitted(
+    absl::FunctionRef<std::vector<ArrayPtr>(const std::string& after, int64_t limit)> list,
+    absl::FunctionRef<bool()> is_cancelled, absl::FunctionRef<absl::Status(ArrayPtr array)> take) {
+  constexpr int64_t kPage = 1'000;
+  std::string after;
+  for (bool is_last = false; !is_last;) {
+    if (is_cancelled()) return Cancelled();
+    std::vector<ArrayPtr> page = list(after, kPage);
+    is_last = std::ssize(page) < kPage;
+    for (ArrayPtr& array : page) {
+      after = array->definition.descriptor.array_id;
+      if (array->state == ArrayState::kStaging) continue;
+      SHARDMESH_RETURN_IF_ERROR(take(std::move(array)));
+    }
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -45,21 +67,17 @@ CommittedBytes::CommittedBytes(const MembershipView& view, const ArrayRegistry& 
 
 absl::Status CommittedBytes::AddAll(const ArrayRegistry& registry,
                                     const std::function<bool()>& is_cancelled) {
-  constexpr int64_t kPage = 1'000;
   std::vector<ArrayPtr> arrays;
   absl::Time newest = absl::InfinitePast();
-  std::string after;
-  for (bool is_last = false; !is_last;) {
-    if (is_cancelled()) return Cancelled();
-    std::vector<ArrayPtr> page = registry.ListArrays(after, kPage);
-    is_last = std::ssize(page) < kPage;
-    for (ArrayPtr& array : page) {
-      after = array->definition.descriptor.array_id;
-      if (array->state == ArrayState::kStaging) continue;
-      newest = std::max(newest, array->created);
-      arrays.push_back(std::move(array));
-    }
-  }
+  SHARDMESH_RETURN_IF_ERROR(
+      ForEachCommitted([&registry](const std::string& after,
+                                   int64_t limit) { return registry.ListArrays(after, limit); },
+                       is_cancelled,
+                       [&](ArrayPtr array) {
+                         newest = std::max(newest, array->created);
+                         arrays.push_back(std::move(array));
+                         return absl::OkStatus();
+                       }));
   if (!is_releasing_ && newest < OldestHeartbeat() - kHeartbeatTravel) return absl::OkStatus();
   for (size_t i = 0; i < arrays.size(); ++i) {
     if (i % kArraysBetweenLooks == 0 && is_cancelled()) return Cancelled();
@@ -69,17 +87,10 @@ absl::Status CommittedBytes::AddAll(const ArrayRegistry& registry,
 }
 
 absl::Status CommittedBytes::CountAll(const ArrayRegistry& registry) {
-  constexpr int64_t kPage = 1'000;
-  std::string after;
-  for (bool is_last = false; !is_last;) {
-    const std::vector<ArrayPtr> page = registry.ListKept(after, kPage);
-    is_last = std::ssize(page) < kPage;
-    for (const ArrayPtr& array : page) {
-      after = array->definition.descriptor.array_id;
-      if (array->state != ArrayState::kStaging) SHARDMESH_RETURN_IF_ERROR(Add(*array));
-    }
-  }
-  return absl::OkStatus();
+  return ForEachCommitted([&registry](const std::string& after,
+                                      int64_t limit) { return registry.ListKept(after, limit); },
+                          [] { return false; },
+                          [this](const ArrayPtr& array) { return Add(*array); });
 }
 
 int64_t CommittedBytes::UsedOn(const std::string& identity, const WorkerStatus& worker) const {

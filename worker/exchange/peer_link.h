@@ -281,7 +281,7 @@ class PeerLink final : public ExchangeStream::Handler,
   // Memory reserved for the credit that this end's hello gave the peer.
   MemoryBudget::Reservation reservation_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int64_t> lot_bytes_ = 1;  // freed_bytes_ at which credit is returned
-  // Of data frames in both directions. The hello decides it.
+  // Whether data frames, in both directions, have a checksum of their payload. Set by the hello.
   std::atomic<rpc::PayloadChecksum> checksum_ = rpc::PayloadChecksum::kCrc32c;
   // Credit of the stream that the peer has and has not used yet, as far as this end knows.
   int64_t allowed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;

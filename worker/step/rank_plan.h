@@ -54,32 +54,29 @@ struct RankInstruction {
   // The values whose last use is this instruction. Their memory can be freed after it.
   std::vector<ValueIndex> ends = {};
 
-  // Of collectives and moves: the ranks that take part, those from which this rank receives, and
+  // Collectives and moves have the ranks that take part, those from which this rank receives, and
   // the description of the op for Link::Begin.
   std::optional<DeviceGroup> group = std::nullopt;
   std::vector<DeviceId> sources = {};
   std::string signature = {};
-  // Of moves.
-  std::optional<ReshardPlan> move = std::nullopt;
-  // Of reductions.
-  Combiner combiner = {};
+  std::optional<ReshardPlan> move = std::nullopt;  // only for moves
+  Combiner combiner = {};                          // only for reductions
   // The parts of the input's tile that go to each place of the group, and the parts of the output's
   // tile that come from each place.
   std::vector<PlacePart> sends = {};
   std::vector<PlacePart> receives = {};
   std::vector<int64_t> receive_bytes = {};  // PlacePart::size_bytes of `receives`
-  // Of permutes: the place to which each place sends, if any.
+  // Only for permutes: the place to which each place sends, if any.
   std::vector<std::optional<int64_t>> targets = {};
 
-  // Of products: the product of two matrices, the matrices of the tiles that are multiplied, and
-  // the size of one matrix in each tile.
+  // Products have the spec of one product of two matrices, the loops over the matrices of the
+  // tiles, and the size of one matrix in each tile.
   MatmulSpec matmul = {};
   ProductLoops loops = {};
   int64_t lhs_matrix_bytes = 0;
   int64_t rhs_matrix_bytes = 0;
   int64_t out_matrix_bytes = 0;
-  // Of epilogues.
-  EpilogueSpec epilogue = {};
+  EpilogueSpec epilogue = {};  // only for epilogues
 };
 
 // Immutable, hence safe to share between the threads of all steps that run the plan.

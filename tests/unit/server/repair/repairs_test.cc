@@ -138,6 +138,11 @@ class RepairsTest : public ReadyCluster {
     clock_.Advance(absl::Seconds(2));
   }
   void Join() {
+    sequencer_->WorkerAttached("w1", ++epoch_);
+    Attach();
+  }
+  // Attaches a new incarnation of the worker, and tells the repairs alone.
+  void Attach() {
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t attachment,
                                    members_.Attach({.identity = "w1",
                                                     .incarnation = ++incarnation_,
@@ -145,7 +150,6 @@ class RepairsTest : public ReadyCluster {
                                                     .endpoints = {"127.0.0.1:1"},
                                                     .host = "host",
                                                     .capacity_bytes = 1 << 20}));
-    sequencer_->WorkerAttached("w1", ++epoch_);
     repairs_->WorkerJoined("w1", attachment);
   }
   void LoseAndReturn() {
@@ -407,14 +411,7 @@ TEST_F(RepairsTest, ARepairThatEndsAfterItsWorkerIsBackIsAboutToBeginAgain) {
   const uint64_t attachment = members_.view()->FindWorker("w1")->attachment;
   members_.Detach(attachment, "killed");
   registry_->TilesLost("m", 1, attachment);
-  SHARDMESH_ASSERT_OK_AND_ASSIGN(const uint64_t next,
-                                 members_.Attach({.identity = "w1",
-                                                  .incarnation = ++incarnation_,
-                                                  .build_version = "1",
-                                                  .endpoints = {"127.0.0.1:1"},
-                                                  .host = "host",
-                                                  .capacity_bytes = 1 << 20}));
-  repairs_->WorkerJoined("w1", next);
+  ASSERT_NO_FATAL_FAILURE(Attach());
   clock_.Advance(absl::Seconds(2));
   ASSERT_TRUE(FailsWith(once, "no other live worker has the tile")) << "the search is over";
   Report(first, id, kBroken);

@@ -1196,7 +1196,7 @@ TEST_F(SavesTest, LooksOnceForAdviceHoweverManyWorkersAreLost) {
   EXPECT_THAT(asked, ElementsAre("w-1"));
 }
 
-// What to do next depends on where the tiles of the lost worker are besides.
+// The advice depends on the other places of the lost worker's tiles.
 class LostWorkerTest : public SavesTest {
  protected:
   // Returns the error of a save during which w-1 is lost.
