@@ -67,9 +67,16 @@ class UpDownTest : public ::testing::Test {
     const json status = json::parse(Run({"status", "--output=json"}).out, nullptr, false);
     return status.is_object() ? status : json::object();
   }
+  // Kills the processes and waits until they have ended. A process that ends has no command line
+  // any more, but still counts as running for a moment, so an empty Processes() is not enough.
   void KillAll() const {
-    for (const pid_t pid : Processes()) kill(pid, SIGKILL);
-    ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+    for (const pid_t pid : Processes()) {
+      const auto id = client::IdentifyProcess(pid);
+      if (!id.ok()) continue;  // it has ended by itself
+      client::SendSignal(*id, SIGKILL).IgnoreError();
+      ASSERT_TRUE(client::WaitUntilGone(*id, absl::Now() + absl::Seconds(60)));
+    }
+    ASSERT_THAT(Processes(), IsEmpty());
   }
   // Those that keep their data below this test's folder.
   std::vector<pid_t> Processes() const {
@@ -491,8 +498,7 @@ TEST_F(UpDownTest, AnUpRefusesAnotherMeshThanThatOfTheState) {
 TEST_F(UpDownTest, AnUpAfterACrashHasTheFlagsOfTheLastOne) {
   CommandResult up = Run(up_);
   ASSERT_EQ(up.exit_code, 0) << up.err;
-  for (const pid_t pid : Processes()) kill(pid, SIGKILL);
-  ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+  ASSERT_NO_FATAL_FAILURE(KillAll());
 
   // An `up` that fails does not take the flags away.
   up = Run({"up", "--mesh", "tp=2", "--detach"});
@@ -510,8 +516,7 @@ TEST_F(UpDownTest, AnUpAfterACrashHasTheFlagsOfTheLastOne) {
 
   // Another data folder is another cluster.
   ASSERT_EQ(Run(up_).exit_code, 0);
-  for (const pid_t pid : Processes()) kill(pid, SIGKILL);
-  ASSERT_TRUE(Eventually([&] { return Processes().empty(); }));
+  ASSERT_NO_FATAL_FAILURE(KillAll());
   up = Run({"up", "--mesh", "tp=2", "--data-dir", data_ + "-2", "--detach", "--output=json"});
   ASSERT_EQ(up.exit_code, 0) << up.err;
   EXPECT_EQ(json::parse(up.out)["mesh"], "tp=2");
