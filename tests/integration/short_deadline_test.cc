@@ -74,11 +74,22 @@ class ShortDeadlineTest : public ::testing::Test {
                      .status();
                }},
               {"put", [this](const client::CallOptions& call) { return Put("other", call); }},
-              {"save", [this](const client::CallOptions& call) {
+              {"save",
+               [this](const client::CallOptions& call) {
                  return client()
                      .arrays()
                      .SaveCheckpoint("", StrCat(root_, "/", ++saves_), {}, call)
                      .status();
+               }},
+              {"save --validate-only",
+               [this](const client::CallOptions& call) {
+                 return client()
+                     .arrays()
+                     .SaveCheckpoint("", root_ + "/none", {.validate_only = true}, call)
+                     .status();
+               }},
+              {"quarantine list", [this](const client::CallOptions& call) {
+                 return client().cluster().ListQuarantine("", call).status();
                }}};
   }
   client::MeshClient& client() { return cluster_->client(); }
