@@ -284,11 +284,12 @@ class ClientCore {
 
   // Ends a put. If `sent` is OK, commits the put. If `sent` is an error, asks the coordinator for
   // the cause, and aborts the transfer. If the put's time is over, the error is DEADLINE_EXCEEDED
-  // and names the workers that are late. `*is_taken_back`: see Put.
+  // and names the workers that are late. `late`: such an error, if the coordinator has told it
+  // already; otherwise OK. `*is_taken_back`: see Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
-                                        const SteadyDeadline& deadline, const CallOptions& options,
-                                        bool* is_taken_back);
+                                        const absl::Status& late, const SteadyDeadline& deadline,
+                                        const CallOptions& options, bool* is_taken_back);
 
  private:
   // Releases the arrays that ReadPins has returned, and those of reads that end meanwhile. Leaves
