@@ -301,6 +301,10 @@ void SaveCheck::Cancel(const absl::Status& reason) {
 }
 
 absl::StatusOr<BegunSave> Saves::Check(const SaveRequest& request, SaveCheck* check) {
+  if (check != nullptr) {
+    absl::MutexLock lock(&check->mutex_);
+    SHARDMESH_RETURN_IF_ERROR(check->cancelled_);
+  }
   SaveDescription description;
   std::optional<SaveLayout> layout;
   SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, &layout, nullptr));
