@@ -407,7 +407,12 @@ absl::Status Server::OpenState() {
                                           .membership = membership_.get(),
                                           .definition_store = definition_store_.get(),
                                           .hub = worker_streams_.get(),
-                                          .live = [this] { return sequencer_->Live(); }},
+                                          .live = [this] { return sequencer_->Live(); },
+                                          .lacks_spare =
+                                              [this](std::string_view identity) {
+                                                return lost_ranks_ != nullptr &&
+                                                       lost_ranks_->LacksSpare(identity);
+                                              }},
                                          &changes_, watches));
   AddStreamingService("shardmesh.v1.CatalogService",
                       MakeCatalogService(definition_store_.get(), registry_.get(), watches));

@@ -74,6 +74,11 @@ void LostRanks::Stop() {
   mutex_.Await(absl::Condition(&is_idle));
 }
 
+bool LostRanks::LacksSpare(std::string_view identity) const {
+  absl::MutexLock lock(&mutex_);
+  return without_spare_.contains(identity);
+}
+
 LostRanks::Totals LostRanks::totals() const {
   absl::MutexLock lock(&mutex_);
   return {.replaced = replaced_, .without_spare = std::ssize(without_spare_)};

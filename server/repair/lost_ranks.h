@@ -79,6 +79,8 @@ class LostRanks {
   // Begins no replacement any more, and waits for the end of the one that runs.
   void Stop();
 
+  // Returns whether the worker was to be replaced at the last look, and no spare could do that.
+  bool LacksSpare(std::string_view identity) const;
   Totals totals() const;
 
  private:

@@ -219,6 +219,8 @@ TEST_F(LostRanksTest, ALostWorkerWaitsForASpare) {
   clock_.Advance(absl::Seconds(40));
   EXPECT_THAT(asked_, IsEmpty());
   EXPECT_EQ(lost_ranks_->totals().without_spare, 1);
+  EXPECT_TRUE(lost_ranks_->LacksSpare("a"));
+  EXPECT_FALSE(lost_ranks_->LacksSpare("lost")) << "it serves no rank";
   joining_.clear();
   clock_.Advance(absl::Seconds(1));
   EXPECT_THAT(asked_, ElementsAre(Pair("a", "joining")));
