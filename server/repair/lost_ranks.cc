@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "process/log.h"
-#include "rpc/codec/status.h"
 #include "server/steps/replica_mesh.h"
 #include "status/reason.h"
 
