@@ -79,6 +79,9 @@ struct CoordinatorOptions {
   // How long the coordinator waits for lost workers to attach again. After that time, callers get
   // an error that names the missing workers or tiles.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
+  // How long a worker may be lost until a spare worker gets its ranks (LostRanks). Infinite: until
+  // an operator gives them to another worker.
+  absl::Duration replace_lost_after = absl::InfiniteDuration();
   // Whether lost tiles stay lost, although other workers or files have them.
   bool no_repair = false;
   // How long arrays without names stay after a start of the coordinator. Before the start, only

@@ -409,6 +409,10 @@ int Main(int argc, char** argv) {
                     "how long a worker that was lost, or has not attached since the start, is "
                     "expected back; calls that need it fail with a retry delay until then",
                     &options.return_grace);
+  flags.AddDuration("replace-lost-after",
+                    "how long a worker may be lost until a ready worker that serves no rank gets "
+                    "its ranks; not before the end of its --return-grace; inf: never",
+                    &options.replace_lost_after);
   flags.AddSwitch("no-repair", "do not read lost tiles again from other workers and files",
                   &options.no_repair);
   flags.AddDuration(
