@@ -806,7 +806,10 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
         absl::IsCancelled(verdict.status())) {
       return verdict;
     }
-    if (!is_cancelled && absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
+    // The streams end as soon as the transfer has ended, and a worker may hear of its end before
+    // this client does.
+    const bool is_of_end = absl::IsCancelled(sent) || ReasonOf(sent) == Reason::kStaleTerm;
+    if (!is_cancelled && is_of_end && !absl::IsDeadlineExceeded(verdict.status())) {
       return rpc::IsShortOfCallMemory(verdict.status()) ? OutcomeUnknown(verdict.status())
                                                         : std::move(verdict);
     }
