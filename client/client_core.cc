@@ -362,8 +362,8 @@ std::vector<std::string> NamelessOf(absl::Span<const PutTensor> tensors, const B
   return array_ids;
 }
 
-// Checks the files from which this client mapped the tensors' elements, each once. `from_files`: as
-// for BeginPut; the workers check what they read.
+// Checks the files from which this client mapped the tensors' elements, each once. `from_files`:
+// the workers check those of sources.
 absl::Status CheckFilesNotWritten(absl::Span<const PutTensor> tensors, bool from_files) {
   const SourceFile* last = nullptr;
   for (const PutTensor& tensor : tensors) {
@@ -388,22 +388,22 @@ bool MayClaim(const PutTensor& tensor) {
   return size_bytes.ok() && *size_bytes >= kMinClaimedBytes;
 }
 
-// Adds claims about arrays that have elements of tensors, which no origin finds. Asks about tensors
-// without a claim; of those with a source only if `with_sources`. Adds none if the coordinator does
-// not answer: the put then sends the tensors.
-void AddClaims(const CoordinatorConnection& connection, absl::Span<const PutTensor> tensors,
+// Adds claims about arrays that have elements of tensors, which no origin finds. Returns whether it
+// added one. Asks about tensors without a claim; of those with a source only if `with_sources`.
+// Adds none if the coordinator does not answer: the put then sends the tensors.
+bool AddClaims(const CoordinatorConnection& connection, absl::Span<const PutTensor> tensors,
                const PutOptions& put_options, bool with_sources, const CallLimit& limit,
                ContentClaims* claims) {
-  if (!put_options.reuse || put_options.validate_only) return;
+  if (!put_options.reuse || put_options.validate_only) return false;
   std::vector<size_t> asked;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const bool is_claimed = !claims->empty() && (*claims)[i].has_value();
     const bool is_left_out = !with_sources && tensors[i].source.has_value();
     if (!is_claimed && !is_left_out && MayClaim(tensors[i])) asked.push_back(i);
   }
-  if (asked.empty()) return;
+  if (asked.empty()) return false;
   const absl::StatusOr<FoundContent> found = FindContent(connection, tensors, asked, limit);
-  if (!found.ok() || found->candidates.empty()) return;
+  if (!found.ok() || found->candidates.empty()) return false;
   std::erase_if(asked, [&](size_t number) { return found->by_origin.contains(number); });
   std::vector<TensorElements> compared;
   compared.reserve(asked.size());
@@ -416,7 +416,12 @@ void AddClaims(const CoordinatorConnection& connection, absl::Span<const PutTens
                                           kMaxMatchers),
                     .is_over = [&] { return deadline.is_over() || limit.is_cancelled(); }});
   claims->resize(tensors.size());
-  for (size_t i = 0; i < asked.size(); ++i) (*claims)[asked[i]] = std::move(matched[i]);
+  bool has_added = false;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    has_added |= matched[i].has_value();
+    (*claims)[asked[i]] = std::move(matched[i]);
+  }
+  return has_added;
 }
 
 }  // namespace
@@ -465,12 +470,20 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
   AddClaims(*connection_, tensors, put_options, /*with_sources=*/false, LimitAt(deadline, options),
             claims);
   std::string session;
-  absl::StatusOr<BegunPut> begun =
-      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
-        session = session_id;
-        return BeginPut(*connection_, session_id, tensors, put_options, /*from_files=*/true,
-                        *claims, limit);
-      });
+  const auto begin = [&] {
+    return InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+      session = session_id;
+      return BeginPut(*connection_, session_id, tensors, put_options,
+                      /*from_files=*/true, *claims, limit);
+    });
+  };
+  absl::StatusOr<BegunPut> begun = begin();
+  // The workers read faster than anybody compares. But arrays that have the elements already need
+  // no room.
+  const bool compares_sources = ReasonOf(begun.status()) == Reason::kMemoryLimit &&
+                                AddClaims(*connection_, tensors, put_options, /*with_sources=*/true,
+                                          LimitAt(deadline, options), claims);
+  if (compares_sources) begun = begin();
   if (!begun.ok()) {
     const absl::Status refusal =
         IsOfMixedSources(begun.status())
@@ -520,13 +533,14 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
       sent = Send(tensors, numbers, put, put_options, /*progress=*/nullptr, deadline, options,
                   &handover)
                  .status();
-      // A file that somebody wrote meanwhile explains why sending failed, too.
-      if (absl::Status kept = CheckFilesNotWritten(tensors, /*from_files=*/true); !kept.ok()) {
-        sent = std::move(kept);
-      }
-      if (!sent.ok()) {
-        return Conclude(session, put.transfer_id, sent, deadline, options, is_taken_back);
-      }
+    }
+    // A file that somebody wrote meanwhile explains why sending failed, too.
+    if (absl::Status kept = CheckFilesNotWritten(tensors, /*from_files=*/!compares_sources);
+        !kept.ok()) {
+      sent = std::move(kept);
+    }
+    if (!sent.ok()) {
+      return Conclude(session, put.transfer_id, sent, deadline, options, is_taken_back);
     }
     return CommitTransfer(*connection_, session, put.transfer_id, LimitAt(deadline, options));
   }();

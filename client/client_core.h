@@ -308,7 +308,8 @@ class ClientCore {
                                           const CallOptions& options, bool* is_taken_back);
   // A put of which the workers read the tensors that have sources, and this client sends the
   // others. Sets `*is_refused` to true if the error came before anything moved, and this client may
-  // send all tensors instead. Sets `*claims` to those about the tensors without sources.
+  // send all tensors instead. Sets `*claims` to those about the tensors without sources; also about
+  // the others if the workers have too little memory for new arrays.
   absl::StatusOr<PutResult> PutFromFiles(absl::Span<const PutTensor> tensors,
                                          const PutOptions& put_options,
                                          const SteadyDeadline& deadline, const CallOptions& options,

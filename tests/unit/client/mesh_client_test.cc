@@ -584,6 +584,55 @@ TEST_F(MeshClientTest, APutOfWhichTheClientFailsToSendItsPartIsAborted) {
   EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
 }
 
+TEST_F(MeshClientTest, ComparesTensorsThatWorkersWouldReadOnlyIfThereIsNoRoomForThem) {
+  const Checkpoint checkpoint = OneTensor("no_room");
+  PutTensor tensor = Large("a");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult sent, client_->arrays().PutTensors({&tensor, 1}));
+  v1::FindContentResponse answer;
+  v1::ContentCandidate& candidate = *answer.add_candidates();
+  rpc::Encode(sent.arrays[0].descriptor, candidate.mutable_array_descriptor());
+  const std::string tile(bytes_.size() / 2, 'b');
+  for (int i = 0; i < 2; ++i) candidate.add_tile_crc32c(Crc32c(tile));
+  tensor.source = WithSource(checkpoint).source;
+  coordinator_->AnswerContentWith(v1::FindContentResponse());
+  coordinator_->GetElements(Elements::kRead);
+  ASSERT_THAT(client_->arrays().PutTensors({&tensor, 1}), IsOk());
+  EXPECT_EQ(coordinator_->content_questions(), 0) << "there is room";
+
+  const absl::Status no_room =
+      WithReason(absl::ResourceExhaustedError("rank 0 has 1 MiB left"), Reason::kMemoryLimit);
+  coordinator_->FailNextPuts({no_room});
+  size_t puts = coordinator_->put_request_ids().size();
+  EXPECT_THAT(client_->arrays().PutTensors({&tensor, 1}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(coordinator_->content_questions(), 1) << "nothing has the type and the shape";
+  EXPECT_EQ(coordinator_->put_request_ids().size(), puts + 1);
+  coordinator_->FailNextPuts({no_room});
+  EXPECT_THAT(client_->arrays().PutTensors({&tensor, 1}, {.reuse = false}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(coordinator_->content_questions(), 1);
+
+  coordinator_->AnswerContentWith(answer);
+  coordinator_->GetElements(Elements::kReused);
+  coordinator_->FailNextPuts({no_room});
+  puts = coordinator_->put_request_ids().size();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult reused,
+                                 client_->arrays().PutTensors({&tensor, 1}));
+  EXPECT_EQ(reused.reused_tensors, 1);
+  EXPECT_EQ(reused.sent_bytes, 0);
+  EXPECT_EQ(reused.read_bytes, 0);
+  EXPECT_EQ(coordinator_->put_request_ids().size(), puts + 2);
+  ASSERT_THAT(coordinator_->claims(), SizeIs(1));
+  EXPECT_EQ(coordinator_->claims()[0].array_id(), sent.arrays[0].descriptor.array_id);
+
+  // The file is written after the client compared it.
+  coordinator_->FailNextPuts({no_room});
+  coordinator_->InEachPut([&] { std::ofstream(checkpoint.path(), std::ios::app) << "more"; });
+  EXPECT_THAT(client_->arrays().PutTensors({&tensor, 1}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+}
+
 TEST_F(MeshClientTest, WorkersReadOnlyTensorsThatHaveASource) {
   const PutTensor tensor = Large("w");
   EXPECT_THAT(client_->arrays().PutTensors({tensor}, {.reader = PutReader::kWorkers}),
