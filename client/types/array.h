@@ -225,6 +225,8 @@ struct PutOptions {
   // this client would send, of 64 KiB and more and with a name or a file, if an array has the same
   // content: client and workers compare digests, which takes as long as reading the tensor. If only
   // some tiles of the array are equal, the workers copy these, and this client sends the others.
+  // Tensors that workers would read are compared so if the workers have no memory for them, and
+  // then used only as a whole.
   bool reuse = true;
   // The number of workers that keep each tile, 1 or 2. With 2, the workers copy the arrays once the
   // put has ended: ArrayClient::AwaitReplicas waits for that. All tensors need names. 0: as the
