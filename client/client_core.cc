@@ -48,6 +48,8 @@ constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 constexpr size_t kMaxReleased = 10'000;
 // Smaller tensors are sent without the question whether an array has their elements.
 constexpr int64_t kMinClaimedBytes = int64_t{64} << 10;
+// How many tensors with sources are compared before all of them are, about.
+constexpr size_t kProbes = 4;
 // The largest number of threads that compute digests of tensors.
 constexpr int kMaxMatchers = 8;
 // The field of BeginPutRequest that has the files, and the end of that of a tensor's source.
@@ -388,18 +390,36 @@ bool MayClaim(const PutTensor& tensor) {
   return size_bytes.ok() && *size_bytes >= kMinClaimedBytes;
 }
 
+// The tensors of a put that are compared with arrays.
+enum class Compared {
+  kAll,
+  kSent,  // those without a source
+  // Those with a source, of which the coordinator uses only claims about all tiles. If none of a
+  // few of them is equal to an array, the others are not compared.
+  kRead,
+};
+
+// Returns some of the elements, from the whole list.
+std::vector<TensorElements> SomeOf(absl::Span<const TensorElements> elements) {
+  std::vector<TensorElements> some;
+  const size_t step = std::max<size_t>(elements.size() / kProbes, 1);
+  for (size_t i = 0; i < elements.size(); i += step) some.push_back(elements[i]);
+  return some;
+}
+
 // Adds claims about arrays that have elements of tensors, which no origin finds. Returns whether it
-// added one. Asks about tensors without a claim; of those with a source only if `with_sources`.
-// Adds none if the coordinator does not answer: the put then sends the tensors.
+// added one. Asks only about tensors without a claim. Adds none if the coordinator does not answer:
+// the put then sends or reads the tensors.
 bool AddClaims(const CoordinatorConnection& connection, absl::Span<const PutTensor> tensors,
-               const PutOptions& put_options, bool with_sources, const CallLimit& limit,
+               const PutOptions& put_options, Compared which, const CallLimit& limit,
                ContentClaims* claims) {
   if (!put_options.reuse || put_options.validate_only) return false;
   std::vector<size_t> asked;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const bool is_claimed = !claims->empty() && (*claims)[i].has_value();
-    const bool is_left_out = !with_sources && tensors[i].source.has_value();
-    if (!is_claimed && !is_left_out && MayClaim(tensors[i])) asked.push_back(i);
+    const bool is_meant =
+        which == Compared::kAll || tensors[i].source.has_value() == (which == Compared::kRead);
+    if (is_meant && !is_claimed && MayClaim(tensors[i])) asked.push_back(i);
   }
   if (asked.empty()) return false;
   const absl::StatusOr<FoundContent> found = FindContent(connection, tensors, asked, limit);
@@ -409,19 +429,30 @@ bool AddClaims(const CoordinatorConnection& connection, absl::Span<const PutTens
   compared.reserve(asked.size());
   for (const size_t number : asked) compared.push_back(tensors[number].view);
   const auto deadline = SteadyDeadline::At(limit.deadline);
-  ContentClaims matched =
-      MatchContent(compared, found->candidates,
-                   {.mesh = put_options.mesh.empty() ? "default" : put_options.mesh,
-                    .threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1,
-                                          kMaxMatchers),
-                    .is_over = [&] { return deadline.is_over() || limit.is_cancelled(); }});
+  const auto match = [&](absl::Span<const TensorElements> elements) {
+    ContentClaims matched =
+        MatchContent(elements, found->candidates,
+                     {.mesh = put_options.mesh.empty() ? "default" : put_options.mesh,
+                      .threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()),
+                                            1, kMaxMatchers),
+                      .is_over = [&] { return deadline.is_over() || limit.is_cancelled(); }});
+    if (which == Compared::kRead) {
+      for (std::optional<ContentClaim>& claim : matched) {
+        if (claim.has_value() && !claim->equal_tiles.empty()) claim.reset();
+      }
+    }
+    return matched;
+  };
+  const auto has_claim = [](const ContentClaims& matched) {
+    return std::any_of(matched.begin(), matched.end(),
+                       [](const auto& claim) { return claim.has_value(); });
+  };
+  if (which == Compared::kRead && !has_claim(match(SomeOf(compared)))) return false;
+  ContentClaims matched = match(compared);
+  if (!has_claim(matched)) return false;
   claims->resize(tensors.size());
-  bool has_added = false;
-  for (size_t i = 0; i < asked.size(); ++i) {
-    has_added |= matched[i].has_value();
-    (*claims)[asked[i]] = std::move(matched[i]);
-  }
-  return has_added;
+  for (size_t i = 0; i < asked.size(); ++i) (*claims)[asked[i]] = std::move(matched[i]);
+  return true;
 }
 
 }  // namespace
@@ -467,7 +498,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
     *is_refused = true;
     return fit;
   }
-  AddClaims(*connection_, tensors, put_options, /*with_sources=*/false, LimitAt(deadline, options),
+  AddClaims(*connection_, tensors, put_options, Compared::kSent, LimitAt(deadline, options),
             claims);
   std::string session;
   const auto begin = [&] {
@@ -481,7 +512,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
   // The workers read faster than anybody compares. But arrays that have the elements already need
   // no room.
   const bool compares_sources = ReasonOf(begun.status()) == Reason::kMemoryLimit &&
-                                AddClaims(*connection_, tensors, put_options, /*with_sources=*/true,
+                                AddClaims(*connection_, tensors, put_options, Compared::kRead,
                                           LimitAt(deadline, options), claims);
   if (compares_sources) begun = begin();
   if (!begun.ok()) {
@@ -606,7 +637,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(
     absl::Span<const PutTensor> tensors, const PutOptions& put_options, ContentClaims claims,
     const SteadyDeadline& deadline, const CallOptions& options, bool* is_taken_back) {
   std::string session;
-  AddClaims(*connection_, tensors, put_options, /*with_sources=*/true, LimitAt(deadline, options),
+  AddClaims(*connection_, tensors, put_options, Compared::kAll, LimitAt(deadline, options),
             &claims);
   SHARDMESH_ASSIGN_OR_RETURN(
       BegunPut put,
