@@ -168,12 +168,6 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor, const std::function<bool()>& 
   array.mesh = mesh_;
   array.cut_points = std::move(tensor.cut_points);
   SHARDMESH_RETURN_IF_ERROR(array.SizeBytes().status());
-  if (has_sources_.value_or(tensor.source.has_value()) != tensor.source.has_value()) {
-    return rpc::BadField("source", StrCat(tensor.source.has_value() ? "is set" : "is not set",
-                                          ", unlike that of the tensors before; give a source for "
-                                          "all tensors of a put, or for none"));
-  }
-  has_sources_ = tensor.source.has_value();
   if (tensor.source.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(TakeSource(*tensor.source, &item.definition));
   }

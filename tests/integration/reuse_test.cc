@@ -463,6 +463,36 @@ TEST_F(ReuseTest, TheContentOfACopiedTouchedOrRenamedFileIsNotSentAgain) {
   EXPECT_EQ(anew["sent_bytes"], first["tile_bytes"]);
 }
 
+// Workers read a copy again, unless there is no room for it beside the arrays that have its
+// content.
+TEST_F(ReuseTest, ACopyThatWorkersHaveNoRoomToReadIsComparedWithTheArrays) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--memory=40MiB"}));
+  ASSERT_NO_FATAL_FAILURE(Write());
+  const json first = Load();
+  EXPECT_GT(first["tile_bytes"], int64_t{84} << 20) << "more than half of the memory";
+  EXPECT_EQ(Filled("files"), first["tile_bytes"]);
+  std::filesystem::last_write_time(
+      model_, std::filesystem::last_write_time(model_) + std::chrono::hours(1));
+  ASSERT_NO_FATAL_FAILURE(AwaitOld());
+  const CommandResult anew =
+      cluster_->Run({"load", model_, "--rules", rules_, "--quiet", "--no-reuse"});
+  EXPECT_NE(anew.exit_code, 0) << anew.out;
+  EXPECT_THAT(anew.err, HasSubstr("start workers with more --memory"));
+  EXPECT_EQ(Filled("files"), first["tile_bytes"]);
+
+  const json copy = Load();
+  EXPECT_EQ(copy["sent_bytes"], 0);
+  EXPECT_EQ(copy["moved_bytes"], 0);
+  EXPECT_GT(copy["read_bytes"], 0) << "of tensors below 64 KiB";
+  EXPECT_LT(copy["read_bytes"], first["tile_bytes"].get<int64_t>() / 16);
+  EXPECT_EQ(copy["read_bytes"].get<int64_t>() + copy["reused_bytes"].get<int64_t>(),
+            copy["tile_bytes"]);
+  EXPECT_EQ(Filled("files") - first["tile_bytes"].get<int64_t>(), copy["read_bytes"]);
+  EXPECT_EQ(copy["read_by"], "workers");
+  EXPECT_TRUE(HasTheFilesBytes());
+  ExpectNothingMoved(Load());  // by its origin from now on
+}
+
 TEST_F(ReuseTest, OfAContentThatDiffersByOneByteOnlyThatTileIsSent) {
   ASSERT_NO_FATAL_FAILURE(StartCluster());
   ASSERT_NO_FATAL_FAILURE(Write());
