@@ -362,6 +362,26 @@ TEST_F(UpDownTest, AnUpStartsTheWorkerThatReplacedAnother) {
   ExpectDownLeavesNothing();
 }
 
+TEST_F(UpDownTest, AHealthyClusterIsUpThoughAnotherCommandHasItsLock) {
+  std::filesystem::create_directory(folder_ + "/shardmesh");
+  client::LocalClusterOptions options;
+  options.folder = record_;
+  options.binary_folder = SHARDMESH_BINARY_DIR;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(options.mesh, Mesh::Parse("fsdp=1"));
+  options.data_folder = data_;
+  options.ends_with_parent = false;
+  const auto cluster = client::LocalCluster::Start(options, absl::Now() + absl::Seconds(60));
+  ASSERT_THAT(cluster, IsOk());
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const FileDescriptor lock,
+        client::LockCluster(record_, "default", absl::Seconds(10), nullptr));
+    EXPECT_THAT((*cluster)->WaitUntilHealthy(absl::Now() + absl::Seconds(60)), IsOk());
+  }
+  EXPECT_THAT(Processes(), ::testing::SizeIs(2));
+  (*cluster)->Stop(absl::Seconds(10));
+}
+
 TEST_F(UpDownTest, AnUpTakesASmallerMeshFromTheState) {
   CommandResult up = Run({"up", "--mesh", "fsdp=3", "--data-dir", data_, "--detach"});
   ASSERT_EQ(up.exit_code, 0) << up.err;

@@ -567,10 +567,16 @@ absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
 absl::Status LocalCluster::NoteMetrics() {
   // A `down` command may hold the lock while that command waits for this process to end. Therefore
   // do not wait long for the lock.
-  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options_.folder, options_.name,
-                                                                    kRecordLockTimeout, nullptr));
+  const absl::StatusOr<FileDescriptor> lock =
+      LockCluster(options_.folder, options_.name, kRecordLockTimeout, nullptr);
+  if (!lock.ok() && !absl::IsAlreadyExists(lock.status())) return lock.status();
   if (!IsRecorded(options_.folder, record_)) {
     return TakenOver(options_.name);
+  }
+  if (!lock.ok()) {
+    // Another command has the lock. The cluster is healthy, and is up unless that command stops it.
+    const absl::StatusOr<ClusterRecord> found = ReadRecord(options_.folder);
+    return found.ok() && !found->is_stopping ? absl::OkStatus() : TakenOver(options_.name);
   }
   for (Member& member : members_) {
     if (!member.metrics_address.empty()) {

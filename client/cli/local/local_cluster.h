@@ -133,7 +133,8 @@ class LocalCluster {
 
   // Waits until every rank of the mesh "default" has a ready worker. Then waits up to 10 s, and not
   // after `deadline`, for the workers of other meshes; see absent(). Finally adds the cluster's id
-  // and the addresses of metrics to the record. DEADLINE_EXCEEDED: ranks are missing, which the
+  // and the addresses of metrics to the record, unless another command has the cluster's lock for
+  // 3 s. DEADLINE_EXCEEDED: ranks are missing, which the
   // message names. UNAVAILABLE: the coordinator or a worker of the mesh "default" has ended; the
   // message names the process and has the last lines of its log. ABORTED: another command stopped
   // or changed the cluster during the wait.
@@ -209,8 +210,9 @@ class LocalCluster {
   // in place of the member of that identity, or in addition to the members if no member has that
   // identity. If the write fails, record_ stays unchanged.
   absl::Status WriteDown(const RecordedProcess* starting = nullptr);
-  // Reads the addresses of metrics from the logs, and writes them to the record. ABORTED if another
-  // command has changed the record.
+  // Reads the addresses of metrics from the logs, and writes them to the record. Leaves the record
+  // as it is if another command has the cluster's lock for 3 s. ABORTED if another command has
+  // changed the record or stops the cluster.
   absl::Status NoteMetrics();
   // Like WaitUntilHealthy, but does not check whether other commands have changed the cluster.
   absl::Status AwaitHealthy(absl::Time deadline);
