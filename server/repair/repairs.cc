@@ -737,6 +737,7 @@ std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
       is_known = true;
       if (tile.state != LostTile::State::kFailed) {
         ++repair.tiles;
+        repair.ranks.push_back(each->first.second);
         repair.size_bytes += tile.size_bytes;
         const auto worker = workers_.find(tile.identity);
         if (worker != workers_.end() && repair.operation_id.empty()) {

@@ -368,7 +368,9 @@ TEST_F(RepairsTest, ARepairThatIsAboutToBeginIsKnown) {
   Order(0);
   ASSERT_TRUE(repairs_->Find(id).has_value());
   EXPECT_FALSE(repairs_->Find(id)->is_due);
+  EXPECT_THAT(repairs_->Find(id)->ranks, ElementsAre(1));
   EXPECT_TRUE(FailsWith(once, "no other live worker has the tile"));
+  EXPECT_THAT(repairs_->Find(once)->ranks, IsEmpty()) << "it waits for another try";
 }
 
 TEST_F(RepairsTest, ARepairIsAboutToBeginWhileTheInventoryIsNotJudged) {
