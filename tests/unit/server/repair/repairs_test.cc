@@ -518,6 +518,20 @@ TEST_F(RepairsTest, AnArrayWithoutAnySourceSaysSo) {
   EXPECT_THAT(fill_.orders(), IsEmpty());
 }
 
+TEST_F(RepairsTest, AnOperationNamesTheArraysThatHaveNoSource) {
+  const std::string id = Add("w");
+  const std::string once = Add("once", /*is_over_x=*/true);
+  LoseAndReturn();
+  Report(Order(0), id, absl::OkStatus());
+  const OperationProgress ended = Ended(1);
+  EXPECT_THAT(ended.status, IsOk());
+  EXPECT_EQ(ended.total, 1);
+  EXPECT_EQ(ended.description,
+            StrCat("repair of the tiles that worker \"w1\" lacks; 1 array has no source and stays "
+                   "degraded: \"once\" (",
+                   once, ")"));
+}
+
 TEST_F(RepairsTest, AWorkerThatIsNotBackHasNoRepair) {
   const std::string id = Add("w");
   Lose();
