@@ -140,10 +140,10 @@ class LocalCluster {
   // Waits until every rank of the mesh "default" has a ready worker. Then waits up to 10 s, and not
   // after `deadline`, for the workers of other meshes; see absent(). Finally adds the cluster's id
   // and the addresses of metrics to the record, unless another command has the cluster's lock for
-  // 3 s. DEADLINE_EXCEEDED: ranks are missing, which the
-  // message names. UNAVAILABLE: the coordinator or a worker of the mesh "default" has ended; the
-  // message names the process and has the last lines of its log. ABORTED: another command stopped
-  // or changed the cluster during the wait.
+  // 3 s. DEADLINE_EXCEEDED: ranks are missing, which the message names. UNAVAILABLE: the
+  // coordinator or a worker of the mesh "default" has ended; the message names the process and has
+  // the last lines of its log. ABORTED: another command stopped or changed the cluster during the
+  // wait.
   absl::Status WaitUntilHealthy(absl::Time deadline);
   // The workers that serve only ranks of other meshes, and that had ended or were not ready when
   // the last WaitUntilHealthy returned OK. Each is a sentence with the worker's identity, state and
