@@ -660,6 +660,25 @@ TEST_F(ReshardTest, AColonInASpecIsExplained) {
   EXPECT_THAT(other.err, testing::Not(HasSubstr("asks for the spec")));
 }
 
+TEST_F(ReshardTest, TheOnlyEntryOfASpecIsThatOfTheFirstDimension) {
+  Put("w", kRows);
+  CommandResult result = cluster_->Run({"reshard", "w", "--to=tp", "--plan-only"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("The spec tp has 1 entry and the array 2 dimensions: the entry is that of "
+                        "dimension 0; write -,tp for the last dimension\n"));
+  for (const char* const spec : {"--to=tp,-", "--to=-,tp", "--to=-", "--to=()"}) {
+    result = cluster_->Run({"reshard", "w", spec, "--plan-only"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, testing::Not(HasSubstr("has 1 entry"))) << spec;
+  }
+  result = cluster_->Run({"reshard", "w", "--to=fsdp;tp"});
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  EXPECT_THAT(result.err,
+              HasSubstr("has no axis \"fsdp;tp\"; a comma stands between the axes of two "
+                        "dimensions: fsdp,tp"));
+}
+
 TEST_F(ReshardTest, AConstraintIsAppliedToAnArray) {
   Put("w", kRows);
   CommandResult result = cluster_->Run({"constrain", "w", "--spec=-,tp"});

@@ -483,6 +483,21 @@ void PrintNewName(MeshClient* client, const ReshardedArray& array, const ArraySe
   std::cout << "\n";
 }
 
+// Says to which dimension the only entry of --to belongs, if the array has several dimensions: the
+// entry may be meant for another one. Prints nothing in all other cases.
+void PrintNoteOnOneEntry(const std::optional<PartitionSpec>& spec, const ArrayDescriptor& array) {
+  const size_t dimensions = array.shape.size();
+  if (!spec.has_value() || spec->entries().size() != 1 || dimensions < 2) return;
+  const SpecEntry& entry = spec->entries().front();
+  if (entry.axes().empty()) return;
+  std::vector<SpecEntry> last(dimensions);
+  last.back() = entry;
+  std::cout << "The spec " << FormatSpec(*spec) << " has 1 entry and the array " << dimensions
+            << " dimensions: the entry is that of dimension 0; write "
+            << FormatSpec(PartitionSpec(last, {spec->unreduced().begin(), spec->unreduced().end()}))
+            << " for the last dimension\n";
+}
+
 // Returns `error`, the error of a move of a tree. If --strict is the cause, adds the corrections of
 // the other arrays, which the coordinator is asked for.
 absl::Status ExplainStrictMove(MeshClient* client, const absl::Status& error,
@@ -554,6 +569,9 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   }
   PrintArrayCorrections(result->arrays);
   PrintEmptyRanks(result->arrays);
+  if (flags.array.has_value() && result->arrays.size() == 1 && !invocation.quiet) {
+    PrintNoteOnOneEntry(options.spec, result->arrays.front().descriptor);
+  }
   const auto skipped = std::count_if(result->arrays.begin(), result->arrays.end(),
                                      [](const ReshardedArray& array) { return array.is_skipped; });
   const auto moved = std::ssize(result->arrays) - skipped;
