@@ -2437,7 +2437,8 @@ TEST_F(ArrayRegistryTest, ARestartReleasesTheCompanionOfACachedArray) {
   // The coordinator ends after it wrote that the array is cached, and before it wrote the release.
   Transaction back;
   back.puts.push_back({record.key, record.value});
-  for (const KeyValue& item : store_->List("released/")->items) back.deletes.push_back(item.key);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues releases, store_->List("released/"));
+  for (const KeyValue& item : releases.items) back.deletes.push_back(item.key);
   ASSERT_THAT(CommitAndWait(*store_, std::move(back)), IsOk());
   Reopen();
   EXPECT_THAT(CachedIds(), ElementsAre(id));
