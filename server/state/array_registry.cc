@@ -1449,6 +1449,10 @@ void ArrayRegistry::AddToCache(Arrays::iterator found) {
                    .mesh_id = entry.array->definition.descriptor.mesh_id,
                    .is_deleted = true});
   GiveUpCompanion(std::exchange(entry.companion, {}));
+  // The next use of the array begins anew: an earlier copy of it may have failed.
+  if (entry.array->definition.replicas > 1 && replica_listener_) {
+    events_.Add([this] { replica_listener_(); });
+  }
 }
 
 void ArrayRegistry::TakeFromCache(Arrays::iterator found) {

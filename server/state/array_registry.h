@@ -350,7 +350,8 @@ class ArrayRegistry {
   // Called with verdicts that were not yet known when TakeInventory judged the inventory.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
-  // Called when there is a new array that wants a second replica.
+  // Called when there is a new array that wants a second replica, and when one that wanted it has
+  // become cached.
   using ReplicaListener = std::function<void()>;
 
   static constexpr size_t kMaxNameBytes = 1024;

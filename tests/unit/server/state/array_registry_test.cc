@@ -2392,14 +2392,18 @@ TEST_F(ArrayRegistryTest, WhatAMoveLeavesBehindIsNotCached) {
 
 TEST_F(ArrayRegistryTest, AnArrayOfTwoReplicasIsCachedWithoutItsCompanion) {
   registry_->SetCaching(true);
+  int told = 0;
+  registry_->SetReplicaListener([&told] { ++told; });
   const std::string id = StageLoaded(64, /*replicas=*/2);
   ASSERT_THAT(Put("w", id), IsOk());
+  EXPECT_EQ(told, 1);
   const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
   ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
   ASSERT_NE(registry_->FindTwin(id), nullptr);
   const std::string late = StageCompanion(registry_.get(), Descriptor(id), id);
   ASSERT_THAT(DeleteName("w"), IsOk());
   EXPECT_THAT(CachedIds(), ElementsAre(id));
+  EXPECT_EQ(told, 2) << "it wants no copy any more";
   EXPECT_THAT(Released(), ElementsAre(companion));
   EXPECT_EQ(registry_->FindTwin(id), nullptr);
   EXPECT_EQ(registry_->CountCompanions().available, 0);
@@ -2409,13 +2413,11 @@ TEST_F(ArrayRegistryTest, AnArrayOfTwoReplicasIsCachedWithoutItsCompanion) {
       << "a copy that ends now gives the cached array no companion";
   registry_->Discard({late});
 
-  int told = 0;
-  registry_->SetReplicaListener([&told] { ++told; });
   ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/2), IsOk());
   EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty()) << "it has no name yet";
   ASSERT_THAT(Commit({{}, {{"again", id, std::nullopt}}, "", ""}), IsOk());
   registry_->Unpin(id);
-  EXPECT_EQ(told, 1);
+  EXPECT_EQ(told, 3);
   EXPECT_THAT(registry_->ListUnreplicated("", 10), SizeIs(1));
   const std::string second = StageCompanion(registry_.get(), Descriptor(id), id);
   ASSERT_THAT(Commit({{Staged(second)}, {}, "", ""}), IsOk());
