@@ -379,6 +379,7 @@ absl::Status Server::OpenState() {
                                  .preferred_algorithms = options_.preferred_algorithms,
                                  .step_memory = options_.steps,
                                  .max_put_streams_per_caller = options_.max_put_streams_per_caller,
+                                 .move_memory_bytes = options_.move_memory_bytes,
                                  .token_key = token_key,
                                  .term = term};
   for (QuestionService& questions :

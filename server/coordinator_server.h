@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "program/collective_choice.h"
+#include "program/move_plan.h"
 #include "rpc/connection_limit.h"
 #include "rpc/tls/credentials.h"
 #include "server/state/array_registry.h"
@@ -94,6 +95,9 @@ struct CoordinatorOptions {
   RequestMemoryLimits requests;
   StepMemoryOptions steps;
   PlannerOptions plans;
+  // Memory that arrays of one reshard or resize may take on a worker while they move, beyond their
+  // old and new tiles: kLeastMoveMemoryBytes to kMostMoveMemoryBytes.
+  int64_t move_memory_bytes = kMoveMemoryBytes;
   CoordinatorLimits limits;
 };
 

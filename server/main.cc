@@ -22,6 +22,7 @@
 #include "process/mutex_checks.h"
 #include "process/signal.h"
 #include "program/collective_choice.h"
+#include "program/move_plan.h"
 #include "rpc/flags.h"
 #include "rpc/listener.h"
 #include "rpc/live_work.h"
@@ -440,6 +441,10 @@ int Main(int argc, char** argv) {
                &options.requests.max_bytes_per_caller);
   flags.AddInt("plan-bytes", "bytes of plans that are remembered", 0, kMost,
                &options.plans.max_bytes);
+  flags.AddBytes("move-memory",
+                 "memory that the arrays of a reshard or a resize may take on a worker while they "
+                 "move, beyond their old and new tiles",
+                 &options.move_memory_bytes, kLeastMoveMemoryBytes, kMostMoveMemoryBytes);
   flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
   CoordinatorLimits& limits = options.limits;
   flags.AddInt("max-meshes", "meshes in the catalog", 1, kMost, &limits.max_meshes);

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "process/random_bytes.h"
-#include "program/move_plan.h"
 #include "rpc/codec/status.h"
 #include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
@@ -418,9 +417,9 @@ absl::Status TakeTarget(const MembershipView& view, const ReshardCall& call,
 
 // Returns the loads of the items, which move in their order.
 absl::StatusOr<WorkerLoads> LoadsOf(const MembershipView& view, const ReshardCall& call,
-                                    const std::vector<ReshardItem>& items,
-                                    const SourceEnds& sources) {
-  WorkerLoads loads(ReshardsAtOnce(items, sources.are_released));
+                                    const PlannedReshard& plan, const SourceEnds& sources) {
+  const std::vector<ReshardItem>& items = plan.items;
+  WorkerLoads loads(ReshardsAtOnce(items, sources.are_released, plan.move_memory_bytes));
   for (size_t i = 0; i < items.size(); ++i) {
     const ReshardItem& item = items[i];
     if (item.is_skipped) continue;
@@ -491,14 +490,14 @@ absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view
     }
   }
   SourceEnds sources{.are_released = call.release_source};
-  SHARDMESH_ASSIGN_OR_RETURN(WorkerLoads loads, LoadsOf(view, call, plan->items, sources));
+  SHARDMESH_ASSIGN_OR_RETURN(WorkerLoads loads, LoadsOf(view, call, *plan, sources));
   SetNeeds(loads, &memory);
   if (!call.release_source || ShortRanks(memory).empty()) return absl::OkStatus();
   SHARDMESH_ASSIGN_OR_RETURN(sources.are_unloaded, ChooseUnloads(view, call, plan->items, memory,
                                                                  [](const ReshardItem& item) {
                                                                    return item.can_unload_source();
                                                                  }));
-  SHARDMESH_ASSIGN_OR_RETURN(loads, LoadsOf(view, call, plan->items, sources));
+  SHARDMESH_ASSIGN_OR_RETURN(loads, LoadsOf(view, call, *plan, sources));
   SetNeeds(loads, &memory);
   for (size_t i = 0; i < plan->items.size(); ++i) {
     plan->items[i].unloads_source = sources.are_unloaded[i];
@@ -541,7 +540,7 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
                          "goes with one array; with a prefix each array keeps its own name");
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<SelectedArray> arrays, SelectArrays(parts, call));
-  PlannedReshard plan;
+  PlannedReshard plan{.move_memory_bytes = parts.move_memory_bytes};
   plan.outline.array_count = std::ssize(arrays);
   MeshPlans plans(parts, call, is_cancelled);
   const std::shared_ptr<const MembershipView> view = parts.put.membership->view();
@@ -571,14 +570,15 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
   return plan;
 }
 
-size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source) {
+size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source,
+                      int64_t move_memory_bytes) {
   if (release_source) return 1;
   int64_t at_once = kReshardsAtOnce;
   for (const ReshardItem& item : items) {
     // Workers that fill tiles read as many of them at once as they have threads for it, however
     // many arrays move.
     if (item.is_skipped || !item.moves_as_step()) continue;
-    at_once = std::min(at_once, MovesAtOnce(item.target.descriptor.mesh.size()));
+    at_once = std::min(at_once, MovesAtOnce(item.target.descriptor.mesh.size(), move_memory_bytes));
   }
   return static_cast<size_t>(at_once);
 }
@@ -595,7 +595,7 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
     SourceEnds sources{.are_released = true};
     SHARDMESH_ASSIGN_OR_RETURN(sources.are_unloaded,
                                ChooseUnloads(*view, call, plan.items, memory, may_unload));
-    return LoadsOf(*view, call, plan.items, sources);
+    return LoadsOf(*view, call, plan, sources);
   };
   SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads released, released_with([](const ReshardItem& item) {
                                return item.can_unload_source();

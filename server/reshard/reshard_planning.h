@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "program/move_plan.h"
 #include "server/reshard/reshard_call.h"
 #include "server/state/array_registry.h"
 #include "server/state/array_selection.h"
@@ -30,6 +31,9 @@ struct ReshardPlanParts {
   PutPlanParts put = {};
   const ArrayRegistry* registry = nullptr;
   const Recovery* recovery = nullptr;
+  // The memory that the arrays of one call may take on a worker while they move, beyond their old
+  // and new tiles: see ReshardsAtOnce and FillTiles.move_memory_bytes.
+  int64_t move_memory_bytes = kMoveMemoryBytes;
 };
 
 // One array of a reshard.
@@ -82,6 +86,7 @@ struct ReshardItem {
 struct PlannedReshard {
   std::vector<ReshardItem> items = {};  // by name
   ReshardOutline outline = {};
+  int64_t move_memory_bytes = kMoveMemoryBytes;  // as in ReshardPlanParts
 };
 
 // The maximum number of arrays of one call.
@@ -92,8 +97,9 @@ inline constexpr size_t kReshardsAtOnce = 4;
 
 // Returns how many arrays of a call move at the same time: one if each must leave its memory to the
 // next. Otherwise as many that the copies that a worker makes to send all of them have at most
-// 64 MiB (MovesAtOnce in program/move_plan.h), at least one and at most kReshardsAtOnce.
-size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source);
+// `move_memory_bytes` (MovesAtOnce), at least one and at most kReshardsAtOnce.
+size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source,
+                      int64_t move_memory_bytes = kMoveMemoryBytes);
 
 // Plans the call. Changes nothing. May take long: call it on a thread of the background.
 // CANCELLED: `is_cancelled`, which is polled, returned true. The other errors are those of

@@ -154,7 +154,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
       return End();
     }
     plan_ = *std::move(planned);
-    limit_ = ReshardsAtOnce(plan_.items, call_.release_source);
+    limit_ = ReshardsAtOnce(plan_.items, call_.release_source, plan_.move_memory_bytes);
     if (const absl::Status begun = BeginOperation(); !begun.ok()) {
       Fail(begun);
       return End();
@@ -556,7 +556,8 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                    .token_key = parts_.token_key,
                    .expire_time = parts_.clock->Now() + Transfers::kTimeout,
                    .source = &from,
-                   .target = &to};
+                   .target = &to,
+                   .move_memory_bytes = plan_.move_memory_bytes};
     SHARDMESH_RETURN_IF_ERROR(put.endpoints->CheckReady(to.mesh_id));
     SHARDMESH_ASSIGN_OR_RETURN(fill.sources, HoldersOf(*item.source.array));
     fill.second = parts_.registry->FindTwin(from.array_id);

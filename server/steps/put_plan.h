@@ -224,10 +224,11 @@ class PutPlan {
   PartSizes part_sizes() const {
     return header_.uneven == UnevenCuts::kEqualOnly ? PartSizes::kEqual : PartSizes::kAny;
   }
-  // Returns the bytes on each rank of the tiles of the arrays for which `is_counted` is true. A sum
-  // that overflows is the largest int64.
+  // Returns the bytes on each rank of the tiles of the arrays for which `is_counted` is true. It is
+  // not asked about kept arrays that get no second replica: these are not counted. A sum that
+  // overflows is the largest int64.
   absl::StatusOr<std::vector<int64_t>> BytesByRank(
-      const std::function<bool(const ArrayDefinition&, const Tiling&)>& is_counted) const;
+      const std::function<bool(const PutItem&, const Tiling&)>& is_counted) const;
   // Returns the bytes of second replicas that each worker will get.
   absl::StatusOr<std::map<std::string, int64_t, std::less<>>> ReplicaBytes(
       const MembershipView& view, const std::vector<RankEndpoint>& endpoints) const;

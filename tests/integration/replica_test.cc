@@ -373,8 +373,10 @@ TEST_F(ReplicaTest, ASpareWorkerTakesTheRanksOfAWorkerThatStaysLost) {
   EXPECT_THAT(*metrics, Contains(Pair("shardmesh_lost_workers_without_spare", 0)));
 }
 
+// Without the cache of released arrays, which would keep the first copy.
 TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=0"}}));
   const int64_t before = UsedBytes();
   ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
   EXPECT_THAT(Meshes(), HasSubstr("default.replicas-"));
@@ -387,7 +389,8 @@ TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
 }
 
 TEST_F(ReplicaTest, APutUnderTheNameKeepsTheWishAndReplacesTheCopy) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=0"}}));
   ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
   ASSERT_EQ(Put("w", {"--spec=tp,fsdp"}, "32,32").exit_code, 0);
   ASSERT_TRUE(Becomes("w", 2));

@@ -914,6 +914,31 @@ TEST_F(ReshardRunnerTest, OnlyAFewArraysMoveAtOnce) {
   EXPECT_EQ(PinnedBySession(), 0);
 }
 
+TEST_F(ReshardRunnerTest, TheMemoryForMovesBoundsHowManyArraysMoveAtOnce) {
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) AddArray(Descriptor(), name);
+  ReshardParts parts = parts_;
+  parts.plan.move_memory_bytes = int64_t{32} << 20;
+  ReshardRunner runner(parts);
+  const std::unique_ptr<Heard> heard = Start(CallOfTree("", kWhole), &runner);
+  ASSERT_TRUE(AwaitSteps(2));
+  EXPECT_EQ(transport_.started(), 2) << "each move may have 16 MiB of copies";
+  ReshardRunner::Cancel(heard->run, absl::CancelledError("enough"));
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(ReshardRunnerTest, OrdersToFillTilesHaveTheMemoryForMoves) {
+  AddArray(Descriptor(), "w", Durability::kDisk);
+  ReshardParts parts = parts_;
+  parts.plan.move_memory_bytes = int64_t{48} << 20;
+  ReshardRunner runner(parts);
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole), &runner);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  for (const auto& [identity, order] : fill_.last_orders()) {
+    EXPECT_EQ(order.move_memory_bytes(), int64_t{48} << 20) << identity;
+  }
+}
+
 TEST(ReshardsAtOnceTest, FewerArraysMoveOnMeshesWhoseMovesTakeMoreMemory) {
   const auto item_on = [](int64_t devices, Durability durability) {
     auto array = std::make_shared<Array>();
@@ -932,6 +957,10 @@ TEST(ReshardsAtOnceTest, FewerArraysMoveOnMeshesWhoseMovesTakeMoreMemory) {
   EXPECT_EQ(ReshardsAtOnce({small, large}, /*release_source=*/false), 2u);
   EXPECT_EQ(ReshardsAtOnce({item_on(8192, Durability::kMemory)}, /*release_source=*/false), 1u);
   EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/true), 1u);
+  EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/false, kLeastMoveMemoryBytes), 2u);
+  EXPECT_EQ(ReshardsAtOnce({small, large}, /*release_source=*/false, kLeastMoveMemoryBytes), 1u);
+  EXPECT_EQ(ReshardsAtOnce({large}, /*release_source=*/false, 2 * kMoveMemoryBytes), 4u);
+  EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/false, kMostMoveMemoryBytes), 4u);
   // No step moves these, so that they need no copies.
   ReshardItem skipped = large;
   skipped.is_skipped = true;
