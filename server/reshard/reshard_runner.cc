@@ -558,7 +558,6 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
 
   // Begins to move the sums, on another thread: the store may commit on this one.
   void AddedUp(size_t index, const std::string& sums_id) {
-    SHARDMESH_PASSES("reshard.added_up");
     // The pin of the transfer takes the place of that of the session, which may end at any time.
     const absl::StatusOr<ArrayPtr> sums = parts_.registry->FindArray(sums_id);
     const absl::Status kept = sums.ok() ? parts_.registry->Pin(sums_id) : sums.status();
@@ -569,6 +568,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                                                  " were released before they had moved")));
     }
     runner_->moves_.Run(call_.caller.name, [self = shared_from_this(), index, sums = *sums] {
+      SHARDMESH_PASSES("reshard.added_up");
       self->Fetch(index, sums);
     });
   }
