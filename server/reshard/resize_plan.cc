@@ -373,7 +373,7 @@ class Planning {
     to.mesh = plan_.layouts.mesh;
     to.spec = std::move(layout.spec);
     to.cut_points = std::move(layout.cut_points);
-    // The array that moves.
+    // Partial sums stay on their mesh: their sums move.
     ArrayDescriptor leaving = from;
     if (HasPartialSums(from)) {
       SHARDMESH_ASSIGN_OR_RETURN(leaving, SumsOf(from));
