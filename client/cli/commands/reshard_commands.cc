@@ -324,17 +324,20 @@ absl::StatusOr<ReshardOptions> OptionsOf(const ReshardFlags& flags) {
 Json MoveJson(const ReshardResult& result, bool plan_only) {
   Json arrays = Json::array();
   for (const ReshardedArray& array : result.arrays) {
-    arrays.push_back({{"name", array.name},
-                      {"version", array.name_version},
-                      {"source_array_id", array.source_array_id},
-                      {"array_id", array.descriptor.array_id},
-                      {"spec", SpecJson(array.descriptor.spec)},
-                      {"cut_points", CutPointsJson(array.descriptor.cut_points)},
-                      {"empty_ranks", EmptyRanks(array.descriptor)},
-                      {"mesh", array.descriptor.mesh_id},
-                      {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
-                      {"moved_bytes", array.moved_bytes},
-                      {"skipped", array.is_skipped}});
+    arrays.push_back(
+        {{"name", array.name},
+         {"version", array.name_version},
+         {"source_array_id", array.source_array_id},
+         {"array_id", array.descriptor.array_id},
+         {"spec", SpecJson(array.descriptor.spec)},
+         {"cut_points", CutPointsJson(array.descriptor.cut_points)},
+         {"empty_ranks", EmptyRanks(array.descriptor)},
+         {"mesh", array.descriptor.mesh_id},
+         {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
+         {"moved_bytes", array.moved_bytes},
+         {"summed_bytes", array.summed_bytes},
+         {"sums_spec", array.sums_spec.has_value() ? SpecJson(*array.sums_spec) : Json(nullptr)},
+         {"skipped", array.is_skipped}});
   }
   Json memory = Json::array();
   for (const ReshardMemory& each : result.memory) {
@@ -404,6 +407,12 @@ void PrintMove(const ReshardResult& result, bool plan_only, bool all) {
                   [](const ReshardedArray& array) { return !array.descriptor.cut_points.empty(); });
   std::vector<Table::Column> columns = {{"array"}, {"spec"}};
   if (is_cut) columns.push_back({"cuts"});
+  const bool has_sums =
+      std::any_of(result.arrays.begin(), result.arrays.end(),
+                  [](const ReshardedArray& array) { return array.sums_spec.has_value(); });
+  if (has_sums) {
+    columns.insert(columns.end(), {{"sums as"}, {"adding moves", Table::Align::kRight}});
+  }
   columns.insert(columns.end(), {{"mesh"}, {"moves", Table::Align::kRight}, {"version"}});
   Table table(std::move(columns));
   bool is_empty = true;
@@ -414,10 +423,15 @@ void PrintMove(const ReshardResult& result, bool plan_only, bool all) {
         array.name.empty() ? StrCat("@", array.descriptor.array_id) : array.name,
         FormatSpec(array.descriptor.spec)};
     if (is_cut) cells.push_back(FormatCutPoints(array.descriptor.cut_points));
-    cells.insert(
-        cells.end(),
-        {array.descriptor.mesh_id, array.is_skipped ? "stays" : FormatBytes(array.moved_bytes),
-         plan_only || array.name_version == 0 ? "-" : StrCat(array.name_version)});
+    if (has_sums && array.sums_spec.has_value()) {
+      cells.insert(cells.end(), {FormatSpec(*array.sums_spec), FormatBytes(array.summed_bytes)});
+    } else if (has_sums) {
+      cells.insert(cells.end(), {"-", "-"});
+    }
+    const int64_t then_bytes = array.moved_bytes - array.summed_bytes;
+    cells.insert(cells.end(),
+                 {array.descriptor.mesh_id, array.is_skipped ? "stays" : FormatBytes(then_bytes),
+                  plan_only || array.name_version == 0 ? "-" : StrCat(array.name_version)});
     table.AddRow(std::move(cells));
   }
   if (!is_empty) {
