@@ -4,7 +4,7 @@
 #include <array>
 
 #include "tests/conformance/analysis_subject.h"
-#include "tests/conformance/compute_questions.h"
+#include "tests/conformance/compute_subject.h"
 #include "tests/conformance/layout_subject.h"
 #include "tests/conformance/linear_subject.h"
 #include "tests/conformance/logical_subject.h"
@@ -18,7 +18,7 @@ namespace shardmesh::conformance {
 Questions LibraryQuestions() {
   Questions questions;
   AddAnalysisQuestions(LibraryAnalysis(), &questions);
-  AddComputeQuestions(&questions);
+  AddComputeQuestions(LibraryCompute(), &questions);
   AddLayoutQuestions(LibraryLayout(), &questions);
   AddLinearQuestions(LibraryLinear(), &questions);
   AddLogicalQuestions(LibraryLogical(), &questions);

@@ -1,10 +1,11 @@
-// Decodes products and linear layers, runs them on simulated devices, and encodes the results.
-#include "tests/conformance/compute_questions.h"
+// Decodes questions about products and linear layers, asks, and encodes the answers.
+#include "tests/conformance/compute_subject.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -27,7 +28,6 @@
 #include "tensor/dtype_promotion.h"
 #include "tensor/float_convert.h"
 #include "tests/testing/golden.h"
-#include "tests/unit/program/plan_simulation.h"
 
 namespace shardmesh::conformance {
 namespace {
@@ -56,24 +56,30 @@ Fill FillByName(const std::string& name) {
   test::ThrowWrongForm(StrCat("no fill is called ", name));
 }
 
-// Fills a tensor, seen as the rows of its last dimension.
-Dense Filled(Shape shape, const Fill& fill) {
-  Dense dense{.shape = std::move(shape), .elements = {}};
-  const int64_t columns = dense.shape.empty() ? 1 : dense.shape.back();
-  const int64_t count = Count(dense.shape);
+int64_t CountOf(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t extent : shape) count *= extent;
+  return count;
+}
+
+// Returns the elements of a filled tensor, seen as the rows of its last dimension.
+std::vector<double> Filled(const Shape& shape, const Fill& fill) {
+  std::vector<double> elements;
+  const int64_t columns = shape.empty() ? 1 : shape.back();
+  const int64_t count = CountOf(shape);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t value = (i / columns * fill.p + i % columns * fill.q) % fill.m - fill.s;
-    dense.elements.push_back(static_cast<double>(value));
+    elements.push_back(static_cast<double>(value));
   }
-  return dense;
+  return elements;
 }
 
 // The elements of an unsigned type are at least 0, as JAX converts numbers.
-void ConvertTo(Dtype dtype, Dense* dense) {
+void ConvertTo(Dtype dtype, std::vector<double>* elements) {
   const bool is_unsigned =
       dtype == Dtype::kU8 || dtype == Dtype::kU16 || dtype == Dtype::kU32 || dtype == Dtype::kU64;
   if (!is_unsigned) return;
-  for (double& element : dense->elements) element = std::max(element, 0.0);
+  for (double& element : *elements) element = std::max(element, 0.0);
 }
 
 // Rounds a result once, as kernels do. Never returns -0.
@@ -84,10 +90,10 @@ float Rounded(double value, Dtype dtype) {
   return rounded == 0 ? 0.0F : rounded;
 }
 
-std::vector<float> Rounded(const Dense& dense, Dtype dtype) {
-  std::vector<float> elements;
-  for (const double element : dense.elements) elements.push_back(Rounded(element, dtype));
-  return elements;
+std::vector<float> Rounded(const std::vector<double>& elements, Dtype dtype) {
+  std::vector<float> rounded;
+  for (const double element : elements) rounded.push_back(Rounded(element, dtype));
+  return rounded;
 }
 
 // The SHA-256 of the elements as little-endian numbers of 32 bits, in hexadecimal digits.
@@ -97,7 +103,7 @@ std::string HashOf(const std::vector<float>& elements) {
   return std::string(absl::BytesToHexString(Sha256(bytes)));
 }
 
-// Refuses products and meshes that are too large to simulate.
+// Refuses products and meshes that are too large for a question.
 absl::Status CheckSize(const Shape& m_k_n, const Mesh& mesh) {
   constexpr int64_t kMostProducts = int64_t{1} << 26;
   constexpr int64_t kMostDevices = 64;
@@ -109,31 +115,6 @@ absl::Status CheckSize(const Shape& m_k_n, const Mesh& mesh) {
   return InvalidArgument(Reason::kLimitExceeded,
                          StrCat("a product of ", ShapeToString(m_k_n), " on ", mesh.size(),
                                 " devices is too large to simulate"));
-}
-
-// Plans a program with one output, and runs the plan on simulated devices.
-struct RunOutput {
-  Dense whole;
-  Tiling tiling;
-};
-
-absl::StatusOr<RunOutput> RunProgram(const Program& program,
-                                     const std::vector<ValueDescriptor>& operands,
-                                     const std::vector<Dense>& tensors, const Mesh& mesh) {
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const Plan plan,
-      PlanProgram(program, operands, {.mesh_id = "m", .mesh_revision = 1, .mesh = mesh}));
-  Simulation simulation(plan);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    simulation.SetOperand(static_cast<ValueIndex>(i), tensors[i]);
-  }
-  simulation.Run();
-  std::optional<Dense> whole = simulation.Assembled(plan.outputs.front());
-  if (!whole.has_value()) {
-    return absl::InternalError("the devices hold different elements of the result");
-  }
-  SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, TilingOf(plan, plan.values[plan.outputs.front()]));
-  return RunOutput{.whole = *std::move(whole), .tiling = std::move(tiling)};
 }
 
 // matmul. ----------------------------------------------------------------------------------------
@@ -171,7 +152,7 @@ Json EncodeProduct(const std::vector<float>& elements, const Tiling& tiling) {
               {"max_abs", largest},          {"out_tiles", EncodeTiles(tiling)}};
 }
 
-absl::StatusOr<Json> AnswerMatmul(const Json& input) {
+absl::StatusOr<Json> AnswerMatmul(const ComputeSubject& subject, const Json& input) {
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh mesh, DecodeMesh(input.at("mesh")));
   const int64_t m = DecodeInteger(input.at("M"));
   const int64_t k = DecodeInteger(input.at("K"));
@@ -187,36 +168,36 @@ absl::StatusOr<Json> AnswerMatmul(const Json& input) {
                                   DtypeName(out_dtype), "; BF16 can have BF16 and F32"));
   }
   // A product of BF16 to F32 takes its operands as F32, which has every number of BF16.
-  std::vector<ValueDescriptor> operands = {{.dtype = out_dtype, .shape = {m, k}, .spec = {}},
-                                           {.dtype = out_dtype, .shape = {k, n}, .spec = {}}};
-  SHARDMESH_ASSIGN_OR_RETURN(operands[0].spec, DecodeSpec(input.at("lhs_spec")));
-  SHARDMESH_ASSIGN_OR_RETURN(operands[1].spec, DecodeSpec(input.at("rhs_spec")));
+  std::vector<ComputeSubject::Tensor> operands = {
+      {.value = {.dtype = out_dtype, .shape = {m, k}, .spec = {}},
+       .elements = Filled({m, k}, FillByName(input.at("lhs_fill").get<std::string>()))},
+      {.value = {.dtype = out_dtype, .shape = {k, n}, .spec = {}},
+       .elements = Filled({k, n}, FillByName(input.at("rhs_fill").get<std::string>()))}};
+  SHARDMESH_ASSIGN_OR_RETURN(operands[0].value.spec, DecodeSpec(input.at("lhs_spec")));
+  SHARDMESH_ASSIGN_OR_RETURN(operands[1].value.spec, DecodeSpec(input.at("rhs_spec")));
   SHARDMESH_ASSIGN_OR_RETURN(PartitionSpec out_spec, DecodeSpec(input.at("out_spec")));
-  for (const ValueDescriptor& operand : operands) {
-    SHARDMESH_RETURN_IF_ERROR(Tiling::Create(mesh, operand.spec, operand.shape).status());
+  for (const ComputeSubject::Tensor& operand : operands) {
+    SHARDMESH_RETURN_IF_ERROR(
+        Tiling::Create(mesh, operand.value.spec, operand.value.shape).status());
   }
   SHARDMESH_RETURN_IF_ERROR(Tiling::Create(mesh, out_spec, {m, n}).status());
   const Program program = {
       .operand_count = 2,
       .ops = {MatmulOp{.lhs = 0, .rhs = 1}, ReshardOp{.input = 2, .spec = std::move(out_spec)}},
       .outputs = {3}};
-  const std::vector<Dense> tensors = {
-      Filled({m, k}, FillByName(input.at("lhs_fill").get<std::string>())),
-      Filled({k, n}, FillByName(input.at("rhs_fill").get<std::string>()))};
-  SHARDMESH_ASSIGN_OR_RETURN(const RunOutput output, RunProgram(program, operands, tensors, mesh));
-  return EncodeProduct(Rounded(output.whole, out_dtype), output.tiling);
+  SHARDMESH_ASSIGN_OR_RETURN(const ComputeSubject::Result result,
+                             subject.Run(program, operands, mesh));
+  return EncodeProduct(Rounded(result.elements, out_dtype), result.tiling);
 }
 
 // linear_forward. --------------------------------------------------------------------------------
 
-Dense Transposed(const Dense& matrix) {
-  const auto rows = static_cast<size_t>(matrix.shape[0]);
-  const auto columns = static_cast<size_t>(matrix.shape[1]);
-  Dense result{.shape = {matrix.shape[1], matrix.shape[0]}, .elements = {}};
-  for (size_t column = 0; column < columns; ++column) {
-    for (size_t row = 0; row < rows; ++row) {
-      result.elements.push_back(matrix.elements[row * columns + column]);
-    }
+// Returns the transpose of a matrix of `columns` columns.
+std::vector<double> Transposed(const std::vector<double>& matrix, int64_t columns) {
+  std::vector<double> result;
+  const auto width = static_cast<size_t>(columns);
+  for (size_t column = 0; column < width; ++column) {
+    for (size_t at = column; at < matrix.size(); at += width) result.push_back(matrix[at]);
   }
   return result;
 }
@@ -306,8 +287,8 @@ struct LinearResult {
   friend bool operator==(const LinearResult&, const LinearResult&) = default;
 };
 
-absl::StatusOr<LinearResult> RunLayer(const LinearCase& layer, const LinearLayout& layout,
-                                      const Mesh& mesh) {
+absl::StatusOr<LinearResult> RunLayer(const ComputeSubject& subject, const LinearCase& layer,
+                                      const LinearLayout& layout, const Mesh& mesh) {
   LinearLayerOptions options = layer.options;
   options.layer.direction = layout.direction;
   options.weight_layout = layout.weight_layout;
@@ -317,30 +298,35 @@ absl::StatusOr<LinearResult> RunLayer(const LinearCase& layer, const LinearLayou
   if (weight.has_value() && is_out_in) std::swap(weight->shape[0], weight->shape[1]);
   SHARDMESH_ASSIGN_OR_RETURN(const LinearLayerProgram lowered,
                              LowerLinearLayer(options, layer.input, weight, mesh));
-  Dense input = Filled(layer.input.shape, kInputFill);
-  ConvertTo(layer.input.dtype, &input);
-  std::vector<Dense> tensors = {std::move(input)};
+  std::vector<ComputeSubject::Tensor> operands;
+  for (const ValueDescriptor& value : lowered.operands) {
+    operands.push_back({.value = value, .elements = {}});
+  }
+  operands[0].elements = Filled(layer.input.shape, kInputFill);
+  ConvertTo(layer.input.dtype, &operands[0].elements);
   Shape kernel_shape = lowered.operands[1].shape;
   if (is_out_in) std::swap(kernel_shape[0], kernel_shape[1]);
-  const Dense kernel =
-      Filled(std::move(kernel_shape), weight.has_value() ? kOtherWeightFill : kKernelFill);
-  tensors.push_back(is_out_in ? Transposed(kernel) : kernel);
-  if (options.layer.use_bias) tensors.push_back(Filled(lowered.operands[2].shape, kBiasFill));
-  SHARDMESH_ASSIGN_OR_RETURN(const RunOutput output,
-                             RunProgram(lowered.program, lowered.operands, tensors, lowered.mesh));
-  return LinearResult{.shape = output.whole.shape,
+  operands[1].elements = Filled(kernel_shape, weight.has_value() ? kOtherWeightFill : kKernelFill);
+  if (is_out_in) operands[1].elements = Transposed(operands[1].elements, kernel_shape[1]);
+  if (options.layer.use_bias) {
+    operands[2].elements = Filled(lowered.operands[2].shape, kBiasFill);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const ComputeSubject::Result result,
+                             subject.Run(lowered.program, operands, lowered.mesh));
+  return LinearResult{.shape = result.shape,
                       .dtype = lowered.dtype,
-                      .elements = Rounded(output.whole, lowered.dtype)};
+                      .elements = Rounded(result.elements, lowered.dtype)};
 }
 
-absl::StatusOr<Json> AnswerLinearForward(const Json& input) {
+absl::StatusOr<Json> AnswerLinearForward(const ComputeSubject& subject, const Json& input) {
   SHARDMESH_ASSIGN_OR_RETURN(const LinearCase layer, DecodeCase(input));
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh one, Mesh::Parse("tp=1"));
-  SHARDMESH_ASSIGN_OR_RETURN(const LinearResult whole, RunLayer(layer, {.name = "whole"}, one));
+  SHARDMESH_ASSIGN_OR_RETURN(const LinearResult whole,
+                             RunLayer(subject, layer, {.name = "whole"}, one));
   SHARDMESH_ASSIGN_OR_RETURN(const Mesh two, Mesh::Parse("tp=2"));
   for (const LinearLayout& layout : ParallelLayouts()) {
     if (!Divides(layer, layout)) continue;
-    absl::StatusOr<LinearResult> parallel = RunLayer(layer, layout, two);
+    absl::StatusOr<LinearResult> parallel = RunLayer(subject, layer, layout, two);
     if (!parallel.ok()) return WithContext(parallel.status(), layout.name);
     if (*parallel != whole) {
       return absl::InternalError(StrCat("the result differs over two devices: ", layout.name));
@@ -356,9 +342,11 @@ absl::StatusOr<Json> AnswerLinearForward(const Json& input) {
 
 }  // namespace
 
-void AddComputeQuestions(Questions* questions) {
-  (*questions)["matmul"] = AnswerMatmul;
-  (*questions)["linear_forward"] = AnswerLinearForward;
+void AddComputeQuestions(std::shared_ptr<const ComputeSubject> subject, Questions* questions) {
+  (*questions)["matmul"] = [subject](const Json& input) { return AnswerMatmul(*subject, input); };
+  (*questions)["linear_forward"] = [subject](const Json& input) {
+    return AnswerLinearForward(*subject, input);
+  };
 }
 
 }  // namespace shardmesh::conformance
