@@ -353,7 +353,7 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
     std::erase_if(heard, [&](const Heard& each) { return each.is_source && !is_overdue(each); });
   }
   const auto rank_of = [&](const Heard& each) {
-    return std::tuple(!is_overdue(each), each.is_source, each.last_heartbeat);
+    return std::tuple(!is_overdue(each), each.has_answered, each.is_source, each.last_heartbeat);
   };
   std::stable_sort(heard.begin(), heard.end(), [&](const Heard& one, const Heard& other) {
     return rank_of(one) < rank_of(other);

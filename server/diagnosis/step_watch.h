@@ -73,9 +73,10 @@ class StepWatch {
   // The error names the suspects that are lost, silent or mute, or do not reach their peers. If
   // some are mute, it leaves out those that have answered. If there are no such suspects, it names
   // all workers whose answers the operation waits for, and the sources that have not answered Ask:
-  // those whose heartbeats are overdue first, of these the sources last, and those with the oldest
-  // heartbeats first. If the heartbeats of some are overdue, it leaves out the sources whose
-  // heartbeats came in time. The error never names other workers.
+  // those whose heartbeats are overdue first, then those that have not answered Ask, of these the
+  // sources last, and those with the oldest heartbeats first. If the heartbeats of some are
+  // overdue, it leaves out the sources whose heartbeats came in time. The error never names other
+  // workers.
   absl::Status ExplainLate(std::string_view what, const OperationWorkers& workers) const;
 
   struct Verdict {

@@ -315,6 +315,22 @@ TEST_F(StepWatchTest, AWorkerThatAnswersIsNotNamedForAPeerThatDoesNot) {
   EXPECT_EQ(named(), "worker-1");
 }
 
+// The worker that has not answered had too little time for certainty.
+TEST_F(StepWatchTest, AWorkerThatHasAnsweredIsNamedAfterOneThatMayBeSilent) {
+  const OperationWorkers workers{.waiting_for = {"worker-0"}, .sources = {"worker-1"}};
+  const StepWatch watch(&clock_, &members_, &log_, [](const std::set<std::string>&) {});
+  clock_.Advance(absl::Milliseconds(300));
+  watch.Ask(workers);
+  clock_.Advance(absl::Milliseconds(20));
+  Beat(0, std::nullopt);
+  clock_.Advance(absl::Milliseconds(20));
+  const absl::Status late = watch.ExplainLate("the resize", workers);
+  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1,worker-0");
+  EXPECT_THAT(std::string(late.message()),
+              AllOf(HasSubstr("(its last heartbeat came 340ms ago)"),
+                    HasSubstr("has not done its part yet (its last heartbeat came 20ms ago)")));
+}
+
 TEST_F(StepWatchTest, ALateCallNamesASilentWorkerAndOneThatHasJustCeasedToAnswer) {
   Attach(2, 1);
   const OperationWorkers all{.waiting_for = {"worker-0", "worker-1", "worker-2"}};
