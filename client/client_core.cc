@@ -102,7 +102,9 @@ absl::Status OutcomeUnknown(const absl::Status& status) {
 }
 
 // Cancels a transfer's streams as soon as the coordinator reports that the transfer failed. If no
-// thread cancelled the streams, a stream to a worker that no longer reads would stay blocked.
+// thread cancelled the streams, a stream to a worker that no longer reads would stay blocked. Also
+// gets the coordinator's report on the workers that are late, shortly before the deadline: after
+// the deadline, the coordinator may have aborted the put because this client has gone.
 class TransferWatch {
  public:
   TransferWatch(const CoordinatorConnection& connection, const std::string& transfer_id,
@@ -116,10 +118,16 @@ class TransferWatch {
                                  operation->state == OperationState::kCancelled)) {
             streams->Cancel();
           }
+          if (ReasonOf(operation.status()) == Reason::kDeadline) late_ = operation.status();
         })) {}
-  ~TransferWatch() {
+  ~TransferWatch() { Stop().IgnoreError(); }
+
+  // Ends the watch. Returns the coordinator's DEADLINE_EXCEEDED (DEADLINE) if it named workers that
+  // are late; otherwise OK.
+  absl::Status Stop() {
     stop_.Cancel();
-    if (thread_.ok()) thread_->join();
+    if (thread_.ok() && thread_->joinable()) thread_->join();
+    return FactOf(late_, fact::kIdentity).value_or("").empty() ? absl::OkStatus() : late_;
   }
 
   // RESOURCE_EXHAUSTED: the host allows no more threads, and nothing watches the transfer.
@@ -127,6 +135,7 @@ class TransferWatch {
 
  private:
   Cancellation stop_;
+  absl::Status late_;                   // only the thread uses it until its end
   absl::StatusOr<std::thread> thread_;  // declared last: the thread uses the members above
 };
 
@@ -556,13 +565,14 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
   absl::Cleanup finish = [&] { session_.Finish(nameless); };
   HandoverOutcome handover;
   absl::Status sent;
+  absl::Status late;
   const absl::StatusOr<CommittedPut> committed = [&]() -> absl::StatusOr<CommittedPut> {
     // It reports what the workers have of all tensors, also of those that this client sends.
     const FillWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
                           put_options.progress);
     if (!numbers.empty()) {
       sent = Send(tensors, numbers, put, put_options, /*progress=*/nullptr, deadline, options,
-                  &handover)
+                  &handover, &late)
                  .status();
     }
     // A file that somebody wrote meanwhile explains why sending failed, too.
@@ -571,7 +581,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
       sent = std::move(kept);
     }
     if (!sent.ok()) {
-      return Conclude(session, put.transfer_id, sent, deadline, options, is_taken_back);
+      return Conclude(session, put.transfer_id, sent, late, deadline, options, is_taken_back);
     }
     return CommitTransfer(*connection_, session, put.transfer_id, LimitAt(deadline, options));
   }();
@@ -605,7 +615,7 @@ absl::StatusOr<int64_t> ClientCore::Send(absl::Span<const PutTensor> tensors,
                                          const PutOptions& put_options,
                                          const ProgressCallback& progress,
                                          const SteadyDeadline& deadline, const CallOptions& options,
-                                         HandoverOutcome* handover) const {
+                                         HandoverOutcome* handover, absl::Status* late) const {
   std::vector<UploadTensor> uploads;
   std::vector<SavedPart> saved;
   uploads.reserve(numbers.size());
@@ -621,7 +631,7 @@ absl::StatusOr<int64_t> ClientCore::Send(absl::Span<const PutTensor> tensors,
   if (options.cancellation != nullptr) {
     registration.emplace(options.cancellation, [&streams] { streams.Cancel(); });
   }
-  const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent, &streams);
+  TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent, &streams);
   SHARDMESH_RETURN_IF_ERROR(watch.status());
   SavedCheck check(std::move(saved), deadline, &streams);
   SHARDMESH_RETURN_IF_ERROR(check.status());
@@ -629,7 +639,9 @@ absl::StatusOr<int64_t> ClientCore::Send(absl::Span<const PutTensor> tensors,
   transfer.handover = put_options.handover;
   transfer.handover_outcome = handover;
   absl::StatusOr<int64_t> uploaded = Upload(put.devices, uploads, &streams, transfer);
-  SHARDMESH_RETURN_IF_ERROR(check.Conclude(uploaded.status()));
+  const absl::Status checked = check.Conclude(uploaded.status());
+  *late = watch.Stop();
+  SHARDMESH_RETURN_IF_ERROR(checked);
   return uploaded;
 }
 
@@ -666,18 +678,20 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(
     };
   }
   HandoverOutcome handover;
+  absl::Status late;
   const std::vector<size_t> numbers = SentBy(tensors, put, /*from_files=*/false);
   absl::StatusOr<int64_t> sent = 0;
   if (!numbers.empty()) {
-    sent = Send(tensors, numbers, put, put_options, progress, deadline, options, &handover);
+    sent = Send(tensors, numbers, put, put_options, progress, deadline, options, &handover, &late);
   } else if (progress != nullptr) {
     progress(0, 0);
   }
   // A file that somebody wrote meanwhile explains why sending failed, too.
   absl::Status status = CheckFilesNotWritten(tensors, /*from_files=*/false);
   if (status.ok()) status = sent.status();
-  SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed, Conclude(session, put.transfer_id, status,
-                                                              deadline, options, is_taken_back));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      CommittedPut committed,
+      Conclude(session, put.transfer_id, status, late, deadline, options, is_taken_back));
   std::move(finish).Cancel();
 
   result.arrays = ArraysOf(&put);
@@ -809,6 +823,7 @@ ReadOutcome ClientCore::Read(const ArraySelector& array, const std::optional<Til
 absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                                                   const std::string& transfer_id,
                                                   const absl::Status& sent,
+                                                  const absl::Status& late,
                                                   const SteadyDeadline& deadline,
                                                   const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
@@ -824,7 +839,8 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
   }
   const bool may_be_late = absl::IsDeadlineExceeded(sent) || absl::IsUnavailable(sent);
   const bool is_late = may_be_late && !is_cancelled && deadline.left() < kLateWithin;
-  if (is_late) {
+  const bool is_explained = is_late && !late.ok();
+  if (is_late && !is_explained) {
     // The coordinator aborts the put at the deadline of this call, and names the late workers.
     absl::StatusOr<CommittedPut> verdict = CommitTransfer(*connection_, session_id, transfer_id,
                                                           Aftermath(kLateVerdictTimeout, options));
@@ -864,6 +880,7 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
                     is_cancelled ? absl::CancelledError("the client cancelled it") : sent,
                     Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
   if (is_cancelled) return CancelledByCaller();
+  if (is_explained) return late;
   if (is_late && absl::IsUnavailable(sent)) {
     return WithReason(absl::DeadlineExceededError(
                           StrCat("the put has not ended within its time: ", ToStd(sent.message()))),

@@ -290,11 +290,12 @@ class ClientCore {
 
   // Ends a put. If `sent` is OK, commits the put. If `sent` is an error, asks the coordinator for
   // the cause, and aborts the transfer. If the put's time is over, the error is DEADLINE_EXCEEDED
-  // and names the workers that are late. `*is_taken_back`: see Put.
+  // and names the workers that are late. `late`: such an error, if the coordinator has told it
+  // already; otherwise OK. `*is_taken_back`: see Put.
   absl::StatusOr<CommittedPut> Conclude(const std::string& session_id,
                                         const std::string& transfer_id, const absl::Status& sent,
-                                        const SteadyDeadline& deadline, const CallOptions& options,
-                                        bool* is_taken_back);
+                                        const absl::Status& late, const SteadyDeadline& deadline,
+                                        const CallOptions& options, bool* is_taken_back);
 
  private:
   // Releases the arrays that ReadPins has returned, and those of reads that end meanwhile. Leaves
@@ -317,12 +318,12 @@ class ClientCore {
                                          bool* is_taken_back);
   // Sends the tensors of these numbers, which rise, to the workers of a put that has begun. Returns
   // the bytes sent. Compares those of saved checkpoints with their checksums. `progress` may be
-  // null.
+  // null. Sets `*late` for Conclude.
   absl::StatusOr<int64_t> Send(absl::Span<const PutTensor> tensors,
                                absl::Span<const size_t> numbers, const BegunPut& put,
                                const PutOptions& put_options, const ProgressCallback& progress,
                                const SteadyDeadline& deadline, const CallOptions& options,
-                               HandoverOutcome* handover) const;
+                               HandoverOutcome* handover, absl::Status* late) const;
 
   const MeshClientOptions options_;
   const std::unique_ptr<CoordinatorConnection> connection_;

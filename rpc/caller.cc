@@ -6,6 +6,7 @@
 #include <grpcpp/security/auth_context.h>
 #include <grpcpp/server_context.h>
 
+#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,11 @@ absl::Duration TimeLeft(const grpc::ServerContextBase& context) {
   }
   const gpr_timespec left = gpr_time_sub(deadline, gpr_now(deadline.clock_type));
   return absl::Seconds(left.tv_sec) + absl::Nanoseconds(left.tv_nsec);
+}
+
+absl::Duration TimeToWait(const grpc::ServerContextBase& context) {
+  const absl::Duration left = TimeLeft(context);
+  return std::max(left - kTimeToTell, left / 2);
 }
 
 }  // namespace shardmesh::rpc

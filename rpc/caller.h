@@ -40,6 +40,10 @@ absl::Duration TimeLeft(const grpc::ServerContextBase& context);
 // gets an error that names them.
 inline constexpr absl::Duration kTimeToTell = absl::Milliseconds(100);
 
+// Returns how long such a call may wait: until kTimeToTell before its deadline, or for half of the
+// time left if that is longer. InfiniteDuration without a deadline.
+absl::Duration TimeToWait(const grpc::ServerContextBase& context);
+
 }  // namespace shardmesh::rpc
 
 #endif  // SHARDMESH_RPC_CALLER_H_

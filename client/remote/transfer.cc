@@ -6,8 +6,11 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
@@ -15,6 +18,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/types/span.h"
 #include "client/remote/handover_room.h"
 #include "client/remote/silence_watch.h"
 #include "client/remote/tile_handover.h"
@@ -85,8 +89,18 @@ class FirstError {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 
-absl::Status TimeIsOver() {
-  return WithReason(absl::DeadlineExceededError("the transfer's time is over"), Reason::kDeadline);
+// `unfinished`: names the devices whose tiles were still being sent.
+absl::Status TimeIsOver(const std::set<std::string>& unfinished = {}) {
+  constexpr size_t kNamed = 8;
+  std::string text = "the transfer's time is over";
+  if (!unfinished.empty()) {
+    const std::vector<std::string> names(unfinished.begin(), unfinished.end());
+    StrAppend(&text, ": not all tiles of ",
+              StrJoin(absl::MakeConstSpan(names).subspan(0, kNamed), ", "));
+    if (names.size() > kNamed) StrAppend(&text, " and ", names.size() - kNamed, " more");
+    StrAppend(&text, " were sent; give it more time");
+  }
+  return WithReason(absl::DeadlineExceededError(std::move(text)), Reason::kDeadline);
 }
 
 // Whether a stream may have ended with `status` because the coordinator has ended the put. The
@@ -429,6 +443,15 @@ constexpr absl::Duration kEarliestEnd = absl::Milliseconds(20);
 // Whether a failure now may be due to the deadline, so that it says nothing about a worker.
 bool IsOver(const SteadyDeadline& deadline) { return deadline.left() <= kEarliestEnd; }
 
+// Whether a stream that ended with `status` at the deadline may have ended because of it. An error
+// that a worker reports has a reason. `is_connected`: the worker was reached. Its gRPC may end the
+// call before this client's does, which looks like a broken connection.
+bool IsOfDeadline(const absl::Status& status, bool is_connected) {
+  if (IsOfEndedPut(status)) return true;
+  return ReasonOf(status) == Reason::kUnspecified &&
+         (absl::IsDeadlineExceeded(status) || (absl::IsUnavailable(status) && is_connected));
+}
+
 }  // namespace
 
 absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
@@ -439,15 +462,20 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
                              PlanUpload(devices, tensors, options.handover, &total_bytes));
   ProgressMeter progress(options.progress, total_bytes);
   FirstError error;
+  FirstError unreached;
   absl::Mutex mutex;
+  bool is_time_over = false;         // whether that is the first error
+  std::set<std::string> unfinished;  // devices whose streams ended because the time was over
   HandoverRoom room(options.handover == Handover::kAuto ? MemoryLeftInGroup() : std::nullopt);
   HandoverOutcome outcome{.refusal = UnnamedStreamed(tensors, options.handover)};
   RunOnThreads(plan.size(), /*max_threads=*/plan.size(), [&](size_t i) {
+    bool is_connected = false;
     const auto put = [&]() -> absl::Status {
       SHARDMESH_ASSIGN_OR_RETURN(
           const std::unique_ptr<WorkerClient> worker,
           WorkerClient::Connect(plan[i].device->identity, plan[i].device->addresses,
                                 options.credentials, options.deadline.wall(), cancellation));
+      is_connected = true;
       std::unique_ptr<TileHandover> handover;
       if (options.handover != Handover::kOff && HasTileToHandOver(plan[i])) {
         absl::StatusOr<std::unique_ptr<TileHandover>> connected =
@@ -471,15 +499,32 @@ absl::StatusOr<int64_t> Upload(absl::Span<const TransferDevice> devices,
       return absl::OkStatus();
     };
     absl::Status status = put();
-    if (IsOfEndedPut(status) && options.deadline.is_over()) status = TimeIsOver();
+    const bool is_late = IsOver(options.deadline) && IsOfDeadline(status, is_connected);
+    if (is_late) {
+      status = TimeIsOver();
+      absl::MutexLock lock(&mutex);
+      unfinished.insert(NameOf(*plan[i].device));
+    }
     absl::Status named = WithContext(status, NameOf(*plan[i].device));
-    if (absl::IsUnavailable(named) && !FactOf(named, fact::kIdentity).has_value()) {
-      named = WithFacts(std::move(named), {{fact::kIdentity, plan[i].device->identity}});
+    if (absl::IsUnavailable(named)) {
+      if (!FactOf(named, fact::kIdentity).has_value()) {
+        named = WithFacts(std::move(named), {{fact::kIdentity, plan[i].device->identity}});
+      }
+      unreached.Set(named);
     }
     if (error.Set(named)) {
+      {
+        absl::MutexLock lock(&mutex);
+        is_time_over = is_late;
+      }
       cancellation->Cancel();
     }
   });
+  if (is_time_over) {
+    // The first stream to end is not one of a worker at fault: all end at the deadline.
+    SHARDMESH_RETURN_IF_ERROR(unreached.status());
+    return TimeIsOver(unfinished);
+  }
   SHARDMESH_RETURN_IF_ERROR(error.status());
   // Told even if the last tile found room.
   if (const absl::Status refusal = room.refusal(); !refusal.ok()) outcome.refusal = refusal;

@@ -39,6 +39,14 @@ std::set<std::string> SuspectsOf(const OperationWorkers& workers) {
   return suspects;
 }
 
+// Returns the workers that may be late, now or when the call ends: until then, the operation may
+// come to wait for other workers that take part.
+std::set<std::string> SuspectsToCome(const OperationWorkers& workers) {
+  std::set<std::string> suspects = SuspectsOf(workers);
+  suspects.insert(workers.taking_part.begin(), workers.taking_part.end());
+  return suspects;
+}
+
 std::string Name(const Participant& participant) {
   return StrCat("rank ", participant.rank, " (", participant.identity, ")");
 }
@@ -252,7 +260,7 @@ std::vector<Finding> StepWatch::FindWorkers(const MembershipView& view,
 }
 
 void StepWatch::Ask(const OperationWorkers& workers) const {
-  if (ask_ == nullptr || workers.waiting_for.empty()) return;
+  if (ask_ == nullptr) return;
   const std::shared_ptr<const MembershipView> view = membership_->view();
   std::set<std::string> asked;
   {
@@ -260,7 +268,7 @@ void StepWatch::Ask(const OperationWorkers& workers) const {
     const absl::Time now = clock_->Now();
     std::erase_if(asked_,
                   [now](const auto& each) { return each.second.last < now - kAnsweredWithin; });
-    for (const std::string& identity : SuspectsOf(workers)) {
+    for (const std::string& identity : SuspectsToCome(workers)) {
       const WorkerStatus* const worker = view->FindWorker(identity);
       if (worker == nullptr || !worker->info.answers_clock) continue;
       Questions& questions = asked_[identity];
@@ -301,7 +309,6 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
   for (const Finding& finding : FindWorkers(*view, options, &suspects)) {
     late.push_back({.identity = finding.culprits.front().identity, .why = finding.summary});
   }
-  if (!late.empty() || workers.waiting_for.empty()) return late;
   struct Heard {
     std::string identity;
     bool is_source;             // and not waited for itself
@@ -322,20 +329,31 @@ std::vector<StepWatch::LateWorker> StepWatch::FindLate(const OperationWorkers& w
                      .is_mute = answer == Answer::kMissing});
   }
   // If none answers, this host or the network may be slow.
-  const auto answers = [](const Heard& each) { return each.has_answered; };
+  const auto answers = [&](const std::string& identity) {
+    return AnswerOf(identity, view->FindWorker(identity), options.now) == Answer::kGiven;
+  };
+  const std::set<std::string> all = SuspectsToCome(workers);
   const auto is_mute = [](const Heard& each) { return each.is_mute; };
-  const bool names_mute = std::any_of(heard.begin(), heard.end(), answers) &&
-                          std::any_of(heard.begin(), heard.end(), is_mute);
-  std::erase_if(heard, [&](const Heard& each) {
-    return names_mute ? !is_mute(each) : each.is_source && each.has_answered;
-  });
+  const bool names_mute = std::any_of(heard.begin(), heard.end(), is_mute) &&
+                          std::any_of(all.begin(), all.end(), answers);
+  if (names_mute) {
+    // A worker that answers is not at fault if it does not reach one that does not answer.
+    std::erase_if(late, [&](const LateWorker& each) { return answers(each.identity); });
+    std::set<std::string_view> named;
+    for (const LateWorker& each : late) named.insert(each.identity);
+    std::erase_if(
+        heard, [&](const Heard& each) { return !each.is_mute || named.contains(each.identity); });
+  } else {
+    if (!late.empty() || workers.waiting_for.empty()) return late;
+    std::erase_if(heard, [](const Heard& each) { return each.is_source && each.has_answered; });
+  }
   const absl::Time due = options.now - kOverdueAfter * options.heartbeat_interval;
   const auto is_overdue = [due](const Heard& each) { return each.last_heartbeat < due; };
-  if (std::any_of(heard.begin(), heard.end(), is_overdue)) {
+  if (!names_mute && std::any_of(heard.begin(), heard.end(), is_overdue)) {
     std::erase_if(heard, [&](const Heard& each) { return each.is_source && !is_overdue(each); });
   }
   const auto rank_of = [&](const Heard& each) {
-    return std::tuple(!is_overdue(each), each.is_source, each.last_heartbeat);
+    return std::tuple(!is_overdue(each), each.has_answered, each.is_source, each.last_heartbeat);
   };
   std::stable_sort(heard.begin(), heard.end(), [&](const Heard& one, const Heard& other) {
     return rank_of(one) < rank_of(other);

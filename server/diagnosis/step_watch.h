@@ -33,7 +33,8 @@ class StepWatch {
   // number.
   static constexpr absl::Duration kFailedWithin = absl::Minutes(5);
 
-  // The caller of a call with a deadline calls Ask this time before the deadline.
+  // A call with a deadline calls Ask this time before the deadline, or at its begin if that is
+  // later.
   static constexpr absl::Duration kAskBefore = absl::Milliseconds(300);
 
   // Makes workers send heartbeats at once. Called without a lock.
@@ -49,28 +50,33 @@ class StepWatch {
   // A worker that was asked more recently than this may still be about to answer.
   static constexpr absl::Duration kTimeToAnswer = absl::Milliseconds(100);
 
-  // Asks those workers for heartbeats that ExplainLate may name, if they answer such questions
-  // (WorkerInfo::answers_clock). ExplainLate and Explain then know which of them answer.
+  // Asks the workers of the operation for heartbeats, if they answer such questions
+  // (WorkerInfo::answers_clock). ExplainLate and Explain then know which of them answer. Asks all
+  // that take part, since the operation may wait for other workers when its time is over. Call it
+  // again if the operation may have got other workers: no worker is asked too often.
   void Ask(const OperationWorkers& workers) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Returns the explanation of a step or transfer, for Sequencer::Options::explain. Ranks that have
   // not answered Ask while others have count as at fault. For a transfer:
   // which of the participants that it waits for are late, as ExplainLate chooses them. For a
-  // transfer that waits for its client: which of them are lost or silent.
+  // transfer that waits for its client: which of them are lost or silent, or do not answer Ask.
   StepExplanation Explain(const WorkRef& work, const std::vector<Participant>& waiting_for) const;
 
   // Returns the error of a call that waited for an operation until its deadline: DEADLINE_EXCEEDED
   // (DEADLINE). `what` names the operation, such as "the save".
   //
-  // The suspects are the workers whose answers the operation waits for, and the sources. The error
-  // names those that are lost or silent, or do not reach their peers. If there are none, but some
-  // suspects have answered Ask and others have not answered a question that is kTimeToAnswer old,
-  // it names these others. Workers that Ask does not ask count as neither. Otherwise it names all
-  // workers whose answers the operation waits for, and the sources that have not answered Ask:
-  // those whose heartbeats are overdue first, of these the sources last, and those with the oldest
-  // heartbeats first. If the heartbeats of some are overdue, it leaves out the sources whose
-  // heartbeats came in time. If the operation waits for no known worker, the error names the
-  // workers that take part and are lost or silent. The error never names other workers.
+  // The suspects are the workers whose answers the operation waits for, and the sources. If the
+  // operation waits for no known worker, they are the workers that take part. A suspect is mute if
+  // it has not answered a question of Ask that is kTimeToAnswer old, while some worker that takes
+  // part has answered. Workers that Ask does not ask are neither mute nor have they answered.
+  //
+  // The error names the suspects that are lost, silent or mute, or do not reach their peers. If
+  // some are mute, it leaves out those that have answered. If there are no such suspects, it names
+  // all workers whose answers the operation waits for, and the sources that have not answered Ask:
+  // those whose heartbeats are overdue first, then those that have not answered Ask, of these the
+  // sources last, and those with the oldest heartbeats first. If the heartbeats of some are
+  // overdue, it leaves out the sources whose heartbeats came in time. The error never names other
+  // workers.
   absl::Status ExplainLate(std::string_view what, const OperationWorkers& workers) const;
 
   struct Verdict {

@@ -25,6 +25,7 @@ void Orders::Run(Clock* clock, QuarantineAccess* hub, std::deque<Order> orders,
   auto run = std::make_shared<Orders>();
   run->clock_ = clock;
   run->hub_ = hub;
+  run->stop_ = stop;
   {
     absl::MutexLock lock(&run->mutex_);
     run->orders_ = std::move(orders);
@@ -66,6 +67,7 @@ void Orders::Next() {
     }
   }
   if (number == 0) return std::move(done_)(Stopped());
+  if (stop_ != nullptr) stop_->SetAwaited(next.identity);
   const int64_t order =
       hub_->OrderQuarantine(next.identity, std::move(next.order),
                             [self = shared_from_this(), number, identity = next.identity](
@@ -108,6 +110,7 @@ void Orders::Take(uint64_t number, const std::string& identity,
     clock_->Cancel(timer_);
     order = std::exchange(order_, 0);
   }
+  if (stop_ != nullptr) stop_->SetAwaited("");
   if (order != 0) hub_->ForgetQuarantineOrder(order);  // no effect if the worker has answered
   absl::Status status = answer.status();
   bool goes_on = true;

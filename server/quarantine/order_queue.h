@@ -63,6 +63,7 @@ class Orders : public std::enable_shared_from_this<Orders> {
 
   Clock* clock_ = nullptr;
   QuarantineAccess* hub_ = nullptr;
+  QuarantineStopPtr stop_;  // knows the worker that the run waits for; may be null
   // No lock: only the thread that processes the current answer uses these callbacks, one thread
   // after the other.
   Answered answered_;

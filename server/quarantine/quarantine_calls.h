@@ -3,6 +3,7 @@
 #define SHARDMESH_SERVER_QUARANTINE_QUARANTINE_CALLS_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/any_invocable.h"
@@ -22,10 +23,10 @@ class RestoreQuarantinedResponse;
 
 namespace shardmesh::server {
 
-// Ends a call whose client has gone, with CANCELLED: at once if the call is waiting for the answer
-// of a worker. A worker that has an order to drop tiles may still drop them. A restore ends early
-// only while it asks which workers have tiles. Once workers take tiles back, the restore continues
-// to its end. Thread-safe.
+// Ends a call whose client has gone or gives up, with CANCELLED: at once if the call is waiting for
+// the answer of a worker. A worker that has an order to drop tiles may still drop them. A restore
+// ends early only while it asks which workers have tiles. Once workers take tiles back, the restore
+// continues to its end. Thread-safe.
 class QuarantineStop {
  public:
   void Cancel();
@@ -35,8 +36,14 @@ class QuarantineStop {
   // once.
   void Set(absl::AnyInvocable<void() &&> on_cancel);
 
+  // Tells for the answer of which worker the call waits; empty: of none, or of one that takes tiles
+  // back. The code that runs the call sets it.
+  std::string awaited() const;
+  void SetAwaited(std::string identity);
+
  private:
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
+  std::string awaited_ ABSL_GUARDED_BY(mutex_);
   bool is_cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   absl::AnyInvocable<void() &&> on_cancel_ ABSL_GUARDED_BY(mutex_);
 };

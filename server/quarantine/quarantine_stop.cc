@@ -1,4 +1,5 @@
-// QuarantineStop: ends calls about quarantines when their clients have gone.
+// QuarantineStop: ends calls about quarantines when their clients have gone or give up.
+#include <string>
 #include <utility>
 
 #include "server/quarantine/quarantine_calls.h"
@@ -24,6 +25,16 @@ void QuarantineStop::Set(absl::AnyInvocable<void() &&> on_cancel) {
     }
   }
   std::move(on_cancel)();
+}
+
+std::string QuarantineStop::awaited() const {
+  absl::MutexLock lock(&mutex_);
+  return awaited_;
+}
+
+void QuarantineStop::SetAwaited(std::string identity) {
+  absl::MutexLock lock(&mutex_);
+  awaited_ = std::move(identity);
 }
 
 }  // namespace shardmesh::server

@@ -119,6 +119,7 @@ struct SaveRun::Shared {
   int64_t written_bytes ABSL_GUARDED_BY(mutex) = 0;  // as the workers have reported
   std::deque<Event> events ABSL_GUARDED_BY(mutex);
   std::set<std::string> waiting ABSL_GUARDED_BY(mutex);  // workers with an order of RunLanes
+  std::set<std::string> taking_part;                     // constant
   absl::Status cancelled ABSL_GUARDED_BY(mutex);
   bool is_publishing ABSL_GUARDED_BY(mutex) = false;
 };
@@ -128,12 +129,13 @@ SaveRun::SaveRun(Options options)
       options_(std::move(options)),
       shared_(std::make_shared<Shared>()) {
   for (const auto& [identity, regions] : plan_.regions) identities_.push_back(identity);
+  shared_->taking_part.insert(identities_.begin(), identities_.end());
   probe_ = RandomBytes(kProbeBytes);
 }
 
-std::set<std::string> SaveRun::WaitsFor() const {
+OperationWorkers SaveRun::Workers() const {
   absl::MutexLock lock(&shared_->mutex);
-  return {shared_->waiting.begin(), shared_->waiting.end()};
+  return {.waiting_for = shared_->waiting, .taking_part = shared_->taking_part};
 }
 
 absl::Status SaveRun::Cancel(const absl::Status& reason) {
@@ -389,7 +391,13 @@ absl::Status SaveRun::Validate() {
     const absl::Status of_all = ValidateFolders();
     if (!of_all.ok()) status = of_all;
   }
-  EndAll(/*keep=*/false);
+  // Nobody waits for a cancelled check, and the workers have created nothing.
+  bool is_cancelled = false;
+  {
+    absl::MutexLock lock(&shared_->mutex);
+    is_cancelled = !shared_->cancelled.ok();
+  }
+  EndAll(/*keep=*/false, is_cancelled ? absl::ZeroDuration() : options_.end_timeout);
   return WithAdvice(status);
 }
 
@@ -721,7 +729,7 @@ absl::Status SaveRun::Publish(const std::string& first_manifest, SaveResult* res
   return absl::OkStatus();
 }
 
-void SaveRun::EndAll(bool keep) {
+void SaveRun::EndAll(bool keep, absl::Duration timeout) {
   {
     absl::MutexLock lock(&shared_->mutex);
     shared_->events.clear();
@@ -735,8 +743,8 @@ void SaveRun::EndAll(bool keep) {
     lanes.emplace(identity, LaneOf(std::move(orders)));
   }
   const absl::Status ended =
-      RunLanes(std::move(lanes), options_.end_timeout, OnError::kIgnore, [](const Event&) {});
-  if (!ended.ok()) {
+      RunLanes(std::move(lanes), timeout, OnError::kIgnore, [](const Event&) {});
+  if (!ended.ok() && timeout > absl::ZeroDuration()) {
     LogWarning("workers have not ended a save yet",
                {{"folder", options_.destination.folder}, {"error", ended}});
   }
@@ -782,7 +790,7 @@ absl::StatusOr<SaveResult> SaveRun::Run() {
     written_bytes = shared_->written_bytes;
   }
   const bool is_much = written_bytes + result.found_bytes >= options_.min_kept_bytes;
-  EndAll(/*keep=*/!status.ok() && is_much && !IsDiskError(status));
+  EndAll(/*keep=*/!status.ok() && is_much && !IsDiskError(status), options_.end_timeout);
   SHARDMESH_RETURN_IF_ERROR(WithAdvice(status));
   result.linked_files = static_cast<int64_t>(present_.linked.size());
   return result;

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "server/attach/save_access.h"
 #include "server/save/save_plan.h"
+#include "server/state/operation_table.h"
 
 namespace shardmesh::server {
 
@@ -97,8 +98,8 @@ class SaveRun {
   // Errors: those of Run about the folder.
   absl::Status Validate();
 
-  // Returns the workers that have not answered an order of Run yet, by name. Thread-safe.
-  std::set<std::string> WaitsFor() const;
+  // Returns the workers of the save, and those that have not answered an order yet. Thread-safe.
+  OperationWorkers Workers() const;
 
   // Makes Run end with `reason`. FAILED_PRECONDITION: the checkpoint is being published.
   absl::Status Cancel(const absl::Status& reason);
@@ -161,7 +162,8 @@ class SaveRun {
   Order NextTiles(TileLane* lane) const;
   // `first_manifest`: what the folder has as manifest so far.
   absl::Status Publish(const std::string& first_manifest, SaveResult* result);
-  void EndAll(bool keep);
+  // Waits for the workers until `timeout`.
+  void EndAll(bool keep, absl::Duration timeout);
 
   SavePlan plan_;
   const Options options_;

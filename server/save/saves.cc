@@ -280,34 +280,69 @@ bool Saves::IsOneHost(const SavePlan& plan) const {
   return hosts.size() == 1 && !hosts.begin()->empty();
 }
 
-absl::StatusOr<BegunSave> Saves::Check(const SaveRequest& request) {
+OperationWorkers SaveCheck::Workers() const {
+  std::shared_ptr<SaveRun> run;
+  {
+    absl::MutexLock lock(&mutex_);
+    run = run_;
+  }
+  return run == nullptr ? OperationWorkers() : run->Workers();
+}
+
+void SaveCheck::Cancel(const absl::Status& reason) {
+  std::shared_ptr<SaveRun> run;
+  {
+    absl::MutexLock lock(&mutex_);
+    cancelled_ = reason;
+    run = run_;
+  }
+  // Fails only while a checkpoint is published.
+  if (run != nullptr) run->Cancel(reason).IgnoreError();
+}
+
+absl::StatusOr<BegunSave> Saves::Check(const SaveRequest& request, SaveCheck* check) {
+  if (check != nullptr) {
+    absl::MutexLock lock(&check->mutex_);
+    SHARDMESH_RETURN_IF_ERROR(check->cancelled_);
+  }
   SaveDescription description;
   std::optional<SaveLayout> layout;
   SHARDMESH_ASSIGN_OR_RETURN(SavePlan plan, Plan(request, &description, &layout, nullptr));
   BegunSave checked = Summary(plan, description);
   const bool is_one_host = IsOneHost(plan);
-  SaveRun run({.save_id = RandomId(),
-               .plan = std::move(plan),
-               .layout = std::move(layout),
-               .destination = request.destination,
-               .description = std::move(description),
-               .one_host = is_one_host,
-               .access = parts_.access,
-               .total = nullptr,
-               .progress = nullptr,
-               .advise_on_lost = AdviseOnLost(request)});
+  const auto run =
+      std::make_shared<SaveRun>(SaveRun::Options{.save_id = RandomId(),
+                                                 .plan = std::move(plan),
+                                                 .layout = std::move(layout),
+                                                 .destination = request.destination,
+                                                 .description = std::move(description),
+                                                 .one_host = is_one_host,
+                                                 .access = parts_.access,
+                                                 .total = nullptr,
+                                                 .progress = nullptr,
+                                                 .advise_on_lost = AdviseOnLost(request)});
+  if (check != nullptr) {
+    absl::MutexLock lock(&check->mutex_);
+    SHARDMESH_RETURN_IF_ERROR(check->cancelled_);
+    check->run_ = run;
+  }
+  const absl::Cleanup forget = [check] {
+    if (check == nullptr) return;
+    absl::MutexLock lock(&check->mutex_);
+    check->run_ = nullptr;
+  };
   {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_RETURN_IF_ERROR(stopped_);
-    validations_.insert(&run);
+    validations_.insert(run.get());
   }
-  const absl::Status valid = run.Validate();
+  const absl::Status valid = run->Validate();
   {
     absl::MutexLock lock(&mutex_);
-    validations_.erase(&run);
+    validations_.erase(run.get());
   }
   SHARDMESH_RETURN_IF_ERROR(valid);
-  checked.files = std::ssize(run.plan().files);
+  checked.files = std::ssize(run->plan().files);
   return checked;
 }
 
@@ -351,8 +386,7 @@ absl::StatusOr<BegunSave> Saves::Begin(const SaveRequest& request) {
                request.session_id, session.number,
                [run = running->run](const absl::Status& reason) { return run->Cancel(reason); },
                request.is_detached));
-  parts_.operations->SetWorkers(
-      *id, [run = running->run] { return OperationWorkers{.waiting_for = run->WaitsFor()}; });
+  parts_.operations->SetWorkers(*id, [run = running->run] { return run->Workers(); });
   begun.operation_id = *id;
   begun.is_detached = request.is_detached;
   absl::StatusOr<std::thread> thread =
@@ -488,7 +522,7 @@ int64_t Saves::Wait(const std::string& operation_id, WaitCallback callback) {
       });
 }
 
-std::set<std::string> Saves::WaitsFor(const std::string& operation_id) const {
+OperationWorkers Saves::WorkersOf(const std::string& operation_id) const {
   std::shared_ptr<SaveRun> run;
   {
     absl::MutexLock lock(&mutex_);
@@ -496,7 +530,7 @@ std::set<std::string> Saves::WaitsFor(const std::string& operation_id) const {
     if (found == running_.end()) return {};
     run = found->second->run;
   }
-  return run->WaitsFor();
+  return run->Workers();
 }
 
 void Saves::StopWaiting(const std::string& operation_id, int64_t number) {

@@ -64,6 +64,23 @@ struct BegunSave {
   bool is_detached = false;
 };
 
+// Lets other threads look at a call of Saves::Check, and end it. Thread-safe.
+class SaveCheck {
+ public:
+  // Returns the workers that the call asks, and those that have not answered yet; none before and
+  // after.
+  OperationWorkers Workers() const;
+  // Makes the call end soon, with `reason`.
+  void Cancel(const absl::Status& reason);
+
+ private:
+  friend class Saves;
+
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<SaveRun> run_ ABSL_GUARDED_BY(mutex_);  // null: not yet, or no longer
+  absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);
+};
+
 // Begins saves and runs each on a thread of its own. A save is an operation. The end of its session
 // cancels it, unless the save is detached.
 //
@@ -103,8 +120,8 @@ class Saves {
 
   // Returns the answer that Begin would give now, without an operation. Asks the workers whether
   // they could write, and waits for them: do not call it on a gRPC thread. Errors: those of Begin,
-  // and those of Wait about the folder.
-  absl::StatusOr<BegunSave> Check(const SaveRequest& request);
+  // and those of Wait about the folder. `check`: for other threads; a new one for each call.
+  absl::StatusOr<BegunSave> Check(const SaveRequest& request, SaveCheck* check = nullptr);
   // Begins a save. Takes all names with the prefix at one revision, and pins their arrays. Takes up
   // to a second with very many names: do not call it on a gRPC thread. Errors: those of BeginSave
   // in save_service.proto.
@@ -112,9 +129,9 @@ class Saves {
   // Calls `callback` when the save has ended, with its result; at once if it has ended. NOT_FOUND:
   // no such save, or it is forgotten. Returns a number for StopWaiting; 0 if `callback` was called.
   int64_t Wait(const std::string& operation_id, WaitCallback callback);
-  // Returns the workers for whose answers a running save waits, by name; none if there is no such
-  // save.
-  std::set<std::string> WaitsFor(const std::string& operation_id) const;
+  // Returns the workers of a running save, and those for whose answers it waits; none if there is
+  // no such save.
+  OperationWorkers WorkersOf(const std::string& operation_id) const;
   // Destroys the callback of a waiting caller, unless the save has just ended and calls it.
   void StopWaiting(const std::string& operation_id, int64_t number);
 

@@ -5,11 +5,16 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "rpc/caller.h"
 #include "rpc/codec/status.h"
 #include "rpc/contract.h"
 #include "server/calls/worker_calls.h"
+#include "server/diagnosis/late_call.h"
 #include "server/quarantine/quarantine_calls.h"
 #include "server/resolve/background.h"
 #include "server/service/background_reactor.h"
@@ -21,19 +26,54 @@ namespace shardmesh::server {
 namespace {
 
 // A call about quarantines (tiles that workers put aside). The call ends early when its client
-// cancels it.
+// cancels it, and shortly before its deadline, with the name of the worker that it waits for. A
+// restore whose workers take tiles back goes on.
 class QuarantineReactor final : public grpc::ServerUnaryReactor {
  public:
+  // `what` names the call in errors.
+  QuarantineReactor(Clock* clock, const StepWatch* watch, std::string what)
+      : late_call_(
+            clock, watch, std::move(what), [stop = stop_] { return Awaited(*stop); },
+            [this](const absl::Status& late) { GiveUp(late); }) {}
+
+  // Call it before the call begins.
+  void Start(absl::Time give_up) { late_call_.Start(give_up); }
   const QuarantineStopPtr& stop() const { return stop_; }
   QuarantineDone Done() {
-    return [this](const absl::Status& status) { Finish(rpc::ToGrpc(status)); };
+    return [this](const absl::Status& status) {
+      absl::Status late;
+      {
+        absl::MutexLock lock(&mutex_);
+        late = late_;
+      }
+      Finish(rpc::ToGrpc(absl::IsCancelled(status) && !late.ok() ? late : status));
+    };
   }
 
   void OnCancel() override { stop_->Cancel(); }
   void OnDone() override { delete this; }
 
  private:
+  static OperationWorkers Awaited(const QuarantineStop& stop) {
+    OperationWorkers workers;
+    if (std::string identity = stop.awaited(); !identity.empty()) {
+      workers.waiting_for.insert(std::move(identity));
+    }
+    return workers;
+  }
+  void GiveUp(const absl::Status& late) {
+    const QuarantineStopPtr stop = stop_;  // the end of the call destroys this object
+    {
+      absl::MutexLock lock(&mutex_);
+      late_ = late;
+    }
+    stop->Cancel();
+  }
+
   const QuarantineStopPtr stop_ = std::make_shared<QuarantineStop>();
+  absl::Mutex mutex_;
+  absl::Status late_ ABSL_GUARDED_BY(mutex_);  // why the call has given up
+  LateCall late_call_;                         // last: its destructor waits for GiveUp
 };
 
 class ClusterService final : public v1::ClusterService::CallbackService {
@@ -128,28 +168,28 @@ class ClusterService final : public v1::ClusterService::CallbackService {
 
   void EndWatches() { watches_.EndAll(); }
 
-  grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* ListQuarantine(grpc::CallbackServerContext* context,
                                            const v1::ListQuarantineRequest* request,
                                            v1::ListQuarantineResponse* response) override {
-    auto* const reactor = new QuarantineReactor();
+    auto* const reactor = NewQuarantineReactor(*context, "the list of tiles in quarantine");
     server::ListQuarantine(context_, options_.hub, request, response, reactor->stop(),
                            reactor->Done());
     return reactor;
   }
 
-  grpc::ServerUnaryReactor* RestoreQuarantined(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* RestoreQuarantined(grpc::CallbackServerContext* context,
                                                const v1::RestoreQuarantinedRequest* request,
                                                v1::RestoreQuarantinedResponse* response) override {
-    auto* const reactor = new QuarantineReactor();
+    auto* const reactor = NewQuarantineReactor(*context, "the restore");
     server::RestoreQuarantined(context_, options_.hub, request, response, reactor->stop(),
                                reactor->Done());
     return reactor;
   }
 
-  grpc::ServerUnaryReactor* DropQuarantined(grpc::CallbackServerContext*,
+  grpc::ServerUnaryReactor* DropQuarantined(grpc::CallbackServerContext* context,
                                             const v1::DropQuarantinedRequest* request,
                                             v1::DropQuarantinedResponse* response) override {
-    auto* const reactor = new QuarantineReactor();
+    auto* const reactor = NewQuarantineReactor(*context, "the drop of tiles in quarantine");
     server::DropQuarantined(context_, options_.hub, request, response, reactor->stop(),
                             reactor->Done());
     return reactor;
@@ -162,6 +202,14 @@ class ClusterService final : public v1::ClusterService::CallbackService {
   }
 
  private:
+  QuarantineReactor* NewQuarantineReactor(const grpc::ServerContextBase& call,
+                                          std::string what) const {
+    auto* const reactor =
+        new QuarantineReactor(context_.clock, options_.step_watch, std::move(what));
+    reactor->Start(context_.clock->Now() + rpc::TimeToWait(call));
+    return reactor;
+  }
+
   const CoordinatorParts context_;
   const ClusterServiceOptions options_;
   const ClusterCalls calls_;

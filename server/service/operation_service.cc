@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +29,7 @@ constexpr int64_t kOutboxBytes = int64_t{64} << 10;
 // WatchOperation, as synchronous code:
 //   while (true) {
 //     if (!progress.ended && the call's time is over) fail with the workers that are late;
+//     if (!progress.ended && the call's time is nearly over) ask the workers whether they answer;
 //     write(progress); if (progress.ended) finish; sleep(kWatchInterval)
 //   }
 // The interval starts when the previous message is written, so a slow client gets fewer messages.
@@ -44,6 +44,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
         operation_id_(std::move(operation_id)),
         clock_(clock),
         give_up_(give_up),
+        ask_from_(give_up - StepWatch::kAskBefore),
         outbox_(kOutboxBytes, [this](const v1::WatchOperationResponse* m) { StartWrite(m); }),
         next_look_(std::make_unique<Alarm>(clock, [this] { Look(); })) {
     streams_->Add(this);
@@ -60,8 +61,9 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   void OnWriteDone(bool ok) override {
     outbox_.OnWriteDone(ok);
     if (ok) {
-      const absl::Time next_event = has_asked_ ? give_up_ : give_up_ - StepWatch::kAskBefore;
-      next_look_->SetNoLaterThan(std::min(clock_->Now() + kWatchInterval, next_event));
+      const absl::Time now = clock_->Now();
+      const absl::Time next_event = now < ask_from_ ? ask_from_ : give_up_;
+      next_look_->SetNoLaterThan(std::min(now + kWatchInterval, next_event));
     }
   }
   void OnCancel() override { Close(absl::CancelledError("the watcher left")); }
@@ -82,8 +84,8 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
     if (!progress->ended && clock_->Now() >= give_up_) {
       return Close(watch_->ExplainLate("the operation", calls_->WorkersOf(operation_id_)));
     }
-    if (!progress->ended && !has_asked_ && clock_->Now() >= give_up_ - StepWatch::kAskBefore) {
-      has_asked_ = true;
+    // Each time: the operation may have got other workers since the last question.
+    if (!progress->ended && clock_->Now() >= ask_from_) {
       watch_->Ask(calls_->WorkersOf(operation_id_));
     }
     auto response = std::make_shared<v1::WatchOperationResponse>();
@@ -106,7 +108,7 @@ class WatchReactor final : public grpc::ServerWriteReactor<v1::WatchOperationRes
   const std::string operation_id_;
   Clock* const clock_;
   const absl::Time give_up_;
-  std::atomic<bool> has_asked_ = false;
+  const absl::Time ask_from_;
   Outbox outbox_;
   std::unique_ptr<Alarm> next_look_;  // its destructor waits for Look
 };

@@ -14,6 +14,7 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "server/codec/save_codec.h"
+#include "server/diagnosis/late_call.h"
 #include "server/resolve/background.h"
 #include "server/service/background_reactor.h"
 #include "server/state/request_index.h"
@@ -24,76 +25,116 @@
 namespace shardmesh::server {
 namespace {
 
-// WaitSave: the save answers the call. The client's cancellation and the alarm before the call's
-// deadline also answer it, and stop the wait. The call ends once: a save that ends at the same time
-// finds it answered.
+// The end of a unary call that several threads may end. The first one ends it; the others find it
+// answered. Outlives the reactor if what the call waits for ends after the call.
+template <typename Response>
+class SharedAnswer {
+ public:
+  SharedAnswer(grpc::ServerUnaryReactor* reactor, Response* response)
+      : reactor_(reactor), response_(response) {}
+
+  // `fill` gets the response, and returns the status of the call.
+  template <typename Fill>
+  void Answer(const Fill& fill) {
+    if (!is_answered_.exchange(true)) reactor_->Finish(fill(response_));
+  }
+  void Fail(const grpc::Status& status) {
+    Answer([&status](Response*) { return status; });
+  }
+
+ private:
+  grpc::ServerUnaryReactor* const reactor_;
+  Response* const response_;
+  std::atomic<bool> is_answered_ = false;
+};
+
+// BeginSave with validate_only: a thread of the background asks the workers. The client's
+// cancellation, and LateCall before the call's deadline, also end the call, and make the thread
+// stop.
+class CheckSaveReactor final : public grpc::ServerUnaryReactor {
+ public:
+  CheckSaveReactor(Clock* clock, const StepWatch* watch, v1::BeginSaveResponse* response)
+      : call_(std::make_shared<Call>(this, response)),
+        late_(
+            clock, watch, "the check of the save", [check = check_] { return check->Workers(); },
+            [this](const absl::Status& late) {
+              check_->Cancel(late);
+              call_->Fail(rpc::ToGrpc(late));
+            }) {}
+
+  // Cancellations come only after the method has returned the reactor, and Start before it.
+  // `check` runs on the background, perhaps after the reactor's end.
+  void Start(Background* background, const std::string& caller,
+             std::function<absl::StatusOr<BegunSave>(SaveCheck*)> check, absl::Time give_up) {
+    const bool is_taken =
+        background->Run(caller, [call = call_, of = check_, check = std::move(check)] {
+          const absl::StatusOr<BegunSave> checked = check(of.get());
+          call->Answer([&checked](v1::BeginSaveResponse* response) {
+            if (checked.ok()) Encode(*checked, response);
+            return rpc::ToGrpc(checked.status());
+          });
+        });
+    if (!is_taken) return call_->Fail(rpc::ToGrpc(TooManyWait()));
+    late_.Start(give_up);
+  }
+
+  void OnCancel() override {
+    check_->Cancel(absl::CancelledError("the client has gone"));
+    call_->Fail(grpc::Status::CANCELLED);
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  using Call = SharedAnswer<v1::BeginSaveResponse>;
+
+  const std::shared_ptr<SaveCheck> check_ = std::make_shared<SaveCheck>();
+  const std::shared_ptr<Call> call_;
+  LateCall late_;  // last: its destructor waits for the callbacks
+};
+
+// WaitSave: the save answers the call. The client's cancellation, and LateCall before the call's
+// deadline, also answer it, and stop the wait.
 class WaitSaveReactor final : public grpc::ServerUnaryReactor {
  public:
   WaitSaveReactor(Clock* clock, Saves* saves, const StepWatch* watch,
                   v1::WaitSaveResponse* response)
-      : clock_(clock),
-        saves_(saves),
-        watch_(watch),
+      : saves_(saves),
         call_(std::make_shared<Call>(this, response)),
-        overdue_(clock, [this] { GiveUp(); }) {}
+        late_(
+            clock, watch, "the save", [this] { return saves_->WorkersOf(operation_id_); },
+            [this](const absl::Status& late) {
+              saves_->StopWaiting(operation_id_, number_);
+              call_->Fail(rpc::ToGrpc(late));
+            }) {}
 
   // Cancellations come only after the method has returned the reactor, and Start before it.
   // `give_up`: when the call ends without an answer of the save.
   void Start(const std::string& operation_id, absl::Time give_up) {
     operation_id_ = operation_id;
-    give_up_ = give_up;
     number_ = saves_->Wait(operation_id, [call = call_](const absl::StatusOr<SaveResult>& result) {
       call->Answer([&result](v1::WaitSaveResponse* response) {
         if (result.ok()) Encode(*result, response);
         return rpc::ToGrpc(result.status());
       });
     });
-    overdue_.SetNoLaterThan(give_up - StepWatch::kAskBefore);
+    late_.Start(give_up);
   }
 
   void OnCancel() override {
     saves_->StopWaiting(operation_id_, number_);
-    call_->Answer([](v1::WaitSaveResponse*) { return grpc::Status::CANCELLED; });
+    call_->Fail(grpc::Status::CANCELLED);
   }
   void OnDone() override { delete this; }
 
  private:
-  void GiveUp() {
-    if (clock_->Now() < give_up_) {
-      watch_->Ask({.waiting_for = saves_->WaitsFor(operation_id_)});
-      return overdue_.SetNoLaterThan(give_up_);
-    }
-    saves_->StopWaiting(operation_id_, number_);
-    const absl::Status late =
-        watch_->ExplainLate("the save", {.waiting_for = saves_->WaitsFor(operation_id_)});
-    call_->Answer([&late](v1::WaitSaveResponse*) { return rpc::ToGrpc(late); });
-  }
+  using Call = SharedAnswer<v1::WaitSaveResponse>;
 
-  // Outlives the reactor if the save ends after the call.
-  struct Call {
-    Call(WaitSaveReactor* reactor_in, v1::WaitSaveResponse* response_in)
-        : reactor(reactor_in), response(response_in) {}
-
-    template <typename Fill>
-    void Answer(const Fill& fill) {
-      if (!is_answered.exchange(true)) reactor->Finish(fill(response));
-    }
-
-    WaitSaveReactor* const reactor;
-    v1::WaitSaveResponse* const response;
-    std::atomic<bool> is_answered = false;
-  };
-
-  Clock* const clock_;
   Saves* const saves_;
-  const StepWatch* const watch_;
   const std::shared_ptr<Call> call_;
   // These are constant after Start.
   std::string operation_id_;
-  absl::Time give_up_;
   int64_t number_ = 0;
-  // Last: its destructor waits for GiveUp, which sets it again.
-  Alarm overdue_;
+  LateCall late_;  // last: its destructor waits for the callbacks
 };
 
 class SaveService final : public v1::SaveService::CallbackService {
@@ -104,13 +145,13 @@ class SaveService final : public v1::SaveService::CallbackService {
   grpc::ServerUnaryReactor* BeginSave(grpc::CallbackServerContext* context,
                                       const v1::BeginSaveRequest* request,
                                       v1::BeginSaveResponse* response) override {
+    if (request->validate_only()) return Validate(*context, *request, response);
     return new BackgroundReactor(
         *context,
         [this, caller = rpc::CallerOf(*context), request, response](const std::function<bool()>&) {
           return Begin(caller, *request, response);
         },
-        // A worker whose disk hangs delays other validations only.
-        request->validate_only() ? &validations_ : &background_);
+        &background_);
   }
 
   grpc::ServerUnaryReactor* WaitSave(grpc::CallbackServerContext* context,
@@ -129,16 +170,32 @@ class SaveService final : public v1::SaveService::CallbackService {
   }
 
  private:
+  absl::Status CheckCaller(const rpc::Caller& caller, const v1::BeginSaveRequest& request) const {
+    SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
+    return sessions_->Check(request.session_id(), caller);
+  }
+
+  grpc::ServerUnaryReactor* Validate(const grpc::CallbackServerContext& context,
+                                     const v1::BeginSaveRequest& request,
+                                     v1::BeginSaveResponse* response) {
+    auto* const reactor = new CheckSaveReactor(clock_, watch_, response);
+    const rpc::Caller caller = rpc::CallerOf(context);
+    // A worker whose disk hangs delays other validations only.
+    reactor->Start(
+        &validations_, caller.name,
+        [this, allowed = CheckCaller(caller, request),
+         save = Decode(request)](SaveCheck* check) -> absl::StatusOr<BegunSave> {
+          SHARDMESH_RETURN_IF_ERROR(allowed);
+          return saves_->Check(save, check);
+        },
+        clock_->Now() + rpc::TimeToWait(context));
+    return reactor;
+  }
+
   absl::Status Begin(const rpc::Caller& caller, const v1::BeginSaveRequest& request,
                      v1::BeginSaveResponse* response) {
-    SHARDMESH_RETURN_IF_ERROR(rpc::CheckRequestId(request.request_id(), "request_id"));
-    SHARDMESH_RETURN_IF_ERROR(sessions_->Check(request.session_id(), caller));
+    SHARDMESH_RETURN_IF_ERROR(CheckCaller(caller, request));
     SaveRequest save = Decode(request);
-    if (request.validate_only()) {
-      SHARDMESH_ASSIGN_OR_RETURN(const BegunSave checked, saves_->Check(save));
-      Encode(checked, response);
-      return absl::OkStatus();
-    }
     save.request_key = RequestKey(request.session_id(), "BeginSave", request.request_id());
     SHARDMESH_ASSIGN_OR_RETURN(const BegunSave begun, saves_->Begin(save));
     Encode(begun, response);

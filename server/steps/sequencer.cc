@@ -445,12 +445,13 @@ OperationWorkers Sequencer::WorkersOfAll(
     if (!operation_ids.contains(work->ref.operation_id)) continue;
     for (const Participant& one : work->ref.participants) workers.taking_part.insert(one.identity);
     const std::vector<Participant> awaited = work->WaitingFor();
+    if (awaited.empty()) continue;
+    const IdentitiesPtr& sources = work->ref.sources;
+    if (sources != nullptr) workers.taking_part.insert(sources->begin(), sources->end());
     const bool is_asked = work->ref.commit_asked && work->state != State::kWaiting;
-    if (!is_asked || awaited.empty()) continue;
+    if (!is_asked) continue;
     for (const Participant& each : awaited) workers.waiting_for.insert(each.identity);
-    if (work->ref.sources == nullptr) continue;
-    workers.sources.insert(work->ref.sources->begin(), work->ref.sources->end());
-    workers.taking_part.insert(work->ref.sources->begin(), work->ref.sources->end());
+    if (sources != nullptr) workers.sources.insert(sources->begin(), sources->end());
   }
   return workers;
 }

@@ -74,11 +74,23 @@ class ShortDeadlineTest : public ::testing::Test {
                      .status();
                }},
               {"put", [this](const client::CallOptions& call) { return Put("other", call); }},
-              {"save", [this](const client::CallOptions& call) {
+              {"large put", [this](const client::CallOptions& call) { return PutLarge(call); }},
+              {"save",
+               [this](const client::CallOptions& call) {
                  return client()
                      .arrays()
                      .SaveCheckpoint("", StrCat(root_, "/", ++saves_), {}, call)
                      .status();
+               }},
+              {"save --validate-only",
+               [this](const client::CallOptions& call) {
+                 return client()
+                     .arrays()
+                     .SaveCheckpoint("", root_ + "/none", {.validate_only = true}, call)
+                     .status();
+               }},
+              {"quarantine list", [this](const client::CallOptions& call) {
+                 return client().cluster().ListQuarantine("", call).status();
                }}};
   }
   client::MeshClient& client() { return cluster_->client(); }
@@ -92,6 +104,22 @@ class ShortDeadlineTest : public ::testing::Test {
             absl::MakeConstSpan(reinterpret_cast<const char*>(elements.data()), 256)),
         .spec = kOverBoth};
     return client().arrays().PutTensors({&tensor, 1}, {}, call).status();
+  }
+
+  // Streams 32 MiB, whose tiles may still be under way to all workers at the deadline.
+  absl::Status PutLarge(const client::CallOptions& call) {
+    large_.resize(size_t{8} << 20, 1);
+    const client::PutTensor tensor{
+        .name = "large",
+        .view =
+            *TensorView::Create(Dtype::kF32, {8192, 1024},
+                                absl::MakeConstSpan(reinterpret_cast<const char*>(large_.data()),
+                                                    large_.size() * sizeof(float))),
+        .spec = kOverBoth};
+    return client()
+        .arrays()
+        .PutTensors({&tensor, 1}, {.handover = client::Handover::kOff}, call)
+        .status();
   }
 
   // Calls the verb until it ends in time and names no worker but `stopped`. On a busy machine, a
@@ -113,6 +141,7 @@ class ShortDeadlineTest : public ::testing::Test {
 
   std::string root_;
   int saves_ = 0;
+  std::vector<float> large_;
   std::vector<std::pair<std::string, Verb>> verbs_;
   std::unique_ptr<TestCluster> cluster_;
 };

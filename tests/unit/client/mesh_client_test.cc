@@ -1557,6 +1557,31 @@ TEST_F(MeshClientTest, APutThatFailsAtItsDeadlineNamesTheLateWorkers) {
   EXPECT_THAT(put.status().message(), HasSubstr("(w-1)"));
 }
 
+// After the deadline, the coordinator may have aborted the put because its client had gone.
+TEST_F(MeshClientTest, APutThatFailsAtItsDeadlineNamesTheWorkersThatItsWatchHasNamed) {
+  coordinator_->FailWatches(WithReason(absl::DeadlineExceededError("\"w-1\" does not answer"),
+                                       Reason::kDeadline, {{fact::kIdentity, "w-1"}}));
+  EXPECT_THAT(client_->arrays().PutTensors({Large("a")}), IsOk()) << "it has answered since";
+  workers_[1]->StallPuts();
+  coordinator_->FailNextCommits({absl::CancelledError("the client has gone")});
+  const auto put = client_->arrays().PutTensors({Large("a")}, {}, {.timeout = absl::Seconds(2)});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_EQ(FactOf(put.status(), fact::kIdentity), "w-1");
+  EXPECT_THAT(put.status().message(), HasSubstr("\"w-1\" does not answer"));
+}
+
+// The coordinator knows of no worker that is silent.
+TEST_F(MeshClientTest, APutThatFailsAtItsDeadlineNamesAllWorkersWhoseTilesAreNotSent) {
+  workers_[0]->StallPuts();
+  workers_[1]->StallPuts();
+  coordinator_->FailWatches(
+      WithReason(absl::DeadlineExceededError("give it more time"), Reason::kDeadline));
+  coordinator_->FailNextCommits({absl::CancelledError("the client has gone")});
+  const auto put = client_->arrays().PutTensors({Large("a")}, {}, {.timeout = absl::Seconds(2)});
+  EXPECT_THAT(put, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(put.status().message(), AllOf(HasSubstr("(worker w-0)"), HasSubstr("(worker w-1)")));
+}
+
 TEST_F(MeshClientTest, PutsOnceWhenTheCommitIsNotAnswered) {
   coordinator_->LoseAnswersToCommits(ShortOfCallMemory());
   SHARDMESH_ASSERT_OK_AND_ASSIGN(

@@ -497,6 +497,7 @@ class SmallCoordinator::Operations final : public v1::OperationService::Service 
     if (request->operation_id() == kCopyOperation) {
       owner_.arrays_[owner_.copied_].mutable_replicas()->set_complete(2);
     }
+    if (!owner_.watch_error_.ok()) return rpc::ToGrpc(owner_.watch_error_);
     const auto has_ended = [this, context] {
       return !owner_.transfer_error_.ok() || owner_.stopping_ || context->IsCancelled();
     };
@@ -892,6 +893,11 @@ grpc::Status SmallCoordinator::BeginPut(
     stream->Write(response);
   }
   return grpc::Status::OK;
+}
+
+void SmallCoordinator::FailWatches(absl::Status error) {
+  absl::MutexLock lock(&mutex_);
+  watch_error_ = std::move(error);
 }
 
 void SmallCoordinator::AnswerContentWith(v1::FindContentResponse response) {

@@ -169,6 +169,8 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void OfferSecondCopy(v1::SecondCopy copy);
   // Runs once, when BeginGet was asked and has not looked for the array yet.
   void BeforeNextGet(std::function<void()> run);
+  // Ends each watch of an operation with this error after the first report.
+  void FailWatches(absl::Status error);
   // The array of the name wants two replicas. The operation `copy`, which does not end, copies it
   // and others. The array becomes complete when a watch of the operation begins. `reports_on`: the
   // watch reports until its call ends; otherwise it reports once.
@@ -294,6 +296,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   std::function<void()> before_get_ ABSL_GUARDED_BY(mutex_);
   std::string copied_ ABSL_GUARDED_BY(mutex_);  // name of the array that a watch completes
   bool watches_report_on_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status watch_error_ ABSL_GUARDED_BY(mutex_);
   std::deque<absl::Status> report_errors_ ABSL_GUARDED_BY(mutex_);
   bool are_reports_ended_at_result_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::vector<v1::ReportGetRequest>> get_reports_ ABSL_GUARDED_BY(mutex_);

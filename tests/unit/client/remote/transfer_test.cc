@@ -251,7 +251,21 @@ TEST_F(TransferTest, AnUploadThatEndsWithItsTimeSaysSo) {
   cancellation_.Cancel();  // as when the coordinator has ended the put
   const absl::Status status = UploadAll(tensors).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("the transfer's time is over"));
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("the transfer's time is over: not all tiles of rank 0 (worker w-0), rank 1"));
+}
+
+// All streams end at the deadline. The first one to end need not be the late one's.
+TEST_F(TransferTest, AnUploadWhoseTimeIsOverNamesThoseWhoseTilesAreNotSent) {
+  workers_[1]->StallPuts();
+  std::vector<TestTensor> tensors;
+  tensors.emplace_back("late", mesh_, Spec({kFsdp}), Shape{64, 48});
+  options_.deadline = SteadyDeadline::After(absl::Seconds(1));
+  const absl::Status status = UploadAll(tensors).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("not all tiles of rank 1 (worker w-1) were sent"));
 }
 
 TEST_F(TransferTest, AWorkerThatIsNotThereIsNamedWithItsAddress) {

@@ -260,6 +260,91 @@ TEST_F(StepWatchTest, ALateCallNamesTheWorkersThatDoNotAnswer) {
   EXPECT_THAT(message(), HasSubstr("worker \"worker-1\" takes part"));
 }
 
+// With a short deadline, the operation waits for nobody yet when its workers are asked.
+TEST_F(StepWatchTest, ALateCallNamesAWorkerThatWasAskedBeforeTheOperationWaitedForIt) {
+  std::set<std::string> asked;
+  const StepWatch watch(&clock_, &members_, &log_,
+                        [&asked](const std::set<std::string>& suspects) { asked = suspects; });
+  const OperationWorkers both{.taking_part = {"worker-0", "worker-1"}};
+  clock_.Advance(absl::Milliseconds(500));
+  watch.Ask(both);
+  EXPECT_THAT(asked, ::testing::ElementsAre("worker-0", "worker-1"));
+  clock_.Advance(absl::Milliseconds(100));
+  EXPECT_EQ(FactOf(watch.ExplainLate("the resize", both), fact::kIdentity), std::nullopt)
+      << "none answers: this host may be slow";
+  Beat(0, std::nullopt);
+  const auto named = [&](const OperationWorkers& workers) {
+    return FactOf(watch.ExplainLate("the resize", workers), fact::kIdentity);
+  };
+  EXPECT_EQ(named({.waiting_for = {"worker-0"}, .sources = {"worker-1"}}), "worker-1");
+  EXPECT_EQ(named({.waiting_for = {"worker-1"}}), "worker-1");
+  EXPECT_EQ(named({.waiting_for = {"worker-0"}}), "worker-0") << "it waits for no other worker";
+  EXPECT_THAT(std::string(watch.ExplainLate("the resize", {.waiting_for = {"worker-0"}}).message()),
+              HasSubstr("has not done its part yet"));
+  // The worker that answers shows that this host is not slow, although the operation no longer
+  // waits for it.
+  EXPECT_THAT(std::string(watch
+                              .ExplainLate("the resize", {.waiting_for = {"worker-1"},
+                                                          .taking_part = both.taking_part})
+                              .message()),
+              HasSubstr("worker \"worker-1\" does not answer (its last heartbeat came 600ms ago)"));
+  // The operation waits for its client: one of the workers does not answer.
+  EXPECT_EQ(named(both), "worker-1");
+  WorkRef put = Work();
+  put.sequence = 0;
+  put.transfer_id = "t";
+  put.commit_asked = false;
+  const StepExplanation explanation = watch.Explain(put, Both());
+  EXPECT_THAT(explanation.late, ::testing::ElementsAre("worker-1"));
+  ASSERT_THAT(explanation.blamed, SizeIs(1));
+  EXPECT_EQ(explanation.blamed[0].identity, "worker-1");
+}
+
+// Worker-0 reports first that the stopped worker is out of its reach.
+TEST_F(StepWatchTest, AWorkerThatAnswersIsNotNamedForAPeerThatDoesNot) {
+  const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
+  const StepWatch watch(&clock_, &members_, &log_, [](const std::set<std::string>&) {});
+  const auto named = [&] { return FactOf(watch.ExplainLate("the put", both), fact::kIdentity); };
+  clock_.Advance(absl::Milliseconds(500));
+  watch.Ask(both);
+  clock_.Advance(absl::Milliseconds(50));
+  EXPECT_THAT(members_.Heartbeat(attachments_[0], 0), IsOk());
+  log_.PeersReported("worker-0", {"worker-1"});
+  EXPECT_EQ(named(), "worker-0") << "either may be at fault, as far as is known";
+  clock_.Advance(absl::Milliseconds(50));
+  EXPECT_EQ(named(), "worker-1");
+}
+
+// The worker that has not answered had too little time for certainty.
+TEST_F(StepWatchTest, AWorkerThatHasAnsweredIsNamedAfterOneThatMayBeSilent) {
+  const OperationWorkers workers{.waiting_for = {"worker-0"}, .sources = {"worker-1"}};
+  const StepWatch watch(&clock_, &members_, &log_, [](const std::set<std::string>&) {});
+  clock_.Advance(absl::Milliseconds(300));
+  watch.Ask(workers);
+  clock_.Advance(absl::Milliseconds(20));
+  Beat(0, std::nullopt);
+  clock_.Advance(absl::Milliseconds(20));
+  const absl::Status late = watch.ExplainLate("the resize", workers);
+  EXPECT_EQ(FactOf(late, fact::kIdentity), "worker-1,worker-0");
+  EXPECT_THAT(std::string(late.message()),
+              AllOf(HasSubstr("(its last heartbeat came 340ms ago)"),
+                    HasSubstr("has not done its part yet (its last heartbeat came 20ms ago)")));
+}
+
+TEST_F(StepWatchTest, ALateCallNamesASilentWorkerAndOneThatHasJustCeasedToAnswer) {
+  Attach(2, 1);
+  const OperationWorkers all{.waiting_for = {"worker-0", "worker-1", "worker-2"}};
+  const StepWatch watch(&clock_, &members_, &log_, [](const std::set<std::string>&) {});
+  clock_.Advance(absl::Seconds(3));
+  Beat(0, std::nullopt);
+  Beat(2, std::nullopt);
+  clock_.Advance(absl::Milliseconds(1));
+  watch.Ask(all);
+  clock_.Advance(absl::Milliseconds(100));
+  Beat(0, std::nullopt);
+  EXPECT_EQ(FactOf(watch.ExplainLate("the put", all), fact::kIdentity), "worker-1,worker-2");
+}
+
 TEST_F(StepWatchTest, AQuestionOfAnotherCallMakesNoWorkerMute) {
   const OperationWorkers both{.waiting_for = {"worker-0", "worker-1"}};
   std::vector<std::set<std::string>> asked;

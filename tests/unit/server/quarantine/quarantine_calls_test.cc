@@ -270,6 +270,19 @@ TEST_F(QuarantineCallsTest, AWorkerThatDoesNotAnswerIsNamedAndNotWaitedForAnyLon
   EXPECT_FALSE(done_.has_value()) << "the call is over";
 }
 
+TEST_F(QuarantineCallsTest, TellsForWhichWorkerACallWaits) {
+  v1::ListQuarantineRequest request;
+  v1::ListQuarantineResponse response;
+  EXPECT_EQ(stop_->awaited(), "");
+  ListQuarantine(Context(), &hub_, &request, &response, stop_, Done());
+  EXPECT_EQ(stop_->awaited(), "w0");
+  hub_.Answer(internal::v1::QuarantineAnswer());
+  EXPECT_EQ(stop_->awaited(), "w1");
+  hub_.Answer(internal::v1::QuarantineAnswer());
+  EXPECT_TRUE(done_.has_value());
+  EXPECT_EQ(stop_->awaited(), "");
+}
+
 TEST_F(QuarantineCallsTest, ACallThatItsClientCancelsEndsAndItsOrderIsForgotten) {
   v1::DropQuarantinedRequest request;
   request.add_array_ids(std::string("a"));

@@ -13,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -445,11 +446,11 @@ TEST_F(SavesTest, SaysForWhichWorkersItWaits) {
   };
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunSave save, saves_->Begin(Request()));
   ordered.WaitForNotification();
-  EXPECT_THAT(saves_->WaitsFor(save.operation_id), Contains("w-1"));
-  EXPECT_THAT(saves_->WaitsFor("other"), IsEmpty());
+  EXPECT_THAT(saves_->WorkersOf(save.operation_id).waiting_for, Contains("w-1"));
+  EXPECT_THAT(saves_->WorkersOf("other").waiting_for, IsEmpty());
   go_on.Notify();
   EXPECT_THAT(Await(save.operation_id), IsOk());
-  EXPECT_THAT(saves_->WaitsFor(save.operation_id), IsEmpty());
+  EXPECT_THAT(saves_->WorkersOf(save.operation_id).waiting_for, IsEmpty());
 }
 
 TEST_F(SavesTest, CutsACheckpointIntoFilesWithAnIndex) {
@@ -1117,6 +1118,48 @@ TEST_F(SavesTest, ACoordinatorThatStopsEndsItsValidations) {
   };
   EXPECT_THAT(saves_->Check(Request()), StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(saves_->Check(Request()), StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(SavesTest, ACheckSaysForWhichWorkersItWaitsAndEndsAtOnceWhenItIsCancelled) {
+  // Worker w-1 answers no order.
+  class HalfSilent final : public SaveAccess {
+   public:
+    explicit HalfSilent(LocalWorkers* workers) : workers_(workers) {}
+    void OrderSave(const std::string& identity, const internal::v1::SaveOrder& order,
+                   SaveProgressed progressed, SaveAnswered answered) override {
+      if (identity != "w-1") {
+        return workers_->OrderSave(identity, order, std::move(progressed), std::move(answered));
+      }
+      kept_.push_back(std::move(answered));
+      if (!order.has_end()) asked_.Notify();
+    }
+    absl::Notification asked_;
+
+   private:
+    LocalWorkers* const workers_;
+    std::vector<SaveAnswered> kept_;  // only the thread of the check uses it
+  } access(&workers_);
+  Put("a", {16}, Rows());
+  Saves::Parts parts = Parts();
+  parts.access = &access;
+  Saves saves(parts);
+  SaveCheck check;
+  EXPECT_THAT(check.Workers().taking_part, IsEmpty());
+  absl::Status ended;
+  std::thread thread([&] { ended = saves.Check(Request(), &check).status(); });
+  access.asked_.WaitForNotification();
+  EXPECT_THAT(check.Workers().waiting_for, ElementsAre("w-1"));
+  EXPECT_THAT(check.Workers().taking_part, ElementsAre("w-0", "w-1"));
+  const absl::Time cancelled = absl::Now();
+  check.Cancel(absl::DeadlineExceededError("it takes too long"));
+  thread.join();
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_LT(absl::Now() - cancelled, absl::Seconds(5)) << "it waits for the silent worker";
+  EXPECT_THAT(check.Workers().taking_part, IsEmpty());
+
+  SaveCheck over;
+  over.Cancel(absl::DeadlineExceededError("it waited too long for a thread"));
+  EXPECT_THAT(saves.Check(Request(), &over), StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
 TEST_F(SavesTest, NamesAWorkerThatDoesNotAnswer) {

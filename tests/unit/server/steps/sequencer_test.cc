@@ -448,6 +448,7 @@ TEST_F(SequencerTest, KnowsTheWorkersOfAnOperation) {
   copy.sources = std::make_shared<const std::vector<std::string>>(1, "c");
   ASSERT_THAT(sequencer_.BeginTransfer(std::move(copy), [](const WorkOutcome&) {}), IsOk());
   EXPECT_THAT(sequencer_.WorkersOf("op").sources, IsEmpty());
+  EXPECT_THAT(sequencer_.WorkersOf("op").taking_part, ElementsAre("a", "b", "c"));
   ASSERT_THAT(sequencer_.CommitTransfer("u"), IsOk());
   EXPECT_THAT(sequencer_.WorkersOf("op").waiting_for, ElementsAre("a", "b"));
   EXPECT_THAT(sequencer_.WorkersOf("op").sources, ElementsAre("c"));
