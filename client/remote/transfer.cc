@@ -160,8 +160,8 @@ constexpr absl::Duration kIdentifyTime = absl::Seconds(5);
 // Whether a tile for this worker is of a size that is handed over.
 bool HasTileToHandOver(const Outbound& outbound) {
   return std::any_of(outbound.tiles.begin(), outbound.tiles.end(), [](const OutgoingTile& tile) {
-    const auto region = TileRegion::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile);
-    return region.ok() && IsToHandOver(tile, region->size_bytes());
+    const auto bits = TileBits::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile);
+    return bits.ok() && IsToHandOver(tile, bits->size_bytes());
   });
 }
 

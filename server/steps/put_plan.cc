@@ -46,7 +46,7 @@ absl::StatusOr<int64_t> BytesInFile(const SourceConversion& conversion,
                                     const ArrayDescriptor& array) {
   SHARDMESH_ASSIGN_OR_RETURN(const Shape shape, ShapeInFile(conversion, array.dtype, array.shape));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
-  return PackedSizeBytes(conversion.dtype, elements);
+  return WholeSizeBytes(conversion.dtype, elements);
 }
 
 bool IsConverted(const PutItem& item) {
