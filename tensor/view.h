@@ -159,7 +159,7 @@ absl::Status CopyTileBytes(const TensorView& tensor, const Tile& tile, int64_t o
 // in any order, and the memory may hold anything before.
 //
 // Threads may write disjoint tiles of one tensor at the same time, even if these share bytes: see
-// CopyBits. They may not write two pieces of one tile at the same time.
+// CopyBits.
 absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int64_t offset_bytes,
                             const MutableTensorView& tensor);
 

@@ -347,8 +347,10 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
 }
 
 // Fetches the tiles of one worker that are not done over `worker`; writes each piece directly to
-// its place in `into`. If the fetch fails, subtracts the received bytes of the last tile from the
-// progress, unless that tile is done, because they must be sent again.
+// its place in `into`. The threads of other workers write their tiles there at the same time, also
+// tiles that share bytes with these (PasteTileBytes). If the fetch fails, subtracts the received
+// bytes of the last tile from the progress, unless that tile is done, because they must be sent
+// again.
 absl::Status FetchOver(WorkerClient* worker, Inbound& inbound, const MutableTensorView& into,
                        ProgressMeter& progress, SilenceWatch::Stream* watched,
                        const TransferOptions& options) {
