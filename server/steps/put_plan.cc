@@ -64,8 +64,7 @@ absl::Status CheckTilesInFile(const ArrayDescriptor& array) {
                                  DtypeName(array.dtype), " ", ShapeToString(array.shape),
                                  " from a file, because it begins or ends within a byte; "
                                  "let the client read the file (`--source client`)")),
-                      Reason::kNotAvailable,
-                      {{fact::kField, "source"}, {fact::kValue, tile.ToString()}});
+                      Reason::kNotAvailable, {{fact::kField, "source"}});
   }
   return absl::OkStatus();
 }
