@@ -110,8 +110,8 @@ class ArrayClient {
   // `path`: a safetensors file, an index, a .npz file, or a folder; see TensorSource::Open.
   // Errors: first those of TensorSource::Open, then those of PutTensors. With
   // PutReader::kAuto and kWorkers, workers may read the files themselves, under the paths that
-  // realpath(3) gives, if no tensor becomes I8 with scales. DATA_LOSS (CHECKSUM_MISMATCH): bytes
-  // that this client sent do not have the checksums of the saved checkpoint; nothing was put.
+  // realpath(3) gives, but for tensors that become I8 with scales. DATA_LOSS (CHECKSUM_MISMATCH):
+  // bytes that this client sent do not have the checksums of the saved checkpoint; nothing was put.
   // FAILED_PRECONDITION (FILE_CHANGED): a file is not as it was opened. With `path`: if this error,
   // or that of a missing or damaged file, comes from a save that has replaced the checkpoint, opens
   // it again, kMaxLoadAttempts times in all and within the time limit of the call, which also ends

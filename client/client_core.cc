@@ -48,10 +48,13 @@ constexpr absl::Duration kReleaseTimeout = absl::Seconds(2);
 constexpr size_t kMaxReleased = 10'000;
 // Smaller tensors are sent without the question whether an array has their elements.
 constexpr int64_t kMinClaimedBytes = int64_t{64} << 10;
+// How many tensors with sources are compared before all of them are, about.
+constexpr size_t kProbes = 4;
 // The largest number of threads that compute digests of tensors.
 constexpr int kMaxMatchers = 8;
-// The field of BeginPutRequest that has the files.
+// The field of BeginPutRequest that has the files, and the end of that of a tensor's source.
 constexpr std::string_view kFilesField = "header.files";
+constexpr std::string_view kSourceField = "].source";
 
 // Whether a stream's error may be only a symptom. If so, the coordinator may know the cause: a
 // worker is lost, or the transfer has ended.
@@ -238,14 +241,20 @@ class SavedCheck {
   absl::StatusOr<std::thread> thread_ = std::thread();
 };
 
-// Adds up the bytes of all tiles of the put, including replicas, and those that nobody sends.
-absl::Status CountTiles(const BegunPut& put, PutResult* result) {
-  for (const BegunPut::Assignment& assignment : put.assignments) {
+// Adds up the bytes of all tiles of the put, including replicas, those that the workers read, and
+// those that are there already. `from_files`: as for BeginPut.
+absl::Status CountTiles(absl::Span<const PutTensor> tensors, const BegunPut& put, bool from_files,
+                        PutResult* result) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const BegunPut::Assignment& assignment = put.assignments[i];
     SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, assignment.array.Tiling());
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, assignment.array.SizeBytes());
     const int64_t tile_bytes = size_bytes * tiling.replica_count();
     result->tile_bytes += tile_bytes;
-    if (!assignment.is_reused && assignment.sent_ranks.empty()) continue;
+    if (!assignment.is_reused && assignment.sent_ranks.empty()) {
+      if (from_files && tensors[i].source.has_value()) result->read_bytes += tile_bytes;
+      continue;
+    }
     if (assignment.is_reused) ++result->reused_tensors;
     result->reused_bytes += tile_bytes;
     result->moved_bytes += assignment.moved_bytes;
@@ -256,6 +265,38 @@ absl::Status CountTiles(const BegunPut& put, PutResult* result) {
     }
   }
   return absl::OkStatus();
+}
+
+// Returns the numbers of the tensors that this client sends, at least in part; they rise.
+// `from_files`: as for BeginPut.
+std::vector<size_t> SentBy(absl::Span<const PutTensor> tensors, const BegunPut& put,
+                           bool from_files) {
+  std::vector<size_t> numbers;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const bool is_read = from_files && tensors[i].source.has_value();
+    if (!is_read && !put.assignments[i].is_reused) numbers.push_back(i);
+  }
+  return numbers;
+}
+
+// Returns who moves the elements of a put from files, of which this client sends these tensors.
+PutReader ReaderOf(absl::Span<const PutTensor> tensors, const BegunPut& put,
+                   absl::Span<const size_t> sent) {
+  if (sent.empty()) return PutReader::kWorkers;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].source.has_value() && !put.assignments[i].is_reused) return PutReader::kAuto;
+  }
+  return PutReader::kClient;
+}
+
+// Whether the refusal is that of a coordinator of an older build, of whose puts either all tensors
+// have sources or none has.
+bool IsOfMixedSources(const absl::Status& refusal) {
+  if (!absl::IsInvalidArgument(refusal)) return false;
+  const std::vector<rpc::FieldViolation> violations = rpc::FieldViolationsOf(refusal);
+  return std::any_of(violations.begin(), violations.end(), [](const rpc::FieldViolation& each) {
+    return each.field.ends_with(kSourceField);
+  });
 }
 
 // Whether a coordinator's refusal of a put from files leaves the way of sending the tensors. A file
@@ -275,13 +316,23 @@ bool MaySendInstead(const absl::Status& refusal) {
          reason == Reason::kBadFile;
 }
 
-// Returns LIMIT_EXCEEDED if the put's files do not fit into one message, as they must.
+// Returns the refusal of a put from files because of a coordinator of an older build. `what`: what
+// that build does.
+absl::Status OfOlderCoordinator(std::string_view what) {
+  return WithReason(
+      absl::FailedPreconditionError(StrCat("the coordinator runs an older build, ", what,
+                                           "; upgrade it, or let the client read the files")),
+      Reason::kNotAvailable, {{fact::kField, "source"}});
+}
+
+// Returns LIMIT_EXCEEDED if the files of the put's sources do not fit into one message, as they
+// must.
 absl::Status CheckFilesFit(absl::Span<const PutTensor> tensors) {
   constexpr int64_t kBytesBesidePath = 160;  // at most, of an encoded file
   int64_t bytes = 0;
   absl::flat_hash_set<const SourceFile*> files;
   for (const PutTensor& tensor : tensors) {
-    if (!files.insert(tensor.source->file.get()).second) continue;
+    if (!tensor.source.has_value() || !files.insert(tensor.source->file.get()).second) continue;
     bytes += static_cast<int64_t>(tensor.source->file->path.size()) + kBytesBesidePath;
   }
   if (bytes <= rpc::kMaxControlMessageBytes) return absl::OkStatus();
@@ -313,10 +364,12 @@ std::vector<std::string> NamelessOf(absl::Span<const PutTensor> tensors, const B
   return array_ids;
 }
 
-// Checks the files from which the tensors' elements were mapped, each once.
-absl::Status CheckFilesNotWritten(absl::Span<const PutTensor> tensors) {
+// Checks the files from which this client mapped the tensors' elements, each once. `from_files`:
+// the workers check those of sources.
+absl::Status CheckFilesNotWritten(absl::Span<const PutTensor> tensors, bool from_files) {
   const SourceFile* last = nullptr;
   for (const PutTensor& tensor : tensors) {
+    if (from_files && tensor.source.has_value()) continue;
     const SourceFile* const file = tensor.source.has_value()   ? tensor.source->file.get()
                                    : tensor.origin.has_value() ? tensor.origin->file.get()
                                                                : nullptr;
@@ -337,34 +390,69 @@ bool MayClaim(const PutTensor& tensor) {
   return size_bytes.ok() && *size_bytes >= kMinClaimedBytes;
 }
 
-// Returns claims about arrays that have elements of tensors, which no origin finds; by tensor.
-// Empty if there are none, or if the coordinator does not answer: the put then sends the tensors.
-std::vector<std::optional<ContentClaim>> ClaimContent(const CoordinatorConnection& connection,
-                                                      absl::Span<const PutTensor> tensors,
-                                                      const PutOptions& put_options,
-                                                      const CallLimit& limit) {
-  if (!put_options.reuse || put_options.validate_only) return {};
+// The tensors of a put that are compared with arrays.
+enum class Compared {
+  kAll,
+  kSent,  // those without a source
+  // Those with a source, of which the coordinator uses only claims about all tiles. If none of a
+  // few of them is equal to an array, the others are not compared.
+  kRead,
+};
+
+// Returns some of the elements, from the whole list.
+std::vector<TensorElements> SomeOf(absl::Span<const TensorElements> elements) {
+  std::vector<TensorElements> some;
+  const size_t step = std::max<size_t>(elements.size() / kProbes, 1);
+  for (size_t i = 0; i < elements.size(); i += step) some.push_back(elements[i]);
+  return some;
+}
+
+// Adds claims about arrays that have elements of tensors, which no origin finds. Returns whether it
+// added one. Asks only about tensors without a claim. Adds none if the coordinator does not answer:
+// the put then sends or reads the tensors.
+bool AddClaims(const CoordinatorConnection& connection, absl::Span<const PutTensor> tensors,
+               const PutOptions& put_options, Compared which, const CallLimit& limit,
+               ContentClaims* claims) {
+  if (!put_options.reuse || put_options.validate_only) return false;
   std::vector<size_t> asked;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (MayClaim(tensors[i])) asked.push_back(i);
+    const bool is_claimed = !claims->empty() && (*claims)[i].has_value();
+    const bool is_meant =
+        which == Compared::kAll || tensors[i].source.has_value() == (which == Compared::kRead);
+    if (is_meant && !is_claimed && MayClaim(tensors[i])) asked.push_back(i);
   }
-  if (asked.empty()) return {};
+  if (asked.empty()) return false;
   const absl::StatusOr<FoundContent> found = FindContent(connection, tensors, asked, limit);
-  if (!found.ok() || found->candidates.empty()) return {};
+  if (!found.ok() || found->candidates.empty()) return false;
   std::erase_if(asked, [&](size_t number) { return found->by_origin.contains(number); });
   std::vector<TensorElements> compared;
   compared.reserve(asked.size());
   for (const size_t number : asked) compared.push_back(tensors[number].view);
   const auto deadline = SteadyDeadline::At(limit.deadline);
-  std::vector<std::optional<ContentClaim>> matched =
-      MatchContent(compared, found->candidates,
-                   {.mesh = put_options.mesh.empty() ? "default" : put_options.mesh,
-                    .threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1,
-                                          kMaxMatchers),
-                    .is_over = [&] { return deadline.is_over() || limit.is_cancelled(); }});
-  std::vector<std::optional<ContentClaim>> claims(tensors.size());
-  for (size_t i = 0; i < asked.size(); ++i) claims[asked[i]] = std::move(matched[i]);
-  return claims;
+  const auto match = [&](absl::Span<const TensorElements> elements) {
+    ContentClaims matched =
+        MatchContent(elements, found->candidates,
+                     {.mesh = put_options.mesh.empty() ? "default" : put_options.mesh,
+                      .threads = std::clamp(static_cast<int>(std::thread::hardware_concurrency()),
+                                            1, kMaxMatchers),
+                      .is_over = [&] { return deadline.is_over() || limit.is_cancelled(); }});
+    if (which == Compared::kRead) {
+      for (std::optional<ContentClaim>& claim : matched) {
+        if (claim.has_value() && !claim->equal_tiles.empty()) claim.reset();
+      }
+    }
+    return matched;
+  };
+  const auto has_claim = [](const ContentClaims& matched) {
+    return std::any_of(matched.begin(), matched.end(),
+                       [](const auto& claim) { return claim.has_value(); });
+  };
+  if (which == Compared::kRead && !has_claim(match(SomeOf(compared)))) return false;
+  ContentClaims matched = match(compared);
+  if (!has_claim(matched)) return false;
+  claims->resize(tensors.size());
+  for (size_t i = 0; i < asked.size(); ++i) (*claims)[asked[i]] = std::move(matched[i]);
+  return true;
 }
 
 }  // namespace
@@ -374,9 +462,8 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
                                           const SteadyDeadline& deadline,
                                           const CallOptions& options, bool* is_taken_back) {
   *is_taken_back = false;
-  const auto without = std::find_if(tensors.begin(), tensors.end(), [](const PutTensor& tensor) {
-    return !tensor.source.has_value();
-  });
+  const auto has_source = [](const PutTensor& tensor) { return tensor.source.has_value(); };
+  const auto without = std::find_if_not(tensors.begin(), tensors.end(), has_source);
   if (put_options.reader == PutReader::kWorkers && without != tensors.end()) {
     return InvalidArgument(
         Reason::kMissingArgument,
@@ -386,15 +473,17 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
         {{fact::kField, "source"}});
   }
   absl::Status refusal;
-  if (put_options.reader != PutReader::kClient && without == tensors.end() && !tensors.empty()) {
+  ContentClaims claims;
+  if (put_options.reader != PutReader::kClient &&
+      std::any_of(tensors.begin(), tensors.end(), has_source)) {
     bool is_refused = false;
     absl::StatusOr<PutResult> result =
-        PutFromFiles(tensors, put_options, deadline, options, &is_refused, is_taken_back);
+        PutFromFiles(tensors, put_options, deadline, options, &claims, &is_refused, is_taken_back);
     if (!is_refused || put_options.reader == PutReader::kWorkers) return result;
     refusal = result.status();
   }
   absl::StatusOr<PutResult> result =
-      PutFromMemory(tensors, put_options, deadline, options, is_taken_back);
+      PutFromMemory(tensors, put_options, std::move(claims), deadline, options, is_taken_back);
   if (result.ok()) result->workers_refused = std::move(refusal);
   return result;
 }
@@ -402,29 +491,45 @@ absl::StatusOr<PutResult> ClientCore::Put(absl::Span<const PutTensor> tensors,
 absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> tensors,
                                                    const PutOptions& put_options,
                                                    const SteadyDeadline& deadline,
-                                                   const CallOptions& options, bool* is_refused,
+                                                   const CallOptions& options,
+                                                   ContentClaims* claims, bool* is_refused,
                                                    bool* is_taken_back) {
   if (absl::Status fit = CheckFilesFit(tensors); !fit.ok()) {
     *is_refused = true;
     return fit;
   }
+  AddClaims(*connection_, tensors, put_options, Compared::kSent, LimitAt(deadline, options),
+            claims);
   std::string session;
-  absl::StatusOr<BegunPut> begun =
-      InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
-        session = session_id;
-        return BeginPut(*connection_, session_id, tensors, put_options, /*from_files=*/true,
-                        /*claims=*/{}, limit);
-      });
+  const auto begin = [&] {
+    return InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
+      session = session_id;
+      return BeginPut(*connection_, session_id, tensors, put_options,
+                      /*from_files=*/true, *claims, limit);
+    });
+  };
+  absl::StatusOr<BegunPut> begun = begin();
+  // The workers read faster than anybody compares. But arrays that have the elements already need
+  // no room.
+  const bool compares_sources = ReasonOf(begun.status()) == Reason::kMemoryLimit &&
+                                AddClaims(*connection_, tensors, put_options, Compared::kRead,
+                                          LimitAt(deadline, options), claims);
+  if (compares_sources) begun = begin();
   if (!begun.ok()) {
+    const absl::Status refusal =
+        IsOfMixedSources(begun.status())
+            ? OfOlderCoordinator("which takes sources of all tensors of a put or of none")
+            : std::move(begun).status();
     // At the end of the put's time, the error names the workers that did not answer.
-    const bool has_time = absl::IsDeadlineExceeded(begun.status()) ? deadline.left() >= kMinSendTime
-                                                                   : !deadline.is_over();
-    *is_refused = MaySendInstead(begun.status()) && has_time;
-    return begun.status();
+    const bool has_time =
+        absl::IsDeadlineExceeded(refusal) ? deadline.left() >= kMinSendTime : !deadline.is_over();
+    *is_refused = MaySendInstead(refusal) && has_time;
+    return refusal;
   }
   BegunPut put = *std::move(begun);
+  const std::vector<size_t> numbers = SentBy(tensors, put, /*from_files=*/true);
   PutResult result;
-  result.reader = PutReader::kWorkers;
+  result.reader = ReaderOf(tensors, put, numbers);
   if (put_options.validate_only) {
     result.arrays = ArraysOf(&put);
     return result;
@@ -434,28 +539,44 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
         *connection_, session, put.transfer_id, reason,
         Aftermath(deadline.is_over() ? kLateAbortTimeout : kAbortTimeout, options));
   };
-  // A token permits this client to send the tiles. A coordinator that knows sources gives none.
-  if (!put.assignments.front().token.empty()) {
-    const absl::Status refusal = WithReason(
-        absl::FailedPreconditionError("the coordinator runs an older build, whose workers read no "
-                                      "files; upgrade it, or let the client read the files"),
-        Reason::kNotAvailable, {{fact::kField, "source"}});
+  // A token permits this client to send the tiles. A coordinator that knows sources gives none for
+  // a tensor that has one.
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].source.has_value() || put.assignments[i].token.empty()) continue;
+    const absl::Status refusal = OfOlderCoordinator("whose workers read no files");
     *is_refused = abort(refusal).ok();
     return refusal;
   }
   if (put_options.on_begun) {
     put_options.on_begun(put.transfer_id);
   }
-  SHARDMESH_RETURN_IF_ERROR(CountTiles(put, &result));
+  SHARDMESH_RETURN_IF_ERROR(CountTiles(tensors, put, /*from_files=*/true, &result));
   const std::vector<std::string> nameless = NamelessOf(tensors, put);
   session_.Keep(session, nameless);
   absl::Cleanup finish = [&] { session_.Finish(nameless); };
-  const absl::StatusOr<CommittedPut> committed = [&] {
+  HandoverOutcome handover;
+  absl::Status sent;
+  const absl::StatusOr<CommittedPut> committed = [&]() -> absl::StatusOr<CommittedPut> {
+    // It reports what the workers have of all tensors, also of those that this client sends.
     const FillWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
                           put_options.progress);
+    if (!numbers.empty()) {
+      sent = Send(tensors, numbers, put, put_options, /*progress=*/nullptr, deadline, options,
+                  &handover)
+                 .status();
+    }
+    // A file that somebody wrote meanwhile explains why sending failed, too.
+    if (absl::Status kept = CheckFilesNotWritten(tensors, /*from_files=*/!compares_sources);
+        !kept.ok()) {
+      sent = std::move(kept);
+    }
+    if (!sent.ok()) {
+      return Conclude(session, put.transfer_id, sent, deadline, options, is_taken_back);
+    }
     return CommitTransfer(*connection_, session, put.transfer_id, LimitAt(deadline, options));
   }();
   if (!committed.ok()) {
+    if (!sent.ok()) return committed.status();  // Conclude has ended the transfer
     // The transfer goes on without this client once its commit was requested.
     if (LimitAt(deadline, options).is_cancelled()) {
       abort(absl::CancelledError("the client cancelled it")).IgnoreError();
@@ -472,18 +593,52 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
   result.arrays = ArraysOf(&put);
   result.revision = committed->revision;
   result.durability = committed->durability;
+  result.sent_bytes = result.tile_bytes - result.reused_bytes - result.read_bytes;
+  result.handed_over_bytes = handover.bytes;
+  result.handover_refused = std::move(handover.refusal);
   result.transfer_time = committed->transfer_time;
   return result;
 }
 
-absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> tensors,
-                                                    const PutOptions& put_options,
-                                                    const SteadyDeadline& deadline,
-                                                    const CallOptions& options,
-                                                    bool* is_taken_back) {
+absl::StatusOr<int64_t> ClientCore::Send(absl::Span<const PutTensor> tensors,
+                                         absl::Span<const size_t> numbers, const BegunPut& put,
+                                         const PutOptions& put_options,
+                                         const ProgressCallback& progress,
+                                         const SteadyDeadline& deadline, const CallOptions& options,
+                                         HandoverOutcome* handover) const {
+  std::vector<UploadTensor> uploads;
+  std::vector<SavedPart> saved;
+  uploads.reserve(numbers.size());
+  for (const size_t i : numbers) {
+    uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view,
+                       /*is_named=*/!tensors[i].name.empty(), put.assignments[i].sent_ranks});
+    if (std::optional<SavedPart> part = SavedPartOf(tensors[i]); part.has_value()) {
+      saved.push_back(*std::move(part));
+    }
+  }
+  Cancellation streams;
+  std::optional<Cancellation::Registration> registration;
+  if (options.cancellation != nullptr) {
+    registration.emplace(options.cancellation, [&streams] { streams.Cancel(); });
+  }
+  const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent, &streams);
+  SHARDMESH_RETURN_IF_ERROR(watch.status());
+  SavedCheck check(std::move(saved), deadline, &streams);
+  SHARDMESH_RETURN_IF_ERROR(check.status());
+  TransferOptions transfer = Transfer(deadline, progress, options);
+  transfer.handover = put_options.handover;
+  transfer.handover_outcome = handover;
+  absl::StatusOr<int64_t> uploaded = Upload(put.devices, uploads, &streams, transfer);
+  SHARDMESH_RETURN_IF_ERROR(check.Conclude(uploaded.status()));
+  return uploaded;
+}
+
+absl::StatusOr<PutResult> ClientCore::PutFromMemory(
+    absl::Span<const PutTensor> tensors, const PutOptions& put_options, ContentClaims claims,
+    const SteadyDeadline& deadline, const CallOptions& options, bool* is_taken_back) {
   std::string session;
-  const std::vector<std::optional<ContentClaim>> claims =
-      ClaimContent(*connection_, tensors, put_options, LimitAt(deadline, options));
+  AddClaims(*connection_, tensors, put_options, Compared::kAll, LimitAt(deadline, options),
+            &claims);
   SHARDMESH_ASSIGN_OR_RETURN(
       BegunPut put,
       InSession(deadline, options, [&](const std::string& session_id, const CallLimit& limit) {
@@ -499,7 +654,7 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
   if (put_options.on_begun) {
     put_options.on_begun(put.transfer_id);
   }
-  SHARDMESH_RETURN_IF_ERROR(CountTiles(put, &result));
+  SHARDMESH_RETURN_IF_ERROR(CountTiles(tensors, put, /*from_files=*/false, &result));
   // Kept before the commit: the coordinator may commit the put and end before it answers.
   const std::vector<std::string> nameless = NamelessOf(tensors, put);
   session_.Keep(session, nameless);
@@ -510,42 +665,16 @@ absl::StatusOr<PutResult> ClientCore::PutFromMemory(absl::Span<const PutTensor> 
       put_options.progress(result.reused_bytes + done_bytes, result.tile_bytes);
     };
   }
-  std::vector<UploadTensor> uploads;
-  std::vector<SavedPart> saved;
-  uploads.reserve(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (put.assignments[i].is_reused) continue;
-    uploads.push_back({&put.assignments[i].array, put.assignments[i].token, tensors[i].view,
-                       /*is_named=*/!tensors[i].name.empty(), put.assignments[i].sent_ranks});
-    if (std::optional<SavedPart> part = SavedPartOf(tensors[i]); part.has_value()) {
-      saved.push_back(*std::move(part));
-    }
-  }
   HandoverOutcome handover;
-  const absl::StatusOr<int64_t> sent = [&]() -> absl::StatusOr<int64_t> {
-    if (uploads.empty()) {
-      if (progress != nullptr) progress(0, 0);
-      return 0;
-    }
-    Cancellation streams;
-    std::optional<Cancellation::Registration> registration;
-    if (options.cancellation != nullptr) {
-      registration.emplace(options.cancellation, [&streams] { streams.Cancel(); });
-    }
-    const TransferWatch watch(*connection_, put.transfer_id, deadline, options.traceparent,
-                              &streams);
-    SHARDMESH_RETURN_IF_ERROR(watch.status());
-    SavedCheck check(std::move(saved), deadline, &streams);
-    SHARDMESH_RETURN_IF_ERROR(check.status());
-    TransferOptions transfer = Transfer(deadline, progress, options);
-    transfer.handover = put_options.handover;
-    transfer.handover_outcome = &handover;
-    absl::StatusOr<int64_t> uploaded = Upload(put.devices, uploads, &streams, transfer);
-    SHARDMESH_RETURN_IF_ERROR(check.Conclude(uploaded.status()));
-    return uploaded;
-  }();
+  const std::vector<size_t> numbers = SentBy(tensors, put, /*from_files=*/false);
+  absl::StatusOr<int64_t> sent = 0;
+  if (!numbers.empty()) {
+    sent = Send(tensors, numbers, put, put_options, progress, deadline, options, &handover);
+  } else if (progress != nullptr) {
+    progress(0, 0);
+  }
   // A file that somebody wrote meanwhile explains why sending failed, too.
-  absl::Status status = CheckFilesNotWritten(tensors);
+  absl::Status status = CheckFilesNotWritten(tensors, /*from_files=*/false);
   if (status.ok()) status = sent.status();
   SHARDMESH_ASSIGN_OR_RETURN(CommittedPut committed, Conclude(session, put.transfer_id, status,
                                                               deadline, options, is_taken_back));
@@ -722,7 +851,10 @@ absl::StatusOr<CommittedPut> ClientCore::Conclude(const std::string& session_id,
         absl::IsCancelled(verdict.status())) {
       return verdict;
     }
-    if (!is_cancelled && absl::IsCancelled(sent) && !absl::IsDeadlineExceeded(verdict.status())) {
+    // The streams end as soon as the transfer has ended, and a worker may hear of its end before
+    // this client does.
+    const bool is_of_end = absl::IsCancelled(sent) || ReasonOf(sent) == Reason::kStaleTerm;
+    if (!is_cancelled && is_of_end && !absl::IsDeadlineExceeded(verdict.status())) {
       return rpc::IsShortOfCallMemory(verdict.status()) ? OutcomeUnknown(verdict.status())
                                                         : std::move(verdict);
     }

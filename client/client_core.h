@@ -3,6 +3,8 @@
 #ifndef SHARDMESH_CLIENT_CLIENT_CORE_H_
 #define SHARDMESH_CLIENT_CLIENT_CORE_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -18,6 +20,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
+#include "client/remote/content_match.h"
 #include "client/remote/coordinator_connection.h"
 #include "client/remote/session_keeper.h"
 #include "client/remote/silence_watch.h"
@@ -168,6 +171,9 @@ class CompiledPrograms {
   std::deque<std::string> order_ ABSL_GUARDED_BY(mutex_);  // hashes in the order of compilation
 };
 
+// Claims about arrays that have elements of a put, by tensor. Empty: there are none.
+using ContentClaims = std::vector<std::optional<ContentClaim>>;
+
 // The state that the sub-clients share; users of MeshClient do not see this class. Thread-safe.
 class ClientCore {
  public:
@@ -295,17 +301,28 @@ class ClientCore {
   // out arrays of Keep: the session that took one over has one pin for it and for its reads.
   void LetGo(std::vector<std::string> idle, const std::string& session_id,
              const CallOptions& options);
-  // A put that this client sends.
+  // A put that this client sends. `claims`: those that are known already, as for BeginPut.
   absl::StatusOr<PutResult> PutFromMemory(absl::Span<const PutTensor> tensors,
-                                          const PutOptions& put_options,
+                                          const PutOptions& put_options, ContentClaims claims,
                                           const SteadyDeadline& deadline,
                                           const CallOptions& options, bool* is_taken_back);
-  // A put whose elements the workers read. All tensors must have sources. Sets `*is_refused` to
-  // true if the error came before anything moved, and this client may send the tensors instead.
+  // A put of which the workers read the tensors that have sources, and this client sends the
+  // others. Sets `*is_refused` to true if the error came before anything moved, and this client may
+  // send all tensors instead. Sets `*claims` to those about the tensors without sources; also about
+  // the others if the workers have too little memory for new arrays.
   absl::StatusOr<PutResult> PutFromFiles(absl::Span<const PutTensor> tensors,
                                          const PutOptions& put_options,
                                          const SteadyDeadline& deadline, const CallOptions& options,
-                                         bool* is_refused, bool* is_taken_back);
+                                         ContentClaims* claims, bool* is_refused,
+                                         bool* is_taken_back);
+  // Sends the tensors of these numbers, which rise, to the workers of a put that has begun. Returns
+  // the bytes sent. Compares those of saved checkpoints with their checksums. `progress` may be
+  // null.
+  absl::StatusOr<int64_t> Send(absl::Span<const PutTensor> tensors,
+                               absl::Span<const size_t> numbers, const BegunPut& put,
+                               const PutOptions& put_options, const ProgressCallback& progress,
+                               const SteadyDeadline& deadline, const CallOptions& options,
+                               HandoverOutcome* handover) const;
 
   const MeshClientOptions options_;
   const std::unique_ptr<CoordinatorConnection> connection_;

@@ -83,6 +83,21 @@ absl::StatusOr<StepOutput> DecodeOutput(const v1::StepOutput& from) {
   return output;
 }
 
+absl::StatusOr<StepPrediction> DecodePrediction(const v1::StepPrediction& from) {
+  StepPrediction prediction = {.kernel = std::nullopt,
+                               .collective = std::nullopt,
+                               .sent_bytes = std::nullopt,
+                               .peak_bytes = from.peak_bytes()};
+  if (from.has_kernel()) {
+    SHARDMESH_ASSIGN_OR_RETURN(prediction.kernel, DecodeAnswer(from.kernel()));
+  }
+  if (from.has_collective()) {
+    SHARDMESH_ASSIGN_OR_RETURN(prediction.collective, DecodeAnswer(from.collective()));
+  }
+  if (from.has_sent_bytes()) prediction.sent_bytes = from.sent_bytes();
+  return prediction;
+}
+
 // Decodes the fields that the answer to every request to run a step has.
 template <typename Response>
 absl::StatusOr<StepResult> DecodeStep(const Response& from) {
@@ -93,6 +108,7 @@ absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   SHARDMESH_ASSIGN_OR_RETURN(result.timings.kernel, DecodeAnswer(timings.kernel()));
   SHARDMESH_ASSIGN_OR_RETURN(result.timings.collective, DecodeAnswer(timings.collective()));
   result.timings.sent_bytes = timings.sent_bytes();
+  SHARDMESH_ASSIGN_OR_RETURN(result.timings.predicted, DecodePrediction(timings.predicted()));
   return result;
 }
 

@@ -133,9 +133,8 @@ int64_t MoveWindowBytes(int64_t devices) {
   return std::max(kWindowBytes, ProductOf(devices, MovePieceBytes(devices)));
 }
 
-int64_t MovesAtOnce(int64_t devices) {
-  constexpr int64_t kCopiesBytes = int64_t{64} << 20;
-  return std::max<int64_t>(1, kCopiesBytes / MoveWindowBytes(devices));
+int64_t MovesAtOnce(int64_t devices, int64_t memory_bytes) {
+  return std::max<int64_t>(1, memory_bytes / MoveWindowBytes(devices));
 }
 
 int64_t MoveCopiesBytes(const ReshardPlan& plan, Dtype dtype, const ReshardTotals& totals) {

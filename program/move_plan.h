@@ -51,10 +51,18 @@ CollectiveCost CostOfMove(const ReshardPlan& plan, Dtype dtype);
 int64_t MovePieceBytes(int64_t devices);
 int64_t MoveWindowBytes(int64_t devices);
 
+// The memory that arrays which move may take on a device beyond their old and new tiles: the
+// default, and the range of the coordinator's flag --move-memory. On meshes of up to 2,048 devices,
+// the least value is enough for one move.
+inline constexpr int64_t kMoveMemoryBytes = int64_t{64} << 20;
+inline constexpr int64_t kLeastMoveMemoryBytes = int64_t{32} << 20;
+inline constexpr int64_t kMostMoveMemoryBytes = int64_t{16} << 30;
+
 // Returns how many moves may run on a device at the same time so that the copies of all of them
-// have at most 64 MiB: 4 on meshes of up to 16 devices, at least 2 on meshes of up to 2,048, and at
-// least 1, whose copies may have more on meshes of more than 4,096 devices.
-int64_t MovesAtOnce(int64_t devices);
+// have at most `memory_bytes`, and at least 1. With kMoveMemoryBytes, these are 4 on meshes of up
+// to 16 devices, at least 2 on meshes of up to 2,048, and 1, whose copies have more, on meshes of
+// more than 4,096 devices.
+int64_t MovesAtOnce(int64_t devices, int64_t memory_bytes = kMoveMemoryBytes);
 
 // Returns an upper bound on the copies that any one device has at the same time in a move: at most
 // MoveWindowBytes. 0 if each region is one run of its sender's tile, and elements have whole bytes.

@@ -234,10 +234,14 @@ int64_t LinkPairsOf(const Plan& plan) {
   return pairs;
 }
 
-PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels) {
+namespace {
+
+// Returns the forecast without its peak. It has traffic by link for at most `most_link_pairs`.
+PlanForecast ForecastWithoutPeak(const Plan& plan, const LinkCost& links,
+                                 const KernelRates& kernels, int64_t most_link_pairs) {
   PlanForecast forecast;
   std::optional<LinkTally> tally;
-  if (LinkPairsOf(plan) <= kMostLinkPairs) tally.emplace(plan);
+  if (LinkPairsOf(plan) <= most_link_pairs) tally.emplace(plan);
   const auto add = [&](const std::vector<std::string>& axes, const CollectiveCost& cost) {
     const double seconds = PredictedSeconds(cost, links);
     AxisTraffic& traffic = TrafficAlong(axes, &forecast);
@@ -266,8 +270,23 @@ PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRat
       traffic.sent_bytes = tally->MostSentAlong(traffic.axes);
     }
   }
+  return forecast;
+}
+
+}  // namespace
+
+PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels) {
+  PlanForecast forecast = ForecastWithoutPeak(plan, links, kernels, kMostLinkPairs);
   forecast.peak_bytes = PeakBytesOf(plan);
   return forecast;
+}
+
+StepForecast StepForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels) {
+  const PlanForecast forecast = ForecastWithoutPeak(plan, links, kernels, kMostStepLinkPairs);
+  StepForecast of_step = {.kernel_seconds = forecast.kernel_seconds,
+                          .exchange_seconds = forecast.exchange_seconds};
+  if (forecast.link_traffic.has_value()) of_step.sent_bytes = forecast.link_traffic->sent_bytes;
+  return of_step;
 }
 
 }  // namespace shardmesh

@@ -67,6 +67,19 @@ struct PlanForecast {
   friend bool operator==(const PlanForecast&, const PlanForecast&) = default;
 };
 
+// The parts of a forecast that the answer to a step has beside what the step took.
+struct StepForecast {
+  double kernel_seconds = 0;    // as PlanForecast::kernel_seconds
+  double exchange_seconds = 0;  // as PlanForecast::exchange_seconds
+  // Sent over all links in one run. nullopt if LinkPairsOf exceeds kMostStepLinkPairs.
+  std::optional<int64_t> sent_bytes = std::nullopt;
+
+  friend bool operator==(const StepForecast&, const StepForecast&) = default;
+};
+// The most link pairs (LinkPairsOf) for which the forecast of a step has bytes. This limit bounds
+// the time that the forecast adds to the planning of a step, to about a millisecond.
+inline constexpr int64_t kMostStepLinkPairs = int64_t{1} << 13;
+
 // Returns the work of a forecast by link, counted in pairs of a sender and a receiver that the
 // forecast examines. A collective on equal tiles adds the pairs of one group. Each list of mesh
 // axes of such collectives adds the pairs of all its groups, once. A collective on unequal tiles
@@ -79,6 +92,10 @@ int64_t LinkPairsOf(const Plan& plan);
 // CheckPlan accepts. `links` are the figures of the mesh's slowest link, `kernels` those of its
 // slowest worker.
 PlanForecast ForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels = {});
+
+// Returns the parts of ForecastOf that a step needs. Takes less time than ForecastOf. Has the same
+// requirements.
+StepForecast StepForecastOf(const Plan& plan, const LinkCost& links, const KernelRates& kernels);
 
 }  // namespace shardmesh
 

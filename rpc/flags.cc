@@ -197,15 +197,20 @@ void FlagSet::AddInt(std::string name, std::string help, int64_t min, int64_t ma
        }});
 }
 
-void FlagSet::AddBytes(std::string name, std::string help, int64_t* target, int64_t min) {
+void FlagSet::AddBytes(std::string name, std::string help, int64_t* target, int64_t min,
+                       int64_t max) {
   if (*target > 0) {
     StrAppend(&help, " (default ", *target, ")");
   }
   Add({.name = std::move(name),
        .placeholder = "SIZE",
        .help = std::move(help),
-       .set = [target, min](std::string_view value) -> absl::Status {
+       .set = [target, min, max](std::string_view value) -> absl::Status {
          SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, ParseByteSize(value));
+         if (bytes > max) {
+           return WrongUse(
+               StrCat("\"", value, "\" is too much; give ", FormatBytes(max), " or less"));
+         }
          if (bytes < min) {
            return WrongUse(
                StrCat("\"", value, "\" is too little; give ", FormatBytes(min), " or more"));

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -68,8 +69,9 @@ class FlagSet {
                  std::function<absl::Status(std::string_view value)> set);
   // Adds a flag with a whole number, min <= value <= max.
   void AddInt(std::string name, std::string help, int64_t min, int64_t max, int64_t* target);
-  // Adds a flag with a number of bytes, at least `min`; see ParseByteSize.
-  void AddBytes(std::string name, std::string help, int64_t* target, int64_t min = 1);
+  // Adds a flag with a number of bytes, min <= value <= max; see ParseByteSize.
+  void AddBytes(std::string name, std::string help, int64_t* target, int64_t min = 1,
+                int64_t max = std::numeric_limits<int64_t>::max());
   // Adds a flag with a duration above zero: `5s`, `250ms`, `1m30s`.
   void AddDuration(std::string name, std::string help, absl::Duration* target);
   // Adds a flag that needs no value: `--insecure`, but also `--insecure=false`.

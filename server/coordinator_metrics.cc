@@ -59,6 +59,12 @@ void ExportWorkers(rpc::Metrics* metrics, const MetricsSources& state) {
   const GaugeBy meshes(metrics, "shardmesh_meshes",
                        "Meshes by whether steps can run on them; unassigned: no ranks given yet.",
                        "state", {"ready", "not_ready", "unassigned"});
+  const rpc::Counter replaced =
+      metrics->AddCounter("shardmesh_replaced_workers_total",
+                          "Lost workers whose ranks spare workers got without an operator.");
+  const rpc::Gauge without_spare =
+      metrics->AddGauge("shardmesh_lost_workers_without_spare",
+                        "Lost workers that were to be replaced, but there is no spare worker.");
   metrics->OnScrape([=] {
     const std::shared_ptr<const MembershipView> view = state.membership->view();
     epoch.Set(static_cast<double>(view->epoch));
@@ -74,6 +80,10 @@ void ExportWorkers(rpc::Metrics* metrics, const MetricsSources& state) {
                                                                 : "not_ready"];
     }
     meshes.Set(counts);
+    if (state.lost_ranks == nullptr) return;
+    const LostRanks::Totals totals = state.lost_ranks->totals();
+    replaced.RaiseTo(static_cast<double>(totals.replaced));
+    without_spare.Set(static_cast<double>(totals.without_spare));
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "rpc/metrics/metrics.h"
 #include "server/attach/worker_streams.h"
+#include "server/repair/lost_ranks.h"
 #include "server/state/array_registry.h"
 #include "server/state/membership.h"
 #include "server/state/recovery.h"
@@ -26,6 +27,7 @@ struct MetricsSources {
   const Sequencer* sequencer = nullptr;
   const Transfers* transfers = nullptr;
   const Recovery* recovery = nullptr;
+  const LostRanks* lost_ranks = nullptr;  // null: no worker is replaced without an operator
   // Returns when the coordinator began to drain; absl::InfiniteFuture() if it has not begun to
   // drain.
   std::function<absl::Time()> draining_since;

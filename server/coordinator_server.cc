@@ -30,9 +30,11 @@
 #include "rpc/transfer_token.h"
 #include "rpc/transport_args.h"
 #include "server/attach/worker_streams.h"
+#include "server/calls/worker_calls.h"
 #include "server/coordinator_metrics.h"
 #include "server/diagnosis/flight_log.h"
 #include "server/diagnosis/step_watch.h"
+#include "server/repair/lost_ranks.h"
 #include "server/repair/repairs.h"
 #include "server/repair/replicas.h"
 #include "server/save/saves.h"
@@ -123,6 +125,7 @@ class Server final : public CoordinatorServer {
 
  private:
   absl::Status OpenState();
+  void ReplaceLostWorkers();
   // `name`: the service's full name, under which the health service lists it.
   void AddService(std::string_view name, std::unique_ptr<grpc::Service> service) {
     services_.emplace_back(std::string(name), std::move(service));
@@ -182,6 +185,8 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<WorkerStreams> worker_streams_;
   std::unique_ptr<Saves> saves_;
   std::unique_ptr<Sequencer> sequencer_;
+  std::unique_ptr<WorkerCalls> worker_calls_;  // for lost_ranks_
+  std::unique_ptr<LostRanks> lost_ranks_;      // null: an operator replaces lost workers
   Planner planner_{options_.plans};
   std::string token_key_digest_;
   std::unique_ptr<WatchHandle> mesh_watch_;
@@ -355,6 +360,7 @@ absl::Status Server::OpenState() {
   });
   recovery_.SetReplicas([this](const Array& array) { return replicas_->Describe(array); },
                         [this] { return replicas_->totals(); });
+  if (options_.replace_lost_after != absl::InfiniteDuration()) ReplaceLostWorkers();
   membership_->AddListener([this](const MembershipEvent& event) { MembershipChanged(event); });
 
   const CoordinatorParts context{.clock = &clock_,
@@ -373,6 +379,7 @@ absl::Status Server::OpenState() {
                                  .preferred_algorithms = options_.preferred_algorithms,
                                  .step_memory = options_.steps,
                                  .max_put_streams_per_caller = options_.max_put_streams_per_caller,
+                                 .move_memory_bytes = options_.move_memory_bytes,
                                  .token_key = token_key,
                                  .term = term};
   for (QuestionService& questions :
@@ -401,7 +408,12 @@ absl::Status Server::OpenState() {
                                           .membership = membership_.get(),
                                           .definition_store = definition_store_.get(),
                                           .hub = worker_streams_.get(),
-                                          .live = [this] { return sequencer_->Live(); }},
+                                          .live = [this] { return sequencer_->Live(); },
+                                          .lacks_spare =
+                                              [this](std::string_view identity) {
+                                                return lost_ranks_ != nullptr &&
+                                                       lost_ranks_->LacksSpare(identity);
+                                              }},
                                          &changes_, watches));
   AddStreamingService("shardmesh.v1.CatalogService",
                       MakeCatalogService(definition_store_.get(), registry_.get(), watches));
@@ -424,6 +436,25 @@ absl::Status Server::OpenState() {
       "shardmesh.internal.v1.AttachService",
       MakeAttachService(worker_streams_.get(), sequencer_.get(), options_.credentials));
   return absl::OkStatus();
+}
+
+void Server::ReplaceLostWorkers() {
+  worker_calls_ = std::make_unique<WorkerCalls>(&clock_, membership_.get(), definition_store_.get(),
+                                                registry_.get(), &recovery_,
+                                                [this] { return sequencer_->Live(); });
+  lost_ranks_ = std::make_unique<LostRanks>(
+      LostRanksParts{
+          .clock = &clock_,
+          .membership = membership_.get(),
+          .recovery = &recovery_,
+          .is_ready =
+              [this](std::string_view identity) { return worker_streams_->IsReady(identity); },
+          .replace =
+              [this](const std::string& identity, const std::string& replacement,
+                     LostRanksParts::Done done) {
+                worker_calls_->ReplaceWorker(identity, replacement, std::move(done));
+              }},
+      LostRanks::Options{.after = options_.replace_lost_after});
 }
 
 // Returns the records that the store, the registry and the definition store could not read.
@@ -666,6 +697,7 @@ void Server::MembershipChanged(const MembershipEvent& event) {
       break;
   }
   worker_streams_->MembershipChanged();
+  if (lost_ranks_ != nullptr) lost_ranks_->MembershipChanged();
 }
 
 void Server::SessionEnded(const EndedSession& session) {
@@ -698,6 +730,7 @@ absl::Status Server::Start() {
                           .sequencer = sequencer_.get(),
                           .transfers = transfers_.get(),
                           .recovery = &recovery_,
+                          .lost_ranks = lost_ranks_.get(),
                           .draining_since = [this] { return draining_since_.load(); }});
   rpc::ExportValidity(options_.credentials, metrics_);
   std::vector<rpc::NamedService> services;
@@ -744,6 +777,7 @@ void Server::Drain(absl::Time deadline) {
   }
   draining_since_ = clock_.Now();
   const auto end = SteadyDeadline::At(deadline);
+  if (lost_ranks_ != nullptr) lost_ranks_->Stop();
   if (repairs_ != nullptr) repairs_->Stop();
   if (replicas_ != nullptr) replicas_->Stop();
   if (lifecycle_ != nullptr) {

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "program/collective_choice.h"
+#include "program/move_plan.h"
 #include "rpc/connection_limit.h"
 #include "rpc/tls/credentials.h"
 #include "server/state/array_registry.h"
@@ -79,6 +80,9 @@ struct CoordinatorOptions {
   // How long the coordinator waits for lost workers to attach again. After that time, callers get
   // an error that names the missing workers or tiles.
   absl::Duration return_grace = Recovery::kDefaultReturnGrace;
+  // How long a worker may be lost until a spare worker gets its ranks (LostRanks). Infinite: until
+  // an operator gives them to another worker.
+  absl::Duration replace_lost_after = absl::InfiniteDuration();
   // Whether lost tiles stay lost, although other workers or files have them.
   bool no_repair = false;
   // How long arrays without names stay after a start of the coordinator. Before the start, only
@@ -91,6 +95,9 @@ struct CoordinatorOptions {
   RequestMemoryLimits requests;
   StepMemoryOptions steps;
   PlannerOptions plans;
+  // Memory that arrays of one reshard or resize may take on a worker while they move, beyond their
+  // old and new tiles: kLeastMoveMemoryBytes to kMostMoveMemoryBytes.
+  int64_t move_memory_bytes = kMoveMemoryBytes;
   CoordinatorLimits limits;
 };
 

@@ -22,6 +22,7 @@
 #include "process/mutex_checks.h"
 #include "process/signal.h"
 #include "program/collective_choice.h"
+#include "program/move_plan.h"
 #include "rpc/flags.h"
 #include "rpc/listener.h"
 #include "rpc/live_work.h"
@@ -409,6 +410,10 @@ int Main(int argc, char** argv) {
                     "how long a worker that was lost, or has not attached since the start, is "
                     "expected back; calls that need it fail with a retry delay until then",
                     &options.return_grace);
+  flags.AddDuration("replace-lost-after",
+                    "how long a worker may be lost until a ready worker that serves no rank gets "
+                    "its ranks; not before the end of its --return-grace; inf: never",
+                    &options.replace_lost_after);
   flags.AddSwitch("no-repair", "do not read lost tiles again from other workers and files",
                   &options.no_repair);
   flags.AddDuration(
@@ -436,6 +441,10 @@ int Main(int argc, char** argv) {
                &options.requests.max_bytes_per_caller);
   flags.AddInt("plan-bytes", "bytes of plans that are remembered", 0, kMost,
                &options.plans.max_bytes);
+  flags.AddBytes("move-memory",
+                 "memory that the arrays of a reshard or a resize may take on a worker while they "
+                 "move, beyond their old and new tiles",
+                 &options.move_memory_bytes, kLeastMoveMemoryBytes, kMostMoveMemoryBytes);
   flags.AddDuration("grace", "how long running calls may go on when stopping", &grace);
   CoordinatorLimits& limits = options.limits;
   flags.AddInt("max-meshes", "meshes in the catalog", 1, kMost, &limits.max_meshes);

@@ -31,7 +31,7 @@ ALLOWED = {
     "sharding/reshard": {"status", "sharding"},
     "tensor": {"status", "process", "process/folders", "process/sealed", "sharding"},
     "tensor/checkpoint": {"status", "process", "process/folders", "sharding", "sharding/pattern", "tensor"},
-    "program": {"status", "sharding", "sharding/reshard", "tensor"},
+    "program": {"status", "sharding", "sharding/layout", "sharding/reshard", "tensor"},
     "rpc/codec": VALUES,
     "rpc/tls": BASE,
     "rpc/metrics": BASE | {"rpc/tls"},

@@ -72,7 +72,7 @@ absl::Status CheckAxesOfSpec(std::string_view option, const PartitionSpec& spec,
       if (!axis.has_value() || mesh.HasAxis(*axis)) continue;
       std::string message =
           StrCat(option, ": the mesh ", mesh.ToString(), " has no axis \"", *axis, "\"",
-                 axis->find(':') != std::string::npos
+                 axis->find_first_of(":;|/") != std::string::npos
                      ? "; a comma stands between the axes of two dimensions: fsdp,tp"
                      : mesh.DidYouMeanAxis(*axis));
       if (!lenient.empty()) {

@@ -51,9 +51,13 @@ absl::StatusOr<ReshardedArray> DecodeResharded(const v1::ReshardedArray& from) {
                        .name_version = from.name_version(),
                        .source_array_id = from.source_array_id(),
                        .moved_bytes = from.moved_bytes(),
+                       .summed_bytes = from.summed_bytes(),
                        .is_skipped = from.skipped()};
   SHARDMESH_ASSIGN_OR_RETURN(array.descriptor, DecodeAnswer(from.array_descriptor()));
   SHARDMESH_RETURN_IF_ERROR(DecodeAnswers(from.corrections(), &array.corrections));
+  if (from.has_sums_spec()) {
+    SHARDMESH_ASSIGN_OR_RETURN(array.sums_spec, DecodeAnswer(from.sums_spec()));
+  }
   return array;
 }
 

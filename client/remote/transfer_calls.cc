@@ -54,23 +54,29 @@ const SourceFile* FileOf(const PutTensor& tensor) {
   return tensor.origin.has_value() ? tensor.origin->file.get() : nullptr;
 }
 
-// Encodes the files of the sources and origins, each once.
+// Encodes the files of the sources and origins, each once. Those that workers read come first, and
+// are never left out.
 FileIndex EncodeFiles(absl::Span<const PutTensor> tensors, bool from_files,
                       v1::BeginPutHeader* to) {
   FileIndex index;
   size_t paths_bytes = 0;
   const auto is_left_out = [&](const SourceFile& file) {
-    return index.size() == kMaxFiles || file.path.size() > SourceFile::kMaxPathBytes ||
+    return index.size() >= kMaxFiles || file.path.size() > SourceFile::kMaxPathBytes ||
            paths_bytes + file.path.size() > kMaxPathsBytes;
   };
+  const auto add = [&](const SourceFile* file) {
+    paths_bytes += file->path.size();
+    index.emplace(file, static_cast<uint32_t>(index.size()));
+    rpc::Encode(*file, to->add_files());
+  };
+  for (const PutTensor& tensor : tensors) {
+    if (!from_files || !tensor.source.has_value()) continue;
+    const SourceFile* const file = tensor.source->file.get();
+    if (!index.contains(file)) add(file);
+  }
   for (const PutTensor& tensor : tensors) {
     const SourceFile* const file = FileOf(tensor);
-    if (file == nullptr || index.contains(file)) continue;
-    if (!from_files && is_left_out(*file)) continue;
-    paths_bytes += file->path.size();
-    if (index.emplace(file, static_cast<uint32_t>(index.size())).second) {
-      rpc::Encode(*file, to->add_files());
-    }
+    if (file != nullptr && !index.contains(file) && !is_left_out(*file)) add(file);
   }
   return index;
 }
@@ -119,7 +125,8 @@ void EncodeContent(const ContentClaim& from, v1::TensorContent* to) {
   for (const int64_t tile : from.equal_tiles) to->add_equal_tiles(static_cast<int32_t>(tile));
 }
 
-// How the tensors of a put are told to the coordinator.
+// How the sources of a put's tensors are told to the coordinator. Tensors without a source have
+// origins in any case.
 enum class SourceForm {
   kOrigin,     // the client sends them
   kPlain,      // the workers read them
@@ -155,7 +162,7 @@ void EncodeTensor(const PutTensor& from, const FileIndex& files, SourceForm form
   rpc::Encode(from.cut_points, to->mutable_cut_points());
   const auto file = files.find(FileOf(from));
   if (file == files.end()) return;
-  if (form == SourceForm::kOrigin) {
+  if (form == SourceForm::kOrigin || !from.source.has_value()) {
     EncodeOrigin(from, file->second, to->mutable_origin());
     return;
   }

@@ -69,8 +69,10 @@ struct FoundContent {
 
 // `session_id` is the id of the session to which the transfer belongs. All calls of this file are
 // retried: see CoordinatorConnection.
-// `from_files`: the workers read the tensors, which all have sources. `claims`: of the arrays that
-// have the elements already, by tensor; empty: none.
+// `from_files`: the workers read the tensors that have sources, and the client sends the others. If
+// false, the client sends all. INVALID_ARGUMENT, with the field `source` of a tensor: a coordinator
+// of an older build takes no put of both kinds of tensors. `claims`: of the arrays that have the
+// elements already, by tensor; empty: none.
 absl::StatusOr<BegunPut> BeginPut(const CoordinatorConnection& connection,
                                   const std::string& session_id,
                                   absl::Span<const PutTensor> tensors,

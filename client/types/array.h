@@ -150,8 +150,8 @@ struct PutTensor {
   // As in Tiling::Create. If not empty, the spec must fit as it is, and PutOptions::uneven does not
   // apply.
   std::vector<CutPoints> cut_points = {};
-  // The same elements in a file, if workers may read them there. All tensors of a put have a
-  // source, or else no source counts.
+  // The same elements in a file, if workers may read them there. The client sends the tensors of a
+  // put that have none.
   std::optional<FileSource> source = std::nullopt;
   // The place in a file from which `view` makes the elements, and how, if that is not `source`. A
   // later put with an equal origin needs no elements (PutOptions::reuse).
@@ -164,8 +164,9 @@ struct PutTensor {
 
 // The process that reads a put's elements from their files.
 enum class PutReader {
-  // The workers, if every tensor has a source and every worker can read its file. Otherwise this
-  // client sends the elements. A file that changed since this client opened it is an error.
+  // The workers read the tensors that have a source, and this client sends the others. If a worker
+  // cannot read a file, this client sends all of them. A file that changed since this client opened
+  // it is an error.
   kAuto,
   kClient,
   kWorkers,
@@ -224,6 +225,8 @@ struct PutOptions {
   // this client would send, of 64 KiB and more and with a name or a file, if an array has the same
   // content: client and workers compare digests, which takes as long as reading the tensor. If only
   // some tiles of the array are equal, the workers copy these, and this client sends the others.
+  // Tensors that workers would read are compared so if the workers have no memory for them, and
+  // then used only as a whole.
   bool reuse = true;
   // The number of workers that keep each tile, 1 or 2. With 2, the workers copy the arrays once the
   // put has ended: ArrayClient::AwaitReplicas waits for that. All tensors need names. 0: as the
@@ -255,15 +258,18 @@ struct PutResult {
   Durability durability = Durability::kUnknown;
   int64_t tile_bytes = 0;         // bytes of all tiles, including replicas
   int64_t sent_bytes = 0;         // the same for the tiles that this client sent
+  int64_t read_bytes = 0;         // the same for the tiles that the workers read from files
   int64_t handed_over_bytes = 0;  // of sent_bytes, those that went as memory; see Handover
   int64_t reused_tensors = 0;     // tensors whose elements were all on the workers already
-  // The part of tile_bytes that was not sent: all bytes of such tensors, and of other tensors the
-  // tiles that ranks copied.
+  // The part of tile_bytes that was neither sent nor read: all bytes of such tensors, and of other
+  // tensors the tiles that ranks copied.
   int64_t reused_bytes = 0;
   int64_t moved_bytes = 0;  // bytes that workers sent to one another to copy such tiles
-  // kWorkers: the workers read all tiles. kClient: this client sent them.
+  // kWorkers: the workers read all tiles. kClient: this client sent them. kAuto: the workers read
+  // some tensors, and this client sent the others.
   PutReader reader = PutReader::kClient;
-  // The reason why the workers did not read the tiles, if they were asked to; otherwise OK.
+  // The reason why the workers did not read tensors that have sources, if they were asked to;
+  // otherwise OK.
   absl::Status workers_refused = absl::OkStatus();
   // The reason why a worker took no memory of this client, or not all that was offered; OK if no
   // worker was asked (PutOptions::handover).

@@ -71,6 +71,11 @@ struct ReshardedArray {
   ArrayDescriptor descriptor = {};
   std::vector<Correction> corrections = {};
   int64_t moved_bytes = 0;  // bytes that workers receive from other workers
+  // The part of `moved_bytes` that adds up the partial sums of the old array on its own mesh,
+  // before the sums move to another mesh; and the spec of the sums there. 0 and nullopt if nothing
+  // is added up first.
+  int64_t summed_bytes = 0;
+  std::optional<PartitionSpec> sums_spec = {};
   bool is_skipped = false;  // the array already lies as requested
 };
 

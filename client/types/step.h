@@ -52,11 +52,21 @@ struct StepOutput {
   std::optional<Literal> literal;
 };
 
+// What a step's plan was predicted to take, with the rates that were measured when it was made.
+struct StepPrediction {
+  std::optional<absl::Duration> kernel;      // unset: no worker of the mesh had measured kernels
+  std::optional<absl::Duration> collective;  // unset: no link of the mesh was measured
+  // Sum over all ranks. Unset for plans with very many links; see v1::StepPrediction.
+  std::optional<int64_t> sent_bytes;
+  int64_t peak_bytes = 0;  // the most bytes on one device of values that are not operands
+};
+
 struct StepTimings {
   absl::Duration total = absl::ZeroDuration();       // from admission to commit
   absl::Duration kernel = absl::ZeroDuration();      // kernel time of the slowest rank
   absl::Duration collective = absl::ZeroDuration();  // communication time of the slowest rank
   int64_t sent_bytes = 0;                            // sent between workers, sum over all ranks
+  StepPrediction predicted;
 };
 
 struct StepResult {

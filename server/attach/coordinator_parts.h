@@ -7,6 +7,7 @@
 
 #include "process/clock.h"
 #include "program/collective_choice.h"
+#include "program/move_plan.h"
 #include "server/attach/worker_streams.h"
 #include "server/state/array_registry.h"
 #include "server/state/definitions.h"
@@ -39,7 +40,8 @@ struct CoordinatorParts {
   PreferredAlgorithms preferred_algorithms;
   StepMemoryOptions step_memory;
   int64_t max_put_streams_per_caller = 0;
-  std::string token_key;  // see rpc/transfer_token.h
+  int64_t move_memory_bytes = kMoveMemoryBytes;  // see ReshardPlanParts
+  std::string token_key;                         // see rpc/transfer_token.h
   int64_t term = 0;
 };
 

@@ -285,7 +285,8 @@ absl::Status TryBeginGet(const CoordinatorParts& context, const v1::BeginGetRequ
         .label = selected.label};
     SHARDMESH_ASSIGN_OR_RETURN(
         std::vector<OwnedTile> tiles,
-        FindHolders(readable, part, *context.membership->view(), *context.recovery));
+        FindHolders(readable, part, *context.membership->view(), *context.recovery,
+                    /*awaits_repair=*/true));
     if (read.is_slice) read.tiles = std::move(tiles);
   }
   const ArrayPtr offered =

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -33,6 +34,9 @@ struct ClusterServiceOptions {
   QuarantineAccess* hub = nullptr;
   // Returns the steps and transfers that run now.
   std::function<std::vector<Sequencer::LiveWork>()> live;
+  // Returns whether the coordinator looks in vain for a spare worker for the ranks of this lost
+  // worker. Null: never.
+  std::function<bool(std::string_view identity)> lacks_spare = {};
 };
 
 // Answers the calls of cluster_service.proto, which lists their errors. Answers come in pages of

@@ -12,6 +12,7 @@
 #include "server/codec/status_codec.h"
 #include "sharding/mesh_definition.h"
 #include "status/status_macros.h"
+#include "status/str_cat.h"
 
 namespace shardmesh::server {
 namespace {
@@ -133,6 +134,9 @@ void ClusterCalls::DescribeWorker(const WorkerStatus& worker, v1::WorkerStatus* 
   const std::string& identity = worker.info.identity;
   Encode(worker, context_.hub->IsReady(identity), context_.hub->FailedAttachesOf(identity),
          context_.clock->Now(), to);
+  if (options_.lacks_spare && options_.lacks_spare(identity)) {
+    to->set_lost_reason(StrCat("there is no spare worker for its ranks; ", worker.lost_because));
+  }
   to->set_cached_bytes(
       CachedBytesOn(*context_.membership->view(), context_.registry->CachedBytes(), identity));
 }

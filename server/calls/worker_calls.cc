@@ -166,6 +166,18 @@ void WorkerCalls::ReplaceWorker(const v1::ReplaceWorkerRequest* request,
   ReplaceNext(std::move(replacement));
 }
 
+void WorkerCalls::ReplaceWorker(const std::string& identity, const std::string& replacement,
+                                Done done) const {
+  auto request = std::make_shared<v1::ReplaceWorkerRequest>();
+  request->set_identity(identity);
+  request->set_replacement(replacement);
+  auto response = std::make_shared<v1::ReplaceWorkerResponse>();
+  ReplaceWorker(request.get(), response.get(),
+                [request, response, done = std::move(done)](const absl::Status& status) mutable {
+                  std::move(done)(status);
+                });
+}
+
 void WorkerCalls::ReplaceNext(std::shared_ptr<Replacement> replacement) const {
   if (replacement->moved == replacement->ranks.size()) {
     Encode(replacement->ranks, replacement->response);

@@ -3,6 +3,9 @@
 #define SHARDMESH_SERVER_CALLS_WORKER_CALLS_H_
 
 #include <functional>
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
@@ -40,6 +43,8 @@ class WorkerCalls {
   using Done = absl::AnyInvocable<void(const absl::Status&) &&>;
   void ReplaceWorker(const v1::ReplaceWorkerRequest* request, v1::ReplaceWorkerResponse* response,
                      Done done) const;
+  // Does the same for the coordinator itself, without an answer to encode.
+  void ReplaceWorker(const std::string& identity, const std::string& replacement, Done done) const;
 
  private:
   struct Replacement;

@@ -195,6 +195,8 @@ void Encode(const ReshardedArray& from, v1::ReshardedArray* to) {
     rpc::Encode(correction, to->add_corrections());
   }
   to->set_moved_bytes(from.moved_bytes);
+  to->set_summed_bytes(from.summed_bytes);
+  if (from.sums_spec.has_value()) rpc::Encode(*from.sums_spec, to->mutable_sums_spec());
   to->set_skipped(from.is_skipped);
 }
 

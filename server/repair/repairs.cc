@@ -38,6 +38,32 @@ constexpr int kMaxDelays = 20;
 // Waiting tiles of a worker that are examined for one whose delay is over.
 constexpr size_t kMaxExamined = 16;
 
+// The description of a worker's operation.
+std::string DescriptionOf(std::string_view identity) {
+  return StrCat("repair of the tiles that worker \"", identity, "\" lacks");
+}
+
+// Names those of the arrays that are still degraded, such as
+// `1 array has no source and stays degraded: "w" (ID)`; empty if none is.
+std::string NoteOnSourceless(const ArrayRegistry& registry,
+                             const std::set<std::string, std::less<>>& array_ids) {
+  constexpr size_t kMostNamed = 3;
+  std::vector<std::string> degraded;
+  for (const std::string& id : array_ids) {
+    const absl::StatusOr<ArrayPtr> array = registry.FindArray(id);
+    if (array.ok() && (*array)->state == ArrayState::kDegraded) degraded.push_back(id);
+  }
+  if (degraded.empty()) return "";
+  return StrCat(degraded.size(),
+                degraded.size() == 1 ? " array has no source and stays degraded: "
+                                     : " arrays have no source and stay degraded: ",
+                StrJoinFirst(kMostNamed, degraded, ", ", [&](std::string* out, const auto& id) {
+                  const std::string label = registry.LabelOf(id);
+                  constexpr std::string_view kNoun = "array ";
+                  *out += label.starts_with(kNoun) ? label.substr(kNoun.size()) : label;
+                }));
+}
+
 bool IsMissing(const Array& array, int64_t rank) {
   return std::binary_search(array.missing_ranks.begin(), array.missing_ranks.end(), rank);
 }
@@ -415,9 +441,9 @@ void Repairs::EnsureOperation(const std::string& identity) {
     if (const std::string id = early->IdOrNote(reason); !id.empty()) Cancel(identity, id, reason);
     return absl::OkStatus();
   };
-  const absl::StatusOr<std::string> begun = parts_.operations->Begin(
-      OperationKind::kRepair, StrCat("repair of the tiles that worker \"", identity, "\" lacks"),
-      /*session_id=*/"", /*session_number=*/0, cancel);
+  const absl::StatusOr<std::string> begun =
+      parts_.operations->Begin(OperationKind::kRepair, DescriptionOf(identity),
+                               /*session_id=*/"", /*session_number=*/0, cancel);
   if (!begun.ok()) {  // only an owner's errors are possible
     LogWarning("a repair is no operation", {{"identity", identity}, {"error", begun.status()}});
     return;
@@ -541,6 +567,7 @@ void Repairs::Ended(const TileKey& key, const std::string& transfer_id, const st
       next = Next::kDone;
       ++worker.done;
       worker.done_bytes += size_bytes;
+      worker.without_source.erase(key.first);
       ++repaired_tiles_;
       repaired_bytes_ += size_bytes;
       tiles_.erase(found);
@@ -599,6 +626,7 @@ void Repairs::Fail(const TileKey& key, std::optional<Failure> obstacle, bool is_
                              RetryWait(tile->rounds, options_.first_retry, options_.last_retry);
   thread_.SearchAt(tile->next_try);
   Worker& worker = workers_[tile->identity];
+  if (!is_repairable) worker.without_source.insert(key.first);
   if (worker.operation_id.empty()) return;
   if (!is_repairable) return UpdateTotal(worker);
   ++worker.failed;
@@ -640,6 +668,7 @@ void Repairs::EndOperations() {
     std::string operation_id;
     int64_t done = 0;
     absl::Status status;
+    std::set<std::string, std::less<>> without_source;
   };
   std::vector<Over> over;
   {
@@ -668,12 +697,18 @@ void Repairs::EndOperations() {
                                     " lost tiles could not be read again"));
       }
       if (!worker.operation_id.empty()) {
-        over.push_back({identity, worker.operation_id, worker.done, std::move(status)});
+        over.push_back({identity, worker.operation_id, worker.done, std::move(status),
+                        std::move(worker.without_source)});
       }
       each = workers_.erase(each);
     }
   }
   for (const Over& each : over) {
+    if (const std::string left = NoteOnSourceless(*parts_.registry, each.without_source);
+        !left.empty()) {
+      parts_.operations->SetDescription(each.operation_id,
+                                        StrCat(DescriptionOf(each.identity), "; ", left));
+    }
     if (each.status.ok()) {
       LogInfo(
           "repair ended",
@@ -737,6 +772,7 @@ std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
       is_known = true;
       if (tile.state != LostTile::State::kFailed) {
         ++repair.tiles;
+        repair.ranks.push_back(each->first.second);
         repair.size_bytes += tile.size_bytes;
         const auto worker = workers_.find(tile.identity);
         if (worker != workers_.end() && repair.operation_id.empty()) {

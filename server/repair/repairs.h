@@ -134,6 +134,8 @@ class Repairs {
     int64_t failed = 0;
     absl::Status first_failure = {};
     absl::Status cancelled = {};  // why the operation was cancelled
+    // The ids of arrays whose tiles no source has, since the worker's queue was last empty.
+    std::set<std::string, std::less<>> without_source = {};
   };
   // A tile whose repair may begin.
   struct Chosen {

@@ -53,6 +53,7 @@ absl::Status SendArrayFill(const ArrayFill& fill, FillTransport* transport) {
   SharedFill orders(fill.transfer_id, fill.term, &devices);
   orders.AddFromArray(target, source, SignFillToken(fill, source), second);
   orders.UnloadFirst(fill.unloaded_array_ids);
+  orders.LimitMemory(fill.move_memory_bytes);
   for (size_t rank = 0; rank < fill.target_workers.size(); ++rank) {
     SHARDMESH_RETURN_IF_ERROR(
         orders.SendTo(fill.target_workers[rank], static_cast<int64_t>(rank), transport));

@@ -36,6 +36,7 @@ struct ArrayFill {
   std::vector<RankEndpoint> second_sources = {};
   // Committed arrays that the workers take out of memory first: FillTiles.unloaded_array_ids.
   std::vector<std::string> unloaded_array_ids = {};
+  int64_t move_memory_bytes = 0;  // FillTiles.move_memory_bytes
 };
 
 // Returns the error of the first worker that does not fill tiles itself: see

@@ -82,6 +82,7 @@ struct ReshardCall {
   // Not empty: the call moves all named arrays of this mesh, if any, at most kMaxReshardedArrays.
   // All names of an array move to its new array.
   std::string from_mesh = {};
+  bool only_partial_sums = false;  // only with `from_mesh`: the other arrays stay as they are
   // Returns the layout of each new array; null: the fields above decide.
   std::function<absl::StatusOr<PlacedLayout>(const ArrayDefinition&)> layout_of = nullptr;
   // The operation that the call is a part of; empty: the call is an operation of its own.
@@ -96,6 +97,10 @@ struct ReshardedArray {
   ArrayDescriptor descriptor = {};  // of the new array; if `is_skipped`, of the old one
   std::vector<Correction> corrections = {};
   int64_t moved_bytes = 0;  // bytes that workers receive from other workers, by the plan
+  // The part of `moved_bytes` that adds up partial sums on the old mesh, before the sums move to
+  // another one; and the spec of the sums there. 0 and nullopt if nothing is added up first.
+  int64_t summed_bytes = 0;
+  std::optional<PartitionSpec> sums_spec = {};
   bool is_skipped = false;  // the array already lies as requested
 };
 

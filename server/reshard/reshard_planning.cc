@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "process/random_bytes.h"
-#include "program/move_plan.h"
 #include "rpc/codec/status.h"
+#include "server/reshard/partial_sums.h"
 #include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
 #include "server/steps/committed_bytes.h"
@@ -72,12 +72,14 @@ void ForEachName(const ArrayRegistry& registry,
   }
 }
 
-// Returns the named arrays of the mesh, by their first names.
-std::vector<SelectedArray> SelectOnMesh(const ArrayRegistry& registry, const std::string& mesh_id) {
+// Returns the named arrays of the mesh that the call moves, by their first names.
+std::vector<SelectedArray> SelectOnMesh(const ArrayRegistry& registry, const ReshardCall& call) {
   std::vector<SelectedArray> selected;
   std::set<std::string, std::less<>> seen;
   ForEachName(registry, [&](ArrayRegistry::NamedArray named) {
-    if (named.array->definition.descriptor.mesh_id != mesh_id) return true;
+    const ArrayDescriptor& descriptor = named.array->definition.descriptor;
+    if (descriptor.mesh_id != call.from_mesh) return true;
+    if (call.only_partial_sums && !HasPartialSums(descriptor)) return true;
     if (!seen.insert(named.name.array_id).second) return true;
     ArrayPtr companion = CompanionOf(registry, *named.array);
     selected.push_back({.array = std::move(named.array),
@@ -105,7 +107,7 @@ void AddAliases(const ArrayRegistry& registry, std::vector<ReshardItem>* items) 
 absl::StatusOr<std::vector<SelectedArray>> SelectArrays(const ReshardPlanParts& parts,
                                                         const ReshardCall& call) {
   std::vector<SelectedArray> selected;
-  if (!call.from_mesh.empty()) return SelectOnMesh(*parts.registry, call.from_mesh);
+  if (!call.from_mesh.empty()) return SelectOnMesh(*parts.registry, call);
   if (call.array.has_value()) {
     auto found = Select(*parts.registry, *call.array, *parts.recovery);
     if (!found.ok()) return rpc::WithField(found.status(), "array");
@@ -138,8 +140,7 @@ absl::StatusOr<std::vector<SelectedArray>> SelectArrays(const ReshardPlanParts& 
   return selected;
 }
 
-absl::Status CheckSource(const ReshardPlanParts& parts, const ReshardCall& call,
-                         const SelectedArray& selected) {
+absl::Status CheckSource(const ReshardPlanParts& parts, const SelectedArray& selected) {
   const Array& array = *selected.array;
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   if (array.state == ArrayState::kDegraded) {
@@ -151,19 +152,6 @@ absl::Status CheckSource(const ReshardPlanParts& parts, const ReshardCall& call,
     SHARDMESH_RETURN_IF_ERROR(
         FindHoldersInBoth(selected, Tile::Whole(descriptor.shape), *view, *parts.recovery)
             .status());
-  }
-  const bool leaves = !call.mesh_id.empty() && call.mesh_id != descriptor.mesh_id;
-  if (leaves && !descriptor.spec.unreduced().empty()) {
-    return rpc::WithField(
-        InvalidArgument(
-            Reason::kInvalidSpec,
-            StrCat(TitleOf(selected), " holds partial sums along ",
-                   StrJoin(descriptor.spec.unreduced(), ", "),
-                   ", which can be added up only on its own mesh \"", descriptor.mesh_id,
-                   "\"; reshard it there first, without a mesh, and then onto \"", call.mesh_id,
-                   "\""),
-            {{fact::kValue, descriptor.spec.ToString()}}),
-        "mesh");
   }
   return absl::OkStatus();
 }
@@ -180,7 +168,8 @@ bool KeepsCutPoints(const ReshardCall& call, const ArrayDefinition& source) {
          !source.descriptor.cut_points.empty();
 }
 
-// Returns the tensor of a put that would make the new array.
+// Returns the tensor of a put that would make the new array. A layout that the call does not give
+// is that of the old array, without its unreduced axes.
 absl::StatusOr<PutTensor> TensorOf(const ReshardCall& call, const SelectedArray& selected) {
   const ArrayDefinition& definition = selected.array->definition;
   PutTensor tensor{.name = selected.name.name,
@@ -202,10 +191,10 @@ absl::StatusOr<PutTensor> TensorOf(const ReshardCall& call, const SelectedArray&
   if (call.spec.has_value()) {
     tensor.spec = call.spec;
   } else if (KeepsCutPoints(call, definition)) {
-    tensor.spec = definition.descriptor.spec;
+    tensor.spec = WithoutUnreduced(definition.descriptor.spec);
     tensor.cut_points = definition.descriptor.cut_points;
   } else if (KeepsLayout(call)) {
-    tensor.spec = definition.requested_spec.value_or(definition.descriptor.spec);
+    tensor.spec = WithoutUnreduced(definition.requested_spec.value_or(definition.descriptor.spec));
   }
   return tensor;
 }
@@ -243,10 +232,27 @@ std::vector<std::string> WorkersOf(const MembershipView& view, const std::string
   return ranks == nullptr ? std::vector<std::string>() : ranks->identities;
 }
 
+// Plans the step that adds up the partial sums of the old array before the array leaves its mesh.
+absl::Status PlanSums(const std::function<bool()>& is_cancelled, ReshardItem* item) {
+  const ArrayDescriptor& partial = item->source.array->definition.descriptor;
+  SHARDMESH_ASSIGN_OR_RETURN(item->sums, SumsOf(partial));
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling source, partial.Tiling());
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling destination, item->sums->Tiling());
+  SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan plan, ReshardPlan::Create(source, destination));
+  SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan.Totals(is_cancelled));
+  SHARDMESH_ASSIGN_OR_RETURN(item->summed_bytes, PackedSizeBytes(partial.dtype, totals.need));
+  item->copies_bytes = MoveCopiesBytes(plan, partial.dtype, totals);
+  return absl::OkStatus();
+}
+
 // Compares the two layouts: sets the bytes of the move, and whether there is nothing to move.
 absl::Status CompareLayouts(const MembershipView& view, const std::function<bool()>& is_cancelled,
                             ReshardItem* item) {
-  const ArrayDescriptor& from = item->source.array->definition.descriptor;
+  const ArrayDescriptor& old = item->source.array->definition.descriptor;
+  if (HasPartialSums(old) && !item->stays_on_mesh()) {
+    SHARDMESH_RETURN_IF_ERROR(PlanSums(is_cancelled, item));
+  }
+  const ArrayDescriptor& from = item->sums.has_value() ? *item->sums : old;
   const ArrayDescriptor& to = item->target.descriptor;
   SHARDMESH_ASSIGN_OR_RETURN(Tiling source, from.Tiling());
   SHARDMESH_ASSIGN_OR_RETURN(Tiling destination, to.Tiling());
@@ -278,6 +284,7 @@ absl::Status CompareLayouts(const MembershipView& view, const std::function<bool
   }
   SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan->Totals(is_cancelled));
   SHARDMESH_ASSIGN_OR_RETURN(item->moved_bytes, MoveBytes(*plan, to.dtype, totals));
+  item->moved_bytes = AddCapped(item->moved_bytes, item->summed_bytes);
   if (item->moves_as_step()) item->copies_bytes = MoveCopiesBytes(*plan, to.dtype, totals);
   return absl::OkStatus();
 }
@@ -406,21 +413,29 @@ absl::Status DropSource(const MembershipView& view, const ReshardItem& item, Wor
 }
 
 // The workers make the new array, and copies to send it, unless the old array leaves memory before:
-// then no step moves it. Second replicas count, except in a move that is a part of a resize:
-// PlanResize has counted these.
+// then no step moves it. If partial sums are added up first, the sums and the copies are on the old
+// mesh, and the workers drop the sums when they have the new array. Second replicas count, except
+// in a move that is a part of a resize: PlanResize has counted these.
 absl::Status TakeTarget(const MembershipView& view, const ReshardCall& call,
                         const ReshardItem& item, bool is_unloaded, WorkerLoads* loads) {
   const ArrayDescriptor& to = item.target.descriptor;
-  const int64_t copies_bytes = is_unloaded ? 0 : item.copies_bytes;
-  SHARDMESH_RETURN_IF_ERROR(loads->Take(to, WorkersOf(view, to.mesh_id), copies_bytes));
+  const std::vector<std::string> workers = WorkersOf(view, to.mesh_id);
+  if (item.sums.has_value()) {
+    const std::vector<std::string> summing = WorkersOf(view, item.sums->mesh_id);
+    SHARDMESH_RETURN_IF_ERROR(loads->Take(*item.sums, summing, item.copies_bytes));
+    SHARDMESH_RETURN_IF_ERROR(loads->Take(to, workers));
+    SHARDMESH_RETURN_IF_ERROR(loads->Drop(*item.sums, summing));
+  } else {
+    SHARDMESH_RETURN_IF_ERROR(loads->Take(to, workers, is_unloaded ? 0 : item.copies_bytes));
+  }
   return call.from_mesh.empty() ? TakeReplica(view, item.target, loads) : absl::OkStatus();
 }
 
 // Returns the loads of the items, which move in their order.
 absl::StatusOr<WorkerLoads> LoadsOf(const MembershipView& view, const ReshardCall& call,
-                                    const std::vector<ReshardItem>& items,
-                                    const SourceEnds& sources) {
-  WorkerLoads loads(ReshardsAtOnce(items, sources.are_released));
+                                    const PlannedReshard& plan, const SourceEnds& sources) {
+  const std::vector<ReshardItem>& items = plan.items;
+  WorkerLoads loads(ReshardsAtOnce(items, sources.are_released, plan.move_memory_bytes));
   for (size_t i = 0; i < items.size(); ++i) {
     const ReshardItem& item = items[i];
     if (item.is_skipped) continue;
@@ -473,8 +488,11 @@ absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view
   }
   std::map<std::string, const MeshRanks*> meshes;
   for (const ReshardItem& item : plan->items) {
+    if (item.is_skipped) continue;
     const std::string& mesh_id = item.target.descriptor.mesh_id;
-    if (!item.is_skipped) meshes.try_emplace(mesh_id, view.FindMesh(mesh_id));
+    meshes.try_emplace(mesh_id, view.FindMesh(mesh_id));
+    if (!item.sums.has_value()) continue;
+    meshes.try_emplace(item.sums->mesh_id, view.FindMesh(item.sums->mesh_id));
   }
   std::vector<ReshardMemoryNeed>& memory = plan->outline.memory;
   for (const auto& [mesh_id, ranks] : meshes) {
@@ -491,14 +509,14 @@ absl::Status AddMemory(const ReshardPlanParts& parts, const MembershipView& view
     }
   }
   SourceEnds sources{.are_released = call.release_source};
-  SHARDMESH_ASSIGN_OR_RETURN(WorkerLoads loads, LoadsOf(view, call, plan->items, sources));
+  SHARDMESH_ASSIGN_OR_RETURN(WorkerLoads loads, LoadsOf(view, call, *plan, sources));
   SetNeeds(loads, &memory);
   if (!call.release_source || ShortRanks(memory).empty()) return absl::OkStatus();
   SHARDMESH_ASSIGN_OR_RETURN(sources.are_unloaded, ChooseUnloads(view, call, plan->items, memory,
                                                                  [](const ReshardItem& item) {
                                                                    return item.can_unload_source();
                                                                  }));
-  SHARDMESH_ASSIGN_OR_RETURN(loads, LoadsOf(view, call, plan->items, sources));
+  SHARDMESH_ASSIGN_OR_RETURN(loads, LoadsOf(view, call, *plan, sources));
   SetNeeds(loads, &memory);
   for (size_t i = 0; i < plan->items.size(); ++i) {
     plan->items[i].unloads_source = sources.are_unloaded[i];
@@ -541,7 +559,7 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
                          "goes with one array; with a prefix each array keeps its own name");
   }
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<SelectedArray> arrays, SelectArrays(parts, call));
-  PlannedReshard plan;
+  PlannedReshard plan{.move_memory_bytes = parts.move_memory_bytes};
   plan.outline.array_count = std::ssize(arrays);
   MeshPlans plans(parts, call, is_cancelled);
   const std::shared_ptr<const MembershipView> view = parts.put.membership->view();
@@ -550,7 +568,7 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
       return NothingMoved();
     }
     const SelectedArray array = arrays[i];
-    SHARDMESH_RETURN_IF_ERROR(CheckSource(parts, call, array));
+    SHARDMESH_RETURN_IF_ERROR(CheckSource(parts, array));
     absl::StatusOr<ReshardItem> item = plans.Plan(std::move(arrays[i]));
     if (!item.ok()) return About(array, item.status());
     if (const absl::Status compared = CompareLayouts(*view, is_cancelled, &*item); !compared.ok()) {
@@ -571,14 +589,17 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
   return plan;
 }
 
-size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source) {
+size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source,
+                      int64_t move_memory_bytes) {
   if (release_source) return 1;
   int64_t at_once = kReshardsAtOnce;
   for (const ReshardItem& item : items) {
+    // The array of the sums needs memory while the item moves, beside the old and the new one.
+    if (item.sums.has_value()) return 1;
     // Workers that fill tiles read as many of them at once as they have threads for it, however
     // many arrays move.
     if (item.is_skipped || !item.moves_as_step()) continue;
-    at_once = std::min(at_once, MovesAtOnce(item.target.descriptor.mesh.size()));
+    at_once = std::min(at_once, MovesAtOnce(item.target.descriptor.mesh.size(), move_memory_bytes));
   }
   return static_cast<size_t>(at_once);
 }
@@ -595,14 +616,15 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
     SourceEnds sources{.are_released = true};
     SHARDMESH_ASSIGN_OR_RETURN(sources.are_unloaded,
                                ChooseUnloads(*view, call, plan.items, memory, may_unload));
-    return LoadsOf(*view, call, plan.items, sources);
+    return LoadsOf(*view, call, plan, sources);
   };
   SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads released, released_with([](const ReshardItem& item) {
                                return item.can_unload_source();
                              }));
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const WorkerLoads released_on_disk,
-      released_with([](const ReshardItem& item) { return item.takes_all_names; }));
+  SHARDMESH_ASSIGN_OR_RETURN(const WorkerLoads released_on_disk,
+                             released_with([](const ReshardItem& item) {
+                               return item.takes_all_names && !item.sums.has_value();
+                             }));
   // Returns the ranks that would be short if each worker needed what `need_of` says.
   const auto short_with = [&memory](const auto& need_of) {
     std::vector<ReshardMemoryNeed> other = memory;
@@ -614,6 +636,8 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
   const auto alone = [&](const std::string& worker) { return released.LargestOf(worker); };
   const std::vector<ReshardMemoryNeed> short_released =
       call.release_source ? short_ranks : short_with(with_release);
+  const bool has_sums = std::any_of(plan.items.begin(), plan.items.end(),
+                                    [](const ReshardItem& item) { return item.sums.has_value(); });
   std::vector<std::string> advice;
   if (short_released.empty()) {
     int64_t most_bytes = 0;
@@ -622,8 +646,10 @@ absl::Status CheckReshardMemory(const PlannedReshard& plan, const ReshardCall& c
     }
     advice.push_back(StrCat("with release_source (--release-source) the reshard needs at most ",
                             FormatBytes(most_bytes), " there, and fits"));
-  } else if (!call.release_source && plan.items.size() > 1 && short_with(alone).empty()) {
-    // With release_source, the call does this already.
+  } else if (!call.release_source && plan.items.size() > 1 && !has_sums &&
+             short_with(alone).empty()) {
+    // With release_source, the call does this already. The sums of partial sums lie beside their
+    // new array, so the largest part of one array does not say whether it fits.
     advice.push_back(
         "each array by itself fits: reshard them one after the other, and release the old ones "
         "between");

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "program/move_plan.h"
 #include "server/reshard/reshard_call.h"
 #include "server/state/array_registry.h"
 #include "server/state/array_selection.h"
@@ -30,6 +31,9 @@ struct ReshardPlanParts {
   PutPlanParts put = {};
   const ArrayRegistry* registry = nullptr;
   const Recovery* recovery = nullptr;
+  // The memory that the arrays of one call may take on a worker while they move, beyond their old
+  // and new tiles: see ReshardsAtOnce and FillTiles.move_memory_bytes.
+  int64_t move_memory_bytes = kMoveMemoryBytes;
 };
 
 // One array of a reshard.
@@ -43,8 +47,8 @@ struct ReshardItem {
   bool is_skipped = false;  // the array already lies as requested
   int64_t moved_bytes = 0;  // bytes that workers receive from other workers
   int64_t total_bytes = 0;  // of all tiles of the new array, replicas included
-  // The most bytes of copies that a worker has to send while a step moves the array; 0 if no step
-  // does (MoveCopiesBytes).
+  // The most bytes of copies that a worker has to send while a step moves the array or makes
+  // `sums`; 0 if no step does (MoveCopiesBytes).
   int64_t copies_bytes = 0;
   // Whether, with release_source, nothing holds the old array once this item has moved.
   bool frees_source = false;
@@ -56,6 +60,11 @@ struct ReshardItem {
   bool takes_all_names = false;
   // The companion of the old array (ArrayRegistry::FindTwin); null: it has none.
   ArrayPtr source_companion = nullptr;
+  // Set if the old array has partial sums and leaves its mesh: a step first makes an array of this
+  // description on the old mesh, and the workers fetch the new tiles from it (SumsOf). The array of
+  // the sums has no name, and is released when the item ends. Its id here belongs to the old array.
+  std::optional<ArrayDescriptor> sums = {};
+  int64_t summed_bytes = 0;  // the part of `moved_bytes` that the step receives
 
   // Whether the new array lies on the mesh of the old one.
   bool stays_on_mesh() const {
@@ -64,7 +73,7 @@ struct ReshardItem {
   // Whether the old array may leave memory, as unloads_source says: it is on disk, and no name
   // keeps it for long. Readers may pin it: they read its files.
   bool can_unload_source() const {
-    return !is_skipped && takes_all_names && !moves_as_step() &&
+    return !is_skipped && takes_all_names && !moves_as_step() && !sums.has_value() &&
            source.array->durability == Durability::kDisk &&
            (source_companion == nullptr || source_companion->durability == Durability::kDisk);
   }
@@ -82,6 +91,7 @@ struct ReshardItem {
 struct PlannedReshard {
   std::vector<ReshardItem> items = {};  // by name
   ReshardOutline outline = {};
+  int64_t move_memory_bytes = kMoveMemoryBytes;  // as in ReshardPlanParts
 };
 
 // The maximum number of arrays of one call.
@@ -91,9 +101,11 @@ inline constexpr int64_t kMaxReshardedArrays = 40'000;
 inline constexpr size_t kReshardsAtOnce = 4;
 
 // Returns how many arrays of a call move at the same time: one if each must leave its memory to the
-// next. Otherwise as many that the copies that a worker makes to send all of them have at most
-// 64 MiB (MovesAtOnce in program/move_plan.h), at least one and at most kReshardsAtOnce.
-size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source);
+// next, or if one has partial sums that are added up first. Otherwise as many that the copies that
+// a worker makes to send all of them have at most `move_memory_bytes` (MovesAtOnce), at least one
+// and at most kReshardsAtOnce.
+size_t ReshardsAtOnce(const std::vector<ReshardItem>& items, bool release_source,
+                      int64_t move_memory_bytes = kMoveMemoryBytes);
 
 // Plans the call. Changes nothing. May take long: call it on a thread of the background.
 // CANCELLED: `is_cancelled`, which is polled, returned true. The other errors are those of

@@ -2,12 +2,14 @@
 #include "server/reshard/reshard_runner.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_split.h"
+#include "process/failpoint.h"
 #include "process/random_bytes.h"
 #include "rpc/codec/field_check.h"
 #include "server/reshard/array_fill.h"
@@ -56,6 +58,8 @@ int64_t BytesOf(const ReshardOutline& outline, const std::vector<ReshardedArray>
       bytes += sizeof(correction) + ByteCount(correction.requested);
       for (const std::string& axis : correction.absent_axes) bytes += sizeof(axis) + axis.size();
     }
+    if (!each.sums_spec.has_value()) continue;
+    for (const SpecEntry& entry : each.sums_spec->entries()) bytes += ByteCount(entry);
   }
   return static_cast<int64_t>(bytes);
 }
@@ -154,7 +158,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
       return End();
     }
     plan_ = *std::move(planned);
-    limit_ = ReshardsAtOnce(plan_.items, call_.release_source);
+    limit_ = ReshardsAtOnce(plan_.items, call_.release_source, plan_.move_memory_bytes);
     if (const absl::Status begun = BeginOperation(); !begun.ok()) {
       Fail(begun);
       return End();
@@ -326,6 +330,8 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                 item.is_skipped ? item.source.array->definition.descriptor : item.target.descriptor,
             .corrections = item.corrections,
             .moved_bytes = item.moved_bytes,
+            .summed_bytes = item.summed_bytes,
+            .sums_spec = item.sums.has_value() ? std::optional(item.sums->spec) : std::nullopt,
             .is_skipped = item.is_skipped};
   }
 
@@ -363,6 +369,8 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
         Moved(index, Late());
       } else if (item.is_skipped) {
         Rename(index);
+      } else if (item.sums.has_value()) {
+        AddUp(index);
       } else {
         item.moves_as_step() ? Step(index) : Transfer(index);
       }
@@ -465,22 +473,54 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                                EstimateDone(plan_.items[index], step->second.total));
   }
 
-  // Moves the array on its own mesh. The new array is in memory only.
-  void Step(size_t index) {
-    const ReshardItem& item = plan_.items[index];
-    if (const absl::Status pinned = PinSource(item); !pinned.ok()) return Moved(index, pinned);
+  // Returns the step that lays the old array out as `target` on its own mesh.
+  StepCall StepTo(const ReshardItem& item, const ArrayDescriptor& target) const {
     StepCall step{.request_id = RandomId(),
                   .session_id = call_.session_id,
                   .method = "Reshard",
                   .caller = call_.caller,
                   .time_left = call_.deadline - parts_.clock->Now(),
                   .operation_id = plan_.outline.operation_id};
-    step.work = Program{.operand_count = 1,
-                        .ops = {ReshardOp{.input = 0,
-                                          .spec = item.target.descriptor.spec,
-                                          .part_starts = PartStartsOf(item.target.descriptor)}},
-                        .outputs = {1}};
+    step.work = Program{
+        .operand_count = 1,
+        .ops = {ReshardOp{.input = 0, .spec = target.spec, .part_starts = PartStartsOf(target)}},
+        .outputs = {1}};
     step.operands.operands.push_back({.value = ArrayReference{.array_id = SourceIdOf(item)}});
+    return step;
+  }
+
+  // Runs a step of the item. `made` gets the result, which the session pins; MoveFailed is called
+  // if there is none.
+  void RunStep(size_t index, StepCall step,
+               std::function<void(const std::string& array_id, Revision revision)> made) {
+    const std::optional<Sequencer::StepTicket> ticket = parts_.steps->Run(
+        std::move(step),
+        [self = shared_from_this(), index, made = std::move(made)](const StepAnswer& answer) {
+          if (!answer.ok()) {
+            const absl::Status& failed = answer.status();
+            const ReshardItem& moved = self->plan_.items[index];
+            return self->MoveFailed(index,
+                                    !self->IsHere(moved) && ReasonOf(failed) == Reason::kNotFound
+                                        ? Replaced(moved)
+                                        : failed);
+          }
+          const auto& array = answer->outputs(0).array();
+          made(array.array_descriptor().array_id(), array.name_version());
+        });
+    if (!ticket.has_value()) return;
+    {
+      absl::MutexLock lock(&mutex_);
+      steps_.insert_or_assign(index, *ticket);
+      if (!is_cancelled_) return;
+    }
+    parts_.steps->Cancel(*ticket);
+  }
+
+  // Moves the array on its own mesh. The new array is in memory only.
+  void Step(size_t index) {
+    const ReshardItem& item = plan_.items[index];
+    if (const absl::Status pinned = PinSource(item); !pinned.ok()) return Moved(index, pinned);
+    StepCall step = StepTo(item, item.target.descriptor);
     step.outputs.names = {item.name};
     step.outputs.expected_versions = {item.expected_version};
     step.outputs.definitions = {item.target};
@@ -494,26 +534,43 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
       absl::MutexLock lock(&mutex_);
       received_[index];
     }
-    const std::optional<Sequencer::StepTicket> ticket = parts_.steps->Run(
-        std::move(step), [self = shared_from_this(), index](const StepAnswer& answer) {
-          if (!answer.ok()) {
-            const absl::Status& failed = answer.status();
-            const ReshardItem& moved = self->plan_.items[index];
-            return self->MoveFailed(index,
-                                    !self->IsHere(moved) && ReasonOf(failed) == Reason::kNotFound
-                                        ? Replaced(moved)
-                                        : failed);
-          }
-          const auto& array = answer->outputs(0).array();
-          self->MoveEnded(index, array.array_descriptor().array_id(), array.name_version());
-        });
-    if (!ticket.has_value()) return;
-    {
-      absl::MutexLock lock(&mutex_);
-      steps_.emplace(index, *ticket);
-      if (!is_cancelled_) return;
+    RunStep(index, std::move(step),
+            [self = shared_from_this(), index](const std::string& array_id, Revision revision) {
+              self->MoveEnded(index, array_id, revision);
+            });
+  }
+
+  // Adds up the partial sums of the old array on its own mesh, and then moves the sums. They have
+  // no name: readers see the old array until the new one is complete. The step does not count as
+  // progress, because the array has not come nearer to its place.
+  void AddUp(size_t index) {
+    const ReshardItem& item = plan_.items[index];
+    // The step would be in vain if the workers of the new mesh were not ready.
+    const absl::Status ready =
+        parts_.plan.put.endpoints->CheckReady(item.target.descriptor.mesh_id);
+    if (!ready.ok()) return Moved(index, ready);
+    if (const absl::Status pinned = PinSource(item); !pinned.ok()) return Moved(index, pinned);
+    RunStep(index, StepTo(item, *item.sums),
+            [self = shared_from_this(), index](const std::string& sums_id, Revision) {
+              self->AddedUp(index, sums_id);
+            });
+  }
+
+  // Begins to move the sums, on another thread: the store may commit on this one.
+  void AddedUp(size_t index, const std::string& sums_id) {
+    // The pin of the transfer takes the place of that of the session, which may end at any time.
+    const absl::StatusOr<ArrayPtr> sums = parts_.registry->FindArray(sums_id);
+    const absl::Status kept = sums.ok() ? parts_.registry->Pin(sums_id) : sums.status();
+    Unpin(sums_id);
+    if (!kept.ok()) {
+      return MoveFailed(index,
+                        WithContext(kept, StrCat("the sums of ", SourceTitleOf(plan_.items[index]),
+                                                 " were released before they had moved")));
     }
-    parts_.steps->Cancel(*ticket);
+    runner_->moves_.Run(call_.caller.name, [self = shared_from_this(), index, sums = *sums] {
+      SHARDMESH_PASSES("reshard.added_up");
+      self->Fetch(index, sums);
+    });
   }
 
   // Moves the array to any mesh. The new array is on disk if its workers have data folders.
@@ -521,13 +578,19 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     const ReshardItem& item = plan_.items[index];
     if (const absl::Status pinned = PinSource(item); !pinned.ok()) return Moved(index, pinned);
     // The transfer's own pin keeps the old array until all tiles are fetched.
-    const std::string& source_id = SourceIdOf(item);
-    if (const absl::Status kept = parts_.registry->Pin(source_id); !kept.ok()) {
+    if (const absl::Status kept = parts_.registry->Pin(SourceIdOf(item)); !kept.ok()) {
       return MoveFailed(index, ReasonOf(kept) == Reason::kNotFound ? Replaced(item) : kept);
     }
-    const absl::StatusOr<std::string> transfer_id = BeginTransfer(item, OtherMovesOf(index));
+    Fetch(index, item.source.array);
+  }
+
+  // Lets the workers fetch the tiles of the new array from `from`: the old array, or its sums.
+  // Takes over a pin of `from`, which goes at the end.
+  void Fetch(size_t index, const ArrayPtr& from) {
+    const ReshardItem& item = plan_.items[index];
+    const absl::StatusOr<std::string> transfer_id = BeginTransfer(item, *from, OtherMovesOf(index));
     if (!transfer_id.ok()) {
-      parts_.registry->Unpin(source_id);
+      parts_.registry->Unpin(from->definition.descriptor.array_id);
       return MoveFailed(index, transfer_id.status());
     }
     absl::Status cancelled;
@@ -539,26 +602,28 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     if (!cancelled.ok()) Abort(*transfer_id, cancelled);
     parts_.plan.put.transfers->Commit(
         *transfer_id, /*request_key=*/"", call_.deadline,
-        [self = shared_from_this(), index](const absl::StatusOr<TransferResult>& result) {
-          self->parts_.registry->Unpin(SourceIdOf(self->plan_.items[index]));
+        [self = shared_from_this(), index, from](const absl::StatusOr<TransferResult>& result) {
+          self->parts_.registry->Unpin(from->definition.descriptor.array_id);
           if (!result.ok()) return self->MoveFailed(index, result.status());
           self->MoveEnded(index, result->array_ids.front(), result->revision);
         });
   }
 
-  // Begins the transfer and orders the workers to fill its tiles.
-  absl::StatusOr<std::string> BeginTransfer(const ReshardItem& item, OtherMoves other_moves) const {
+  // Begins the transfer and orders the workers to fill its tiles with those of `source`.
+  absl::StatusOr<std::string> BeginTransfer(const ReshardItem& item, const Array& source,
+                                            OtherMoves other_moves) const {
     const PutPlanParts& put = parts_.plan.put;
-    const ArrayDescriptor& from = item.source.array->definition.descriptor;
+    const ArrayDescriptor& from = source.definition.descriptor;
     const ArrayDescriptor& to = item.target.descriptor;
     ArrayFill fill{.session_id = call_.session_id,
                    .term = parts_.term,
                    .token_key = parts_.token_key,
                    .expire_time = parts_.clock->Now() + Transfers::kTimeout,
                    .source = &from,
-                   .target = &to};
+                   .target = &to,
+                   .move_memory_bytes = plan_.move_memory_bytes};
     SHARDMESH_RETURN_IF_ERROR(put.endpoints->CheckReady(to.mesh_id));
-    SHARDMESH_ASSIGN_OR_RETURN(fill.sources, HoldersOf(*item.source.array));
+    SHARDMESH_ASSIGN_OR_RETURN(fill.sources, HoldersOf(source));
     fill.second = parts_.registry->FindTwin(from.array_id);
     if (fill.second != nullptr) {
       // Without the mesh, the companion is going.
@@ -582,7 +647,7 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
                               .name = item.name,
                               .expected_version = item.expected_version,
                               .other_moves = std::move(other_moves),
-                              .superseded = call_.release_source ? from.array_id : ""}});
+                              .superseded = call_.release_source ? SourceIdOf(item) : ""}});
     SHARDMESH_ASSIGN_OR_RETURN(
         fill.transfer_id, put.transfers->Begin(call_.session_id, to.mesh_id, fill.target_workers,
                                                std::move(items), plan_.outline.operation_id,

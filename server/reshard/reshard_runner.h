@@ -63,7 +63,9 @@ struct ReshardEvents {
 // and commits call back on the store's thread.
 // An array on its own mesh moves as a step with one reshard (StepRunner). An array that goes to
 // another mesh, or that is on disk and is to stay so, moves as a transfer whose tiles the workers
-// fetch from one another (SendArrayFill).
+// fetch from one another (SendArrayFill). An array with partial sums that goes to another mesh does
+// both: a step adds them up on its own mesh, and the sums move as a transfer. The sums have no
+// name; a coordinator that ends between the two leaves them as an array without a name.
 // Each array is moved by itself: its commit moves its name too. After the first failure no further
 // array is begun, the arrays that are being moved end by themselves, and the call ends with that
 // failure.

@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "process/clock.h"
+#include "program/move_plan.h"
 #include "rpc/codec/correction_codec.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
+#include "server/reshard/partial_sums.h"
 #include "server/reshard/short_ranks.h"
 #include "server/reshard/worker_loads.h"
 #include "server/resolve/cut_weights.h"
@@ -353,6 +355,9 @@ class Planning {
   absl::Status Add(const SelectedArray& selected) {
     const Array& array = *selected.array;
     const ArrayDescriptor& from = array.definition.descriptor;
+    if (array.state == ArrayState::kDegraded && HasPartialSums(from)) {
+      return Degraded(selected, array.missing_ranks, *view_, *parts_.recovery);
+    }
     if (array.state == ArrayState::kDegraded) {
       SHARDMESH_RETURN_IF_ERROR(
           FindHoldersInBoth(selected, Tile::Whole(from.shape), *view_, *parts_.recovery).status());
@@ -368,14 +373,19 @@ class Planning {
     to.mesh = plan_.layouts.mesh;
     to.spec = std::move(layout.spec);
     to.cut_points = std::move(layout.cut_points);
-    SHARDMESH_ASSIGN_OR_RETURN(const Tiling source, from.Tiling());
+    // Partial sums stay on their mesh: their sums move.
+    ArrayDescriptor leaving = from;
+    if (HasPartialSums(from)) {
+      SHARDMESH_ASSIGN_OR_RETURN(leaving, SumsOf(from));
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling source, leaving.Tiling());
     SHARDMESH_ASSIGN_OR_RETURN(const Tiling target, to.Tiling());
     const MeshRanks* const ranks = view_->FindMesh(from.mesh_id);
     const std::vector<std::string> sources =
         ranks == nullptr ? std::vector<std::string>() : ranks->identities;
     if (std::ssize(sources) != source.mesh().size()) return absl::OkStatus();  // still assigned
     const WorkerNumbers numbers = NumberWorkers(sources, plan_.workers);
-    SHARDMESH_ASSIGN_OR_RETURN(const Tiling on_sources, OnWorkers(from, numbers.sources));
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling on_sources, OnWorkers(leaving, numbers.sources));
     SHARDMESH_ASSIGN_OR_RETURN(const Tiling on_targets, OnWorkers(to, numbers.destinations));
     SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan plan, ReshardPlan::Create(on_sources, on_targets));
     const bool moves_twice = from.mesh_id != plan_.auxiliary_id;
@@ -392,19 +402,58 @@ class Planning {
       plan_.total_bytes = AddCapped(plan_.total_bytes, tile_bytes);
       if (moves_twice) plan_.total_bytes = AddCapped(plan_.total_bytes, tile_bytes);
     }
+    std::optional<AddedUp> added;
+    if (HasPartialSums(from)) {
+      SHARDMESH_ASSIGN_OR_RETURN(added, AddUp(from, std::move(leaving), sources));
+    }
     moves_.push_back({.array = selected.array,
                       .companion = parts_.registry->FindTwin(from.array_id),
+                      .added = std::move(added),
                       .to = std::move(to),
                       .moves_twice = moves_twice,
                       .is_pinned = parts_.registry->HoldsOf(from.array_id).pins > 0});
     return absl::OkStatus();
   }
 
+  // The sums of an array with partial sums, on its own mesh.
+  struct AddedUp {
+    ArrayDescriptor sums;
+    int64_t copies_bytes = 0;  // MoveCopiesBytes of the step that makes them
+  };
+
+  // Adds the bytes of the step that adds up partial sums. `workers`: of the array's mesh, by rank;
+  // those that the new shape lacks have no line of their own.
+  absl::StatusOr<AddedUp> AddUp(const ArrayDescriptor& partial, ArrayDescriptor sums,
+                                const std::vector<std::string>& workers) {
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling source, partial.Tiling());
+    SHARDMESH_ASSIGN_OR_RETURN(const Tiling target, sums.Tiling());
+    SHARDMESH_ASSIGN_OR_RETURN(const ReshardPlan plan, ReshardPlan::Create(source, target));
+    SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan.Totals(is_cancelled_));
+    std::map<std::string_view, ResizeRank*> ranks;
+    for (ResizeRank& rank : plan_.ranks) ranks.emplace(rank.identity, &rank);
+    ++plan_.move_count;
+    for (size_t i = 0; i < workers.size(); ++i) {
+      if (i % 1'024 == 0 && is_cancelled_()) return PlanCancelled();
+      const auto device = static_cast<DeviceId>(i);
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t received_bytes,
+                                 PackedSizeBytes(sums.dtype, plan.DeviceOf(device).need));
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t tile_bytes, RankTileBytes(sums, target, device));
+      plan_.moved_bytes = AddCapped(plan_.moved_bytes, received_bytes);
+      plan_.total_bytes = AddCapped(plan_.total_bytes, tile_bytes);
+      const auto rank = ranks.find(workers[i]);
+      if (rank == ranks.end()) continue;
+      rank->second->moved_bytes = AddCapped(rank->second->moved_bytes, received_bytes);
+    }
+    const int64_t copies_bytes = MoveCopiesBytes(plan, sums.dtype, totals);
+    return AddedUp{.sums = std::move(sums), .copies_bytes = copies_bytes};
+  }
+
   // An array that moves.
   struct ArrayMove {
     ArrayPtr array;
-    ArrayPtr companion;  // goes with the array; null: there is none
-    ArrayDescriptor to;  // in the new layout, as on the auxiliary mesh
+    ArrayPtr companion;            // goes with the array; null: there is none
+    std::optional<AddedUp> added;  // take the place of an array with partial sums before it moves
+    ArrayDescriptor to;            // in the new layout, as on the auxiliary mesh
     bool moves_twice = false;
     // A pin keeps the old tiles, at most until all arrays have left the mesh.
     bool is_pinned = false;
@@ -424,6 +473,16 @@ class Planning {
     const MeshRanks* const ranks = view_->FindMesh(descriptor.mesh_id);
     if (ranks == nullptr) return absl::OkStatus();
     return loads->Drop(descriptor, ranks->identities, array.missing_ranks);
+  }
+  // Returns the workers of the array's mesh, by rank.
+  std::vector<std::string> OldWorkersOf(const ArrayMove& move) const {
+    const MeshRanks* const ranks = view_->FindMesh(move.array->definition.descriptor.mesh_id);
+    return ranks == nullptr ? std::vector<std::string>() : ranks->identities;
+  }
+  // The workers drop the array that has moved: the old array, or its sums.
+  absl::Status DropMoved(const ArrayMove& move, WorkerLoads* loads) const {
+    if (move.added.has_value()) return loads->Drop(move.added->sums, OldWorkersOf(move));
+    return DropOld(move, loads);
   }
   // The workers drop the old array, and its companion.
   absl::Status DropOld(const ArrayMove& move, WorkerLoads* loads) const {
@@ -447,21 +506,39 @@ class Planning {
                        });
   }
 
+  // Sums take the places of all arrays with partial sums. A pin keeps these arrays at most until
+  // all arrays have left the mesh.
+  absl::Status AddUpAll(WorkerLoads* loads) const {
+    for (const ArrayMove& move : moves_) {
+      if (!move.added.has_value()) continue;
+      if (is_cancelled_()) return PlanCancelled();
+      SHARDMESH_RETURN_IF_ERROR(
+          loads->Take(move.added->sums, OldWorkersOf(move), move.added->copies_bytes));
+      if (!move.is_pinned) SHARDMESH_RETURN_IF_ERROR(DropOld(move, loads));
+    }
+    return absl::OkStatus();
+  }
+
   // Returns the loads of the workers when all arrays leave the mesh, in their order, and then come
   // back.
   absl::StatusOr<WorkerLoads> LoadsWith(Unloads unloads) const {
     WorkerLoads loads;
     std::vector<const ArrayMove*> kept;
+    SHARDMESH_RETURN_IF_ERROR(AddUpAll(&loads));
     for (const ArrayMove& move : moves_) {
       if (is_cancelled_()) return PlanCancelled();
-      bool leaves = unloads == Unloads::kAll || (unloads == Unloads::kOnDisk && move.is_on_disk());
+      // Sums are in memory only.
+      bool leaves = !move.added.has_value() && (unloads == Unloads::kAll ||
+                                                (unloads == Unloads::kOnDisk && move.is_on_disk()));
       if (leaves) {
         SHARDMESH_ASSIGN_OR_RETURN(leaves, Exceeds(loads, move.to));
       }
       if (leaves) SHARDMESH_RETURN_IF_ERROR(DropOld(move, &loads));
       SHARDMESH_RETURN_IF_ERROR(loads.Take(move.to, plan_.workers));
       if (!leaves && move.is_pinned) kept.push_back(&move);
-      if (!leaves && !move.is_pinned) SHARDMESH_RETURN_IF_ERROR(DropOld(move, &loads));
+      if (!leaves && (!move.is_pinned || move.added.has_value())) {
+        SHARDMESH_RETURN_IF_ERROR(DropMoved(move, &loads));
+      }
     }
     for (const ArrayMove* const move : kept) SHARDMESH_RETURN_IF_ERROR(DropOld(*move, &loads));
     const bool may_leave =
@@ -580,20 +657,17 @@ absl::StatusOr<PlacedLayout> LayoutBack(const ResizeLayouts& layouts, const Arra
 }  // namespace
 
 PlacedLayout LayoutOf(const ArrayDefinition& array) {
-  return {.spec = array.descriptor.spec,
+  return {.spec = WithoutUnreduced(array.descriptor.spec),
           .requested_spec = array.requested_spec,
           .cut_points = array.descriptor.cut_points};
 }
 
 absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayDefinition& array) {
   const ArrayDescriptor& descriptor = array.descriptor;
-  if (!descriptor.spec.unreduced().empty()) {
-    return InvalidArgument(
-        Reason::kInvalidSpec,
-        StrCat("it holds partial sums along ", StrJoin(descriptor.spec.unreduced(), ", "),
-               "; reshard it on its own mesh first, which adds them up "
-               "(`shardmesh reshard NAME --to SPEC`)"),
-        {{fact::kValue, descriptor.spec.ToString()}});
+  if (HasPartialSums(descriptor)) {
+    ArrayDefinition sums = array;
+    sums.descriptor.spec = WithoutUnreduced(descriptor.spec);
+    return LayoutOn(layouts, sums);
   }
   const bool is_equal_only = layouts.uneven == UnevenCuts::kEqualOnly;
   if (!WithoutEqualParts(descriptor.cut_points).empty()) {

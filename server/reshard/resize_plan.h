@@ -43,13 +43,13 @@ struct ResizeLayouts {
 };
 
 // Returns the layout of the array on the mesh. The layout keeps all axes that the array's effective
-// spec has. INVALID_ARGUMENT: an axis is not in the mesh, or does not divide its dimension; the cut
-// points do not fit; or the array holds partial sums.
-// On an old shape, only partial sums and errors of CutByRule are refused: the array may have got
-// axes or cut points that fit the new shape alone. The layout is then without them, and the
-// requested spec keeps the axes.
+// spec has, except unreduced ones: the layout is that of the sums. INVALID_ARGUMENT: an axis is not
+// in the mesh, or does not divide its dimension; or the cut points do not fit.
+// On an old shape, only errors of CutByRule are refused: the array may have got axes or cut points
+// that fit the new shape alone. The layout is then without them, and the requested spec keeps the
+// axes.
 absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayDefinition& array);
-// Returns the layout that the array has.
+// Returns the layout that the array has, without its unreduced axes.
 PlacedLayout LayoutOf(const ArrayDefinition& array);
 
 // The part of one worker of the new shape.
@@ -69,7 +69,8 @@ struct ResizeRefusal {
 };
 
 // A planned resize. The arrays move from `definition` to the mesh `auxiliary_id`, unless they lie
-// there already; the mesh changes, unless it has the shape; and the arrays move back.
+// there already; the mesh changes, unless it has the shape; and the arrays move back. Partial sums
+// are added up on their own mesh before they move (SumsOf).
 struct PlannedResize {
   std::shared_ptr<const Definition> definition = {};  // of the mesh, before
   std::string auxiliary_id = {};
@@ -78,7 +79,7 @@ struct PlannedResize {
   ResizeLayouts layouts = {};             // on the new shape
   std::vector<std::string> workers = {};  // of the new shape, by rank
   int64_t array_count = 0;
-  int64_t move_count = 0;   // of arrays; most move twice
+  int64_t move_count = 0;   // of arrays; most move twice, and partial sums are added up before
   int64_t moved_bytes = 0;  // bytes that workers receive from other workers
   int64_t total_bytes = 0;  // of all tiles that are made, replicas included
   // Arrays on disk that do not fit beside their new ones leave memory first, as in a reshard with

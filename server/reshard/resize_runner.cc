@@ -11,6 +11,7 @@
 #include "process/log.h"
 #include "process/thread_pool.h"
 #include "rpc/codec/field_check.h"
+#include "server/reshard/partial_sums.h"
 #include "server/reshard/reshard_call.h"
 #include "server/state/request_index.h"
 #include "server/steps/mesh_endpoints.h"
@@ -123,7 +124,7 @@ class ResizeRunner::Run {
       SHARDMESH_PASSES("resize.mesh_defined");
       SHARDMESH_RETURN_IF_ERROR(AwaitReady(plan_.auxiliary_id));
       SHARDMESH_RETURN_IF_ERROR(Empty(call_.mesh_id, [this]() -> absl::Status {
-        return Move(call_.mesh_id, plan_.auxiliary_id,
+        return Move(CallFor(call_.mesh_id, plan_.auxiliary_id),
                     [this](const ArrayDefinition& array) { return Leave(array); });
       }));
       SHARDMESH_PASSES("resize.change_mesh");
@@ -177,7 +178,7 @@ class ResizeRunner::Run {
   template <typename Layouts>
   absl::Status Return(const Layouts& layouts) {
     SHARDMESH_RETURN_IF_ERROR(Empty(plan_.auxiliary_id, [&]() -> absl::Status {
-      return Move(plan_.auxiliary_id, call_.mesh_id, layouts);
+      return Move(CallFor(plan_.auxiliary_id, call_.mesh_id), layouts);
     }));
     SHARDMESH_PASSES("resize.arrays_returned");
     return Change(plan_.auxiliary_id, [this](DefinitionStore::Callback done) {
@@ -221,15 +222,16 @@ class ResizeRunner::Run {
     awaited_ = std::move(workers);
   }
 
-  // Moves arrays away with `move` until the mesh has none. At the end, the mesh is being changed
-  // for the registry: no array can be put on it.
+  // Adds up partial sums and moves arrays away with `move` until the mesh has none. At the end, the
+  // mesh is being changed for the registry: no array can be put on it.
   template <typename MoveAll>
   absl::Status Empty(const std::string& mesh_id, const MoveAll& move) {
     absl::Time give_up = absl::Now() + kHoldersTimeout;
     absl::Duration pause = kPollInterval;
     for (;;) {
       const int64_t before = moved_;
-      absl::Status status = move();
+      absl::Status status = AddUp(mesh_id);
+      if (status.ok()) status = move();
       if (moved_ > before) {
         give_up = absl::Now() + kHoldersTimeout;
         pause = kPollInterval;
@@ -346,12 +348,22 @@ class ResizeRunner::Run {
     return changed;
   }
 
-  // Moves all named arrays of one mesh to another.
-  absl::Status Move(const std::string& from, const std::string& to,
-                    std::function<absl::StatusOr<PlacedLayout>(const ArrayDefinition&)> layout_of) {
-    SHARDMESH_RETURN_IF_ERROR(parts_.sessions->Renew(session_id_).status());
-    // Without a request id, since nobody repeats the call: answers that are remembered take the
-    // place of others.
+  // Gives the names of the mesh's arrays with partial sums to their sums, which are equal and lie
+  // on the mesh too. Unlike sums that a move makes for itself, they have names: if the coordinator
+  // ends before they have moved, a repetition of the resize moves them.
+  absl::Status AddUp(const std::string& mesh_id) {
+    ReshardCall call = CallFor(mesh_id, mesh_id);
+    call.only_partial_sums = true;
+    return Move(std::move(call), [](const ArrayDefinition& array) -> absl::StatusOr<PlacedLayout> {
+      ArrayDefinition sums = array;
+      SHARDMESH_ASSIGN_OR_RETURN(sums.descriptor, SumsOf(array.descriptor));
+      return LayoutOf(sums);
+    });
+  }
+
+  // Returns a call that moves all named arrays of one mesh to another. It has no request id, since
+  // nobody repeats it: answers that are remembered take the place of others.
+  ReshardCall CallFor(const std::string& from, const std::string& to) const {
     ReshardCall call{.session_id = session_id_,
                      .caller = call_.caller,
                      .mesh_id = to,
@@ -364,6 +376,13 @@ class ResizeRunner::Run {
     call.profile_source = [](const Definitions&) -> absl::StatusOr<PartitionAxis> {
       return PartitionAxis();
     };
+    return call;
+  }
+
+  // Runs the call with these layouts, and waits for its end.
+  absl::Status Move(ReshardCall call,
+                    std::function<absl::StatusOr<PlacedLayout>(const ArrayDefinition&)> layout_of) {
+    SHARDMESH_RETURN_IF_ERROR(parts_.sessions->Renew(session_id_).status());
     {
       absl::MutexLock lock(&mutex_);
       SHARDMESH_RETURN_IF_ERROR(interrupted_);

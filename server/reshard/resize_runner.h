@@ -57,6 +57,8 @@ struct BegunResize {
 //         -> arrays move back -> [auxiliary mesh deleted] -> done
 // clang-format on
 //
+// Before arrays move, those with partial sums are resharded on their own mesh, which adds them up.
+//
 // The steps in brackets are one commit of the store each. All state of a resize is in the store:
 // the two meshes, and the mesh that each array lies on. After an end of the coordinator, a new
 // request therefore goes on, or goes back to the old shape.

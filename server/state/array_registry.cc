@@ -442,7 +442,7 @@ absl::Status ArrayRegistry::Load() {
     }
     if (batch->arrays == 0) dead_keys_.push_back(item.key);
   }
-  std::vector<Released> companions;  // of released arrays
+  std::vector<Released> companions;  // of released and cached arrays
   for (const KeyValue& item : stored_arrays.items) {
     const std::string id = item.key.substr(kArrayPrefix.size());
     if (arrays_.count(id) > 0 || arrays.count(id) == 0) continue;
@@ -451,7 +451,12 @@ absl::Status ArrayRegistry::Load() {
       continue;
     }
     const ArrayDefinition& definition = arrays[id]->definition;
-    if (tombstones_.contains(definition.replica_of) && !is_damaged_ && !may_lack_names_) {
+    // An array gives up its companion when it becomes cached. A name may be newer than that.
+    const auto copied = arrays_.find(definition.replica_of);
+    const bool is_of_cached = cached.contains(definition.replica_of) &&
+                              (copied == arrays_.end() || copied->second.names == 0);
+    if ((tombstones_.contains(definition.replica_of) || is_of_cached) && !is_damaged_ &&
+        !may_lack_names_) {
       companions.push_back({.array_id = id,
                             .mesh_id = definition.descriptor.mesh_id,
                             .ranks = definition.descriptor.mesh.size(),
@@ -683,7 +688,8 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     if (replica_of.empty()) continue;
     const auto copied = arrays_.find(replica_of);
     if (copied == arrays_.end() || copied->second.array->state == ArrayState::kStaging ||
-        !copied->second.companion.empty() || !copied->second.release_key.empty()) {
+        copied->second.cached_as > 0 || !copied->second.companion.empty() ||
+        !copied->second.release_key.empty()) {
       return absl::AbortedError(
           StrCat("array \"", replica_of, "\" was released meanwhile, or has a companion already"));
     }
@@ -1142,7 +1148,7 @@ void ArrayRegistry::AddCompanion(const std::string& companion_id, bool has_pin) 
   ArrayEntry& companion = arrays_.find(companion_id)->second;
   companion.was_named = true;
   const auto copied = arrays_.find(companion.array->definition.replica_of);
-  if (copied == arrays_.end() || copied->first == companion_id ||
+  if (copied == arrays_.end() || copied->first == companion_id || copied->second.cached_as > 0 ||
       !copied->second.companion.empty()) {
     return;
   }
@@ -1405,20 +1411,24 @@ void ArrayRegistry::ReleaseNow(Arrays::iterator found) {
   }
   const std::string companion_id = entry.companion;
   EraseArray(found);
+  GiveUpCompanion(companion_id);
+}
+
+void ArrayRegistry::GiveUpCompanion(const std::string& companion_id) {
   const auto companion = arrays_.find(companion_id);
   if (companion == arrays_.end()) return;
   --companion->second.pins;
   ReleaseIfUnheld(companion_id);
 }
 
-// Tiles of an adopted array, or of one that may have lost a name, go into quarantine instead. The
-// two copies of an array are released together. A move to another layout counts on the memory of
-// what it has moved, and may have recorded the release.
+// Tiles of an adopted array, or of one that may have lost a name, go into quarantine instead. A
+// move to another layout counts on the memory of what it has moved, and may have recorded the
+// release. A companion goes with its array: one copy is enough for the cache.
 bool ArrayRegistry::MayCache(const ArrayEntry& entry) const {
   const ArrayDefinition& definition = entry.array->definition;
   if (!is_caching_ || !entry.adopted_from.empty() || entry.missing_count > 0 || entry.is_given ||
-      entry.is_superseded || !entry.release_key.empty() || definition.replicas > 1 ||
-      !definition.replica_of.empty() || changing_meshes_.contains(definition.descriptor.mesh_id)) {
+      entry.is_superseded || !entry.release_key.empty() || !definition.replica_of.empty() ||
+      changing_meshes_.contains(definition.descriptor.mesh_id)) {
     return false;
   }
   return !definition.origin_key().empty();
@@ -1438,6 +1448,11 @@ void ArrayRegistry::AddToCache(Arrays::iterator found) {
   Tell(ArrayChange{.array_id = found->first,
                    .mesh_id = entry.array->definition.descriptor.mesh_id,
                    .is_deleted = true});
+  GiveUpCompanion(std::exchange(entry.companion, {}));
+  // The next use of the array begins anew: an earlier copy of it may have failed.
+  if (entry.array->definition.replicas > 1 && replica_listener_) {
+    events_.Add([this] { replica_listener_(); });
+  }
 }
 
 void ArrayRegistry::TakeFromCache(Arrays::iterator found) {
@@ -1485,14 +1500,22 @@ void ArrayRegistry::SetCaching(bool on) {
   is_caching_ = on;
 }
 
-absl::Status ArrayRegistry::PinFound(std::string_view array_id, bool is_use) {
+bool ArrayRegistry::IsCached(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = arrays_.find(array_id);
+  return found != arrays_.end() && (found->second.cached_as > 0 || found->second.checked_as > 0);
+}
+
+absl::Status ArrayRegistry::PinFound(std::string_view array_id, bool is_use,
+                                     std::optional<int64_t> replicas) {
   {
     absl::MutexLock lock(&mutex_);
     const auto found = arrays_.find(array_id);
     if (found == arrays_.end()) return NoArray(array_id);
     ArrayEntry& entry = found->second;
     if (entry.is_given) return Given(array_id);
-    if (is_use && (entry.cached_as > 0 || entry.checked_as > 0)) ++cache_totals_.hits;
+    const bool is_hit = is_use && (entry.cached_as > 0 || entry.checked_as > 0);
+    if (is_hit) ++cache_totals_.hits;
     if (is_use) entry.checked_as = 0;
     if (entry.cached_as > 0) {
       if (!is_use) entry.checked_as = entry.cached_as;
@@ -1500,10 +1523,20 @@ absl::Status ArrayRegistry::PinFound(std::string_view array_id, bool is_use) {
       Tell(ArrayChange{.array_id = found->first,
                        .mesh_id = entry.array->definition.descriptor.mesh_id});
     }
+    if (is_hit && replicas.has_value()) SetReplicas(entry, *replicas);
     ++entry.pins;
   }
   events_.MakeCalls();
   return absl::OkStatus();
+}
+
+void ArrayRegistry::SetReplicas(ArrayEntry& entry, int64_t replicas) {
+  if (entry.array->definition.replicas == replicas || !entry.companion.empty()) return;
+  Array changed = *Current(entry);
+  changed.definition.replicas = replicas;
+  SetArray(entry, std::make_shared<const Array>(std::move(changed)));
+  // NoteIfUnreplicated adds an array that wants a companion when it gets a name.
+  unreplicated_.erase(entry.array->definition.descriptor.array_id);
 }
 
 std::vector<CachedArray> ArrayRegistry::ListCached() const {

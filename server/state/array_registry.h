@@ -262,11 +262,11 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // of a pin must remove the pin itself.
 //
 // Companions. An array whose definition has `replica_of` is held by the array of that id, from its
-// commit to the release of that array, and is released with it. Its record `array/ID` is written by
-// its commit, although no name points to it. A commit whose array is gone by then releases the
-// companion at once. Open finds the pairs by the records. It releases a companion without a name
-// whose array has a recorded release. Any other companion without its array is treated as an array
-// without a name.
+// commit until that array is released or becomes cached (see "Cache"), and is released then. Its
+// record `array/ID` is written by its commit, although no name points to it. A commit whose array
+// is gone by then releases the companion at once. Open finds the pairs by the records. It releases
+// a companion without a name whose array is cached or has a recorded release. Any other companion
+// without its array is treated as an array without a name.
 //
 // Releases. Workers delete committed tiles only of arrays whose release the registry has recorded.
 // The registry remembers each release until every rank of the mesh has confirmed it. A rank
@@ -314,7 +314,8 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // count or search has it, except FindByOrigin, ListAlike and FindCommitted, and no caller can pin
 // or name it, except by PinFound. Evict releases cached arrays. The registry itself evicts a cached
 // array that has lost a tile for good, and those on a mesh that changes. The store's record of a
-// cached array says so: after a restart the array is cached again.
+// cached array says so: after a restart the array is cached again. An array gives up its companion
+// when it becomes cached; the caller of PinFound says how many replicas it wants from then on.
 //
 // In the store:
 //
@@ -349,7 +350,8 @@ class ArrayRegistry {
   // Called with verdicts that were not yet known when TakeInventory judged the inventory.
   using VerdictListener =
       std::function<void(const std::string& identity, const InventoryVerdict& verdict)>;
-  // Called when there is a new array that wants a second replica.
+  // Called when there is a new array that wants a second replica, and when one that wanted it has
+  // become cached.
   using ReplicaListener = std::function<void()>;
 
   static constexpr size_t kMaxNameBytes = 1024;
@@ -521,8 +523,13 @@ class ArrayRegistry {
   // Like Pin, for an array of FindByOrigin or FindCommitted. A cached array becomes available
   // again: this is a hit of the cache. If `is_use` is false, it counts as no hit, and the array
   // takes its former place among the cached arrays when it is released, unless it was used
-  // meanwhile.
-  absl::Status PinFound(std::string_view array_id, bool is_use = true);
+  // meanwhile. If this is a hit, `replicas` becomes the number of replicas that the array wants
+  // (ArrayDefinition::replicas), unless it has a companion; nullopt: as many as before.
+  absl::Status PinFound(std::string_view array_id, bool is_use = true,
+                        std::optional<int64_t> replicas = std::nullopt);
+  // Returns whether PinFound with `is_use` would be a hit of the cache now: the array is cached, or
+  // was so when a validation pinned it, and nothing has used it since.
+  bool IsCached(std::string_view array_id) const;
   // Returns the cached arrays; first those that were used, or became cached, longest ago.
   std::vector<CachedArray> ListCached() const;
   // Returns the bytes of cached tiles of each rank, by mesh. Meshes without such tiles are left
@@ -840,6 +847,11 @@ class ArrayRegistry {
   void ReleaseNow(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // ReleaseNow, which first tells watches that an array is deleted. They do not hear of companions.
   void TellAndRelease(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Removes the array's pin from its companion. No effect if there is no array of this id.
+  void GiveUpCompanion(const std::string& companion_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Sets ArrayDefinition::replicas of a committed array without names. No effect if it has a
+  // companion.
+  void SetReplicas(ArrayEntry& entry, int64_t replicas) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayCache(const ArrayEntry& entry) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Marks the arrays that lose names by these moves while others with their origins get names: they
   // do not become cached.

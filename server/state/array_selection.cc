@@ -133,7 +133,8 @@ ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array) {
 }
 
 absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
-                      const MembershipView& membership, const Recovery& recovery) {
+                      const MembershipView& membership, const Recovery& recovery,
+                      bool awaits_repair) {
   const Array& array = *selected.array;
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   const MeshRanks* const mesh = membership.FindMesh(descriptor.mesh_id);
@@ -167,10 +168,11 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
   const std::string lacks =
       StrCat(name, " lacks ", missing.size(), " of its ", descriptor.mesh.size(),
              descriptor.mesh.size() == 1 ? " tile; " : " tiles; ");
-  if (repair.has_value() && repair->is_due &&
+  if (repair.has_value() && repair->tiles > 0 && (repair->is_due || awaits_repair) &&
       std::includes(repair->ranks.begin(), repair->ranks.end(), missing.begin(), missing.end()) &&
       std::all_of(identities.begin(), identities.end(),
                   [&](const auto& identity) { return membership.IsAlive(identity); })) {
+    repair->failure.clear();  // of other tiles
     return Recovering(
         StrCat(lacks, repair->ToString(recovery.now()), ": try again; missing: ", ranks),
         {{fact::kRank, StrJoin(missing, ",")}, {fact::kIdentity, StrJoin(identities, ",")}});
@@ -221,7 +223,7 @@ absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {
 
 absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected, const Tile& part,
                                                    const MembershipView& membership,
-                                                   const Recovery& recovery) {
+                                                   const Recovery& recovery, bool awaits_repair) {
   const Array& array = *selected.array;
   const std::vector<int64_t>& missing = array.missing_ranks;
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.definition.descriptor.Tiling());
@@ -244,7 +246,7 @@ absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected
   }
   if (!needed.empty()) {
     std::sort(needed.begin(), needed.end());
-    return Degraded(selected, needed, membership, recovery);
+    return Degraded(selected, needed, membership, recovery, awaits_repair);
   }
   return tiles;
 }

@@ -57,20 +57,25 @@ ArrayPtr CompanionOf(const ArrayRegistry& registry, const Array& array);
 // are missing, and their workers; it says if the second replica has these tiles. UNAVAILABLE
 // (RECOVERING): those workers are expected back with the tiles, or the repair of all these tiles is
 // about to begin. FAILED_PRECONDITION (ARRAY_DEGRADED), with advice: in all other cases; with a
-// retry delay if a repair reads tiles of the array again. `missing`: the missing ranks whose tiles
-// the call needs, rising; not empty.
+// retry delay if a repair reads tiles of the array again. If `awaits_repair`, RECOVERING also while
+// a repair reads all these tiles again: for calls that are repeated until their deadline, and that
+// need nothing but the tiles. `missing`: the missing ranks whose tiles the call needs, rising; not
+// empty.
 absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>& missing,
-                      const MembershipView& membership, const Recovery& recovery);
+                      const MembershipView& membership, const Recovery& recovery,
+                      bool awaits_repair = false);
 
 // INVALID_ARGUMENT (BAD_TILE), with have and need: the slice has another number of dimensions than
 // the array, is empty, or reaches beyond the array's shape.
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array);
 
 // Returns the tiles that form `part` of the array, row-major, each with its live holders. If a tile
-// has no holder, returns the error of Degraded. Requires that `part` lies within the array.
+// has no holder, returns the error of Degraded, with its `awaits_repair`. Requires that `part` lies
+// within the array.
 absl::StatusOr<std::vector<OwnedTile>> FindHolders(const SelectedArray& selected, const Tile& part,
                                                    const MembershipView& membership,
-                                                   const Recovery& recovery);
+                                                   const Recovery& recovery,
+                                                   bool awaits_repair = false);
 
 // A tile, and the array with its live holders: the selected array, or its companion.
 struct HeldTile {

@@ -139,6 +139,14 @@ void OperationTable::SetTotal(std::string_view id, int64_t pieces, int64_t bytes
   progress.total_bytes = std::max(bytes, progress.done_bytes);
 }
 
+void OperationTable::SetDescription(std::string_view id, std::string description) {
+  std::string text = Description(std::move(description));
+  absl::MutexLock lock(&mutex_);
+  const OperationPtr operation = Find(id);
+  if (operation == nullptr || operation->progress.ended) return;
+  operation->progress.description.swap(text);
+}
+
 void OperationTable::SetWorkers(std::string_view id, WorkersCallback workers) {
   absl::MutexLock lock(&mutex_);
   const OperationPtr operation = Find(id);

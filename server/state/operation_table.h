@@ -142,6 +142,8 @@ class OperationTable {
   // Sets what the operation has to do in all: pieces of work, and their bytes. At least what is
   // done already.
   void SetTotal(std::string_view id, int64_t pieces, int64_t bytes);
+  // Replaces the description.
+  void SetDescription(std::string_view id, std::string description);
   // Says how to find the workers of the operation beside those of its steps and transfers, which
   // the sequencer knows.
   void SetWorkers(std::string_view id, WorkersCallback workers);

@@ -154,6 +154,7 @@ absl::Status SharedFill::SendTo(std::string_view identity, int64_t rank, FillTra
   own.set_term(term_);
   own.set_rank(static_cast<int32_t>(rank));
   for (const std::string& id : unloaded_array_ids_) own.add_unloaded_array_ids(id);
+  own.set_move_memory_bytes(move_memory_bytes_);
   const std::string head = own.SerializeAsString();
   for (const std::shared_ptr<const std::string>& tail : tails_) {
     SHARDMESH_RETURN_IF_ERROR(transport->SendFillParts(identity, head, tail));

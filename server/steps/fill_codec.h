@@ -123,6 +123,8 @@ class SharedFill {
   void UnloadFirst(std::vector<std::string> array_ids) {
     unloaded_array_ids_ = std::move(array_ids);
   }
+  // Sets FillTiles.move_memory_bytes.
+  void LimitMemory(int64_t move_memory_bytes) { move_memory_bytes_ = move_memory_bytes; }
   // Sends the worker of a rank the orders to fill its tiles of all arrays that were added. Errors:
   // those of FillTransport::SendFill.
   absl::Status SendTo(std::string_view identity, int64_t rank, FillTransport* transport);
@@ -131,6 +133,7 @@ class SharedFill {
   const std::string transfer_id_;
   const int64_t term_;
   std::vector<std::string> unloaded_array_ids_;
+  int64_t move_memory_bytes_ = 0;
   std::vector<std::shared_ptr<const std::string>> tails_;
   FillEncoder encoder_;  // of the tails: its messages have neither transfer nor rank
 };

@@ -2,7 +2,10 @@
 #ifndef SHARDMESH_SERVER_STEPS_PINNED_ARRAY_H_
 #define SHARDMESH_SERVER_STEPS_PINNED_ARRAY_H_
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "server/state/array_registry.h"
@@ -15,10 +18,12 @@ class PinnedArray {
  public:
   // Pins an array of ArrayRegistry::FindByOrigin, which may be cached. Returns null if the array no
   // longer exists, or was given away.
-  // `is_use`: as for ArrayRegistry::PinFound.
+  // `is_use`, `replicas`: as for ArrayRegistry::PinFound.
   static std::shared_ptr<const PinnedArray> Pin(ArrayRegistry* registry, ArrayPtr array,
-                                                bool is_use = true) {
-    if (!registry->PinFound(array->definition.descriptor.array_id, is_use).ok()) return nullptr;
+                                                bool is_use = true,
+                                                std::optional<int64_t> replicas = std::nullopt) {
+    const std::string& id = array->definition.descriptor.array_id;
+    if (!registry->PinFound(id, is_use, replicas).ok()) return nullptr;
     return std::shared_ptr<const PinnedArray>(new PinnedArray(registry, std::move(array)));
   }
   // The same for an array that must not be cached.

@@ -91,6 +91,7 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Prepare(
   prepared->plan = std::move(plan);
   prepared->links = target.links;
   prepared->kernels = target.kernels;
+  prepared->forecast = StepForecastOf(prepared->plan, target.links, target.kernels);
 
   absl::MutexLock lock(&mutex_);
   if (auto known = Known(digest, program, operands, target); known != nullptr) {

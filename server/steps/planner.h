@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
+#include "program/plan_forecast.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "status/lru_cache.h"
@@ -32,6 +33,7 @@ struct PreparedPlan {
   // The figures that the plan was made with.
   LinkCost links = {};
   KernelRates kernels = {};
+  StepForecast forecast = {};  // of one run, with these figures
 };
 
 struct PlannerOptions {

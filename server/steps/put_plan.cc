@@ -188,12 +188,6 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor, const std::function<bool()>& 
   array.mesh = mesh_;
   array.cut_points = std::move(tensor.cut_points);
   SHARDMESH_RETURN_IF_ERROR(array.SizeBytes().status());
-  if (has_sources_.value_or(tensor.source.has_value()) != tensor.source.has_value()) {
-    return rpc::BadField("source", StrCat(tensor.source.has_value() ? "is set" : "is not set",
-                                          ", unlike that of the tensors before; give a source for "
-                                          "all tensors of a put, or for none"));
-  }
-  has_sources_ = tensor.source.has_value();
   if (tensor.source.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(TakeSource(*tensor.source, &item.definition));
   }
@@ -542,9 +536,8 @@ absl::Status PutPlan::MeshChanged() const {
 absl::StatusOr<std::map<std::string, int64_t, std::less<>>> PutPlan::ReplicaBytes(
     const MembershipView& view, const std::vector<RankEndpoint>& endpoints) const {
   std::map<std::string, int64_t, std::less<>> by_worker;
-  const bool is_wanted = std::any_of(items_.begin(), items_.end(), [](const PutItem& item) {
-    return item.definition.replicas > 1 && !item.is_kept();
-  });
+  const bool is_wanted = std::any_of(items_.begin(), items_.end(),
+                                     [](const PutItem& item) { return item.will_be_replicated(); });
   if (!is_wanted || endpoints.size() < 2) return by_worker;
   std::vector<std::string> identities;
   for (const RankEndpoint& endpoint : endpoints) identities.push_back(endpoint.identity);
@@ -555,16 +548,16 @@ absl::StatusOr<std::map<std::string, int64_t, std::less<>>> PutPlan::ReplicaByte
     const auto there = state->Find(DefinitionKind::kMesh, ReplicaMeshName(**mesh));
     if (there.ok() && AreDisplaced(identities, WorkersOf(**there))) workers = WorkersOf(**there);
   }
-  SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int64_t> bytes,
-                             BytesByRank([&](const ArrayDefinition& array, const Tiling& tiling) {
-                               return array.replicas > 1 && !IsReplicatedBySpec(tiling, hosts);
-                             }));
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> bytes, BytesByRank([&](const PutItem& item, const Tiling& tiling) {
+        return item.will_be_replicated() && !IsReplicatedBySpec(tiling, hosts);
+      }));
   for (size_t rank = 0; rank < workers.size(); ++rank) by_worker[workers[rank]] = bytes[rank];
   return by_worker;
 }
 
 absl::StatusOr<std::vector<int64_t>> PutPlan::BytesByRank(
-    const std::function<bool(const ArrayDefinition&, const Tiling&)>& is_counted) const {
+    const std::function<bool(const PutItem&, const Tiling&)>& is_counted) const {
   const auto add = [](int64_t bytes, int64_t* sum) {
     if (__builtin_add_overflow(*sum, bytes, sum)) {
       *sum = std::numeric_limits<int64_t>::max();
@@ -573,10 +566,10 @@ absl::StatusOr<std::vector<int64_t>> PutPlan::BytesByRank(
   int64_t everywhere = 0;  // bytes of the arrays whose tiles all have one size
   std::vector<int64_t> by_rank(static_cast<size_t>(mesh_.size()), 0);
   for (const PutItem& item : items_) {
-    if (item.is_kept()) continue;
+    if (item.is_kept() && !item.will_be_replicated()) continue;
     const ArrayDescriptor& descriptor = item.definition.descriptor;
     SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
-    if (!is_counted(item.definition, tiling)) continue;
+    if (!is_counted(item, tiling)) continue;
     if (tiling.has_equal_tiles()) {
       SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, descriptor.TileSizeBytes(tiling.TileOf(0)));
       add(bytes, &everywhere);
@@ -599,7 +592,7 @@ absl::Status PutPlan::CheckMemory(const std::vector<RankEndpoint>& endpoints,
                                   ArrayCache::Limits* cache) const {
   SHARDMESH_ASSIGN_OR_RETURN(
       std::vector<int64_t> need_by_rank,
-      BytesByRank([](const ArrayDefinition&, const Tiling&) { return true; }));
+      BytesByRank([](const PutItem& item, const Tiling&) { return !item.is_kept(); }));
   const std::shared_ptr<const MembershipView> view = parts_.membership->view();
   SHARDMESH_ASSIGN_OR_RETURN(const auto replica_bytes, ReplicaBytes(*view, endpoints));
   const auto of_replicas = [&](const RankEndpoint& endpoint) {

@@ -141,8 +141,8 @@ class PutPlan {
   // ResolveSpec, TreeResolver::Add, Correct, CutByRule and Tiling::Create. With `strict` the first
   // correction is an error. The spec of a tensor with cut points must fit, because it is not
   // corrected. INVALID_ARGUMENT (BAD_FIELD), also: the source names no file of the header or goes
-  // beyond the end of its file, only some of the tensors have sources, or a tensor has both a
-  // source and an origin. Errors of ShapeInFile for a conversion that does not fit the tensor.
+  // beyond the end of its file, or a tensor has both a source and an origin. Errors of ShapeInFile
+  // for a conversion that does not fit the tensor.
   // CANCELLED: `is_cancelled`, which may be null and which the search for a rule polls, returned
   // true.
   absl::Status TakeTensor(PutTensor tensor, const std::function<bool()>& is_cancelled = {});
@@ -172,8 +172,8 @@ class PutPlan {
 
   // Begins the transfer. Can take long, because it may count all arrays: do not call it on a gRPC
   // thread. The plan has no tensors afterwards. With `validate_only` Begin starts no
-  // transfer and changes nothing: the result has no transfer id and no expire_time. If the tensors
-  // have sources, also orders the workers to fill their tiles.
+  // transfer and changes nothing: the result has no transfer id and no expire_time. Also orders the
+  // workers to fill the tiles of tensors that have sources, and of those that are copied.
   //   INVALID_ARGUMENT (BAD_FIELD)           there are no tensors.
   //   FAILED_PRECONDITION (MESH_INCOMPLETE), with a retry delay: the mesh changed since TakeHeader.
   //   RESOURCE_EXHAUSTED (MEMORY_LIMIT)      a worker has no room for its tiles; names the rank.
@@ -224,10 +224,11 @@ class PutPlan {
   PartSizes part_sizes() const {
     return header_.uneven == UnevenCuts::kEqualOnly ? PartSizes::kEqual : PartSizes::kAny;
   }
-  // Returns the bytes on each rank of the tiles of the arrays for which `is_counted` is true. A sum
-  // that overflows is the largest int64.
+  // Returns the bytes on each rank of the tiles of the arrays for which `is_counted` is true. It is
+  // not asked about kept arrays that get no second replica: these are not counted. A sum that
+  // overflows is the largest int64.
   absl::StatusOr<std::vector<int64_t>> BytesByRank(
-      const std::function<bool(const ArrayDefinition&, const Tiling&)>& is_counted) const;
+      const std::function<bool(const PutItem&, const Tiling&)>& is_counted) const;
   // Returns the bytes of second replicas that each worker will get.
   absl::StatusOr<std::map<std::string, int64_t, std::less<>>> ReplicaBytes(
       const MembershipView& view, const std::vector<RankEndpoint>& endpoints) const;
@@ -247,7 +248,6 @@ class PutPlan {
   // For tensors with cut points of their own whose spec comes from rules; null: there are none yet.
   std::unique_ptr<TreeResolver> cut_resolver_;
   absl::flat_hash_set<std::string> names_;
-  std::optional<bool> has_sources_;  // whether the tensors have sources; nullopt: there are none
   std::vector<PutItem> items_;
   std::vector<std::optional<ContentClaim>> claims_;   // by item; empty: there are none
   std::vector<std::vector<Correction>> corrections_;  // by item

@@ -156,12 +156,7 @@ void PutReuse::Find(PutItem& item) {
     best_bytes = *bytes;
   }
   if (best == nullptr) return;
-  std::shared_ptr<const PinnedArray> pinned =
-      PinnedArray::Pin(parts_.registry, std::move(best), parts_.is_use);
-  if (pinned == nullptr) return;
-  if (is_best_same) item.definition = pinned->array().definition;
-  item.moved_bytes = best_bytes;
-  item.reused = std::move(pinned);
+  if (Take(std::move(best), is_best_same, item)) item.moved_bytes = best_bytes;
 }
 
 std::optional<ClaimedArray> PutReuse::PinClaimed(ContentClaim claim, size_t number,
@@ -233,24 +228,50 @@ void PutReuse::Use(const ClaimedArray& claimed, PutItem& item) {
       moved_bytes = *bytes;
     }
   }
-  std::shared_ptr<const PinnedArray> pinned =
-      PinnedArray::Pin(parts_.registry, std::move(array), parts_.is_use);
-  if (pinned == nullptr) return;
-  if (is_same) item.definition = pinned->array().definition;
+  const std::string source_mesh = there.mesh_id;
+  if (!Take(std::move(array), is_same, item)) return;
   item.moved_bytes = moved_bytes;
   item.sent_ranks = std::move(sent_ranks);
   if (!item.sent_ranks.empty()) {
     partly_copied_bytes_ += order_bytes;
-    partly_copied_meshes_.insert(there.mesh_id);
+    partly_copied_meshes_.insert(source_mesh);
+  }
+}
+
+bool PutReuse::Take(ArrayPtr array, bool is_same, PutItem& item) {
+  const std::string id = array->definition.descriptor.array_id;
+  const int64_t wanted = item.definition.replicas;
+  const bool is_from_cache = is_same && parts_.registry->IsCached(id);
+  std::shared_ptr<const PinnedArray> pinned =
+      PinnedArray::Pin(parts_.registry, std::move(array), parts_.is_use,
+                       is_from_cache ? std::optional(wanted) : std::nullopt);
+  if (pinned == nullptr) return false;
+  if (is_same) {
+    const ArrayPtr taken = parts_.registry->FindCommitted(id);
+    if (taken == nullptr) return false;
+    ArrayDefinition definition = taken->definition;
+    // A validation changes nothing in the registry.
+    if (is_from_cache && !parts_.is_use) definition.replicas = wanted;
+    // Another put may have taken the array from the cache just before, and wants other replicas.
+    if (!HasReplicas(definition.replicas, item)) return false;
+    item.lacks_second_copy =
+        is_from_cache && definition.replicas > 1 && parts_.registry->FindTwin(id) == nullptr;
+    item.definition = std::move(definition);
   }
   item.reused = std::move(pinned);
+  return true;
+}
+
+bool PutReuse::HasReplicas(int64_t replicas, const PutItem& item) {
+  return replicas >= item.definition.replicas && !(item.wants_one_replica && replicas > 1);
 }
 
 bool PutReuse::IsWhatThePutMakes(const Array& array, const PutItem& item) {
-  return LieAlike(array.definition.descriptor, item.definition.descriptor) &&
+  const ArrayDescriptor& there = array.definition.descriptor;
+  return LieAlike(there, item.definition.descriptor) &&
          array.definition.requested_spec == item.definition.requested_spec &&
-         array.definition.replicas >= item.definition.replicas &&
-         !(item.wants_one_replica && array.definition.replicas > 1) &&
+         (HasReplicas(array.definition.replicas, item) ||
+          parts_.registry->IsCached(there.array_id)) &&
          (array.durability == Durability::kDisk || !IsDurable(item.definition.descriptor.mesh_id));
 }
 

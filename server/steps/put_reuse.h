@@ -86,7 +86,8 @@ class PutReuse {
   // Sets `item.reused` if an available array has the elements of the item's tensor:
   // - An array that is what the put would make becomes the item's array: layout, requested spec and
   //   durability are the same, it wants at least as many replicas, and the item has a name. A put
-  //   that asks for one replica takes no array with two: the copy has no companion.
+  //   that asks for one replica takes no array with two: the copy has no companion. An array from
+  //   the cache wants as many replicas as the item from then on, and lacks the second one.
   //   Preferred is the array that the name points to.
   // - From another array the workers copy. Preferred is the one from which they send least.
   void Find(PutItem& item);
@@ -106,6 +107,12 @@ class PutReuse {
   static std::string LayoutOf(const ArrayDescriptor& array);
 
   bool IsWhatThePutMakes(const Array& array, const PutItem& item);
+  // Whether an array that wants so many replicas has those of the item.
+  static bool HasReplicas(int64_t replicas, const PutItem& item);
+  // Pins the array and sets `item.reused`. If the array `is_same` as the one that the put would
+  // make, also sets the item's definition. Returns false and changes nothing in the item if the
+  // array no longer exists, or if another put has taken it and wants other replicas.
+  bool Take(ArrayPtr array, bool is_same, PutItem& item);
   // Whether the workers of the mesh keep arrays on disk.
   bool IsDurable(const std::string& mesh_id);
   bool CanFill(const std::string& mesh_id);

@@ -85,6 +85,14 @@ struct StepCall {
 };
 
 // The result of a committed step.
+// What one run of a plan was predicted to take. nullopt: not known; see v1::StepPrediction.
+struct StepPrediction {
+  std::optional<absl::Duration> kernel = std::nullopt;
+  std::optional<absl::Duration> collective = std::nullopt;
+  std::optional<int64_t> sent_bytes = std::nullopt;  // sum over all ranks
+  int64_t peak_bytes = 0;
+};
+
 struct StepResult {
   struct Output {
     ArrayPtr array;
@@ -98,6 +106,7 @@ struct StepResult {
   absl::Duration kernel = {};      // largest kernel time of a rank
   absl::Duration collective = {};  // largest collective time of a rank
   int64_t sent_bytes = 0;          // sum over all ranks
+  StepPrediction predicted = {};
 };
 
 }  // namespace shardmesh::server

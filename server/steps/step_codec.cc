@@ -51,6 +51,17 @@ int64_t EncodedSizeBytes(const ArrayDescriptor& descriptor) {
   return static_cast<int64_t>(encoded.ByteSizeLong());
 }
 
+namespace {
+
+void Encode(const StepPrediction& from, v1::StepPrediction* to) {
+  if (from.kernel.has_value()) rpc::Encode(*from.kernel, to->mutable_kernel());
+  if (from.collective.has_value()) rpc::Encode(*from.collective, to->mutable_collective());
+  if (from.sent_bytes.has_value()) to->set_sent_bytes(*from.sent_bytes);
+  to->set_peak_bytes(from.peak_bytes);
+}
+
+}  // namespace
+
 v1::ExecuteResponse Encode(StepResult result) {
   v1::ExecuteResponse response;
   response.set_sequence(result.sequence);
@@ -60,6 +71,7 @@ v1::ExecuteResponse Encode(StepResult result) {
   rpc::Encode(result.kernel, timings->mutable_kernel());
   rpc::Encode(result.collective, timings->mutable_collective());
   timings->set_sent_bytes(result.sent_bytes);
+  Encode(result.predicted, timings->mutable_predicted());
   for (StepResult::Output& output : result.outputs) {
     v1::StepOutput* const to = response.add_outputs();
     Encode(*output.array, &output.name, to->mutable_array());

@@ -117,6 +117,18 @@ std::vector<Participant> ParticipantsOf(const MembershipView& view, const std::s
   return participants;
 }
 
+StepPrediction PredictionOf(const PreparedPlan& prepared) {
+  StepPrediction prediction = {.sent_bytes = prepared.forecast.sent_bytes,
+                               .peak_bytes = prepared.plan.cost.memory_bytes};
+  if (prepared.kernels.is_measured) {
+    prediction.kernel = absl::Seconds(prepared.forecast.kernel_seconds);
+  }
+  if (prepared.links.is_measured) {
+    prediction.collective = absl::Seconds(prepared.forecast.exchange_seconds);
+  }
+  return prediction;
+}
+
 }  // namespace
 
 StepRunner::Outcome::Outcome(rpc::Metrics* metrics, const std::string& outcome)
@@ -493,6 +505,7 @@ absl::StatusOr<StepResult> StepRunner::ResultOf(const Running& running,
     result.sent_bytes += rank.detail.sent_bytes;
   }
   result.total = parts_.clock->Now() - running.started;
+  result.predicted = PredictionOf(*running.prepared);
   for (size_t i = 0; i < running.outputs.size(); ++i) {
     const ArrayDescriptor& descriptor = running.outputs[i];
     StepResult::Output& output = result.outputs.emplace_back();

@@ -51,10 +51,18 @@ struct PutItem {
   // An item is at most one of kept, copied and read. Of a copied item, the client sends the tiles
   // of `sent_ranks`. Of an item that is none of the three, the client sends all tiles.
 
+  // `reused` was cached, so that its second replica, which the put wants, is yet to be made. Set
+  // for kept items only.
+  bool lacks_second_copy = false;
+
   // The item's array is `reused` itself: it only gets the name.
   bool is_kept() const {
     return reused != nullptr &&
            reused->array().definition.descriptor.array_id == definition.descriptor.array_id;
+  }
+  // The put makes an array, or keeps one, that gets its second replica after the commit.
+  bool will_be_replicated() const {
+    return definition.replicas > 1 && (!is_kept() || lacks_second_copy);
   }
   // The workers of all ranks but `sent_ranks` copy their tiles from `reused`. That array may lie in
   // the same layout or in another one, and may be on another mesh.

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "tests/conformance/analysis_subject.h"
+#include "tests/conformance/compute_subject.h"
 #include "tests/conformance/layout_subject.h"
 #include "tests/conformance/linear_subject.h"
 #include "tests/conformance/logical_subject.h"
@@ -17,6 +18,7 @@ namespace shardmesh::conformance {
 Questions LibraryQuestions() {
   Questions questions;
   AddAnalysisQuestions(LibraryAnalysis(), &questions);
+  AddComputeQuestions(LibraryCompute(), &questions);
   AddLayoutQuestions(LibraryLayout(), &questions);
   AddLinearQuestions(LibraryLinear(), &questions);
   AddLogicalQuestions(LibraryLogical(), &questions);
@@ -63,6 +65,7 @@ absl::Span<const std::string_view> AnsweredByTheRunner() {
       // Linear layers.
       "out_features as text, or with something else than integers in it: TypeError",
       "a scale of None: TypeError when it is applied",
+      "elements of products and layers, as a fill makes them; devices are simulated, not workers",
   });
   return kTexts;
 }

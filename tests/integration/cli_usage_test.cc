@@ -197,6 +197,8 @@ TEST_F(CommandLineTest, AServerRefusesFlagsThatDoNotReadOrDoNotFitTogether) {
       {{"--lost-after=1ms"}, "--lost-after 1ms is less than two of --heartbeat-interval 1s"},
       {{"--rpc-memory=1"}, "--rpc-memory is 1 B, less than one worker takes"},
       {{"--store-quota=1KiB"}, "--store-quota: \"1KiB\" is too little; give 1.00 MiB or more"},
+      {{"--move-memory=1MiB"}, "--move-memory: \"1MiB\" is too little; give 32.0 MiB or more"},
+      {{"--move-memory=17GiB"}, "--move-memory: \"17GiB\" is too much; give 16.0 GiB or less"},
       {{"--restore=f"}, "--restore needs --data-dir"},
       {{"--listen=127.0.0.1"}, "--listen: not an address: '127.0.0.1' has no port"},
       {{"--http-listen=nohost"}, "--http-listen: not an address: 'nohost' has no port"},

@@ -23,15 +23,25 @@ using Flags = std::vector<std::pair<std::string, std::string>>;
 // Flags of the coordinator with values other than the default.
 const Flags& CoordinatorFlags() {
   static const auto* const flags = new Flags{
-      {"--forget-lost-after", "5m"},          {"--hello-timeout", "9s"},
-      {"--history-bytes", "32MiB"},           {"--history-time", "30m"},
-      {"--inventory-timeout", "4m"},          {"--max-connection-calls", "512"},
-      {"--max-inventory-tiles", "1000000"},   {"--max-live-work", "5000"},
-      {"--max-put-streams-per-caller", "32"}, {"--max-sessions", "5000"},
-      {"--max-sessions-per-caller", "500"},   {"--max-work-per-session", "500"},
-      {"--min-sharding-size", "1024"},        {"--plan-bytes", "33554432"},
-      {"--request-answer-bytes", "33554432"}, {"--request-answer-bytes-per-caller", "4194304"},
-      {"--step-answer-bytes", "33554432"},    {"--step-answer-bytes-per-caller", "8388608"},
+      {"--forget-lost-after", "5m"},
+      {"--hello-timeout", "9s"},
+      {"--history-bytes", "32MiB"},
+      {"--history-time", "30m"},
+      {"--inventory-timeout", "4m"},
+      {"--max-connection-calls", "512"},
+      {"--max-inventory-tiles", "1000000"},
+      {"--max-live-work", "5000"},
+      {"--max-put-streams-per-caller", "32"},
+      {"--max-sessions", "5000"},
+      {"--max-sessions-per-caller", "500"},
+      {"--max-work-per-session", "500"},
+      {"--min-sharding-size", "1024"},
+      {"--plan-bytes", "33554432"},
+      {"--request-answer-bytes", "33554432"},
+      {"--request-answer-bytes-per-caller", "4194304"},
+      {"--step-answer-bytes", "33554432"},
+      {"--step-answer-bytes-per-caller", "8388608"},
+      {"--move-memory", "32MiB"},
   };
   return *flags;
 }

@@ -107,6 +107,8 @@ TEST_F(RepairTest, ReplicasRestoreTheTilesOfAWorkerThatComesBackEmpty) {
   EXPECT_EQ(repairs[0]["done"], 2);
   EXPECT_EQ(repairs[0]["done_bytes"], 64 * 64 * 4 + 64 * 64 * 2);
   EXPECT_EQ(repairs[0]["state"], "done");
+  EXPECT_THAT(repairs[0]["description"].get<std::string>(),
+              HasSubstr("; 1 array has no source and stays degraded: \"once\" ("));
 }
 
 TEST_F(RepairTest, AWorkerThatTakesALostRankGetsItsTiles) {

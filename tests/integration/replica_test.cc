@@ -23,6 +23,7 @@
 #include "status/str_cat.h"
 #include "tensor/safetensors.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/metric_values.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -31,8 +32,10 @@ namespace {
 
 using ::nlohmann::json;
 using ::shardmesh::client::ArraySelector;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Pair;
 
 class ReplicaTest : public ::testing::Test {
  protected:
@@ -320,8 +323,60 @@ TEST_F(ReplicaTest, AWorkerThatTakesTheRanksOfALostOneGetsTheTilesOfBothCopies) 
   EXPECT_EQ(BytesOf("w"), bytes);
 }
 
+// No command names a replacement. The workers keep their tiles in memory, so a lost one is not
+// expected back.
+TEST_F(ReplicaTest, ASpareWorkerTakesTheRanksOfAWorkerThatStaysLost) {
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.coordinator_flags = {"--replace-lost-after=1s"}, .worker_flags = {}}));
+  ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
+  const std::string bytes = BytesOf("w");
+  ServerProcess spare("shardmesh-worker", {"--coordinator=" + cluster_->address(),
+                                           "--listen=127.0.0.1:0", "--identity=spare"});
+  ASSERT_TRUE(Eventually([&] {
+    return cluster_->Run({"status"}).out.find("spare") != std::string::npos;
+  })) << spare.Log();
+  // Whether the array has a tile on the new worker, and none on the old one.
+  const auto has_moved = [&](const std::string& from, const std::string& to) {
+    const json fields = json::parse(cluster_->Run({"describe", "w", "-ojson"}).out, nullptr, false);
+    if (!fields.is_object() || !fields.contains("tiles")) return false;
+    bool is_there = false;
+    for (const json& tile : fields["tiles"]) {
+      if (tile["worker"] == from) return false;
+      is_there = is_there || tile["worker"] == to;
+    }
+    return is_there;
+  };
+  ASSERT_THAT(cluster_->Kill("worker-2"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return has_moved("worker-2", "spare"); }))
+      << cluster_->Run({"status"}).out;
+  ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out << spare.Log();
+  EXPECT_EQ(BytesOf("w"), bytes);
+  CommandResult computed;
+  EXPECT_TRUE(Eventually([&] {
+    computed = cluster_->Run({"matmul", "w", "w"});
+    return computed.exit_code == 0;
+  })) << computed.err;
+  // No other worker is left for the ranks of the next one, until the first one is back.
+  ASSERT_THAT(cluster_->Kill("worker-1"), IsOk());
+  ASSERT_TRUE(Eventually([&] {
+    return cluster_->Run({"status"}).out.find("there is no spare worker for its ranks") !=
+           std::string::npos;
+  })) << cluster_->Run({"status"}).out;
+  ASSERT_THAT(cluster_->Restart("worker-2"), IsOk());
+  ASSERT_TRUE(Eventually([&] { return has_moved("worker-1", "worker-2"); }))
+      << cluster_->Run({"status"}).out;
+  ASSERT_TRUE(Becomes("w", 2)) << cluster_->Run({"ls"}).out;
+  EXPECT_EQ(BytesOf("w"), bytes);
+  const auto metrics = MetricValues(cluster_->metrics_addresses().front());
+  ASSERT_THAT(metrics, IsOk());
+  EXPECT_THAT(*metrics, Contains(Pair("shardmesh_replaced_workers_total", 2)));
+  EXPECT_THAT(*metrics, Contains(Pair("shardmesh_lost_workers_without_spare", 0)));
+}
+
+// Without the cache of released arrays, which would keep the first copy.
 TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=0"}}));
   const int64_t before = UsedBytes();
   ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
   EXPECT_THAT(Meshes(), HasSubstr("default.replicas-"));
@@ -334,7 +389,8 @@ TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
 }
 
 TEST_F(ReplicaTest, APutUnderTheNameKeepsTheWishAndReplacesTheCopy) {
-  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(
+      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=0"}}));
   ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
   ASSERT_EQ(Put("w", {"--spec=tp,fsdp"}, "32,32").exit_code, 0);
   ASSERT_TRUE(Becomes("w", 2));

@@ -156,6 +156,103 @@ TEST_F(ReshardTest, AnArrayGoesOntoMeshesThatShareWorkersAndBack) {
   EXPECT_EQ(Read("w"), Numbers());
 }
 
+// The sums of rows 0 and 2, 1 and 3, 4 and 6, 5 and 7 of Numbers().
+std::vector<float> SumsOfRows() {
+  std::vector<float> sums;
+  for (const int row : {0, 1, 4, 5}) {
+    for (int column = 0; column < 12; ++column) {
+      sums.push_back(static_cast<float>((row + row + 2) * 12 + 2 * column));
+    }
+  }
+  return sums;
+}
+
+class PartialReshardTest : public ReshardTest {
+ protected:
+  // Makes an array of 4 x 12 sums. Along tp, each worker has a partial sum.
+  void MakePartial(const std::string& name) {
+    Put("rows", PartitionSpec({SpecEntry::Axes({"fsdp", "tp"}), SpecEntry()}));
+    ASSERT_THAT(client().compute().Collective({.input = client::ArraySelector::ByName("rows"),
+                                               .kind = CollectiveKind::kReduce,
+                                               .axes = {"tp"},
+                                               .root = 1,
+                                               .output = {.names = {name}}}),
+                IsOk());
+    ASSERT_EQ(Describe(name).descriptor.spec, over_fsdp_partial_);
+  }
+
+  const PartitionSpec over_fsdp_partial_{{SpecEntry::Axis("fsdp"), SpecEntry()}, {"tp"}};
+  const PartitionSpec over_x_{{SpecEntry(), SpecEntry::Axis("x")}};
+};
+
+TEST_F(PartialReshardTest, PartialSumsMoveToAnotherMeshAsTheirSums) {
+  DefineMesh("pair", "x=2", {"worker-3", "worker-1"});
+  ASSERT_NO_FATAL_FAILURE(MakePartial("p"));
+  const std::string old_id = Describe("p").descriptor.array_id;
+  CommandResult result =
+      cluster_->Run({"reshard", "p", "--to=-,x", "--mesh=pair", "--plan-only", "-ojson"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json plan = json::parse(result.out);
+  EXPECT_EQ(plan["memory"].size(), 6u) << "the ranks of both meshes";
+  // Each of four workers receives one row of 12 elements to add up.
+  EXPECT_EQ(plan["arrays"][0]["summed_bytes"], 4 * 12 * 4);
+  EXPECT_GT(plan["arrays"][0]["moved_bytes"], 4 * 12 * 4);
+  EXPECT_FALSE(plan["arrays"][0]["sums_spec"].is_null());
+  result = cluster_->Run({"reshard", "p", "--to=-,x", "--mesh=pair", "--plan-only"});
+  EXPECT_THAT(result.out, AllOf(HasSubstr("sums as"), HasSubstr("(fsdp,tp),-")));
+  EXPECT_EQ(Describe("p").descriptor.array_id, old_id);
+
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ReshardResult moved,
+                                 Move("p", {.mesh = "pair", .spec = over_x_}));
+  ASSERT_EQ(moved.arrays.size(), 1u);
+  EXPECT_EQ(moved.arrays[0].summed_bytes, 4 * 12 * 4);
+  EXPECT_EQ(moved.arrays[0].sums_spec,
+            PartitionSpec({SpecEntry::Axes({"fsdp", "tp"}), SpecEntry()}));
+  EXPECT_EQ(Describe("p").descriptor.mesh_id, "pair");
+  EXPECT_EQ(Describe("p").descriptor.spec, over_x_);
+  EXPECT_EQ(Read("p"), SumsOfRows());
+  // The session keeps the partial sums, and not the sums on their mesh.
+  EXPECT_THAT(arrays().ReleaseArrays({old_id}), IsOkAndHolds(1));
+  EXPECT_THAT(arrays().DescribeArray(client::ArraySelector::ById(old_id)),
+              StatusIs(absl::StatusCode::kNotFound));
+
+  // A tree moves them beside other arrays, and keeps the specs without the unreduced axes.
+  ASSERT_NO_FATAL_FAILURE(MakePartial("t/p"));
+  Put("t/w", kWhole);
+  DefineMesh("turned", "fsdp=2,tp=2", {"worker-3", "worker-2", "worker-1", "worker-0"});
+  ASSERT_THAT(arrays().ReshardTree("t/", {.mesh = "turned", .release_source = true}), IsOk());
+  EXPECT_EQ(Describe("t/p").descriptor.spec, kRows);
+  EXPECT_EQ(Read("t/p"), SumsOfRows());
+  EXPECT_EQ(Read("t/w"), Numbers());
+}
+
+TEST_F(PartialReshardTest, ACoordinatorKilledBetweenBothPartsLeavesThePartialSums) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({.durable = true,
+                                        .coordinator_flags = {"--failpoints=reshard.added_up="
+                                                              "crash:2"},
+                                        .worker_flags = {}}));
+  DefineMesh("pair", "x=2", {"worker-3", "worker-1"});
+  ASSERT_NO_FATAL_FAILURE(MakePartial("first"));
+  ASSERT_THAT(Move("first", {.mesh = "pair", .spec = over_x_}), IsOk());
+  ASSERT_NO_FATAL_FAILURE(MakePartial("p"));
+  const std::string old_id = Describe("p").descriptor.array_id;
+  EXPECT_FALSE(arrays()
+                   .Reshard(client::ArraySelector::ByName("p"),
+                            {.mesh = "pair", .spec = over_x_, .release_source = true},
+                            {.timeout = absl::Seconds(3)})
+                   .ok());
+  EXPECT_THAT(cluster_->AwaitEnd("coordinator", absl::Minutes(1)),
+              IsOkAndHolds(StrCat("exited with code ", kFailpointExitCode)));
+  ASSERT_THAT(cluster_->Restart("coordinator"), IsOk());
+  ASSERT_THAT(cluster_->WaitUntilHealthy(), IsOk());
+  EXPECT_EQ(Describe("p").descriptor.array_id, old_id);
+  EXPECT_EQ(Describe("p").descriptor.spec, over_fsdp_partial_);
+  // A repetition begins anew.
+  ASSERT_THAT(Move("p", {.mesh = "pair", .spec = over_x_, .release_source = true}), IsOk());
+  EXPECT_EQ(Describe("p").descriptor.mesh_id, "pair");
+  EXPECT_EQ(Read("p"), SumsOfRows());
+}
+
 TEST_F(ReshardTest, ATreeMovesByRulesAndOnlyOnce) {
   for (int i = 0; i < 20; ++i) Put(StrCat("t/", 10 + i), kRows, static_cast<float>(i));
   Put("u", kRows);
@@ -658,6 +755,25 @@ TEST_F(ReshardTest, AColonInASpecIsExplained) {
   const CommandResult other = cluster_->Run({"reshard", "w", "--to=-,tp", "--mesh=none"});
   EXPECT_EQ(other.exit_code, 1);
   EXPECT_THAT(other.err, testing::Not(HasSubstr("asks for the spec")));
+}
+
+TEST_F(ReshardTest, TheOnlyEntryOfASpecIsThatOfTheFirstDimension) {
+  Put("w", kRows);
+  CommandResult result = cluster_->Run({"reshard", "w", "--to=tp", "--plan-only"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("The spec tp has 1 entry and the array 2 dimensions: the entry is that of "
+                        "dimension 0; write -,tp for the last dimension\n"));
+  for (const char* const spec : {"--to=tp,-", "--to=-,tp", "--to=-", "--to=()"}) {
+    result = cluster_->Run({"reshard", "w", spec, "--plan-only"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, testing::Not(HasSubstr("has 1 entry"))) << spec;
+  }
+  result = cluster_->Run({"reshard", "w", "--to=fsdp;tp"});
+  EXPECT_EQ(result.exit_code, 2) << result.out;
+  EXPECT_THAT(result.err,
+              HasSubstr("has no axis \"fsdp;tp\"; a comma stands between the axes of two "
+                        "dimensions: fsdp,tp"));
 }
 
 TEST_F(ReshardTest, AConstraintIsAppliedToAnArray) {

@@ -238,6 +238,37 @@ TEST_F(ResizeTest, TooFewWorkersAndNamelessArraysAreRefused) {
   ExpectArray("w", 12, "dp=4");
 }
 
+TEST_F(ResizeTest, PartialSumsMoveAsTheirSums) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  Put("w", 12);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult step,
+      cluster_->client().compute().Collective({.input = client::ArraySelector::ByName("w"),
+                                               .kind = CollectiveKind::kReduce,
+                                               .axes = {"dp"},
+                                               .root = 1,
+                                               .output = {.names = {"p"}}}));
+  // Only the name holds the array, so that the resize need not wait for the session.
+  ASSERT_THAT(arrays().ReleaseArrays({step.outputs[0].array.descriptor.array_id}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ResizeResult plan,
+                                 arrays().ResizeMesh("default", "dp=2", {.validate_only = true}));
+  EXPECT_EQ(plan.refusal_count, 0);
+  EXPECT_EQ(plan.array_count, 2);
+  ASSERT_THAT(arrays().ResizeMesh("default", "dp=2"), IsOk());
+  ExpectArray("w", 12, "dp=2");
+  const auto sums = arrays().Gather(client::ArraySelector::ByName("p"));
+  ASSERT_THAT(sums, IsOk());
+  // Rank r had rows 3 * r to 3 * r + 2 of "w", and row i of the sums is that of rows i, 3 + i, ...
+  std::vector<float> expected;
+  for (int row = 0; row < 3; ++row) {
+    for (int column = 0; column < 4; ++column) {
+      expected.push_back(static_cast<float>(72 + 16 * row + 4 * column));
+    }
+  }
+  EXPECT_EQ(FloatsOf(sums->view().bytes()), expected);
+  EXPECT_THAT(Meshes(), ElementsAre("default"));
+}
+
 TEST_F(ResizeTest, AllNamesOfAnArrayMove) {
   ASSERT_NO_FATAL_FAILURE(Start());
   Put("a", 12);

@@ -284,6 +284,45 @@ TEST_F(ReuseTest, AReleasedCheckpointComesBackFromTheCacheAfterAnyRestart) {
   EXPECT_GE(Metric(coordinator, "shardmesh_cache_hits_total"), 2 * tensors);
 }
 
+TEST_F(ReuseTest, OfAReleasedCheckpointOfTwoReplicasOnlyTheSecondOnesAreCopiedAgain) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(Write());
+  const json first = Load({"--replicas=2"});
+  const auto tensors = std::ssize(first["tensors"]);
+  const int64_t copied = Filled("workers");
+  ASSERT_GT(copied, 0);
+  const auto complete = [&](const json& tensor) -> int64_t {
+    const auto array = cluster_->client().arrays().DescribeArray(
+        client::ArraySelector::ByName(tensor["name"].get<std::string>()));
+    EXPECT_THAT(array, IsOk());
+    return array.ok() && array->replicas.has_value() ? array->replicas->complete : 0;
+  };
+  std::vector<std::string> all = AllWorkers();
+  all.push_back("coordinator");
+  for (const std::vector<std::string>& restarted : {std::vector<std::string>{}, all}) {
+    ASSERT_NO_FATAL_FAILURE(Remove());
+    ASSERT_NO_FATAL_FAILURE(Restart(restarted));
+    const json status = Status();
+    EXPECT_EQ(status["arrays"], 0);
+    EXPECT_EQ(status["cached_arrays"], tensors);
+    EXPECT_EQ(status["cached_bytes"], first["tile_bytes"]) << "the second replicas are released";
+    const int64_t read_before = Filled("files");
+    const int64_t copied_before = Filled("workers");
+    ExpectNothingMoved(Load({"--replicas=2"}));
+    EXPECT_EQ(Filled("files"), read_before);
+    EXPECT_EQ(Filled("workers"), copied_before + copied);
+    for (const json& tensor : first["tensors"]) EXPECT_EQ(complete(tensor), 2) << tensor["name"];
+    EXPECT_TRUE(HasTheFilesBytes());
+  }
+  // Without the option, the arrays come back with one replica.
+  ASSERT_NO_FATAL_FAILURE(Remove());
+  const int64_t copied_before = Filled("workers");
+  ExpectNothingMoved(Load());
+  for (const json& tensor : first["tensors"]) EXPECT_EQ(complete(tensor), 0) << tensor["name"];
+  EXPECT_EQ(Filled("workers"), copied_before);
+  EXPECT_TRUE(HasTheFilesBytes());
+}
+
 TEST_F(ReuseTest, WhatIsCachedIsNeverMoreThanItsLimitAndGoesWithItsTiles) {
   ASSERT_NO_FATAL_FAILURE(StartCluster({"--cache-bytes=8MiB"}));
   ASSERT_NO_FATAL_FAILURE(Write());
@@ -461,6 +500,36 @@ TEST_F(ReuseTest, TheContentOfACopiedTouchedOrRenamedFileIsNotSentAgain) {
   EXPECT_TRUE(HasTheFilesBytes());
   const json anew = Load({"--source=client", "--no-reuse"});
   EXPECT_EQ(anew["sent_bytes"], first["tile_bytes"]);
+}
+
+// Workers read a copy again, unless there is no room for it beside the arrays that have its
+// content.
+TEST_F(ReuseTest, ACopyThatWorkersHaveNoRoomToReadIsComparedWithTheArrays) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster({"--memory=40MiB"}));
+  ASSERT_NO_FATAL_FAILURE(Write());
+  const json first = Load();
+  EXPECT_GT(first["tile_bytes"], int64_t{84} << 20) << "more than half of the memory";
+  EXPECT_EQ(Filled("files"), first["tile_bytes"]);
+  std::filesystem::last_write_time(
+      model_, std::filesystem::last_write_time(model_) + std::chrono::hours(1));
+  ASSERT_NO_FATAL_FAILURE(AwaitOld());
+  const CommandResult anew =
+      cluster_->Run({"load", model_, "--rules", rules_, "--quiet", "--no-reuse"});
+  EXPECT_NE(anew.exit_code, 0) << anew.out;
+  EXPECT_THAT(anew.err, HasSubstr("start workers with more --memory"));
+  EXPECT_EQ(Filled("files"), first["tile_bytes"]);
+
+  const json copy = Load();
+  EXPECT_EQ(copy["sent_bytes"], 0);
+  EXPECT_EQ(copy["moved_bytes"], 0);
+  EXPECT_GT(copy["read_bytes"], 0) << "of tensors below 64 KiB";
+  EXPECT_LT(copy["read_bytes"], first["tile_bytes"].get<int64_t>() / 16);
+  EXPECT_EQ(copy["read_bytes"].get<int64_t>() + copy["reused_bytes"].get<int64_t>(),
+            copy["tile_bytes"]);
+  EXPECT_EQ(Filled("files") - first["tile_bytes"].get<int64_t>(), copy["read_bytes"]);
+  EXPECT_EQ(copy["read_by"], "workers");
+  EXPECT_TRUE(HasTheFilesBytes());
+  ExpectNothingMoved(Load());  // by its origin from now on
 }
 
 TEST_F(ReuseTest, OfAContentThatDiffersByOneByteOnlyThatTileIsSent) {

@@ -30,6 +30,7 @@
 #include "tensor/source_file.h"
 #include "tests/integration/cli_fixture.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/metric_values.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -165,6 +166,19 @@ class SourcesTest : public ::testing::Test {
       return absl::Now() - since > kTwoHeartbeats;
     })) << "the memory of idle workers changes";
     for (const auto& [identity, bytes] : used) idle_bytes_[identity].insert(bytes);
+  }
+  // The bytes that all workers of the cluster read from files so far.
+  int64_t ReadByWorkers() {
+    int64_t sum = 0;
+    const std::vector<std::string> addresses = cluster_->metrics_addresses();
+    for (size_t i = 1; i < addresses.size(); ++i) {
+      const auto values = MetricValues(addresses[i]);
+      EXPECT_THAT(values, IsOk()) << addresses[i];
+      if (!values.ok()) return -1;
+      sum +=
+          static_cast<int64_t>(values->at("shardmesh_worker_filled_bytes_total{from=\"files\"}"));
+    }
+    return sum;
   }
   // Whether no array is left, nor a tile on any worker, also in the heartbeats that follow.
   bool NothingIsLeft() {
@@ -630,6 +644,92 @@ unmatched: error
   EXPECT_EQ(described["source"]["permutation"], json::array({1, 0}));
   EXPECT_THAT(cluster_->Run({"describe", "wide.kernel"}).out,
               HasSubstr(", F32 there, dimensions 1,0; the file had"));
+}
+
+// I8 with scales needs the client, and all else is read by the workers in the same put.
+TEST_F(SourcesTest, OneTensorThatWorkersCannotMakeIsTheOnlyOneThatTheClientSends) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  const std::string path = files_ + "/model.safetensors";
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        SafetensorsWriter writer,
+        SafetensorsWriter::Create(
+            path, {{"plain", Dtype::kF32, {64, 64}}, {"wide", Dtype::kF32, {256, 128}}}, {}));
+    for (const size_t elements : {size_t{64 * 64}, size_t{256 * 128}}) {
+      std::vector<float> values(elements);
+      for (size_t i = 0; i < elements; ++i) {
+        values[i] = static_cast<float>(i % 1001) / 8 - 60;
+      }
+      const auto* bytes = reinterpret_cast<const char*>(values.data());
+      ASSERT_THAT(writer.Append(absl::MakeConstSpan(bytes, elements * sizeof(float))), IsOk());
+    }
+    ASSERT_THAT(writer.Finish(), IsOk());
+  }
+  const std::string map =
+      WriteFile(files_ + "/map.yaml", "tensors:\n- {pattern: '^wide', dtype: I8, channel: 0}\n");
+  const std::string rules =
+      WriteFile(files_ + "/rules.yaml",
+                "rules:\n- {pattern: 'scale', spec: []}\n- {pattern: '.*', spec: [tp, fsdp]}\n");
+  const std::vector<std::string> load = {"load",    path,  "--map",      map,
+                                         "--rules", rules, "--no-reuse", "--quiet"};
+  const auto run = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), load.begin(), load.end());
+    return cluster_->Run(flags);
+  };
+  constexpr int64_t kRead = int64_t{64} * 64 * 4;
+  constexpr int64_t kSent = int64_t{256} * 128 + int64_t{4} * 256 * 4;  // scales on four workers
+  std::map<std::string, std::string> first;
+  for (const std::string source : {"client", "auto"}) {
+    const int64_t before = ReadByWorkers();
+    const CommandResult loaded = run({"-ojson", "--source=" + source});
+    ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+    const json answer = json::parse(loaded.out);
+    const bool is_mixed = source == "auto";
+    EXPECT_EQ(answer["read_by"], is_mixed ? "both" : "client");
+    EXPECT_EQ(answer["tile_bytes"], kRead + kSent);
+    EXPECT_EQ(answer["sent_bytes"], is_mixed ? kSent : kRead + kSent);
+    EXPECT_EQ(answer["read_bytes"], is_mixed ? kRead : 0);
+    EXPECT_EQ(answer["reused_bytes"], 0);
+    EXPECT_EQ(ReadByWorkers() - before, is_mixed ? kRead : 0);
+    EXPECT_EQ(answer.contains("workers_refused"), is_mixed);
+    for (const std::string name : {"plain", "wide", "wide.scale"}) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::GatheredTensor gathered,
+                                     client().arrays().Gather(ArraySelector::ByName(name)));
+      const absl::Span<const char> view = gathered.view().bytes();
+      const std::string bytes(view.data(), view.size());
+      const auto [place, is_first] = first.emplace(name, bytes);
+      EXPECT_TRUE(is_first || place->second == bytes) << name;
+      EXPECT_EQ(gathered.array().source.has_value(), is_mixed && name == "plain") << name;
+    }
+  }
+  const CommandResult text = run({"--source=auto"});
+  ASSERT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr(", 16.0 KiB read by the workers, 36.0 KiB sent by this client; "),
+                    HasSubstr("The workers did not read all tensors: only the client makes I8")));
+  const CommandResult refused = run({"--source=workers"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("only the client makes I8 with scales"));
+}
+
+// The client sends its tensor well, and the put ends with the worker that cannot read the other.
+TEST_F(SourcesTest, APutOfBothKindsOfWhichAWorkerFailsToReadItsPartLeavesNothing) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  ASSERT_NO_FATAL_FAILURE(StartExtra({"--read-root=" + files_, "--failpoints=fill.read=eio"}));
+  WriteOne();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const SafetensorsFile file,
+                                 SafetensorsFile::Open(files_ + "/one.safetensors"));
+  std::vector<PutTensor> tensors = {OnPair(file), OnPair(file)};
+  tensors[1].name = "sent";
+  tensors[1].source.reset();
+  const absl::Status failed =
+      client().arrays().PutTensors(tensors, {.mesh = "pair", .reuse = false}).status();
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kDataLoss));
+  EXPECT_THAT(std::string(failed.message()), HasSubstr("rank 1"));
+  for (const char* const name : {"w", "sent"}) {
+    EXPECT_FALSE(client().arrays().DescribeArray(ArraySelector::ByName(name)).ok()) << name;
+  }
+  EXPECT_TRUE(NothingIsLeft());
 }
 
 TEST_F(SourcesTest, WorkersReadNumpyFilesInFortranOrderAndMembersOfNpzFiles) {

@@ -362,6 +362,88 @@ TEST_F(UpDownTest, AnUpStartsTheWorkerThatReplacedAnother) {
   ExpectDownLeavesNothing();
 }
 
+// While its coordinator is down, nothing but its folder tells that a worker runs.
+TEST_F(UpDownTest, AnUpNeitherStartsNorClaimsAWorkerThatRunsByHand) {
+  std::vector<std::string> two = {"up",  "--mesh",   "fsdp=2",       "--data-dir",
+                                  data_, "--detach", "--output=json"};
+  CommandResult up = Run(two);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  const auto address = json::parse(up.out)["address"].get<std::string>();
+  client::ProcessOptions options;
+  options.command = {SHARDMESH_BINARY_DIR "/shardmesh-worker", StrCat("--coordinator=", address),
+                     "--listen=127.0.0.1:0", "--identity=spare",
+                     StrCat("--data-dir=", data_, "/spare")};
+  options.log_path = folder_ + "/spare.log";
+  auto spare = client::ChildProcess::Start(options);
+  ASSERT_THAT(spare, IsOk());
+  const auto is_in_state = [this](const std::string& identity, const std::string& state) {
+    json status = StatusOrNothing();
+    for (const json& worker : status["workers"]) {
+      if (worker["identity"] == identity) return worker["state"] == state;
+    }
+    return false;
+  };
+  ASSERT_TRUE(Eventually([&] { return is_in_state("spare", "ready"); }));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+  ASSERT_EQ(record.processes.size(), 3u);
+  const auto end = [&record](size_t process) {
+    const client::ProcessId id = record.processes[process].id;
+    return client::SendSignal(id, SIGKILL).ok() &&
+           client::WaitUntilGone(id, absl::Now() + absl::Seconds(60));
+  };
+  ASSERT_TRUE(end(2));
+  ASSERT_TRUE(Eventually([&] { return is_in_state("worker-1", "lost"); }));
+  ASSERT_EQ(Run({"admin", "worker", "replace", "worker-1", "spare"}).exit_code, 0);
+  ASSERT_TRUE(end(0));
+
+  // The coordinator is started again, and the spare attaches to it.
+  const std::string note =
+      StrCat("Not started, because a process that was started by hand is this worker: spare (pid ",
+             spare->id().pid, "); `down` does not stop it\n");
+  up = Run(two);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(up.err, StrCat("Restarted the processes that had ended: coordinator\n", note));
+  EXPECT_EQ(json::parse(up.out)["processes"].size(), 2u) << up.out;
+  EXPECT_TRUE(is_in_state("spare", "ready"));
+  up = Run(two);
+  EXPECT_EQ(up.exit_code, 1);
+  EXPECT_THAT(up.err, HasSubstr("is up at"));
+
+  // A new cluster at the same address.
+  EXPECT_EQ(Run({"down"}).exit_code, 0);
+  ASSERT_TRUE(client::IsRunning(spare->id()));
+  two.push_back(StrCat("--port=", address.substr(address.rfind(':') + 1)));
+  up = Run(two);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  EXPECT_EQ(up.err, note);
+  EXPECT_EQ(json::parse(up.out)["processes"].size(), 2u) << up.out;
+
+  ASSERT_THAT(client::SendSignal(spare->id(), SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(spare->id(), absl::Now() + absl::Seconds(60)));
+  spare->Ended();
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AHealthyClusterIsUpThoughAnotherCommandHasItsLock) {
+  std::filesystem::create_directory(folder_ + "/shardmesh");
+  client::LocalClusterOptions options;
+  options.folder = record_;
+  options.binary_folder = SHARDMESH_BINARY_DIR;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(options.mesh, Mesh::Parse("fsdp=1"));
+  options.data_folder = data_;
+  options.ends_with_parent = false;
+  const auto cluster = client::LocalCluster::Start(options, absl::Now() + absl::Seconds(60));
+  ASSERT_THAT(cluster, IsOk());
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const FileDescriptor lock,
+        client::LockCluster(record_, "default", absl::Seconds(10), nullptr));
+    EXPECT_THAT((*cluster)->WaitUntilHealthy(absl::Now() + absl::Seconds(60)), IsOk());
+  }
+  EXPECT_THAT(Processes(), ::testing::SizeIs(2));
+  (*cluster)->Stop(absl::Seconds(10));
+}
+
 TEST_F(UpDownTest, AnUpTakesASmallerMeshFromTheState) {
   CommandResult up = Run({"up", "--mesh", "fsdp=3", "--data-dir", data_, "--detach"});
   ASSERT_EQ(up.exit_code, 0) << up.err;

@@ -39,7 +39,8 @@ namespace {
 // streams, and few enough that tiles are reported while others are read.
 constexpr size_t kMaxBatchRegions = 4096;
 constexpr int64_t kMaxBatchBytes = int64_t{256} << 20;
-// The most bytes that have come from other workers and are not in their tiles, of all threads.
+// The most bytes that have come from other workers and are not in their tiles, of all threads. An
+// order may have a lower limit.
 constexpr int64_t kMaxInFlightBytes = int64_t{64} << 20;
 static_assert(6 * PeerReader::kStreamBytes <= kMaxInFlightBytes);  // one stream for each thread
 // How often a tile that waits for its mesh asks whether its transfer has ended.
@@ -70,12 +71,18 @@ struct FillTransfer {
   std::atomic<bool> is_over{false};  // it has ended, or one of its tiles has failed
 };
 
+// Returns how many streams each of the threads may have open at a time, so that what has come over
+// all of them has at most `bytes`; at least one.
+size_t StreamsWithin(int64_t bytes, int threads) {
+  return static_cast<size_t>(
+      std::max<int64_t>(1, bytes / PeerReader::kStreamBytes / std::max(1, threads)));
+}
+
 // Memory and connections that one task uses at a time.
 struct FillTools {
   explicit FillTools(const FillOptions& options)
       : peers({.identity = options.identity,
-               .max_streams = static_cast<size_t>(std::max<int64_t>(
-                   1, kMaxInFlightBytes / PeerReader::kStreamBytes / options.threads)),
+               .max_streams = StreamsWithin(kMaxInFlightBytes, options.threads),
                .credentials = options.credentials,
                .idle_limit = options.idle_limit}) {}
 
@@ -400,7 +407,9 @@ class FillThreads final : public TileFiller {
   std::optional<FaultyTile> FillFromArrays(FillTransfer& transfer, const FillOrder& order) {
     ArrayPartPlanner planner(&*order.devices);
     std::unique_ptr<FillTools> tools = TakeTools();
-    tools->peers.BeginTransfer();
+    tools->peers.BeginTransfer(
+        StreamsWithin(order.move_memory_bytes > 0 ? order.move_memory_bytes : kMaxInFlightBytes,
+                      options_.threads));
     Batch batch;
     std::optional<FaultyTile> fault;
     bool is_first = true;

@@ -200,7 +200,8 @@ class PeerReader::Stream {
   int64_t received_bytes_ = 0;
 };
 
-PeerReader::PeerReader(Options options) : options_(std::move(options)) {}
+PeerReader::PeerReader(Options options)
+    : options_(std::move(options)), max_streams_(options_.max_streams) {}
 PeerReader::~PeerReader() = default;
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> PeerReader::Connect(const FillSource& holder,
@@ -362,7 +363,7 @@ class PeerReader::Round {
 
   // Starts streams, as many as may be open, for holders that have regions to send and no stream.
   void StartStreams() {
-    while (outcome_.status.ok() && streams_.size() < reader_->options_.max_streams) {
+    while (outcome_.status.ok() && streams_.size() < reader_->max_streams_) {
       const auto next = NextDue();
       if (next == due_.end()) return;
       const std::string holder = next->first;

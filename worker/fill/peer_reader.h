@@ -2,9 +2,11 @@
 #ifndef SHARDMESH_WORKER_FILL_PEER_READER_H_
 #define SHARDMESH_WORKER_FILL_PEER_READER_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -73,8 +75,13 @@ class PeerReader {
   PeerReader(const PeerReader&) = delete;
   PeerReader& operator=(const PeerReader&) = delete;
 
-  // Forgets which holders were lost or silent. Call it before the first Read of a transfer.
-  void BeginTransfer() { lost_.clear(); }
+  // Forgets which holders were lost or silent. Call it before the first Read of a transfer. Until
+  // the next call, at most `max_streams` are open at the same time, and no more than
+  // Options::max_streams. At least one is.
+  void BeginTransfer(size_t max_streams = std::numeric_limits<size_t>::max()) {
+    lost_.clear();
+    max_streams_ = std::clamp<size_t>(max_streams, 1, options_.max_streams);
+  }
 
   // Receives bytes of the region at `index`, from `offset_bytes` of the row-major region on. If a
   // holder fails within a region, the bytes come again from the region's beginning.
@@ -102,6 +109,7 @@ class PeerReader {
                                                          const KeepGoing& keep_going);
 
   const Options options_;
+  size_t max_streams_;
   // Holders that were lost or silent in an earlier call of Read, since BeginTransfer.
   std::set<std::string, std::less<>> lost_;
   // Connections by `IDENTITY ADDRESS`.

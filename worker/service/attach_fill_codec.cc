@@ -120,7 +120,8 @@ std::variant<FillOrder, FillFailure> Decode(internal::v1::FillTiles from) {
       .files = {},
       .tiles = {},
       .devices = std::nullopt,
-      .unloaded_array_ids = {from.unloaded_array_ids().begin(), from.unloaded_array_ids().end()}};
+      .unloaded_array_ids = {from.unloaded_array_ids().begin(), from.unloaded_array_ids().end()},
+      .move_memory_bytes = from.move_memory_bytes()};
   size_t file = 0;
   auto files = Decode(from.files(), /*needs_time=*/false, &file);
   if (!files.ok()) {

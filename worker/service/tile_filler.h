@@ -62,6 +62,8 @@ struct FillOrder {
   // Arrays that the first tile's array is to replace, and whose tiles leave the memory of this
   // worker before: see ShardStore::Unload.
   std::vector<std::string> unloaded_array_ids = {};
+  // The most bytes that may have come from other workers without being in their tiles; 0: 64 MiB.
+  int64_t move_memory_bytes = 0;
 };
 
 // A tile that could not be filled.

@@ -178,6 +178,11 @@ void AddReuseOption(CLI::App* app, bool* no_reuse) {
                 "read and send tensors again that the workers have already");
 }
 
+// Returns a name of the process that read the file of a put, as `read_by` has it.
+std::string_view NameOfWhoRead(PutReader reader) {
+  return reader == PutReader::kAuto ? "both" : ReaderName(reader);
+}
+
 // Returns a part of the summary of a put: who read the file.
 std::string FormatReader(const PutResult& put) {
   if (put.reused_tensors == std::ssize(put.arrays)) {
@@ -186,9 +191,13 @@ std::string FormatReader(const PutResult& put) {
                   " between workers");
   }
   if (put.reader == PutReader::kWorkers) return "read by the workers";
-  if (put.handed_over_bytes == 0) return "read by this client";
-  return StrCat("read by this client, ", FormatBytes(put.handed_over_bytes),
-                " handed over as memory");
+  std::string text = "read by this client";
+  if (put.reader == PutReader::kAuto) {
+    text = StrCat(FormatBytes(put.read_bytes), " read by the workers, ",
+                  FormatBytes(put.sent_bytes), " sent by this client");
+  }
+  if (put.handed_over_bytes == 0) return text;
+  return StrCat(text, ", ", FormatBytes(put.handed_over_bytes), " handed over as memory");
 }
 
 // Says how much of a put neither the client nor the workers had to read.
@@ -211,10 +220,11 @@ void PrintReuse(const PutResult& put) {
   std::cout << "; --no-reuse reads them again\n";
 }
 
-// Adds to the answer of a put who read the file, why it was not the workers, and how much was there
-// already.
+// Adds to the answer of a put who read the file, why it was not only the workers, and how much was
+// there already.
 void AddReader(const PutResult& put, Json* json) {
-  (*json)["read_by"] = std::string(ReaderName(put.reader));
+  (*json)["read_by"] = std::string(NameOfWhoRead(put.reader));
+  (*json)["read_bytes"] = put.read_bytes;
   (*json)["reused_tensors"] = put.reused_tensors;
   (*json)["reused_bytes"] = put.reused_bytes;
   (*json)["moved_bytes"] = put.moved_bytes;
@@ -227,9 +237,10 @@ void AddReader(const PutResult& put, Json* json) {
   }
 }
 
-// Says in the result of a put why no worker was asked to read the file. `why`: as WhyClientReads.
+// Says in the result of a put why no worker was asked to read tensors that the client sent. `why`:
+// as WhyClientReads.
 void NoteWhyClientRead(const std::string& why, PutResult* put) {
-  if (put->reader == PutReader::kClient && put->workers_refused.ok() && !why.empty()) {
+  if (put->reader != PutReader::kWorkers && put->workers_refused.ok() && !why.empty()) {
     put->workers_refused = absl::FailedPreconditionError(ToAbsl(why));
   }
 }
@@ -244,7 +255,9 @@ void PrintStreamed(const PutResult& put, const std::optional<Handover>& asked) {
 // Says why the workers did not read the file, to a user who asked for --source.
 void PrintRefusal(const PutResult& put, const std::optional<PutReader>& asked) {
   if (asked.has_value() && !put.workers_refused.ok()) {
-    std::cout << "The workers did not read the file: " << put.workers_refused.message() << "\n";
+    std::cout << "The workers did not read "
+              << (put.reader == PutReader::kAuto ? "all tensors" : "the file") << ": "
+              << put.workers_refused.message() << "\n";
   }
 }
 

@@ -153,6 +153,20 @@ void ReportEarlier(const LocalCluster& cluster) {
               << " the flags with which the cluster was started: "
               << StrJoin(cluster.kept_flags(), ", ") << "\n";
   }
+  if (!cluster.running().empty()) {
+    constexpr size_t kMostNamed = 16;
+    std::vector<std::string> workers;
+    for (const auto& [identity, pid] : cluster.running()) {
+      workers.push_back(pid == 0 ? identity : StrCat(identity, " (pid ", pid, ")"));
+    }
+    const bool is_one = workers.size() == 1;
+    std::cerr << (is_one
+                      ? "Not started, because a process that was started by hand is this worker: "
+                      : "Not started, because processes that were started by hand are these "
+                        "workers: ")
+              << StrJoinFirst(kMostNamed, workers, ", ") << "; `down` does not stop "
+              << (is_one ? "it" : "them") << "\n";
+  }
 }
 
 void SayWaiting(const std::string& what) { std::cerr << "waiting: " << what << "\n"; }

@@ -72,6 +72,14 @@ Json StepJson(const StepResult& result, const ResultFlags& flags) {
                {"kernel_s", Seconds(result.timings.kernel)},
                {"collective_s", Seconds(result.timings.collective)},
                {"sent_bytes", result.timings.sent_bytes}};
+  const StepPrediction& predicted = result.timings.predicted;
+  Json& json_predicted = json["predicted"];
+  json_predicted = {{"peak_bytes", predicted.peak_bytes}};
+  if (predicted.kernel.has_value()) json_predicted["kernel_s"] = Seconds(*predicted.kernel);
+  if (predicted.collective.has_value()) {
+    json_predicted["collective_s"] = Seconds(*predicted.collective);
+  }
+  if (predicted.sent_bytes.has_value()) json_predicted["sent_bytes"] = *predicted.sent_bytes;
   if (!flags.name.empty()) {
     json["name"] = flags.name;
   }
@@ -79,6 +87,21 @@ Json StepJson(const StepResult& result, const ResultFlags& flags) {
     json["path"] = flags.path;
   }
   return json;
+}
+
+// Returns what is known of a prediction.
+std::vector<std::string> PartsOf(const StepPrediction& predicted) {
+  std::vector<std::string> parts;
+  if (predicted.kernel.has_value())
+    parts.push_back(StrCat("kernels ", FormatTime(*predicted.kernel)));
+  if (predicted.collective.has_value()) {
+    parts.push_back(StrCat("collectives ", FormatTime(*predicted.collective)));
+  }
+  if (predicted.sent_bytes.has_value()) {
+    parts.push_back(StrCat(FormatBytes(*predicted.sent_bytes), " between workers"));
+  }
+  parts.push_back(StrCat("values of at most ", FormatBytes(predicted.peak_bytes), " on a device"));
+  return parts;
 }
 
 // Saves and shows the result of the step. Requires that the step has exactly one result.
@@ -111,7 +134,8 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   std::cout << "\nStep " << result.sequence << " took " << FormatTime(result.timings.total)
             << ": kernels " << FormatTime(result.timings.kernel) << ", collectives "
             << FormatTime(result.timings.collective) << ", "
-            << FormatBytes(result.timings.sent_bytes) << " between workers\n";
+            << FormatBytes(result.timings.sent_bytes) << " between workers\n"
+            << "Predicted: " << StrJoin(PartsOf(result.timings.predicted), ", ") << "\n";
   return absl::OkStatus();
 }
 

@@ -324,17 +324,20 @@ absl::StatusOr<ReshardOptions> OptionsOf(const ReshardFlags& flags) {
 Json MoveJson(const ReshardResult& result, bool plan_only) {
   Json arrays = Json::array();
   for (const ReshardedArray& array : result.arrays) {
-    arrays.push_back({{"name", array.name},
-                      {"version", array.name_version},
-                      {"source_array_id", array.source_array_id},
-                      {"array_id", array.descriptor.array_id},
-                      {"spec", SpecJson(array.descriptor.spec)},
-                      {"cut_points", CutPointsJson(array.descriptor.cut_points)},
-                      {"empty_ranks", EmptyRanks(array.descriptor)},
-                      {"mesh", array.descriptor.mesh_id},
-                      {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
-                      {"moved_bytes", array.moved_bytes},
-                      {"skipped", array.is_skipped}});
+    arrays.push_back(
+        {{"name", array.name},
+         {"version", array.name_version},
+         {"source_array_id", array.source_array_id},
+         {"array_id", array.descriptor.array_id},
+         {"spec", SpecJson(array.descriptor.spec)},
+         {"cut_points", CutPointsJson(array.descriptor.cut_points)},
+         {"empty_ranks", EmptyRanks(array.descriptor)},
+         {"mesh", array.descriptor.mesh_id},
+         {"corrections", CorrectionsJson(array.corrections, array.descriptor.mesh)},
+         {"moved_bytes", array.moved_bytes},
+         {"summed_bytes", array.summed_bytes},
+         {"sums_spec", array.sums_spec.has_value() ? SpecJson(*array.sums_spec) : Json(nullptr)},
+         {"skipped", array.is_skipped}});
   }
   Json memory = Json::array();
   for (const ReshardMemory& each : result.memory) {
@@ -404,6 +407,12 @@ void PrintMove(const ReshardResult& result, bool plan_only, bool all) {
                   [](const ReshardedArray& array) { return !array.descriptor.cut_points.empty(); });
   std::vector<Table::Column> columns = {{"array"}, {"spec"}};
   if (is_cut) columns.push_back({"cuts"});
+  const bool has_sums =
+      std::any_of(result.arrays.begin(), result.arrays.end(),
+                  [](const ReshardedArray& array) { return array.sums_spec.has_value(); });
+  if (has_sums) {
+    columns.insert(columns.end(), {{"sums as"}, {"adding moves", Table::Align::kRight}});
+  }
   columns.insert(columns.end(), {{"mesh"}, {"moves", Table::Align::kRight}, {"version"}});
   Table table(std::move(columns));
   bool is_empty = true;
@@ -414,10 +423,15 @@ void PrintMove(const ReshardResult& result, bool plan_only, bool all) {
         array.name.empty() ? StrCat("@", array.descriptor.array_id) : array.name,
         FormatSpec(array.descriptor.spec)};
     if (is_cut) cells.push_back(FormatCutPoints(array.descriptor.cut_points));
-    cells.insert(
-        cells.end(),
-        {array.descriptor.mesh_id, array.is_skipped ? "stays" : FormatBytes(array.moved_bytes),
-         plan_only || array.name_version == 0 ? "-" : StrCat(array.name_version)});
+    if (has_sums && array.sums_spec.has_value()) {
+      cells.insert(cells.end(), {FormatSpec(*array.sums_spec), FormatBytes(array.summed_bytes)});
+    } else if (has_sums) {
+      cells.insert(cells.end(), {"-", "-"});
+    }
+    const int64_t then_bytes = array.moved_bytes - array.summed_bytes;
+    cells.insert(cells.end(),
+                 {array.descriptor.mesh_id, array.is_skipped ? "stays" : FormatBytes(then_bytes),
+                  plan_only || array.name_version == 0 ? "-" : StrCat(array.name_version)});
     table.AddRow(std::move(cells));
   }
   if (!is_empty) {
@@ -481,6 +495,21 @@ void PrintNewName(MeshClient* client, const ReshardedArray& array, const ArraySe
     }
   }
   std::cout << "\n";
+}
+
+// Says to which dimension the only entry of --to belongs, if the array has several dimensions: the
+// entry may be meant for another one. Prints nothing in all other cases.
+void PrintNoteOnOneEntry(const std::optional<PartitionSpec>& spec, const ArrayDescriptor& array) {
+  const size_t dimensions = array.shape.size();
+  if (!spec.has_value() || spec->entries().size() != 1 || dimensions < 2) return;
+  const SpecEntry& entry = spec->entries().front();
+  if (entry.axes().empty()) return;
+  std::vector<SpecEntry> last(dimensions);
+  last.back() = entry;
+  std::cout << "The spec " << FormatSpec(*spec) << " has 1 entry and the array " << dimensions
+            << " dimensions: the entry is that of dimension 0; write "
+            << FormatSpec(PartitionSpec(last, {spec->unreduced().begin(), spec->unreduced().end()}))
+            << " for the last dimension\n";
 }
 
 // Returns `error`, the error of a move of a tree. If --strict is the cause, adds the corrections of
@@ -554,6 +583,9 @@ absl::Status RunMove(const Invocation& invocation, const ReshardFlags& flags) {
   }
   PrintArrayCorrections(result->arrays);
   PrintEmptyRanks(result->arrays);
+  if (flags.array.has_value() && result->arrays.size() == 1 && !invocation.quiet) {
+    PrintNoteOnOneEntry(options.spec, result->arrays.front().descriptor);
+  }
   const auto skipped = std::count_if(result->arrays.begin(), result->arrays.end(),
                                      [](const ReshardedArray& array) { return array.is_skipped; });
   const auto moved = std::ssize(result->arrays) - skipped;

@@ -35,7 +35,7 @@ absl::StatusOr<MappedCheckpoint> OpenMapped(const std::string& path, const MapFl
                                             std::optional<int64_t> step = {},
                                             const std::function<absl::Status()>& keep_going = {});
 
-// Returns why only a client can read the tensors, such as `only the client makes I8 with
+// Returns why only a client can read some of the tensors, such as `only the client makes I8 with
 // scales`; an empty text if workers can read all of them.
 std::string WhyClientReads(const MappedCheckpoint& checkpoint);
 

@@ -1,14 +1,18 @@
 // Says what a file or folder is that is no checkpoint, and which command takes it.
 #include "client/cli/inputs/file_kind.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "client/cli/shared_options.h"
+#include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
@@ -68,6 +72,31 @@ std::optional<std::string> StepFolderLike(const std::string& path) {
   return folder.string();
 }
 
+// Returns `; did you mean PATH?` with the path of a file or folder beside `path` whose name is
+// similar; an empty string if there is none. `rest` follows that path: `:TENSOR`, or nothing.
+// Looks at 1,000 names at most.
+std::string DidYouMeanPath(const std::string& path, std::string_view rest = "") {
+  constexpr size_t kMostNames = 1'000;
+  const std::filesystem::path file(path);
+  const std::string name = file.filename().string();
+  std::vector<std::string> names;
+  std::error_code error;
+  std::filesystem::directory_iterator entry(file.has_parent_path() ? file.parent_path() : ".",
+                                            error);
+  for (; !error && entry != std::filesystem::directory_iterator() && names.size() < kMostNames;
+       entry.increment(error)) {
+    std::string other = entry->path().filename().string();
+    const bool is_hidden = other.starts_with('.') && !name.starts_with('.');
+    // A link that leads nowhere has the name itself.
+    if (!is_hidden && other != name) names.push_back(std::move(other));
+  }
+  std::sort(names.begin(), names.end());
+  const std::vector<std::string_view> known(names.begin(), names.end());
+  const std::optional<std::string_view> nearest = NearestName(name, known);
+  if (!nearest.has_value()) return "";
+  return StrCat("; did you mean ", (file.parent_path() / *nearest).string(), rest, "?");
+}
+
 std::string PickleText(const std::string& path) {
   return StrCat(path,
                 " is a pickle, as torch.save writes it: read it with torch.load, and write its "
@@ -83,7 +112,7 @@ absl::Status ExplainCheckpoint(const absl::Status& error, const std::string& pat
       if (const auto folder = StepFolderLike(path); folder.has_value()) {
         return WithMessage(error, StrCat("there is no ", path, "; did you mean ", *folder, "?"));
       }
-      return error;
+      return WithMessage(error, StrCat(ToStd(error.message()), DidYouMeanPath(path)));
     case FileKind::kNpy:
       return WithMessage(error, StrCat(path,
                                        " is a .npy file, one tensor without a name: "
@@ -136,8 +165,13 @@ absl::Status ExplainTensor(const absl::Status& error, const std::string& path,
                         ".npy, or load all of them with "
                         "`shardmesh load ",
                         path, "`"));
+    case FileKind::kMissing: {
+      // The path may be that of a checkpoint, and the rest the name of a tensor.
+      const size_t end = tensor.empty() ? std::min(path.find(':'), path.size()) : path.size();
+      return WithMessage(error, StrCat(ToStd(error.message()),
+                                       DidYouMeanPath(path.substr(0, end), path.substr(end))));
+    }
     case FileKind::kFolder:
-    case FileKind::kMissing:
     case FileKind::kYaml:
     case FileKind::kOther:
       break;

@@ -11,7 +11,8 @@ namespace shardmesh::client {
 // Both return `error`, which opening `path` gave, with a message that says what is at `path` and
 // what to do; code, reason and facts stay. They recognise .npy and .npz files, pickles as
 // torch.save writes them, YAML files, folders, and a step whose folder has another name, by the
-// first bytes of the file where it has such. Return `error` unchanged if they recognise nothing.
+// first bytes of the file where it has such. If there is nothing at `path`, they name a file or
+// folder beside it whose name is similar. Return `error` unchanged if they recognise nothing.
 
 // `load` and `plan` take `path` as a checkpoint.
 absl::Status ExplainCheckpoint(const absl::Status& error, const std::string& path);

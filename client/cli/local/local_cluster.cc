@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -44,6 +45,9 @@ constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 constexpr absl::Duration kGrace = absl::Seconds(10);
 // How long `up` waits for workers of other meshes after the mesh `default` is complete.
 constexpr absl::Duration kOtherMeshesWait = absl::Seconds(10);
+// How long Start waits for a worker that was started by hand to attach. The worker tries again
+// every 2 s at most.
+constexpr absl::Duration kAttachWait = absl::Seconds(10);
 constexpr int kLogLines = 10;
 // How long NoteMetrics waits for the cluster's lock. The wait is short, because the data to record
 // is optional.
@@ -511,6 +515,49 @@ bool LocalCluster::IsOwn(const std::string& identity) const {
   return lock.ok() && lock->held.valid();
 }
 
+void LocalCluster::FindRunningWorkers(absl::Time deadline) {
+  if (options_.data_folder.empty()) return;
+  std::map<std::string, std::string> holders;  // of the workers' folders, by identity
+  for (const std::string& identity : record_.workers) {
+    const Member* const member = Find(identity);
+    if (running_.contains(identity) || (member != nullptr && IsRunning(member->process.id()))) {
+      continue;
+    }
+    const auto lock = TakeSharedLock(StrCat(options_.data_folder, "/", identity, kWorkerLock));
+    if (lock.ok() && !lock->held.valid()) holders.emplace(identity, lock->holder);
+  }
+  const auto limit = SteadyDeadline::At(std::min(deadline, absl::Now() + kAttachWait));
+  std::unique_ptr<MeshClient> client;
+  while (!holders.empty()) {
+    if (client == nullptr) {
+      auto connected = ConnectUntil(record_.address, options_.tls_folder, limit.wall());
+      if (connected.ok()) client = *std::move(connected);
+    }
+    if (client != nullptr) {
+      const absl::StatusOr<ClusterStatus> status = client->cluster().GetStatus();
+      if (status.ok()) {
+        for (const WorkerStatus& worker : status->workers) {
+          const auto holder = holders.find(worker.identity);
+          // A worker writes the same pid into the lock file as it sends to the coordinator.
+          if (holder != holders.end() && worker.state != WorkerState::kLost &&
+              holder->second.starts_with(StrCat(worker.pid, " on host "))) {
+            running_.emplace(worker.identity, worker.pid);
+            holders.erase(holder);
+          }
+        }
+      }
+    }
+    if (limit.is_over()) return;
+    absl::SleepFor(kPollInterval);
+  }
+}
+
+void LocalCluster::ForgetRunningMembers() {
+  std::erase_if(members_, [this](const Member& member) {
+    return running_.contains(member.identity) && !IsRunning(member.process.id());
+  });
+}
+
 absl::Status LocalCluster::MakeMissingCertificates() const {
   if (options_.tls_folder.empty()) return absl::OkStatus();
   CertificateFolderOptions certificates{
@@ -567,10 +614,16 @@ absl::Status LocalCluster::WriteDown(const RecordedProcess* starting) {
 absl::Status LocalCluster::NoteMetrics() {
   // A `down` command may hold the lock while that command waits for this process to end. Therefore
   // do not wait long for the lock.
-  SHARDMESH_ASSIGN_OR_RETURN(const FileDescriptor lock, LockCluster(options_.folder, options_.name,
-                                                                    kRecordLockTimeout, nullptr));
+  const absl::StatusOr<FileDescriptor> lock =
+      LockCluster(options_.folder, options_.name, kRecordLockTimeout, nullptr);
+  if (!lock.ok() && !absl::IsAlreadyExists(lock.status())) return lock.status();
   if (!IsRecorded(options_.folder, record_)) {
     return TakenOver(options_.name);
+  }
+  if (!lock.ok()) {
+    // Another command has the lock. The cluster is healthy, and is up unless that command stops it.
+    const absl::StatusOr<ClusterRecord> found = ReadRecord(options_.folder);
+    return found.ok() && !found->is_stopping ? absl::OkStatus() : TakenOver(options_.name);
   }
   for (Member& member : members_) {
     if (!member.metrics_address.empty()) {
@@ -627,9 +680,11 @@ LocalCluster::LocalCluster(LocalClusterOptions options) : options_(std::move(opt
   }
 }
 
-absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(
-    LocalClusterOptions options, const ClusterRecord& record,
-    const std::vector<std::string>& elsewhere, FileDescriptor lock, absl::Time deadline) {
+absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterOptions options,
+                                                                   const ClusterRecord& record,
+                                                                   const FollowedRestarts& followed,
+                                                                   FileDescriptor lock,
+                                                                   absl::Time deadline) {
   const auto limit = SteadyDeadline::At(deadline);
   SHARDMESH_ASSIGN_OR_RETURN(const std::vector<std::string> identities, RecordedIdentities(record));
   SHARDMESH_ASSIGN_OR_RETURN(
@@ -665,15 +720,25 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(
     return member.identity != kCoordinator && !IsRunning(member.process.id()) &&
            std::find(workers.begin(), workers.end(), member.identity) == workers.end();
   });
+  for (const std::string& identity : followed.elsewhere) {
+    if (std::find(workers.begin(), workers.end(), identity) == workers.end()) continue;
+    const auto worker = std::find_if(
+        followed.unrecorded.begin(), followed.unrecorded.end(),
+        [&](const UnrecordedWorker& unrecorded) { return unrecorded.identity == identity; });
+    cluster->running_.emplace(identity, worker == followed.unrecorded.end() ? 0 : worker->pid);
+  }
+  cluster->FindRunningWorkers(limit.wall());
+  cluster->ForgetRunningMembers();
   // Launch writes record_, so copy its workers.
   for (const std::string& identity : std::vector<std::string>(workers)) {
     const Member* const member = cluster->Find(identity);
     const bool runs = member != nullptr && IsRunning(member->process.id());
-    if (!runs && std::find(elsewhere.begin(), elsewhere.end(), identity) == elsewhere.end()) {
+    if (!runs && !cluster->running_.contains(identity)) {
       SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
       cluster->restarted_.push_back(identity);
     }
   }
+  if (cluster->restarted_.empty()) cluster->kept_flags_.clear();  // no process has them
   cluster->lock_.Close();
   return cluster;
 }
@@ -717,7 +782,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
         return AlreadyUp(*old, options);
       }
       if (listened && (!old->data_folder.empty() || IsRunning(old->processes.front().id))) {
-        return Resume(std::move(options), *old, elsewhere, std::move(lock), limit.wall());
+        return Resume(std::move(options), *old, followed, std::move(lock), limit.wall());
       }
       replaced_why = listened ? "The coordinator had ended, and its state was only in memory"
                               : "An earlier start was cut off";
@@ -758,8 +823,10 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(LocalClusterOp
   if (has_state) {
     SHARDMESH_RETURN_IF_ERROR(cluster->TakeRanks(limit.wall()));
   }
+  cluster->FindRunningWorkers(limit.wall());
   // Launch writes record_, so copy its workers.
   for (const std::string& identity : std::vector<std::string>(cluster->record_.workers)) {
+    if (cluster->running_.contains(identity)) continue;
     SHARDMESH_RETURN_IF_ERROR(cluster->Launch(identity, cluster->WorkerProcess(identity)));
   }
   cluster->lock_.Close();
@@ -1125,7 +1192,9 @@ FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
     std::error_code error;
     const std::filesystem::path path =
         std::filesystem::read_symlink(StrCat("/proc/", pid, "/exe"), error);
-    if (!id.ok() || error || path.filename().string() != program) {
+    // The kernel appends a word if the program's file was replaced since, such as by a build.
+    const std::string name = path.filename().string();
+    if (!id.ok() || error || (name != program && name != StrCat(program, " (deleted)"))) {
       return false;
     }
     if (process == record->processes.end()) {

@@ -23,6 +23,7 @@
 namespace shardmesh::client {
 
 struct ClusterStatus;
+struct FollowedRestarts;
 
 struct LocalClusterOptions {
   std::string name = "default";
@@ -123,6 +124,11 @@ class LocalCluster {
   const ClusterRecord& record() const { return record_; }
   // The identities of ended processes that Start restarted.
   const std::vector<std::string>& restarted() const { return restarted_; }
+  // The workers that Start did not start, because another process, which the record does not have,
+  // has the worker's identity and is attached: the pid by identity, 0 if the pid is not known. If
+  // workers have data folders, that process must hold the worker's folder, and Start waits up to
+  // 10 s for it to attach.
+  const std::map<std::string, int64_t>& running() const { return running_; }
   // The recorded flags of the cluster that the options of Start did not give, such as
   // `--memory 1048576`; empty unless Start restarted processes or replaced a cluster.
   const std::vector<std::string>& kept_flags() const { return kept_flags_; }
@@ -133,10 +139,11 @@ class LocalCluster {
 
   // Waits until every rank of the mesh "default" has a ready worker. Then waits up to 10 s, and not
   // after `deadline`, for the workers of other meshes; see absent(). Finally adds the cluster's id
-  // and the addresses of metrics to the record. DEADLINE_EXCEEDED: ranks are missing, which the
-  // message names. UNAVAILABLE: the coordinator or a worker of the mesh "default" has ended; the
-  // message names the process and has the last lines of its log. ABORTED: another command stopped
-  // or changed the cluster during the wait.
+  // and the addresses of metrics to the record, unless another command has the cluster's lock for
+  // 3 s. DEADLINE_EXCEEDED: ranks are missing, which the message names. UNAVAILABLE: the
+  // coordinator or a worker of the mesh "default" has ended; the message names the process and has
+  // the last lines of its log. ABORTED: another command stopped or changed the cluster during the
+  // wait.
   absl::Status WaitUntilHealthy(absl::Time deadline);
   // The workers that serve only ranks of other meshes, and that had ended or were not ready when
   // the last WaitUntilHealthy returned OK. Each is a sentence with the worker's identity, state and
@@ -174,11 +181,13 @@ class LocalCluster {
 
   explicit LocalCluster(LocalClusterOptions options);
 
-  // Restarts the ended processes of the cluster in `record`. Does not start the workers in
-  // `elsewhere`, which run but are not recorded.
-  static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(
-      LocalClusterOptions options, const ClusterRecord& record,
-      const std::vector<std::string>& elsewhere, FileDescriptor lock, absl::Time deadline);
+  // Restarts the ended processes of the cluster in `record`. Does not start workers that run but
+  // are not recorded: those in `followed`, and those that FindRunningWorkers finds.
+  static absl::StatusOr<std::unique_ptr<LocalCluster>> Resume(LocalClusterOptions options,
+                                                              const ClusterRecord& record,
+                                                              const FollowedRestarts& followed,
+                                                              FileDescriptor lock,
+                                                              absl::Time deadline);
 
   std::string LogPath(const std::string& identity) const;
   // Appends the flags that name `files` to `command`, if the cluster uses TLS.
@@ -196,6 +205,13 @@ class LocalCluster {
   // Whether a worker of that identity belongs to this cluster: it is a member, or its data is below
   // the data folder and no other process uses that data.
   bool IsOwn(const std::string& identity) const;
+  // Adds to running_ the workers of record_ whose process does not run, but whose data folder
+  // belongs to another process that is attached to the coordinator. Waits up to kAttachWait, and
+  // not after `deadline`, for such a process to attach. A worker whose folder belongs to a process
+  // that does not attach is not added: its start fails, and its log names the process.
+  void FindRunningWorkers(absl::Time deadline);
+  // Removes the members whose process has ended and whose place a worker in running_ has taken.
+  void ForgetRunningMembers();
   // Makes the certificates that the workers of record_ lack. Does nothing without TLS.
   absl::Status MakeMissingCertificates() const;
   // Starts a process. Adds the process to the record before its program begins. Requires the
@@ -209,8 +225,9 @@ class LocalCluster {
   // in place of the member of that identity, or in addition to the members if no member has that
   // identity. If the write fails, record_ stays unchanged.
   absl::Status WriteDown(const RecordedProcess* starting = nullptr);
-  // Reads the addresses of metrics from the logs, and writes them to the record. ABORTED if another
-  // command has changed the record.
+  // Reads the addresses of metrics from the logs, and writes them to the record. Leaves the record
+  // as it is if another command has the cluster's lock for 3 s. ABORTED if another command has
+  // changed the record or stops the cluster.
   absl::Status NoteMetrics();
   // Like WaitUntilHealthy, but does not check whether other commands have changed the cluster.
   absl::Status AwaitHealthy(absl::Time deadline);
@@ -228,6 +245,7 @@ class LocalCluster {
   std::vector<Member> members_;  // the coordinator first
   ClusterRecord record_;
   std::vector<std::string> restarted_;
+  std::map<std::string, int64_t> running_;
   std::vector<std::string> kept_flags_;
   std::vector<std::string> replaced_;
   std::string replaced_why_;

@@ -211,6 +211,16 @@ Checkpoint OneTensor(const std::string& name) {
   return *Checkpoint::Open(path);
 }
 
+// The tensor of a checkpoint, which must outlive it, with its place there.
+PutTensor WithSource(const Checkpoint& checkpoint) {
+  const Checkpoint::Entry& entry = checkpoint.tensors().front();
+  return {.name = entry.tensor->name,
+          .view = checkpoint.View(entry),
+          .source = FileSource{.file = std::make_shared<const SourceFile>(entry.file->state()),
+                               .offset_bytes = entry.file->header().data_offset_bytes() +
+                                               entry.tensor->begin_bytes}};
+}
+
 // A saved checkpoint of one tensor of 48 bytes, of which the manifest lists another checksum.
 Checkpoint DamagedTensor(const std::string& name) {
   const std::string folder = StrCat(::testing::TempDir(), "/", name);
@@ -245,13 +255,7 @@ TEST_F(MeshClientTest, ComparesASavedCheckpointWithItsChecksumsIfItSendsTheEleme
               StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
   EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
   // A put of one of its tensors, by the place in the file.
-  const Checkpoint::Entry& entry = checkpoint.tensors().front();
-  const PutTensor put{
-      .name = "w",
-      .view = checkpoint.View(entry),
-      .source = FileSource{
-          .file = std::make_shared<const SourceFile>(entry.file->state()),
-          .offset_bytes = entry.file->header().data_offset_bytes() + entry.tensor->begin_bytes}};
+  const PutTensor put = WithSource(checkpoint);
   EXPECT_THAT(client_->arrays().PutTensors({&put, 1}, {.reader = PutReader::kClient}),
               StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
   EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
@@ -511,6 +515,122 @@ TEST_F(MeshClientTest, SendsTheTensorsToACoordinatorOfAnOlderBuild) {
   EXPECT_THAT(sent.workers_refused, IsOk());
   EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint, {.reader = PutReader::kWorkers}),
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+}
+
+TEST_F(MeshClientTest, SendsOnlyTheTensorsOfAPutThatHaveNoSource) {
+  const Checkpoint checkpoint = OneTensor("mixed");
+  coordinator_->GetElements(Elements::kRead);
+  const std::vector<PutTensor> tensors = {Large("a"), WithSource(checkpoint), Large("b")};
+  const int64_t large = 2 * std::ssize(bytes_);
+  const int64_t read = 2 * 48;  // on both workers
+  std::pair<int64_t, int64_t> progress;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const PutResult put,
+      client_->arrays().PutTensors(tensors, {.progress = [&](int64_t done, int64_t total) {
+                                     progress = {done, total};
+                                   }}));
+  EXPECT_EQ(put.reader, PutReader::kAuto);
+  EXPECT_EQ(put.tile_bytes, large + read);
+  EXPECT_EQ(put.sent_bytes, large);
+  EXPECT_EQ(put.read_bytes, read);
+  EXPECT_EQ(put.reused_bytes, 0);
+  EXPECT_EQ(progress, std::pair(put.tile_bytes, put.tile_bytes));
+  EXPECT_THAT(put.workers_refused, IsOk());
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 1u) << "one transfer has all tensors";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->arrays().ListArrays());
+  EXPECT_THAT(arrays, SizeIs(3));
+  // Workers are not asked to read what only the client can make.
+  EXPECT_THAT(client_->arrays().PutTensors(tensors, {.reader = PutReader::kWorkers}),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kMissingArgument));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult sent,
+                                 client_->arrays().PutTensors({&tensors[0], 1}));
+  EXPECT_EQ(sent.reader, PutReader::kClient);
+  EXPECT_EQ(sent.read_bytes, 0);
+}
+
+TEST_F(MeshClientTest, SendsAllTensorsToACoordinatorThatTakesNoPutsOfBothKinds) {
+  const Checkpoint checkpoint = OneTensor("both_kinds");
+  const std::vector<PutTensor> tensors = {WithSource(checkpoint), Large("a")};
+  coordinator_->FailNextPuts({rpc::BadField("tensors.tensors[1].source", "is not set, unlike")});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult put, client_->arrays().PutTensors(tensors));
+  EXPECT_EQ(put.reader, PutReader::kClient);
+  EXPECT_EQ(put.sent_bytes, put.tile_bytes);
+  EXPECT_THAT(put.workers_refused,
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
+  // Other fields of sources have nothing to do with it.
+  coordinator_->FailNextPuts({rpc::BadField("tensors.tensors[0].source.file", "is 7")});
+  EXPECT_THAT(client_->arrays().PutTensors(tensors),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+}
+
+TEST_F(MeshClientTest, APutOfWhichTheClientFailsToSendItsPartIsAborted) {
+  coordinator_->GetElements(Elements::kRead);
+  const Checkpoint checkpoint = OneTensor("half_sent");
+  const std::vector<PutTensor> tensors = {WithSource(checkpoint), Large("a")};
+  workers_[0]->FailNextPutAfter(
+      1, WithReason(absl::ResourceExhaustedError("too much"), Reason::kMemoryLimit));
+  EXPECT_THAT(client_->arrays().PutTensors(tensors),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
+  // A worker hears that the put has ended because another one could not read its part.
+  workers_[0]->FailNextPutAfter(
+      1, WithReason(absl::AbortedError("the put has ended"), Reason::kStaleTerm));
+  coordinator_->FailNextCommits(
+      {WithReason(absl::DataLossError("rank 1 cannot read the file"), Reason::kChecksumMismatch)});
+  EXPECT_THAT(client_->arrays().PutTensors(tensors),
+              StatusIs(absl::StatusCode::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(*client_->arrays().ListArrays(), IsEmpty());
+}
+
+TEST_F(MeshClientTest, ComparesTensorsThatWorkersWouldReadOnlyIfThereIsNoRoomForThem) {
+  const Checkpoint checkpoint = OneTensor("no_room");
+  PutTensor tensor = Large("a");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult sent, client_->arrays().PutTensors({&tensor, 1}));
+  v1::FindContentResponse answer;
+  v1::ContentCandidate& candidate = *answer.add_candidates();
+  rpc::Encode(sent.arrays[0].descriptor, candidate.mutable_array_descriptor());
+  const std::string tile(bytes_.size() / 2, 'b');
+  for (int i = 0; i < 2; ++i) candidate.add_tile_crc32c(Crc32c(tile));
+  tensor.source = WithSource(checkpoint).source;
+  coordinator_->AnswerContentWith(v1::FindContentResponse());
+  coordinator_->GetElements(Elements::kRead);
+  ASSERT_THAT(client_->arrays().PutTensors({&tensor, 1}), IsOk());
+  EXPECT_EQ(coordinator_->content_questions(), 0) << "there is room";
+
+  const absl::Status no_room =
+      WithReason(absl::ResourceExhaustedError("rank 0 has 1 MiB left"), Reason::kMemoryLimit);
+  coordinator_->FailNextPuts({no_room});
+  size_t puts = coordinator_->put_request_ids().size();
+  EXPECT_THAT(client_->arrays().PutTensors({&tensor, 1}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(coordinator_->content_questions(), 1) << "nothing has the type and the shape";
+  EXPECT_EQ(coordinator_->put_request_ids().size(), puts + 1);
+  coordinator_->FailNextPuts({no_room});
+  EXPECT_THAT(client_->arrays().PutTensors({&tensor, 1}, {.reuse = false}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(coordinator_->content_questions(), 1);
+
+  coordinator_->AnswerContentWith(answer);
+  coordinator_->GetElements(Elements::kReused);
+  coordinator_->FailNextPuts({no_room});
+  puts = coordinator_->put_request_ids().size();
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const PutResult reused,
+                                 client_->arrays().PutTensors({&tensor, 1}));
+  EXPECT_EQ(reused.reused_tensors, 1);
+  EXPECT_EQ(reused.sent_bytes, 0);
+  EXPECT_EQ(reused.read_bytes, 0);
+  EXPECT_EQ(coordinator_->put_request_ids().size(), puts + 2);
+  ASSERT_THAT(coordinator_->claims(), SizeIs(1));
+  EXPECT_EQ(coordinator_->claims()[0].array_id(), sent.arrays[0].descriptor.array_id);
+
+  // The file is written after the client compared it.
+  coordinator_->FailNextPuts({no_room});
+  coordinator_->InEachPut([&] { std::ofstream(checkpoint.path(), std::ios::app) << "more"; });
+  EXPECT_THAT(client_->arrays().PutTensors({&tensor, 1}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kFileChanged));
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
 }
 
 TEST_F(MeshClientTest, WorkersReadOnlyTensorsThatHaveASource) {

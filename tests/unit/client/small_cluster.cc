@@ -880,7 +880,9 @@ grpc::Status SmallCoordinator::BeginPut(
       rpc::Encode(mesh_, array.mutable_mesh());
       if (tensor.has_content()) claims_.push_back(tensor.content());
       if (is_check) continue;
-      if (elements_ == Elements::kSent || elements_ == Elements::kPartlyReused) {
+      const bool has_source = tensor.has_source() || tensor.has_converted_source();
+      if (elements_ == Elements::kSent || elements_ == Elements::kPartlyReused ||
+          (elements_ == Elements::kRead && !has_source)) {
         assignment.set_token(PutToken(array.array_id()));
       }
       if (elements_ == Elements::kReused) assignment.mutable_reused();

@@ -117,7 +117,8 @@ class SmallWorker final : public v1::TileService::Service {
 enum class HeldCall { kOpenSession, kBeginGet, kCommit, kStep };
 
 // How the elements of puts come to the workers of the small coordinator. kPartlyReused: the client
-// sends the tile of rank 0 only.
+// sends the tile of rank 0 only. kRead: the workers read the tensors that have sources, and the
+// client sends the others.
 enum class Elements { kSent, kReused, kPartlyReused, kRead };
 
 // A coordinator of one mesh, "default", over `workers` by rank. Thread-safe.
@@ -145,7 +146,7 @@ class SmallCoordinator final : public v1::ArrayService::Service {
   void FailNextPuts(std::vector<absl::Status> errors);
   // Answers calls of FindContent so from now on. Before, it does not know them, as an older build.
   void AnswerContentWith(v1::FindContentResponse response);
-  // Puts get their elements so from now on. kRead is for puts with files only.
+  // Puts get their elements so from now on.
   void GetElements(Elements elements);
   // Runs in each call of BeginPut, once it has its header.
   void InEachPut(std::function<void()> run);

@@ -40,6 +40,16 @@ TEST(MovePlanTest, CopiesOfAllMovesAtOnceHaveAtMost64MiB) {
   }
 }
 
+TEST(MovePlanTest, AsManyMovesRunAsTheMemoryForMovesHasRoomFor) {
+  EXPECT_EQ(MovesAtOnce(4, kLeastMoveMemoryBytes), 2);
+  EXPECT_EQ(MovesAtOnce(32, kLeastMoveMemoryBytes), 1);
+  EXPECT_EQ(MovesAtOnce(2'048, kLeastMoveMemoryBytes), 1);
+  EXPECT_LE(MoveWindowBytes(2'048), kLeastMoveMemoryBytes);
+  EXPECT_EQ(MovesAtOnce(32, 128 * kMiB), 4);
+  EXPECT_EQ(MovesAtOnce(8'192, 512 * kMiB), 4);
+  EXPECT_EQ(MovesAtOnce(8'192, kMoveMemoryBytes), 1) << "one needs 128 MiB";
+}
+
 TEST(MovePlanTest, OnlyRegionsThatAreNoRunsAreCopied) {
   const Mesh mesh = *Mesh::Create({{"x", 4}});
   const PartitionSpec rows({SpecEntry::Axis("x")});

@@ -79,6 +79,29 @@ TEST(PlanForecastTest, APlanWithoutCollectivesExchangesNothing) {
   EXPECT_EQ(forecast.link_traffic, LinkTrafficSummary());
 }
 
+TEST(PlanForecastTest, AStepHasThePartsOfTheForecast) {
+  const Program program = {.operand_count = 1, .ops = {Sum(0, "tp"), Sum(1, "dp")}, .outputs = {2}};
+  const LinkCost links = {.latency_seconds = 1e-3, .seconds_per_byte = 1e-6};
+  const Plan plan = *PlanProgram(program, {Value({4, 4}, PartitionSpec())}, Target("dp=2,tp=2"));
+  const PlanForecast whole = ForecastOf(plan, links);
+  const StepForecast of_step = StepForecastOf(plan, links, {});
+  EXPECT_GT(of_step.exchange_seconds, 0);
+  EXPECT_EQ(of_step.exchange_seconds, whole.exchange_seconds);
+  EXPECT_EQ(of_step.kernel_seconds, whole.kernel_seconds);
+  ASSERT_TRUE(of_step.sent_bytes.has_value());
+  EXPECT_GT(*of_step.sent_bytes, 0);
+  EXPECT_EQ(*of_step.sent_bytes, whole.link_traffic->sent_bytes);
+
+  // 128 devices have 128 x 127 pairs: too many for a step, and not for a forecast.
+  const Plan large = *PlanProgram({.operand_count = 1, .ops = {Sum(0, "tp")}, .outputs = {1}},
+                                  {Value({4, 4}, PartitionSpec())}, Target("tp=128"));
+  ASSERT_GT(LinkPairsOf(large), kMostStepLinkPairs);
+  EXPECT_TRUE(ForecastOf(large, links).link_traffic.has_value());
+  EXPECT_FALSE(StepForecastOf(large, links, {}).sent_bytes.has_value());
+  EXPECT_EQ(StepForecastOf(large, links, {}).exchange_seconds,
+            ForecastOf(large, links).exchange_seconds);
+}
+
 TEST(PlanForecastTest, AMoveHasTheTrafficOfItsRegions) {
   // Rows to columns along tp, in both halves of dp.
   const Program program = {.operand_count = 1,

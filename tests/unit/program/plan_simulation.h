@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -103,22 +104,34 @@ inline Dense Multiply(const Dense& lhs, const Dense& rhs, const Dense* bias, boo
   }
   if (rank > 1) result.shape[rank - 2] = lhs.shape[transpose_lhs ? lhs_rank - 1 : lhs_rank - 2];
   result.shape[rank - 1] = rhs.shape[transpose_rhs ? rhs_rank - 2 : rhs_rank - 1];
+  // The distance between neighbours along the contracted dimension of an operand.
+  const auto step_of = [](const Dense& operand, size_t k_dim) {
+    size_t step = 1;
+    for (size_t dim = k_dim + 1; dim < operand.shape.size(); ++dim) {
+      step *= static_cast<size_t>(operand.shape[dim]);
+    }
+    return step;
+  };
+  const size_t lhs_step = step_of(lhs, lhs_k);
+  const size_t rhs_step = step_of(rhs, rhs_k);
   ForEachIndex(result.shape, [&](const Shape& index) {
-    // The element of an operand in the row or column `line`, at `k` along the contracted dimension.
-    const auto element = [&](const Dense& operand, size_t k_dim, int64_t line, int64_t k) {
+    // The place of the first element of an operand in the row or column `line`.
+    const auto start = [&](const Dense& operand, size_t k_dim, int64_t line) {
       const size_t operand_rank = operand.shape.size();
       Shape at(operand_rank, 0);
       for (size_t dim = 0; dim + 2 < operand_rank; ++dim) {
         at[dim] = operand.shape[dim] == 1 ? 0 : index[dim + rank - operand_rank];
       }
       if (operand_rank > 1) at[2 * operand_rank - 3 - k_dim] = line;
-      at[k_dim] = k;
-      return operand.elements[Offset(operand.shape, at)];
+      return Offset(operand.shape, at);
     };
     double sum = 0;
+    size_t lhs_at = start(lhs, lhs_k, rank > 1 ? index[rank - 2] : 0);
+    size_t rhs_at = start(rhs, rhs_k, index[rank - 1]);
     for (int64_t k = 0; k < lhs.shape[lhs_k]; ++k) {
-      sum += element(lhs, lhs_k, rank > 1 ? index[rank - 2] : 0, k) *
-             element(rhs, rhs_k, index[rank - 1], k);
+      sum += lhs.elements[lhs_at] * rhs.elements[rhs_at];
+      lhs_at += lhs_step;
+      rhs_at += rhs_step;
     }
     sum =
         scale * sum + (bias == nullptr ? 0 : bias->elements[static_cast<size_t>(index[rank - 1])]);
@@ -162,6 +175,23 @@ class Simulation {
         tiles_[instruction.output].push_back(std::move(made));
       }
     }
+  }
+
+  // Returns the whole tensor; nullopt if devices hold different elements for one index. Along
+  // unreduced axes, devices must agree as well.
+  std::optional<Dense> Assembled(ValueIndex index) const {
+    Dense whole{.shape = plan_.values[index].shape, .elements = {}};
+    whole.elements.resize(static_cast<size_t>(Count(whole.shape)));
+    const Tile all = Tile::Whole(whole.shape);
+    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+      const Tile tile = tilings_[index].TileOf(device);
+      Paste(TileAt(index, device), tile, tile, all, &whole);
+    }
+    for (DeviceId device = 0; device < plan_.mesh.size(); ++device) {
+      const Dense part = Cut(whole, tilings_[index].TileOf(device), all);
+      if (part.elements != TileAt(index, device).elements) return std::nullopt;
+    }
+    return whole;
   }
 
   // Every device's tile must agree with `expected`.

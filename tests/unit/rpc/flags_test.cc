@@ -45,7 +45,7 @@ class FlagSetTest : public ::testing::Test {
     flags_.AddHostPorts("advertise", "where others reach it", &advertise_);
     flags_.AddAddress("coordinator", "whom to call", &coordinator_);
     flags_.AddInt("threads", "how many threads", 1, 64, &threads_);
-    flags_.AddBytes("memory", "how much memory", &memory_, 16);
+    flags_.AddBytes("memory", "how much memory", &memory_, 16, 1 << 20);
     flags_.AddCheck([this] {
       return threads_ == 13 ? absl::InvalidArgumentError("13 is an odd number") : absl::OkStatus();
     });
@@ -112,7 +112,7 @@ TEST_F(FlagSetTest, RefusesWhatDoesNotReadAndNamesTheFlag) {
       {"--log-format", "xml"}, {"--log-level", "all"}, {"--memory=15"},      {"--listen", "nohost"},
       {"--listen=unix:/s"},    {"--listen=::1:5"},     {"--advertise=x"},    {"--advertise="},
       {"--coordinator", "a"},  {"--coordinator="},     {"--listen=a:65536"}, {"--tls-cert="},
-      {"--tls-key", ""},
+      {"--tls-key", ""},       {"--memory=2MiB"},
   };
   for (const std::vector<const char*>& arguments : cases) {
     const absl::Status status = Parse(arguments);

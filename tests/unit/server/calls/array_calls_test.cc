@@ -523,12 +523,24 @@ TEST_F(BeginGetTest, AGetOfAnArrayInRepairMayBeTriedAgain) {
 
   repair.is_due = false;
   repair.time_left = absl::Seconds(5);
+  repair.failure = "rank 0: no source";  // of a tile that is there again
   const absl::Status running = Get("rows", std::nullopt).status();
-  EXPECT_THAT(running, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_THAT(running, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
   EXPECT_THAT(std::string(running.message()),
-              HasSubstr("lacks 1 of its 2 tiles; a repair reads 1 tile again (5s left): try again "
-                        "when it has ended"));
-  EXPECT_EQ(RetryDelayOf(running), absl::Seconds(5));
+              HasSubstr("tensor \"rows\" lacks 1 of its 2 tiles; a repair reads 1 tile again (5s "
+                        "left): try again; missing: rank 1 (w1)"));
+
+  // Of another tile: this get waits in vain.
+  repair.ranks = {0};
+  const absl::Status other = Get("rows", std::nullopt).status();
+  EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
+  EXPECT_EQ(RetryDelayOf(other), absl::Seconds(5));
+
+  // A worker that has gone again ends its repair.
+  repair.ranks = {1};
+  members_.Detach(attachments_[1], "it is gone");
+  EXPECT_THAT(Get("rows", std::nullopt).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
 
   repair = ArrayRepair();
   const absl::Status gone = Get("rows", std::nullopt).status();

@@ -122,6 +122,29 @@ TEST_F(WorkerReplacementTest, TheOldWorkerServesNoRankOnceTheCallHasEnded) {
   EXPECT_THAT(members_.Forget("old"), IsOk());
 }
 
+TEST_F(WorkerReplacementTest, TheCoordinatorReplacesAWorkerAsACallDoes) {
+  const uint64_t old = Attach("old");
+  Attach("new");
+  Define("m", {"old"});
+  std::vector<absl::StatusCode> ended;
+  absl::Notification refused;
+  calls_.ReplaceWorker("old", "new", [&](const absl::Status& status) {
+    ended.push_back(status.code());
+    refused.Notify();
+  });
+  refused.WaitForNotification();
+  EXPECT_THAT(ended, ElementsAre(absl::StatusCode::kFailedPrecondition)) << "it is attached";
+  members_.Detach(old, "it is gone");
+  absl::Notification done;
+  calls_.ReplaceWorker("old", "new", [&](const absl::Status& status) {
+    ended.push_back(status.code());
+    done.Notify();
+  });
+  done.WaitForNotification();
+  EXPECT_THAT(ended, ElementsAre(absl::StatusCode::kFailedPrecondition, absl::StatusCode::kOk));
+  EXPECT_THAT(RanksOf("m"), ElementsAre("new"));
+}
+
 TEST_F(WorkerReplacementTest, AReplacementThatWasJustLostMayAttachAgain) {
   const uint64_t old = Attach("old");
   const uint64_t spare = Attach("spare");

@@ -389,7 +389,9 @@ TEST_F(RepairsTest, ARepairThatIsAboutToBeginIsKnown) {
   Order(0);
   ASSERT_TRUE(repairs_->Find(id).has_value());
   EXPECT_FALSE(repairs_->Find(id)->is_due);
+  EXPECT_THAT(repairs_->Find(id)->ranks, ElementsAre(1));
   EXPECT_TRUE(FailsWith(once, "no other live worker has the tile"));
+  EXPECT_THAT(repairs_->Find(once)->ranks, IsEmpty()) << "it waits for another try";
 }
 
 TEST_F(RepairsTest, ARepairIsAboutToBeginWhileTheInventoryIsNotJudged) {
@@ -535,6 +537,20 @@ TEST_F(RepairsTest, AnArrayWithoutAnySourceSaysSo) {
   ASSERT_TRUE(FailsWith(id, "no other live worker has the tile"));
   EXPECT_THAT(Operations(), IsEmpty());
   EXPECT_THAT(fill_.orders(), IsEmpty());
+}
+
+TEST_F(RepairsTest, AnOperationNamesTheArraysThatHaveNoSource) {
+  const std::string id = Add("w");
+  const std::string once = Add("once", /*is_over_x=*/true);
+  LoseAndReturn();
+  Report(Order(0), id, absl::OkStatus());
+  const OperationProgress ended = Ended(1);
+  EXPECT_THAT(ended.status, IsOk());
+  EXPECT_EQ(ended.total, 1);
+  EXPECT_EQ(ended.description,
+            StrCat("repair of the tiles that worker \"w1\" lacks; 1 array has no source and stays "
+                   "degraded: \"once\" (",
+                   once, ")"));
 }
 
 TEST_F(RepairsTest, AWorkerThatIsNotBackHasNoRepair) {

@@ -174,5 +174,20 @@ TEST(ReshardCodecTest, MalformedFieldsAreNamed) {
   }
 }
 
+TEST(ReshardCodecTest, TheSumsOfPartialSumsAreSetOnlyIfThereAreAny) {
+  ReshardedArray array{.name = "w", .moved_bytes = 64};
+  v1::ReshardedArray plain;
+  Encode(array, &plain);
+  EXPECT_EQ(plain.summed_bytes(), 0);
+  EXPECT_FALSE(plain.has_sums_spec());
+  array.summed_bytes = 32;
+  array.sums_spec = PartitionSpec({SpecEntry::Axis("x")});
+  v1::ReshardedArray summed;
+  Encode(array, &summed);
+  EXPECT_EQ(summed.moved_bytes(), 64);
+  EXPECT_EQ(summed.summed_bytes(), 32);
+  ASSERT_EQ(summed.sums_spec().dimensions_size(), 1);
+}
+
 }  // namespace
 }  // namespace shardmesh::server

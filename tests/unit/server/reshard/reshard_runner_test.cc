@@ -142,6 +142,13 @@ class ReshardRunnerTest : public StepCluster {
     return status;
   }
 
+  // Adds an array of which each rank of "m" has a partial sum. Returns its id.
+  std::string AddPartial(const std::string& name) {
+    ArrayDescriptor partial = Descriptor();
+    partial.spec = PartitionSpec({SpecEntry()}, {"x"});
+    return AddArray(partial, name);
+  }
+
   // Waits until the workers were told of `steps` steps in all.
   bool AwaitSteps(int steps) {
     return test::Eventually([&] { return transport_.started() >= steps; });
@@ -914,6 +921,31 @@ TEST_F(ReshardRunnerTest, OnlyAFewArraysMoveAtOnce) {
   EXPECT_EQ(PinnedBySession(), 0);
 }
 
+TEST_F(ReshardRunnerTest, TheMemoryForMovesBoundsHowManyArraysMoveAtOnce) {
+  for (const char* name : {"a", "b", "c", "d", "e", "f"}) AddArray(Descriptor(), name);
+  ReshardParts parts = parts_;
+  parts.plan.move_memory_bytes = int64_t{32} << 20;
+  ReshardRunner runner(parts);
+  const std::unique_ptr<Heard> heard = Start(CallOfTree("", kWhole), &runner);
+  ASSERT_TRUE(AwaitSteps(2));
+  EXPECT_EQ(transport_.started(), 2) << "each move may have 16 MiB of copies";
+  ReshardRunner::Cancel(heard->run, absl::CancelledError("enough"));
+  EXPECT_THAT(heard->Wait(), StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(ReshardRunnerTest, OrdersToFillTilesHaveTheMemoryForMoves) {
+  AddArray(Descriptor(), "w", Durability::kDisk);
+  ReshardParts parts = parts_;
+  parts.plan.move_memory_bytes = int64_t{48} << 20;
+  ReshardRunner runner(parts);
+  const std::unique_ptr<Heard> heard = Start(CallOf("w", kWhole), &runner);
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  for (const auto& [identity, order] : fill_.last_orders()) {
+    EXPECT_EQ(order.move_memory_bytes(), int64_t{48} << 20) << identity;
+  }
+}
+
 TEST(ReshardsAtOnceTest, FewerArraysMoveOnMeshesWhoseMovesTakeMoreMemory) {
   const auto item_on = [](int64_t devices, Durability durability) {
     auto array = std::make_shared<Array>();
@@ -932,10 +964,18 @@ TEST(ReshardsAtOnceTest, FewerArraysMoveOnMeshesWhoseMovesTakeMoreMemory) {
   EXPECT_EQ(ReshardsAtOnce({small, large}, /*release_source=*/false), 2u);
   EXPECT_EQ(ReshardsAtOnce({item_on(8192, Durability::kMemory)}, /*release_source=*/false), 1u);
   EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/true), 1u);
+  EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/false, kLeastMoveMemoryBytes), 2u);
+  EXPECT_EQ(ReshardsAtOnce({small, large}, /*release_source=*/false, kLeastMoveMemoryBytes), 1u);
+  EXPECT_EQ(ReshardsAtOnce({large}, /*release_source=*/false, 2 * kMoveMemoryBytes), 4u);
+  EXPECT_EQ(ReshardsAtOnce({small}, /*release_source=*/false, kMostMoveMemoryBytes), 4u);
   // No step moves these, so that they need no copies.
   ReshardItem skipped = large;
   skipped.is_skipped = true;
   EXPECT_EQ(ReshardsAtOnce({skipped, item_on(32, Durability::kDisk)}, false), 4u);
+  // The sums that lie beside the old and the new array are those of one array.
+  ReshardItem summed = small;
+  summed.sums = ArrayDescriptor{};
+  EXPECT_EQ(ReshardsAtOnce({small, summed}, /*release_source=*/false), 1u);
 }
 
 TEST_F(ReshardRunnerTest, WorkersAreToldToDropTheOldArrayBeforeTheNextOneMoves) {
@@ -1354,20 +1394,143 @@ TEST_F(ReshardRunnerTest, AStepKeepsTheOriginOfAnArrayButNotThatOfPartialSums) {
   }
 }
 
-TEST_F(ReshardRunnerTest, PartialSumsAreAddedUpOnTheirOwnMeshOnly) {
-  ArrayDescriptor partial = Descriptor();
-  partial.spec = PartitionSpec({SpecEntry()}, {"x"});
-  AddArray(partial, "p");
-  ReshardCall call = CallOf("p", kWhole);
-  call.mesh_id = "n";
-  const absl::Status refused = Refusal(call);
-  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidSpec));
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("reshard it there first"));
+TEST_F(ReshardRunnerTest, PartialSumsAreAddedUpOnTheirOwnMesh) {
+  AddPartial("p");
   const std::unique_ptr<Heard> heard = Start(CallOf("p", kWhole));
   ASSERT_TRUE(AwaitSteps(1));
   FinishStep();
   EXPECT_THAT(heard->Wait(), IsOk());
   EXPECT_EQ(SpecOf("p"), kWhole);
+  EXPECT_EQ(heard->Moved().front().summed_bytes, 0);
+  EXPECT_EQ(heard->Moved().front().sums_spec, std::nullopt);
+}
+
+TEST_F(ReshardRunnerTest, PartialSumsAreAddedUpBeforeTheyMoveToAnotherMesh) {
+  const std::string old_id = AddPartial("p");
+  ReshardCall call = CallOf("p", kWhole);
+  call.mesh_id = "n";
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  EXPECT_EQ(transport_.work().op, StrCat("reshard of array ", old_id));
+  EXPECT_THAT(fill_.last_orders(), IsEmpty());
+  FinishStep();
+  ASSERT_TRUE(test::Eventually([&] { return fill_.last_orders().size() == 2; }));
+  const internal::v1::FillTiles order = fill_.last_orders().at("w1");
+  const auto sums = rpc::ParseArrayDescriptorBytes(order.tiles(0).array().array_descriptor());
+  ASSERT_THAT(sums, IsOk());
+  EXPECT_EQ(sums->spec, kOverX) << "half of the sums on each worker";
+  EXPECT_EQ(sums->mesh_id, "m");
+  EXPECT_NE(sums->array_id, old_id);
+  EXPECT_EQ(IdOfName("p"), old_id) << "readers see no sums before they have moved";
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ((*registry_->FindArray(IdOfName("p")))->definition.descriptor.mesh_id, "n");
+  EXPECT_THAT(SpecOf("p").unreduced(), IsEmpty());
+  ASSERT_THAT(heard->Moved(), SizeIs(1));
+  const ReshardedArray moved = heard->Moved().front();
+  EXPECT_EQ(moved.source_array_id, old_id);
+  EXPECT_EQ(moved.summed_bytes, 32);  // each rank receives the other's part of its half
+  EXPECT_EQ(moved.moved_bytes, 64);   // and then the other half of the sums
+  EXPECT_EQ(moved.sums_spec, kOverX);
+  EXPECT_EQ(moved.descriptor.array_id, IdOfName("p"));
+  EXPECT_FALSE(IsHere(sums->array_id));
+  EXPECT_TRUE(IsHere(old_id));
+  EXPECT_EQ(PinnedBySession(), 1);  // the old array
+  EXPECT_EQ(transport_.started(), 1);
+}
+
+TEST_F(ReshardRunnerTest, ReleaseSourceReleasesPartialSumsAndTheirSums) {
+  const std::string old_id = AddPartial("p");
+  ReshardCall call = CallOf("p", kWhole);
+  call.mesh_id = "n";
+  call.name = "q";
+  call.release_source = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_EQ(IdOfName("p"), "");
+  EXPECT_EQ(IdOfName("q"), heard->Moved().front().descriptor.array_id);
+  EXPECT_FALSE(IsHere(old_id));
+  EXPECT_EQ(registry_->CountArrays().total(), 1);
+  EXPECT_EQ(PinnedBySession(), 0);
+}
+
+TEST_F(ReshardRunnerTest, WithoutALayoutTheNewArrayHasNoUnreducedAxes) {
+  AddPartial("p");
+  ReshardCall call = CallOf("p", kWhole);
+  call.mesh_id = "n";
+  call.spec.reset();
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_TRUE(AwaitSteps(1));
+  FinishStep();
+  FinishFill();
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_THAT(SpecOf("p").unreduced(), IsEmpty());
+  EXPECT_TRUE(SpecOf("p").entry(0).is_none());
+}
+
+TEST_F(ReshardRunnerTest, ThePlanOfPartialSumsHasBothPartsAndTheirMemory) {
+  AddPartial("p");
+  ReshardCall call = CallOf("p", kWhole);
+  call.mesh_id = "n";
+  call.validate_only = true;
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  ASSERT_THAT(heard->Wait(), IsOk());
+  const ReshardOutline outline = heard->Outline();
+  ASSERT_THAT(outline.memory, SizeIs(4)) << "the ranks of both meshes";
+  EXPECT_EQ(outline.memory.front().mesh_id, "m");
+  EXPECT_EQ(outline.memory.back().mesh_id, "n");
+  // Half of the sums, and the whole new array.
+  for (const ReshardMemoryNeed& each : outline.memory) EXPECT_EQ(each.need_bytes, 16 + 32);
+  ASSERT_THAT(heard->Moved(), SizeIs(1));
+  EXPECT_EQ(heard->Moved().front().summed_bytes, 32);
+  EXPECT_EQ(heard->Moved().front().moved_bytes, 64);
+  EXPECT_EQ(transport_.started(), 0);
+}
+
+TEST_F(ReshardRunnerTest, AFailureBeforeTheSumsHaveMovedLeavesThePartialSums) {
+  const std::string old_id = AddPartial("p");
+  ReshardCall call = CallOf("p", kWhole);
+  call.mesh_id = "n";
+  const auto expect_as_before = [&] {
+    EXPECT_EQ(IdOfName("p"), old_id);
+    EXPECT_EQ(registry_->CountArrays().total(), 1);
+    EXPECT_EQ(PinnedBySession(), 0);
+  };
+  endpoints_.ready = absl::UnavailableError("not ready");
+  EXPECT_THAT(Start(call)->Wait(), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(transport_.started(), 0) << "nothing is added up in vain";
+  endpoints_.ready = absl::OkStatus();
+  expect_as_before();
+
+  call.request_id = "in the step";
+  const std::unique_ptr<Heard> in_step = Start(call);
+  ASSERT_TRUE(AwaitSteps(1));
+  ASSERT_THAT(operations_.Cancel(in_step->Outline().operation_id, session_), IsOk());
+  EXPECT_THAT(in_step->Wait(), StatusIs(absl::StatusCode::kCancelled));
+  expect_as_before();
+
+  call.request_id = "in the transfer";
+  fill_.unreachable = "w1";
+  const std::unique_ptr<Heard> in_transfer = Start(call);
+  ASSERT_TRUE(AwaitSteps(2));
+  FinishStep();
+  EXPECT_THAT(in_transfer->Wait(), StatusIs(absl::StatusCode::kUnavailable, Reason::kWorkerLost));
+  expect_as_before();
+}
+
+TEST_F(ReshardRunnerTest, PartialSumsThatWorkersCannotAddAreRefused) {
+  ArrayDescriptor partial = Descriptor();
+  partial.spec = PartitionSpec({SpecEntry()}, {"x"});
+  partial.dtype = Dtype::kBool;
+  AddArray(partial, "p");
+  ReshardCall call = CallOf("p", kWhole);
+  call.mesh_id = "n";
+  const absl::Status refused = Refusal(std::move(call));
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("'p': it holds partial sums along x"));
 }
 
 TEST_F(ReshardRunnerTest, BadCallsAreRefusedBeforeAnythingMoves) {

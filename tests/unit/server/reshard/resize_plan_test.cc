@@ -12,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "rpc/codec/correction_codec.h"
 #include "rpc/codec/status.h"
+#include "server/reshard/partial_sums.h"
 #include "server/reshard/worker_loads.h"
 #include "server/steps/resize_mesh.h"
 #include "status/detail.h"
@@ -119,9 +120,9 @@ TEST(ResizePlanTest, ARefusalSaysWhatIsWrongThenWhatToDoAndThenWhichArrays) {
               ::testing::AllOf(HasSubstr("cannot move\nCut arrays with unequal parts anew"),
                                ::testing::Not(HasSubstr("Choose a shape"))));
   // An error with advice of its own needs no other.
-  plan.refusals[0].error = LayoutOn({.mesh = *Mesh::Parse("dp=2")},
-                                    ArrayOf({8, 4}, PartitionSpec({SpecEntry()}, {"dp"})))
-                               .status();
+  ArrayDefinition partial = ArrayOf({8, 4}, PartitionSpec({SpecEntry()}, {"dp"}));
+  partial.descriptor.dtype = Dtype::kBool;
+  plan.refusals[0].error = SumsOf(partial.descriptor).status();
   EXPECT_THAT(std::string(CheckResize(plan).message()),
               HasSubstr("cannot move\n  array 'w': it holds partial sums"));
 }
@@ -231,10 +232,18 @@ TEST(ResizePlanTest, AnArrayGoesBackWithItsOwnSpecIfTheRequestedOneHasAnAxisTwic
   EXPECT_EQ(back.requested_spec, twice);
 }
 
-TEST(ResizePlanTest, PartialSumsAreRefused) {
-  const ArrayDefinition array = ArrayOf({8, 4}, PartitionSpec({SpecEntry(), SpecEntry()}, {"dp"}));
-  EXPECT_THAT(LayoutOn({.mesh = *Mesh::Parse("dp=2")}, array),
-              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidSpec));
+TEST(ResizePlanTest, PartialSumsGetTheLayoutOfTheirSums) {
+  const PartitionSpec over_tp({SpecEntry(), SpecEntry::Axis("tp")});
+  const ArrayDefinition array =
+      ArrayOf({8, 4}, PartitionSpec({SpecEntry(), SpecEntry::Axis("tp")}, {"dp"}));
+  EXPECT_EQ(LayoutOf(array).spec, over_tp);
+  for (const bool is_old_shape : {false, true}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const PlacedLayout layout,
+        LayoutOn({.mesh = *Mesh::Parse("tp=2"), .is_old_shape = is_old_shape}, array));
+    EXPECT_EQ(layout.spec, over_tp) << "the shape needs no axis of the partial sums";
+    EXPECT_EQ(layout.requested_spec, std::nullopt);
+  }
 }
 
 TEST(ResizePlanTest, EachRankThatIsShortOfMemoryIsNamed) {

@@ -165,6 +165,48 @@ TEST_F(ResizeRunnerTest, ProgressHasBothMovesOfAnArrayAndACancellationLeavesAllA
               StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ResizeRunnerTest, ThePlanCountsTheAdditionOfPartialSums) {
+  ResizeCall call = CallOf(0);
+  call.validate_only = true;
+  ArrayDescriptor partial = Descriptor(call.mesh_id);
+  partial.spec = PartitionSpec({SpecEntry()}, {"x"});
+  AddArray(partial, "p");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(call));
+  const PlannedResize& plan = begun.plan;
+  EXPECT_EQ(plan.refusal_count, 0);
+  EXPECT_EQ(plan.array_count, 1);
+  EXPECT_EQ(plan.move_count, 3);  // to the sums, onto the auxiliary mesh, onto the changed one
+  // Each of two workers receives half of the other's partial sum. Then the one that is left
+  // receives the other half of the sums.
+  EXPECT_EQ(plan.moved_bytes, 2 * 16 + 16);
+  ASSERT_EQ(plan.ranks.size(), 1u);
+  EXPECT_EQ(plan.ranks.front().moved_bytes, 16 + 16);
+  EXPECT_EQ(plan.total_bytes, 2 * 16 + 2 * 32);
+}
+
+TEST_F(ResizeRunnerTest, PartialSumsGiveTheirNameToTheirSumsBeforeTheyLeave) {
+  const ResizeCall call = CallOf(0);
+  ArrayDescriptor partial = Descriptor(call.mesh_id);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const std::shared_ptr<const Definition> mesh,
+      definition_store_->shared_state()->Find(DefinitionKind::kMesh, call.mesh_id));
+  partial.mesh_revision = mesh->revision;
+  partial.spec = PartitionSpec({SpecEntry()}, {"x"});
+  const std::string old_id = AddArray(partial, "p");
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize begun, Begin(call));
+  ASSERT_TRUE(test::Eventually([&] { return transport_.started() == 1; }));
+  EXPECT_EQ(registry_->FindName("p")->array_id, old_id);
+  for (int64_t rank = 0; rank < 2; ++rank) EXPECT_THAT(Report(rank), IsOk());
+  ASSERT_TRUE(test::Eventually([&] { return registry_->FindName("p")->array_id != old_id; }));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, registry_->FindName("p"));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr sums, registry_->FindArray(name.array_id));
+  EXPECT_EQ(sums->definition.descriptor.mesh_id, call.mesh_id);
+  EXPECT_EQ(sums->definition.descriptor.spec, PartitionSpec({SpecEntry::Axis("x")}));
+  resizes_.Stop(absl::CancelledError("enough"));
+  EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
+  EXPECT_TRUE(registry_->FindName("p").ok());
+}
+
 TEST_F(ResizeRunnerTest, KnowsTheWorkersThatAreNotReady) {
   endpoints_.ready = WithReason(absl::UnavailableError("worker \"w1\" does not reach \"w0\""),
                                 Reason::kRecovering, {{fact::kIdentity, "w1"}});

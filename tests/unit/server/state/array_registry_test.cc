@@ -144,11 +144,12 @@ class ArrayRegistryTest : public ::testing::Test {
   }
 
   // Stages an array whose origin is known.
-  std::string StageLoaded(int64_t offset_bytes = 64) {
+  std::string StageLoaded(int64_t offset_bytes = 64, int64_t replicas = 1) {
     auto file = std::make_shared<SourceFile>(*FileAt("/models/m.safetensors"));
     file->change_time = absl::FromUnixSeconds(5);
     ArrayDefinition definition{.descriptor = Descriptor(RandomId())};
     definition.source = {.file = std::move(file), .offset_bytes = offset_bytes};
+    definition.replicas = replicas;
     std::string id = definition.descriptor.array_id;
     EXPECT_THAT(registry_->Stage(std::move(definition)), IsOk());
     return id;
@@ -2387,6 +2388,98 @@ TEST_F(ArrayRegistryTest, WhatAMoveLeavesBehindIsNotCached) {
   // The next release has nothing to do with a move.
   ASSERT_THAT(DeleteName("v"), IsOk());
   EXPECT_THAT(CachedIds(), ElementsAre(renamed));
+}
+
+TEST_F(ArrayRegistryTest, AnArrayOfTwoReplicasIsCachedWithoutItsCompanion) {
+  registry_->SetCaching(true);
+  int told = 0;
+  registry_->SetReplicaListener([&told] { ++told; });
+  const std::string id = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("w", id), IsOk());
+  EXPECT_EQ(told, 1);
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
+  ASSERT_NE(registry_->FindTwin(id), nullptr);
+  const std::string late = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  EXPECT_THAT(CachedIds(), ElementsAre(id));
+  EXPECT_EQ(told, 2) << "it wants no copy any more";
+  EXPECT_THAT(Released(), ElementsAre(companion));
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
+  EXPECT_EQ(registry_->CountCompanions().available, 0);
+  EXPECT_EQ(registry_->cache_totals().bytes, 64) << "of the first copy only";
+  EXPECT_FALSE(store_->Get("array/" + companion).ok());
+  EXPECT_THAT(Commit({{Staged(late)}, {}, "", ""}), StatusIs(absl::StatusCode::kAborted))
+      << "a copy that ends now gives the cached array no companion";
+  registry_->Discard({late});
+
+  ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/2), IsOk());
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty()) << "it has no name yet";
+  ASSERT_THAT(Commit({{}, {{"again", id, std::nullopt}}, "", ""}), IsOk());
+  registry_->Unpin(id);
+  EXPECT_EQ(told, 3);
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), SizeIs(1));
+  const std::string second = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(Commit({{Staged(second)}, {}, "", ""}), IsOk());
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty());
+  Reopen();
+  ASSERT_NE(registry_->FindTwin(id), nullptr);
+  EXPECT_EQ(registry_->FindTwin(id)->definition.descriptor.array_id, second);
+}
+
+TEST_F(ArrayRegistryTest, ARestartReleasesTheCompanionOfACachedArray) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValue record, store_->Get("array/" + companion));
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  ASSERT_THAT(CachedIds(), ElementsAre(id));
+  // The coordinator ends after it wrote that the array is cached, and before it wrote the release.
+  Transaction back;
+  back.puts.push_back({record.key, record.value});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const KeyValues releases, store_->List("released/"));
+  for (const KeyValue& item : releases.items) back.deletes.push_back(item.key);
+  ASSERT_THAT(CommitAndWait(*store_, std::move(back)), IsOk());
+  Reopen();
+  EXPECT_THAT(CachedIds(), ElementsAre(id));
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
+  EXPECT_EQ(registry_->FindCommitted(companion), nullptr);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(registry_->CountUnconfirmed(), 1);
+  EXPECT_FALSE(store_->Get("array/" + companion).ok());
+}
+
+TEST_F(ArrayRegistryTest, TheUseOfACachedArraySaysHowManyReplicasItWants) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("w", id), IsOk());
+  EXPECT_FALSE(registry_->IsCached(id));
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  EXPECT_TRUE(registry_->IsCached(id));
+  EXPECT_FALSE(registry_->IsCached("unknown"));
+  const auto wanted = [&] { return registry_->FindCommitted(id)->definition.replicas; };
+  ASSERT_THAT(registry_->PinFound(id, /*is_use=*/false, /*replicas=*/1), IsOk());
+  EXPECT_EQ(wanted(), 2) << "a validation changes nothing";
+  EXPECT_TRUE(registry_->IsCached(id)) << "a use is still a hit";
+  ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/1), IsOk());
+  EXPECT_EQ(wanted(), 1);
+  EXPECT_FALSE(registry_->IsCached(id));
+  ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/2), IsOk());
+  EXPECT_EQ(wanted(), 1) << "another use has it already";
+  ASSERT_THAT(Commit({{}, {{"once", id, std::nullopt}}, "", ""}), IsOk());
+  for (int pins = 0; pins < 3; ++pins) registry_->Unpin(id);
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), IsEmpty());
+  EXPECT_EQ(registry_->ReplicasOf("once"), 1);
+  ExpectCountsOfWhatIsThere();
+  ASSERT_THAT(DeleteName("once"), IsOk());
+  ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/2), IsOk());
+  ASSERT_THAT(Commit({{}, {{"twice", id, std::nullopt}}, "", ""}), IsOk());
+  registry_->Unpin(id);
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), SizeIs(1));
+  Reopen();
+  EXPECT_EQ(registry_->ReplicasOf("twice"), 2) << "its record says so";
 }
 
 TEST_F(ArrayRegistryTest, CachedArraysAreListedByTheirLastUseAndEvicted) {

@@ -85,6 +85,8 @@ TEST_F(OperationTableTest, ShowsProgressFromBeginToEnd) {
   EXPECT_EQ(Progress(id).total, 3);
   EXPECT_EQ(Progress(id).done_bytes, kMib);
   EXPECT_EQ(Progress(id).total_bytes, 3 * kMib);
+  table_->SetDescription(id, "save of 3 arrays; 2 are to come\xff");
+  EXPECT_EQ(Progress(id).description, "save of 3 arrays; 2 are to come\\xff");
   clock_.Advance(absl::Seconds(7));
   table_->End(id, absl::OkStatus());
   EXPECT_TRUE(Progress(id).ended);
@@ -93,9 +95,11 @@ TEST_F(OperationTableTest, ShowsProgressFromBeginToEnd) {
   // Late work of an ended operation changes nothing.
   table_->Add(id, 1, kMib);
   table_->SetTotal(id, 9, 9);
+  table_->SetDescription(id, "late");
   table_->End(id, absl::InternalError("late"));
   EXPECT_EQ(Progress(id).done, 1);
   EXPECT_EQ(Progress(id).total, 3);
+  EXPECT_EQ(Progress(id).description, "save of 3 arrays; 2 are to come\\xff");
   EXPECT_THAT(Progress(id).status, IsOk());
 }
 

@@ -754,17 +754,37 @@ TEST_F(PutPlanTest, TakesAnEmptyTensorAtTheEndOfItsFile) {
   EXPECT_THAT(plan.TakeTensor(tensor), IsOk());
 }
 
-TEST_F(PutPlanTest, RefusesSourcesForSomeOfTheTensors) {
-  for (const bool first_has_source : {true, false}) {
+TEST_F(PutPlanTest, OrdersOnlyTheTensorsWithSourcesOfAPutOfBothKinds) {
+  for (const size_t read : {0, 1}) {
     PutPlan plan = NewPlan();
     PutHeader header = Header();
     header.files = {FileOf("/a", 128)};
     ASSERT_THAT(TakeHeader(&plan, header), IsOk());
-    PutTensor one = Tensor("one");
-    PutTensor two = Tensor("two");
-    (first_has_source ? one : two).source = FileRange{};
-    ASSERT_THAT(plan.TakeTensor(one), IsOk());
-    EXPECT_EQ(FieldOf(plan.TakeTensor(two)), "source");
+    std::vector<PutTensor> tensors = {Tensor("one"), Tensor("two")};
+    tensors[read].source = FileRange{};
+    // The client makes the other one from the same file.
+    tensors[1 - read].origin = FileRange{};
+    tensors[1 - read].conversion = "by the client";
+    for (const PutTensor& tensor : tensors) ASSERT_THAT(plan.TakeTensor(tensor), IsOk());
+    EXPECT_TRUE(plan.reads_files());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const FileReaders readers, plan.Readers());
+    EXPECT_THAT(readers.files, SizeIs(1));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, plan.Begin());
+    for (const std::string worker : {"w0", "w1"}) {
+      ASSERT_FALSE(fill_.sent(worker).empty());
+      const internal::v1::FillTiles order = fill_.sent(worker).back();
+      EXPECT_EQ(order.transfer_id(), put->transfer_id);
+      ASSERT_EQ(order.tiles_size(), 1);
+      EXPECT_EQ(order.tiles(0).array_descriptor(),
+                rpc::ArrayDescriptorBytes(put->items[read].definition.descriptor));
+    }
+    EXPECT_TRUE(put->items[read].is_read());
+    EXPECT_FALSE(put->items[1 - read].is_read());
+    const TransferProgress progress = *transfers_.Progress(put->transfer_id);
+    EXPECT_TRUE(progress.is_filled);
+    EXPECT_EQ(progress.total_tiles, 4) << "of both tensors on both ranks";
+    ASSERT_THAT(transfers_.Abort(put->transfer_id, absl::CancelledError("done")), IsOk());
+    EXPECT_EQ(registry_->CountArrays().staging, 0) << "both tensors end together";
   }
 }
 

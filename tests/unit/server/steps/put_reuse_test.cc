@@ -264,6 +264,50 @@ TEST_F(PutReuseTest, APutThatAsksForOneReplicaCopiesAnArrayWithTwo) {
   EXPECT_EQ(Put({.replicas = 1}), once) << "it has one replica already";
 }
 
+TEST_F(PutReuseTest, ACachedArrayGetsTheReplicasThatThePutWants) {
+  registry_->SetCaching(true);
+  const std::string array_id = Put({.replicas = 2});
+  DeleteName("w");
+  ASSERT_EQ(registry_->cache_totals().arrays, 1);
+  for (const int64_t wanted : {int64_t{1}, int64_t{2}}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr checked,
+                                   Begin({.validate_only = true, .replicas = wanted}));
+    ASSERT_TRUE(checked->items[0].is_kept());
+    EXPECT_EQ(checked->items[0].definition.replicas, wanted);
+    EXPECT_EQ(checked->items[0].will_be_replicated(), wanted == 2);
+    EXPECT_EQ(registry_->FindCommitted(array_id)->definition.replicas, 2);
+  }
+  EXPECT_EQ(Put({}), array_id);
+  EXPECT_EQ(registry_->ReplicasOf("w"), 1) << "as for an array that the put would make";
+  DeleteName("w");
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({.replicas = 2}));
+    ASSERT_TRUE(put->items[0].is_kept());
+    EXPECT_EQ(put->items[0].definition.replicas, 2);
+    EXPECT_TRUE(put->items[0].will_be_replicated());
+    EXPECT_EQ(put->items[0].moved_bytes, 0);
+    EXPECT_EQ(Commit(*put), array_id);
+  }
+  EXPECT_EQ(registry_->ReplicasOf("w"), 2);
+  EXPECT_THAT(registry_->ListUnreplicated("", 10), SizeIs(1)) << "the second copy is to be made";
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr again, Begin({.replicas = 2}));
+  EXPECT_TRUE(again->items[0].is_kept());
+  EXPECT_FALSE(again->items[0].will_be_replicated()) << "it is being made already";
+}
+
+TEST_F(PutReuseTest, TheSecondReplicaOfACachedArrayNeedsMemory) {
+  registry_->SetCaching(true);
+  const std::string array_id = Put({});  // 64 bytes on each worker
+  DeleteName("w");
+  Beat((1 << 20) - 63);
+  EXPECT_THAT(Begin({.replicas = 2}),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  EXPECT_EQ(registry_->cache_totals().arrays, 1) << "it is cached again";
+  Beat((1 << 20) - 64);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({.replicas = 2}));
+  EXPECT_TRUE(put->items[0].is_kept());
+}
+
 TEST_F(PutReuseTest, ANameKeepsItsOwnArrayOfSeveral) {
   const std::string first = Put({.name = "one"});
   const std::string second = Put({.name = "two", .reuse = false});

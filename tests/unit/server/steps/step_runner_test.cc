@@ -141,6 +141,12 @@ TEST_F(StepRunnerTest, CommitsTheResultUnderItsName) {
   EXPECT_EQ(answer->sequence(), 1);
   EXPECT_EQ(answer->timings().total().seconds(), 2);
   EXPECT_EQ(answer->timings().sent_bytes(), 20);
+  // No worker has measured anything, so no times are predicted.
+  const v1::StepPrediction& predicted = answer->timings().predicted();
+  EXPECT_FALSE(predicted.has_kernel());
+  EXPECT_FALSE(predicted.has_collective());
+  EXPECT_GT(predicted.sent_bytes(), 0);
+  EXPECT_GT(predicted.peak_bytes(), 0);
   ASSERT_EQ(answer->outputs_size(), 1);
   EXPECT_EQ(answer->outputs(0).array().name(), "y");
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const NameEntry name, registry_->FindName("y"));

@@ -204,6 +204,25 @@ TEST_F(PeerReaderTest, FewStreamsAreOpenAtOnceAndTheHoldersTakeTurns) {
   EXPECT_THAT(first, ElementsAre("a0", "a7", "a8")) << "the hash of w4 lets w7 come first";
 }
 
+TEST_F(PeerReaderTest, ATransferMayHaveFewerStreams) {
+  LetCallsBeginAlone();
+  PeerReader reader({.identity = "w4", .max_streams = kMaxStreams});
+  for (const size_t most : {size_t{1}, size_t{0}}) {
+    reader.BeginTransfer(most);
+    EXPECT_THAT(Read(reader, Regions(kMiB)), IsOk());
+    absl::MutexLock lock(&calls_.mutex);
+    EXPECT_EQ(calls_.most_open, 1u);
+  }
+  {
+    absl::MutexLock lock(&calls_.mutex);
+    calls_.begins_with = kMaxStreams;
+  }
+  reader.BeginTransfer();
+  EXPECT_THAT(Read(reader, Regions(kMiB)), IsOk());
+  absl::MutexLock lock(&calls_.mutex);
+  EXPECT_EQ(calls_.most_open, kMaxStreams);
+}
+
 // The workers of another mesh, such as one onto which an array moves.
 TEST_F(PeerReaderTest, ReadersWhoseNamesComeAfterThoseOfAllHoldersBeginWithMostOfThem) {
   LetCallsBeginAlone();

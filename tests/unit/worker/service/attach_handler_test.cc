@@ -215,12 +215,14 @@ TEST_F(AttachHandlerTest, OrdersToFillTilesReachTheFillerAndItsFailureTheCoordin
   devices->add_source_ids(5);
   devices->add_source_ids(6);
   devices->add_destination_ids(6);
+  message.mutable_fill_tiles()->set_move_memory_bytes(1'000);
   EXPECT_THAT(Take(message), IsOk());
   const auto orders = filler_.orders();
   ASSERT_THAT(orders, SizeIs(1));
   const FillOrder& order = orders[0].first;
   EXPECT_EQ(order.transfer_id, "t");
   EXPECT_EQ(order.term, 3);
+  EXPECT_EQ(order.move_memory_bytes, 1'000);
   ASSERT_THAT(order.files, SizeIs(1));
   EXPECT_EQ(order.files[0].path, "/data/m.safetensors");
   EXPECT_EQ(order.files[0].modify_time, absl::FromUnixNanos(1'700'000'000'123'456'789));

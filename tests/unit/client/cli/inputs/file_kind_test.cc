@@ -23,8 +23,10 @@ namespace shardmesh::client {
 namespace {
 
 using ::shardmesh::test::IsOk;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class FileKindTest : public ::testing::Test {
  protected:
@@ -91,8 +93,32 @@ TEST_F(FileKindTest, LoadFindsAStepWhoseFolderWasNamedWithOtherDigits) {
   EXPECT_THAT(std::string(missing.message()),
               HasSubstr(StrCat("did you mean ", Path("ckpt/step-00000100"), "?")));
   for (const char* const name : {"ckpt/step-7", "ckpt/step-", "ckpt/step--1", "ckpt/stop-100"}) {
-    EXPECT_THAT(LoadError(Path(name)), testing::Not(HasSubstr("did you mean"))) << name;
+    EXPECT_THAT(LoadError(Path(name)), Not(HasSubstr("did you mean"))) << name;
   }
+}
+
+TEST_F(FileKindTest, AMissingFileIsNamedByOneWithASimilarName) {
+  WriteCheckpoint("model.safetensors");
+  Write(".modle.safetensors", "hidden");
+  WriteNpyFile("weights.npy");
+  std::filesystem::create_symlink(Path("nowhere"), Path("link"));
+  const std::string model = StrCat("; did you mean ", Path("model.safetensors"));
+  EXPECT_THAT(LoadError(Path("modle.safetensors")),
+              AllOf(HasSubstr("cannot open"), HasSubstr(StrCat(model, "?"))));
+  EXPECT_THAT(LoadError(Path("Model.safetensors")), HasSubstr(StrCat(model, "?")));
+  EXPECT_THAT(PutError(StrCat(Path("modle.safetensors"), ":layer/w")),
+              HasSubstr(StrCat(model, ":layer/w?")));
+  EXPECT_THAT(PutError(Path("wieghts.npy")),
+              HasSubstr(StrCat("; did you mean ", Path("weights.npy"), "?")));
+  EXPECT_THAT(std::string(SingleTensor::Open(Path("modle.safetensors"), "w").status().message()),
+              HasSubstr(StrCat(model, "?")));
+  for (const char* const name : {"none", "link", "missing/modle.safetensors"}) {
+    const std::string path = Path(name);
+    EXPECT_THAT(LoadError(path), Not(HasSubstr("did you mean"))) << name;
+    EXPECT_THAT(PutError(path), Not(HasSubstr("did you mean"))) << name;
+  }
+  EXPECT_THAT(OpenMapped(Path("modle.safetensors")).status(),
+              test::StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST_F(FileKindTest, PutSaysWhichCommandTakesManyTensors) {

@@ -1,0 +1,86 @@
+// The layouts in which partial sums are added up.
+#include "server/reshard/partial_sums.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "sharding/mesh.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "tests/testing/status_matchers.h"
+
+namespace shardmesh::server {
+namespace {
+
+using ::shardmesh::test::StatusIs;
+
+const SpecEntry kNone;
+const SpecEntry kX = SpecEntry::Axis("x");
+const SpecEntry kY = SpecEntry::Axis("y");
+const SpecEntry kBoth = SpecEntry::Axes({"x", "y"});
+
+ArrayDescriptor PartialOf(const Shape& shape, const PartitionSpec& spec) {
+  return {.array_id = "a",
+          .dtype = Dtype::kF32,
+          .shape = shape,
+          .spec = spec,
+          .mesh_id = "m",
+          .mesh_revision = 1,
+          .mesh = *Mesh::Parse("one=1,x=2,y=2"),
+          .cut_points = {}};
+}
+
+TEST(PartialSumsTest, EachAxisScattersTheSumsAlongTheFirstDimensionThatItDivides) {
+  const struct Case {
+    Shape shape;
+    PartitionSpec partial;
+    PartitionSpec sums;
+  } kCases[] = {
+      {{4, 6}, PartitionSpec({kX, kNone}, {"y"}), PartitionSpec({kBoth, kNone})},
+      {{6, 4}, PartitionSpec({kX, kNone}, {"y"}), PartitionSpec({kX, kY})},
+      {{6, 5}, PartitionSpec({kX, kNone}, {"y"}), PartitionSpec({kX, kNone})},
+      {{2, 8}, PartitionSpec({}, {"x", "y"}), PartitionSpec({kX, kY})},
+      {{8, 8}, PartitionSpec({}, {"x", "y"}), PartitionSpec({kBoth, kNone})},
+      {{8}, PartitionSpec({kNone}, {"one"}), PartitionSpec({kNone})},
+      {{0, 4}, PartitionSpec({kNone, kNone}, {"x"}), PartitionSpec({kNone, kX})},
+      {{}, PartitionSpec({}, {"x"}), PartitionSpec()},
+  };
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(c.partial.ToString());
+    const ArrayDescriptor partial = PartialOf(c.shape, c.partial);
+    EXPECT_TRUE(HasPartialSums(partial));
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayDescriptor sums, SumsOf(partial));
+    EXPECT_EQ(sums.spec, c.sums);
+    EXPECT_FALSE(HasPartialSums(sums));
+    EXPECT_EQ(sums.mesh_id, "m");
+    EXPECT_EQ(sums.shape, c.shape);
+    EXPECT_THAT(sums.Tiling(), test::IsOk());
+  }
+}
+
+TEST(PartialSumsTest, ADimensionWithCutPointsStaysAsItIs) {
+  ArrayDescriptor partial = PartialOf({4, 6}, PartitionSpec({kX, kNone}, {"y"}));
+  partial.cut_points = {{0, 1, 4}, {}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayDescriptor sums, SumsOf(partial));
+  EXPECT_EQ(sums.spec, PartitionSpec({kX, kY}));
+  EXPECT_EQ(sums.cut_points, partial.cut_points);
+  EXPECT_THAT(sums.Tiling(), test::IsOk());
+}
+
+TEST(PartialSumsTest, TypesWithoutArithmeticAreRefused) {
+  ArrayDescriptor partial = PartialOf({4, 6}, PartitionSpec({kX}, {"y"}));
+  partial.dtype = Dtype::kBool;
+  EXPECT_THAT(SumsOf(partial),
+              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+}
+
+TEST(PartialSumsTest, TheEntriesOfASpecStayWithoutUnreducedAxes) {
+  EXPECT_EQ(WithoutUnreduced(PartitionSpec({kX, kNone}, {"y"})), PartitionSpec({kX, kNone}));
+  EXPECT_EQ(WithoutUnreduced(PartitionSpec({kX})), PartitionSpec({kX}));
+}
+
+}  // namespace
+}  // namespace shardmesh::server
