@@ -12,62 +12,9 @@
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
-#include "status/str_cat.h"
-#include "tensor/view.h"
 
 namespace shardmesh {
 namespace {
-
-// Returns `region`, whose ranges are relative to the whole tensor, relative to `tile`.
-Tile Within(const Tile& region, const Tile& tile) {
-  Tile relative = region;
-  for (size_t dim = 0; dim < relative.ranges.size(); ++dim) {
-    relative.ranges[dim].start -= tile.ranges[dim].start;
-    relative.ranges[dim].stop -= tile.ranges[dim].start;
-  }
-  return relative;
-}
-
-// Checks that the region begins and ends at a whole byte of the tile, in every run.
-absl::Status CheckRuns(Dtype dtype, const Tile& region, const Tile& tile) {
-  const absl::Status status =
-      TileRegion::Create(dtype, tile.shape(), Within(region, tile)).status();
-  if (status.ok()) return status;
-  return InvalidArgument(Reason::kUnsupportedDtype,
-                         StrCat(DtypeName(dtype), " elements share bytes, and the part ",
-                                region.ToString(), " of the tile ", tile.ToString(),
-                                " would begin or end within a byte; move its cut points"),
-                         {{fact::kDtype, DtypeName(dtype)}});
-}
-
-// Checks all regions that the plan moves or keeps, for types whose elements share bytes.
-absl::Status CheckRegionsOf(const ReshardPlan& plan, Dtype dtype) {
-  if (BitsPerElement(dtype) % 8 == 0) return absl::OkStatus();
-  int64_t examined = 0;
-  for (DeviceId device = 0; device < plan.to().mesh().size(); ++device) {
-    const Tile held = plan.from().TileOf(device);
-    const Tile wanted = plan.to().TileOf(device);
-    if (const auto kept = Intersect(held, wanted); kept.has_value()) {
-      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, *kept, held));
-      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, *kept, wanted));
-    }
-    ++examined;
-    const auto regions = plan.RegionsOf(device, kMaxSubByteRegions);
-    if (regions.ok()) examined += std::ssize(*regions);
-    if (!regions.ok() || examined > kMaxSubByteRegions) {
-      return InvalidArgument(
-          Reason::kUnsupportedDtype,
-          StrCat(DtypeName(dtype), " elements share bytes, and more than ", kMaxSubByteRegions,
-                 " regions of tiles would have to be examined for it"),
-          {{fact::kDtype, DtypeName(dtype)}});
-    }
-    for (const FetchRegion& region : *regions) {
-      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, region.tile, plan.from().TileOf(region.source)));
-      SHARDMESH_RETURN_IF_ERROR(CheckRuns(dtype, region.tile, wanted));
-    }
-  }
-  return absl::OkStatus();
-}
 
 // Returns whether no part of `to` begins or ends within a part of `from`.
 bool CutsNoPart(const Tiling& from, const Tiling& to, int64_t dim) {
@@ -115,8 +62,22 @@ absl::StatusOr<ReshardPlan> MovePlan(const Mesh& mesh, const ValueDescriptor& fr
     return WithFactsOf(InvalidArgument(ReasonOf(plan.status()), ToStd(plan.status().message())),
                        plan.status());
   }
-  SHARDMESH_RETURN_IF_ERROR(CheckRegionsOf(*plan, from.dtype));
   return plan;
+}
+
+absl::StatusOr<int64_t> MoveBytes(const ReshardPlan& plan, Dtype dtype,
+                                  const ReshardTotals& totals) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t packed_bytes, PackedSizeBytes(dtype, totals.need));
+  if (BitsPerElement(dtype) % 8 == 0) return packed_bytes;
+  int64_t bytes = 0;
+  int64_t examined = 0;
+  for (DeviceId device = 0; device < plan.to().mesh().size(); ++device) {
+    const auto regions = plan.RegionsOf(device, kMaxSubByteRegions);
+    examined += regions.ok() ? 1 + std::ssize(*regions) : 0;
+    if (!regions.ok() || examined > kMaxSubByteRegions) return packed_bytes;
+    for (const FetchRegion& region : *regions) AddTo(bytes, BytesOf(region.elements, dtype));
+  }
+  return bytes;
 }
 
 bool MovesNothing(const ReshardPlan& plan) {
@@ -177,9 +138,12 @@ int64_t MovesAtOnce(int64_t devices, int64_t memory_bytes) {
 }
 
 int64_t MoveCopiesBytes(const ReshardPlan& plan, Dtype dtype, const ReshardTotals& totals) {
-  if (totals.need == 0 || SendsRuns(plan)) return 0;
-  return std::min(BytesOf(totals.max_sent.value_or(totals.need), dtype),
-                  MoveWindowBytes(plan.from().mesh().size()));
+  const bool may_share_bytes = BitsPerElement(dtype) % 8 != 0;
+  if (totals.need == 0 || (!may_share_bytes && SendsRuns(plan))) return 0;
+  int64_t bytes = BytesOf(totals.max_sent.value_or(totals.need), dtype);
+  // The padding of each region.
+  if (may_share_bytes) AddTo(bytes, plan.to().mesh().size());
+  return std::min(bytes, MoveWindowBytes(plan.from().mesh().size()));
 }
 
 }  // namespace shardmesh

@@ -19,14 +19,17 @@ namespace shardmesh {
 // Tiling::Create accepts there.
 //
 // Errors are INVALID_ARGUMENT: SHAPE_MISMATCH if the two differ in shape, in element type or in
-// their unreduced axes; UNSUPPORTED_DTYPE if elements share bytes, and a region or a tile would
-// begin or end within a byte, or there are more than kMaxSubByteRegions regions to examine;
-// LIMIT_EXCEEDED if ReshardPlan::Create refuses layouts with so many elements.
+// their unreduced axes; LIMIT_EXCEEDED if ReshardPlan::Create refuses layouts with so many
+// elements.
 absl::StatusOr<ReshardPlan> MovePlan(const Mesh& mesh, const ValueDescriptor& from,
                                      const ValueDescriptor& to);
 
-// The most regions, of all devices together, that MovePlan examines for element types of less than
-// a byte.
+// Returns the bytes that all devices together receive. A region is packed densely, and each one of
+// elements of less than a byte is padded to whole bytes. If a plan has more than kMaxSubByteRegions
+// regions of such elements, their padding is left out. `totals`: of the plan.
+// Errors: as PackedSizeBytes.
+absl::StatusOr<int64_t> MoveBytes(const ReshardPlan& plan, Dtype dtype,
+                                  const ReshardTotals& totals);
 inline constexpr int64_t kMaxSubByteRegions = int64_t{1} << 20;
 
 // Returns whether every device already holds all of its new tile.
@@ -41,10 +44,10 @@ Axes MoveAxes(const ReshardPlan& plan);
 CollectiveCost CostOfMove(const ReshardPlan& plan, Dtype dtype);
 
 // A region travels in messages of MovePieceBytes each; the last one may be shorter. A region that
-// is not one run of the sender's tile is copied piece by piece. For one move, a device has copies
-// of at most MoveWindowBytes that wait until the receivers have read them: 16 MiB, or one piece for
-// each device of the mesh if that is more. One piece for each device is at most 32 MiB on meshes of
-// up to 2,048 devices.
+// is not one run of whole bytes of the sender's tile is copied piece by piece. For one move, a
+// device has copies of at most MoveWindowBytes that wait until the receivers have read them: 16
+// MiB, or one piece for each device of the mesh if that is more. One piece for each device is at
+// most 32 MiB on meshes of up to 2,048 devices.
 int64_t MovePieceBytes(int64_t devices);
 int64_t MoveWindowBytes(int64_t devices);
 
@@ -62,7 +65,8 @@ inline constexpr int64_t kMostMoveMemoryBytes = int64_t{16} << 30;
 int64_t MovesAtOnce(int64_t devices, int64_t memory_bytes = kMoveMemoryBytes);
 
 // Returns an upper bound on the copies that any one device has at the same time in a move: at most
-// MoveWindowBytes. 0 if each region is one run of its sender's tile. `totals`: of the plan.
+// MoveWindowBytes. 0 if each region is one run of its sender's tile, and elements have whole bytes.
+// `totals`: of the plan.
 int64_t MoveCopiesBytes(const ReshardPlan& plan, Dtype dtype, const ReshardTotals& totals);
 
 }  // namespace shardmesh

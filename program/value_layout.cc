@@ -121,7 +121,7 @@ int64_t BytesOf(int64_t elements, Dtype dtype) {
   // Avoid elements * bits: this product may exceed int64_t although the number of bytes does not.
   const int64_t bits = BitsPerElement(dtype);
   int64_t bytes = ProductOf(elements / 8, bits);
-  AddTo(bytes, elements % 8 * bits / 8);
+  AddTo(bytes, (elements % 8 * bits + 7) / 8);
   return bytes;
 }
 

@@ -52,7 +52,7 @@ CutPoints JoinedPoints(const CutPoints& points, int64_t parts);
 // tile in each dimension.
 Shape TileShape(const Mesh& mesh, const ValueDescriptor& value);
 // TileElements and TileBytes return the size of a tile of shape TileShape(). BytesOf returns the
-// bytes of `elements` elements. Results beyond 64 bits become INT64_MAX.
+// bytes of `elements` elements, as PackedSizeBytes. Results beyond 64 bits become INT64_MAX.
 int64_t TileElements(const Mesh& mesh, const ValueDescriptor& value);
 int64_t TileBytes(const Mesh& mesh, const ValueDescriptor& value);
 int64_t BytesOf(int64_t elements, Dtype dtype);

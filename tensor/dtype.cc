@@ -9,6 +9,7 @@
 #include "status/fact_keys.h"
 #include "status/nearest_name.h"
 #include "status/reason.h"
+#include "status/status_macros.h"
 #include "status/str_cat.h"
 
 namespace shardmesh {
@@ -86,13 +87,18 @@ absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements) {
                                   " is not a size that 63 bits can count in bits"),
                            {{fact::kValue, elements}});
   }
-  if (bits % 8 != 0) {
+  return bits / 8 + (bits % 8 != 0 ? 1 : 0);
+}
+
+absl::StatusOr<int64_t> WholeSizeBytes(Dtype dtype, int64_t elements) {
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, PackedSizeBytes(dtype, elements));
+  if (elements % 8 * BitsPerElement(dtype) % 8 != 0) {
     return InvalidArgument(Reason::kInvalidShape,
                            StrCat(elements, " elements of ", DtypeName(dtype), " (",
                                   BitsPerElement(dtype), " bits each) do not fill whole bytes"),
                            {{fact::kValue, elements}});
   }
-  return bits / 8;
+  return size_bytes;
 }
 
 std::string_view NpyTypeString(Dtype dtype) { return FactsOf(dtype).npy; }

@@ -50,9 +50,14 @@ std::string_view DtypeName(Dtype dtype);
 // names.
 absl::StatusOr<Dtype> ParseDtype(std::string_view name);
 
-// Returns the size in bytes of `elements` packed elements. INVALID_ARGUMENT if `elements` is
-// negative, the size exceeds int64, or sub-byte elements do not fill whole bytes.
+// Returns the size in bytes of `elements` packed elements. A last byte that sub-byte elements do
+// not fill counts as a whole one; its other bits are zero. INVALID_ARGUMENT if `elements` is
+// negative, or if their bits are more than int64 counts.
 absl::StatusOr<int64_t> PackedSizeBytes(Dtype dtype, int64_t elements);
+
+// PackedSizeBytes for files whose formats have no padding. INVALID_ARGUMENT (INVALID_SHAPE) also if
+// sub-byte elements do not fill whole bytes.
+absl::StatusOr<int64_t> WholeSizeBytes(Dtype dtype, int64_t elements);
 
 // Returns the type string of a .npy header ("<f4", "|b1"), or empty if NumPy has no such type.
 std::string_view NpyTypeString(Dtype dtype);

@@ -246,7 +246,7 @@ absl::Status CheckTensor(std::string_view source, const SafetensorsTensor& tenso
   const std::string where = StrCat("tensor ", Quoted(tensor.name), ": ");
   const absl::StatusOr<int64_t> elements = ElementCount(tensor.shape);
   const absl::StatusOr<int64_t> need_bytes =
-      elements.ok() ? PackedSizeBytes(tensor.dtype, *elements) : elements.status();
+      elements.ok() ? WholeSizeBytes(tensor.dtype, *elements) : elements.status();
   if (!need_bytes.ok()) {
     return BadFile(source, StrCat(where, ToStd(need_bytes.status().message())));
   }
@@ -638,7 +638,7 @@ absl::StatusOr<EncodedSafetensorsHeader> EncodeSafetensorsHeader(
           path, StrCat("cannot write tensor ", Quoted(tensor.name), ": the name is taken already"));
     }
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, PackedSizeBytes(tensor.dtype, elements));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, WholeSizeBytes(tensor.dtype, elements));
     int64_t end_bytes = 0;
     if (__builtin_add_overflow(offset_bytes, size_bytes, &end_bytes)) {
       return BadFile(path, "the tensors together have more bytes than 63 bits count");

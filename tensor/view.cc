@@ -8,6 +8,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/bit_copy.h"
 #include "tensor/copy.h"
 
 namespace shardmesh {
@@ -15,7 +16,7 @@ namespace {
 
 absl::Status BadTile(std::string message) { return InvalidArgument(Reason::kBadTile, message); }
 
-absl::Status CheckPiece(const TileRegion& region, const Tile& tile, int64_t offset_bytes,
+absl::Status CheckPiece(const TileBits& region, const Tile& tile, int64_t offset_bytes,
                         size_t size_bytes) {
   if (offset_bytes < 0 || offset_bytes > region.size_bytes() ||
       size_bytes > static_cast<size_t>(region.size_bytes() - offset_bytes)) {
@@ -23,6 +24,24 @@ absl::Status CheckPiece(const TileRegion& region, const Tile& tile, int64_t offs
                           region.size_bytes(), " bytes of tile ", tile.ToString()));
   }
   return absl::OkStatus();
+}
+
+// Returns the bit at which byte `end_bytes` of the packed tile begins, or the tile's end if that is
+// earlier: the last byte may have padding.
+int64_t EndBit(const TileBits& bits, int64_t end_bytes) {
+  return end_bytes == bits.size_bytes() ? bits.size_bits() : 8 * end_bytes;
+}
+
+struct BitPlace {
+  const char* bytes;
+  int64_t bit;
+};
+
+// Copies `bits` bits to bit `to_bit` of a tensor of `tensor_bits`. Clears the padding behind the
+// tensor's last element with that element.
+void WriteRun(const BitPlace& from, int64_t to_bit, int64_t bits, int64_t tensor_bits, char* to) {
+  CopyBits(to, to_bit, from.bytes, from.bit, bits);
+  if (to_bit + bits == tensor_bits) ClearBits(to, tensor_bits, (8 - tensor_bits % 8) % 8);
 }
 
 // Returns `tile` relative to `frame`. BAD_TILE if `tile` is not within `frame`.
@@ -83,6 +102,16 @@ template class BasicTensorView<char>;
 
 absl::StatusOr<TileRegion> TileRegion::Create(Dtype dtype, absl::Span<const int64_t> tensor_shape,
                                               const Tile& tile) {
+  SHARDMESH_ASSIGN_OR_RETURN(const TileBits bits, TileBits::Create(dtype, tensor_shape, tile));
+  if (std::optional<TileRegion> region = bits.InBytes(); region.has_value()) return *region;
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t tensor_elements, ElementCount(tensor_shape));
+  SHARDMESH_RETURN_IF_ERROR(WholeSizeBytes(dtype, tensor_elements).status());
+  return BadTile(StrCat("tile ", tile.ToString(), " of a ", DtypeName(dtype), " tensor of shape ",
+                        ShapeToString(tensor_shape), " does not start and end at whole bytes"));
+}
+
+absl::StatusOr<TileBits> TileBits::Create(Dtype dtype, absl::Span<const int64_t> tensor_shape,
+                                          const Tile& tile) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t tensor_elements, ElementCount(tensor_shape));
   const size_t rank = tensor_shape.size();
   if (tile.ranges.size() != rank) {
@@ -97,85 +126,113 @@ absl::StatusOr<TileRegion> TileRegion::Create(Dtype dtype, absl::Span<const int6
                             ShapeToString(tensor_shape), ": dimension ", i));
     }
   }
-  TileRegion region;
-  SHARDMESH_ASSIGN_OR_RETURN(region.tensor_size_bytes_, PackedSizeBytes(dtype, tensor_elements));
+  // The numbers of bits below cannot overflow, because that of the whole tensor does not.
+  SHARDMESH_RETURN_IF_ERROR(PackedSizeBytes(dtype, tensor_elements).status());
+  const int64_t element_bits = BitsPerElement(dtype);
+  TileBits bits;
+  bits.tensor_size_bits_ = tensor_elements * element_bits;
   const int64_t tile_elements = tile.element_count();
   if (tile_elements == 0) {
-    return region;
+    return bits;
   }
-  // Compute runs and strides from the innermost dimension outwards, in bits. The numbers of bits
-  // cannot overflow, because the number of bits of the whole tensor does not. If the tile covers a
-  // dimension entirely, the next outer dimension extends the run.
-  const int64_t element_bits = BitsPerElement(dtype);
-  int64_t run_bits = element_bits;
-  int64_t stride_bits = element_bits;
-  int64_t offset_bits = 0;
-  bool whole_bytes = true;
+  // Compute runs and strides from the innermost dimension outwards. If the tile covers a dimension
+  // entirely, the next outer dimension extends the run.
+  TileRuns& runs = bits.runs_;
+  runs.run = element_bits;
+  int64_t stride = element_bits;
   for (size_t i = rank; i-- > 0;) {
     const IndexRange& range = tile.ranges[i];
-    offset_bits += range.start * stride_bits;
-    if (run_bits == stride_bits) {
-      run_bits = range.size() * stride_bits;
+    runs.offset += range.start * stride;
+    if (runs.run == stride) {
+      runs.run = range.size() * stride;
     } else if (range.size() > 1) {
-      whole_bytes = whole_bytes && stride_bits % 8 == 0;
-      const int64_t stride_bytes = stride_bits / 8;
-      Loop& inner = region.loops_[region.loop_count_ == 0 ? 0 : region.loop_count_ - 1];
-      if (region.loop_count_ > 0 && inner.count * inner.stride_bytes == stride_bytes) {
+      TileRuns::Loop& inner = runs.loops[runs.loop_count == 0 ? 0 : runs.loop_count - 1];
+      if (runs.loop_count > 0 && inner.count * inner.stride == stride) {
         inner.count *= range.size();
       } else {
-        region.loops_[region.loop_count_++] = {range.size(), stride_bytes};
+        runs.loops[runs.loop_count++] = {range.size(), stride};
       }
     }
-    stride_bits *= tensor_shape[i];
+    stride *= tensor_shape[i];
   }
-  std::reverse(region.loops_.begin(), region.loops_.begin() + region.loop_count_);
-  if (!whole_bytes || run_bits % 8 != 0 || offset_bits % 8 != 0) {
-    return BadTile(StrCat("tile ", tile.ToString(), " of a ", DtypeName(dtype), " tensor of shape ",
-                          ShapeToString(tensor_shape), " does not start and end at whole bytes"));
+  std::reverse(runs.loops.begin(), runs.loops.begin() + runs.loop_count);
+  bits.size_bits_ = tile_elements * element_bits;
+  return bits;
+}
+
+std::optional<TileRegion> TileBits::InBytes() const {
+  bool has_whole_bytes = tensor_size_bits_ % 8 == 0 && runs_.run % 8 == 0 && runs_.offset % 8 == 0;
+  TileRegion region;
+  region.size_bytes_ = size_bits_ / 8;
+  region.tensor_size_bytes_ = tensor_size_bits_ / 8;
+  region.runs_ = runs_;
+  region.runs_.offset /= 8;
+  region.runs_.run /= 8;
+  for (size_t i = 0; i < runs_.loop_count; ++i) {
+    has_whole_bytes = has_whole_bytes && runs_.loops[i].stride % 8 == 0;
+    region.runs_.loops[i].stride /= 8;
   }
-  region.size_bytes_ = tile_elements * element_bits / 8;
-  region.run_bytes_ = run_bits / 8;
-  region.offset_bytes_ = offset_bits / 8;
-  return region;
+  return has_whole_bytes ? std::optional(region) : std::nullopt;
 }
 
 absl::StatusOr<std::optional<absl::Span<const char>>> ContiguousTileBytes(const TensorView& tensor,
                                                                           const Tile& tile) {
-  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
-                             TileRegion::Create(tensor.dtype(), tensor.shape(), tile));
+  SHARDMESH_ASSIGN_OR_RETURN(const TileBits bits,
+                             TileBits::Create(tensor.dtype(), tensor.shape(), tile));
+  const std::optional<TileRegion> region = bits.InBytes();
   std::optional<absl::Span<const char>> bytes;
-  if (region.contiguous()) {
-    bytes = tensor.bytes().subspan(static_cast<size_t>(region.offset_bytes()),
-                                   static_cast<size_t>(region.size_bytes()));
+  if (region.has_value() && region->contiguous()) {
+    bytes = tensor.bytes().subspan(static_cast<size_t>(region->offset_bytes()),
+                                   static_cast<size_t>(region->size_bytes()));
   }
   return bytes;
 }
 
 absl::Status CopyTileBytes(const TensorView& tensor, const Tile& tile, int64_t offset_bytes,
                            absl::Span<char> out) {
-  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
-                             TileRegion::Create(tensor.dtype(), tensor.shape(), tile));
-  SHARDMESH_RETURN_IF_ERROR(CheckPiece(region, tile, offset_bytes, out.size()));
-  char* to = out.data();
-  region.ForEachRun(offset_bytes, offset_bytes + static_cast<int64_t>(out.size()),
-                    [&](int64_t from, int64_t size) {
-                      CopyBytes(to, tensor.bytes().data() + from, static_cast<size_t>(size));
-                      to += size;
-                    });
+  SHARDMESH_ASSIGN_OR_RETURN(const TileBits bits,
+                             TileBits::Create(tensor.dtype(), tensor.shape(), tile));
+  SHARDMESH_RETURN_IF_ERROR(CheckPiece(bits, tile, offset_bytes, out.size()));
+  if (out.empty()) return absl::OkStatus();
+  const int64_t end_bytes = offset_bytes + static_cast<int64_t>(out.size());
+  if (const std::optional<TileRegion> region = bits.InBytes(); region.has_value()) {
+    char* to = out.data();
+    region->ForEachRun(offset_bytes, end_bytes, [&](int64_t from, int64_t size) {
+      CopyBytes(to, tensor.bytes().data() + from, static_cast<size_t>(size));
+      to += size;
+    });
+    return absl::OkStatus();
+  }
+  out.back() = 0;  // the padding of the tile's last byte
+  int64_t to_bit = 0;
+  bits.ForEachRun(8 * offset_bytes, EndBit(bits, end_bytes), [&](int64_t from_bit, int64_t size) {
+    CopyBits(out.data(), to_bit, tensor.bytes().data(), from_bit, size);
+    to_bit += size;
+  });
   return absl::OkStatus();
 }
 
 absl::Status PasteTileBytes(absl::Span<const char> bytes, const Tile& tile, int64_t offset_bytes,
                             const MutableTensorView& tensor) {
-  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
-                             TileRegion::Create(tensor.dtype(), tensor.shape(), tile));
-  SHARDMESH_RETURN_IF_ERROR(CheckPiece(region, tile, offset_bytes, bytes.size()));
-  const char* from = bytes.data();
-  region.ForEachRun(offset_bytes, offset_bytes + static_cast<int64_t>(bytes.size()),
-                    [&](int64_t to, int64_t size) {
-                      CopyBytes(tensor.bytes().data() + to, from, static_cast<size_t>(size));
-                      from += size;
-                    });
+  SHARDMESH_ASSIGN_OR_RETURN(const TileBits bits,
+                             TileBits::Create(tensor.dtype(), tensor.shape(), tile));
+  SHARDMESH_RETURN_IF_ERROR(CheckPiece(bits, tile, offset_bytes, bytes.size()));
+  if (bytes.empty()) return absl::OkStatus();
+  const int64_t end_bytes = offset_bytes + static_cast<int64_t>(bytes.size());
+  if (const std::optional<TileRegion> region = bits.InBytes(); region.has_value()) {
+    const char* from = bytes.data();
+    region->ForEachRun(offset_bytes, end_bytes, [&](int64_t to, int64_t size) {
+      CopyBytes(tensor.bytes().data() + to, from, static_cast<size_t>(size));
+      from += size;
+    });
+    return absl::OkStatus();
+  }
+  int64_t from_bit = 0;
+  bits.ForEachRun(8 * offset_bytes, EndBit(bits, end_bytes), [&](int64_t to_bit, int64_t size) {
+    WriteRun({bytes.data(), from_bit}, to_bit, size, bits.tensor_size_bits(),
+             tensor.bytes().data());
+    from_bit += size;
+  });
   return absl::OkStatus();
 }
 
@@ -197,18 +254,31 @@ absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const Mutab
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Tile source, Within(region, from_tile, "source"));
   SHARDMESH_ASSIGN_OR_RETURN(const Tile destination, Within(region, to_tile, "destination"));
-  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion read,
-                             TileRegion::Create(from.dtype(), from.shape(), source));
-  SHARDMESH_ASSIGN_OR_RETURN(const TileRegion write,
-                             TileRegion::Create(to.dtype(), to.shape(), destination));
-  // Iterate over the longer runs in the outer loop. The inner loop then locates its first run less
-  // often.
+  SHARDMESH_ASSIGN_OR_RETURN(const TileBits read_bits,
+                             TileBits::Create(from.dtype(), from.shape(), source));
+  SHARDMESH_ASSIGN_OR_RETURN(const TileBits write_bits,
+                             TileBits::Create(to.dtype(), to.shape(), destination));
+  const std::optional<TileRegion> read = read_bits.InBytes();
+  const std::optional<TileRegion> write = write_bits.InBytes();
   const char* source_bytes = from.bytes().data();
   char* destination_bytes = to.bytes().data();
   int64_t done = 0;
-  if (read.run_bytes() >= write.run_bytes()) {
-    read.ForEachRun(0, read.size_bytes(), [&](int64_t read_offset, int64_t size) {
-      write.ForEachRun(done, done + size, [&](int64_t write_offset, int64_t part) {
+  if (!read.has_value() || !write.has_value()) {
+    read_bits.ForEachRun(0, read_bits.size_bits(), [&](int64_t read_bit, int64_t size) {
+      write_bits.ForEachRun(done, done + size, [&](int64_t write_bit, int64_t part) {
+        WriteRun({source_bytes, read_bit}, write_bit, part, write_bits.tensor_size_bits(),
+                 destination_bytes);
+        read_bit += part;
+      });
+      done += size;
+    });
+    return absl::OkStatus();
+  }
+  // Iterate over the longer runs in the outer loop. The inner loop then locates its first run less
+  // often.
+  if (read->run_bytes() >= write->run_bytes()) {
+    read->ForEachRun(0, read->size_bytes(), [&](int64_t read_offset, int64_t size) {
+      write->ForEachRun(done, done + size, [&](int64_t write_offset, int64_t part) {
         CopyBytes(destination_bytes + write_offset, source_bytes + read_offset,
                   static_cast<size_t>(part));
         read_offset += part;
@@ -216,8 +286,8 @@ absl::Status CopyTile(const TensorView& from, const Tile& from_tile, const Mutab
       done += size;
     });
   } else {
-    write.ForEachRun(0, write.size_bytes(), [&](int64_t write_offset, int64_t size) {
-      read.ForEachRun(done, done + size, [&](int64_t read_offset, int64_t part) {
+    write->ForEachRun(0, write->size_bytes(), [&](int64_t write_offset, int64_t size) {
+      read->ForEachRun(done, done + size, [&](int64_t read_offset, int64_t part) {
         CopyBytes(destination_bytes + write_offset, source_bytes + read_offset,
                   static_cast<size_t>(part));
         write_offset += part;

@@ -81,26 +81,24 @@ class TilePieces {
   // Calls `visit` with the bytes of the tile, in order. CANCELLED: the comparison is over.
   template <typename Visit>
   absl::Status ForEach(const Tile& tile, const Visit& visit) {
-    SHARDMESH_ASSIGN_OR_RETURN(const TileRegion region,
-                               TileRegion::Create(tensor_.dtype(), tensor_.shape(), tile));
+    SHARDMESH_ASSIGN_OR_RETURN(const TileBits bits,
+                               TileBits::Create(tensor_.dtype(), tensor_.shape(), tile));
     const TensorView* const view = tensor_.view();
-    for (int64_t begin = 0; begin < region.size_bytes(); begin += kMatchPieceBytes) {
+    std::optional<absl::Span<const char>> run;
+    if (view != nullptr) {
+      SHARDMESH_ASSIGN_OR_RETURN(run, ContiguousTileBytes(*view, tile));
+    }
+    for (int64_t begin = 0; begin < bits.size_bytes(); begin += kMatchPieceBytes) {
       if (is_over_()) return absl::CancelledError("the put is over");
-      const int64_t end = std::min(region.size_bytes(), begin + kMatchPieceBytes);
-      const auto size = static_cast<size_t>(end - begin);
-      if (view != nullptr && region.contiguous()) {
-        visit(view->bytes().subspan(static_cast<size_t>(region.offset_bytes() + begin), size));
+      const auto size = static_cast<size_t>(std::min(kMatchPieceBytes, bits.size_bytes() - begin));
+      if (run.has_value()) {
+        visit(run->subspan(static_cast<size_t>(begin), size));
         continue;
       }
       piece_.resize(size);
-      if (view == nullptr) {
-        SHARDMESH_RETURN_IF_ERROR(tensor_.producer()->Fill(tile, begin, absl::MakeSpan(piece_)));
-      } else {
-        char* to = piece_.data();
-        region.ForEachRun(begin, end, [&](int64_t run_offset, int64_t run_bytes) {
-          to = std::copy_n(view->bytes().data() + run_offset, run_bytes, to);
-        });
-      }
+      SHARDMESH_RETURN_IF_ERROR(
+          view != nullptr ? CopyTileBytes(*view, tile, begin, absl::MakeSpan(piece_))
+                          : tensor_.producer()->Fill(tile, begin, absl::MakeSpan(piece_)));
       visit(absl::MakeConstSpan(piece_));
     }
     return absl::OkStatus();

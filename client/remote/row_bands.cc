@@ -20,6 +20,14 @@ RowBands::RowBands(Dtype dtype, Tile tile, int64_t max_bytes)
     index_bits = outer_bits;
     --cut_;
   }
+  // Of a type of less than 8 bits, bands that are consecutive in rows must not end within a byte.
+  while (cut_ > 0) {
+    const IndexRange& inner = tile_.ranges[cut_];
+    const int64_t outer_bits = index_bits * (inner.stop - inner.start);
+    if (outer_bits % 8 == 0) break;
+    index_bits = outer_bits;
+    --cut_;
+  }
   indexes_ = std::max<int64_t>(max_bytes / std::max<int64_t>(index_bits / 8, 1), 1);
   if (index_bits % 8 != 0) indexes_ = std::max<int64_t>(indexes_ / 8 * 8, 8);
   for (size_t dim = 0; dim < cut_; ++dim) band_.ranges[dim].stop = band_.ranges[dim].start + 1;

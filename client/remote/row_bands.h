@@ -12,8 +12,10 @@
 namespace shardmesh::client {
 
 // The bands of a tile, in row-major order of their elements: written one after the other, they are
-// the tile. A band has at most `max_bytes`, but at least one index of the last dimension, and eight
-// of a type of less than 8 bits, so that it begins and ends at whole bytes.
+// the tile. A band has at most `max_bytes`, but at least one index of the last dimension. Of a
+// type of less than 8 bits, each band but the last begins and ends at whole bytes of the tile: it
+// has at least eight indexes of the last dimension, or eight whole rows if a row ends within a
+// byte.
 //
 // Example: bands of rows [0,6) x [0,8) of F32 with at most 64 bytes are [0,2)x[0,8), [2,4)x[0,8)
 // and [4,6)x[0,8). With at most 16 bytes: [0,1)x[0,4), [0,1)x[4,8), [1,2)x[0,4), ...

@@ -39,12 +39,16 @@ bool TileHandover::Fits(int64_t size_bytes) {
 }
 
 absl::StatusOr<FileDescriptor> TileHandover::Fill(const TensorElements& tensor, const Tile& tile,
-                                                  const TileRegion& region, const Limits& limits,
+                                                  const TileBits& bits, const Limits& limits,
                                                   int64_t* done_bytes, uint32_t* crc32c,
                                                   absl::Status* producer) {
-  const int64_t size_bytes = region.size_bytes();
+  const int64_t size_bytes = bits.size_bytes();
   SHARDMESH_ASSIGN_OR_RETURN(SealedMemoryWriter memory, SealedMemoryWriter::Create(size_bytes));
   const TensorView* const view = tensor.view();
+  std::optional<absl::Span<const char>> run;  // set if the tile is one run of the tensor's memory
+  if (view != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(run, ContiguousTileBytes(*view, tile));
+  }
   std::string copied;  // of a piece that is not contiguous in the tensor
   const auto deadline = SteadyDeadline::After(limits.copy_time);
   while (*done_bytes < size_bytes) {
@@ -57,19 +61,15 @@ absl::StatusOr<FileDescriptor> TileHandover::Fill(const TensorElements& tensor, 
     const int64_t begin = *done_bytes;
     const int64_t piece_bytes = std::min(kPieceBytes, size_bytes - begin);
     absl::Span<const char> piece;
-    if (view != nullptr && region.contiguous()) {
-      piece = view->bytes().subspan(static_cast<size_t>(region.offset_bytes() + begin),
-                                    static_cast<size_t>(piece_bytes));
+    if (run.has_value()) {
+      piece = run->subspan(static_cast<size_t>(begin), static_cast<size_t>(piece_bytes));
     } else {
       copied.resize(static_cast<size_t>(piece_bytes));
       if (view == nullptr) {
         *producer = tensor.producer()->Fill(tile, begin, absl::MakeSpan(copied));
         SHARDMESH_RETURN_IF_ERROR(*producer);
       } else {
-        char* to = copied.data();
-        region.ForEachRun(begin, begin + piece_bytes, [&](int64_t run_offset, int64_t run_bytes) {
-          to = std::copy_n(view->bytes().data() + run_offset, run_bytes, to);
-        });
+        SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(*view, tile, begin, absl::MakeSpan(copied)));
       }
       piece = copied;
     }
@@ -104,22 +104,21 @@ absl::Status TileHandover::Send(const std::string& id, const FileDescriptor& mem
 }
 
 absl::StatusOr<std::optional<TileHandover::Handed>> TileHandover::HandOver(
-    const TensorElements& tensor, const Tile& tile, const TileRegion& region,
-    const Limits& limits) {
+    const TensorElements& tensor, const Tile& tile, const TileBits& bits, const Limits& limits) {
   if (!socket_.valid()) return std::nullopt;
   if (room_ != nullptr) {
-    refusal_ = room_->Take(region.size_bytes());
+    refusal_ = room_->Take(bits.size_bytes());
     if (!refusal_.ok()) return std::nullopt;
   }
   // The kernel frees memory that no worker keeps.
   absl::Cleanup give_back = [&] {
-    if (room_ != nullptr) room_->GiveBack(region.size_bytes());
+    if (room_ != nullptr) room_->GiveBack(bits.size_bytes());
   };
   Handed handed{.id = RandomBytes(rpc::kHandoverIdBytes)};
   int64_t done_bytes = 0;
   absl::Status producer;
   absl::StatusOr<FileDescriptor> memory =
-      Fill(tensor, tile, region, limits, &done_bytes, &handed.crc32c, &producer);
+      Fill(tensor, tile, bits, limits, &done_bytes, &handed.crc32c, &producer);
   SHARDMESH_RETURN_IF_ERROR(producer);
   refusal_ = memory.ok() ? Send(handed.id, *memory, limits) : memory.status();
   if (refusal_.ok()) {

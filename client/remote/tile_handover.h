@@ -47,10 +47,10 @@ class TileHandover {
   };
   // Copies a tile into memory, and hands the memory over. Returns nullopt, and takes back what it
   // has told on_bytes, if that failed: the tile must then be sent in pieces. Requires
-  // Fits(region.size_bytes()). Returns the errors of a TileProducer. CANCELLED: `is_over` returned
+  // Fits(bits.size_bytes()). Returns the errors of a TileProducer. CANCELLED: `is_over` returned
   // true.
   absl::StatusOr<std::optional<Handed>> HandOver(const TensorElements& tensor, const Tile& tile,
-                                                 const TileRegion& region, const Limits& limits);
+                                                 const TileBits& bits, const Limits& limits);
 
   // Why the last tile was not handed over; OK if it was. DEADLINE_EXCEEDED: its copy took too long.
   // Unless the worker was only full for now, or the room too small for that tile, HandOver does
@@ -62,7 +62,7 @@ class TileHandover {
       : socket_(std::move(socket)), room_(room) {}
 
   absl::StatusOr<FileDescriptor> Fill(const TensorElements& tensor, const Tile& tile,
-                                      const TileRegion& region, const Limits& limits,
+                                      const TileBits& bits, const Limits& limits,
                                       int64_t* done_bytes, uint32_t* crc32c,
                                       absl::Status* producer);
   absl::Status Send(const std::string& id, const FileDescriptor& memory, const Limits& limits);

@@ -174,8 +174,8 @@ constexpr absl::Duration kIdentifyTime = absl::Seconds(5);
 // Whether a tile for this worker is of a size that is handed over.
 bool HasTileToHandOver(const Outbound& outbound) {
   return std::any_of(outbound.tiles.begin(), outbound.tiles.end(), [](const OutgoingTile& tile) {
-    const auto region = TileRegion::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile);
-    return region.ok() && IsToHandOver(tile, region->size_bytes());
+    const auto bits = TileBits::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile);
+    return bits.ok() && IsToHandOver(tile, bits->size_bytes());
   });
 }
 
@@ -361,8 +361,10 @@ absl::StatusOr<std::vector<Inbound>> PlanDownload(const std::vector<PendingTile>
 }
 
 // Fetches the tiles of one worker that are not done over `worker`; writes each piece directly to
-// its place in `into`. If the fetch fails, subtracts the received bytes of the last tile from the
-// progress, unless that tile is done, because they must be sent again.
+// its place in `into`. The threads of other workers write their tiles there at the same time, also
+// tiles that share bytes with these (PasteTileBytes). If the fetch fails, subtracts the received
+// bytes of the last tile from the progress, unless that tile is done, because they must be sent
+// again.
 absl::Status FetchOver(WorkerClient* worker, Inbound& inbound, const MutableTensorView& into,
                        ProgressMeter& progress, SilenceWatch::Stream* watched,
                        const TransferOptions& options) {

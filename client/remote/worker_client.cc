@@ -230,26 +230,26 @@ absl::Status TooSlow(const absl::Status& refusal) {
 absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
                               const std::function<void(int64_t)>& on_sent, ByteStream& stream,
                               HandoverRun& run) {
-  SHARDMESH_ASSIGN_OR_RETURN(
-      const TileRegion region,
-      TileRegion::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile));
+  SHARDMESH_ASSIGN_OR_RETURN(const TileBits bits,
+                             TileBits::Create(tile.tensor.dtype(), tile.tensor.shape(), tile.tile));
+  const int64_t size_bytes = bits.size_bytes();
   v1::PutTilesRequest opening;
   v1::TileHeader& header = *opening.mutable_header();
   header.set_token(std::string(tile.token));
   header.set_array_id(std::string(tile.array_id));
   rpc::Encode(tile.tile, header.mutable_tile());
-  header.set_size_bytes(region.size_bytes());
+  header.set_size_bytes(size_bytes);
   header.set_rank(tile.rank);
-  if (run.handover != nullptr && IsToHandOver(tile, region.size_bytes())) {
+  if (run.handover != nullptr && IsToHandOver(tile, size_bytes)) {
     absl::StatusOr<std::optional<TileHandover::Handed>> handed =
-        run.handover->HandOver(tile.tensor, tile.tile, region, run.limits);
+        run.handover->HandOver(tile.tensor, tile.tile, bits, run.limits);
     // The stream's own status says why the put has ended.
     if (absl::IsCancelled(handed.status()) && run.limits.is_over()) return false;
     SHARDMESH_RETURN_IF_ERROR(handed.status());
     if (handed->has_value()) {
       header.mutable_sealed_memory()->set_id((*handed)->id);
       header.mutable_sealed_memory()->set_crc32c((*handed)->crc32c);
-      run.bytes += region.size_bytes();
+      run.bytes += size_bytes;
       // Sent at once, so that the worker checks this tile while the next one is copied.
       return stream.Write(rpc::SerializeMessage(opening), /*more_follows=*/false) && stream.Flush();
     }
@@ -261,11 +261,13 @@ absl::StatusOr<bool> SendTile(const OutgoingTile& tile, PieceMemory& memory,
     return false;
   }
   const TensorView* const view = tile.tensor.view();
+  const std::optional<TileRegion> region = bits.InBytes();
   rpc::TileSender sender =
-      view != nullptr
-          ? rpc::TileSender(view->bytes(), region)
-          : rpc::TileSender(region.size_bytes(), [&tile](int64_t offset, absl::Span<char> out) {
-              return tile.tensor.producer()->Fill(tile.tile, offset, out);
+      view != nullptr && region.has_value()
+          ? rpc::TileSender(view->bytes(), *region)
+          : rpc::TileSender(size_bytes, [&tile, view](int64_t offset, absl::Span<char> out) {
+              return view != nullptr ? CopyTileBytes(*view, tile.tile, offset, out)
+                                     : tile.tensor.producer()->Fill(tile.tile, offset, out);
             });
   while (std::optional<rpc::TileSender::Piece> piece = sender.Next(memory)) {
     if (!stream.Write(piece->message, /*more_follows=*/false)) {

@@ -10,6 +10,7 @@
 #include "sharding/tile.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/view.h"
 
 namespace shardmesh::server {
 
@@ -59,6 +60,8 @@ absl::StatusOr<std::vector<RepairSource>> RepairSourcesOf(const Array& array, in
     AddHolders(*twin.array, copied, tile, rank, twin.live, twin.array, &sources);
   }
   AddHolders(array, tiling, tile, rank, live, nullptr, &sources);
+  // Workers read no tiles from files that begin or end within a byte of the tensor.
+  if (!TileRegion::Create(descriptor.dtype, descriptor.shape, tile).ok()) return sources;
   const bool is_companion = twin.array != nullptr && !array.definition.replica_of.empty();
   const Array& loaded = is_companion ? *twin.array : array;
   if (const ArraySource& source = loaded.definition.source; source.file != nullptr) {

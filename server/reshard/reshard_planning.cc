@@ -283,7 +283,7 @@ absl::Status CompareLayouts(const MembershipView& view, const std::function<bool
                                 ", and a reshard adds them up; leave these axes out"));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const ReshardTotals totals, plan->Totals(is_cancelled));
-  SHARDMESH_ASSIGN_OR_RETURN(item->moved_bytes, PackedSizeBytes(to.dtype, totals.need));
+  SHARDMESH_ASSIGN_OR_RETURN(item->moved_bytes, MoveBytes(*plan, to.dtype, totals));
   item->moved_bytes = AddCapped(item->moved_bytes, item->summed_bytes);
   if (item->moves_as_step()) item->copies_bytes = MoveCopiesBytes(*plan, to.dtype, totals);
   return absl::OkStatus();

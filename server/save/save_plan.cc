@@ -22,6 +22,7 @@
 #include "tensor/checkpoint_manifest.h"
 #include "tensor/dtype.h"
 #include "tensor/safetensors.h"
+#include "tensor/view.h"
 
 namespace shardmesh::server {
 namespace {
@@ -245,6 +246,23 @@ void AddPieces(const SavePlan& plan, size_t tensor, size_t part, std::vector<uin
   pieces->insert_or_assign({tensor, part}, std::move(sums));
 }
 
+// Refuses tensors whose parts share bytes of the file: several workers would write such a byte.
+absl::Status CheckParts(const TensorToSave& tensor) {
+  const ArrayDescriptor& array = DescriptorOf(tensor);
+  if (BitsPerElement(array.dtype) % 8 == 0) return absl::OkStatus();
+  for (const HeldPart& part : tensor.parts) {
+    if (TileRegion::Create(array.dtype, array.shape, part.tile).ok()) continue;
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat("tensor \"", tensor.name, "\" has ", DtypeName(array.dtype), " elements of ",
+               BitsPerElement(array.dtype), " bits, and its tile ", part.tile.ToString(),
+               " begins or ends within a byte of the file; reshard it to a layout whose tiles are "
+               "of whole bytes, then save it"),
+        {{fact::kDtype, DtypeName(array.dtype)}});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 int64_t StepFileBytes(int64_t size_bytes) {
@@ -261,6 +279,7 @@ absl::StatusOr<SavePlan> PlanSave(std::vector<TensorToSave> tensors, const SaveL
             [](const TensorToSave& a, const TensorToSave& b) { return a.name < b.name; });
   plan.tensors = std::move(tensors);
   for (const TensorToSave& tensor : plan.tensors) {
+    SHARDMESH_RETURN_IF_ERROR(CheckParts(tensor));
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, DescriptorOf(tensor).SizeBytes());
     plan.places.push_back({.size_bytes = size_bytes});
     plan.size_bytes += size_bytes;

@@ -27,6 +27,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/view.h"
 
 namespace shardmesh::server {
 namespace {
@@ -46,7 +47,26 @@ absl::StatusOr<int64_t> BytesInFile(const SourceConversion& conversion,
                                     const ArrayDescriptor& array) {
   SHARDMESH_ASSIGN_OR_RETURN(const Shape shape, ShapeInFile(conversion, array.dtype, array.shape));
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(shape));
-  return PackedSizeBytes(conversion.dtype, elements);
+  return WholeSizeBytes(conversion.dtype, elements);
+}
+
+// Checks that workers can read the tiles from a file: tiles of elements of less than a byte must
+// begin and end at whole bytes of the tensor. FAILED_PRECONDITION (NOT_AVAILABLE) for a tile that
+// does not; the client can send it.
+absl::Status CheckTilesInFile(const ArrayDescriptor& array) {
+  if (BitsPerElement(array.dtype) % 8 == 0) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, array.Tiling());
+  for (int64_t i = 0; i < tiling.DistinctTileCount(); ++i) {
+    const Tile tile = tiling.ReplicaGroup(i).tile;
+    if (TileRegion::Create(array.dtype, array.shape, tile).ok()) continue;
+    return WithReason(absl::FailedPreconditionError(
+                          StrCat("workers read no tile ", tile.ToString(), " of ",
+                                 DtypeName(array.dtype), " ", ShapeToString(array.shape),
+                                 " from a file, because it begins or ends within a byte; "
+                                 "let the client read the file (`--source client`)")),
+                      Reason::kNotAvailable, {{fact::kField, "source"}});
+  }
+  return absl::OkStatus();
 }
 
 bool IsConverted(const PutItem& item) {
@@ -184,6 +204,7 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor, const std::function<bool()>& 
                "value itself, and its sum over devices would be another one: put without "
                "unreduced axes, as steps make partial sums"));
   }
+  if (item.is_read()) SHARDMESH_RETURN_IF_ERROR(CheckTilesInFile(array));
   items_.push_back(std::move(item));
   if (claim.has_value() && header_.reuse) {
     claims_.resize(items_.size());

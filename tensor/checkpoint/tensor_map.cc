@@ -255,7 +255,7 @@ class MappedCheckpoint::Builder {
     // Cannot fail: the source's size was checked, and no result is larger than 8 times the source.
     const absl::StatusOr<int64_t> elements = ElementCount(tensor.shape);
     SHARDMESH_RETURN_IF_ERROR(elements.status());
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, PackedSizeBytes(tensor.dtype, *elements));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes, WholeSizeBytes(tensor.dtype, *elements));
     mapped_.size_bytes_ += bytes;
     mapped_.tensors_.push_back(std::move(tensor));
     return absl::OkStatus();

@@ -560,7 +560,9 @@ class FillThreads final : public TileFiller {
     return true;
   }
 
-  // Reads the regions of the batch, makes its tiles staged, and empties it.
+  // Reads the regions of the batch, makes its tiles staged, and empties it. Regions of one tile may
+  // share bytes. They may come in any order, because each one changes its own bits only
+  // (PasteTileBytes).
   std::optional<FaultyTile> Complete(FillTransfer& transfer, PeerReader& peers, Batch* batch) {
     const KeepGoing keep_going = [&transfer] { return transfer.KeepGoing(); };
     const PeerReader::Sink sink = [&](size_t index, int64_t offset,

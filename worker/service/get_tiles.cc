@@ -34,8 +34,8 @@ class TileMessages {
       within.ranges[i].stop -= description.tile.ranges[i].start;
     }
     SHARDMESH_ASSIGN_OR_RETURN(
-        TileRegion region, TileRegion::Create(description.dtype, description.tile.shape(), within));
-    return TileMessages(std::move(requested), region);
+        const TileBits bits, TileBits::Create(description.dtype, description.tile.shape(), within));
+    return TileMessages(std::move(requested), std::move(within), bits);
   }
 
   // Returns the next message; nullopt after the last.
@@ -55,10 +55,21 @@ class TileMessages {
   }
 
  private:
-  TileMessages(RequestedTile requested, const TileRegion& region)
+  TileMessages(RequestedTile requested, Tile within, const TileBits& bits)
       : requested_(std::move(requested)),
-        size_bytes_(region.size_bytes()),
-        sender_(requested_.stored->bytes(), region) {}
+        size_bytes_(bits.size_bytes()),
+        sender_(SenderOf(requested_.stored, std::move(within), bits)) {}
+
+  // Pieces of ranges that begin or end within a byte are made bit by bit.
+  static rpc::TileSender SenderOf(const StoredTilePtr& stored, Tile within, const TileBits& bits) {
+    if (const auto region = bits.InBytes(); region.has_value()) {
+      return rpc::TileSender(stored->bytes(), *region);
+    }
+    return rpc::TileSender(bits.size_bytes(), [stored, within = std::move(within)](
+                                                  int64_t offset_bytes, absl::Span<char> out) {
+      return CopyTileBytes(stored->view(), within, offset_bytes, out);
+    });
+  }
 
   RequestedTile requested_;
   int64_t size_bytes_;

@@ -271,7 +271,9 @@ class RankStep {
     if (literal.dtype != value.dtype() || literal.shape != whole_shape) {
       return Misfit(literal.dtype, literal.shape, value.dtype(), whole_shape);
     }
-    if (value.tile() == Tile::Whole(whole_shape)) {
+    // A copy makes the padding of a last byte zero.
+    const bool is_padded = !WholeSizeBytes(value.dtype(), value.tile().element_count()).ok();
+    if (value.tile() == Tile::Whole(whole_shape) && !is_padded) {
       value.content = {literal.bytes, context_.order};
       return absl::OkStatus();
     }

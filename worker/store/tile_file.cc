@@ -28,13 +28,17 @@ namespace {
 
 constexpr size_t kMaxArrayIdBytes = 64;
 constexpr char kTensorName[] = "tile";
+// Format 2 is for tiles whose last byte is not full, which no tensor of a safetensors file may be.
+// Their tensor is the bytes of the tile, padding included, and the metadata has their element type.
 constexpr char kFormat[] = "1";
+constexpr char kPaddedFormat[] = "2";
 
 // Keys of the metadata, as docs/formats.md lists them.
 constexpr char kFormatKey[] = "shardmesh.format";
 constexpr char kArrayIdKey[] = "shardmesh.array_id";
 constexpr char kArrayShapeKey[] = "shardmesh.array_shape";
 constexpr char kTileKey[] = "shardmesh.tile";
+constexpr char kDtypeKey[] = "shardmesh.dtype";
 constexpr char kChecksumKey[] = "shardmesh.crc32c";
 constexpr char kClusterIdKey[] = "shardmesh.cluster_id";
 constexpr char kTransferIdKey[] = "shardmesh.transfer_id";
@@ -102,13 +106,19 @@ class MetadataReader {
   const SafetensorsMetadata& metadata_;
 };
 
+// Returns whether the last byte of the tile is not full.
+bool IsPadded(const TileDescription& description) {
+  return !WholeSizeBytes(description.dtype, description.tile.element_count()).ok();
+}
+
 std::vector<SafetensorsWriter::Tensor> TensorsOf(const TileDescription& description) {
+  if (IsPadded(description)) return {{kTensorName, Dtype::kU8, {TileSizeBytes(description)}}};
   return {{kTensorName, description.dtype, description.tile.shape()}};
 }
 
 SafetensorsMetadata MetadataOf(const TileFileHeader& header) {
   const TileDescription& description = header.description;
-  return {
+  SafetensorsMetadata metadata = {
       {kFormatKey, kFormat},
       {kArrayIdKey, description.array_id},
       {kArrayShapeKey, StrJoin(description.array_shape, ",")},
@@ -118,6 +128,11 @@ SafetensorsMetadata MetadataOf(const TileFileHeader& header) {
       {kTransferIdKey, description.transfer_id},
       {kDescriptorKey, absl::Base64Escape(description.array_descriptor)},
   };
+  if (IsPadded(description)) {
+    metadata[kFormatKey] = kPaddedFormat;
+    metadata[kDtypeKey] = std::string(DtypeName(description.dtype));
+  }
+  return metadata;
 }
 
 absl::Status WrongChecksum(std::string_view path, uint32_t have, uint32_t need) {
@@ -134,8 +149,9 @@ absl::Status WrongChecksum(std::string_view path, uint32_t have, uint32_t need) 
 absl::StatusOr<TileFileHeader> DecodeHeader(std::string_view path, const SafetensorsHeader& file) {
   const MetadataReader reader(path, file.metadata());
   SHARDMESH_ASSIGN_OR_RETURN(const std::string format, reader.Text(kFormatKey));
-  if (format != kFormat) {
-    return Damaged(path, StrCat("its format is \"", format, "\"; this build knows ", kFormat));
+  if (format != kFormat && format != kPaddedFormat) {
+    return Damaged(path, StrCat("its format is \"", format, "\"; this build knows ", kFormat,
+                                " and ", kPaddedFormat));
   }
   TileFileHeader header;
   TileDescription& description = header.description;
@@ -170,10 +186,17 @@ absl::StatusOr<TileFileHeader> DecodeHeader(std::string_view path, const Safeten
     return Damaged(path, StrCat("it does not hold one tensor named ", kTensorName));
   }
   description.dtype = tensor->dtype;
+  if (format == kPaddedFormat) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string dtype_text, reader.Text(kDtypeKey));
+    const absl::StatusOr<Dtype> dtype = ParseDtype(dtype_text);
+    if (!dtype.ok()) return reader.Malformed(kDtypeKey, dtype_text);
+    description.dtype = *dtype;
+  }
   if (const absl::Status status = CheckTileDescription(description); !status.ok()) {
     return Damaged(path, ToStd(status.message()));
   }
-  if (tensor->shape != description.tile.shape()) {
+  const SafetensorsWriter::Tensor expected = std::move(TensorsOf(description).front());
+  if (tensor->shape != expected.shape || tensor->dtype != expected.dtype) {
     return Damaged(path, StrCat("its tensor has shape ", ShapeToString(tensor->shape),
                                 ", its tile ", description.tile.ToString()));
   }
@@ -230,11 +253,11 @@ absl::Status CheckTileDescription(const TileDescription& description) {
                                   "\" is not 1 to 64 characters of [A-Za-z0-9_-]"),
                            {{fact::kField, "array_id"}, {fact::kValue, id}});
   }
-  return TileRegion::Create(description.dtype, description.array_shape, description.tile).status();
+  return TileBits::Create(description.dtype, description.array_shape, description.tile).status();
 }
 
 int64_t TileSizeBytes(const TileDescription& description) {
-  return description.tile.element_count() * BitsPerElement(description.dtype) / 8;
+  return (description.tile.element_count() * BitsPerElement(description.dtype) + 7) / 8;
 }
 
 std::string TileFileName(const Tile& tile) {

@@ -23,7 +23,7 @@ constexpr int64_t kPieceBytes = int64_t{1} << 22;
 
 absl::StatusOr<int64_t> SizeBytes(const Tensor& tensor) {
   SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(tensor.shape));
-  return PackedSizeBytes(tensor.dtype, elements);
+  return WholeSizeBytes(tensor.dtype, elements);
 }
 
 int64_t TotalBytes(const std::vector<Tensor>& tensors) {

@@ -267,6 +267,47 @@ TEST_F(GatherTest, TheProgressOfPiecesIsThatOfTheWhole) {
   EXPECT_EQ(last, 64 * 64);
 }
 
+TEST_F(GatherTest, TilesAndSlicesThatBeginWithinAByteHaveTheirElements) {
+  // Tiles of 3 x 5 elements: no row of a tile and no tile fills whole bytes.
+  for (const Dtype dtype : {Dtype::kF4, Dtype::kF6E3M2}) {
+    const std::string name(DtypeName(dtype));
+    const std::string bytes = Put(name, dtype, {6, 10}, Both());
+    const int64_t bits = BitsPerElement(dtype);
+    for (int64_t r0 = 0; r0 < 6; ++r0) {
+      for (int64_t r1 = r0 + 1; r1 <= 6; ++r1) {
+        for (const auto& [c0, c1] : std::vector<std::pair<int64_t, int64_t>>{
+                 {0, 10}, {0, 5}, {5, 10}, {3, 7}, {9, 10}, {1, 4}, {4, 10}}) {
+          const int64_t columns = c1 - c0;
+          const int64_t count = (r1 - r0) * columns;
+          std::string cut(static_cast<size_t>((count * bits + 7) / 8), '\0');
+          for (int64_t bit = 0; bit < count * bits; ++bit) {
+            const int64_t element = bit / bits;
+            const int64_t from =
+                ((r0 + element / columns) * 10 + c0 + element % columns) * bits + bit % bits;
+            const int value = bytes[static_cast<size_t>(from / 8)] >> (from % 8) & 1;
+            char& byte = cut[static_cast<size_t>(bit / 8)];
+            byte = static_cast<char>(byte | value << (bit % 8));
+          }
+          SCOPED_TRACE(StrCat(name, " ", r0, ":", r1, ",", c0, ":", c1));
+          const ArraySlice slice = {{r0, r1}, {c0, c1}};
+          std::string memory(cut.size(), '\x5a');
+          const auto view =
+              *MutableTensorView::Create(dtype, {r1 - r0, columns}, absl::MakeSpan(memory));
+          ASSERT_THAT(
+              client_->arrays().GatherInto(ArraySelector::ByName(name), view, {.slice = slice}),
+              IsOk());
+          ASSERT_EQ(memory, cut);
+          Collector collector;
+          ASSERT_THAT(client_->arrays().GatherTo(ArraySelector::ByName(name), collector.sink(),
+                                                 {.slice = slice, .piece_bytes = 2}),
+                      IsOk());
+          ASSERT_EQ(collector.bytes, cut);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(GatherTest, SafetensorsKeepEveryElementType) {
   std::vector<FileTensor> tensors;
   std::vector<std::string> bytes;

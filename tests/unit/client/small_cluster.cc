@@ -72,6 +72,7 @@ bool IsWithin(const Tile& inner, const Tile& outer) {
 
 // Cuts the part `wanted` out of the bytes of the tile `held`, whatever its element type: as a
 // tensor of bytes, whose last dimension is as much longer as an element is longer than a byte.
+// Tiles of shorter elements must be so large that their padding is less than a bit an element.
 absl::StatusOr<std::string> CutBytes(const std::string& bytes, const Tile& held,
                                      const Tile& wanted) {
   if (held == wanted) return bytes;
@@ -84,6 +85,14 @@ absl::StatusOr<std::string> CutBytes(const std::string& bytes, const Tile& held,
     part.ranges[i].stop -= held.ranges[i].start;
   }
   const int64_t bits = static_cast<int64_t>(bytes.size()) * 8 / elements;
+  if (bits < 8) {
+    const Dtype dtype = bits == 4 ? Dtype::kF4 : Dtype::kF6E2M3;
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorView view, TensorView::Create(dtype, shape, bytes));
+    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size, PackedSizeBytes(dtype, part.element_count()));
+    std::string cut(static_cast<size_t>(size), '\0');
+    SHARDMESH_RETURN_IF_ERROR(CopyTileBytes(view, part, 0, absl::MakeSpan(cut)));
+    return cut;
+  }
   shape.back() = shape.back() * bits / 8;
   part.ranges.back().start = part.ranges.back().start * bits / 8;
   part.ranges.back().stop = part.ranges.back().stop * bits / 8;

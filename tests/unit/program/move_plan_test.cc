@@ -85,6 +85,40 @@ TEST(MovePlanTest, OnlyRegionsThatAreNoRunsAreCopied) {
   EXPECT_EQ(copies({16'384, 16'384}, rows, columns), MoveWindowBytes(4));
 }
 
+TEST(MovePlanTest, RegionsOfElementsThatShareBytesArePaddedOneByOne) {
+  const Mesh mesh = *Mesh::Create({{"x", 3}});
+  const auto plan_of = [&](const Shape& shape) {
+    const Tiling rows = *Tiling::Create(mesh, PartitionSpec({SpecEntry::Axis("x")}), shape);
+    const Tiling whole = *Tiling::Create(mesh, PartitionSpec(), shape);
+    return *ReshardPlan::Create(rows, whole);
+  };
+  // Each device receives two regions of five elements.
+  const ReshardPlan odd = plan_of({15});
+  EXPECT_EQ(*MoveBytes(odd, Dtype::kU8, *odd.Totals()), 3 * 2 * 5);
+  EXPECT_EQ(*MoveBytes(odd, Dtype::kF4, *odd.Totals()), 3 * 2 * 3);
+  EXPECT_EQ(*MoveBytes(odd, Dtype::kF6E2M3, *odd.Totals()), 3 * 2 * 4);
+  // A device that sends two such regions may have copies of both.
+  EXPECT_GE(MoveCopiesBytes(odd, Dtype::kF4, *odd.Totals()), 2 * 3);
+  const ReshardPlan even = plan_of({24});
+  EXPECT_EQ(*MoveBytes(even, Dtype::kF4, *even.Totals()), 3 * 2 * 4);
+}
+
+TEST(MovePlanTest, PlansMovesWhoseRegionsBeginWithinAByte) {
+  const Mesh mesh = *Mesh::Create({{"x", 2}});
+  const ValueDescriptor from = {.dtype = Dtype::kF4,
+                                .shape = {3, 5},
+                                .spec = PartitionSpec({SpecEntry::Axis("x")}),
+                                .cut_points = {{0, 1, 3}, {}}};
+  ValueDescriptor to = from;
+  to.spec = PartitionSpec({SpecEntry(), SpecEntry::Axis("x")});
+  to.cut_points = {{}, {0, 3, 5}};
+  const auto plan = MovePlan(mesh, from, to);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // Device 0 receives 2 x 3 elements, and device 1 receives 1 x 2.
+  EXPECT_EQ(plan->Totals()->need, 8);
+  EXPECT_EQ(*MoveBytes(*plan, Dtype::kF4, *plan->Totals()), 3 + 1);
+}
+
 // Workers of different builds exchange these messages, so their sizes may not change.
 TEST(MovePlanTest, MessagesHaveTheSizesOfEarlierBuilds) {
   EXPECT_EQ(MovePieceBytes(1), kMiB);

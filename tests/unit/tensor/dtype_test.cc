@@ -30,7 +30,11 @@ TEST(DtypeTest, NamesTheKnownTypesWhenRefusingAnUnknownOne) {
 TEST(DtypeTest, SubByteElementsArePacked) {
   EXPECT_THAT(PackedSizeBytes(Dtype::kF4, 6), IsOkAndHolds(3));
   EXPECT_THAT(PackedSizeBytes(Dtype::kF6E2M3, 4), IsOkAndHolds(3));
-  EXPECT_THAT(PackedSizeBytes(Dtype::kF4, 3), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(PackedSizeBytes(Dtype::kF4, 3), IsOkAndHolds(2));
+  EXPECT_THAT(PackedSizeBytes(Dtype::kF6E3M2, 1), IsOkAndHolds(1));
+  EXPECT_THAT(WholeSizeBytes(Dtype::kF4, 6), IsOkAndHolds(3));
+  EXPECT_THAT(WholeSizeBytes(Dtype::kF4, 3), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(WholeSizeBytes(Dtype::kF6E2M3, 6), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
 TEST(DtypeTest, RefusesSizesThatOverflow) {

@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
+#include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/testing/status_matchers.h"
@@ -209,6 +212,183 @@ TEST(TileRegionTest, CutsSubByteElementsAtWholeBytesOnly) {
   EXPECT_THAT(TileRegion::Create(Dtype::kF4, {4, 3}, {{{0, 4}, {0, 2}}}),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadTile));
   EXPECT_THAT(TileRegion::Create(Dtype::kF4, {4, 3}, {{{2, 4}, {0, 3}}}), IsOk());
+}
+
+// Elements of a tensor in bits, one character 0 or 1 for each bit.
+std::string BitsOf(const std::string& bytes, int64_t bits) {
+  std::string text;
+  for (int64_t i = 0; i < bits; ++i) {
+    text.push_back((bytes[static_cast<size_t>(i / 8)] >> (i % 8) & 1) != 0 ? '1' : '0');
+  }
+  return text;
+}
+
+std::string PackBits(const std::string& text) {
+  std::string bytes((text.size() + 7) / 8, '\0');
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '1') bytes[i / 8] = static_cast<char>(bytes[i / 8] | 1 << (i % 8));
+  }
+  return bytes;
+}
+
+// The bits of a tile of a tensor of `element_bits`, one element after the other.
+std::string TileText(const std::string& tensor, const Shape& shape, const Tile& tile,
+                     int64_t element_bits) {
+  return tile.element_count() == 0
+             ? ""
+             : Reference(tensor, shape, tile, static_cast<size_t>(element_bits));
+}
+
+// Writes the bits of a tile into those of a tensor, one element after the other.
+void PasteText(const std::string& text, const Shape& shape, const Tile& tile, int64_t element_bits,
+               std::string* tensor) {
+  const Shape tile_shape = tile.shape();
+  for (int64_t number = 0; number < tile.element_count(); ++number) {
+    int64_t rest = number;
+    int64_t index = 0;
+    int64_t stride = 1;
+    for (size_t i = shape.size(); i-- > 0;) {
+      index += (tile.ranges[i].start + rest % tile_shape[i]) * stride;
+      rest /= tile_shape[i];
+      stride *= shape[i];
+    }
+    tensor->replace(static_cast<size_t>(index * element_bits), static_cast<size_t>(element_bits),
+                    text, static_cast<size_t>(number * element_bits),
+                    static_cast<size_t>(element_bits));
+  }
+}
+
+Tile RelativeTo(const Tile& tile, Tile region) {
+  for (size_t i = 0; i < region.ranges.size(); ++i) {
+    region.ranges[i].start -= tile.ranges[i].start;
+    region.ranges[i].stop -= tile.ranges[i].start;
+  }
+  return region;
+}
+
+// Random tensors of types whose elements share bytes. Two tiles contain a region.
+struct BitCase {
+  Dtype dtype = Dtype::kF4;
+  int64_t bits = 4;
+  Shape shape;
+  Tile from_tile;
+  Tile to_tile;
+  Tile region;
+};
+
+BitCase NextBitCase(std::mt19937& random) {
+  const auto draw = [&random](int64_t from, int64_t to) {
+    return std::uniform_int_distribution<int64_t>(from, to)(random);
+  };
+  constexpr Dtype kDtypes[] = {Dtype::kF4, Dtype::kF6E2M3, Dtype::kF6E3M2};
+  BitCase c;
+  c.dtype = kDtypes[draw(0, 2)];
+  c.bits = BitsPerElement(c.dtype);
+  const int64_t rank = draw(0, 4);
+  for (int64_t dim = 0; dim < rank; ++dim) {
+    const int64_t extent = draw(1, rank <= 2 ? 40 : 7);
+    c.shape.push_back(extent);
+    const int64_t start = draw(0, extent - 1);
+    const int64_t stop = draw(draw(0, 20) == 0 ? start : start + 1, extent);
+    c.region.ranges.push_back({start, stop});
+    c.from_tile.ranges.push_back({draw(0, start), draw(stop, extent)});
+    c.to_tile.ranges.push_back({draw(0, start), draw(stop, extent)});
+  }
+  return c;
+}
+
+std::string RandomTensorBytes(std::mt19937& random, int64_t bits) {
+  std::string bytes(static_cast<size_t>((bits + 7) / 8), '\0');
+  for (char& byte : bytes) byte = static_cast<char>(random());
+  return bytes;
+}
+
+TEST(SubByteTest, RandomTilesHaveTheirElementsInPiecesOfAnySize) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 10'000; ++round) {
+    const BitCase c = NextBitCase(random);
+    SCOPED_TRACE(testing::Message() << DtypeName(c.dtype) << " " << ShapeToString(c.shape) << " "
+                                    << c.region.ToString());
+    const int64_t tensor_bits = *ElementCount(c.shape) * c.bits;
+    const std::string from = RandomTensorBytes(random, tensor_bits);
+    std::string to = RandomTensorBytes(random, tensor_bits);
+    const TensorView view = *TensorView::Create(c.dtype, c.shape, from);
+    const MutableTensorView pasted =
+        *MutableTensorView::Create(c.dtype, c.shape, absl::MakeSpan(to));
+    const std::string text = TileText(BitsOf(from, tensor_bits), c.shape, c.region, c.bits);
+    const std::string packed = PackBits(text);
+    std::string expected = BitsOf(to, tensor_bits);
+    PasteText(text, c.shape, c.region, c.bits, &expected);
+    const bool has_last_element = [&] {
+      for (size_t i = 0; i < c.shape.size(); ++i) {
+        if (c.region.empty() || c.region.ranges[i].stop != c.shape[i]) return false;
+      }
+      return true;
+    }();
+    std::string copied(packed.size(), '\x5a');
+    for (size_t at = 0; at < packed.size();) {
+      const size_t piece = std::min<size_t>(packed.size() - at, 1 + random() % 9);
+      const auto out = absl::MakeSpan(copied).subspan(at, piece);
+      ASSERT_THAT(CopyTileBytes(view, c.region, static_cast<int64_t>(at), out), IsOk());
+      ASSERT_THAT(PasteTileBytes(out, c.region, static_cast<int64_t>(at), pasted), IsOk());
+      at += piece;
+    }
+    ASSERT_EQ(copied, packed);
+    ASSERT_EQ(BitsOf(to, tensor_bits), expected);
+    if (has_last_element) {
+      ASSERT_EQ(to, PackBits(expected)) << "the last byte has padding that is not zero";
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto direct, ContiguousTileBytes(view, c.region));
+    if (direct.has_value()) {
+      ASSERT_EQ(std::string(direct->begin(), direct->end()), packed);
+    }
+  }
+}
+
+TEST(SubByteTest, RandomRegionsMoveBetweenTiles) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 10'000; ++round) {
+    const BitCase c = NextBitCase(random);
+    SCOPED_TRACE(testing::Message() << DtypeName(c.dtype) << " " << c.from_tile.ToString() << " "
+                                    << c.to_tile.ToString() << " " << c.region.ToString());
+    const int64_t from_bits = c.from_tile.element_count() * c.bits;
+    const int64_t to_bits = c.to_tile.element_count() * c.bits;
+    const std::string from = RandomTensorBytes(random, from_bits);
+    std::string to = RandomTensorBytes(random, to_bits);
+    const std::string text = TileText(BitsOf(from, from_bits), c.from_tile.shape(),
+                                      RelativeTo(c.from_tile, c.region), c.bits);
+    std::string expected = BitsOf(to, to_bits);
+    PasteText(text, c.to_tile.shape(), RelativeTo(c.to_tile, c.region), c.bits, &expected);
+    ASSERT_THAT(CopyTile(*TensorView::Create(c.dtype, c.from_tile.shape(), from), c.from_tile,
+                         *MutableTensorView::Create(c.dtype, c.to_tile.shape(), absl::MakeSpan(to)),
+                         c.to_tile, c.region),
+                IsOk());
+    ASSERT_EQ(BitsOf(to, to_bits), expected);
+  }
+}
+
+TEST(SubByteTest, ThreadsWriteTilesThatShareBytes) {
+  // Columns of three elements each, of rows that end within a byte.
+  constexpr int64_t kThreads = 4;
+  const Shape shape = {501, 3 * kThreads + 1};
+  const int64_t tensor_bits = *ElementCount(shape) * 4;
+  std::mt19937 random(7);
+  const std::string from = RandomTensorBytes(random, tensor_bits);
+  std::string to(from.size(), '\x5a');
+  const TensorView view = *TensorView::Create(Dtype::kF4, shape, from);
+  const MutableTensorView pasted =
+      *MutableTensorView::Create(Dtype::kF4, shape, absl::MakeSpan(to));
+  std::vector<std::thread> threads;
+  for (int64_t thread = 0; thread <= kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      const Tile tile{{{0, shape[0]}, {3 * thread, std::min(3 * thread + 3, shape[1])}}};
+      std::string bytes(static_cast<size_t>((tile.element_count() * 4 + 7) / 8), '\0');
+      EXPECT_THAT(CopyTileBytes(view, tile, 0, absl::MakeSpan(bytes)), IsOk());
+      EXPECT_THAT(PasteTileBytes(bytes, tile, 0, pasted), IsOk());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(to, PackBits(BitsOf(from, tensor_bits)));
 }
 
 TEST(CopyTileBytesTest, RefusesRangesBeyondTheTile) {

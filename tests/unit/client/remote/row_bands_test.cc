@@ -49,6 +49,29 @@ TEST(RowBandsTest, BandsOfSmallTypesEndAtWholeBytes) {
               ElementsAre("[0,1)x[0,6)", "[1,2)x[0,6)", "[2,3)x[0,6)", "[3,4)x[0,6)"));
 }
 
+TEST(RowBandsTest, BandsOfRowsThatEndWithinAByteAreWholeRows) {
+  EXPECT_THAT(Texts(Dtype::kF4, Tile::Whole(std::vector<int64_t>{18, 5}), 1),
+              ElementsAre("[0,8)x[0,5)", "[8,16)x[0,5)", "[16,18)x[0,5)"));
+  // A row of 4 elements has whole bytes.
+  EXPECT_THAT(Texts(Dtype::kF4, Tile::Whole(std::vector<int64_t>{1, 2, 4}), 1),
+              ElementsAre("[0,1)x[0,1)x[0,4)", "[0,1)x[1,2)x[0,4)"));
+  for (const Dtype dtype : {Dtype::kF4, Dtype::kF6E2M3}) {
+    const int64_t bits = BitsPerElement(dtype);
+    for (int64_t columns = 1; columns < 20; ++columns) {
+      for (int64_t max_bytes = 1; max_bytes < 20; ++max_bytes) {
+        const Tile tile{{{1, 4}, {2, 13}, {3, 3 + columns}}};
+        RowBands bands(dtype, tile, max_bytes);
+        int64_t elements = 0;
+        while (const std::optional<Tile> band = bands.Next()) {
+          ASSERT_EQ(elements * bits % 8, 0) << band->ToString() << " begins within a byte";
+          elements += band->element_count();
+        }
+        ASSERT_EQ(elements, tile.element_count());
+      }
+    }
+  }
+}
+
 TEST(RowBandsTest, TheBandsOfAnyTileAreItsBytesInOrder) {
   std::mt19937 random(7);
   const auto draw = [&random](int64_t from, int64_t to) {

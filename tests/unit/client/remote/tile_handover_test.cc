@@ -100,8 +100,7 @@ class TileHandoverTest : public ::testing::Test {
   absl::StatusOr<std::optional<TileHandover::Handed>> Give(TileHandover& handover,
                                                            const TensorElements& tensor,
                                                            const Tile& tile) {
-    return handover.HandOver(tensor, tile,
-                             *TileRegion::Create(Dtype::kF32, {kRows, kColumns}, tile),
+    return handover.HandOver(tensor, tile, *TileBits::Create(Dtype::kF32, {kRows, kColumns}, tile),
                              {.is_over = [this] { return is_over_; },
                               .on_bytes = [this](int64_t bytes) { told_bytes_ += bytes; },
                               .reply_time = reply_time_,
@@ -231,7 +230,7 @@ TEST_F(TileHandoverTest, APutThatHasEndedEndsTheCopyAndTheWait) {
       ended_ = true;
     });
     const auto handed = handover->HandOver(
-        view(), whole_, *TileRegion::Create(Dtype::kF32, {kRows, kColumns}, whole_),
+        view(), whole_, *TileBits::Create(Dtype::kF32, {kRows, kColumns}, whole_),
         {.is_over =
              [this] {
                absl::MutexLock lock(&mutex_);

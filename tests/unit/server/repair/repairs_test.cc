@@ -14,6 +14,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "rpc/codec/array_codec.h"
+#include "server/repair/repair_sources.h"
 #include "shardmesh/internal/v1/fill.pb.h"
 #include "status/reason.h"
 #include "status/str_cat.h"
@@ -280,6 +281,26 @@ TEST_F(RepairsTest, AnOlderWorkerGetsNoConvertedTensorAndIsNamed) {
       id, {.file = FileAt("/saved/model.safetensors", absl::InfinitePast()), .offset_bytes = 68});
   LoseAndReturn();
   EXPECT_EQ(Order(0).files(0).path(), "/saved/model.safetensors");
+}
+
+TEST(RepairSourcesTest, ATileThatBeginsWithinAByteComesFromNoFile) {
+  const auto sources_of = [](const Shape& shape, int64_t rank) {
+    Array array;
+    array.definition.descriptor = {.array_id = "a",
+                                   .dtype = Dtype::kF4,
+                                   .shape = shape,
+                                   .spec = PartitionSpec({SpecEntry(), SpecEntry::Axis("x")}),
+                                   .mesh_id = "m",
+                                   .mesh_revision = 1,
+                                   .mesh = *Mesh::Parse("x=2"),
+                                   .cut_points = {}};
+    array.definition.source = {.file = FileAt(kFile), .offset_bytes = 64};
+    const auto sources = RepairSourcesOf(array, rank, /*live=*/{});
+    EXPECT_THAT(sources, IsOk());
+    return sources.ok() ? sources->size() : 0;
+  };
+  EXPECT_EQ(sources_of({4, 8}, 1), 1u);
+  EXPECT_EQ(sources_of({4, 6}, 1), 0u) << "columns [3,6) begin within a byte";
 }
 
 TEST_F(RepairsTest, TheNewestCheckpointIsReadLast) {

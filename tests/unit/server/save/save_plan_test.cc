@@ -155,6 +155,33 @@ TEST(SavePlanTest, FilesDoNotGetMoreAndMore) {
   EXPECT_LT(written_bytes, 300 * 60 * kMib);
 }
 
+TEST(SavePlanTest, RefusesTilesThatShareBytesOfTheFile) {
+  const auto plan_of = [](const Shape& shape, std::vector<Tile> tiles) {
+    auto array = std::make_shared<Array>();
+    array->definition.descriptor = {.array_id = "a",
+                                    .dtype = Dtype::kF4,
+                                    .shape = shape,
+                                    .spec = PartitionSpec(),
+                                    .mesh_id = "m",
+                                    .mesh_revision = 0,
+                                    .mesh = *Mesh::Parse("x=2"),
+                                    .cut_points = {}};
+    TensorToSave tensor{.name = "w", .array = std::move(array), .parts = {}};
+    for (Tile& tile : tiles) {
+      tensor.parts.push_back({.tile = std::move(tile), .identities = {"w"}, .crc32c = 0});
+    }
+    return PlanSave({tensor}, {.max_file_bytes = kMib, .cluster_id = "c"}, {}).status();
+  };
+  EXPECT_THAT(plan_of({4, 8}, {{{{0, 4}, {0, 4}}}, {{{0, 4}, {4, 8}}}}), test::IsOk());
+  const absl::Status refused = plan_of({4, 6}, {{{{0, 4}, {0, 3}}}, {{{0, 4}, {3, 6}}}});
+  EXPECT_THAT(refused,
+              test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+  EXPECT_THAT(std::string(refused.message()),
+              testing::HasSubstr("its tile [0,4)x[0,3) begins or ends within a byte"));
+  EXPECT_THAT(plan_of({3}, {{{{0, 3}}}}),
+              test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+}
+
 TEST(SavePlanTest, TheDefaultOfStepsIsASixteenthWithinBounds) {
   EXPECT_EQ(StepFileBytes(0), 16 * kMib);
   EXPECT_EQ(StepFileBytes(256 * kMib), 16 * kMib);

@@ -722,6 +722,27 @@ TEST_F(PutPlanTest, RefusesSourcesBeyondTheirFiles) {
   }
 }
 
+TEST_F(PutPlanTest, WorkersReadNoTilesThatBeginWithinAByte) {
+  const auto taken = [&](const PartitionSpec& spec, bool has_source) {
+    PutPlan plan = NewPlan();
+    PutHeader header = Header();
+    if (has_source) header.files = {FileOf("/a", 128)};
+    EXPECT_THAT(TakeHeader(&plan, header), IsOk());
+    PutTensor tensor = Tensor("small");
+    tensor.dtype = Dtype::kF4;
+    tensor.shape = {4, 6};
+    tensor.spec = spec;
+    if (has_source) tensor.source = FileRange{.file = 0, .offset_bytes = 0};
+    return plan.TakeTensor(tensor);
+  };
+  const PartitionSpec columns({SpecEntry(), SpecEntry::Axis("x")});
+  EXPECT_THAT(taken(RowsOverX(), true), IsOk());
+  EXPECT_THAT(taken(columns, false), IsOk());
+  const absl::Status refused = taken(columns, true);
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("--source client"));
+}
+
 TEST_F(PutPlanTest, TakesAnEmptyTensorAtTheEndOfItsFile) {
   PutPlan plan = NewPlan();
   PutHeader header = Header();

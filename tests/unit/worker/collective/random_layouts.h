@@ -30,7 +30,7 @@ struct RandomTensor {
   // Layouts cut the last dimension at multiples of this many elements.
   int64_t unit = 1;
 
-  // Whether tiles may begin or end within a byte. Moves of such tensors may be refused.
+  // Whether tiles may begin or end within a byte.
   bool is_ragged() const { return unit * BitsPerElement(dtype) % 8 != 0; }
 };
 

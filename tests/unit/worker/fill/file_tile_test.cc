@@ -74,7 +74,7 @@ TEST(FileTileTest, RandomTilesHaveTheBytesOfPlainIndexing) {
       const int64_t start = Draw(random, 0, extent);
       tile.ranges.push_back({start, Draw(random, start, extent)});
     }
-    const absl::StatusOr<int64_t> tensor_bytes = PackedSizeBytes(dtype, elements);
+    const absl::StatusOr<int64_t> tensor_bytes = WholeSizeBytes(dtype, elements);
     const absl::StatusOr<TileRegion> region = TileRegion::Create(dtype, shape, tile);
     if (!tensor_bytes.ok() || *tensor_bytes > (int64_t{1} << 20) || !region.ok()) {
       ++refused;  // a sub-byte type whose tensor or tile is not of whole bytes

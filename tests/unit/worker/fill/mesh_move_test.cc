@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,12 +16,12 @@
 #include "absl/types/span.h"
 #include "sharding/mesh.h"
 #include "sharding/tile.h"
-#include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
 #include "tensor/array_descriptor.h"
 #include "tensor/dtype.h"
 #include "tensor/view.h"
+#include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/collective/random_layouts.h"
 #include "worker/fill/array_parts.h"
 
@@ -96,6 +95,8 @@ struct MovedTile {
   std::string bytes;
   int64_t kept_bytes = 0;
   int64_t read_bytes = 0;
+  int64_t read_elements = 0;
+  int64_t parts = 0;  // regions that are read
 };
 
 // Makes the new tile of a rank: from the worker's own old tile, and from the tiles of holders, of
@@ -140,6 +141,8 @@ absl::StatusOr<MovedTile> MoveTile(const MeshMove& move, ArrayPartPlanner& plann
       done += std::ssize(message);
     }
     moved.read_bytes += part_bytes;
+    moved.read_elements += part.region.element_count();
+    ++moved.parts;
   }
   return moved;
 }
@@ -161,7 +164,7 @@ int64_t ElementsHeld(const MeshMove& move, DeviceId rank) {
   return elements;
 }
 
-// Moves all tiles of a case, and compares them. Returns the error of a refusal.
+// Moves all tiles of a case, and compares them.
 absl::Status RunMeshMove(const MeshMove& move, LayoutDice& dice) {
   const RandomTensor& tensor = move.tensor;
   ArrayPartPlanner planner(&move.devices);
@@ -172,8 +175,13 @@ absl::Status RunMeshMove(const MeshMove& move, LayoutDice& dice) {
         << "rank " << rank << " differs";
     const int64_t held = ElementsHeld(move, rank);
     const int64_t bits = BitsPerElement(tensor.dtype);
-    EXPECT_EQ(moved.kept_bytes, held * bits / 8) << "rank " << rank;
-    EXPECT_EQ(moved.read_bytes, (wanted.element_count() - held) * bits / 8) << "rank " << rank;
+    EXPECT_EQ(moved.kept_bytes, (held * bits + 7) / 8) << "rank " << rank;
+    EXPECT_EQ(moved.read_elements, wanted.element_count() - held) << "rank " << rank;
+    // Each region is padded to whole bytes.
+    const int64_t read_bits = moved.read_elements * bits;
+    EXPECT_GE(8 * moved.read_bytes, read_bits) << "rank " << rank;
+    EXPECT_LE(8 * moved.read_bytes, read_bits + (tensor.is_ragged() ? 7 * moved.parts : 0))
+        << "rank " << rank;
   }
   return absl::OkStatus();
 }
@@ -185,22 +193,17 @@ class RandomMeshMoveTest : public testing::TestWithParam<uint32_t> {};
 TEST_P(RandomMeshMoveTest, EachRankGetsItsTileForTheBytesThatItLacks) {
   constexpr size_t kCases = SHARDMESH_MESH_MOVE_CASES;
   LayoutDice dice(GetParam() + 1000);
-  std::map<Reason, size_t> refused;
+  size_t ragged = 0;
   size_t with_empty_parts = 0;
   for (size_t i = 0; i < kCases; ++i) {
     const MeshMove move = NextMeshMove(dice);
     SCOPED_TRACE(StrCat("case ", i, ": ", move.name));
     with_empty_parts += move.has_empty_part ? 1 : 0;
-    const absl::Status status = RunMeshMove(move, dice);
-    if (status.ok()) continue;
-    EXPECT_TRUE(move.tensor.is_ragged()) << status;
-    ++refused[ReasonOf(status)];
+    ragged += move.tensor.is_ragged() ? 1 : 0;
+    EXPECT_THAT(RunMeshMove(move, dice), test::IsOk());
   }
   // 3 of 20 types have elements of less than a byte, and one in eight of their tensors is ragged.
-  // INVALID_SHAPE: a tile or a part does not fill whole bytes. BAD_TILE: it begins within a byte.
-  EXPECT_LE(refused[Reason::kInvalidShape], kCases / 30 + 5);
-  EXPECT_LE(refused[Reason::kBadTile], kCases / 40 + 5);
-  EXPECT_LE(refused.size(), 2u) << "cases were refused for another reason";
+  EXPECT_GE(ragged, kCases / 150);
   EXPECT_GE(with_empty_parts, kCases / 12);
 }
 

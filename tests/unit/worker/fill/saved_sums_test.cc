@@ -204,7 +204,7 @@ TEST_F(SavedSumsTest, FindsAnyChangedByteOfATileThatIsNoTileOfTheSave) {
       return TileRegion::Create(tensor.dtype, tensor.shape, tile).ok();
     };
     // Some tensors and tiles of elements of less than a byte do not begin and end with bytes.
-    const absl::StatusOr<int64_t> size_bytes = PackedSizeBytes(tensor.dtype, elements);
+    const absl::StatusOr<int64_t> size_bytes = WholeSizeBytes(tensor.dtype, elements);
     if (!size_bytes.ok() || !is_whole(read) ||
         !std::all_of(tensor.saved.begin(), tensor.saved.end(), is_whole)) {
       continue;

@@ -72,7 +72,7 @@ std::string RandomText(int64_t size_bytes, Random& random) {
 inline std::string PlainTile(Dtype dtype, const Shape& shape, const Tile& tile,
                              std::string_view tensor) {
   const int64_t bits = BitsPerElement(dtype);
-  std::string out(static_cast<size_t>(tile.element_count() * bits / 8), '\0');
+  std::string out(static_cast<size_t>((tile.element_count() * bits + 7) / 8), '\0');
   const Shape tile_shape = tile.shape();
   for (int64_t i = 0; i < tile.element_count(); ++i) {
     int64_t rest = i;

@@ -58,6 +58,22 @@ TEST_F(TileFileTest, AScalarComesBack) {
   EXPECT_EQ(read.header.description, header_.description);
 }
 
+TEST_F(TileFileTest, ATileWhoseLastByteIsNotFullComesBack) {
+  for (const Tile& tile : {Tile{{{0, 3}, {2, 5}}}, Tile{{{1, 2}, {0, 1}}}}) {
+    header_.description.dtype = Dtype::kF4;
+    header_.description.array_shape = {3, 5};
+    header_.description.tile = tile;
+    const std::string bytes = bytes_.substr(0, tile.element_count() == 9 ? 5 : 1);
+    ASSERT_EQ(TileSizeBytes(header_.description), std::ssize(bytes));
+    header_.crc32c = Crc32c(bytes);
+    ASSERT_THAT(WriteTileFile(path_, header_, bytes), IsOk());
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const TileFileContents read, ReadTileFile(path_, *pool_));
+    EXPECT_EQ(read.header.description, header_.description);
+    EXPECT_EQ(read.bytes.bytes(), absl::MakeConstSpan(bytes));
+    EXPECT_THAT(CheckTileFile(path_, header_, 2, [](int64_t) { return absl::OkStatus(); }), IsOk());
+  }
+}
+
 TEST_F(TileFileTest, EveryFlippedByteIsSeenOrHarmless) {
   ASSERT_THAT(WriteTileFile(path_, header_, bytes_), IsOk());
   const std::string good = test::ReadFile(path_);
