@@ -61,9 +61,10 @@ ArrayDefinition WithoutSums(const ArrayDefinition& array) {
 
 std::optional<PartitionSpec> RequestedOfSums(const ArrayDefinition& partial,
                                              const PartitionSpec& sums) {
-  PartitionSpec requested =
-      WithoutUnreduced(partial.requested_spec.value_or(partial.descriptor.spec));
-  return requested == sums ? std::nullopt : std::optional(std::move(requested));
+  const PartitionSpec& own = partial.descriptor.spec;
+  const bool is_scattered = sums.AxisNames().size() > own.AxisNames().size();
+  if (!partial.requested_spec.has_value() && !is_scattered) return std::nullopt;
+  return WithoutUnreduced(partial.requested_spec.value_or(own));
 }
 
 absl::StatusOr<ArrayDescriptor> SumsOf(const ArrayDescriptor& partial) {

@@ -23,7 +23,7 @@ PartitionSpec WithoutUnreduced(const PartitionSpec& spec);
 ArrayDefinition WithoutSums(const ArrayDefinition& array);
 
 // Returns the requested spec of the sums of an array with partial sums: the axes that the array
-// itself asks for. WithoutSums finds the axes of the sums by it. nullopt: the sums have this spec.
+// itself asks for. WithoutSums finds the axes of the sums by it. nullopt: the sums have no other.
 std::optional<PartitionSpec> RequestedOfSums(const ArrayDefinition& partial,
                                              const PartitionSpec& sums);
 

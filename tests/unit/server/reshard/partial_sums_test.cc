@@ -93,6 +93,10 @@ TEST(PartialSumsTest, ScatteredSumsKeepTheAxesThatTheArrayAskedFor) {
   EXPECT_EQ(WithoutSums(array).descriptor.spec, over_x);
   EXPECT_EQ(WithoutSums(array).requested_spec, std::nullopt);
 
+  ArrayDefinition whole = array;
+  whole.descriptor = PartialOf({5, 5}, PartitionSpec({}, {"y"}));
+  EXPECT_EQ(RequestedOfSums(whole, PartitionSpec({kNone, kNone})), std::nullopt);
+
   ArrayDefinition scattered = array;
   scattered.descriptor = sums;
   scattered.requested_spec = over_x;
