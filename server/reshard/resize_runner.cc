@@ -393,7 +393,8 @@ class ResizeRunner::Run {
     call.layout_of = std::move(layout_of);
     ReshardEvents events;
     events.moved = [this, end](const ReshardedArray& array, int64_t) {
-      if (!array.is_skipped) ++end->moved;
+      if (array.is_skipped) return;  // it has no partial sums but along axes of size 1
+      ++end->moved;
       KeepLayout(array);
     };
     events.ended = [end](const absl::StatusOr<Revision>& revision) {
