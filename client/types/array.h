@@ -86,7 +86,8 @@ struct Array {
   absl::Time create_time = absl::InfinitePast();
   int64_t size_bytes = 0;  // bytes of all elements; replicas do not count
   // `requested_spec` is set only if it differs from the effective spec. `corrections` explain the
-  // difference.
+  // difference. Exception: a resize that went back leaves sums of partial sums (ResizeMesh), whose
+  // effective spec has further axes.
   std::optional<PartitionSpec> requested_spec;
   std::vector<Correction> corrections;
   // The place from which the workers read the array when it was put. Nullopt if a client sent it,

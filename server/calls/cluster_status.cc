@@ -134,7 +134,9 @@ void ClusterCalls::DescribeWorker(const WorkerStatus& worker, v1::WorkerStatus* 
   const std::string& identity = worker.info.identity;
   Encode(worker, context_.hub->IsReady(identity), context_.hub->FailedAttachesOf(identity),
          context_.clock->Now(), to);
-  if (options_.lacks_spare && options_.lacks_spare(identity)) {
+  // The worker may have attached again since the last look for a spare.
+  if (worker.state == WorkerState::kLost && options_.lacks_spare &&
+      options_.lacks_spare(identity)) {
     to->set_lost_reason(StrCat("there is no spare worker for its ranks; ", worker.lost_because));
   }
   to->set_cached_bytes(

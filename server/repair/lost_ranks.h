@@ -45,7 +45,8 @@ struct LostRanksParts {
 //      attached since the start of the coordinator counts as lost since that start. Time in which
 //      this process was stopped does not count.
 //   2. A spare worker is attached, ready and not draining, and serves no rank of any mesh. If the
-//      lost worker kept its tiles on disk, the spare must do so too.
+//      lost worker kept its tiles on disk, the spare must do so too. Exception: nothing is known of
+//      a worker that has not attached since the start of the coordinator.
 //   3. Among several spares, the first in this order gets the ranks: one on another host than the
 //      workers with the other copies of the tiles (`replicas: 2`), one that keeps tiles on disk,
 //      one with at least the memory of the lost worker, the least identity.

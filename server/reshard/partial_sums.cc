@@ -1,6 +1,7 @@
 // Chooses where the axes of partial sums go when the sums are scattered.
 #include "server/reshard/partial_sums.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -34,6 +35,36 @@ bool HasPartialSums(const ArrayDescriptor& array) { return !array.spec.unreduced
 PartitionSpec WithoutUnreduced(const PartitionSpec& spec) {
   if (spec.unreduced().empty()) return spec;
   return PartitionSpec({spec.entries().begin(), spec.entries().end()});
+}
+
+ArrayDefinition WithoutSums(const ArrayDefinition& array) {
+  ArrayDefinition without = array;
+  without.descriptor.spec = WithoutUnreduced(array.descriptor.spec);
+  if (!array.requested_spec.has_value()) return without;
+  without.requested_spec = WithoutUnreduced(*array.requested_spec);
+  const std::vector<std::string> requested = without.requested_spec->AxisNames();
+  std::vector<SpecEntry> entries;
+  bool is_scattered = false;
+  for (const SpecEntry& entry : without.descriptor.spec.entries()) {
+    std::vector<AxisName> axes(entry.axes().begin(), entry.axes().end());
+    const size_t lost = std::erase_if(axes, [&requested](const AxisName& axis) {
+      return axis.has_value() &&
+             std::find(requested.begin(), requested.end(), *axis) == requested.end();
+    });
+    is_scattered |= lost > 0;
+    entries.push_back(lost > 0 ? SpecEntry::Axes(std::move(axes)) : entry);
+  }
+  if (is_scattered) without.descriptor.spec = PartitionSpec(std::move(entries));
+  if (*without.requested_spec == without.descriptor.spec) without.requested_spec.reset();
+  return without;
+}
+
+std::optional<PartitionSpec> RequestedOfSums(const ArrayDefinition& partial,
+                                             const PartitionSpec& sums) {
+  const PartitionSpec& own = partial.descriptor.spec;
+  const bool is_scattered = sums.AxisNames().size() > own.AxisNames().size();
+  if (!partial.requested_spec.has_value() && !is_scattered) return std::nullopt;
+  return WithoutUnreduced(partial.requested_spec.value_or(own));
 }
 
 absl::StatusOr<ArrayDescriptor> SumsOf(const ArrayDescriptor& partial) {

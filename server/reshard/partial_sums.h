@@ -2,7 +2,10 @@
 #ifndef SHARDMESH_SERVER_RESHARD_PARTIAL_SUMS_H_
 #define SHARDMESH_SERVER_RESHARD_PARTIAL_SUMS_H_
 
+#include <optional>
+
 #include "absl/status/statusor.h"
+#include "server/state/array_registry.h"
 #include "sharding/spec.h"
 #include "tensor/array_descriptor.h"
 
@@ -13,6 +16,16 @@ bool HasPartialSums(const ArrayDescriptor& array);
 
 // Returns the spec without its unreduced axes.
 PartitionSpec WithoutUnreduced(const PartitionSpec& spec);
+
+// Returns the array in the layout that it would have without partial sums. The effective spec loses
+// its unreduced axes, and the axes that the requested spec lacks: a resize has scattered the sums
+// of the array over these (RequestedOfSums). Other arrays stay as they are.
+ArrayDefinition WithoutSums(const ArrayDefinition& array);
+
+// Returns the requested spec of the sums of an array with partial sums: the axes that the array
+// itself asks for. WithoutSums finds the axes of the sums by it. nullopt: the sums have no other.
+std::optional<PartitionSpec> RequestedOfSums(const ArrayDefinition& partial,
+                                             const PartitionSpec& sums);
 
 // Returns the description of the sums of an array that has partial sums, on its own mesh. Each
 // unreduced axis partitions the first dimension that it divides, beside the axes that partition it

@@ -718,12 +718,15 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
     if (!item.name.empty()) Unpin(array_id);
     if (!call_.release_source) {
       runner_->EndMove(call_.session_id, SourceIdOf(item), /*has_moved=*/true);
-      return Moved(index, absl::OkStatus(), std::move(result), revision);
+      if (!item.sums.has_value()) {
+        return Moved(index, absl::OkStatus(), std::move(result), revision);
+      }
+    } else if (item.source.name.name.empty()) {
+      Unpin(SourceIdOf(item));
     }
-    // First lets the registry tell the workers to drop the old array: the next array may need that
-    // memory. The registry makes its calls in order, and the call of an empty commit comes after
-    // that of the release.
-    if (item.source.name.name.empty()) Unpin(SourceIdOf(item));
+    // First lets the registry tell the workers to drop the old array, or its sums: the next array
+    // may need that memory. The registry makes its calls in order, and the call of an empty commit
+    // comes after that of the release.
     parts_.registry->Commit(CommitRequest(),
                             [self = shared_from_this(), index, result = std::move(result),
                              revision](const absl::StatusOr<CommitResult>&) mutable {

@@ -657,18 +657,16 @@ absl::StatusOr<PlacedLayout> LayoutBack(const ResizeLayouts& layouts, const Arra
 }  // namespace
 
 PlacedLayout LayoutOf(const ArrayDefinition& array) {
-  return {.spec = WithoutUnreduced(array.descriptor.spec),
-          .requested_spec = array.requested_spec,
-          .cut_points = array.descriptor.cut_points};
+  ArrayDefinition without = WithoutSums(array);
+  return {.spec = std::move(without.descriptor.spec),
+          .requested_spec = std::move(without.requested_spec),
+          .cut_points = std::move(without.descriptor.cut_points)};
 }
 
-absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayDefinition& array) {
+absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts,
+                                      const ArrayDefinition& resized) {
+  const ArrayDefinition array = WithoutSums(resized);
   const ArrayDescriptor& descriptor = array.descriptor;
-  if (HasPartialSums(descriptor)) {
-    ArrayDefinition sums = array;
-    sums.descriptor.spec = WithoutUnreduced(descriptor.spec);
-    return LayoutOn(layouts, sums);
-  }
   const bool is_equal_only = layouts.uneven == UnevenCuts::kEqualOnly;
   if (!WithoutEqualParts(descriptor.cut_points).empty()) {
     const absl::Status fits =

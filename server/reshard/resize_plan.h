@@ -43,13 +43,13 @@ struct ResizeLayouts {
 };
 
 // Returns the layout of the array on the mesh. The layout keeps all axes that the array's effective
-// spec has, except unreduced ones: the layout is that of the sums. INVALID_ARGUMENT: an axis is not
-// in the mesh, or does not divide its dimension; or the cut points do not fit.
+// spec has, except those of partial sums (WithoutSums). INVALID_ARGUMENT: an axis is not in the
+// mesh, or does not divide its dimension; or the cut points do not fit.
 // On an old shape, only errors of CutByRule are refused: the array may have got axes or cut points
 // that fit the new shape alone. The layout is then without them, and the requested spec keeps the
 // axes.
-absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayDefinition& array);
-// Returns the layout that the array has, without its unreduced axes.
+absl::StatusOr<PlacedLayout> LayoutOn(const ResizeLayouts& layouts, const ArrayDefinition& resized);
+// Returns the layout that the array has, without the axes of partial sums (WithoutSums).
 PlacedLayout LayoutOf(const ArrayDefinition& array);
 
 // The part of one worker of the new shape.

@@ -350,14 +350,16 @@ class ResizeRunner::Run {
 
   // Gives the names of the mesh's arrays with partial sums to their sums, which are equal and lie
   // on the mesh too. Unlike sums that a move makes for itself, they have names: if the coordinator
-  // ends before they have moved, a repetition of the resize moves them.
+  // ends before they have moved, a repetition of the resize moves them. Their requested spec tells
+  // it which axes the new shape needs.
   absl::Status AddUp(const std::string& mesh_id) {
     ReshardCall call = CallFor(mesh_id, mesh_id);
     call.only_partial_sums = true;
     return Move(std::move(call), [](const ArrayDefinition& array) -> absl::StatusOr<PlacedLayout> {
-      ArrayDefinition sums = array;
-      SHARDMESH_ASSIGN_OR_RETURN(sums.descriptor, SumsOf(array.descriptor));
-      return LayoutOf(sums);
+      SHARDMESH_ASSIGN_OR_RETURN(const ArrayDescriptor sums, SumsOf(array.descriptor));
+      return PlacedLayout{.spec = sums.spec,
+                          .requested_spec = RequestedOfSums(array, sums.spec),
+                          .cut_points = sums.cut_points};
     });
   }
 
@@ -391,6 +393,7 @@ class ResizeRunner::Run {
     call.layout_of = std::move(layout_of);
     ReshardEvents events;
     events.moved = [this, end](const ReshardedArray& array, int64_t) {
+      if (array.is_skipped) return;  // it has no partial sums but along axes of size 1
       ++end->moved;
       KeepLayout(array);
     };

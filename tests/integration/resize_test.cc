@@ -269,6 +269,26 @@ TEST_F(ResizeTest, PartialSumsMoveAsTheirSums) {
   EXPECT_THAT(Meshes(), ElementsAre("default"));
 }
 
+TEST_F(ResizeTest, PartialSumsMoveOntoAShapeThatDoesNotDivideThem) {
+  ASSERT_NO_FATAL_FAILURE(Start());
+  Put("w", 12);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const client::StepResult step,
+      cluster_->client().compute().Collective({.input = client::ArraySelector::ByName("w"),
+                                               .kind = CollectiveKind::kReduce,
+                                               .axes = {"dp"},
+                                               .root = 1,
+                                               .output = {.names = {"p"}}}));
+  ASSERT_THAT(arrays().ReleaseArrays({step.outputs[0].array.descriptor.array_id}), IsOk());
+  // The sums of 3 rows of 4 elements are scattered over dp=4, and 3 does not divide 4.
+  ASSERT_THAT(arrays().ResizeMesh("default", "dp=3"), IsOk());
+  ExpectArray("w", 12, "dp=3");
+  const auto sums = arrays().Gather(client::ArraySelector::ByName("p"));
+  ASSERT_THAT(sums, IsOk());
+  EXPECT_EQ(FloatsOf(sums->view().bytes()).front(), 72.0F);
+  EXPECT_THAT(Meshes(), ElementsAre("default"));
+}
+
 TEST_F(ResizeTest, AllNamesOfAnArrayMove) {
   ASSERT_NO_FATAL_FAILURE(Start());
   Put("a", 12);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,6 +81,43 @@ TEST(PartialSumsTest, TypesWithoutArithmeticAreRefused) {
 TEST(PartialSumsTest, TheEntriesOfASpecStayWithoutUnreducedAxes) {
   EXPECT_EQ(WithoutUnreduced(PartitionSpec({kX, kNone}, {"y"})), PartitionSpec({kX, kNone}));
   EXPECT_EQ(WithoutUnreduced(PartitionSpec({kX})), PartitionSpec({kX}));
+}
+
+TEST(PartialSumsTest, ScatteredSumsKeepTheAxesThatTheArrayAskedFor) {
+  ArrayDefinition array;
+  array.descriptor = PartialOf({4, 6}, PartitionSpec({kX, kNone}, {"y"}));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayDescriptor sums, SumsOf(array.descriptor));
+  const PartitionSpec over_x({kX, kNone});
+  EXPECT_EQ(RequestedOfSums(array, sums.spec), over_x);
+  EXPECT_EQ(RequestedOfSums(array, over_x), std::nullopt);
+  EXPECT_EQ(WithoutSums(array).descriptor.spec, over_x);
+  EXPECT_EQ(WithoutSums(array).requested_spec, std::nullopt);
+
+  ArrayDefinition whole = array;
+  whole.descriptor = PartialOf({5, 5}, PartitionSpec({}, {"y"}));
+  EXPECT_EQ(RequestedOfSums(whole, PartitionSpec({kNone, kNone})), std::nullopt);
+
+  ArrayDefinition scattered = array;
+  scattered.descriptor = sums;
+  scattered.requested_spec = over_x;
+  EXPECT_EQ(WithoutSums(scattered).descriptor.spec, over_x);
+  EXPECT_EQ(WithoutSums(scattered).requested_spec, std::nullopt);
+
+  // A correction has dropped an axis of this one.
+  array.descriptor.spec = PartitionSpec({kNone, kNone}, {"y"});
+  array.requested_spec = PartitionSpec({kX, kNone}, {"y"});
+  EXPECT_EQ(RequestedOfSums(array, PartitionSpec({kY, kNone})), over_x);
+  scattered.descriptor.spec = PartitionSpec({kY, kNone});
+  EXPECT_EQ(WithoutSums(scattered).descriptor.spec, PartitionSpec({kNone, kNone}));
+  EXPECT_EQ(WithoutSums(scattered).requested_spec, over_x);
+}
+
+TEST(PartialSumsTest, AnArrayOfNoSumsKeepsItsSpecs) {
+  ArrayDefinition array;
+  array.descriptor = PartialOf({4, 6}, PartitionSpec({kX, kNone}));
+  array.requested_spec = PartitionSpec({kBoth, kNone});
+  EXPECT_EQ(WithoutSums(array).descriptor.spec, array.descriptor.spec);
+  EXPECT_EQ(WithoutSums(array).requested_spec, array.requested_spec);
 }
 
 }  // namespace

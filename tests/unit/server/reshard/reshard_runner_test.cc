@@ -1457,6 +1457,26 @@ TEST_F(ReshardRunnerTest, ReleaseSourceReleasesPartialSumsAndTheirSums) {
   EXPECT_EQ(PinnedBySession(), 0);
 }
 
+TEST_F(ReshardRunnerTest, WorkersAreToldToDropTheSumsBeforeTheNextOnesAreMade) {
+  AddPartial("a");
+  AddPartial("b");
+  ReshardCall call = CallOfTree("", kWhole);
+  call.mesh_id = "n";
+  std::vector<int> begun;  // steps begun at each release
+  on_release_ = [&] { begun.push_back(transport_.started()); };
+  const std::unique_ptr<Heard> heard = Start(std::move(call));
+  for (int move = 1; move <= 2; ++move) {
+    ASSERT_TRUE(AwaitSteps(move));
+    FinishStep();
+    ASSERT_TRUE(test::Eventually([&] {
+      return std::ssize(fill_.sent("w0")) == move && std::ssize(fill_.sent("w1")) == move;
+    }));
+    FinishFill();
+  }
+  ASSERT_THAT(heard->Wait(), IsOk());
+  EXPECT_THAT(begun, ElementsAre(1, 2));
+}
+
 TEST_F(ReshardRunnerTest, WithoutALayoutTheNewArrayHasNoUnreducedAxes) {
   AddPartial("p");
   ReshardCall call = CallOf("p", kWhole);

@@ -246,6 +246,19 @@ TEST(ResizePlanTest, PartialSumsGetTheLayoutOfTheirSums) {
   }
 }
 
+TEST(ResizePlanTest, SumsThatAResizeHasScatteredNeedNotFitTheNewShape) {
+  const PartitionSpec over_tp({SpecEntry(), SpecEntry::Axis("tp")});
+  ArrayDefinition array = ArrayOf({8, 4}, PartitionSpec({SpecEntry::Axis("dp"), over_tp.entry(1)}));
+  array.requested_spec = over_tp;
+  EXPECT_EQ(LayoutOf(array).spec, over_tp);
+  for (const char* const mesh : {"dp=3,tp=2", "tp=2"}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const PlacedLayout layout,
+                                   LayoutOn({.mesh = *Mesh::Parse(mesh)}, array));
+    EXPECT_EQ(layout.spec, over_tp);
+    EXPECT_EQ(layout.requested_spec, std::nullopt);
+  }
+}
+
 TEST(ResizePlanTest, EachRankThatIsShortOfMemoryIsNamed) {
   PlannedResize plan;
   auto definition = std::make_shared<Definition>();

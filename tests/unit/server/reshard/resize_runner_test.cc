@@ -202,6 +202,7 @@ TEST_F(ResizeRunnerTest, PartialSumsGiveTheirNameToTheirSumsBeforeTheyLeave) {
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr sums, registry_->FindArray(name.array_id));
   EXPECT_EQ(sums->definition.descriptor.mesh_id, call.mesh_id);
   EXPECT_EQ(sums->definition.descriptor.spec, PartitionSpec({SpecEntry::Axis("x")}));
+  EXPECT_EQ(sums->definition.requested_spec, PartitionSpec({SpecEntry()}));
   resizes_.Stop(absl::CancelledError("enough"));
   EXPECT_TRUE(test::Eventually([&] { return operations_.Progress(begun.operation_id)->ended; }));
   EXPECT_TRUE(registry_->FindName("p").ok());

@@ -67,6 +67,24 @@ TEST_F(ClusterCallsTest, TheStatusOfAMeshHasItsWorkersOnly) {
   EXPECT_THAT(Calls().GetStatus(request, &status), StatusIs(absl::StatusCode::kNotFound));
 }
 
+TEST_F(ClusterCallsTest, OnlyALostWorkerIsSaidToLackASpare) {
+  const ClusterCalls calls(Parts(), {.cluster_id = "cluster",
+                                     .build_version = "1",
+                                     .is_draining = [] { return false; },
+                                     .recovery = &recovery_,
+                                     .flight_log = &flight_log_,
+                                     .step_watch = &step_watch_,
+                                     .hub = streams_.get(),
+                                     .live = [this] { return sequencer_->Live(); },
+                                     .lacks_spare = [](std::string_view) { return true; }});
+  members_.Detach(members_.view()->FindWorker("c")->attachment, "it ended");
+  v1::GetStatusResponse status;
+  ASSERT_THAT(calls.GetStatus(v1::GetStatusRequest(), &status), IsOk());
+  ASSERT_EQ(status.workers_size(), 3);
+  EXPECT_EQ(status.workers(0).lost_reason(), "") << "it is attached";
+  EXPECT_EQ(status.workers(2).lost_reason(), "there is no spare worker for its ranks; it ended");
+}
+
 TEST_F(ClusterCallsTest, RefusesTokensAndSizesOfNoPage) {
   const auto bad = StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField);
   v1::GetStatusResponse status;
