@@ -738,7 +738,11 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
       cluster->restarted_.push_back(identity);
     }
   }
-  if (cluster->restarted_.empty()) cluster->kept_flags_.clear();  // no process has them
+  if (cluster->restarted_.empty()) {
+    cluster->kept_flags_.clear();  // no process has them
+    // No launch wrote the record, which WaitUntilHealthy compares with that of this object.
+    SHARDMESH_RETURN_IF_ERROR(cluster->WriteDown());
+  }
   cluster->lock_.Close();
   return cluster;
 }
