@@ -424,6 +424,27 @@ TEST_F(UpDownTest, AnUpNeitherStartsNorClaimsAWorkerThatRunsByHand) {
   ExpectDownLeavesNothing();
 }
 
+// A process that ends gives its folder up, and will not attach.
+TEST_F(UpDownTest, AnUpDoesNotWaitForAProcessThatGivesAWorkersFolderUp) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_EQ(Run({"down"}).exit_code, 0);
+  const std::string log = record_ + "/coordinator.log";
+  std::filesystem::remove(log);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(FileLock lock, TakeLock(data_ + "/worker-0/LOCK"));
+  ASSERT_TRUE(lock.held.valid());
+  client::ChildProcess up = Begin(up_);
+  ASSERT_TRUE(Eventually([&] {
+    return client::ReadLog(log).find("shardmesh-coordinator listening on ") != std::string::npos;
+  }));
+  absl::SleepFor(absl::Seconds(1));  // `up` waits meanwhile for the holder to attach, up to 10 s
+  lock.held.Close();
+  const absl::Time start = absl::Now();
+  ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(60)));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(8));
+  EXPECT_EQ(up.Ended(), "exited with code 0") << client::ReadLog(folder_ + "/commands.log");
+  ExpectDownLeavesNothing();
+}
+
 TEST_F(UpDownTest, AnUpSucceedsIfAllEndedWorkersRunByHand) {
   const std::vector<std::string> two = {"up",  "--mesh",   "fsdp=2",       "--data-dir",
                                         data_, "--detach", "--output=json"};
