@@ -108,7 +108,9 @@ absl::StatusOr<StepResult> DecodeStep(const Response& from) {
   SHARDMESH_ASSIGN_OR_RETURN(result.timings.kernel, DecodeAnswer(timings.kernel()));
   SHARDMESH_ASSIGN_OR_RETURN(result.timings.collective, DecodeAnswer(timings.collective()));
   result.timings.sent_bytes = timings.sent_bytes();
-  SHARDMESH_ASSIGN_OR_RETURN(result.timings.predicted, DecodePrediction(timings.predicted()));
+  if (timings.has_predicted()) {
+    SHARDMESH_ASSIGN_OR_RETURN(result.timings.predicted, DecodePrediction(timings.predicted()));
+  }
   return result;
 }
 

@@ -169,6 +169,20 @@ ReshardOp ResultLayout(const ValueDescriptor& input, const AxisUse& use) {
   return reshard;
 }
 
+// Returns the error that the planner would give for the layout of a result with `out` features.
+absl::Status CheckResult(const Mesh& mesh, const ReshardOp& layout, Shape shape, int64_t out) {
+  shape.back() = out;
+  std::vector<CutPoints> cut_points(layout.part_starts.empty() ? 0 : shape.size());
+  for (size_t dim = 0; dim < layout.part_starts.size(); ++dim) {
+    const std::vector<int64_t>& starts = layout.part_starts[dim];
+    if (starts.empty()) continue;
+    cut_points[dim] = {0};
+    cut_points[dim].insert(cut_points[dim].end(), starts.begin(), starts.end());
+    cut_points[dim].push_back(shape[dim]);
+  }
+  return Tiling::Create(mesh, layout.spec, std::move(shape), std::move(cut_points)).status();
+}
+
 // Builds the operands and ops of a layer, part by part.
 class LayerLowering {
  public:
@@ -198,6 +212,9 @@ class LayerLowering {
     }
     ops_.push_back(std::move(op));
   }
+
+  // How the result of every part lies; nullopt: as the planner chooses.
+  const std::optional<ReshardOp>& result_layout() const { return result_layout_; }
 
   LinearLayerProgram Finish() && {
     LinearLayerProgram result;
@@ -278,10 +295,15 @@ absl::StatusOr<LinearLayerProgram> LowerLinearLayer(const LinearLayerOptions& op
   LayerLowering lowering(options, std::move(use), program_dtype, F64ToF32(facts.scale_factor));
   lowering.AddInput(input);
   for (const int64_t out : parts) lowering.AddPart(out, weight);
+  const std::optional<ReshardOp> layout = lowering.result_layout();
   LinearLayerProgram result = std::move(lowering).Finish();
   for (const ValueDescriptor& operand : result.operands) {
     SHARDMESH_RETURN_IF_ERROR(
         Tiling::Create(mesh, operand.spec, operand.shape, operand.cut_points).status());
+  }
+  for (const int64_t out : parts) {
+    if (!layout.has_value()) break;
+    SHARDMESH_RETURN_IF_ERROR(CheckResult(mesh, *layout, input.shape, out));
   }
   result.mesh = std::move(mesh);
   result.dtype = dtype;

@@ -69,7 +69,7 @@ struct LinearLayerProgram {
 //
 // Errors are INVALID_ARGUMENT unless stated:
 //   - errors of MakeParallelLinear, ParameterDtype, PromoteDtype, CheckTensorParallelConfig, and
-//     Tiling::Create for each operand;
+//     Tiling::Create for each operand and result;
 //   - SHAPE_MISMATCH: the input is a scalar or has another number of features (Python:
 //     ValueError); `weight` is no matrix or has another number of input features (Python:
 //     ValueError); the bias does not fit `weight` (Python: TypeError);

@@ -66,7 +66,7 @@ struct StepTimings {
   absl::Duration kernel = absl::ZeroDuration();      // kernel time of the slowest rank
   absl::Duration collective = absl::ZeroDuration();  // communication time of the slowest rank
   int64_t sent_bytes = 0;                            // sent between workers, sum over all ranks
-  StepPrediction predicted;
+  std::optional<StepPrediction> predicted;           // nullopt: the coordinator is an older build
 };
 
 struct StepResult {

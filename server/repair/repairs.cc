@@ -37,6 +37,8 @@ constexpr absl::Duration kDelay = absl::Seconds(1);
 constexpr int kMaxDelays = 20;
 // Waiting tiles of a worker that are examined for one whose delay is over.
 constexpr size_t kMaxExamined = 16;
+// Waiting tiles of an array whose sources Find looks for.
+constexpr size_t kMaxSourcesSought = 4;
 
 // The description of a worker's operation.
 std::string DescriptionOf(std::string_view identity) {
@@ -761,8 +763,28 @@ std::optional<ArrayRepair> Repairs::FindDue(std::string_view array_id) const {
   return repair.tiles == 0 ? std::nullopt : std::optional(std::move(repair));
 }
 
+std::vector<int64_t> Repairs::WithSource(std::string_view array_id,
+                                         absl::Span<const int64_t> waiting) const {
+  const absl::StatusOr<ArrayPtr> array = parts_.registry->FindArray(array_id);
+  if (!array.ok()) return {};
+  const auto live = parts_.endpoints->Endpoints((*array)->definition.descriptor.mesh_id);
+  if (!live.ok()) return {};
+  std::vector<std::string> twin_workers;
+  const RepairTwin twin = FindTwin(array_id, *parts_.membership->view(), &twin_workers);
+  std::vector<int64_t> ranks;
+  for (size_t i = 0; i < waiting.size(); ++i) {
+    if (i < kMaxSourcesSought) {
+      const auto sources = RepairSourcesOf(**array, waiting[i], *live, twin);
+      if (!sources.ok() || sources->empty()) continue;
+    }
+    ranks.push_back(waiting[i]);
+  }
+  return ranks;
+}
+
 std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
   ArrayRepair repair;
+  std::vector<int64_t> waiting;  // ranks
   bool is_known = false;
   {
     absl::MutexLock lock(&mutex_);
@@ -772,7 +794,8 @@ std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
       is_known = true;
       if (tile.state != LostTile::State::kFailed) {
         ++repair.tiles;
-        repair.ranks.push_back(each->first.second);
+        const bool is_running = tile.state == LostTile::State::kRunning;
+        (is_running ? repair.ranks : waiting).push_back(each->first.second);
         repair.size_bytes += tile.size_bytes;
         const auto worker = workers_.find(tile.identity);
         if (worker != workers_.end() && repair.operation_id.empty()) {
@@ -791,6 +814,11 @@ std::optional<ArrayRepair> Repairs::Find(std::string_view array_id) const {
     }
   }
   if (!is_known) return FindDue(array_id);
+  if (!waiting.empty()) {
+    const std::vector<int64_t> ranks = WithSource(array_id, waiting);
+    repair.ranks.insert(repair.ranks.end(), ranks.begin(), ranks.end());
+    std::sort(repair.ranks.begin(), repair.ranks.end());
+  }
   if (!repair.operation_id.empty()) {
     const absl::StatusOr<OperationProgress> progress =
         parts_.operations->Progress(repair.operation_id);

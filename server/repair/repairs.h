@@ -153,6 +153,10 @@ class Repairs {
   void Look();
   // Returns the lost tiles that a search which is due will find, if they have a source.
   std::optional<ArrayRepair> FindDue(std::string_view array_id) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Returns those of the array's ranks `waiting`, whose tiles wait for their turn, that have a
+  // source. Looks for the sources of a few of them; the others count as ranks that have one.
+  std::vector<int64_t> WithSource(std::string_view array_id,
+                                  absl::Span<const int64_t> waiting) const;
   // Returns the array with the same tiles, and sets the workers of its mesh, by rank.
   RepairTwin FindTwin(std::string_view array_id, const MembershipView& view,
                       std::vector<std::string>* workers) const;

@@ -35,7 +35,7 @@ struct ArrayRepair {
   // Whether no tile is read again yet, and the repair of these tiles is about to begin: it awaits
   // the worker's inventory, or the search for lost tiles, which takes seconds at most.
   bool is_due = false;
-  // The ranks of these tiles, rising.
+  // The ranks of these tiles, rising, without those whose tiles are known to have no source.
   std::vector<int64_t> ranks = {};
   // How long the operation takes at its current rate; nullopt: not known.
   std::optional<absl::Duration> time_left = {};

@@ -127,11 +127,13 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> Planner::Find(std::string_vi
         Reason::kNotFound,
         {{fact::kKind, "plan"}, {fact::kName, absl::BytesToHexString(ToAbsl(hash))}});
   }
-  return Use(found->second.front());
+  return Use(found->second.back());
 }
 
 std::shared_ptr<const PreparedPlan> Planner::Use(const Entry* entry) {
   callers_.find(entry->caller)->second.Find(entry);
+  std::vector<const Entry*>& same_plan = by_hash_.find(entry->prepared->hash)->second;
+  std::iter_swap(std::find(same_plan.begin(), same_plan.end(), entry), same_plan.end() - 1);
   return entry->prepared;
 }
 

@@ -60,7 +60,8 @@ class Planner {
       std::string_view caller, const Program& program, absl::Span<const ValueDescriptor> operands,
       const PlanTarget& target);
 
-  // Returns a cached plan by its hash. NOT_FOUND: the plan is no longer cached; the client must
+  // Returns a cached plan by its hash. If Prepare has returned the same plan with several figures,
+  // returns the one that it returned last. NOT_FOUND: the plan is no longer cached; the client must
   // send the program again.
   absl::StatusOr<std::shared_ptr<const PreparedPlan>> Find(std::string_view hash);
 
@@ -85,7 +86,8 @@ class Planner {
                                             absl::Span<const ValueDescriptor> operands,
                                             const PlanTarget& target)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Returns the entry's plan and marks the entry as its caller's most recently used one.
+  // Returns the entry's plan. Marks the entry as its caller's most recently used one, and makes it
+  // the last one of its hash.
   std::shared_ptr<const PreparedPlan> Use(const Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetOldestOf(Callers::iterator caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -93,7 +95,8 @@ class Planner {
   mutable absl::Mutex mutex_;
   Callers callers_ ABSL_GUARDED_BY(mutex_);  // only callers that have cached plans
   // Indexes of the entries: by a digest of program, operands and mesh, and by the plan's hash.
-  // Different programs can have the same plan.
+  // Different programs can have the same plan, and so can figures that differ much. The entry of a
+  // hash that was added or used last stands last.
   absl::flat_hash_map<size_t, std::vector<const Entry*>> by_question_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, std::vector<const Entry*>> by_hash_ ABSL_GUARDED_BY(mutex_);
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

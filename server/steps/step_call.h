@@ -84,7 +84,6 @@ struct StepCall {
   std::string operation_id = {};  // see WorkRef::operation_id
 };
 
-// The result of a committed step.
 // What one run of a plan was predicted to take. nullopt: not known; see v1::StepPrediction.
 struct StepPrediction {
   std::optional<absl::Duration> kernel = std::nullopt;
@@ -93,6 +92,7 @@ struct StepPrediction {
   int64_t peak_bytes = 0;
 };
 
+// The result of a committed step.
 struct StepResult {
   struct Output {
     ArrayPtr array;

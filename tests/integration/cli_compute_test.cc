@@ -32,6 +32,7 @@ TEST_F(ClusterCommandTest, ExchangesTiles) {
     const CommandResult result = collective(std::move(arguments));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr("spec " + spec));
+    EXPECT_THAT(result.out, HasSubstr("\nPredicted: "));
   };
   expect({"scatter", Path("a.npy"), "--axes", "fsdp,tp", "--root", "3", "--as", "rows"},
          "(fsdp,tp),-, named rows");
@@ -119,7 +120,11 @@ TEST_F(ClusterCommandTest, MultipliesBatchesOfMatrices) {
       cluster_->Run({"matmul", "batch", Path("b.npy"), "--transpose-b", "--result-spec=tp,-,fsdp",
                      "--as", "products", "--out", Path("products.npy"), "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(json::parse(result.out)["shape"], json::parse("[4, 2, 2]"));
+  const json step = json::parse(result.out);
+  EXPECT_EQ(step["shape"], json::parse("[4, 2, 2]"));
+  const json predicted = step.value("predicted", json::object());
+  EXPECT_GT(predicted.value("sent_bytes", 0), 0) << step;  // tp divides the sums
+  EXPECT_GT(predicted.value("peak_bytes", 0), 0) << step;
   result = cluster_->Run({"matmul", "batch", Path("b.npy")});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("6 is contracted with 2"));

@@ -542,10 +542,12 @@ TEST_P(CollectiveClientTest, AStepSendsTheBytesThatItsPlanForecastsByLink) {
       const client::StepResult result,
       client().compute().Execute({.work = compiled.plan_hash, .operands = operands}));
   EXPECT_EQ(result.timings.sent_bytes, compiled.links->sent_bytes);
-  EXPECT_EQ(result.timings.predicted.sent_bytes, compiled.links->sent_bytes);
-  EXPECT_EQ(result.timings.predicted.peak_bytes, compiled.peak_bytes);
-  EXPECT_EQ(result.timings.predicted.collective.has_value(), compiled.exchange_time.has_value());
-  EXPECT_EQ(result.timings.predicted.kernel.has_value(), compiled.kernel_time.has_value());
+  ASSERT_TRUE(result.timings.predicted.has_value());
+  const client::StepPrediction& predicted = *result.timings.predicted;
+  EXPECT_EQ(predicted.sent_bytes, compiled.links->sent_bytes);
+  EXPECT_EQ(predicted.peak_bytes, compiled.peak_bytes);
+  EXPECT_EQ(predicted.collective.has_value(), compiled.exchange_time.has_value());
+  EXPECT_EQ(predicted.kernel.has_value(), compiled.kernel_time.has_value());
 }
 
 TEST_P(CollectiveClientTest, ReshardsSendTheBytesOfTheirPlans) {

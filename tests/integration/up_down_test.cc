@@ -424,6 +424,72 @@ TEST_F(UpDownTest, AnUpNeitherStartsNorClaimsAWorkerThatRunsByHand) {
   ExpectDownLeavesNothing();
 }
 
+// A process that ends gives its folder up, and will not attach.
+TEST_F(UpDownTest, AnUpDoesNotWaitForAProcessThatGivesAWorkersFolderUp) {
+  ASSERT_EQ(Run(up_).exit_code, 0);
+  ASSERT_EQ(Run({"down"}).exit_code, 0);
+  const std::string log = record_ + "/coordinator.log";
+  std::filesystem::remove(log);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(FileLock lock, TakeLock(data_ + "/worker-0/LOCK"));
+  ASSERT_TRUE(lock.held.valid());
+  client::ChildProcess up = Begin(up_);
+  ASSERT_TRUE(Eventually([&] {
+    return client::ReadLog(log).find("shardmesh-coordinator listening on ") != std::string::npos;
+  }));
+  absl::SleepFor(absl::Seconds(1));  // `up` waits meanwhile for the holder to attach, up to 10 s
+  lock.held.Close();
+  const absl::Time start = absl::Now();
+  ASSERT_TRUE(client::WaitUntilGone(up.id(), absl::Now() + absl::Seconds(60)));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(8));
+  EXPECT_EQ(up.Ended(), "exited with code 0") << client::ReadLog(folder_ + "/commands.log");
+  ExpectDownLeavesNothing();
+}
+
+TEST_F(UpDownTest, AnUpSucceedsIfAllEndedWorkersRunByHand) {
+  const std::vector<std::string> two = {"up",  "--mesh",   "fsdp=2",       "--data-dir",
+                                        data_, "--detach", "--output=json"};
+  CommandResult up = Run(two);
+  ASSERT_EQ(up.exit_code, 0) << up.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+  ASSERT_EQ(record.processes.size(), 3u);
+  const client::ProcessId ended = record.processes[2].id;
+  ASSERT_THAT(client::SendSignal(ended, SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(ended, absl::Now() + absl::Seconds(60)));
+  const auto is_in_state = [this](const std::string& state) {
+    json status = StatusOrNothing();
+    for (const json& worker : status["workers"]) {
+      if (worker["identity"] == "worker-1") return worker["state"] == state;
+    }
+    return false;
+  };
+  ASSERT_TRUE(Eventually([&] { return is_in_state("lost"); }));
+  // The record follows only programs of the usual name.
+  client::ProcessOptions options;
+  options.command = {folder_ + "/other-worker", StrCat("--coordinator=", record.address),
+                     "--listen=127.0.0.1:0", "--identity=worker-1",
+                     StrCat("--data-dir=", data_, "/worker-1")};
+  options.log_path = folder_ + "/other-worker.log";
+  std::filesystem::copy_file(SHARDMESH_BINARY_DIR "/shardmesh-worker", options.command.front());
+  auto worker = client::ChildProcess::Start(options);
+  ASSERT_THAT(worker, IsOk());
+  ASSERT_TRUE(Eventually([&] { return is_in_state("ready"); }));
+
+  for (int round = 0; round < 2; ++round) {
+    up = Run(two);
+    ASSERT_EQ(up.exit_code, 0) << up.err;
+    EXPECT_EQ(up.err,
+              StrCat("Not started, because a process that was started by hand is this worker: "
+                     "worker-1 (pid ",
+                     worker->id().pid, "); `down` does not stop it\n"));
+    EXPECT_EQ(json::parse(up.out)["processes"].size(), 2u) << up.out;
+    EXPECT_TRUE(is_in_state("ready"));
+  }
+  ASSERT_THAT(client::SendSignal(worker->id(), SIGKILL), IsOk());
+  ASSERT_TRUE(client::WaitUntilGone(worker->id(), absl::Now() + absl::Seconds(60)));
+  worker->Ended();
+  ExpectDownLeavesNothing();
+}
+
 TEST_F(UpDownTest, AHealthyClusterIsUpThoughAnotherCommandHasItsLock) {
   std::filesystem::create_directory(folder_ + "/shardmesh");
   client::LocalClusterOptions options;

@@ -61,6 +61,14 @@ absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* clie
   return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
 }
 
+Json PredictionJson(const StepPrediction& predicted) {
+  Json json = {{"peak_bytes", predicted.peak_bytes}};
+  if (predicted.kernel.has_value()) json["kernel_s"] = Seconds(*predicted.kernel);
+  if (predicted.collective.has_value()) json["collective_s"] = Seconds(*predicted.collective);
+  if (predicted.sent_bytes.has_value()) json["sent_bytes"] = *predicted.sent_bytes;
+  return json;
+}
+
 Json StepJson(const StepResult& result, const ResultFlags& flags) {
   const Array& array = result.outputs.front().array;
   Json json = {{"array_id", array.descriptor.array_id},
@@ -72,14 +80,9 @@ Json StepJson(const StepResult& result, const ResultFlags& flags) {
                {"kernel_s", Seconds(result.timings.kernel)},
                {"collective_s", Seconds(result.timings.collective)},
                {"sent_bytes", result.timings.sent_bytes}};
-  const StepPrediction& predicted = result.timings.predicted;
-  Json& json_predicted = json["predicted"];
-  json_predicted = {{"peak_bytes", predicted.peak_bytes}};
-  if (predicted.kernel.has_value()) json_predicted["kernel_s"] = Seconds(*predicted.kernel);
-  if (predicted.collective.has_value()) {
-    json_predicted["collective_s"] = Seconds(*predicted.collective);
+  if (result.timings.predicted.has_value()) {
+    json["predicted"] = PredictionJson(*result.timings.predicted);
   }
-  if (predicted.sent_bytes.has_value()) json_predicted["sent_bytes"] = *predicted.sent_bytes;
   if (!flags.name.empty()) {
     json["name"] = flags.name;
   }
@@ -134,8 +137,10 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   std::cout << "\nStep " << result.sequence << " took " << FormatTime(result.timings.total)
             << ": kernels " << FormatTime(result.timings.kernel) << ", collectives "
             << FormatTime(result.timings.collective) << ", "
-            << FormatBytes(result.timings.sent_bytes) << " between workers\n"
-            << "Predicted: " << StrJoin(PartsOf(result.timings.predicted), ", ") << "\n";
+            << FormatBytes(result.timings.sent_bytes) << " between workers\n";
+  if (result.timings.predicted.has_value()) {
+    std::cout << "Predicted: " << StrJoin(PartsOf(*result.timings.predicted), ", ") << "\n";
+  }
   return absl::OkStatus();
 }
 

@@ -497,8 +497,8 @@ void PrintNewName(MeshClient* client, const ReshardedArray& array, const ArraySe
   std::cout << "\n";
 }
 
-// Says to which dimension the only entry of --to belongs, if the array has several dimensions: the
-// entry may be meant for another one. Prints nothing in all other cases.
+// Says on standard error to which dimension the only entry of --to belongs, if the array has
+// several dimensions: the entry may be meant for another one. Prints nothing in all other cases.
 void PrintNoteOnOneEntry(const std::optional<PartitionSpec>& spec, const ArrayDescriptor& array) {
   const size_t dimensions = array.shape.size();
   if (!spec.has_value() || spec->entries().size() != 1 || dimensions < 2) return;
@@ -506,8 +506,7 @@ void PrintNoteOnOneEntry(const std::optional<PartitionSpec>& spec, const ArrayDe
   if (entry.axes().empty()) return;
   std::vector<SpecEntry> last(dimensions);
   last.back() = entry;
-  std::cout << "The spec " << FormatSpec(*spec) << " has 1 entry and the array " << dimensions
-            << " dimensions: the entry is that of dimension 0; write "
+  std::cerr << "The only entry of " << FormatSpec(*spec) << " is that of dimension 0; write "
             << FormatSpec(PartitionSpec(last, {spec->unreduced().begin(), spec->unreduced().end()}))
             << " for the last dimension\n";
 }

@@ -48,6 +48,9 @@ constexpr absl::Duration kOtherMeshesWait = absl::Seconds(10);
 // How long Start waits for a worker that was started by hand to attach. The worker tries again
 // every 2 s at most.
 constexpr absl::Duration kAttachWait = absl::Seconds(10);
+// How often that wait looks again who has the workers' folders. A look takes each folder's lock for
+// a moment, in which a worker that starts fails. So it is rare.
+constexpr absl::Duration kHolderInterval = absl::Milliseconds(500);
 constexpr int kLogLines = 10;
 // How long NoteMetrics waits for the cluster's lock. The wait is short, because the data to record
 // is optional.
@@ -518,15 +521,19 @@ bool LocalCluster::IsOwn(const std::string& identity) const {
 void LocalCluster::FindRunningWorkers(absl::Time deadline) {
   if (options_.data_folder.empty()) return;
   std::map<std::string, std::string> holders;  // of the workers' folders, by identity
+  const auto find_holder = [&](const std::string& identity) {
+    const auto lock = TakeSharedLock(StrCat(options_.data_folder, "/", identity, kWorkerLock));
+    if (lock.ok() && !lock->held.valid()) holders.emplace(identity, lock->holder);
+  };
   for (const std::string& identity : record_.workers) {
     const Member* const member = Find(identity);
     if (running_.contains(identity) || (member != nullptr && IsRunning(member->process.id()))) {
       continue;
     }
-    const auto lock = TakeSharedLock(StrCat(options_.data_folder, "/", identity, kWorkerLock));
-    if (lock.ok() && !lock->held.valid()) holders.emplace(identity, lock->holder);
+    find_holder(identity);
   }
   const auto limit = SteadyDeadline::At(std::min(deadline, absl::Now() + kAttachWait));
+  auto next_look = SteadyDeadline::After(kHolderInterval);
   std::unique_ptr<MeshClient> client;
   while (!holders.empty()) {
     if (client == nullptr) {
@@ -549,6 +556,12 @@ void LocalCluster::FindRunningWorkers(absl::Time deadline) {
     }
     if (limit.is_over()) return;
     absl::SleepFor(kPollInterval);
+    if (next_look.is_over()) {
+      // A process may have ended, and another one may have taken its place.
+      const std::map<std::string, std::string> before = std::exchange(holders, {});
+      for (const auto& [identity, holder] : before) find_holder(identity);
+      next_look = SteadyDeadline::After(kHolderInterval);
+    }
   }
 }
 
@@ -738,7 +751,11 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
       cluster->restarted_.push_back(identity);
     }
   }
-  if (cluster->restarted_.empty()) cluster->kept_flags_.clear();  // no process has them
+  if (cluster->restarted_.empty()) {
+    cluster->kept_flags_.clear();  // no process has them
+    // No launch wrote the record, which WaitUntilHealthy compares with that of this object.
+    SHARDMESH_RETURN_IF_ERROR(cluster->WriteDown());
+  }
   cluster->lock_.Close();
   return cluster;
 }

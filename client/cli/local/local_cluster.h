@@ -127,7 +127,7 @@ class LocalCluster {
   // The workers that Start did not start, because another process, which the record does not have,
   // has the worker's identity and is attached: the pid by identity, 0 if the pid is not known. If
   // workers have data folders, that process must hold the worker's folder, and Start waits up to
-  // 10 s for it to attach.
+  // 10 s for it to attach or to end.
   const std::map<std::string, int64_t>& running() const { return running_; }
   // The recorded flags of the cluster that the options of Start did not give, such as
   // `--memory 1048576`; empty unless Start restarted processes or replaced a cluster.
@@ -207,8 +207,9 @@ class LocalCluster {
   bool IsOwn(const std::string& identity) const;
   // Adds to running_ the workers of record_ whose process does not run, but whose data folder
   // belongs to another process that is attached to the coordinator. Waits up to kAttachWait, and
-  // not after `deadline`, for such a process to attach. A worker whose folder belongs to a process
-  // that does not attach is not added: its start fails, and its log names the process.
+  // not after `deadline`, for such a process to attach or to give the folder up. A worker whose
+  // folder belongs to a process that does not attach is not added: its start fails, and its log
+  // names the process.
   void FindRunningWorkers(absl::Time deadline);
   // Removes the members whose process has ended and whose place a worker in running_ has taken.
   void ForgetRunningMembers();

@@ -870,6 +870,14 @@ TEST_F(MeshClientTest, AStepWhoseCoordinatorHangsEndsAtItsDeadline) {
   coordinator_->LetGo(HeldCall::kStep);
 }
 
+TEST_F(MeshClientTest, AStepOfACoordinatorOfAnOlderBuildHasNoPrediction) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const StepResult result,
+      client_->compute().Execute({.work = std::string(32, 'h'), .operands = {}}));
+  EXPECT_EQ(result.timings.sent_bytes, 12);
+  EXPECT_FALSE(result.timings.predicted.has_value());
+}
+
 TEST_F(MeshClientTest, ACallMayHaveATimeLimitOfItsOwn) {
   const absl::Status late =
       client_->cluster().GetVersion({.timeout = absl::Nanoseconds(1)}).status();

@@ -366,6 +366,16 @@ TEST(LinearLayerTest, RefusesWhatDoesNotFit) {
   options.layer.out_features = int64_t{5};
   EXPECT_THAT(refusal(options, input), is(Reason::kNotDivisible));
 
+  options.parallel = ConfigOf("REDUCE_SCATTER");
+  EXPECT_THAT(refusal(options, input), is(Reason::kNotDivisible)) << "the result over tp";
+  options.parallel = ConfigOf("REDUCE_SCATTER", true);
+  EXPECT_THAT(refusal(options, input), IsOk());
+  // Without tp, the rows lie over dp in equal parts.
+  ValueDescriptor cut = Value({5, 8}, Spec({{"dp", "tp"}}));
+  cut.cut_points = {{0, 1, 2, 3, 5}, {}};
+  EXPECT_THAT(LowerLinearLayer(options, cut, std::nullopt, *Mesh::Parse("dp=2,tp=2")).status(),
+              is(Reason::kNotDivisible));
+
   LinearLayerOptions parts = SmallLayer();
   parts.layer.out_features = std::vector<int64_t>{2, 2};
   EXPECT_THAT(refusal(parts, input, Value({8, 4}, Spec({}))), is(Reason::kBadField));

@@ -553,6 +553,26 @@ TEST_F(RepairsTest, AnOperationNamesTheArraysThatHaveNoSource) {
                    once, ")"));
 }
 
+// A get waits for the ranks of a repair. It would wait in vain for a tile that has no source.
+TEST_F(RepairsTest, ATileWithoutSourceThatWaitsForItsTurnIsNotAmongTheRanks) {
+  for (const char* const name : {"a", "b", "c", "d"}) Add(name);
+  LoseAndReturn();
+  Order(3);  // the worker reads no more at once
+  const std::string next = Add("next");
+  const std::string once = Add("once", /*is_over_x=*/true);
+  for (const std::string& id : {next, once}) registry_->TileDamaged(id, 1);
+  repairs_->LookAgain();
+  clock_.Advance(absl::Seconds(2));
+  const auto waits = [this](const std::string& id) {
+    const auto repair = repairs_->Find(id);
+    return repair.has_value() && !repair->is_due && repair->tiles == 1;
+  };
+  ASSERT_TRUE(Eventually([&] { return waits(next) && waits(once); }));
+  EXPECT_THAT(repairs_->Find(next)->ranks, ElementsAre(1));
+  EXPECT_THAT(repairs_->Find(once)->ranks, IsEmpty());
+  EXPECT_THAT(fill_.orders(), SizeIs(4));
+}
+
 TEST_F(RepairsTest, AWorkerThatIsNotBackHasNoRepair) {
   const std::string id = Add("w");
   Lose();

@@ -97,6 +97,18 @@ TEST_F(PlannerTest, APlanKeepsTheFiguresThatItWasMadeWith) {
   EXPECT_TRUE(measured->links.is_measured);
 }
 
+TEST_F(PlannerTest, AHashFindsThePlanWithTheFiguresOfTheLastProgram) {
+  const auto assumed = Prepare({});
+  EXPECT_THAT(planner_.Find(assumed->hash), test::IsOkAndHolds(assumed));
+  const auto measured = Prepare({.is_measured = true});
+  ASSERT_EQ(measured->hash, assumed->hash);
+  ASSERT_NE(measured, assumed);
+  EXPECT_THAT(planner_.Find(assumed->hash), test::IsOkAndHolds(measured));
+  EXPECT_THAT(planner_.Find(assumed->hash), test::IsOkAndHolds(measured));
+  EXPECT_EQ(Prepare({}), assumed);
+  EXPECT_THAT(planner_.Find(assumed->hash), test::IsOkAndHolds(assumed));
+}
+
 TEST_F(PlannerTest, MoreProgramsThanEverAreFoundAgainByTheirHashes) {
   std::vector<std::shared_ptr<const PreparedPlan>> plans;
   for (int64_t i = 0; i < 1000; ++i) {
