@@ -26,6 +26,7 @@
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
+#include "tensor/dtype.h"
 #include "tensor/npy.h"
 #include "tensor/safetensors.h"
 
@@ -141,14 +142,20 @@ absl::StatusOr<std::vector<PlannedTensor>> PlanOf(absl::Span<const FileTensor> t
       }
       SHARDMESH_ASSIGN_OR_RETURN(part, std::move(tile));
     }
-    SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, arrays[i].descriptor.TileSizeBytes(part));
+    const absl::StatusOr<int64_t> size_bytes =
+        WholeSizeBytes(arrays[i].descriptor.dtype, part.element_count());
+    if (!size_bytes.ok()) {
+      return WithContext(size_bytes.status(),
+                         StrCat("a safetensors file cannot hold \"", tensors[i].name,
+                                "\", leave it out or take a slice of whole bytes"));
+    }
     plan.push_back({.tensor = {.name = tensors[i].name,
                                .dtype = arrays[i].descriptor.dtype,
                                .shape = part.shape()},
                     .array = arrays[i],
                     .slice = tensors[i].slice,
                     .part = tensors[i].slice.has_value() ? std::optional(part) : std::nullopt,
-                    .size_bytes = size_bytes});
+                    .size_bytes = *size_bytes});
   }
   return plan;
 }

@@ -42,9 +42,9 @@ struct RepairTwin {
 // with the same tile of the twin, then those with the same tile of the array, then the file from
 // which the array was loaded, then the newest checkpoint that has the array. A companion has the
 // file and the checkpoint of the array that it copies. A tile of elements of less than a byte that
-// begins or ends within a byte of the tensor comes from no file. `live`: the live workers of the array's
-// mesh, by rank. A worker that lacks its own tile of the array is no source. Partial sums have no
-// sources: only the rank's own worker had its summand.
+// begins or ends within a byte of the tensor comes from no file. `live`: the live workers of the
+// array's mesh, by rank. A worker that lacks its own tile of the array is no source. Partial sums
+// have no sources: only the rank's own worker had its summand.
 absl::StatusOr<std::vector<RepairSource>> RepairSourcesOf(const Array& array, int64_t rank,
                                                           absl::Span<const RankEndpoint> live,
                                                           const RepairTwin& twin = {});

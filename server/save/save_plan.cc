@@ -247,9 +247,20 @@ void AddPieces(const SavePlan& plan, size_t tensor, size_t part, std::vector<uin
 }
 
 // Refuses tensors whose parts share bytes of the file: several workers would write such a byte.
+// Also refuses tensors that do not fill their last byte.
 absl::Status CheckParts(const TensorToSave& tensor) {
   const ArrayDescriptor& array = DescriptorOf(tensor);
   if (BitsPerElement(array.dtype) % 8 == 0) return absl::OkStatus();
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(array.shape));
+  if (!WholeSizeBytes(array.dtype, elements).ok()) {
+    return InvalidArgument(
+        Reason::kUnsupportedDtype,
+        StrCat("tensor \"", tensor.name, "\" has ", elements, " ", DtypeName(array.dtype),
+               " elements of ", BitsPerElement(array.dtype),
+               " bits, which do not fill whole bytes; no safetensors file can hold it, in no "
+               "layout: save the other tensors without it"),
+        {{fact::kDtype, DtypeName(array.dtype)}});
+  }
   for (const HeldPart& part : tensor.parts) {
     if (TileRegion::Create(array.dtype, array.shape, part.tile).ok()) continue;
     return InvalidArgument(

@@ -257,7 +257,8 @@ absl::Status CheckTileDescription(const TileDescription& description) {
 }
 
 int64_t TileSizeBytes(const TileDescription& description) {
-  return (description.tile.element_count() * BitsPerElement(description.dtype) + 7) / 8;
+  const int64_t bits = description.tile.element_count() * BitsPerElement(description.dtype);
+  return bits / 8 + (bits % 8 != 0 ? 1 : 0);  // bits + 7 may be too large for int64
 }
 
 std::string TileFileName(const Tile& tile) {

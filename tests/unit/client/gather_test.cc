@@ -482,6 +482,25 @@ TEST_F(GatherTest, ASliceOfSeveralArraysThatDoesNotFitNamesTheArray) {
               HasSubstr("\"b\": the range 0:12 of dimension 0 is not in the array"));
 }
 
+// A folder of several files is refused before the first of them is written.
+TEST_F(GatherTest, AFileWithoutPaddingNamesTheTensorThatDoesNotFillItsLastByte) {
+  Put("a", Dtype::kU8, {16, 16}, Both());
+  Put("b", Dtype::kF4, {6, 10}, Both());
+  std::vector<FileTensor> tensors = {
+      {.name = "a", .array = ArraySelector::ByName("a"), .slice = std::nullopt},
+      {.name = "b", .array = ArraySelector::ByName("b"), .slice = ArraySlice{{0, 1}, {0, 5}}}};
+  int64_t done = 0;
+  const auto progress = [&done](int64_t bytes, int64_t) { done = std::max(done, bytes); };
+  const absl::Status refused =
+      client_->arrays().GatherToFolder(tensors, Path("model"), 64, progress).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kInvalidShape));
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::AllOf(HasSubstr("cannot hold \"b\""), HasSubstr("5 elements of F4")));
+  EXPECT_EQ(done, 0);
+  tensors[1].slice = ArraySlice{{0, 1}, {0, 6}};
+  EXPECT_THAT(client_->arrays().GatherToFolder(tensors, Path("model"), 64), IsOk());
+}
+
 TEST_F(GatherTest, MakesTheFoldersAboveAFolderAndLeavesNoneAfterAnError) {
   const std::vector<FileTensor> tensors = {{.name = "w", .array = ArraySelector::ByName("w")}};
   Put("w", Dtype::kU8, {16, 16}, Both());

@@ -178,8 +178,13 @@ TEST(SavePlanTest, RefusesTilesThatShareBytesOfTheFile) {
               test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
   EXPECT_THAT(std::string(refused.message()),
               testing::HasSubstr("its tile [0,4)x[0,3) begins or ends within a byte"));
-  EXPECT_THAT(plan_of({3}, {{{{0, 3}}}}),
+  // Another layout does not help.
+  const absl::Status ragged = plan_of({3}, {{{{0, 3}}}});
+  EXPECT_THAT(ragged,
               test::StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+  EXPECT_THAT(std::string(ragged.message()),
+              testing::AllOf(testing::HasSubstr("\"w\" has 3 F4 elements of 4 bits"),
+                             testing::Not(testing::HasSubstr("reshard"))));
 }
 
 TEST(SavePlanTest, TheDefaultOfStepsIsASixteenthWithinBounds) {

@@ -74,6 +74,15 @@ TEST_F(TileFileTest, ATileWhoseLastByteIsNotFullComesBack) {
   }
 }
 
+TEST_F(TileFileTest, KnowsTheSizeOfATileWhoseBitsInt64JustCounts) {
+  constexpr int64_t kElements = (int64_t{1} << 61) - 1;
+  header_.description.dtype = Dtype::kF4;
+  header_.description.array_shape = {kElements};
+  header_.description.tile = Tile::Whole({kElements});
+  EXPECT_THAT(CheckTileDescription(header_.description), IsOk());
+  EXPECT_EQ(TileSizeBytes(header_.description), int64_t{1} << 60);
+}
+
 TEST_F(TileFileTest, EveryFlippedByteIsSeenOrHarmless) {
   ASSERT_THAT(WriteTileFile(path_, header_, bytes_), IsOk());
   const std::string good = test::ReadFile(path_);
