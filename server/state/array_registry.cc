@@ -304,7 +304,8 @@ absl::Status ArrayRegistry::Load() {
   };
   std::map<std::string, Found> names;
   std::map<std::string, ArrayPtr> arrays;
-  std::set<std::string_view> cached;  // ids of arrays
+  std::map<std::string_view, Revision> revisions;  // by array: that of what `arrays` has
+  std::set<std::string_view> cached;               // ids of arrays
   const auto found_name = [&](const std::string& name, Found found) {
     Found& newest = names[name];
     if (found.revision > newest.revision) newest = std::move(found);
@@ -341,6 +342,7 @@ absl::Status ArrayRegistry::Load() {
     const std::string_view id = std::string_view(item.key).substr(kArrayPrefix.size());
     if (is_cached) cached.insert(id);
     arrays[std::string(id)] = std::make_shared<const Array>(*std::move(array));
+    revisions[id] = item.mod_revision;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_names, store_->List(kNamePrefix));
   for (const KeyValue& item : stored_names.items) {
@@ -380,11 +382,17 @@ absl::Status ArrayRegistry::Load() {
     }
     for (const ManifestEntry& entry : *entries) {
       const std::string& array_id = entry.array->definition.descriptor.array_id;
-      arrays[array_id] = entry.array;
+      const Revision version = entry.version > 0 ? entry.version : manifest_revisions[id];
+      // The use of a cached array may have changed how many replicas it wants: the newest counts.
+      const auto [place, is_new] = arrays.try_emplace(array_id);
+      Revision& newest = revisions[place->first];
+      if (is_new || version >= newest) {
+        place->second = entry.array;
+        newest = version;
+      }
       manifests_[id].names.push_back(entry.name);
       ++manifest_mentions_[entry.name];
-      found_name(entry.name,
-                 {entry.version > 0 ? entry.version : manifest_revisions[id], array_id, id});
+      found_name(entry.name, {version, array_id, id});
     }
   }
 

@@ -2482,6 +2482,34 @@ TEST_F(ArrayRegistryTest, TheUseOfACachedArraySaysHowManyReplicasItWants) {
   EXPECT_EQ(registry_->ReplicasOf("twice"), 2) << "its record says so";
 }
 
+// The manifest of a large load stays as long as one of its names points to its array.
+TEST_F(ArrayRegistryTest, ARestartKnowsTheReplicasThatTheLastUseWants) {
+  registry_->SetCaching(true);
+  std::vector<std::string> ids;
+  CommitRequest load;
+  for (int i = 0; i < 200; ++i) {
+    ids.push_back(StageLoaded(64 * (i + 1), /*replicas=*/i == 0 ? 1 : 2));
+    load.arrays.push_back(Staged(ids.back()));
+    load.moves.push_back({StrCat("w", i), ids.back(), std::nullopt});
+  }
+  ASSERT_THAT(Commit(std::move(load)), IsOk());
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_THAT(DeleteName(StrCat("w", i)), IsOk());
+    ASSERT_TRUE(registry_->IsCached(ids[i]));
+    const int64_t wanted = i == 0 ? 2 : 1;
+    ASSERT_THAT(registry_->PinFound(ids[i], /*is_use=*/true, wanted), IsOk());
+    ASSERT_THAT(Commit({{}, {{StrCat("v", i), ids[i], std::nullopt}}, "", ""}), IsOk());
+    registry_->Unpin(ids[i]);
+  }
+  for (int start = 0; start < 2; ++start) {
+    EXPECT_EQ(registry_->ReplicasOf("v0"), 2) << start;
+    EXPECT_EQ(registry_->ReplicasOf("v1"), 1) << start;
+    EXPECT_EQ(registry_->ReplicasOf("w2"), 2) << start;
+    EXPECT_THAT(registry_->ListUnreplicated("", 1'000), SizeIs(199)) << start;
+    Reopen();
+  }
+}
+
 TEST_F(ArrayRegistryTest, CachedArraysAreListedByTheirLastUseAndEvicted) {
   registry_->SetCaching(true);
   const std::string a = Cached("a", 64);
