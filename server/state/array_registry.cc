@@ -450,7 +450,7 @@ absl::Status ArrayRegistry::Load() {
     }
     if (batch->arrays == 0) dead_keys_.push_back(item.key);
   }
-  std::vector<Released> companions;  // of released and cached arrays
+  std::vector<Released> companions;  // that their arrays gave up
   for (const KeyValue& item : stored_arrays.items) {
     const std::string id = item.key.substr(kArrayPrefix.size());
     if (arrays_.count(id) > 0 || arrays.count(id) == 0) continue;
@@ -463,8 +463,11 @@ absl::Status ArrayRegistry::Load() {
     const auto copied = arrays_.find(definition.replica_of);
     const bool is_of_cached = cached.contains(definition.replica_of) &&
                               (copied == arrays_.end() || copied->second.names == 0);
-    if ((tombstones_.contains(definition.replica_of) || is_of_cached) && !is_damaged_ &&
-        !may_lack_names_) {
+    // A pin may have held it when its array gave it up.
+    const auto owner = arrays.find(definition.replica_of);
+    const bool is_unwanted = owner != arrays.end() && owner->second->definition.replicas < 2;
+    if ((tombstones_.contains(definition.replica_of) || is_of_cached || is_unwanted) &&
+        !is_damaged_ && !may_lack_names_) {
       companions.push_back({.array_id = id,
                             .mesh_id = definition.descriptor.mesh_id,
                             .ranks = definition.descriptor.mesh.size(),
@@ -696,10 +699,11 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     if (replica_of.empty()) continue;
     const auto copied = arrays_.find(replica_of);
     if (copied == arrays_.end() || copied->second.array->state == ArrayState::kStaging ||
-        copied->second.cached_as > 0 || !copied->second.companion.empty() ||
-        !copied->second.release_key.empty()) {
-      return absl::AbortedError(
-          StrCat("array \"", replica_of, "\" was released meanwhile, or has a companion already"));
+        copied->second.cached_as > 0 || copied->second.wants_no_companion ||
+        !copied->second.companion.empty() || !copied->second.release_key.empty()) {
+      return absl::AbortedError(StrCat("array \"", replica_of,
+                                       "\" was released meanwhile, has a companion already, or "
+                                       "wants none any more"));
     }
   }
   std::set<std::string_view> names;
@@ -1157,7 +1161,7 @@ void ArrayRegistry::AddCompanion(const std::string& companion_id, bool has_pin) 
   companion.was_named = true;
   const auto copied = arrays_.find(companion.array->definition.replica_of);
   if (copied == arrays_.end() || copied->first == companion_id || copied->second.cached_as > 0 ||
-      !copied->second.companion.empty()) {
+      copied->second.wants_no_companion || !copied->second.companion.empty()) {
     return;
   }
   copied->second.companion = companion_id;
@@ -1539,7 +1543,9 @@ absl::Status ArrayRegistry::PinFound(std::string_view array_id, bool is_use,
 }
 
 void ArrayRegistry::SetReplicas(ArrayEntry& entry, int64_t replicas) {
-  if (entry.array->definition.replicas == replicas || !entry.companion.empty()) return;
+  if (!entry.companion.empty()) return;
+  entry.wants_no_companion = replicas < 2;
+  if (entry.array->definition.replicas == replicas) return;
   Array changed = *Current(entry);
   changed.definition.replicas = replicas;
   SetArray(entry, std::make_shared<const Array>(std::move(changed)));

@@ -2482,6 +2482,45 @@ TEST_F(ArrayRegistryTest, TheUseOfACachedArraySaysHowManyReplicasItWants) {
   EXPECT_EQ(registry_->ReplicasOf("twice"), 2) << "its record says so";
 }
 
+TEST_F(ArrayRegistryTest, ACopyThatEndsAfterAUseThatWantsNoneIsNoCompanion) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string late = StageCompanion(registry_.get(), Descriptor(id), id);
+  for (const int64_t wanted : {int64_t{1}, int64_t{2}}) {
+    ASSERT_THAT(DeleteName("w"), IsOk());
+    ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, wanted), IsOk());
+    ASSERT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+    registry_->Unpin(id);
+    if (wanted > 1) break;
+    EXPECT_THAT(Commit({{Staged(late)}, {}, "", ""}), StatusIs(absl::StatusCode::kAborted));
+    EXPECT_EQ(registry_->FindTwin(id), nullptr);
+  }
+  EXPECT_THAT(Commit({{Staged(late)}, {}, "", ""}), IsOk()) << "its tiles are those of the array";
+  EXPECT_NE(registry_->FindTwin(id), nullptr);
+}
+
+TEST_F(ArrayRegistryTest, ARestartReleasesTheCompanionThatAnArrayWantsNoMore) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(registry_->Pin(companion), IsOk());  // as the copy does until its end
+  ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  ASSERT_TRUE(registry_->IsCached(id));
+  ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/1), IsOk());
+  ASSERT_THAT(Commit({{}, {{"again", id, std::nullopt}}, "", ""}), IsOk());
+  registry_->Unpin(id);
+  EXPECT_THAT(registry_->FindArray(companion), IsOk()) << "its pin holds it";
+  Reopen();
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
+  EXPECT_EQ(registry_->FindCommitted(companion), nullptr);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(registry_->CountUnconfirmed(), 1);
+  EXPECT_FALSE(store_->Get("array/" + companion).ok());
+}
+
 // The manifest of a large load stays as long as one of its names points to its array.
 TEST_F(ArrayRegistryTest, ARestartKnowsTheReplicasThatTheLastUseWants) {
   registry_->SetCaching(true);
