@@ -594,7 +594,9 @@ absl::StatusOr<PutResult> ClientCore::PutFromFiles(absl::Span<const PutTensor> t
     }
     if (deadline.is_over()) abort(committed.status()).IgnoreError();
     *is_taken_back = IsOfUnknownTransfer(committed.status());
-    return committed.status();
+    // As in Conclude.
+    return rpc::IsShortOfCallMemory(committed.status()) ? OutcomeUnknown(committed.status())
+                                                        : committed.status();
   }
   std::move(finish).Cancel();
   if (put_options.progress) {

@@ -189,6 +189,7 @@ void Replicas::Pump() {
 void Replicas::Begin(const std::string& array_id) {
   const absl::StatusOr<ArrayPtr> array = parts_.registry->FindArray(array_id);
   if (!array.ok() || parts_.registry->FindTwin(array_id) != nullptr) return;
+  if ((*array)->definition.replicas < 2) return;  // since it was cached, and taken for another use
   absl::StatusOr<Planned> planned = Plan(*array);
   if (!planned.ok()) return Fail(array_id, planned.status());
   const std::string companion_id = planned->copy.companion_id;
@@ -521,11 +522,12 @@ void Replicas::Ended(const std::string& transfer_id, const absl::Status& status)
 }
 
 void Replicas::Fail(const std::string& array_id, const absl::Status& status) {
-  const bool is_gone = !parts_.registry->FindArray(array_id).ok();
+  const absl::StatusOr<ArrayPtr> array = parts_.registry->FindArray(array_id);
+  const bool is_gone = !array.ok() || (*array)->definition.replicas < 2;
   const std::string label = parts_.registry->LabelOf(array_id);
   const absl::Time now = parts_.clock->Now();
   absl::MutexLock lock(&mutex_);
-  if (is_gone) {  // released meanwhile
+  if (is_gone) {  // released meanwhile, or it wants no copy any more
     trouble_.erase(array_id);
     return UpdateTotal();
   }

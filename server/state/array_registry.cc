@@ -304,7 +304,8 @@ absl::Status ArrayRegistry::Load() {
   };
   std::map<std::string, Found> names;
   std::map<std::string, ArrayPtr> arrays;
-  std::set<std::string_view> cached;  // ids of arrays
+  std::map<std::string_view, Revision> revisions;  // by array: that of what `arrays` has
+  std::set<std::string_view> cached;               // ids of arrays
   const auto found_name = [&](const std::string& name, Found found) {
     Found& newest = names[name];
     if (found.revision > newest.revision) newest = std::move(found);
@@ -341,6 +342,7 @@ absl::Status ArrayRegistry::Load() {
     const std::string_view id = std::string_view(item.key).substr(kArrayPrefix.size());
     if (is_cached) cached.insert(id);
     arrays[std::string(id)] = std::make_shared<const Array>(*std::move(array));
+    revisions[id] = item.mod_revision;
   }
   SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_names, store_->List(kNamePrefix));
   for (const KeyValue& item : stored_names.items) {
@@ -380,11 +382,17 @@ absl::Status ArrayRegistry::Load() {
     }
     for (const ManifestEntry& entry : *entries) {
       const std::string& array_id = entry.array->definition.descriptor.array_id;
-      arrays[array_id] = entry.array;
+      const Revision version = entry.version > 0 ? entry.version : manifest_revisions[id];
+      // The use of a cached array may have changed how many replicas it wants: the newest counts.
+      const auto [place, is_new] = arrays.try_emplace(array_id);
+      Revision& newest = revisions[place->first];
+      if (is_new || version >= newest) {
+        place->second = entry.array;
+        newest = version;
+      }
       manifests_[id].names.push_back(entry.name);
       ++manifest_mentions_[entry.name];
-      found_name(entry.name,
-                 {entry.version > 0 ? entry.version : manifest_revisions[id], array_id, id});
+      found_name(entry.name, {version, array_id, id});
     }
   }
 
@@ -442,7 +450,7 @@ absl::Status ArrayRegistry::Load() {
     }
     if (batch->arrays == 0) dead_keys_.push_back(item.key);
   }
-  std::vector<Released> companions;  // of released and cached arrays
+  std::vector<Released> companions;  // that their arrays gave up
   for (const KeyValue& item : stored_arrays.items) {
     const std::string id = item.key.substr(kArrayPrefix.size());
     if (arrays_.count(id) > 0 || arrays.count(id) == 0) continue;
@@ -455,8 +463,11 @@ absl::Status ArrayRegistry::Load() {
     const auto copied = arrays_.find(definition.replica_of);
     const bool is_of_cached = cached.contains(definition.replica_of) &&
                               (copied == arrays_.end() || copied->second.names == 0);
-    if ((tombstones_.contains(definition.replica_of) || is_of_cached) && !is_damaged_ &&
-        !may_lack_names_) {
+    // A pin may have held it when its array gave it up.
+    const auto owner = arrays.find(definition.replica_of);
+    const bool is_unwanted = owner != arrays.end() && owner->second->definition.replicas < 2;
+    if ((tombstones_.contains(definition.replica_of) || is_of_cached || is_unwanted) &&
+        !is_damaged_ && !may_lack_names_) {
       companions.push_back({.array_id = id,
                             .mesh_id = definition.descriptor.mesh_id,
                             .ranks = definition.descriptor.mesh.size(),
@@ -688,10 +699,11 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
     if (replica_of.empty()) continue;
     const auto copied = arrays_.find(replica_of);
     if (copied == arrays_.end() || copied->second.array->state == ArrayState::kStaging ||
-        copied->second.cached_as > 0 || !copied->second.companion.empty() ||
-        !copied->second.release_key.empty()) {
-      return absl::AbortedError(
-          StrCat("array \"", replica_of, "\" was released meanwhile, or has a companion already"));
+        copied->second.cached_as > 0 || copied->second.wants_no_companion ||
+        !copied->second.companion.empty() || !copied->second.release_key.empty()) {
+      return absl::AbortedError(StrCat("array \"", replica_of,
+                                       "\" was released meanwhile, has a companion already, or "
+                                       "wants none any more"));
     }
   }
   std::set<std::string_view> names;
@@ -1149,7 +1161,7 @@ void ArrayRegistry::AddCompanion(const std::string& companion_id, bool has_pin) 
   companion.was_named = true;
   const auto copied = arrays_.find(companion.array->definition.replica_of);
   if (copied == arrays_.end() || copied->first == companion_id || copied->second.cached_as > 0 ||
-      !copied->second.companion.empty()) {
+      copied->second.wants_no_companion || !copied->second.companion.empty()) {
     return;
   }
   copied->second.companion = companion_id;
@@ -1531,7 +1543,9 @@ absl::Status ArrayRegistry::PinFound(std::string_view array_id, bool is_use,
 }
 
 void ArrayRegistry::SetReplicas(ArrayEntry& entry, int64_t replicas) {
-  if (entry.array->definition.replicas == replicas || !entry.companion.empty()) return;
+  if (!entry.companion.empty()) return;
+  entry.wants_no_companion = replicas < 2;
+  if (entry.array->definition.replicas == replicas) return;
   Array changed = *Current(entry);
   changed.definition.replicas = replicas;
   SetArray(entry, std::make_shared<const Array>(std::move(changed)));

@@ -265,8 +265,8 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // commit until that array is released or becomes cached (see "Cache"), and is released then. Its
 // record `array/ID` is written by its commit, although no name points to it. A commit whose array
 // is gone by then releases the companion at once. Open finds the pairs by the records. It releases
-// a companion without a name whose array is cached or has a recorded release. Any other companion
-// without its array is treated as an array without a name.
+// a companion without a name whose array is cached, wants one replica or has a recorded release.
+// Any other companion without its array is treated as an array without a name.
 //
 // Releases. Workers delete committed tiles only of arrays whose release the registry has recorded.
 // The registry remembers each release until every rank of the mesh has confirmed it. A rank
@@ -436,7 +436,8 @@ class ArrayRegistry {
   //   ABORTED              (VERSION_MISMATCH) a name has another version than expected, or another
   //                        commit is moving the name: retry. Without this reason: another commit is
   //                        committing one of the arrays, or the request lists an array twice; or
-  //                        the array of a companion is gone, or has a companion already.
+  //                        the array of a companion is gone, has a companion already, or wants
+  //                        none any more.
   //   INVALID_ARGUMENT     a malformed name; two moves of one name; a wrong number of checksums; or
   //                        (LIMIT_EXCEEDED) more than 100 names to delete, where a superseded array
   //                        counts as two names.
@@ -675,6 +676,9 @@ class ArrayRegistry {
     std::string release_key = {};
     // The id of the array's companion, one of whose pins belongs to this array; empty: none.
     std::string companion = {};
+    // It came from the cache for a use that wants one replica. A copy that began before it was
+    // cached becomes no companion.
+    bool wants_no_companion = false;
     // The last kFormerVersions versions of names that pointed to the array and no longer do.
     std::vector<NameEntry> former = {};
     // Attached workers that have tiles of this staged array and await the outcome of its commit.

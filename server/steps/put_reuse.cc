@@ -254,8 +254,9 @@ bool PutReuse::Take(ArrayPtr array, bool is_same, PutItem& item) {
     if (is_from_cache && !parts_.is_use) definition.replicas = wanted;
     // Another put may have taken the array from the cache just before, and wants other replicas.
     if (!HasReplicas(definition.replicas, item)) return false;
-    item.lacks_second_copy =
-        is_from_cache && definition.replicas > 1 && parts_.registry->FindTwin(id) == nullptr;
+    // In a validation the array stays cached, also for a second name of it.
+    item.lacks_second_copy = is_from_cache && definition.replicas > 1 &&
+                             parts_.registry->FindTwin(id) == nullptr && lacking_.insert(id).second;
     item.definition = std::move(definition);
   }
   item.reused = std::move(pinned);

@@ -129,6 +129,8 @@ class PutReuse {
   // which their tiles are copied.
   int64_t partly_copied_bytes_ = 0;
   std::set<std::string> partly_copied_meshes_;
+  // The ids of arrays of items for which Take has set `lacks_second_copy`.
+  std::set<std::string> lacking_;
 };
 
 // A put some of whose tensors are copied from other arrays.

@@ -52,7 +52,7 @@ struct PutItem {
   // of `sent_ranks`. Of an item that is none of the three, the client sends all tiles.
 
   // `reused` was cached, so that its second replica, which the put wants, is yet to be made. Set
-  // for kept items only.
+  // for kept items only, and for one of several that keep the same array.
   bool lacks_second_copy = false;
 
   // The item's array is `reused` itself: it only gets the name.

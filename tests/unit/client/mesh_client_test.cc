@@ -925,6 +925,32 @@ TEST_F(MeshClientTest, ACancelledPutEndsAndIsAborted) {
               StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
 }
 
+TEST_F(MeshClientTest, ACancelledPutOfWhichWorkersReadAPartIsAborted) {
+  const Checkpoint checkpoint = OneTensor("cancelled");
+  coordinator_->GetElements(Elements::kRead);
+  const std::vector<PutTensor> tensors = {WithSource(checkpoint), Large("a")};
+  const auto cancel_when = [&](const std::function<bool()>& await) {
+    Cancellation cancellation;
+    std::thread canceller([&] {
+      EXPECT_TRUE(await());
+      cancellation.Cancel();
+    });
+    EXPECT_THAT(client_->arrays().PutTensors(tensors, {}, {.cancellation = &cancellation}),
+                StatusIs(absl::StatusCode::kCancelled, Reason::kCancelled));
+    canceller.join();
+  };
+  // The client has sent its part, and waits for the workers.
+  coordinator_->Hold(HeldCall::kCommit);
+  cancel_when([&] { return coordinator_->AwaitHeld(HeldCall::kCommit); });
+  EXPECT_EQ(coordinator_->aborted_transfers(), 1);
+  coordinator_->LetGo(HeldCall::kCommit);
+  // The client still sends its part.
+  workers_[1]->StallPuts();
+  cancel_when([&] { return workers_[1]->AwaitStalledPut(); });
+  EXPECT_EQ(coordinator_->aborted_transfers(), 2);
+  EXPECT_THAT(coordinator_->last_abort(), IsOk()) << "a cancelled put has not failed";
+}
+
 TEST_F(MeshClientTest, APutThatIsCancelledWhileTheCoordinatorJudgesItIsAborted) {
   workers_[1]->FailPutsAfter(1, absl::UnavailableError("the connection broke"));
   coordinator_->Hold(HeldCall::kCommit);
@@ -1545,6 +1571,12 @@ TEST_F(MeshClientTest, PutsAgainWhenTheCoordinatorWasRestarted) {
   coordinator_->FailNextCommits({NoTransfer()});
   EXPECT_THAT(client_->arrays().LoadCheckpoint(checkpoint), IsOk());
   EXPECT_EQ(coordinator_->put_request_ids().size(), 11u);
+  // While the workers read one tensor, and the client sends the other.
+  workers_[0]->FailNextPutAfter(
+      1, WithReason(absl::PermissionDeniedError("another key"), Reason::kBadToken));
+  coordinator_->FailNextCommits({NoTransfer()});
+  EXPECT_THAT(client_->arrays().PutTensors({WithSource(checkpoint), Large("b")}), IsOk());
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 13u);
 }
 
 TEST_F(MeshClientTest, DoesNotPutAgainWhatWasCommittedAndReleased) {
@@ -1601,6 +1633,15 @@ TEST_F(MeshClientTest, PutsOnceWhenTheCommitIsNotAnswered) {
   EXPECT_EQ(coordinator_->put_request_ids().size(), 1u);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<Array> arrays, client_->arrays().ListArrays());
   EXPECT_EQ(arrays.size(), 1u) << "it was committed all the same";
+
+  // The same if the workers read some of the tensors.
+  const Checkpoint checkpoint = OneTensor("not_answered");
+  coordinator_->GetElements(Elements::kRead);
+  const auto mixed = client_->arrays().PutTensors({WithSource(checkpoint), Large("b")});
+  EXPECT_THAT(mixed, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(mixed.status().message(), HasSubstr("may be committed"));
+  EXPECT_EQ(coordinator_->put_request_ids().size(), 2u);
+  EXPECT_THAT(*client_->arrays().ListArrays(), SizeIs(3));
 }
 
 TEST_F(MeshClientTest, PutsOnceWhenTheAbortIsNotAnswered) {

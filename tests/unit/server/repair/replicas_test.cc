@@ -64,6 +64,7 @@ class ReplicasTest : public ReadyCluster {
     ArrayDefinition definition{.descriptor = Descriptor()};
     if (!is_over_x) definition.descriptor.spec = PartitionSpec({SpecEntry()});
     definition.replicas = 2;
+    definition.source.file = file_;
     const std::string id = definition.descriptor.array_id;
     EXPECT_THAT(registry_->Stage(std::move(definition)), IsOk());
     if (before_commit) before_commit();
@@ -85,6 +86,27 @@ class ReplicasTest : public ReadyCluster {
     CommitRequest commit;
     commit.moves.push_back({.name = name, .array_id = "", .expected_version = {}});
     Commit(std::move(commit));
+  }
+  // From now on, arrays of Add come from a file, and are cached once they lose their names.
+  void CacheArrays() {
+    registry_->SetCaching(true);
+    SourceFile file;
+    file.path = "/model";
+    file.size_bytes = 32;
+    file.change_time = absl::FromUnixSeconds(5);
+    file_ = std::make_shared<const SourceFile>(std::move(file));
+  }
+  // Deletes the name of an array, and gives the array, which then is cached, another name for a use
+  // that wants one replica.
+  void UseOnce(const std::string& name, const std::string& id) {
+    Remove(name);
+    ASSERT_TRUE(Eventually([&] { return registry_->IsCached(id); }));
+    ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/1), IsOk());
+    CommitRequest commit;
+    commit.moves.push_back(
+        {.name = StrCat(name, " again"), .array_id = id, .expected_version = {}});
+    Commit(std::move(commit));
+    registry_->Unpin(id);
   }
   // Lets the time pass until `is_so`.
   template <typename Condition>
@@ -150,6 +172,7 @@ class ReplicasTest : public ReadyCluster {
   OperationTable operations_{&clock_, &sessions_};
   Transfers transfers_{&clock_, registry_.get(), &sessions_, sequencer_.get(), &operations_};
   KeepingFill fill_;
+  std::shared_ptr<const SourceFile> file_;  // of the arrays of Add; null: they are not loaded
   std::unique_ptr<Replicas> replicas_ =
       std::make_unique<Replicas>(ReplicaParts{.clock = &clock_,
                                               .membership = &members_,
@@ -239,6 +262,43 @@ TEST_F(ReplicasTest, AnArrayThatIsReleasedDuringItsCopyLeavesNothing) {
   EXPECT_TRUE(Eventually([&] { return replicas_->totals().failed == 0; }));
   Confirm({id});
   EXPECT_TRUE(InTime([&] { return !HasMesh(); }));
+}
+
+TEST_F(ReplicasTest, ACopyOfAnArrayThatWantsOneReplicaByNowLeavesNothing) {
+  CacheArrays();
+  const std::string id = Add("w");
+  Orders(0);
+  UseOnce("w", id);
+  ReportAll(0);
+  EXPECT_TRUE(InTime([&] { return Operations()[0].ended; }));
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
+  EXPECT_EQ(registry_->CountCompanions().total(), 0);
+  EXPECT_TRUE(Eventually([&] {
+    const ReplicaTotals totals = replicas_->totals();
+    return totals.failed == 0 && totals.waiting == 0;
+  }));
+  for (int i = 0; i < 10; ++i) clock_.Advance(absl::Minutes(5));
+  EXPECT_THAT(fill_.sent("w0"), SizeIs(1)) << "no copy begins again";
+}
+
+TEST_F(ReplicasTest, AnArrayThatWantsOneReplicaByNowWaitsForNoCopy) {
+  CacheArrays();
+  std::map<std::string, std::string> names;  // by array id, of the arrays that are not being copied
+  for (const char* const name : {"a", "b", "c", "d", "e"}) names[Add(name)] = name;
+  ASSERT_TRUE(InTime([&] { return replicas_->totals().waiting == 5; }));
+  for (size_t copy = 0; copy < 4; ++copy) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const ArrayDescriptor source,
+        rpc::ParseArrayDescriptorBytes(Orders(copy).at("w0").tiles(0).array().array_descriptor()));
+    names.erase(source.array_id);
+  }
+  ASSERT_THAT(names, SizeIs(1));
+  const auto& [id, name] = *names.begin();
+  UseOnce(name, id);
+  for (size_t copy = 0; copy < 4; ++copy) ReportAll(copy);
+  EXPECT_TRUE(InTime([&] { return Operations()[0].ended; }));
+  EXPECT_THAT(fill_.sent("w0"), SizeIs(4));
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
 }
 
 TEST_F(ReplicasTest, TheMeshGoesWithItsLastCompanionOnceAllTilesAreDropped) {

@@ -2482,6 +2482,73 @@ TEST_F(ArrayRegistryTest, TheUseOfACachedArraySaysHowManyReplicasItWants) {
   EXPECT_EQ(registry_->ReplicasOf("twice"), 2) << "its record says so";
 }
 
+TEST_F(ArrayRegistryTest, ACopyThatEndsAfterAUseThatWantsNoneIsNoCompanion) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string late = StageCompanion(registry_.get(), Descriptor(id), id);
+  for (const int64_t wanted : {int64_t{1}, int64_t{2}}) {
+    ASSERT_THAT(DeleteName("w"), IsOk());
+    ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, wanted), IsOk());
+    ASSERT_THAT(Commit({{}, {{"w", id, std::nullopt}}, "", ""}), IsOk());
+    registry_->Unpin(id);
+    if (wanted > 1) break;
+    EXPECT_THAT(Commit({{Staged(late)}, {}, "", ""}), StatusIs(absl::StatusCode::kAborted));
+    EXPECT_EQ(registry_->FindTwin(id), nullptr);
+  }
+  EXPECT_THAT(Commit({{Staged(late)}, {}, "", ""}), IsOk()) << "its tiles are those of the array";
+  EXPECT_NE(registry_->FindTwin(id), nullptr);
+}
+
+TEST_F(ArrayRegistryTest, ARestartReleasesTheCompanionThatAnArrayWantsNoMore) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("w", id), IsOk());
+  const std::string companion = StageCompanion(registry_.get(), Descriptor(id), id);
+  ASSERT_THAT(registry_->Pin(companion), IsOk());  // as the copy does until its end
+  ASSERT_THAT(Commit({{Staged(companion)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(DeleteName("w"), IsOk());
+  ASSERT_TRUE(registry_->IsCached(id));
+  ASSERT_THAT(registry_->PinFound(id, /*is_use=*/true, /*replicas=*/1), IsOk());
+  ASSERT_THAT(Commit({{}, {{"again", id, std::nullopt}}, "", ""}), IsOk());
+  registry_->Unpin(id);
+  EXPECT_THAT(registry_->FindArray(companion), IsOk()) << "its pin holds it";
+  Reopen();
+  EXPECT_EQ(registry_->FindTwin(id), nullptr);
+  EXPECT_EQ(registry_->FindCommitted(companion), nullptr);
+  EXPECT_EQ(registry_->CountUnnamed(), 0);
+  EXPECT_EQ(registry_->CountUnconfirmed(), 1);
+  EXPECT_FALSE(store_->Get("array/" + companion).ok());
+}
+
+// The manifest of a large load stays as long as one of its names points to its array.
+TEST_F(ArrayRegistryTest, ARestartKnowsTheReplicasThatTheLastUseWants) {
+  registry_->SetCaching(true);
+  std::vector<std::string> ids;
+  CommitRequest load;
+  for (int i = 0; i < 200; ++i) {
+    ids.push_back(StageLoaded(64 * (i + 1), /*replicas=*/i == 0 ? 1 : 2));
+    load.arrays.push_back(Staged(ids.back()));
+    load.moves.push_back({StrCat("w", i), ids.back(), std::nullopt});
+  }
+  ASSERT_THAT(Commit(std::move(load)), IsOk());
+  for (size_t i = 0; i < 2; ++i) {
+    ASSERT_THAT(DeleteName(StrCat("w", i)), IsOk());
+    ASSERT_TRUE(registry_->IsCached(ids[i]));
+    const int64_t wanted = i == 0 ? 2 : 1;
+    ASSERT_THAT(registry_->PinFound(ids[i], /*is_use=*/true, wanted), IsOk());
+    ASSERT_THAT(Commit({{}, {{StrCat("v", i), ids[i], std::nullopt}}, "", ""}), IsOk());
+    registry_->Unpin(ids[i]);
+  }
+  for (int start = 0; start < 2; ++start) {
+    EXPECT_EQ(registry_->ReplicasOf("v0"), 2) << start;
+    EXPECT_EQ(registry_->ReplicasOf("v1"), 1) << start;
+    EXPECT_EQ(registry_->ReplicasOf("w2"), 2) << start;
+    EXPECT_THAT(registry_->ListUnreplicated("", 1'000), SizeIs(199)) << start;
+    Reopen();
+  }
+}
+
 TEST_F(ArrayRegistryTest, CachedArraysAreListedByTheirLastUseAndEvicted) {
   registry_->SetCaching(true);
   const std::string a = Cached("a", 64);

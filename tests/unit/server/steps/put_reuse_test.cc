@@ -105,6 +105,7 @@ class PutReuseTest : public ReadyCluster {
   // One tensor of a put, of 8 x 4 F32, that its client reads from a file.
   struct Given {
     std::string name = "w";
+    std::string other_name = {};  // of a second tensor from the same place; empty: there is none
     SourceFile file = Model();
     int64_t offset_bytes = 64;
     std::string conversion = {};
@@ -147,7 +148,10 @@ class PutReuseTest : public ReadyCluster {
     (given.by_workers ? tensor.source : tensor.origin) = place;
     tensor.conversion = given.conversion;
     tensor.content = given.content;
-    SHARDMESH_RETURN_IF_ERROR(plan.TakeTensor(std::move(tensor)));
+    SHARDMESH_RETURN_IF_ERROR(plan.TakeTensor(tensor));
+    if (tensor.name = given.other_name; !tensor.name.empty()) {
+      SHARDMESH_RETURN_IF_ERROR(plan.TakeTensor(std::move(tensor)));
+    }
     if (plan.may_reuse()) plan.FindReusable([] { return false; });
     EXPECT_EQ(plan.may_reuse(), given.reuse);
     std::vector<ClaimedArray> claims = plan.TakeClaims();
@@ -306,6 +310,26 @@ TEST_F(PutReuseTest, TheSecondReplicaOfACachedArrayNeedsMemory) {
   Beat((1 << 20) - 64);
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunPutPtr put, Begin({.replicas = 2}));
   EXPECT_TRUE(put->items[0].is_kept());
+}
+
+TEST_F(PutReuseTest, TheSecondReplicaOfACachedArrayOfTwoNamesIsCountedOnce) {
+  registry_->SetCaching(true);
+  const std::string array_id = Put({});
+  DeleteName("w");
+  Beat((1 << 20) - 64);
+  for (const bool validate_only : {true, false}) {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        const BegunPutPtr put,
+        Begin({.other_name = "v", .validate_only = validate_only, .replicas = 2}));
+    ASSERT_THAT(put->items, SizeIs(2));
+    for (const PutItem& item : put->items) {
+      EXPECT_TRUE(item.is_kept());
+      EXPECT_EQ(item.definition.descriptor.array_id, array_id);
+      EXPECT_EQ(item.definition.replicas, 2);
+    }
+    EXPECT_TRUE(put->items[0].will_be_replicated());
+    EXPECT_FALSE(put->items[1].will_be_replicated());
+  }
 }
 
 TEST_F(PutReuseTest, ANameKeepsItsOwnArrayOfSeveral) {
