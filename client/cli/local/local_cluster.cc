@@ -1156,9 +1156,9 @@ std::string FollowedRestarts::Sentence() const {
 
 namespace {
 
-// Whether the command line of a process of this host gives this identity to a worker. False also if
+// Returns the identity that the command line of a process of this host gives to a worker. Empty if
 // it gives none, or cannot be read.
-bool HasIdentity(int64_t pid, const std::string& identity) {
+std::string GivenIdentity(int64_t pid) {
   constexpr std::string_view kFlag = "--identity";
   std::ifstream file(StrCat("/proc/", pid, "/cmdline"), std::ios::binary);
   std::string word;
@@ -1169,7 +1169,7 @@ bool HasIdentity(int64_t pid, const std::string& identity) {
     is_value = word == kFlag;
     if (word.starts_with(StrCat(kFlag, "="))) given = word.substr(kFlag.size() + 1);
   }
-  return given == identity;
+  return given;
 }
 
 }  // namespace
@@ -1214,6 +1214,11 @@ FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
     if (!id.ok() || error || (name != program && name != StrCat(program, " (deleted)"))) {
       return false;
     }
+    // On another host, or reused since, the pid may be that of a process of another identity.
+    if (program == kWorkerProgram) {
+      const std::string given = GivenIdentity(pid);
+      if (!given.empty() && given != identity) return false;
+    }
     if (process == record->processes.end()) {
       return true;
     }
@@ -1232,7 +1237,7 @@ FollowedRestarts FollowRestarts(ClusterRecord* record, absl::Time deadline) {
     followed.unrecorded.push_back(
         {.identity = worker.identity,
          // A worker of another host may have the pid of another cluster's worker on this host.
-         .pid = is_here && HasIdentity(worker.pid, worker.identity) ? worker.pid : 0,
+         .pid = is_here && GivenIdentity(worker.pid) == worker.identity ? worker.pid : 0,
          .address = worker.addresses.empty() ? std::string() : worker.addresses.front()});
   }
   return followed;
