@@ -376,7 +376,7 @@ TEST_F(ReplicaTest, ASpareWorkerTakesTheRanksOfAWorkerThatStaysLost) {
 // Without the cache of released arrays, which would keep the first copy.
 TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
   ASSERT_NO_FATAL_FAILURE(
-      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=0"}}));
+      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=1"}}));
   const int64_t before = UsedBytes();
   ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
   EXPECT_THAT(Meshes(), HasSubstr("default.replicas-"));
@@ -390,7 +390,7 @@ TEST_F(ReplicaTest, TheReleaseOfAnArrayFreesBothCopiesAndTheMeshOfTheCopies) {
 
 TEST_F(ReplicaTest, APutUnderTheNameKeepsTheWishAndReplacesTheCopy) {
   ASSERT_NO_FATAL_FAILURE(
-      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=0"}}));
+      StartCluster({.coordinator_flags = {}, .worker_flags = {"--cache-bytes=1"}}));
   ASSERT_EQ(Put("w", {"--spec=fsdp,tp", "--replicas=2"}).exit_code, 0);
   ASSERT_EQ(Put("w", {"--spec=tp,fsdp"}, "32,32").exit_code, 0);
   ASSERT_TRUE(Becomes("w", 2));

@@ -103,7 +103,7 @@ std::vector<std::string> PartsOf(const StepPrediction& predicted) {
   if (predicted.sent_bytes.has_value()) {
     parts.push_back(StrCat(FormatBytes(*predicted.sent_bytes), " between workers"));
   }
-  parts.push_back(StrCat("values of at most ", FormatBytes(predicted.peak_bytes), " on a device"));
+  parts.push_back(StrCat("peak ", FormatBytes(predicted.peak_bytes), " on a device"));
   return parts;
 }
 

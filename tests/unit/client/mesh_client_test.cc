@@ -1603,7 +1603,8 @@ TEST_F(MeshClientTest, APutThatFailsAtItsDeadlineNamesTheWorkersThatItsWatchHasN
                                        Reason::kDeadline, {{fact::kIdentity, "w-1"}}));
   EXPECT_THAT(client_->arrays().PutTensors({Large("a")}), IsOk()) << "it has answered since";
   workers_[1]->StallPuts();
-  coordinator_->FailNextCommits({absl::CancelledError("the client has gone")});
+  coordinator_->FailNextCommits(
+      {WithReason(absl::CancelledError("the client has gone"), Reason::kCancelled)});
   const auto put = client_->arrays().PutTensors({Large("a")}, {}, {.timeout = absl::Seconds(2)});
   EXPECT_THAT(put, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_EQ(FactOf(put.status(), fact::kIdentity), "w-1");
@@ -1616,7 +1617,8 @@ TEST_F(MeshClientTest, APutThatFailsAtItsDeadlineNamesAllWorkersWhoseTilesAreNot
   workers_[1]->StallPuts();
   coordinator_->FailWatches(
       WithReason(absl::DeadlineExceededError("give it more time"), Reason::kDeadline));
-  coordinator_->FailNextCommits({absl::CancelledError("the client has gone")});
+  coordinator_->FailNextCommits(
+      {WithReason(absl::CancelledError("the client has gone"), Reason::kCancelled)});
   const auto put = client_->arrays().PutTensors({Large("a")}, {}, {.timeout = absl::Seconds(2)});
   EXPECT_THAT(put, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(put.status().message(), AllOf(HasSubstr("(worker w-0)"), HasSubstr("(worker w-1)")));
