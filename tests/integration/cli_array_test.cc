@@ -137,7 +137,10 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
   EXPECT_EQ(cluster_->Run({"rm", "hidden", "--validate-only"}).out, "Would remove hidden\n");
   result = cluster_->Run({"rm", "hidden", "--validate-only", "-ojson"});
   EXPECT_EQ(json::parse(result.out), json({{"removed", {"hidden"}}, {"validate_only", true}}));
-  result = cluster_->Run({"rm", "hidden", "-ojson"});
+  // A name that is given twice is removed once.
+  EXPECT_EQ(cluster_->Run({"rm", "hidden", "hidden", "--validate-only"}).out,
+            "Would remove hidden\n");
+  result = cluster_->Run({"rm", "hidden", "hidden", "-ojson"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(json::parse(result.out), json({{"removed", {"hidden"}}}));
   result = cluster_->Run({"describe", layer + "output.dense.weight"});

@@ -22,6 +22,7 @@
 #include "sharding/mesh.h"
 #include "status/str_cat.h"
 #include "tests/testing/eventually.h"
+#include "tests/testing/proxy.h"
 #include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
@@ -34,6 +35,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class UpDownTest : public ::testing::Test {
  protected:
@@ -490,6 +492,80 @@ TEST_F(UpDownTest, AnUpSucceedsIfAllEndedWorkersRunByHand) {
   ExpectDownLeavesNothing();
 }
 
+// A worker may attach only after `up` has compared its record with the attached workers.
+TEST_F(UpDownTest, AnUpFollowsAWorkerThatAttachesMeanwhileInPlaceOfAnEndedOne) {
+  const std::vector<std::string> two = {"up",  "--mesh",   "fsdp=2",       "--data-dir",
+                                        data_, "--detach", "--output=json"};
+  for (const bool coordinator_runs : {false, true}) {
+    SCOPED_TRACE(coordinator_runs);
+    CommandResult up = Run(two);
+    ASSERT_EQ(up.exit_code, 0) << up.err;
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord record, client::ReadRecord(record_));
+    ASSERT_EQ(record.processes.size(), 3u);
+    const auto end = [&record](size_t process) {
+      const client::ProcessId id = record.processes[process].id;
+      return client::SendSignal(id, SIGKILL).ok() &&
+             client::WaitUntilGone(id, absl::Now() + absl::Seconds(60));
+    };
+    ASSERT_TRUE(end(2));
+    ASSERT_TRUE(Eventually([this] {
+      json status = StatusOrNothing();
+      for (const json& worker : status["workers"]) {
+        if (worker["identity"] == "worker-1") return worker["state"] == "lost";
+      }
+      return false;
+    }));
+    if (!coordinator_runs) {
+      ASSERT_TRUE(end(0));
+    }
+    // The worker reaches a running coordinator only when the proxy passes its bytes on.
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<Proxy> proxy,
+                                   Proxy::Start(record.address));
+    proxy->Set(Proxy::Mode::kHold);
+    client::ProcessOptions options;
+    options.command = {
+        SHARDMESH_BINARY_DIR "/shardmesh-worker",
+        StrCat("--coordinator=", coordinator_runs ? proxy->address() : record.address),
+        "--listen=127.0.0.1:0", "--identity=worker-1", StrCat("--data-dir=", data_, "/worker-1")};
+    options.log_path = folder_ + "/by_hand.log";
+    auto worker = client::ChildProcess::Start(options);
+    ASSERT_THAT(worker, IsOk());
+    const client::ProcessId id = worker->id();
+    ASSERT_TRUE(Eventually([&] {
+      return ReadFile(data_ + "/worker-1/LOCK").starts_with(StrCat(id.pid, " on host "));
+    })) << client::ReadLog(options.log_path);
+
+    const std::string follows = StrCat(
+        "Processes were restarted by hand, and the record of `up` follows them: ", "worker-1 (pid ",
+        record.processes[2].id.pid, " has ended, pid ", id.pid, " runs)\n");
+    if (coordinator_runs) {
+      const std::string log = folder_ + "/commands.log";
+      client::ChildProcess waiting = Begin(two);
+      // `up` waits up to 10 s for the worker to attach.
+      absl::SleepFor(absl::Seconds(1));
+      proxy->Set(Proxy::Mode::kPass);
+      ASSERT_TRUE(client::WaitUntilGone(waiting.id(), absl::Now() + absl::Seconds(60)));
+      waiting.Ended();
+      // If `up` began only after the worker had attached, the cluster was up already.
+      EXPECT_THAT(client::ReadLog(log), HasSubstr(follows));
+      EXPECT_THAT(client::ReadLog(log), Not(HasSubstr("Not started")));
+    } else {
+      up = Run(two);
+      ASSERT_EQ(up.exit_code, 0) << up.err;
+      EXPECT_EQ(up.err, StrCat(follows, "Restarted the processes that had ended: coordinator\n"));
+      EXPECT_EQ(json::parse(up.out)["processes"].size(), 3u) << up.out;
+    }
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ClusterRecord after, client::ReadRecord(record_));
+    ASSERT_EQ(after.processes.size(), 3u);
+    EXPECT_EQ(after.processes[2].identity, "worker-1");
+    EXPECT_EQ(after.processes[2].id, id);
+
+    // `down` stops the worker as it stops the others.
+    ASSERT_NO_FATAL_FAILURE(ExpectDownLeavesNothing());
+    EXPECT_TRUE(worker->Ended().has_value());
+  }
+}
+
 TEST_F(UpDownTest, AHealthyClusterIsUpThoughAnotherCommandHasItsLock) {
   std::filesystem::create_directory(folder_ + "/shardmesh");
   client::LocalClusterOptions options;
@@ -711,7 +787,7 @@ TEST_F(UpDownTest, AnUpAfterACrashDoesNotNameAMeshThatTheStateNoLongerHas) {
   ASSERT_EQ(up.exit_code, 0) << up.err;
   EXPECT_EQ(json::parse(up.out)["mesh"], "dp=1");
   EXPECT_THAT(up.err, HasSubstr(StrCat("--data-dir ", data_)));
-  EXPECT_THAT(up.err, ::testing::Not(HasSubstr("--mesh")));
+  EXPECT_THAT(up.err, Not(HasSubstr("--mesh")));
   ExpectDownLeavesNothing();
 }
 

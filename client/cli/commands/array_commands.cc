@@ -1472,7 +1472,12 @@ absl::Status RunRm(const Invocation& invocation, const RmFlags& flags) {
   }
   const bool validate_only = flags.validate_only;
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
-  std::vector<std::string> names = flags.names;
+  // A name that is given several times is removed once.
+  std::vector<std::string> names;
+  std::set<std::string_view> seen;
+  for (const std::string& name : flags.names) {
+    if (seen.insert(name).second) names.push_back(name);
+  }
   if (flags.tree.has_value()) {
     SHARDMESH_ASSIGN_OR_RETURN(const std::vector<Array> arrays,
                                ListTree(client.get(), *flags.tree));

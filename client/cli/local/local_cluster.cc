@@ -565,6 +565,29 @@ void LocalCluster::FindRunningWorkers(absl::Time deadline) {
   }
 }
 
+absl::Status LocalCluster::FollowRunningMembers(absl::Time deadline) {
+  ClusterRecord record = record_;
+  record.processes.clear();
+  for (const Member& member : members_) {
+    if (running_.contains(member.identity) && !IsRunning(member.process.id())) {
+      record.processes.push_back({member.identity, member.process.id(), member.process.log_path()});
+    }
+  }
+  if (record.processes.empty()) return absl::OkStatus();
+  const FollowedRestarts followed = FollowRestarts(&record, deadline);
+  if (followed.corrected.empty()) return absl::OkStatus();
+  for (const RecordedProcess& process : record.processes) {
+    Member& member = *Find(process.identity);
+    if (member.process.id() == process.id) continue;
+    member = {process.identity, WorkerProcess(process.identity),
+              ChildProcess::TakeOver(process.id, process.log_path)};
+    running_.erase(process.identity);
+  }
+  SHARDMESH_RETURN_IF_ERROR(WriteDown());
+  if (options_.on_correction) options_.on_correction(followed.Sentence());
+  return absl::OkStatus();
+}
+
 void LocalCluster::ForgetRunningMembers() {
   std::erase_if(members_, [this](const Member& member) {
     return running_.contains(member.identity) && !IsRunning(member.process.id());
@@ -741,6 +764,7 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Resume(LocalClusterO
     cluster->running_.emplace(identity, worker == followed.unrecorded.end() ? 0 : worker->pid);
   }
   cluster->FindRunningWorkers(limit.wall());
+  SHARDMESH_RETURN_IF_ERROR(cluster->FollowRunningMembers(limit.wall()));
   cluster->ForgetRunningMembers();
   // Launch writes record_, so copy its workers.
   for (const std::string& identity : std::vector<std::string>(workers)) {

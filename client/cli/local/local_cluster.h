@@ -211,6 +211,11 @@ class LocalCluster {
   // folder belongs to a process that does not attach is not added: its start fails, and its log
   // names the process.
   void FindRunningWorkers(absl::Time deadline);
+  // Updates the members whose process has ended and whose place a worker in running_ has taken, as
+  // FollowRestarts updates a record. Removes these workers from running_, and writes the record. A
+  // worker may attach only after Start called FollowRestarts. Leaves workers as they are that do
+  // not run on this host, or whose program has another name.
+  absl::Status FollowRunningMembers(absl::Time deadline);
   // Removes the members whose process has ended and whose place a worker in running_ has taken.
   void ForgetRunningMembers();
   // Makes the certificates that the workers of record_ lack. Does nothing without TLS.
