@@ -564,13 +564,12 @@ absl::StatusOr<PlannedReshard> PlanReshards(const ReshardPlanParts& parts, const
   MeshPlans plans(parts, call, is_cancelled);
   const std::shared_ptr<const MembershipView> view = parts.put.membership->view();
   for (size_t i = 0; i < arrays.size(); ++i) {
-    if (i % kLookEvery == 0 && is_cancelled()) {
-      return NothingMoved();
-    }
     const SelectedArray array = arrays[i];
     SHARDMESH_RETURN_IF_ERROR(CheckSource(parts, array));
     absl::StatusOr<ReshardItem> item = plans.Plan(std::move(arrays[i]));
     if (!item.ok()) return About(array, item.status());
+    // Late calls too get the errors above, which name the worker that a mesh or an array waits for.
+    if (i % kLookEvery == 0 && is_cancelled()) return NothingMoved();
     if (const absl::Status compared = CompareLayouts(*view, is_cancelled, &*item); !compared.ok()) {
       return About(array, compared);
     }

@@ -154,7 +154,9 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
       }
     }
     if (!planned.ok()) {
-      Fail(IsLate() ? Late() : stop_.Explain(planned.status()));
+      // Another error says more than the time limit: what is wrong, or what the call waits for.
+      const bool is_stopped = absl::IsCancelled(planned.status());
+      Fail(is_stopped && IsLate() ? Late() : stop_.Explain(planned.status()));
       return End();
     }
     plan_ = *std::move(planned);
@@ -286,11 +288,14 @@ class ReshardRunner::Run : public std::enable_shared_from_this<ReshardRunner::Ru
         absl::Milliseconds(100));
   }
   bool IsLate() const { return parts_.clock->Now() >= call_.deadline; }
-  static absl::Status Late() {
-    return WithReason(
-        absl::DeadlineExceededError("the time limit of the reshard has passed; repeat "
-                                    "it, and it goes on where it stopped"),
-        Reason::kDeadline);
+  absl::Status Late() const {
+    return WithReason(absl::DeadlineExceededError(
+                          call_.validate_only
+                              ? "the time limit has passed before the reshard was planned; allow "
+                                "more time"
+                              : "the time limit of the reshard has passed; repeat it, and it goes "
+                                "on where it stopped"),
+                      Reason::kDeadline);
   }
 
   absl::Status BeginOperation() {

@@ -114,6 +114,12 @@ class ResizeRunner::Run {
     return workers;
   }
 
+  // Whether the resize ends without the new shape: it was cancelled, or moves arrays back.
+  bool is_giving_up() const {
+    absl::MutexLock lock(&mutex_);
+    return !interrupted_.ok() || is_going_back_;
+  }
+
   void Over() { is_over_.store(true, std::memory_order_release); }
   bool is_over() const { return is_over_.load(std::memory_order_acquire); }
 
@@ -512,10 +518,13 @@ absl::StatusOr<std::optional<BegunResize>> ResizeRunner::FindKnown(const ResizeC
   }
   for (const auto& [id, each] : running_) {
     if (each->mesh_id != call.mesh_id || each->run->is_over()) continue;
-    if (SameAxes(each->axes, call.axes)) return each->begun;
+    // The end of a resize that gives up is no answer to a call that nobody has cancelled.
+    const bool gives_up = each->run->is_giving_up();
+    if (!gives_up && SameAxes(each->axes, call.axes)) return each->begun;
     return WithRetryDelay(
         WithReason(absl::AbortedError(
                        StrCat("the mesh \"", call.mesh_id, "\" is being resized by operation ", id,
+                              gives_up ? ", which goes back to the old shape" : "",
                               "; wait until it has ended (`shardmesh ops watch ", id, "`)")),
                    Reason::kMeshInUse, {{fact::kMesh, call.mesh_id}}),
         absl::Seconds(1));

@@ -113,7 +113,8 @@ class ResizeRunner {
   };
 
   // Returns the answer of an earlier request that this one repeats, or that resizes the mesh to the
-  // same shape now; nullopt if there is none. ABORTED: the mesh is being resized to another shape.
+  // same shape now; nullopt if there is none. ABORTED (MESH_IN_USE): the mesh is being resized to
+  // another shape, or by a resize that was cancelled or goes back.
   absl::StatusOr<std::optional<BegunResize>> FindKnown(const ResizeCall& call,
                                                        const std::string& key);
   // Joins the threads of resizes that are over. RESOURCE_EXHAUSTED (OVERLOADED): kMaxRunning are

@@ -1577,6 +1577,37 @@ TEST_F(ReshardRunnerTest, BadCallsAreRefusedBeforeAnythingMoves) {
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
 }
 
+// The last attempt of a client that waits for a worker comes too late.
+TEST_F(ReshardRunnerTest, ALateCallNamesTheWorkerThatItsMeshWaitsFor) {
+  AddArray(Descriptor(), "w");
+  endpoints_.ready = WithReason(absl::UnavailableError("mesh \"m\" waits for rank 1 (w1)"),
+                                Reason::kRecovering, {{fact::kIdentity, "w1"}});
+  for (ReshardCall call : {CallOf("w", kWhole), CallOfTree("w", kWhole)}) {
+    call.deadline = clock_.Now();
+    for (const bool validate_only : {false, true}) {
+      call.validate_only = validate_only;
+      const absl::Status late = Refusal(call);
+      EXPECT_THAT(late, StatusIs(absl::StatusCode::kUnavailable, Reason::kRecovering));
+      EXPECT_EQ(FactOf(late, fact::kIdentity), "w1");
+    }
+  }
+}
+
+TEST_F(ReshardRunnerTest, ALateCallSaysWhatToDo) {
+  AddArray(Descriptor(), "w");
+  ReshardCall call = CallOf("w", kWhole);
+  call.deadline = clock_.Now();
+  const absl::Status late = Refusal(call);
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(late.message()), HasSubstr("it goes on where it stopped"));
+  // A plan stops nowhere.
+  call.validate_only = true;
+  const absl::Status unplanned = Refusal(call);
+  EXPECT_THAT(unplanned, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
+  EXPECT_THAT(std::string(unplanned.message()),
+              HasSubstr("before the reshard was planned; allow more time"));
+}
+
 // Arrays of clients there would keep the coordinator from deleting these meshes.
 TEST_F(ReshardRunnerTest, OnlyAResizeMovesArraysOntoItsAuxiliaryMesh) {
   AddArray(Descriptor(), "w");

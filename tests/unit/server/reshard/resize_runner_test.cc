@@ -165,6 +165,33 @@ TEST_F(ResizeRunnerTest, ProgressHasBothMovesOfAnArrayAndACancellationLeavesAllA
               StatusIs(absl::StatusCode::kNotFound));
 }
 
+// Nobody has cancelled the second request, although it asks for the same shape.
+TEST_F(ResizeRunnerTest, ARequestBesideACancelledResizeWaitsForItsEndAndBeginsAnew) {
+  endpoints_.on_each_check = [this] { go_.WaitForNotification(); };
+  ResizeCall call = CallOf(0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize first, Begin(call));
+  EXPECT_THAT(operations_.CancelFor(first.operation_id, absl::CancelledError("ada cancelled it")),
+              IsOk());
+  // A repetition of the request that was cancelled gets its operation.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize repeated, Begin(call));
+  EXPECT_EQ(repeated.operation_id, first.operation_id);
+  call.request_id = "second";
+  const absl::Status refused = Begin(call).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kAborted, Reason::kMeshInUse));
+  EXPECT_TRUE(RetryDelayOf(refused).has_value());
+  EXPECT_THAT(std::string(refused.message()),
+              ::testing::HasSubstr(
+                  StrCat("operation ", first.operation_id, ", which goes back to the old shape")));
+  go_.Notify();
+  ASSERT_TRUE(test::Eventually([&] { return operations_.Progress(first.operation_id)->ended; }));
+  EXPECT_THAT(operations_.Progress(first.operation_id)->status,
+              StatusIs(absl::StatusCode::kCancelled));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const BegunResize second, Begin(call));
+  EXPECT_NE(second.operation_id, first.operation_id);
+  ASSERT_TRUE(test::Eventually([&] { return operations_.Progress(second.operation_id)->ended; }));
+  EXPECT_THAT(operations_.Progress(second.operation_id)->status, IsOk());
+}
+
 TEST_F(ResizeRunnerTest, ThePlanCountsTheAdditionOfPartialSums) {
   ResizeCall call = CallOf(0);
   call.validate_only = true;
