@@ -22,6 +22,7 @@
 #include "client/cli/local/recorded_flags.h"
 #include "client/mesh_client.h"
 #include "process/file.h"
+#include "process/host_port.h"
 #include "process/lock_file.h"
 #include "process/steady_deadline.h"
 #include "status/fact_keys.h"
@@ -1180,20 +1181,22 @@ std::string FollowedRestarts::Sentence() const {
 
 namespace {
 
-// Returns the identity that the command line of a process of this host gives to a worker. Empty if
-// it gives none, or cannot be read.
+// Returns the identity that the command line of a process of this host gives to a worker: the name
+// of this host without --identity. Empty if the command line cannot be read.
 std::string GivenIdentity(int64_t pid) {
   constexpr std::string_view kFlag = "--identity";
   std::ifstream file(StrCat("/proc/", pid, "/cmdline"), std::ios::binary);
   std::string word;
   std::string given;
   bool is_value = false;  // of a flag that is a word of its own
+  bool is_read = false;
   while (std::getline(file, word, '\0')) {
+    is_read = true;
     if (is_value) given = word;
     is_value = word == kFlag;
     if (word.starts_with(StrCat(kFlag, "="))) given = word.substr(kFlag.size() + 1);
   }
-  return given;
+  return given.empty() && is_read ? HostName() : given;
 }
 
 }  // namespace
