@@ -902,7 +902,9 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
           std::find(workers.begin(), workers.end(), member.identity) != workers.end();
       if (!is_needed) continue;
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
-        return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
+        const std::string advice = AdviceOnHolder(HolderOf(member.identity));
+        return WithReason(About(member, absl::StatusCode::kUnavailable,
+                                advice.empty() ? *end : StrCat(*end, "; ", advice)),
                           Reason::kMeshIncomplete, {{fact::kIdentity, member.identity}});
       }
     }
@@ -1004,6 +1006,12 @@ std::string LocalCluster::WhyNotStarted(const std::string& identity) const {
                    : StrCat(folder, " is no folder of a worker: ", ToStd(lock.status().message()));
 }
 
+std::string LocalCluster::HolderOf(const std::string& identity) const {
+  if (options_.data_folder.empty()) return "";
+  const auto lock = TakeSharedLock(StrCat(options_.data_folder, "/", identity, kWorkerLock));
+  return lock.ok() && !lock->held.valid() ? lock->holder : std::string();
+}
+
 std::vector<EndedProcess> LocalCluster::CollectEnded() {
   std::vector<EndedProcess> ended;
   for (Member& member : members_) {
@@ -1092,6 +1100,20 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
     member.process.Ended();
   }
   return killed;
+}
+
+std::string AdviceOnHolder(std::string_view holder) {
+  constexpr std::string_view kOnHost = " on host ";
+  const size_t end = holder.find(kOnHost);
+  if (end == std::string_view::npos || end == 0 || holder.find_first_not_of("0123456789") != end) {
+    return "";  // the lock file does not name the process
+  }
+  const std::string_view pid = holder.substr(0, end);
+  return holder.substr(end + kOnHost.size()) == HostName()
+             ? StrCat("process ", pid, " has its data folder: `kill ", pid,
+                      "` ends it, then run `shardmesh up` again")
+             : StrCat("process ", holder,
+                      " has its data folder: end it there, then run `shardmesh up` again");
 }
 
 std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers) {
