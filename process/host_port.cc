@@ -1,6 +1,10 @@
 // Parses, checks and changes addresses.
 #include "process/host_port.h"
 
+#include <unistd.h>
+
+#include <array>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "status/fact_keys.h"
@@ -13,6 +17,11 @@ namespace shardmesh {
 std::string HostPort::ToString() const {
   const bool is_v6 = host.find(':') != std::string::npos;
   return is_v6 ? StrCat("[", host, "]:", port) : StrCat(host, ":", port);
+}
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "worker";
 }
 
 bool IsUnixAddress(std::string_view address) {

@@ -17,6 +17,10 @@ struct HostPort {
   std::string ToString() const;
 };
 
+// Returns the name of this host, which is the default identity of a worker on it; "worker" if the
+// system does not report the name. Thread-safe.
+std::string HostName();
+
 // Returns whether `address` is `unix:/path`, or `unix-abstract:name` for a socket without a file.
 bool IsUnixAddress(std::string_view address);
 

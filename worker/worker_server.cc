@@ -2,10 +2,8 @@
 #include "worker/worker_server.h"
 
 #include <grpcpp/grpcpp.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <fstream>
 #include <utility>
@@ -58,11 +56,6 @@ namespace {
 // only wait in the disk's queue.
 constexpr int kWorkThreads = 2;
 constexpr size_t kNonceBytes = 32;
-
-std::string HostName() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "worker";
-}
 
 // Returns the host's boot id; empty if the system does not report it.
 std::string BootId() {

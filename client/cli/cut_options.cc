@@ -100,7 +100,8 @@ void AddCutsOption(CLI::App* app, CutOptions* options) {
          },
          "a dimension, and where its parts after the first start: 0:100,300; may be repeated")
       ->expected(1)
-      ->take_all();
+      ->take_all()
+      ->allow_extra_args(false);  // else it would take a file that follows for more cuts
 }
 
 void AddUnevenOptions(CLI::App* app, CutOptions* options, std::string_view rules) {

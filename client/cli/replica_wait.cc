@@ -37,6 +37,22 @@ std::string FormatReplicaCount(const ArrayReplicas& replicas) {
   return StrCat("replicas ", replicas.complete, " of ", replicas.wanted);
 }
 
+std::string FormatWaitingReplicas(const ClusterStatus& status) {
+  constexpr size_t kMostLost = 8;
+  std::vector<std::string> lost;
+  for (const WorkerStatus& worker : status.workers) {
+    const bool serves =
+        std::any_of(status.meshes.begin(), status.meshes.end(), [&worker](const MeshStatus& mesh) {
+          return std::find(mesh.workers.begin(), mesh.workers.end(), worker.identity) !=
+                 mesh.workers.end();
+        });
+    if (worker.state == WorkerState::kLost && serves) lost.push_back(worker.identity);
+  }
+  if (lost.empty()) return "being copied";
+  return StrCat("being copied or waiting for ", StrJoinFirst(kMostLost, lost, ", "),
+                lost.size() == 1 ? ", which is lost" : ", which are lost");
+}
+
 std::string FormatReplicas(const ArrayReplicas& replicas) {
   std::string text = StrCat(replicas.complete, " of ", replicas.wanted);
   if (replicas.complete == replicas.wanted) StrAppend(&text, ", each tile ", PlaceOf(replicas));

@@ -13,6 +13,7 @@
 #include "client/cli/output_form.h"
 #include "client/mesh_client.h"
 #include "client/types/array.h"
+#include "client/types/cluster_status.h"
 
 namespace shardmesh::client {
 
@@ -23,6 +24,9 @@ void AddReplicasOption(CLI::App* app, int64_t* replicas);
 std::string FormatReplicaCount(const ArrayReplicas& replicas);
 // The same with where the copies are, and what is done about a missing one.
 std::string FormatReplicas(const ArrayReplicas& replicas);
+// Returns why second replicas are not complete yet: `being copied`, and the lost workers for whose
+// ranks of meshes the copies may wait. Names at most 8 workers.
+std::string FormatWaitingReplicas(const ClusterStatus& status);
 Json ReplicasJson(const std::optional<ArrayReplicas>& replicas);
 
 // Waits for the second replicas of the arrays with a progress bar, if `replicas` is 2. Returns the

@@ -119,6 +119,14 @@ absl::Status WorkerCalls::CheckReplace(const v1::ReplaceWorkerRequest& request,
   if (view->FindWorker(request.identity()) == nullptr && ranks.empty()) {
     return no_worker(request.identity(), "no worker has the identity");
   }
+  // Perhaps the names are swapped: the advice to stop the worker would end the spare one.
+  if (ranks.empty() && view->IsAlive(request.identity())) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("worker \"", request.identity(),
+                                             "\" is attached and serves no rank; name the lost "
+                                             "worker first, and then its replacement")),
+        Reason::kWorkerAttached, {{fact::kIdentity, request.identity()}});
+  }
   SHARDMESH_RETURN_IF_ERROR(CheckLost(request.identity()));
   const WorkerStatus* const replacement = view->FindWorker(request.replacement());
   if (!view->IsAlive(request.replacement())) {

@@ -189,6 +189,11 @@ absl::StatusOr<PutTensor> TensorOf(const ReshardCall& call, const SelectedArray&
     tensor.cut_points = *std::move(cut_points);
   }
   if (call.spec.has_value()) {
+    if (const auto axes = call.spec->unreduced(); !axes.empty()) {
+      return rpc::BadField("spec", StrCat("leaves ", StrJoin(axes, ", "),
+                                          " unreduced, and the new layout cannot be a partial sum; "
+                                          "give the same spec without unreduced axes"));
+    }
     tensor.spec = call.spec;
   } else if (KeepsCutPoints(call, definition)) {
     tensor.spec = WithoutUnreduced(definition.descriptor.spec);

@@ -167,10 +167,12 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
                            "\", so nothing is left for the name in the checkpoint; do not strip it "
                            "(strip_prefix, or --strip-prefix)"));
     }
-    if (!array.spec.unreduced().empty()) {
-      return rpc::BadField("prefix", StrCat("selects \"", name,
-                                            "\", which is a partial sum; reduce it first, or save "
-                                            "by a prefix that leaves it out"));
+    if (const auto axes = array.spec.unreduced(); !axes.empty()) {
+      return rpc::BadField(
+          "prefix", StrCat("\"", name, "\" holds partial sums along ", StrJoin(axes, ", "),
+                           "; save by a prefix that leaves it out, or reduce it first: `shardmesh "
+                           "collective all-reduce ",
+                           name, " --axes ", StrJoin(axes, ","), " --as NAME`"));
     }
     const SelectedArray selected{.array = each.array,
                                  .name = each.name,

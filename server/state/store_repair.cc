@@ -61,6 +61,14 @@ absl::Status FileError(std::string_view doing, const std::string& path, std::err
       is_full ? Reason::kStoreFull : Reason::kStoreFailed, {{fact::kFile, path}});
 }
 
+// Returns the folder of the coordinator if `folder` is the data folder of `shardmesh up`, which
+// makes a subfolder for each process. Empty if the subfolder of the coordinator has no database.
+std::string CoordinatorFolderIn(const std::string& folder) {
+  const std::string below = (fs::path(folder) / "coordinator").string();
+  std::error_code error;
+  return fs::exists(DatabasePath(below), error) ? below : std::string();
+}
+
 // Returns the message for a folder without a database.
 std::string NoDatabase(const std::string& folder) {
   std::error_code error;
@@ -68,14 +76,11 @@ std::string NoDatabase(const std::string& folder) {
   if (!fs::is_directory(folder, error)) {
     return StrCat(folder, " is no folder; give the --data-dir of a coordinator");
   }
-  // `shardmesh up --data-dir` makes a subfolder for each process, so look for the subfolder of the
-  // coordinator.
-  const std::string below = (fs::path(folder) / "coordinator").string();
-  return fs::exists(DatabasePath(below), error)
-             ? StrCat("there is no database ", DatabasePath(folder),
-                      "; the coordinator of this cluster keeps its state in ", below)
-             : StrCat("there is no database ", DatabasePath(folder),
-                      "; give the --data-dir of a coordinator");
+  const std::string below = CoordinatorFolderIn(folder);
+  return !below.empty() ? StrCat("there is no database ", DatabasePath(folder),
+                                 "; the coordinator of this cluster keeps its state in ", below)
+                        : StrCat("there is no database ", DatabasePath(folder),
+                                 "; give the --data-dir of a coordinator");
 }
 
 // Returns the current values of a state's keys, except `cluster`, `restored` and stored answers.
@@ -1049,6 +1054,15 @@ absl::StatusOr<Restored> RestoreSnapshot(const std::string& folder, const std::s
   std::string digest;
   if (!has_log) {
     SHARDMESH_ASSIGN_OR_RETURN(digest, DigestOfFile(file));
+  }
+  // The next `up` would start with the state in the subfolder, which was not restored.
+  const std::string below = CoordinatorFolderIn(folder);
+  if (std::error_code error; !below.empty() && !fs::exists(DatabasePath(folder), error)) {
+    return StoreError(absl::StatusCode::kFailedPrecondition,
+                      StrCat("there is no database ", DatabasePath(folder),
+                             "; the coordinator of this cluster keeps its state in ", below,
+                             "; restore with --data-dir ", below),
+                      folder);
   }
   SHARDMESH_RETURN_IF_ERROR(MakeDataFolder(folder));
   SHARDMESH_ASSIGN_OR_RETURN(const FolderLock lock, FolderLock::Take(folder));

@@ -54,6 +54,8 @@ inline constexpr size_t kListedKeys = 20;
 // - The file is no snapshot, or its term is too high to skip more terms.
 // - The snapshot is of another cluster than the state to be replaced.
 // - The file, or the state to be replaced, has a newer schema (SCHEMA_MISMATCH).
+// - The folder has no state, but its subfolder `coordinator` has one: it is the data folder of
+//   `shardmesh up`. Nothing is written.
 // - The current state cannot tell which snapshot it was made from, and there is no kRestoreAgain:
 //   restoring the same snapshot again would undo all changes acknowledged since.
 //

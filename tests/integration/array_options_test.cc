@@ -208,6 +208,8 @@ TEST_F(ClusterCommandTest, PutsATensorAndGetsASliceOfIt) {
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Would put x"));
   EXPECT_EQ(cluster_->Run({"ls", "--unnamed", "-o", "name"}).out, "") << "it put nothing";
+  result = cluster_->Run({"put", "--as", "x", Path("x.npy"), "--spec", "-,-", "--validate-only"});
+  EXPECT_EQ(result.exit_code, 0) << "--as takes one name: " << result.err;
   result = cluster_->Run({"put", Path("x.npy"), "--as", "x", "--spec", "fsdp,tp"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("Put x: F32"));

@@ -22,6 +22,7 @@
 #include "absl/time/clock.h"
 #include "client/cli/local/child_process.h"
 #include "client/cli/local/cluster_record.h"
+#include "process/host_port.h"
 #include "status/str_cat.h"
 #include "tensor/view.h"
 #include "tests/integration/cli_fixture.h"
@@ -448,8 +449,8 @@ TEST_F(CommandLineTest, DownNamesAWorkerThatItDoesNotStop) {
   EXPECT_TRUE(client::WaitUntilGone(spare.id(), absl::Now() + absl::Seconds(60)));
 }
 
-// A pid may be that of a process on another host. Without --identity, nothing tells whose it is.
-TEST_F(CommandLineTest, DownNamesNoPidWithoutTheIdentityOfTheWorker) {
+// Without --identity, a worker has the name of its host.
+TEST_F(CommandLineTest, DownNamesThePidOfAWorkerThatHasTheNameOfThisHost) {
   CommandResult result = Run({"up", "--mesh", "fsdp=1", "--detach", "--output", "json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ChildProcess nameless,
@@ -463,8 +464,10 @@ TEST_F(CommandLineTest, DownNamesNoPidWithoutTheIdentityOfTheWorker) {
       << client::ReadLog(nameless.log_path());
   result = Run({"down"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("Not stopped, because not on this host: "));
-  EXPECT_THAT(result.err, Not(HasSubstr("`kill ")));
+  const int64_t pid = nameless.id().pid;
+  EXPECT_THAT(result.err,
+              HasSubstr(StrCat("Not stopped, because `up` did not start it: ", HostName(), " (pid ",
+                               pid, "); `kill ", pid, "` ends it\n")));
   EXPECT_THAT(client::SendSignal(nameless.id(), SIGTERM), IsOk()) << "it still runs";
   EXPECT_TRUE(client::WaitUntilGone(nameless.id(), absl::Now() + absl::Seconds(60)));
 }

@@ -276,6 +276,7 @@ TEST_F(UpDownTest, NamesTheProcessThatHasAWorkersFolder) {
   const CommandResult refused = Run(up_);
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_THAT(refused.err, AllOf(HasSubstr(StrCat("is in use by process ", worker, " on host ")),
+                                 HasSubstr(StrCat("`kill ", worker, "` ends it, then run")),
                                  HasSubstr("end that process")));
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::ProcessId left, client::IdentifyProcess(worker));
   ASSERT_THAT(client::SendSignal(left, SIGKILL), IsOk());

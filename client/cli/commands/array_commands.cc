@@ -1558,6 +1558,7 @@ void AddPut(CommandLine* line, CLI::App* parent) {
       ->required()
       ->expected(1)
       ->take_all()
+      ->allow_extra_args(false)  // else it would take a file that follows for a second name
       ->check([](const std::string& name) {
         if (name.empty()) return std::string("the name is empty, and nothing would hold the array");
         if (name.ends_with(".npy")) {

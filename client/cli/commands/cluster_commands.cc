@@ -20,6 +20,7 @@
 #include "client/cli/local/cluster_record.h"
 #include "client/cli/local/local_cluster.h"
 #include "client/cli/local/recorded_flags.h"
+#include "client/cli/replica_wait.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
 #include "process/file.h"
@@ -438,10 +439,11 @@ Json StatusJson(const std::string& address, const ClusterStatus& status,
           {"workers", std::move(workers)}};
 }
 
-void PrintReplicas(const ReplicaStatus& replicas) {
+void PrintReplicas(const ClusterStatus& status) {
+  const ReplicaStatus& replicas = *status.replicas;
   if (replicas.waiting > 0) {
-    std::cout << "Replicas: " << FormatCount(replicas.waiting, "array")
-              << " with replicas 1 of 2, being copied\n";
+    std::cout << "Replicas: " << FormatCount(replicas.waiting, "array") << " with replicas 1 of 2, "
+              << FormatWaitingReplicas(status) << "\n";
   }
   if (replicas.failed > 0) {
     std::cout << "Replicas: " << FormatCount(replicas.failed, "array")
@@ -519,7 +521,7 @@ void PrintStatus(const std::string& address, const ClusterStatus& status,
               << ", freed when the memory is needed (`shardmesh admin cache drop`)\n";
   }
   if (status.repairs.has_value()) PrintRepairs(*status.repairs);
-  if (status.replicas.has_value()) PrintReplicas(*status.replicas);
+  if (status.replicas.has_value()) PrintReplicas(status);
   if (const std::string served = metrics.Of(status.pid); !served.empty()) {
     std::cout << "Metrics at " << metrics.scheme() << "://" << served << "/metrics\n";
   }

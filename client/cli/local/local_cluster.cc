@@ -22,6 +22,7 @@
 #include "client/cli/local/recorded_flags.h"
 #include "client/mesh_client.h"
 #include "process/file.h"
+#include "process/host_port.h"
 #include "process/lock_file.h"
 #include "process/steady_deadline.h"
 #include "status/fact_keys.h"
@@ -901,7 +902,9 @@ absl::Status LocalCluster::AwaitHealthy(absl::Time deadline) {
           std::find(workers.begin(), workers.end(), member.identity) != workers.end();
       if (!is_needed) continue;
       if (const std::optional<std::string> end = member.process.Ended(); end.has_value()) {
-        return WithReason(About(member, absl::StatusCode::kUnavailable, *end),
+        const std::string advice = AdviceOnHolder(HolderOf(member.identity));
+        return WithReason(About(member, absl::StatusCode::kUnavailable,
+                                advice.empty() ? *end : StrCat(*end, "; ", advice)),
                           Reason::kMeshIncomplete, {{fact::kIdentity, member.identity}});
       }
     }
@@ -1003,6 +1006,12 @@ std::string LocalCluster::WhyNotStarted(const std::string& identity) const {
                    : StrCat(folder, " is no folder of a worker: ", ToStd(lock.status().message()));
 }
 
+std::string LocalCluster::HolderOf(const std::string& identity) const {
+  if (options_.data_folder.empty()) return "";
+  const auto lock = TakeSharedLock(StrCat(options_.data_folder, "/", identity, kWorkerLock));
+  return lock.ok() && !lock->held.valid() ? lock->holder : std::string();
+}
+
 std::vector<EndedProcess> LocalCluster::CollectEnded() {
   std::vector<EndedProcess> ended;
   for (Member& member : members_) {
@@ -1093,6 +1102,20 @@ std::vector<std::string> LocalCluster::Stop(absl::Duration grace) {
   return killed;
 }
 
+std::string AdviceOnHolder(std::string_view holder) {
+  constexpr std::string_view kOnHost = " on host ";
+  const size_t end = holder.find(kOnHost);
+  if (end == std::string_view::npos || end == 0 || holder.find_first_not_of("0123456789") != end) {
+    return "";  // the lock file does not name the process
+  }
+  const std::string_view pid = holder.substr(0, end);
+  return holder.substr(end + kOnHost.size()) == HostName()
+             ? StrCat("process ", pid, " has its data folder: `kill ", pid,
+                      "` ends it, then run `shardmesh up` again")
+             : StrCat("process ", holder,
+                      " has its data folder: end it there, then run `shardmesh up` again");
+}
+
 std::string NoteOnUnrecorded(const std::vector<UnrecordedWorker>& workers) {
   constexpr size_t kMostNamed = 16;
   std::vector<std::string> here;
@@ -1180,20 +1203,22 @@ std::string FollowedRestarts::Sentence() const {
 
 namespace {
 
-// Returns the identity that the command line of a process of this host gives to a worker. Empty if
-// it gives none, or cannot be read.
+// Returns the identity that the command line of a process of this host gives to a worker: the name
+// of this host without --identity. Empty if the command line cannot be read.
 std::string GivenIdentity(int64_t pid) {
   constexpr std::string_view kFlag = "--identity";
   std::ifstream file(StrCat("/proc/", pid, "/cmdline"), std::ios::binary);
   std::string word;
   std::string given;
   bool is_value = false;  // of a flag that is a word of its own
+  bool is_read = false;
   while (std::getline(file, word, '\0')) {
+    is_read = true;
     if (is_value) given = word;
     is_value = word == kFlag;
     if (word.starts_with(StrCat(kFlag, "="))) given = word.substr(kFlag.size() + 1);
   }
-  return given;
+  return given.empty() && is_read ? HostName() : given;
 }
 
 }  // namespace

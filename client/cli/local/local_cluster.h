@@ -243,6 +243,9 @@ class LocalCluster {
   // Returns why a worker of another mesh does not count as one of this cluster; empty if it has a
   // folder that another process uses, or if workers have no folders.
   std::string WhyNotStarted(const std::string& identity) const;
+  // Returns the process that has the lock of the member's data folder, as FileLock::holder; empty
+  // if no process has it.
+  std::string HolderOf(const std::string& identity) const;
   Member* Find(const std::string& identity);
   // Returns an error about a member, with the last lines of the member's log.
   static absl::Status About(const Member& member, absl::StatusCode code, std::string_view what);
@@ -271,6 +274,10 @@ struct UnrecordedWorker {
   int64_t pid = 0;      // 0: it does not run on this host
   std::string address;  // empty: it is not known
 };
+
+// Returns what to do about the process that has the data folder of a process that ended. `holder`
+// is FileLock::holder. Empty if it names no process.
+std::string AdviceOnHolder(std::string_view holder);
 
 // Returns lines, without a newline at the end, that name the workers and say how to end them, which
 // `down` does not do. Empty without workers.

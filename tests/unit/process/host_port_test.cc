@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <string>
+
 #include "rpc/tls/credentials.h"
 #include "tests/testing/status_matchers.h"
 
@@ -37,6 +40,13 @@ TEST(HostPortTest, PutsAnotherPortInItsPlace) {
   EXPECT_EQ(WithPort("[::1]:7072", 7074), "[::1]:7074");
   EXPECT_EQ(WithPort("127.0.0.1:7072", 0), "127.0.0.1:7072");
   EXPECT_EQ(WithPort("unix:/tmp/s", 7074), "unix:/tmp/s");
+}
+
+TEST(HostNameTest, IsTheOneThatTheKernelReports) {
+  std::ifstream file("/proc/sys/kernel/hostname");
+  std::string name;
+  ASSERT_TRUE(std::getline(file, name));
+  EXPECT_EQ(HostName(), name);
 }
 
 TEST(CheckBindAddressTest, OnlyLoopbackNeedsNoPermission) {

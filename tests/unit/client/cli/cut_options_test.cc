@@ -33,6 +33,18 @@ TEST(CutOptionsTest, ReadsADimensionAndItsStarts) {
               HasSubstr("the start 4 follows 5; starts must not fall"));
 }
 
+TEST(CutOptionsTest, LeaveAFileThatFollowsToTheCommand) {
+  CLI::App app;
+  std::vector<std::string> files;
+  app.add_option("file", files)->required();
+  CutOptions options;
+  AddCutsOption(&app, &options);
+  app.add_flag("--strict");
+  app.parse("--cuts 0:1 x.npy --cuts 1:2 y.npy --strict");
+  EXPECT_THAT(files, ElementsAre("x.npy", "y.npy"));
+  EXPECT_THAT(options.cuts, ElementsAre(DimensionCuts{0, {1}}, DimensionCuts{1, {2}}));
+}
+
 TEST(CutOptionsTest, ReadsRulesAndWeights) {
   EXPECT_THAT(ParseUnevenCuts("ceil"), IsOkAndHolds(UnevenCuts::kCeilChunks));
   EXPECT_THAT(ParseUnevenCuts("memory"), IsOkAndHolds(UnevenCuts::kByMemory));

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "client/types/array.h"
+#include "client/types/cluster_status.h"
 
 namespace shardmesh::client {
 namespace {
@@ -59,6 +60,29 @@ TEST(ReplicaSumsTest, DoesNotCountReplicasBySpec) {
   sums.Add(array);
   EXPECT_EQ(sums.Clause(1024), "");
   EXPECT_EQ(sums.Advice(), "");
+}
+
+TEST(WaitingReplicasTest, NamesLostWorkersThatServeRanks) {
+  ClusterStatus status;
+  const auto add_worker = [&status](const std::string& identity, WorkerState state) {
+    WorkerStatus worker;
+    worker.identity = identity;
+    worker.state = state;
+    status.workers.push_back(worker);
+  };
+  add_worker("a", WorkerState::kReady);
+  add_worker("b", WorkerState::kLost);
+  add_worker("c", WorkerState::kLost);
+  MeshStatus mesh;
+  mesh.workers = {"a"};
+  status.meshes = {mesh};
+  EXPECT_EQ(FormatWaitingReplicas(status), "being copied") << "no copy needs the lost workers";
+  mesh.workers = {"a", "b"};
+  status.meshes.push_back(mesh);
+  EXPECT_EQ(FormatWaitingReplicas(status), "being copied or waiting for b, which is lost");
+  mesh.workers = {"c", "a"};
+  status.meshes.push_back(mesh);
+  EXPECT_EQ(FormatWaitingReplicas(status), "being copied or waiting for b, c, which are lost");
 }
 
 }  // namespace

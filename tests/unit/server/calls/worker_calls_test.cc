@@ -29,6 +29,7 @@ using ::shardmesh::test::CarriesFacts;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Nothing follows the definitions here: the membership changes only by the calls.
@@ -143,6 +144,21 @@ TEST_F(WorkerReplacementTest, TheCoordinatorReplacesAWorkerAsACallDoes) {
   done.WaitForNotification();
   EXPECT_THAT(ended, ElementsAre(absl::StatusCode::kFailedPrecondition, absl::StatusCode::kOk));
   EXPECT_THAT(RanksOf("m"), ElementsAre("new"));
+}
+
+TEST_F(WorkerReplacementTest, SwappedNamesAreToldApart) {
+  const uint64_t old = Attach("old");
+  Attach("spare");
+  Define("m", {"old"});
+  EXPECT_THAT(std::string(Replace("old", "spare").message()),
+              HasSubstr("worker \"old\" is attached and keeps its ranks; stop it first"));
+  members_.Detach(old, "it is gone");
+  const absl::Status swapped = Replace("spare", "old");
+  EXPECT_THAT(swapped, CarriesFacts(Reason::kWorkerAttached, {{fact::kIdentity, "spare"}}));
+  EXPECT_THAT(std::string(swapped.message()),
+              HasSubstr("worker \"spare\" is attached and serves no rank; name the lost worker "
+                        "first, and then its replacement"));
+  EXPECT_THAT(RanksOf("m"), ElementsAre("old"));
 }
 
 TEST_F(WorkerReplacementTest, AReplacementThatWasJustLostMayAttachAgain) {

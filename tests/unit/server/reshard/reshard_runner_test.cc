@@ -1572,6 +1572,11 @@ TEST_F(ReshardRunnerTest, BadCallsAreRefusedBeforeAnythingMoves) {
   call = CallOf("w", PartitionSpec({SpecEntry::Axis("y")}));
   call.strict = true;
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kInvalidArgument));
+  const absl::Status unreduced = Refusal(CallOf("w", PartitionSpec({SpecEntry()}, {"x"})));
+  EXPECT_THAT(unreduced, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
+  EXPECT_THAT(std::string(unreduced.message()),
+              HasSubstr("leaves x unreduced, and the new layout cannot be a partial sum; give the "
+                        "same spec without unreduced axes"));
   call = CallOf("w", kWhole);
   call.deadline = clock_.Now();
   EXPECT_THAT(Refusal(call), StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));

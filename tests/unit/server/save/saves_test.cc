@@ -1364,7 +1364,10 @@ TEST_F(SavesTest, RefusesPartialSums) {
   Put("a", {16}, PartitionSpec({}, {"x"}));
   const absl::Status refused = saves_->Begin(Request()).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadField));
-  EXPECT_THAT(refused.message(), AllOf(HasSubstr("\"a\""), HasSubstr("reduce it first")));
+  EXPECT_THAT(refused.message(),
+              HasSubstr("\"a\" holds partial sums along x; save by a prefix that "
+                        "leaves it out, or reduce it first: `shardmesh collective all-reduce a "
+                        "--axes x --as NAME`"));
 }
 
 TEST_F(SavesTest, NamesTheTilesThatADegradedArrayLacks) {

@@ -848,6 +848,22 @@ TEST(StoreRepairTest, PointsFromAClustersFolderToItsCoordinators) {
               HasSubstr("there is no folder " + folder + "/none"));
 }
 
+TEST(StoreRepairTest, RestoresNothingBesideTheStateOfTheCoordinator) {
+  const std::string snapshot = SnapshotOf(NewFolder(), {.puts = {Cluster(3), {"name/a", "1"}}});
+  const std::string folder = NewFolder();
+  std::filesystem::create_directory(folder + "/coordinator");
+  ASSERT_THAT(OpenFolder(folder + "/coordinator"), IsOk());
+  const absl::Status refused = RestoreSnapshot(folder, snapshot).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kStoreFailed));
+  EXPECT_THAT(refused.ToString(), HasSubstr("restore with --data-dir " + folder + "/coordinator"));
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    left.push_back(entry.path());
+  }
+  EXPECT_THAT(left, ElementsAre(folder + "/coordinator"));
+  EXPECT_THAT(RestoreSnapshot(folder + "/none", snapshot), IsOk());
+}
+
 TEST(StoreRepairTest, RefusesAFileThatCannotBeReadToItsEnd) {
   EXPECT_THAT(RestoreSnapshot(NewFolder(), "/proc/self/mem").status(),
               StatusIs(absl::StatusCode::kInternal, Reason::kStoreFailed));

@@ -1,10 +1,11 @@
-// The note of `down` on workers that it does not stop.
+// The note of `down` on workers that it does not stop, and the advice of `up` on one in its way.
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
 #include "client/cli/local/local_cluster.h"
+#include "process/host_port.h"
 
 namespace shardmesh::client {
 namespace {
@@ -28,6 +29,19 @@ TEST(NoteOnUnrecordedTest, CountsManyWorkers) {
   const std::string note = NoteOnUnrecorded(workers);
   EXPECT_NE(note.find("w (pid 16) and 4 more; `kill 1 2 3"), std::string::npos) << note;
   EXPECT_EQ(note.find("17"), std::string::npos) << note;
+}
+
+TEST(AdviceOnHolderTest, SaysHowToEndTheProcessThatHasTheFolder) {
+  EXPECT_EQ(AdviceOnHolder(""), "");
+  EXPECT_EQ(AdviceOnHolder("(unknown)"), "");
+  EXPECT_EQ(AdviceOnHolder(" on host a"), "");
+  EXPECT_EQ(AdviceOnHolder("12x on host a"), "");
+  EXPECT_EQ(AdviceOnHolder("12 on host " + HostName()),
+            "process 12 has its data folder: `kill 12` ends it, then run "
+            "`shardmesh up` again");
+  EXPECT_EQ(AdviceOnHolder("12 on host not-" + HostName()),
+            "process 12 on host not-" + HostName() +
+                " has its data folder: end it there, then run `shardmesh up` again");
 }
 
 }  // namespace
