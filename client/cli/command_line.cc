@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -249,6 +250,11 @@ absl::Status ExplainUnknownDefinition(const absl::Status& status) {
   std::replace(axes.begin(), axes.end(), ':', '=');
   if (kind == "mesh" && has_colon && Mesh::Parse(axes).ok()) {
     StrAppend(&message, message.ends_with('?') ? "" : ";", " write axes as ", axes);
+  }
+  const std::filesystem::path file = FactOf(status, fact::kName).value_or("");
+  if (kind == "mesh" && (file.extension() == ".yaml" || file.extension() == ".yml")) {
+    StrAppend(&message, message.ends_with('?') ? "" : ";", " a file is put first: `", kProgram,
+              " catalog put mesh ", file.stem().string(), " ", file.string(), "`");
   }
   StrAppend(&message, message.ends_with('?') ? "" : ";", " `", kProgram, " catalog ls ",
             known->second, "` lists what there is");
