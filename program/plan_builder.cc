@@ -129,6 +129,7 @@ absl::StatusOr<ValueDescriptor> ResultOf(const CollectiveOp& op, const Axes& axe
 // be, so that they do. Empty if neither helps.
 std::string TransposeAdvice(const Shape& lhs, bool transpose_lhs, const Shape& rhs,
                             bool transpose_rhs) {
+  if (lhs.size() < 2 || rhs.size() < 2) return "";
   const auto advice = [](bool is_transposed, std::string_view side, std::string_view flag) {
     return is_transposed
                ? StrCat("; they do without `", flag, "`")
