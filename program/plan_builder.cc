@@ -125,6 +125,25 @@ absl::StatusOr<ValueDescriptor> ResultOf(const CollectiveOp& op, const Axes& axe
   return std::move(result.value);
 }
 
+// Returns which operand of a product whose shapes do not multiply is to be transposed, or not to
+// be, so that they do. Empty if neither helps.
+std::string TransposeAdvice(const Shape& lhs, bool transpose_lhs, const Shape& rhs,
+                            bool transpose_rhs) {
+  if (lhs.size() < 2 || rhs.size() < 2) return "";
+  const auto advice = [](bool is_transposed, std::string_view side, std::string_view flag) {
+    return is_transposed
+               ? StrCat("; they do without `", flag, "`")
+               : StrCat("; they do with the ", side, " operand transposed (`", flag, "`)");
+  };
+  if (ProductDimsOf(lhs, transpose_lhs, rhs, !transpose_rhs).ok()) {
+    return advice(transpose_rhs, "right", "--transpose-b");
+  }
+  if (ProductDimsOf(lhs, !transpose_lhs, rhs, transpose_rhs).ok()) {
+    return advice(transpose_lhs, "left", "--transpose-a");
+  }
+  return "";
+}
+
 }  // namespace
 
 PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands)
@@ -397,7 +416,15 @@ absl::StatusOr<ProductDims> PlanBuilder::CheckProduct(const Product& product) co
   if (!dims.ok()) {
     const bool fits_otherwise = product.rhs_is_weight && !lhs.shape.empty() &&
                                 lhs.shape.back() == rhs.shape[product.transpose_rhs ? 0 : 1];
-    if (!fits_otherwise) return Error(dims.status());
+    if (!fits_otherwise) {
+      const std::string advice =
+          product.rhs_is_weight
+              ? std::string()
+              : TransposeAdvice(lhs.shape, product.transpose_lhs, rhs.shape, product.transpose_rhs);
+      return WithFactsOf(
+          Error(ReasonOf(dims.status()), StrCat(ToStd(dims.status().message()), advice)),
+          dims.status());
+    }
     const std::string_view advice =
         product.transpose_rhs
             ? "; the weight is read as (out, in): WEIGHT_LAYOUT_IN_OUT (`--layout in-out`) "

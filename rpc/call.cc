@@ -48,6 +48,9 @@ constexpr absl::Duration kLastLook = absl::Milliseconds(100);
 // Part of the connect timeout in which the host's addresses are dialled, to find out which
 // addresses answer.
 constexpr absl::Duration kDialTime = absl::Seconds(1);
+// A server that accepts a connection may need this long to answer. After a shorter wait, its
+// silence says nothing about the server.
+constexpr absl::Duration kLeastToJudge = absl::Milliseconds(200);
 // Interval at which a wait for a connection calls `is_cancelled`.
 constexpr absl::Duration kCancellationInterval = absl::Milliseconds(50);
 
@@ -193,9 +196,15 @@ absl::Status WaitForConnected(grpc::Channel& channel, std::string_view address,
                            ": it is short of file descriptors (its log says so; raise ulimit -n), "
                            "or it is another server");
       }
+      const std::string why = failed ? std::string("the connection failed")
+                              : time < absl::Microseconds(1)
+                                  ? std::string("no time was left to connect")
+                                  : StrCat("no connection within ", FormatRounded(time));
+      if (accepts && !failed && time < kLeastToJudge) {
+        return unavailable(why, "; a process accepts connections there: give it more time");
+      }
       return unavailable(
-          failed ? std::string("the connection failed")
-                 : StrCat("no connection within ", FormatRounded(time)),
+          why,
           accepts ? "; a process accepts connections there, but does not answer as shardmesh does: "
                     "it is another server, hangs, or is short of file descriptors"
                   : kHint);

@@ -412,7 +412,8 @@ int Main(int argc, char** argv) {
                     &options.return_grace);
   flags.AddDuration("replace-lost-after",
                     "how long a worker may be lost until a ready worker that serves no rank gets "
-                    "its ranks; not before the end of its --return-grace; inf: never",
+                    "its ranks; at least --return-grace for a worker that has a data folder or has "
+                    "not attached since the start; inf: never",
                     &options.replace_lost_after);
   flags.AddSwitch("no-repair", "do not read lost tiles again from other workers and files",
                   &options.no_repair);

@@ -297,6 +297,9 @@ absl::StatusOr<std::string> FindFolderOnce(const std::string& folder, std::optio
                  StrJoin(std::vector<int64_t>(steps.begin() + static_cast<std::ptrdiff_t>(first),
                                               steps.end()),
                          ", "));
+  } else if (step.has_value() && HasCheckpoint(folder).value_or(false) &&
+             CheckCheckpointComplete(folder).ok()) {
+    has = "; it has a complete checkpoint without steps: leave out the step (--step)";
   }
   return WithReason(
       absl::NotFoundError(step.has_value()

@@ -324,7 +324,7 @@ absl::StatusOr<std::string> EncodeNpyHeader(Dtype dtype, absl::Span<const int64_
   if (type.empty()) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
-        StrCat("NumPy has no type for ", DtypeName(dtype), "; save the tensor as safetensors"),
+        StrCat("NumPy has no type for ", DtypeName(dtype), "; write a .safetensors file instead"),
         {{fact::kDtype, DtypeName(dtype)}});
   }
   std::string dictionary = StrCat(

@@ -327,7 +327,7 @@ class Test:
                     expect(max(shares) <= 100, f"more is copied than there is: {shares}")
                     after = re.split(bar, command.text())[-1]
                     expect(after.startswith(f"\r{CLEAR_LINE}"), f"the bar stays: {after!r}")
-                    expect("Second replicas: 1 array copied" in after, f"no result: {after!r}")
+                    expect("Second replicas: 1 array has a second copy" in after, f"no result: {after!r}")
                     return
             # The copy ended before the worker stood still.
         raise Failed("put --replicas 2 shows no bar on a terminal")

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "client/cli/interruption.h"
 #include "client/cli/local/certificate_folder.h"
 #include "client/cli/local/cluster_record.h"
+#include "client/cli/shared_options.h"
 #include "client/cli/shell_words.h"
 #include "client/cli/spec_printing.h"
 #include "client/cli/table.h"
@@ -196,10 +198,16 @@ absl::Status CheckUtf8(int argc, const char* const* argv) {
 }
 
 // Explains gRPC's DEADLINE_EXCEEDED, whose own text is only "Deadline Exceeded": adds the deadline,
-// if given, and advice. Returns other errors unchanged.
+// if given, and advice. Adds a given deadline to a server's DEADLINE_EXCEEDED too, because the
+// server only knows how much of it was left. Returns other errors unchanged.
 absl::Status ExplainDeadline(const absl::Status& status, std::optional<absl::Duration> deadline) {
   constexpr std::string_view kText = "Deadline Exceeded";
   std::string message(status.message());
+  if (absl::IsDeadlineExceeded(status) && ReasonOf(status) == Reason::kDeadline &&
+      deadline.has_value() && message.find("--deadline") == std::string::npos) {
+    return WithMessage(status,
+                       StrCat(message, "; the --deadline was ", absl::FormatDuration(*deadline)));
+  }
   if (!absl::IsDeadlineExceeded(status) || ReasonOf(status) != Reason::kUnspecified ||
       !message.ends_with(kText)) {
     return status;
@@ -243,13 +251,14 @@ absl::Status ExplainUnknownDefinition(const absl::Status& status) {
   if (kind == "mesh" && has_colon && Mesh::Parse(axes).ok()) {
     StrAppend(&message, message.ends_with('?') ? "" : ";", " write axes as ", axes);
   }
+  const std::filesystem::path file = FactOf(status, fact::kName).value_or("");
+  if (kind == "mesh" && (file.extension() == ".yaml" || file.extension() == ".yml")) {
+    StrAppend(&message, message.ends_with('?') ? "" : ";", " a file is put first: `", kProgram,
+              " catalog put mesh ", file.stem().string(), " ", file.string(), "`");
+  }
   StrAppend(&message, message.ends_with('?') ? "" : ";", " `", kProgram, " catalog ls ",
             known->second, "` lists what there is");
-  absl::Status explained = absl::NotFoundError(message);
-  status.ForEachPayload([&explained](absl::string_view type, const absl::Cord& payload) {
-    explained.SetPayload(type, payload);
-  });
-  return explained;
+  return WithMessage(status, message);
 }
 
 // Sets each path of `files` that is empty, because no option gave it, from the environment.

@@ -19,11 +19,6 @@ namespace {
 
 constexpr int64_t kMostReplicas = 2;
 
-std::string_view PlaceOf(const ArrayReplicas& replicas) {
-  if (replicas.shares_host) return "on two workers, which for some tiles are on one host";
-  return "on two hosts";
-}
-
 }  // namespace
 
 void AddReplicasOption(CLI::App* app, int64_t* replicas) {
@@ -55,8 +50,14 @@ std::string FormatWaitingReplicas(const ClusterStatus& status) {
 
 std::string FormatReplicas(const ArrayReplicas& replicas) {
   std::string text = StrCat(replicas.complete, " of ", replicas.wanted);
-  if (replicas.complete == replicas.wanted) StrAppend(&text, ", each tile ", PlaceOf(replicas));
+  const bool is_complete = replicas.complete == replicas.wanted;
+  if (is_complete) {
+    StrAppend(&text, ", each tile on two ", replicas.shares_host ? "workers" : "hosts");
+  }
   if (replicas.by_spec) StrAppend(&text, " by the spec alone, without a second copy");
+  if (is_complete && replicas.shares_host) {
+    StrAppend(&text, "; both replicas of some tiles are on one host");
+  }
   if (!replicas.operation_id.empty()) {
     StrAppend(&text, ", copied by operation ", replicas.operation_id);
   }
@@ -129,15 +130,17 @@ void PrintSecondReplicas(absl::Span<const Array> arrays) {
   };
   const auto by_spec = with([](const ArrayReplicas& each) { return each.by_spec; });
   const auto shared = with([](const ArrayReplicas& each) { return each.shares_host; });
-  std::cout << "Second replicas: " << FormatCount(std::ssize(arrays) - by_spec, "array")
-            << " copied";
+  const int64_t copied = std::ssize(arrays) - by_spec;
+  std::cout << "Second replicas: " << FormatCount(copied, "array")
+            << (copied == 1 ? " has a second copy" : " have second copies");
   if (by_spec > 0) {
-    std::cout << ", " << by_spec << " not, since the spec alone puts each tile on two "
+    std::cout << ", " << by_spec << (by_spec == 1 ? " needs" : " need")
+              << " none, since the spec alone puts each tile on two "
               << (shared > 0 ? "workers" : "hosts");
   }
   if (shared > 0) {
-    std::cout << "; " << (shared == std::ssize(arrays) ? std::string("all") : StrCat(shared))
-              << " of them have both replicas of some tile on one host";
+    std::cout << "; both replicas of some tiles of " << FormatCount(shared, "array")
+              << " are on one host";
   }
   std::cout << "\n";
 }

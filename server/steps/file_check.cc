@@ -62,10 +62,21 @@ std::string_view Remedy(int weight) {
     case 2:
       return "; start it from this build, or let the client read the files (--source client)";
     case 1:
-      return "; put again later";
+      return "; try again later";
     default:
       return ", or let the client read the file (--source client)";
   }
+}
+
+// Says that a worker has not answered within `timeout`. The cause of a short timeout is the call.
+std::string NoAnswerWithin(absl::Duration timeout) {
+  if (timeout < absl::Milliseconds(1)) {
+    return "the call had no time left to wait for an answer; give it more time";
+  }
+  return StrCat("no answer came within ", FormatRounded(timeout),
+                timeout < FileCheck::kTimeout
+                    ? ", all the time that the call had left; give it more time"
+                    : "; the disk of the files may be slow");
 }
 
 }  // namespace
@@ -188,10 +199,9 @@ void FileCheck::TimeIsOver() {
       if (workers_[i].is_answered) continue;
       refusals_.push_back(
           {.identity = readers_.identities[i],
-           .status = WithReason(
-               absl::DeadlineExceededError(StrCat("no answer came within ", FormatRounded(timeout_),
-                                                  "; the disk of the files may be slow")),
-               Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(timeout_)}})});
+           .status =
+               WithReason(absl::DeadlineExceededError(NoAnswerWithin(timeout_)), Reason::kDeadline,
+                          {{fact::kLimit, absl::ToDoubleSeconds(timeout_)}})});
     }
     status = CannotRead(refusals_);
     ended = End();

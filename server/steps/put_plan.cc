@@ -60,10 +60,10 @@ absl::Status CheckTilesInFile(const ArrayDescriptor& array) {
     const Tile tile = tiling.ReplicaGroup(i).tile;
     if (TileRegion::Create(array.dtype, array.shape, tile).ok()) continue;
     return WithReason(absl::FailedPreconditionError(
-                          StrCat("workers read no tile ", tile.ToString(), " of ",
+                          StrCat("workers cannot read tile ", tile.ToString(), " of ",
                                  DtypeName(array.dtype), " ", ShapeToString(array.shape),
                                  " from a file, because it begins or ends within a byte; "
-                                 "let the client read the file (`--source client`)")),
+                                 "let the client read the file (--source client)")),
                       Reason::kNotAvailable, {{fact::kField, "source"}});
   }
   return absl::OkStatus();

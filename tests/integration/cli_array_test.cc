@@ -173,6 +173,10 @@ TEST_F(ClusterCommandTest, LoadsGetsAndComputes) {
         {"matmul", layer + "output.dense.weight", layer + "output.dense.weight"},
         "SHAPE_MISMATCH"}});
   EXPECT_FALSE(std::filesystem::exists(Path("h.npy")));
+  result = cluster_->Run({"load", checkpoint_, "--rules", typo, "--quiet", "--validate-only"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("Would load"), HasSubstr("of 104 tensors were corrected to fit")));
   result = cluster_->Run({"load", checkpoint_, "--rules", typo, "--quiet"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("of 104 tensors were corrected to fit"));

@@ -71,6 +71,11 @@ TEST_F(ClusterCommandTest, NamesTheNearestDefinitionAndWhatListsThem) {
        "there is no profile named \"nope\"; `shardmesh catalog ls profile` lists what there is"},
       {{"catalog", "put", "mesh", "pod", "dp=2,tp=2"},
        "there is no file dp=2,tp=2; FILE is YAML, such as axes: [{name: dp, size: 2}"},
+      {{"catalog", "get", "mesh", "serving.yaml"},
+       "there is no mesh named \"serving.yaml\"; a file is put first: `shardmesh catalog put mesh "
+       "serving serving.yaml`; `shardmesh catalog ls mesh` lists what there is"},
+      {{"catalog", "put", "mesh", "serving.yaml", "serving"},
+       "; the name comes first: write `shardmesh catalog put mesh serving serving.yaml`"},
       {{"catalog", "get", "logical", "nope"}, "; `shardmesh catalog ls logical` lists"},
       {{"plan", "--stored-tree=nope", "--rules=bert"}, "; `shardmesh catalog ls tree` lists"},
   };

@@ -544,6 +544,10 @@ TEST_F(LocalCommandTest, ChecksLayersAndNamesOfFlax) {
     EXPECT_EQ(checked.exit_code, 0) << checked.err;
     EXPECT_THAT(checked.out, HasSubstr("axis    x"));
   }
+  // As in the original, neither both flags nor an unknown method are refused.
+  const CommandResult odd = Run({"layer", "check", "--mesh=x=2", "--method=all_gathr",
+                                 "--axis-name=x", "--reduce-output", "--reduce-scatter-output"});
+  EXPECT_EQ(odd.exit_code, 0) << odd.err;
   const std::string logical = WriteText(folder_ + "/logical.yaml", "- [batch, fsdp]\n");
   CommandResult result =
       Run({"logical", "resolve", "--names=batch", "--rules", logical, "--values"});

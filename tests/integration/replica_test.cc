@@ -92,7 +92,7 @@ TEST_F(ReplicaTest, TilesOfALostWorkerComeBackWithoutTheFile) {
   ASSERT_NO_FATAL_FAILURE(StartCluster());
   const CommandResult put = Put("w", {"--spec=fsdp,tp", "--replicas=2"});
   ASSERT_EQ(put.exit_code, 0) << put.err;
-  EXPECT_THAT(put.out, HasSubstr("Second replicas: 1 array copied"));
+  EXPECT_THAT(put.out, HasSubstr("Second replicas: 1 array has a second copy"));
   EXPECT_THAT(put.out, HasSubstr("on one host"));
   EXPECT_EQ(Complete("w"), 2);
   // The worker of each rank, and that of its second replica, which is another one.

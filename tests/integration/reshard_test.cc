@@ -713,7 +713,7 @@ TEST_F(ReshardTest, TheCommandMovesPlansAndAsks) {
     std::vector<std::string> arguments;
     std::string text;
   } kWrong[] = {
-      {{"reshard", "copy"}, "say where to"},
+      {{"reshard", "copy"}, "say where to. --to, --rules, --axes or --preset gives another layout"},
       {{"reshard", "copy", "--uneven=equal"}, "say where to"},
       {{"reshard", "copy", "--to=-,tp", "--uneven=ciel"}, "is none of equal, ceil"},
       {{"reshard", "copy", "--to=-,tp", "--cuts=0:3", "--uneven=ceil"}, "not both"},

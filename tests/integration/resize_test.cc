@@ -518,7 +518,8 @@ TEST_F(ResizeTest, TheCommandShowsAndResizes) {
   CommandResult result = cluster_->Run({"mesh", "resize", "default", "dp=3", "--validate-only"});
   ASSERT_EQ(result.exit_code, 1) << result.err;
   EXPECT_THAT(result.out, HasSubstr("refused: w: "));
-  EXPECT_THAT(result.out, HasSubstr("Would be refused"));
+  EXPECT_THAT(result.out,
+              HasSubstr("Would be refused; without the refused arrays, it would move "));
   EXPECT_THAT(result.err, HasSubstr("would be refused: 1 array cannot move to dp=3"));
   EXPECT_THAT(result.err, HasSubstr(". Choose a shape that divides the arrays, or --uneven ceil"));
   EXPECT_THAT(result.err, Not(HasSubstr("Keep the axes"))) << "no spec names an axis that it lacks";

@@ -616,6 +616,24 @@ TEST_F(SaveTest, AWorkerThatIsStoppedDuringAPieceEndsAsAlways) {
   EXPECT_THAT(cluster->Terminate("worker-0"), test::IsOkAndHolds(HasSubstr("exited with code 0")));
 }
 
+TEST_F(SaveTest, ASaveThatRunsOutOfTimeSaysWhatItLeavesAndThatItCanGoOn) {
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());
+  ASSERT_THAT(
+      PutFloats(cluster->client(), "w", {2}, {{1, 2}}, PartitionSpec({SpecEntry::Axis("tp")})),
+      IsOk());
+  // Each worker writes a tile. The save cannot end while a worker is stopped.
+  ASSERT_THAT(cluster->Signal("worker-1", SIGSTOP), IsOk());
+  const std::string folder = Path("run");
+  const CommandResult late = cluster->Run({"save", "", folder, "--deadline=3s"});
+  EXPECT_THAT(cluster->Signal("worker-1", SIGCONT), IsOk());
+  EXPECT_NE(late.exit_code, 0);
+  EXPECT_THAT(late.err,
+              AllOf(HasSubstr("the save was given up; if 64 MiB or more were written, they stay "
+                              "in " +
+                              folder + "/.shardmesh-save: repeat the command to go on"),
+                    HasSubstr("--deadline"), HasSubstr("(DEADLINE)")));
+}
+
 TEST_F(SaveTest, ACancelledCommandSaysWhatItLeavesAndThatItCanGoOn) {
   // Commands may be slow, and the worker that is stopped meanwhile must not be lost.
   SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto cluster, StartPatient());

@@ -507,6 +507,25 @@ TEST_F(SourcesTest, AWorkerWithoutARootIsNamedAndAutoSendsInstead) {
   EXPECT_EQ(put.reader, PutReader::kClient);
   EXPECT_THAT(put.workers_refused,
               StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNoReadRoot));
+  // The command does not advise what it has done.
+  const CommandResult loaded =
+      cluster_->Run({"load", files_ + "/one.safetensors", "--spec=-", "--mesh=pair", "--quiet",
+                     "--source=auto", "--no-reuse"});
+  EXPECT_EQ(loaded.exit_code, 0) << loaded.err;
+  EXPECT_THAT(loaded.out, AllOf(HasSubstr("The workers did not read the file: "),
+                                HasSubstr("--read-root"), Not(HasSubstr("--source client"))));
+}
+
+TEST_F(SourcesTest, AnArrayThatNumpyCannotHoldIsWrittenAsSafetensors) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster());
+  WriteTensors(files_ + "/f8.safetensors", {{{"f8", Dtype::kF8E4M3Fn, {8, 8}}}});
+  const CommandResult loaded =
+      cluster_->Run({"load", files_ + "/f8.safetensors", "--spec=-", "--quiet"});
+  ASSERT_EQ(loaded.exit_code, 0) << loaded.err;
+  const CommandResult refused = cluster_->Run({"get", "f8", "--out", files_ + "/f8.npy"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err,
+              HasSubstr("write a .safetensors file instead: --out " + files_ + "/f8.safetensors"));
 }
 
 TEST_F(SourcesTest, ALinkOutOfTheRootIsNotFollowed) {
@@ -706,7 +725,8 @@ TEST_F(SourcesTest, OneTensorThatWorkersCannotMakeIsTheOnlyOneThatTheClientSends
   ASSERT_EQ(text.exit_code, 0) << text.err;
   EXPECT_THAT(text.out,
               AllOf(HasSubstr(", 16.0 KiB read by the workers, 36.0 KiB sent by this client; "),
-                    HasSubstr("The workers did not read all tensors: only the client makes I8")));
+                    HasSubstr("The workers did not read all tensors: only the client makes I8"),
+                    Not(HasSubstr("--source client"))));
   const CommandResult refused = run({"--source=workers"});
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, HasSubstr("only the client makes I8 with scales"));

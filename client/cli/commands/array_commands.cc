@@ -16,6 +16,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
@@ -252,13 +254,34 @@ void PrintStreamed(const PutResult& put, const std::optional<Handover>& asked) {
   }
 }
 
-// Says why the workers did not read the file, to a user who asked for --source.
+// Returns why workers did not read a file, without the advice to let the client read it.
+absl::string_view WithoutClientAdvice(absl::string_view why) {
+  for (const absl::string_view advice : {"; let the client read the file (--source client)",
+                                         ", or let the client read the file (--source client)",
+                                         ", or let the client read the files (--source client)"}) {
+    if (absl::ConsumeSuffix(&why, advice)) break;
+  }
+  return why;
+}
+
+// Says why the workers did not read the file, to a user who asked for --source. The client has read
+// it then.
 void PrintRefusal(const PutResult& put, const std::optional<PutReader>& asked) {
   if (asked.has_value() && !put.workers_refused.ok()) {
     std::cout << "The workers did not read "
               << (put.reader == PutReader::kAuto ? "all tensors" : "the file") << ": "
-              << put.workers_refused.message() << "\n";
+              << WithoutClientAdvice(put.workers_refused.message()) << "\n";
   }
+}
+
+// Says how many arrays of a load have other specs than were asked for.
+void PrintCorrected(const std::vector<PutArray>& arrays) {
+  const auto corrected = std::count_if(arrays.begin(), arrays.end(), [](const PutArray& array) {
+    return !array.corrections.empty();
+  });
+  if (corrected == 0) return;
+  std::cout << "The specs of " << corrected << " of " << FormatCount(arrays.size(), "tensor")
+            << " were corrected to fit; `shardmesh plan` shows why, --strict refuses it\n";
 }
 
 // Names the command that finds axes in `rules` that a mesh lacks, if specs of `arrays` have such
@@ -689,6 +712,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
               << checkpoint.source().checkpoint_path() << "\n";
     if (flags.map.is_given()) PrintMapping(checkpoint);
     PrintEmptyRanksOfLoad(result->arrays);
+    PrintCorrected(result->arrays);
     PrintAbsentAxes(tensors, result->arrays, flags.rules);
     return absl::OkStatus();
   }
@@ -710,14 +734,7 @@ absl::Status RunLoad(const Invocation& invocation, const LoadFlags& flags) {
   }
   PrintEmptyRanksOfLoad(result->arrays);
   if (flags.map.is_given()) PrintMapping(checkpoint);
-  const auto corrected =
-      std::count_if(result->arrays.begin(), result->arrays.end(),
-                    [](const PutArray& array) { return !array.corrections.empty(); });
-  if (corrected > 0) {
-    std::cout << "The specs of " << corrected << " of "
-              << FormatCount(result->arrays.size(), "tensor")
-              << " were corrected to fit; `shardmesh plan` shows why, --strict refuses it\n";
-  }
+  PrintCorrected(result->arrays);
   PrintAbsentAxes(tensors, result->arrays, flags.rules);
   return absl::OkStatus();
 }
@@ -1207,11 +1224,16 @@ absl::StatusOr<std::vector<Array>> GetToFile(MeshClient* client, FileForm form,
     case FileForm::kStandardOutput:
       break;
   }
-  SHARDMESH_ASSIGN_OR_RETURN(
-      Array array,
-      client->arrays().GatherToNpy(tensors.front().array, flags.path,
-                                   {.slice = tensors.front().slice, .progress = progress}));
-  return std::vector<Array>{std::move(array)};
+  absl::StatusOr<Array> array = client->arrays().GatherToNpy(
+      tensors.front().array, flags.path, {.slice = tensors.front().slice, .progress = progress});
+  if (ReasonOf(array.status()) == Reason::kUnsupportedDtype) {
+    const std::filesystem::path other =
+        std::filesystem::path(flags.path).replace_extension(".safetensors");
+    return WithMessage(array.status(),
+                       StrCat(ToStd(array.status().message()), ": --out ", other.string()));
+  }
+  SHARDMESH_RETURN_IF_ERROR(array.status());
+  return std::vector<Array>{*std::move(array)};
 }
 
 absl::Status RunGet(const Invocation& invocation, const GetFlags& flags) {

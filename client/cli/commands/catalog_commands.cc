@@ -352,7 +352,15 @@ absl::Status RunHistory(const Invocation& invocation, const EntryFlags& flags) {
 }
 
 absl::Status RunPut(const Invocation& invocation, const EntryFlags& flags) {
-  SHARDMESH_ASSIGN_OR_RETURN(const EntryValue value, LoadValue(flags.kind, flags.path));
+  absl::StatusOr<EntryValue> loaded = LoadValue(flags.kind, flags.path);
+  if (absl::IsNotFound(loaded.status()) &&
+      (absl::EndsWith(flags.name, ".yaml") || absl::EndsWith(flags.name, ".yml"))) {
+    return WithMessage(loaded.status(),
+                       StrCat(ToStd(loaded.status().message()),
+                              "; the name comes first: write `shardmesh catalog put ",
+                              KindName(flags.kind), " ", flags.path, " ", flags.name, "`"));
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const EntryValue value, std::move(loaded));
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
   absl::StatusOr<Entry> entry = absl::AlreadyExistsError("");
   if (!flags.version.has_value()) {

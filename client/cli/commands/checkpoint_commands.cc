@@ -165,9 +165,10 @@ void PrintSaved(const SavedCheckpoint& saved, absl::Duration time) {
   }
 }
 
-// Returns what a save into `folder` that was cancelled leaves there, and what to do with it.
-std::string LeftBySave(const std::string& folder) {
-  return StrCat("nothing was saved; if 64 MiB or more were written, they stay in ", folder,
+// Returns `outcome`, then what a save into `folder` that ended early leaves there, and what to do
+// with it.
+std::string LeftBySave(const std::string& folder, std::string_view outcome = "nothing was saved") {
+  return StrCat(outcome, "; if 64 MiB or more were written, they stay in ", folder,
                 "/.shardmesh-save: repeat the command to go on from there, or remove that folder");
 }
 
@@ -239,6 +240,10 @@ absl::Status RunSave(const Invocation& invocation, const SaveFlags& flags) {
   if (saved.status().code() == absl::StatusCode::kCancelled && !flags.validate_only) {
     // `ops cancel` of another command may have cancelled it.
     saved = WithContext(saved.status(), LeftBySave(folder));
+  }
+  if (absl::IsDeadlineExceeded(saved.status()) && !flags.validate_only) {
+    // The client has cancelled the save. A save that had ended by then is there.
+    saved = WithContext(saved.status(), LeftBySave(folder, "the save was given up"));
   }
   SHARDMESH_RETURN_IF_ERROR(interruption.Outcome(saved.status()));
   if (invocation.json) {

@@ -385,7 +385,8 @@ absl::Status RunResize(const Invocation& invocation, const ResizeFlags& flags) {
   if (flags.validate_only) {
     PrintResizePlan(*result);
     absl::Status verdict = ResizeVerdict(*result, flags.shape, options.uneven);
-    std::cout << (verdict.ok() ? "Would move " : "Would be refused; it moves ")
+    std::cout << (verdict.ok() ? "Would move "
+                               : "Would be refused; without the refused arrays, it would move ")
               << FormatCount(result->array_count, "array") << ", "
               << FormatBytes(result->moved_bytes) << " between workers\n";
     return verdict;

@@ -275,8 +275,9 @@ absl::StatusOr<ReshardOptions> OptionsOf(const ReshardFlags& flags) {
   const bool has_rule = flags.cuts.rule() != UnevenCuts::kEqualOnly;
   if (layouts == 0 && flags.mesh.empty() && !has_rule) {
     return WrongUse(
-        "say where to: --to, --rules, --axes or --preset for another layout, which --cuts needs, "
-        "--mesh for another mesh, or --weights or an --uneven other than equal for other cuts");
+        "say where to. --to, --rules, --axes or --preset gives another layout; --cuts needs one of "
+        "them. --mesh gives another mesh. --weights, or --uneven other than equal, gives other "
+        "cuts");
   }
   if (flags.mode.text.has_value() && !flags.axes.has_value()) {
     return WrongUse("--mode is about --axes; a preset has its own mode");

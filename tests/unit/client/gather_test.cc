@@ -336,8 +336,10 @@ TEST_F(GatherTest, SafetensorsKeepEveryElementType) {
   EXPECT_THAT(client_->arrays().GatherToSafetensors(tensors, Path("twice.safetensors")),
               StatusIs(absl::StatusCode::kInvalidArgument, Reason::kBadFile));
   // NumPy has no type for these.
-  EXPECT_THAT(client_->arrays().GatherToNpy(ArraySelector::ByName("F8_E4M3"), Path("x.npy")),
-              StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+  const absl::Status untyped =
+      client_->arrays().GatherToNpy(ArraySelector::ByName("F8_E4M3"), Path("x.npy")).status();
+  EXPECT_THAT(untyped, StatusIs(absl::StatusCode::kInvalidArgument, Reason::kUnsupportedDtype));
+  EXPECT_THAT(std::string(untyped.message()), HasSubstr("write a .safetensors file instead"));
   EXPECT_EQ(Files(folder_).size(), 1u);
 }
 

@@ -693,6 +693,33 @@ TEST(PlanBuilderTest, NamesTheOpAndTheShapesThatDoNotMultiply) {
   EXPECT_THAT(std::string(plan.status().message()), HasSubstr("(4, 8) and (4, 8) do not multiply"));
 }
 
+TEST(PlanBuilderTest, SaysWhichOperandToTransposeSoThatShapesMultiply) {
+  const auto refusal = [](const Shape& lhs, bool transpose_lhs, const Shape& rhs,
+                          bool transpose_rhs) {
+    const auto plan =
+        PlanProgram(Program{.operand_count = 2,
+                            .ops = {MatmulOp{.lhs = 0,
+                                             .rhs = 1,
+                                             .transpose_lhs = transpose_lhs,
+                                             .transpose_rhs = transpose_rhs}},
+                            .outputs = {2}},
+                    {Value(lhs, PartitionSpec()), Value(rhs, PartitionSpec())}, Target("tp=2"));
+    EXPECT_EQ(ReasonOf(plan.status()), Reason::kShapeMismatch);
+    return std::string(plan.status().message());
+  };
+  EXPECT_THAT(refusal({4, 8}, false, {6, 8}, false),
+              HasSubstr("8 is contracted with 6; they do with the right operand transposed "
+                        "(`--transpose-b`)"));
+  EXPECT_THAT(refusal({4, 8}, false, {8, 6}, true),
+              HasSubstr("8 is contracted with 6; they do without `--transpose-b`"));
+  EXPECT_THAT(refusal({8, 4}, false, {8, 6}, false),
+              HasSubstr("4 is contracted with 8; they do with the left operand transposed "
+                        "(`--transpose-a`)"));
+  EXPECT_THAT(refusal({4, 8}, true, {8, 6}, false),
+              HasSubstr("4 is contracted with 8; they do without `--transpose-a`"));
+  EXPECT_THAT(refusal({4, 8}, false, {5, 6}, false), Not(HasSubstr("they do")));
+}
+
 TEST(PlanBuilderTest, NamesTheLayoutInWhichAWeightFits) {
   const auto refusal = [](WeightLayout layout, const Shape& weight) {
     const auto plan = PlanProgram(

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "process/file.h"
 #include "rpc/call.h"
 #include "rpc/connect.h"
 #include "rpc/server_lifecycle.h"
@@ -26,6 +27,7 @@
 namespace shardmesh::rpc {
 namespace {
 
+using ::shardmesh::test::BindToLoopback;
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::SilentSocket;
 using ::shardmesh::test::StatusIs;
@@ -33,6 +35,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 using Clock = std::chrono::steady_clock;
 
@@ -122,7 +125,22 @@ TEST(WaitForConnectedTest, NamesNoNegativeTime) {
   const absl::Status status =
       WaitForConnected(*channel, silent.address(), absl::Microseconds(-824), options);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("no connection within 0"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no time was left to connect"));
+}
+
+TEST(WaitForConnectedTest, DoesNotBlameAServerForAShortWait) {
+  // The kernel accepts connections, and no process answers on them.
+  const FileDescriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const std::string address = BindToLoopback(listener.get());
+  ASSERT_EQ(listen(listener.get(), 8), 0);
+  const ChannelOptions options{.own_connection = true};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto channel, CreateChannel(address, options));
+  const absl::Status status = WaitForConnected(*channel, address, absl::Milliseconds(20), options);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("no connection within 20ms; a process accepts connections there: "
+                              "give it more time"),
+                    Not(HasSubstr("another server"))));
 }
 
 TEST(ConnectorTest, RefusesTextThatIsNoAddress) {

@@ -32,6 +32,7 @@ using ::shardmesh::test::IsOkAndHolds;
 using ::shardmesh::test::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class CheckpointFolderTest : public testing::Test {
  protected:
@@ -375,6 +376,17 @@ TEST_F(CheckpointFolderTest, RefusesAStepThatIsUnfinishedOrMissing) {
   const absl::Status missing = FindCheckpointFolder(folder_, 4).status();
   EXPECT_THAT(missing, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
   EXPECT_THAT(missing.message(), HasSubstr("complete steps 3"));
+}
+
+TEST_F(CheckpointFolderTest, SaysThatAFolderHasACheckpointWithoutSteps) {
+  // Empty: no checkpoint without steps is mentioned.
+  EXPECT_THAT(FindCheckpointFolder(folder_, 150).status().message(),
+              Not(HasSubstr("leave out the step")));
+  std::ofstream(folder_ + "/model.safetensors") << "x";
+  const absl::Status missing = FindCheckpointFolder(folder_, 150).status();
+  EXPECT_THAT(missing, StatusIs(absl::StatusCode::kNotFound, Reason::kNotFound));
+  EXPECT_THAT(missing.message(), HasSubstr("has no checkpoint of step 150; it has a complete "
+                                           "checkpoint without steps: leave out the step"));
 }
 
 TEST_F(CheckpointFolderTest, RefusesAnUnfinishedCheckpointInTheFolderItself) {

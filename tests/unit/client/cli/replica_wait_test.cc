@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "client/types/array.h"
 #include "client/types/cluster_status.h"
@@ -24,6 +25,27 @@ Array ArrayWith(int64_t complete, bool by_spec = false) {
   array.replicas->by_spec = by_spec;
   array.state = ArrayState::kAvailable;
   return array;
+}
+
+std::string Printed(const std::vector<Array>& arrays) {
+  ::testing::internal::CaptureStdout();
+  PrintSecondReplicas(arrays);
+  return ::testing::internal::GetCapturedStdout();
+}
+
+TEST(PrintSecondReplicasTest, CountsCopiesAndArraysOnOneHost) {
+  EXPECT_EQ(Printed({}), "");
+  Array shared = ArrayWith(2);
+  shared.replicas->shares_host = true;
+  EXPECT_EQ(Printed({ArrayWith(2)}), "Second replicas: 1 array has a second copy\n");
+  EXPECT_EQ(Printed({ArrayWith(2), shared}),
+            "Second replicas: 2 arrays have second copies; both replicas of some tiles of 1 array "
+            "are on one host\n");
+  EXPECT_EQ(Printed({ArrayWith(2), ArrayWith(2, /*by_spec=*/true)}),
+            "Second replicas: 1 array has a second copy, 1 needs none, since the spec alone puts "
+            "each tile on two hosts\n");
+  EXPECT_EQ(FormatReplicas(*shared.replicas),
+            "2 of 2, each tile on two workers; both replicas of some tiles are on one host");
 }
 
 TEST(ReplicaSumsTest, CountsOnlyCopiesThatAreThere) {

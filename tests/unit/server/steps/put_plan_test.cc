@@ -740,6 +740,7 @@ TEST_F(PutPlanTest, WorkersReadNoTilesThatBeginWithinAByte) {
   EXPECT_THAT(taken(columns, false), IsOk());
   const absl::Status refused = taken(columns, true);
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("workers cannot read tile [0,4)x[0,"));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--source client"));
 }
 
