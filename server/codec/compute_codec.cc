@@ -2,6 +2,7 @@
 #include "server/codec/compute_codec.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -235,6 +236,16 @@ void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {
   rpc::Encode(prepared.plan.cost, to->mutable_cost());
 }
 
+namespace {
+
+// Rounds as the planner does when it orders candidates (PlanCandidates). If times were cut off, a
+// candidate could be shown as faster than one before it.
+absl::Duration InNanoseconds(double seconds) {
+  return absl::Nanoseconds(std::round(seconds * 1e9));
+}
+
+}  // namespace
+
 void Encode(const PlanCandidate& candidate, const KernelRates& kernels, v1::PlanCandidate* to) {
   double kernel_seconds = 0;
   for (const Instruction& instruction : candidate.plan.instructions) {
@@ -242,9 +253,9 @@ void Encode(const PlanCandidate& candidate, const KernelRates& kernels, v1::Plan
   }
   const double exchange_seconds = std::max(candidate.seconds - kernel_seconds, 0.0);
   to->set_roles(candidate.roles);
-  rpc::Encode(absl::Seconds(candidate.seconds), to->mutable_time());
-  rpc::Encode(absl::Seconds(kernel_seconds), to->mutable_kernel_time());
-  rpc::Encode(absl::Seconds(exchange_seconds), to->mutable_exchange_time());
+  rpc::Encode(InNanoseconds(candidate.seconds), to->mutable_time());
+  rpc::Encode(InNanoseconds(kernel_seconds), to->mutable_kernel_time());
+  rpc::Encode(InNanoseconds(exchange_seconds), to->mutable_exchange_time());
   rpc::Encode(candidate.plan.cost, to->mutable_cost());
   to->set_peak_bytes(candidate.plan.cost.memory_bytes);
   EncodeInstructions(candidate.plan, to->mutable_instructions());

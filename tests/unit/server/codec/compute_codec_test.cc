@@ -497,6 +497,19 @@ TEST(EncodePlanTest, TellsTheBusiestLinksInOrderAndTheSumOfAll) {
   EXPECT_TRUE(unknown.has_link_traffic()) << "no bytes are known too";
 }
 
+// The planner takes both for equally fast, and orders them by their bytes.
+TEST(EncodePlanTest, CandidatesThatDifferByLessThanANanosecondHaveEqualTimes) {
+  for (const double seconds : {47'857.2e-9, 47'856.9e-9}) {
+    PlanCandidate candidate;
+    candidate.seconds = seconds;
+    v1::PlanCandidate encoded;
+    Encode(candidate, KernelRates(), &encoded);
+    EXPECT_EQ(encoded.time().nanos(), 47'857);
+    EXPECT_EQ(encoded.exchange_time().nanos(), 47'857);
+    EXPECT_EQ(encoded.kernel_time().nanos(), 0);
+  }
+}
+
 TEST(EncodePlanTest, ATimeBeyondTheMessagesRangeIsTheLargest) {
   for (const double seconds : {1e300, std::numeric_limits<double>::infinity()}) {
     PlanForecast forecast;
