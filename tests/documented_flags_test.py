@@ -36,8 +36,6 @@ KNOWN_GAPS = {
     "admin check": {"--cluster-of": "cli_cluster_test.cc adds it to the command in another statement",
                     "--ranks": "cli_usage_test.cc adds it to the command in another statement"},
     "admin quarantine drop": {"--even-partly": "no test uses it"},
-    "layer check": {"--reduce-output": "cli_local_test.cc adds it to the command in another statement",
-                    "--reduce-scatter-output": "cli_local_test.cc adds it to the command in another statement"},
     "man": {"--dir": "this file uses it"},
 }
 

@@ -782,7 +782,9 @@ TEST_F(FillFromArraysTest, RandomLayoutsHaveTheirBitsAndReceiveNoMoreThanThePlan
       const DeviceReshard needs = plan.DeviceOf(static_cast<DeviceId>(rank));
       const TileFiller::Counters after = worker.filler().counters();
       int64_t received_bytes = 0;
-      for (const FetchRegion& region : *plan.RegionsOf(static_cast<DeviceId>(rank))) {
+      SHARDMESH_ASSERT_OK_AND_ASSIGN(const std::vector<FetchRegion> regions,
+                                     plan.RegionsOf(static_cast<DeviceId>(rank)));
+      for (const FetchRegion& region : regions) {
         received_bytes += packed(region.elements);
       }
       ASSERT_EQ(after.received_bytes - before.received_bytes, received_bytes);
