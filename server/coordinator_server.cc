@@ -63,6 +63,7 @@
 #include "server/steps/transfers.h"
 #include "server/store/local_store.h"
 #include "server/store/sqlite_store.h"
+#include "server/watch/mesh_gate.h"
 #include "shardmesh/v1/catalog_service.pb.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -189,6 +190,7 @@ class Server final : public CoordinatorServer {
   std::unique_ptr<LostRanks> lost_ranks_;      // null: an operator replaces lost workers
   Planner planner_{options_.plans};
   std::string token_key_digest_;
+  MeshGate mesh_gate_;  // before mesh_watch_, whose thread uses it
   std::unique_ptr<WatchHandle> mesh_watch_;
   std::vector<std::pair<std::string, std::unique_ptr<grpc::Service>>> services_;  // by full name
   std::vector<std::function<void()>> end_streams_;
@@ -415,8 +417,9 @@ absl::Status Server::OpenState() {
                                                        lost_ranks_->LacksSpare(identity);
                                               }},
                                          &changes_, watches));
-  AddStreamingService("shardmesh.v1.CatalogService",
-                      MakeCatalogService(definition_store_.get(), registry_.get(), watches));
+  AddStreamingService(
+      "shardmesh.v1.CatalogService",
+      MakeCatalogService(definition_store_.get(), registry_.get(), &mesh_gate_, watches));
   AddStreamingService("shardmesh.v1.OperationService",
                       MakeOperationService(context, step_watch_.get()));
   saves_ = std::make_unique<Saves>(Saves::Parts{.registry = registry_.get(),
@@ -526,10 +529,12 @@ absl::Status Server::KeepMeshes() {
     identities.insert(workers.begin(), workers.end());
   }
   recovery_.Begin(std::move(identities));
+  const Revision added = store_->revision();
+  mesh_gate_.Applied(added);
   SHARDMESH_ASSIGN_OR_RETURN(
       mesh_watch_,
       definition_store_->Watch(
-          {DefinitionKind::kMesh}, store_->revision() + 1,
+          {DefinitionKind::kMesh}, added + 1,
           [this](const std::vector<DefinitionStore::Event>& events) { MeshesChanged(events); }));
   return absl::OkStatus();
 }
@@ -571,6 +576,7 @@ void Server::MeshesChanged(const std::vector<DefinitionStore::Event>& events) {
     }
   }
   worker_streams_->MembershipChanged();  // members need at least the new revisions of the meshes
+  if (!events.empty()) mesh_gate_.Applied(events.back().revision);
 }
 
 void Server::WriteRanks(const std::string& mesh_id, const MeshRanks& ranks) {
@@ -792,6 +798,7 @@ void Server::Drain(absl::Time deadline) {
     // Resizes go on for a moment after their last call, and use the sequencer until their end.
     for (const auto& join : join_threads_) join();
   }
+  mesh_gate_.Open();  // no call waits for an answer when the endpoint ends
   endpoint_.reset();
   // From now on no lease, heartbeat or deadline expires. Destroying the sequencer ends live work.
   clock_.Stop();

@@ -58,7 +58,7 @@ absl::Status Server::Start() {
                              DefinitionStore::Open(store_.get(), &clock_, &registry_->requests()));
   questions_ = MakeQuestionServices(
       {.definition_store = definition_store_.get(), .registry = registry_.get()});
-  catalog_ = MakeCatalogService(definition_store_.get(), registry_.get());
+  catalog_ = MakeCatalogService(definition_store_.get(), registry_.get(), /*gate=*/nullptr);
   rpc::ServerOptions server;
   server.address.clear();
   server.health = false;

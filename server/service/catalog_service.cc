@@ -29,10 +29,11 @@ namespace {
 
 class CatalogService final : public v1::CatalogService::CallbackService {
  public:
-  CatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
+  CatalogService(DefinitionStore* definition_store, ArrayRegistry* registry, MeshGate* gate,
                  const WatchLimits& limits)
       : definition_store_(definition_store),
         registry_(registry),
+        gate_(gate),
         watches_(definition_store, limits) {}
 
   grpc::ServerUnaryReactor* CreateEntry(grpc::CallbackServerContext* context,
@@ -49,7 +50,9 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     Decoding(context, request->value(), reactor, [=, this](const IsCancelled& is_cancelled) {
       definition_store_->Create(
           {.request_id = key, .name = request->name(), .validate_only = request->validate_only()},
-          request->value().SerializeAsString(), Answer(reactor, response), is_cancelled);
+          request->value().SerializeAsString(),
+          AfterMembership(GateOf(request->value().has_mesh()), Answer(reactor, response)),
+          is_cancelled);
     });
     return reactor;
   }
@@ -77,7 +80,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
                                  .validate_only = request->validate_only()},
                                 request->value().SerializeAsString(),
                                 EndingChange(is_mesh && !request->validate_only(), request->name(),
-                                             Answer(reactor, response)),
+                                             AfterMembership(GateOf(request->value().has_mesh()),
+                                                             Answer(reactor, response))),
                                 is_cancelled);
     });
     return reactor;
@@ -108,14 +112,16 @@ class CatalogService final : public v1::CatalogService::CallbackService {
          .expected_version = *expected,
          .validate_only = request->validate_only()},
         *kind,
-        EndingChange(is_mesh && !request->validate_only(), request->name(),
-                     [reactor, request,
-                      response](absl::StatusOr<std::shared_ptr<const Definition>> deleted) {
-                       if (deleted.ok() && !request->validate_only()) {
-                         response->set_revision((*deleted)->revision);
-                       }
-                       reactor->Finish(rpc::ToGrpc(deleted.status()));
-                     }));
+        EndingChange(
+            is_mesh && !request->validate_only(), request->name(),
+            AfterMembership(GateOf(*kind == DefinitionKind::kMesh),
+                            [reactor, request, response](
+                                const absl::StatusOr<std::shared_ptr<const Definition>>& deleted) {
+                              if (deleted.ok() && !request->validate_only()) {
+                                response->set_revision((*deleted)->revision);
+                              }
+                              reactor->Finish(rpc::ToGrpc(deleted.status()));
+                            })));
     return reactor;
   }
 
@@ -214,8 +220,11 @@ class CatalogService final : public v1::CatalogService::CallbackService {
     };
   }
 
+  MeshGate* GateOf(bool is_mesh) const { return is_mesh ? gate_ : nullptr; }
+
   DefinitionStore* const definition_store_;
   ArrayRegistry* const registry_;
+  MeshGate* const gate_;
   CatalogWatches watches_;
   Background background_{2};  // last: its tasks use the members above
 };
@@ -223,8 +232,8 @@ class CatalogService final : public v1::CatalogService::CallbackService {
 }  // namespace
 
 StreamingService MakeCatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
-                                    const WatchLimits& limits) {
-  auto service = std::make_unique<CatalogService>(definition_store, registry, limits);
+                                    MeshGate* gate, const WatchLimits& limits) {
+  auto service = std::make_unique<CatalogService>(definition_store, registry, gate, limits);
   CatalogService* const raw = service.get();
   return {.service = std::move(service), .end_streams = [raw] { raw->EndWatches(); }};
 }

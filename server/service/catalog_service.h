@@ -5,14 +5,17 @@
 #include "server/service/streaming_service.h"
 #include "server/state/array_registry.h"
 #include "server/state/definitions.h"
+#include "server/watch/mesh_gate.h"
 #include "server/watch/watch_pump.h"
 
 namespace shardmesh::server {
 
-// A mesh on which arrays of `registry` lie cannot be changed or deleted. Both arguments outlive the
-// service. Watches beyond the limits are refused with RESOURCE_EXHAUSTED (OVERLOADED).
+// A mesh on which arrays of `registry` lie cannot be changed or deleted. Changes of meshes are
+// answered when `gate` lets them through; at once if it is null, as where there is no membership.
+// All pointers outlive the service. Watches beyond the limits are refused with RESOURCE_EXHAUSTED
+// (OVERLOADED).
 StreamingService MakeCatalogService(DefinitionStore* definition_store, ArrayRegistry* registry,
-                                    const WatchLimits& limits = {});
+                                    MeshGate* gate, const WatchLimits& limits = {});
 
 }  // namespace shardmesh::server
 

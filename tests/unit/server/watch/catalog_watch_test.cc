@@ -31,7 +31,7 @@ class CatalogWatchTest : public ::testing::Test {
   CatalogWatchTest() {
     registry_ = *ArrayRegistry::Open(store_.get(), &clock_, [](const auto&, const auto&) {});
     definition_store_ = *DefinitionStore::Open(store_.get(), &clock_, &registry_->requests());
-    service_ = MakeCatalogService(definition_store_.get(), registry_.get());
+    service_ = MakeCatalogService(definition_store_.get(), registry_.get(), /*gate=*/nullptr);
     grpc::ServerBuilder builder;
     builder.RegisterService(service_.service.get());
     server_ = builder.BuildAndStart();
