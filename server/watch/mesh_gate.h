@@ -9,7 +9,6 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/synchronization/mutex.h"
 #include "server/state/definitions.h"
-#include "server/store/store.h"
 
 namespace shardmesh::server {
 
