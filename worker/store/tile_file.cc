@@ -118,8 +118,9 @@ std::vector<SafetensorsWriter::Tensor> TensorsOf(const TileDescription& descript
 
 SafetensorsMetadata MetadataOf(const TileFileHeader& header) {
   const TileDescription& description = header.description;
+  const bool is_padded = IsPadded(description);
   SafetensorsMetadata metadata = {
-      {kFormatKey, kFormat},
+      {kFormatKey, is_padded ? kPaddedFormat : kFormat},
       {kArrayIdKey, description.array_id},
       {kArrayShapeKey, StrJoin(description.array_shape, ",")},
       {kTileKey, EncodeTile(description.tile)},
@@ -128,10 +129,7 @@ SafetensorsMetadata MetadataOf(const TileFileHeader& header) {
       {kTransferIdKey, description.transfer_id},
       {kDescriptorKey, absl::Base64Escape(description.array_descriptor)},
   };
-  if (IsPadded(description)) {
-    metadata[kFormatKey] = kPaddedFormat;
-    metadata[kDtypeKey] = std::string(DtypeName(description.dtype));
-  }
+  if (is_padded) metadata[kDtypeKey] = std::string(DtypeName(description.dtype));
   return metadata;
 }
 
