@@ -76,8 +76,8 @@ struct StepForecast {
 
   friend bool operator==(const StepForecast&, const StepForecast&) = default;
 };
-// The most link pairs (LinkPairsOf) for which the forecast of a step has bytes. This limit bounds
-// the time that the forecast adds to the planning of a step, to about a millisecond.
+// The most link pairs (LinkPairsOf) that are looked at in a reaction (gRPC callback), such as for
+// the forecast of a step. This takes about a millisecond.
 inline constexpr int64_t kMostStepLinkPairs = int64_t{1} << 13;
 
 // Returns the work of a forecast by link, counted in pairs of a sender and a receiver that the

@@ -20,7 +20,8 @@ RowBands::RowBands(Dtype dtype, Tile tile, int64_t max_bytes)
     index_bits = outer_bits;
     --cut_;
   }
-  // Of a type of less than 8 bits, bands that are consecutive in rows must not end within a byte.
+  // The elements may have less than 8 bits. If a band is a part of a row, it must end with a whole
+  // byte.
   while (cut_ > 0) {
     const IndexRange& inner = tile_.ranges[cut_];
     const int64_t outer_bits = index_bits * (inner.stop - inner.start);

@@ -52,7 +52,7 @@ struct StepOutput {
   std::optional<Literal> literal;
 };
 
-// What a step's plan was predicted to take, with the rates that were measured when it was made.
+// The time, bytes and memory that were predicted for a step when its plan was made.
 struct StepPrediction {
   std::optional<absl::Duration> kernel;      // unset: no worker of the mesh had measured kernels
   std::optional<absl::Duration> collective;  // unset: no link of the mesh was measured

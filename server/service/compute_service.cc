@@ -109,7 +109,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     }
     if (!question.ok()) return FinishUnary(context, question.status());
     absl::StatusOr<StepRunner::CompiledPlan> compiled = Compile(*std::move(question));
-    if (compiled.ok() && LinkPairsOf(compiled->prepared->plan) > kMostPairsAtOnce) {
+    if (compiled.ok() && LinkPairsOf(compiled->prepared->plan) > kMostStepLinkPairs) {
       return new BackgroundReactor(
           *context,
           [compiled = *std::move(compiled), response](const std::function<bool()>&) {
@@ -150,10 +150,6 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   }
 
  private:
-  // Maximum number of link pairs (LinkPairsOf) of a plan whose forecast a reaction (gRPC callback)
-  // makes. Such a forecast takes about a millisecond.
-  static constexpr int64_t kMostPairsAtOnce = int64_t{1} << 13;
-
   // The arguments of StepRunner::Compile.
   struct Question {
     rpc::Caller caller;

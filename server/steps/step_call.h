@@ -84,7 +84,7 @@ struct StepCall {
   std::string operation_id = {};  // see WorkRef::operation_id
 };
 
-// What one run of a plan was predicted to take. nullopt: not known; see v1::StepPrediction.
+// The prediction for one run of a plan, as v1::StepPrediction. nullopt: not known.
 struct StepPrediction {
   std::optional<absl::Duration> kernel = std::nullopt;
   std::optional<absl::Duration> collective = std::nullopt;

@@ -1,4 +1,4 @@
-// Questions about the results of products and linear layers, and whoever answers them.
+// Questions about the results of products and linear layers, and the interface that answers them.
 #ifndef SHARDMESH_TESTS_CONFORMANCE_COMPUTE_SUBJECT_H_
 #define SHARDMESH_TESTS_CONFORMANCE_COMPUTE_SUBJECT_H_
 

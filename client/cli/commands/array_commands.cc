@@ -16,8 +16,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/string_view.h"
-#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/cli/command_line.h"
@@ -254,23 +252,13 @@ void PrintStreamed(const PutResult& put, const std::optional<Handover>& asked) {
   }
 }
 
-// Returns why workers did not read a file, without the advice to let the client read it.
-absl::string_view WithoutClientAdvice(absl::string_view why) {
-  for (const absl::string_view advice : {"; let the client read the file (--source client)",
-                                         ", or let the client read the file (--source client)",
-                                         ", or let the client read the files (--source client)"}) {
-    if (absl::ConsumeSuffix(&why, advice)) break;
-  }
-  return why;
-}
-
 // Says why the workers did not read the file, to a user who asked for --source. The client has read
 // it then.
 void PrintRefusal(const PutResult& put, const std::optional<PutReader>& asked) {
   if (asked.has_value() && !put.workers_refused.ok()) {
     std::cout << "The workers did not read "
-              << (put.reader == PutReader::kAuto ? "all tensors" : "the file") << ": "
-              << WithoutClientAdvice(put.workers_refused.message()) << "\n";
+              << (put.reader == PutReader::kAuto ? "all tensors" : "the file")
+              << ", so this client did: " << put.workers_refused.message() << "\n";
   }
 }
 

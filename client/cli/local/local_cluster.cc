@@ -523,8 +523,9 @@ void LocalCluster::FindRunningWorkers(absl::Time deadline) {
   if (options_.data_folder.empty()) return;
   std::map<std::string, std::string> holders;  // of the workers' folders, by identity
   const auto find_holder = [&](const std::string& identity) {
-    const auto lock = TakeSharedLock(StrCat(options_.data_folder, "/", identity, kWorkerLock));
-    if (lock.ok() && !lock->held.valid()) holders.emplace(identity, lock->holder);
+    if (std::string holder = HolderOf(identity); !holder.empty()) {
+      holders.emplace(identity, std::move(holder));
+    }
   };
   for (const std::string& identity : record_.workers) {
     const Member* const member = Find(identity);

@@ -530,7 +530,7 @@ TEST_F(BeginGetTest, AGetOfAnArrayInRepairMayBeTriedAgain) {
               HasSubstr("tensor \"rows\" lacks 1 of its 2 tiles; a repair reads 1 tile again (5s "
                         "left): try again; missing: rank 1 (w1)"));
 
-  // Of another tile: this get waits in vain.
+  // The repair brings another tile, so this get does not wait for it.
   repair.ranks = {0};
   const absl::Status other = Get("rows", std::nullopt).status();
   EXPECT_THAT(other, StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kArrayDegraded));
