@@ -10,14 +10,11 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "program/tensor_op.h"
 #include "sharding/spec.h"
 #include "tensor/elementwise.h"
 
 namespace shardmesh {
-
-// The number of a value in a program or in a plan. The operands have the first numbers. The results
-// of the program's ops, or of the plan's instructions, follow in order.
-using ValueIndex = uint32_t;
 
 // The largest permitted number of operands, of ops, and of outputs in a program: each of the three
 // has this limit.
@@ -166,13 +163,24 @@ struct ReshardOp {
   friend bool operator==(const ReshardOp&, const ReshardOp&) = default;
 };
 
-using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp>;
+using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp, TensorOp>;
+
+// An operand that is state: when the step commits, the operand's array gets the elements of `value`.
+// The array keeps its id, its name and its layout. If the step does not commit, the array stays as
+// it was. `value` has the operand's type and shape, and is no operand.
+struct StateUpdate {
+  ValueIndex operand = 0;
+  ValueIndex value = 0;
+
+  friend bool operator==(const StateUpdate&, const StateUpdate&) = default;
+};
 
 // The result of op i is the value operand_count + i. An op uses only values with lower numbers.
 struct Program {
   uint32_t operand_count = 0;
   std::vector<ProgramOp> ops;
   std::vector<ValueIndex> outputs;
+  std::vector<StateUpdate> updates = {};  // each operand at most once, each value at most once
 
   friend bool operator==(const Program&, const Program&) = default;
 };

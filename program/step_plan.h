@@ -75,12 +75,21 @@ struct MoveRegions {
   friend bool operator==(const MoveRegions&, const MoveRegions&) = default;
 };
 
+// Computes the output's tile from the device's own tiles. The values lie as the op's sharding rule
+// (program/sharding_rule.h) says.
+struct LocalCompute {
+  TensorOp op;
+
+  friend bool operator==(const LocalCompute&, const LocalCompute&) = default;
+};
+
 // Exchanges tiles within each group along `axes`. `algorithm` is never kAuto.
 using GroupCollective = CollectiveOp;
 
 struct Instruction {
   ValueIndex output = 0;
-  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions> kind;
+  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions, LocalCompute>
+      kind;
   // For error messages and flight records: "op 0 (linear): all-reduce over tp".
   std::string label;
 
@@ -108,6 +117,9 @@ struct Plan {
   uint32_t operand_count = 0;
   std::vector<Instruction> instructions;
   std::vector<ValueIndex> outputs;
+  // The results that become the content of operands when the step commits. Each has the type, shape
+  // and layout of its operand.
+  std::vector<StateUpdate> updates = {};
   PlanCost cost;
 
   friend bool operator==(const Plan&, const Plan&) = default;
