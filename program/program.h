@@ -165,9 +165,9 @@ struct ReshardOp {
 
 using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp, TensorOp>;
 
-// An operand that is state: when the step commits, the operand's array gets the elements of `value`.
-// The array keeps its id, its name and its layout. If the step does not commit, the array stays as
-// it was. `value` has the operand's type and shape, and is no operand.
+// An operand that is state: when the step commits, the operand's array gets the elements of
+// `value`. The array keeps its id, its name and its layout. If the step does not commit, the array
+// stays as it was. `value` has the operand's type and shape, and is no operand.
 struct StateUpdate {
   ValueIndex operand = 0;
   ValueIndex value = 0;

@@ -27,8 +27,8 @@ enum class FactorKind : uint8_t {
 using DimFactors = std::vector<size_t>;
 
 struct ShardingRule {
-  std::vector<int64_t> sizes;     // by factor
-  std::vector<FactorKind> kinds;  // by factor
+  std::vector<int64_t> sizes;                   // by factor
+  std::vector<FactorKind> kinds;                // by factor
   std::vector<std::vector<DimFactors>> inputs;  // by input and dimension
   std::vector<DimFactors> result;               // by dimension
 };

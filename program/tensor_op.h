@@ -223,9 +223,9 @@ struct ConstantOp {
   friend bool operator==(const ConstantOp&, const ConstantOp&) = default;
 };
 
-using TensorOp = std::variant<MapOp, ConvertOp, NormOp, SoftmaxOp, ReduceOp, RotaryOp, EmbeddingOp,
-                              AttentionOp, TopKOp, ReshapeOp, TransposeOp, SliceOp, ConcatenateOp,
-                              UpdateRowsOp, ConstantOp>;
+using TensorOp =
+    std::variant<MapOp, ConvertOp, NormOp, SoftmaxOp, ReduceOp, RotaryOp, EmbeddingOp, AttentionOp,
+                 TopKOp, ReshapeOp, TransposeOp, SliceOp, ConcatenateOp, UpdateRowsOp, ConstantOp>;
 
 // Returns the name of an op for messages: "add", "rms-norm", "attention", "top-k", ...
 std::string_view TensorOpName(const TensorOp& op);
@@ -264,7 +264,8 @@ void ForEachInput(Op& op, Visit visit) {
         const auto optional = [&](auto& value) {
           if (value.has_value()) visit(*value);
         };
-        if constexpr (requires { kind.function; } || requires { kind.inputs; }) {
+        if constexpr (
+            requires { kind.function; } || requires { kind.inputs; }) {
           for (auto& input : kind.inputs) visit(input);
         } else if constexpr (requires { kind.query; }) {
           visit(kind.query);
