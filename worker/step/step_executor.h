@@ -143,6 +143,10 @@ struct StepObserver {
 // notices an abort at once; a computing step notices an abort between blocks of a kernel. Plans are
 // cached by hash.
 //
+// A plan may update operands (Plan.updates). From its begin until Commit or Abort, a step holds the
+// tiles of these arrays, and no other step begins on them here (ShardStore::BeginUpdate). A step
+// that finds a tile held waits for its release, at most until the step's deadline.
+//
 // Thread-safe.
 class StepExecutor {
  public:
@@ -202,12 +206,14 @@ class StepExecutor {
   // the step fails kVerdictGrace after its timeout, without a further report.
   virtual void Run(StepOrder order, Report report) = 0;
 
-  // Commits the step's outputs, which become arrays. Releases the operands that the step donated.
-  // NOT_FOUND if the step has nothing staged here; otherwise errors of ShardStore::Commit and
-  // ShardStore::Release.
+  // Commits the step's outputs, which become arrays, and its updates: the arrays that it updates
+  // get their new elements. Releases the operands that the step donated. NOT_FOUND if the step has
+  // nothing staged here; otherwise errors of ShardStore::Commit, StateTile::Commit and
+  // ShardStore::Release. After an error of ShardStore::Commit the step is still staged.
   virtual absl::Status Commit(int64_t sequence) = 0;
 
-  // Ends the step in any state: drops its staged outputs and its unsent messages. If the step runs
+  // Ends the step in any state: drops its staged outputs and its unsent messages, and gives the
+  // arrays that it updates the elements that they had before the step. If the step runs
   // or waits, it fails with `status` and reports this.
   virtual void Abort(int64_t sequence, const absl::Status& status) = 0;
 
@@ -215,9 +221,9 @@ class StepExecutor {
   // because the coordinator decides whether they become arrays.
   virtual void AbortUnfinished(const absl::Status& status) = 0;
 
-  // Forgets all staged steps, without a change to the store. The caller has already committed or
-  // aborted their outputs in the store, array by array. Later calls of Commit and Abort find
-  // nothing staged for these steps.
+  // Forgets all staged steps. The caller has already committed or aborted their outputs in the
+  // store, array by array, and has called Commit for the steps that have committed: updates of the
+  // others are undone. Later calls of Commit and Abort find nothing staged for these steps.
   virtual void KeepStaged() = 0;
 
   // Drops packed copies of these arrays (WeightCache). Call it together with ShardStore::Release.

@@ -61,8 +61,9 @@ absl::Span<char> StateTile::mutable_bytes() {
   return buffer_ == nullptr ? absl::Span<char>() : absl::MakeSpan(buffer_->data(), buffer_->size());
 }
 
-absl::Status StateTile::Commit() {
+absl::Status StateTile::Commit(std::shared_ptr<Buffer> memory) {
   SHARDMESH_PASSES("tiles.commit_update");
+  if (memory != nullptr) buffer_ = std::move(memory);
   auto updated = std::make_shared<const StoredTile>(old_description_, std::move(buffer_), step_);
   buffer_ = nullptr;
   // Released after the entry has the new tile, so that the new one alone holds the bytes.
