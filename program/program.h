@@ -165,6 +165,11 @@ struct ReshardOp {
 
 using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp, TensorOp>;
 
+// Returns the values that an op reads, each as often as the op has it, in the order of its fields.
+std::vector<ValueIndex> InputsOf(const ProgramOp& op);
+// Returns the name of an op for messages, such as "linear" or "rms-norm".
+std::string_view ProgramOpName(const ProgramOp& op);
+
 // An operand that is state: when the step commits, the operand's array gets the elements of
 // `value`. The array keeps its id, its name and its layout. If the step does not commit, the array
 // stays as it was. `value` has the operand's type and shape, and is no operand.
