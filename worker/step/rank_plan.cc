@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_choice.h"
+#include "program/kernel_time.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
 #include "status/reason.h"
@@ -112,55 +113,39 @@ class RankPlanner {
 
   void AddEnds() {
     instructions_.resize(plan_.instructions.size());
-    last_use_.assign(values_.size(), instructions_.size());
+    std::vector<size_t> last_use(values_.size(), instructions_.size());
     for (size_t i = 0; i < instructions_.size(); ++i) {
-      last_use_[plan_.instructions[i].output] = i;
-      for (const ValueIndex input : InputsOf(plan_.instructions[i])) last_use_[input] = i;
+      last_use[plan_.instructions[i].output] = i;
+      for (const ValueIndex input : InputsOf(plan_.instructions[i])) last_use[input] = i;
     }
     for (ValueIndex value = 0; value < values_.size(); ++value) {
-      if (last_use_[value] < instructions_.size()) {
-        instructions_[last_use_[value]].ends.push_back(value);
+      if (last_use[value] < instructions_.size()) {
+        instructions_[last_use[value]].ends.push_back(value);
       }
     }
   }
 
   void AddUpdates() {
+    if (plan_.updates.empty()) return;
     for (size_t i = 0; i < plan_.updates.size(); ++i) {
       values_[plan_.updates[i].operand].update = i;
       values_[plan_.updates[i].value].is_update = true;
     }
-    for (const StateUpdate& update : plan_.updates) AddChain(update);
-    if (plan_.updates.empty()) return;
+    const std::vector<std::optional<ValueIndex>> places = StatePlaces(plan_);
+    for (const Instruction& instruction : plan_.instructions) {
+      if (!places[instruction.output].has_value()) continue;
+      values_[instruction.output].over_state =
+          std::get<UpdateRowsOp>(std::get<LocalCompute>(instruction.kind).op).input;
+    }
     // The memory of updates is kept until the commit, so nothing is made over it.
+    const auto is_kept = [](const RankValue& value) {
+      return value.is_update || value.over_state.has_value();
+    };
     for (RankValue& value : values_) {
       if (!value.place.has_value()) continue;
       const std::optional<ValueIndex> over = value.place->over;
-      const bool is_kept =
-          over.has_value() && (values_[*over].is_update || values_[*over].over_state.has_value());
-      if (is_kept || value.is_update || value.over_state.has_value()) value.place.reset();
+      if (is_kept(value) || (over.has_value() && is_kept(values_[*over]))) value.place.reset();
     }
-  }
-
-  // Follows the update's value back to the operand. If each result between is that of an
-  // UpdateRowsOp, and the last use of the one before it, all are made in the operand's memory.
-  void AddChain(const StateUpdate& update) {
-    std::vector<std::pair<ValueIndex, ValueIndex>> chain;  // result and input
-    ValueIndex value = update.value;
-    while (value != update.operand) {
-      if (value < plan_.operand_count) return;
-      const size_t index = value - plan_.operand_count;
-      const auto* const compute = std::get_if<LocalCompute>(&plan_.instructions[index].kind);
-      const auto* const op = compute == nullptr ? nullptr : std::get_if<UpdateRowsOp>(&compute->op);
-      const bool is_in_place = op != nullptr && op->update != op->input &&
-                               op->positions != op->input && last_use_[op->input] == index &&
-                               !values_[value].output.has_value() &&
-                               (value == update.value || !values_[value].is_update) &&
-                               values_[op->input].size_bytes == values_[value].size_bytes;
-      if (!is_in_place) return;
-      chain.emplace_back(value, op->input);
-      value = op->input;
-    }
-    for (const auto& [result, input] : chain) values_[result].over_state = input;
   }
 
   absl::Status AddInstruction(size_t index) {
@@ -261,13 +246,7 @@ class RankPlanner {
 
   absl::Status Prepare(const LocalCompute& compute, ValueIndex output, RankInstruction* to) const {
     to->inputs = InputsOf(compute.op);
-    to->flops = values_[output].tile.element_count();
-    if (const auto* const attention = std::get_if<AttentionOp>(&compute.op)) {
-      // Both products have one sum over features or rows for each query and row.
-      const Shape& keys = values_[attention->keys].shape;
-      const int64_t rows = keys.size() == 4 ? keys[1] : 0;
-      to->flops = 2 * rows * (to->flops + values_[attention->query].tile.element_count());
-    }
+    to->flops = std::max(FlopsOf(plan_, compute, output), values_[output].tile.element_count());
     return absl::OkStatus();
   }
 
@@ -289,8 +268,7 @@ class RankPlanner {
   const DeviceId rank_;
   std::vector<RankValue>& values_;
   std::vector<RankInstruction>& instructions_;
-  std::vector<Tiling> tilings_;   // by value
-  std::vector<size_t> last_use_;  // by value; beyond all instructions if none makes or reads it
+  std::vector<Tiling> tilings_;  // by value
 };
 
 }  // namespace

@@ -35,7 +35,8 @@ struct RankValue {
   // to a staged tile.
   std::optional<size_t> output = std::nullopt;
   // Only for a temporary: its place in the step's block (MemoryPlan). Unset if the temporary has
-  // memory of its own, because its tile is not as large as the one that it would be made over.
+  // memory of its own: because its tile is not as large as the one that it would be made over, or
+  // because it or that one is of an update.
   std::optional<BlockPlace> place = std::nullopt;
   // Only for an operand: the result that the rank can make in the operand's memory if the operand
   // is donated (ResultOverOperand, and both tiles have the same size).
@@ -43,10 +44,10 @@ struct RankValue {
   // Only for an operand that is state: the index of its update in Plan.updates.
   std::optional<size_t> update = std::nullopt;
   // Whether the value becomes the content of state when the step commits. Its memory then belongs
-  // to the update, unless it is an output too.
+  // to the update, unless it is an output too and is not made in the memory of state.
   bool is_update = false;
-  // Only for the result of an UpdateRowsOp that can be made in the memory of state: the op's input,
-  // which is the operand, or another such result. The instruction is the last that reads it.
+  // Only for the result of an UpdateRowsOp that can be made in the memory of state (StatePlaces):
+  // the op's input, which is the operand, or another such result.
   std::optional<ValueIndex> over_state = std::nullopt;
 };
 

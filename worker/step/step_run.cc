@@ -406,8 +406,9 @@ class RankStep {
     int64_t left_bytes = free_bytes - part_.memory().block_bytes;
     for (size_t i = part_.memory().first; i < plan_.instructions.size(); ++i) {
       const LocalValue& value = values_[plan_.instructions[i].output];
-      const bool is_kept = value.constants->output.has_value() || value.constants->is_update;
-      if (!is_kept || IsMadeOverState(value) || value.donated != nullptr) continue;
+      const bool is_kept = value.constants->output.has_value() ||
+                           (value.constants->is_update && !IsMadeOverState(value));
+      if (!is_kept || value.donated != nullptr) continue;
       left_bytes -= std::min(value.size_bytes(), std::max<int64_t>(left_bytes, 0) + 1);
     }
     return left_bytes < 0 && FitsWithoutBlock(free_bytes);
@@ -537,8 +538,8 @@ class RankStep {
 
   absl::Status Allocate(ValueIndex index) {
     LocalValue& value = values_[index];
-    if (!value.constants->output.has_value() &&
-        (value.constants->is_update || value.constants->over_state.has_value())) {
+    if (IsMadeOverState(value) ||
+        (value.constants->is_update && !value.constants->output.has_value())) {
       return AllocateUpdate(value);
     }
     if (value.constants->place.has_value()) return AllocateTemporary(value);
