@@ -18,7 +18,7 @@ namespace shardmesh {
 
 // The largest permitted number of operands, of ops, and of outputs in a program: each of the three
 // has this limit.
-inline constexpr uint32_t kMaxProgramSize = 1024;
+inline constexpr uint32_t kMaxProgramSize = 8192;
 
 enum class WeightLayout : uint8_t {
   kOutIn,  // [out, in], as in PyTorch checkpoints
