@@ -214,6 +214,31 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
                     .kernels = kernels_.RatesOf(*sources_.membership->view(), mesh_id)};
 }
 
+absl::Status MarkUpdates(const Plan& plan, std::vector<FoundOperand>* operands) {
+  for (const StateUpdate& update : plan.updates) {
+    FoundOperand& operand = (*operands)[update.operand];
+    const auto refused = [&](std::string_view why) {
+      return rpc::BadField(StrCat("operands[", update.operand, "]"),
+                           StrCat("is updated by the program, but ", why));
+    };
+    if (operand.array == nullptr) {
+      return refused("is a literal; give an array by its name or id");
+    }
+    if (operand.donate) return refused("is donated; a step keeps the array that it updates");
+    if (!operand.described.spec.unreduced().empty()) {
+      return refused("holds partial sums; reduce it first");
+    }
+    const std::string& id = operand.array->definition.descriptor.array_id;
+    for (const FoundOperand& other : *operands) {
+      if (&other == &operand || other.array == nullptr) continue;
+      if (other.array->definition.descriptor.array_id != id) continue;
+      return refused(StrCat("array ", id, " is another operand too; give it once"));
+    }
+    operand.is_updated = true;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
                         const std::string& session_id, std::vector<FoundOperand>* operands) {
   for (size_t i = 0; i < operands->size(); ++i) {

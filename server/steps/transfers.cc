@@ -299,6 +299,9 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
     items = transfer->items;
   }
   for (const PutItem& item : *items) {
+    if (item.reused != nullptr) {
+      request.reused.push_back(item.reused->array().definition.descriptor.array_id);
+    }
     if (item.is_kept()) {
       if (absl::Status there = CheckKept(item, outcome); !there.ok()) {
         return std::move(decided)(std::move(there));
