@@ -55,6 +55,7 @@ inline constexpr Feature kFeatures[] = {
     {"second_copies", {"shardmesh.v1.BeginGetRequest.accept_second_copy"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
+    {"tensor_ops", {"shardmesh.v1.Program.updates", "shardmesh.v1.ProgramOp.tensor"}},
     {"tile_reuse", {"shardmesh.v1.TensorContent.equal_tiles"}},
     {"uneven_cuts",
      {"shardmesh.v1.BeginPutHeader.uneven", "shardmesh.v1.BeginPutHeader.weights",
@@ -102,6 +103,10 @@ inline constexpr std::string_view kClockAnswersFeature = "clock_answers";
 // LocalMatmul may have a right operand of more than two dimensions, or transpose a left operand of
 // more than two.
 inline constexpr std::string_view kBatchesFeature = "batches_of_matrices";
+
+// The feature in Hello.features of a worker that runs plans with tensor ops (Instruction.compute)
+// and with Plan.updates.
+inline constexpr std::string_view kTensorOpsFeature = "tensor_ops";
 
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;

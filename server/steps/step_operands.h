@@ -65,8 +65,9 @@ class KernelTable {
   mutable std::map<std::string, Known, std::less<>> known_ ABSL_GUARDED_BY(mutex_);  // by mesh
 };
 
-// FAILED_PRECONDITION (NOT_AVAILABLE): the plan multiplies batches, and a worker of the mesh runs a
-// build that does not; the message names the worker. Requires that the mesh has all its workers.
+// FAILED_PRECONDITION (NOT_AVAILABLE): the plan multiplies batches, has tensor ops or updates
+// arrays, and a worker of the mesh runs a build that does not; the message names the worker.
+// Requires that the mesh has all its workers.
 absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view);
 
 // Finds operands in the coordinator's state. All arguments outlive the finder. Thread-safe.
