@@ -149,6 +149,7 @@ class GraphBuilder {
     return Map(MapFunction::kMaximum, lhs, rhs);
   }
   GraphValue Negate(GraphValue input) { return Map(MapFunction::kNegate, input); }
+  GraphValue Abs(GraphValue input) { return Map(MapFunction::kAbs, input); }
   GraphValue Exp(GraphValue input) { return Map(MapFunction::kExp, input); }
   GraphValue Log(GraphValue input) { return Map(MapFunction::kLog, input); }
   GraphValue Sqrt(GraphValue input) { return Map(MapFunction::kSqrt, input); }
