@@ -129,9 +129,9 @@ absl::StatusOr<std::vector<ModelWeight>> BertWeights(const BertConfig& config,
 }
 
 absl::Status Missing(std::string_view source, const ModelWeight& weight,
-                     absl::Span<const SourceTensor> tensors) {
+                     absl::Span<const StoredTensor> tensors) {
   std::vector<std::string_view> names;
-  for (const SourceTensor& tensor : tensors) names.push_back(tensor.name);
+  for (const StoredTensor& tensor : tensors) names.push_back(tensor.name);
   const std::optional<std::string_view> nearest = NearestName(weight.name, names);
   return InvalidArgument(
       Reason::kBadFile,
@@ -157,15 +157,16 @@ absl::StatusOr<std::vector<ModelWeight>> WeightsOf(const ModelConfig& config,
   return BertWeights(std::get<BertConfig>(config), axis);
 }
 
-absl::StatusOr<Dtype> CheckWeights(std::string_view source, absl::Span<const ModelWeight> weights,
-                                   absl::Span<const SourceTensor> tensors) {
-  std::map<std::string_view, const SourceTensor*> by_name;
-  for (const SourceTensor& tensor : tensors) by_name[tensor.name] = &tensor;
-  const SourceTensor* first_matrix = nullptr;
+absl::StatusOr<Dtype> CheckModelWeights(std::string_view source,
+                                        absl::Span<const ModelWeight> weights,
+                                        absl::Span<const StoredTensor> tensors) {
+  std::map<std::string_view, const StoredTensor*> by_name;
+  for (const StoredTensor& tensor : tensors) by_name[tensor.name] = &tensor;
+  const StoredTensor* first_matrix = nullptr;
   for (const ModelWeight& weight : weights) {
     const auto found = by_name.find(weight.name);
     if (found == by_name.end()) return Missing(source, weight, tensors);
-    const SourceTensor& tensor = *found->second;
+    const StoredTensor& tensor = *found->second;
     const std::string which = StrCat(source, ": the tensor \"", tensor.name, "\"");
     if (tensor.shape != weight.shape) {
       return InvalidArgument(

@@ -14,7 +14,6 @@
 #include "sharding/mesh.h"
 #include "sharding/shape.h"
 #include "sharding/spec.h"
-#include "tensor/checkpoint/tensor_source.h"
 #include "tensor/dtype.h"
 
 namespace shardmesh::client {
@@ -38,6 +37,13 @@ struct ModelWeight {
   friend bool operator==(const ModelWeight&, const ModelWeight&) = default;
 };
 
+// A tensor that a checkpoint or a cluster has.
+struct StoredTensor {
+  std::string name;
+  Dtype dtype = Dtype::kF32;
+  Shape shape;
+};
+
 // Returns the weights of a model, under their names in HuggingFace's checkpoints.
 //
 // The rows of query, key, value, gate, up and intermediate weights are partitioned, and so are the
@@ -56,8 +62,9 @@ absl::StatusOr<std::vector<ModelWeight>> WeightsOf(const ModelConfig& config,
 // Errors are INVALID_ARGUMENT. BAD_FILE: a tensor is missing; gives the nearest name.
 // SHAPE_MISMATCH: a tensor has another shape than the configuration says; the error has both.
 // UNSUPPORTED_DTYPE: a tensor is neither F32, BF16 nor F16, or matrices have different types.
-absl::StatusOr<Dtype> CheckWeights(std::string_view source, absl::Span<const ModelWeight> weights,
-                                   absl::Span<const SourceTensor> tensors);
+absl::StatusOr<Dtype> CheckModelWeights(std::string_view source,
+                                        absl::Span<const ModelWeight> weights,
+                                        absl::Span<const StoredTensor> tensors);
 
 }  // namespace shardmesh::client
 
