@@ -2,7 +2,9 @@
 #ifndef SHARDMESH_PROGRAM_GRAPH_H_
 #define SHARDMESH_PROGRAM_GRAPH_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,27 +20,36 @@ namespace shardmesh {
 // The most bytes of the name of an operand or an output.
 inline constexpr int64_t kMaxGraphNameBytes = 1024;
 
-// An operand or an output of a graph. The names of the operands differ from each other, and so do
-// those of the outputs. A name is not empty, and has at most kMaxGraphNameBytes.
-struct GraphTensor {
+// An operand of a graph. A name is not empty, and has at most kMaxGraphNameBytes. The names of the
+// operands differ from each other, and so do those of the outputs.
+struct GraphOperand {
   std::string name;
   TensorType type;
 
-  friend bool operator==(const GraphTensor&, const GraphTensor&) = default;
+  friend bool operator==(const GraphOperand&, const GraphOperand&) = default;
+};
+
+// An output of a graph. `type` is nullopt if it is not known without a mesh: it depends on a
+// collective that merges tiles.
+struct GraphOutput {
+  std::string name;
+  std::optional<TensorType> type;
+
+  friend bool operator==(const GraphOutput&, const GraphOutput&) = default;
 };
 
 // `operands` has program.operand_count entries and `outputs` one for each of program.outputs, in
 // order. GraphBuilder::Build and CheckGraph give graphs for which this holds.
 struct Graph {
   Program program;
-  std::vector<GraphTensor> operands;
-  std::vector<GraphTensor> outputs;
+  std::vector<GraphOperand> operands;
+  std::vector<GraphOutput> outputs;
 
   friend bool operator==(const Graph&, const Graph&) = default;
 };
 
 // Returns the index of the operand or of the output with this name. NOT_FOUND gives the nearest
-// name, or all names if there are few.
+// name, or else the first names of the graph.
 absl::StatusOr<size_t> FindOperand(const Graph& graph, std::string_view name);
 absl::StatusOr<size_t> FindOutput(const Graph& graph, std::string_view name);
 
@@ -46,18 +57,26 @@ absl::StatusOr<size_t> FindOutput(const Graph& graph, std::string_view name);
 std::string_view ProgramOpName(const ProgramOp& op);
 
 // Returns the values that an op reads, each as often as the op has it, in the order of the fields.
-std::vector<ValueIndex> InputsOf(const ProgramOp& op);
+std::vector<ValueIndex> ProgramOpInputs(const ProgramOp& op);
+// Returns the op with other inputs: those of `inputs`, in the order of ProgramOpInputs(op).
+// Requires as many of them.
+ProgramOp WithProgramOpInputs(ProgramOp op, absl::Span<const ValueIndex> inputs);
 
-// Returns the type of an op's result. `inputs` are the types of InputsOf(op), in this order. This
-// needs no mesh. A collective that merges the tiles of a group (all-reduce, reduce-scatter,
-// broadcast, reduce, scatter) gets the type of its input: the planner's answer is another shape
-// only if an axis of the collective partitions the input.
+// Returns whether the shape of the op's result depends on the mesh: a collective that merges the
+// tiles of a group (all-reduce, reduce-scatter, broadcast, reduce, scatter) divides the extent of a
+// dimension that its axes partition.
+bool ResultShapeNeedsMesh(const ProgramOp& op);
+
+// Returns the type of an op's result. `inputs` are the types of ProgramOpInputs(op), in this order.
+// If ResultShapeNeedsMesh(op), returns the type of the input, which is the result's unless an axis
+// of the collective partitions the input.
 //
 // Errors are those of ResultTypeOf for tensor ops. SHAPE_MISMATCH: the shapes do not multiply, the
 // bias is not [out], or the weight is no matrix. UNSUPPORTED_DTYPE: the operands of a product have
-// different types, or a type that is not F32, BF16 or F16. INVALID_DIMENSION: a collective's
-// dimension, or an entry of a reshard's spec, is not below the rank of the input.
-absl::StatusOr<TensorType> ResultTypeOf(const ProgramOp& op, absl::Span<const TensorType> inputs);
+// different types, or a type that is not F32, BF16 or F16. INVALID_DIMENSION: the input lacks a
+// dimension of a collective, or has fewer than a reshard's spec.
+absl::StatusOr<TensorType> ProgramOpResultType(const ProgramOp& op,
+                                               absl::Span<const TensorType> inputs);
 
 // Checks that the values to which ops, outputs and updates refer exist, and that no op depends on
 // itself. Ops may stand in any order: an op may refer to a later one. Returns the numbers of the
@@ -71,12 +90,17 @@ absl::StatusOr<std::vector<size_t>> OrderOfOps(const Program& program);
 
 // Checks a graph that came from a file, and returns it with its ops in an order that a program may
 // have. The types of its outputs are ignored; the result has those that follow from the operands.
-// An output's type after a collective that merges tiles is that of ResultTypeOf.
+// Ops after one for which ResultShapeNeedsMesh holds are checked by the planner only.
 //
-// Errors as OrderOfOps and ResultTypeOf; the latter's name the op and its inputs. Also BAD_FIELD: a
-// name is empty, too long or repeated; an update's operand is none, or has another type than the
-// value. INVALID_SHAPE: CheckShape refuses the shape of an operand.
+// Errors as OrderOfOps and ProgramOpResultType; the latter's name the op and its inputs. Also
+// BAD_FIELD: a name is empty, too long or repeated; there is not one name for each operand and
+// output; an output or the value of an update is an operand, or occurs twice; an update's operand
+// is none. SHAPE_MISMATCH: an update has another type than its operand. INVALID_SHAPE: CheckShape
+// refuses the shape of an operand.
 absl::StatusOr<Graph> CheckGraph(Graph graph);
+
+// Returns OK for a name that a graph may have. BAD_FIELD: it is empty or too long.
+absl::Status CheckGraphName(std::string_view kind, std::string_view name);
 
 }  // namespace shardmesh
 

@@ -149,6 +149,7 @@ class GraphBuilder {
     return Map(MapFunction::kMaximum, lhs, rhs);
   }
   GraphValue Negate(GraphValue input) { return Map(MapFunction::kNegate, input); }
+  GraphValue Abs(GraphValue input) { return Map(MapFunction::kAbs, input); }
   GraphValue Exp(GraphValue input) { return Map(MapFunction::kExp, input); }
   GraphValue Log(GraphValue input) { return Map(MapFunction::kLog, input); }
   GraphValue Sqrt(GraphValue input) { return Map(MapFunction::kSqrt, input); }
@@ -163,9 +164,16 @@ class GraphBuilder {
   GraphValue Convert(GraphValue input, Dtype dtype);
 
   // Along the last dimension.
-  GraphValue RmsNorm(GraphValue input, const NormArgs& args = {});
-  GraphValue LayerNorm(GraphValue input, const NormArgs& args = {});
-  GraphValue L2Normalize(GraphValue input, float epsilon = 1e-12F);
+  GraphValue Norm(NormKind kind, GraphValue input, const NormArgs& args);
+  GraphValue RmsNorm(GraphValue input, const NormArgs& args = {}) {
+    return Norm(NormKind::kRms, input, args);
+  }
+  GraphValue LayerNorm(GraphValue input, const NormArgs& args = {}) {
+    return Norm(NormKind::kLayer, input, args);
+  }
+  GraphValue L2Normalize(GraphValue input, float epsilon = 1e-12F) {
+    return Norm(NormKind::kL2, input, {.epsilon = epsilon});
+  }
   GraphValue Softmax(GraphValue input, const SoftmaxArgs& args = {});
   GraphValue TopK(GraphValue input, int64_t count);         // the elements
   GraphValue TopKIndices(GraphValue input, int64_t count);  // I32
@@ -214,8 +222,8 @@ class GraphBuilder {
   GraphValue ReduceScatter(GraphValue input, std::vector<std::string> axes, int64_t dimension,
                            Reduction reduction = Reduction::kSum);
 
-  // An op in the terms of program/program.h. Its inputs are `inputs`, in the order of InputsOf; the
-  // numbers in `op` are ignored.
+  // An op in the terms of program/program.h. Its inputs are `inputs`, in the order of
+  // ProgramOpInputs; the numbers in `op` are ignored.
   GraphValue Op(ProgramOp op, absl::Span<const GraphValue> inputs);
 
   // When the step commits, `state` gets the elements of `value`, which has the same type and shape.
@@ -232,11 +240,12 @@ class GraphBuilder {
   // Returns the first error.
   const absl::Status& status() const { return status_; }
 
-  // Returns the graph. All errors are INVALID_ARGUMENT, with the reasons of ResultTypeOf in
-  // program/graph.h. Further ones:
-  //   - BAD_FIELD: a name is empty, repeated or too long; a value is no tensor or belongs to
+  // Returns the graph. All errors are INVALID_ARGUMENT, with the reasons of ProgramOpResultType.
+  // Further ones:
+  //   - BAD_FIELD: a name is empty, repeated or too long; a value is no tensor, or is one of
   //   another
-  //     builder; a state has no update or two; neither an output nor an update exists;
+  //     builder; an output or an update is an operand, or is given twice; a state has no update, or
+  //     two; there are neither outputs nor updates;
   //   - SHAPE_MISMATCH: an update has another type or shape than its state;
   //   - INVALID_DIMENSION: an input lacks the dimension;
   //   - LIMIT_EXCEEDED: more than kMaxProgramSize operands, ops or outputs.
@@ -246,35 +255,37 @@ class GraphBuilder {
  private:
   struct Node {
     TensorType type;
-    std::string name;                            // of an operand
+    // Whether the type is certain. Otherwise it depends on an op for which ResultShapeNeedsMesh
+    // holds.
+    bool is_exact = true;
+    std::string name = {};                       // of an operand
     bool is_state = false;                       // an operand of State
-    std::optional<ProgramOp> op = std::nullopt;  // nullopt: an operand. Inputs are nodes.
+    std::optional<ProgramOp> op = std::nullopt;  // nullopt: an operand. Its values are nodes.
   };
 
+  // Keeps the error, unless there is one.
   void Fail(const absl::Status& error);
-  // Keeps the error of an op, with its number, its name and its inputs.
-  void FailOp(const absl::Status& error, std::string_view op_name,
-              absl::Span<const GraphValue> inputs);
-  void Refuse(Reason reason, std::string_view message);
-  bool CheckName(std::string_view kind, std::string_view name,
-                 const std::map<std::string, size_t, std::less<>>& taken);
-  // Returns whether all are tensors of this builder; otherwise keeps an error, unless there is one.
+  void Refuse(Reason reason, std::string_view message, Facts facts = {});
+  // Keeps the error of the next op, with the op's number and name and its inputs.
+  GraphValue FailOp(const absl::Status& error, std::string_view op_name,
+                    absl::Span<const GraphValue> inputs);
+  // Returns whether there is no error, and all values are tensors of this builder. Otherwise keeps
+  // an error.
   bool CheckValues(absl::Span<const GraphValue> values, std::string_view op_name);
-  // Returns `dimension`, counted from the front; nullopt and an error if the input lacks it.
+  // Returns the dimension, counted from the front. Keeps an error if the input lacks it.
   std::optional<int64_t> DimensionOf(GraphValue input, int64_t dimension, std::string_view op_name);
   std::string Describe(GraphValue value) const;
   GraphValue Operand(std::string_view name, Dtype dtype, const Shape& shape, bool is_state);
   GraphValue AddNode(Node node);
-  template <typename T>
-  GraphValue NumbersOf(Dtype dtype, absl::Span<const T> values);
+  size_t op_count() const { return nodes_.size() - operands_.size(); }
+  const Node& NodeOf(GraphValue value) const { return nodes_[value.node_]; }
+
+  using Names = std::map<std::string, size_t, std::less<>>;
 
   std::vector<Node> nodes_;
-  size_t operand_count_ = 0;
-  std::map<std::string, size_t, std::less<>> operands_;  // node by name
-  std::map<std::string, size_t, std::less<>> outputs_;   // place in output_nodes_ by name
-  std::vector<GraphTensor> output_tensors_;
-  std::vector<size_t> output_nodes_;
-  std::map<size_t, size_t> updates_;  // node of the value by node of the state
+  Names operands_;                                       // node by name
+  std::vector<std::pair<std::string, size_t>> outputs_;  // name and node
+  std::map<size_t, size_t> updates_;                     // node of the value by node of the state
   std::string scope_;
   absl::Status status_;
 };

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <ostream>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -110,6 +111,17 @@ MATCHER_P2(StatusIs, code, reason,
   const absl::Status& status = status_matchers_internal::StatusOf(arg);
   *result_listener << status_matchers_internal::Describe(status);
   return status.code() == code && ReasonOf(status) == reason;
+}
+
+// `message` is a matcher of the message.
+MATCHER_P3(StatusIs, code, reason, message,
+           StrCat(negation ? "is not " : "is ", absl::StatusCodeToString(code), " with reason ",
+                  ReasonName(reason), " and a message that ",
+                  ::testing::DescribeMatcher<std::string>(message, negation))) {
+  const absl::Status& status = status_matchers_internal::StatusOf(arg);
+  *result_listener << status_matchers_internal::Describe(status) << " ";
+  return status.code() == code && ReasonOf(status) == reason &&
+         ::testing::ExplainMatchResult(message, std::string(status.message()), result_listener);
 }
 
 // The status has the reason and exactly these facts. The table of facts must allow each of the

@@ -1,6 +1,6 @@
 // Runs of graphs: operands and outputs by name.
-#ifndef SHARDMESH_CLIENT_TYPES_GRAPH_H_
-#define SHARDMESH_CLIENT_TYPES_GRAPH_H_
+#ifndef SHARDMESH_CLIENT_TYPES_GRAPH_BINDINGS_H_
+#define SHARDMESH_CLIENT_TYPES_GRAPH_BINDINGS_H_
 
 #include <functional>
 #include <map>
@@ -49,4 +49,4 @@ absl::StatusOr<const StepOutput*> FindOutput(const Graph& graph, const StepResul
 
 }  // namespace shardmesh::client
 
-#endif  // SHARDMESH_CLIENT_TYPES_GRAPH_H_
+#endif  // SHARDMESH_CLIENT_TYPES_GRAPH_BINDINGS_H_
