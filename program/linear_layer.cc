@@ -226,7 +226,7 @@ class LayerLowering {
       if (result_layout_.has_value()) {
         ReshardOp reshard = *result_layout_;
         reshard.input = value++;
-        program.ops.push_back(std::move(reshard));
+        program.ops.emplace_back(std::move(reshard));
       }
       program.outputs.push_back(value);
     }
