@@ -222,8 +222,9 @@ class StepExecutor {
   virtual void AbortUnfinished(const absl::Status& status) = 0;
 
   // Forgets all staged steps. The caller has already committed or aborted their outputs in the
-  // store, array by array, and has called Commit for the steps that have committed: updates of the
-  // others are undone. Later calls of Commit and Abort find nothing staged for these steps.
+  // store, array by array. Undoes the updates of these steps: if such a step has committed, this
+  // worker has missed it, and the coordinator puts the tiles aside by their steps
+  // (StoredTile::state_step). Later calls of Commit and Abort find nothing staged for these steps.
   virtual void KeepStaged() = 0;
 
   // Drops packed copies of these arrays (WeightCache). Call it together with ShardStore::Release.

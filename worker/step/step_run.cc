@@ -143,6 +143,7 @@ class RankStep {
 
  private:
   absl::Status RunRecorded(size_t op) {
+    SHARDMESH_FAILPOINT("step.instruction");
     const Instruction& instruction = plan_.instructions[op];
     constants_ = &part_.instruction(op);
     ticket_ = options_.recorder->Begin({.step = order_.sequence,
