@@ -428,6 +428,12 @@ absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from) {
   return DecodeEnum<CollectiveOrder>(from, v1::CollectiveOrder_IsValid(from), "order");
 }
 
+void Encode(const ProgramOp& from, v1::ProgramOp* to) {
+  std::visit([to](const auto& kind) { EncodeOp(kind, to); }, from);
+}
+
+absl::StatusOr<ProgramOp> Decode(const v1::ProgramOp& from) { return DecodeOp(from); }
+
 void Encode(const PermutePair& from, v1::PermutePair* to) {
   to->set_source(from.source);
   to->set_target(from.target);

@@ -13,7 +13,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSect
            {"plan", "resolve", "explain", "match", "compare", "tiles", "rules", "profile", "mesh",
             "shardings"}},
           {"Arrays", {"load", "put", "save", "reshard", "ls", "describe", "get", "rm", "array"}},
-          {"Compute", {"linear", "matmul", "collective"}},
+          {"Compute", {"linear", "matmul", "collective", "run"}},
           {"Cluster", {"status", "links", "doctor", "health", "ops", "admin", "version"}},
           {"Catalog", {"catalog"}},
           {"Local cluster", {"up", "down"}},
@@ -76,6 +76,8 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh matmul x.npy w --transpose-b --out y.npy"},
       {"shardmesh matmul x.npy w --transpose-b --plan-only --candidates 5"},
       {"shardmesh collective all-reduce partial --axes tp --as sum"},
+      {"shardmesh run layer.txtpb --operand x=x.npy --operand w=weights --out y=y.npy"},
+      {"shardmesh run layer.txtpb --operand x=x.npy --prefix model/ --plan-only"},
       {"shardmesh status"},
       {"shardmesh status --watch --interval 5s"},
       {"shardmesh links --mesh default"},
@@ -153,6 +155,7 @@ void AddAllCommands(CommandLine* line) {
   AddArrayCommands(line);
   AddReshardCommands(line);
   AddComputeCommands(line);
+  AddRunCommands(line);
   AddCatalogCommands(line);
   AddRulesCommands(line);
   AddLogicalCommands(line);
