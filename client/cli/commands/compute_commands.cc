@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
+#include "client/cli/commands/step_report.h"
 #include "client/cli/grammar.h"
 #include "client/cli/interruption.h"
 #include "client/cli/progress_bar.h"
@@ -61,28 +62,14 @@ absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* clie
   return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
 }
 
-Json PredictionJson(const StepPrediction& predicted) {
-  Json json = {{"peak_bytes", predicted.peak_bytes}};
-  if (predicted.kernel.has_value()) json["kernel_s"] = Seconds(*predicted.kernel);
-  if (predicted.collective.has_value()) json["collective_s"] = Seconds(*predicted.collective);
-  if (predicted.sent_bytes.has_value()) json["sent_bytes"] = *predicted.sent_bytes;
-  return json;
-}
-
 Json StepJson(const StepResult& result, const ResultFlags& flags) {
   const Array& array = result.outputs.front().array;
   Json json = {{"array_id", array.descriptor.array_id},
                {"dtype", std::string(DtypeName(array.descriptor.dtype))},
                {"shape", ShapeJson(array.descriptor.shape)},
                {"spec", SpecJson(array.descriptor.spec)},
-               {"sequence", result.sequence},
-               {"total_s", Seconds(result.timings.total)},
-               {"kernel_s", Seconds(result.timings.kernel)},
-               {"collective_s", Seconds(result.timings.collective)},
-               {"sent_bytes", result.timings.sent_bytes}};
-  if (result.timings.predicted.has_value()) {
-    json["predicted"] = PredictionJson(*result.timings.predicted);
-  }
+               {"sequence", result.sequence}};
+  json.update(TimingsJson(result.timings));
   if (!flags.name.empty()) {
     json["name"] = flags.name;
   }
@@ -90,21 +77,6 @@ Json StepJson(const StepResult& result, const ResultFlags& flags) {
     json["path"] = flags.path;
   }
   return json;
-}
-
-// Returns what is known of a prediction.
-std::vector<std::string> PartsOf(const StepPrediction& predicted) {
-  std::vector<std::string> parts;
-  if (predicted.kernel.has_value())
-    parts.push_back(StrCat("kernels ", FormatTime(*predicted.kernel)));
-  if (predicted.collective.has_value()) {
-    parts.push_back(StrCat("collectives ", FormatTime(*predicted.collective)));
-  }
-  if (predicted.sent_bytes.has_value()) {
-    parts.push_back(StrCat(FormatBytes(*predicted.sent_bytes), " between workers"));
-  }
-  parts.push_back(StrCat("peak ", FormatBytes(predicted.peak_bytes), " on a device"));
-  return parts;
 }
 
 // Saves and shows the result of the step. Requires that the step has exactly one result.
@@ -134,12 +106,9 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   if (flags.name.empty() && flags.path.empty()) {
     std::cout << ", not kept (--out writes it, --as keeps it)";
   }
-  std::cout << "\nStep " << result.sequence << " took " << FormatTime(result.timings.total)
-            << ": kernels " << FormatTime(result.timings.kernel) << ", collectives "
-            << FormatTime(result.timings.collective) << ", "
-            << FormatBytes(result.timings.sent_bytes) << " between workers\n";
+  std::cout << "\nStep " << result.sequence << " " << FormatTimings(result.timings) << "\n";
   if (result.timings.predicted.has_value()) {
-    std::cout << "Predicted: " << StrJoin(PartsOf(*result.timings.predicted), ", ") << "\n";
+    std::cout << "Predicted: " << FormatPrediction(*result.timings.predicted) << "\n";
   }
   return absl::OkStatus();
 }
