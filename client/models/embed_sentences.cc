@@ -8,7 +8,7 @@
 
 #include "client/models/bert_model.h"
 #include "client/models/token_batch.h"
-#include "client/types/graph.h"
+#include "client/types/graph_bindings.h"
 #include "status/status_macros.h"
 
 namespace shardmesh::client {

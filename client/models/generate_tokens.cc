@@ -10,7 +10,7 @@
 
 #include "client/models/llama_model.h"
 #include "client/models/token_batch.h"
-#include "client/types/graph.h"
+#include "client/types/graph_bindings.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
