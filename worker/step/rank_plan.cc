@@ -73,6 +73,7 @@ class RankPlanner {
         return WithContext(added, plan_.instructions[i].label);
       }
     }
+    AddPackings();
     return absl::OkStatus();
   }
 
@@ -120,6 +121,30 @@ class RankPlanner {
       if (last_use[value] < instructions_.size()) {
         instructions_[last_use[value]].ends.push_back(value);
       }
+    }
+  }
+
+  // Sets RankValue::packing.
+  void AddPackings() {
+    std::vector<bool> is_used_plain(values_.size(), false);
+    for (const ValueIndex output : plan_.outputs) is_used_plain[output] = true;
+    for (size_t i = 0; i < instructions_.size(); ++i) {
+      const auto* matmul = std::get_if<LocalMatmul>(&plan_.instructions[i].kind);
+      for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
+        std::optional<Packing>& known = values_[input].packing;
+        const Packing packing = PackingOf(instructions_[i].matmul);
+        const bool is_packed = matmul != nullptr && instructions_[i].loops.is_one_rhs &&
+                               matmul->rhs == input && matmul->lhs != input &&
+                               matmul->bias != input && known.value_or(packing) == packing;
+        if (is_packed) {
+          known = packing;
+        } else {
+          is_used_plain[input] = true;
+        }
+      }
+    }
+    for (ValueIndex i = 0; i < values_.size(); ++i) {
+      if (is_used_plain[i] || i >= plan_.operand_count) values_[i].packing = std::nullopt;
     }
   }
 

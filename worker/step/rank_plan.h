@@ -40,6 +40,9 @@ struct RankValue {
   // Only for an operand: the result that the rank can make in the operand's memory if the operand
   // is donated (ResultOverOperand, and both tiles have the same size).
   std::optional<ValueIndex> result_over = std::nullopt;
+  // Only for an operand that the plan uses only as the right matrix of products, all of which take
+  // weights with this packing.
+  std::optional<Packing> packing = std::nullopt;
 };
 
 // The part of one place of a group in a tile, and its size.
