@@ -29,6 +29,11 @@ absl::StatusOr<PackedTilePtr> WeightCache::Find(const Weight& weight, const Matm
       entry.size_bytes = found->second.size_bytes;
     }
   }
+  // Another step may have packed it since this one fetched the plain bytes.
+  if (PackedTilePtr held = Held(weight.array_id, weight.tile);
+      held != nullptr && held->weights().packing() == key.second) {
+    return held;
+  }
   auto room = budget_->TryReserve(entry.size_bytes, "packed weights");
   if (!room.ok()) return nullptr;
   absl::Status aborted;
@@ -51,6 +56,12 @@ absl::StatusOr<PackedTilePtr> WeightCache::Find(const Weight& weight, const Matm
   Entry& kept = entries_[key];
   if (kept.packed == nullptr) kept = std::move(entry);
   return kept.packed;
+}
+
+PackedTilePtr WeightCache::Held(const std::string& array_id, const Tile& tile) const {
+  const absl::StatusOr<StoredTilePtr> held = store_->FindHeld(array_id, tile);
+  if (!held.ok()) return nullptr;
+  return std::dynamic_pointer_cast<const PackedTile>((*held)->form());
 }
 
 absl::StatusOr<StoredTilePtr> WeightCache::TakePlain(const std::string& array_id, const Tile& tile,

@@ -101,6 +101,9 @@ class WeightCache {
     Place place = Place::kBeside;
   };
 
+  // Returns the packed form that the store holds instead of the plain tile; null if there is none.
+  PackedTilePtr Held(const std::string& array_id, const Tile& tile) const;
+
   MatmulKernel* const kernel_;
   MemoryBudget* const budget_;
   ShardStore* const store_;
