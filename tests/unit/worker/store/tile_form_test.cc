@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -21,6 +19,7 @@
 #include "status/str_cat.h"
 #include "tests/testing/fake_clock.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/worker/store/reversed_tile.h"
 #include "worker/store/scrubber.h"
 #include "worker/store/shard_store.h"
 
@@ -29,34 +28,13 @@ namespace {
 
 using ::shardmesh::test::IsOk;
 using ::shardmesh::test::IsOkAndHolds;
+using ::shardmesh::test::ReversedTile;
 using ::shardmesh::test::StatusIs;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // Large enough for two pieces of a check, and no multiple of a page.
 constexpr int64_t kTileBytes = (int64_t{3} << 19) + 12;
-
-// The bytes in reverse order.
-class ReversedTile final : public TileForm {
- public:
-  ReversedTile(absl::Span<const char> bytes, MemoryBudget::Reservation memory)
-      : bytes_(bytes.rbegin(), bytes.rend()), memory_(std::move(memory)) {}
-
-  int64_t memory_bytes() const override { return memory_.size_bytes(); }
-  void Read(int64_t offset_bytes, absl::Span<char> out) const override {
-    ++reads_;
-    std::copy_n(bytes_.rbegin() + offset_bytes, out.size(), out.begin());
-  }
-
-  // Changes a byte, as a fault of the memory would.
-  void Damage() { bytes_[1000] ^= 4; }
-  int64_t reads() const { return reads_; }
-
- private:
-  std::string bytes_;
-  const MemoryBudget::Reservation memory_;
-  mutable std::atomic<int64_t> reads_ = 0;
-};
 
 class TileFormTest : public testing::Test {
  protected:
