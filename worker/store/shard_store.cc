@@ -1873,21 +1873,16 @@ absl::StatusOr<StoredTilePtr> ShardStore::FindIn(std::string_view array_id, cons
 }
 
 absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAll(std::string_view array_id) const {
-  return AllUnpacked(FindAllIn(array_id, /*staged_too=*/false));
+  return AllUnpacked(FindAllHeld(array_id, /*staged_too=*/false));
 }
 
 absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllStaged(
     std::string_view array_id) const {
-  return AllUnpacked(FindAllIn(array_id, /*staged_too=*/true));
+  return AllUnpacked(FindAllHeld(array_id, /*staged_too=*/true));
 }
 
-absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllHeld(
-    std::string_view array_id) const {
-  return FindAllIn(array_id, /*staged_too=*/false);
-}
-
-absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllIn(std::string_view array_id,
-                                                                 bool staged_too) const {
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllHeld(std::string_view array_id,
+                                                                   bool staged_too) const {
   std::vector<StoredTilePtr> stored;
   {
     absl::MutexLock lock(&mutex_);

@@ -468,10 +468,11 @@ class ShardStore {
   // Like Find, but also returns a staged tile. For the callers of FindAllStaged, and for steps.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
-  // Like FindStaged and FindAll, but they return tiles as the store holds them: see
-  // StoredTile::form. They take no memory.
+  // Like FindStaged, and like FindAllStaged or FindAll, but they return tiles as the store holds
+  // them: see StoredTile::form. They take no memory.
   absl::StatusOr<StoredTilePtr> FindHeld(std::string_view array_id, const Tile& tile) const;
-  absl::StatusOr<std::vector<StoredTilePtr>> FindAllHeld(std::string_view array_id) const;
+  absl::StatusOr<std::vector<StoredTilePtr>> FindAllHeld(std::string_view array_id,
+                                                         bool staged_too) const;
 
   struct HeldTile {
     StoredTilePtr tile;                    // as the store holds it: see StoredTile::form
@@ -568,11 +569,8 @@ class ShardStore {
   absl::StatusOr<std::unique_ptr<StagedTile>> StageOver(TileDescription description, bool durable,
                                                         absl::StatusOr<Buffer> buffer);
 
-  // Find and FindAll, without unpacking.
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;
-  absl::StatusOr<std::vector<StoredTilePtr>> FindAllIn(std::string_view array_id,
-                                                       bool staged_too) const;
   // Returns the tile with its bytes.
   absl::StatusOr<StoredTilePtr> Unpacked(const StoredTilePtr& held) const;
   absl::StatusOr<std::vector<StoredTilePtr>> AllUnpacked(

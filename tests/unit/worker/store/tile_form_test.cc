@@ -119,7 +119,7 @@ TEST_F(TileFormTest, AFormTakesTheMemoryOfTheBytes) {
   ASSERT_THAT(store_->HoldAs("a", Whole(), form), IsOk());
   EXPECT_EQ(store_->used_bytes(), kTileBytes);
   EXPECT_EQ((*store_->FindHeld("a", Whole()))->form(), form);
-  EXPECT_THAT(*store_->FindAllHeld("a"), SizeIs(1));
+  EXPECT_THAT(*store_->FindAllHeld("a", /*staged_too=*/false), SizeIs(1));
   EXPECT_EQ(store_->ListInventory("", 10).tiles.front().tile->crc32c(), Crc32c(Bytes()));
   EXPECT_EQ(store_->used_bytes(), kTileBytes) << "these unpack nothing";
 }
