@@ -55,6 +55,11 @@ absl::StatusOr<PackedTilePtr> WeightCache::Find(const Weight& weight, const Matm
   absl::MutexLock lock(&mutex_);
   Entry& kept = entries_[key];
   if (kept.packed == nullptr) kept = std::move(entry);
+  const auto first = FirstOf(weight.array_id);
+  if (first->first != key ||
+      (std::next(first) != entries_.end() && std::next(first)->first.first == weight.array_id)) {
+    KeepBeside(weight.array_id);  // it has several packed forms
+  }
   return kept.packed;
 }
 
@@ -75,7 +80,19 @@ absl::StatusOr<StoredTilePtr> WeightCache::TakePlain(const std::string& array_id
                    .tile = tile,
                    .plain = plain,
                    .place = Place::kBeside};
+  KeepBeside(array_id);
   return plain;
+}
+
+std::map<WeightCache::Key, WeightCache::Entry>::iterator WeightCache::FirstOf(
+    const std::string& array_id) {
+  return entries_.lower_bound(Key(array_id, {.n = std::numeric_limits<int64_t>::min()}));
+}
+
+void WeightCache::KeepBeside(const std::string& array_id) {
+  for (auto it = FirstOf(array_id); it != entries_.end() && it->first.first == array_id; ++it) {
+    it->second.place = Place::kBeside;
+  }
 }
 
 bool WeightCache::PutInStore() {
@@ -112,7 +129,7 @@ bool WeightCache::PutInStore() {
 void WeightCache::Forget(absl::Span<const std::string> array_ids) {
   absl::MutexLock lock(&mutex_);
   for (const std::string& array_id : array_ids) {
-    auto it = entries_.lower_bound(Key(array_id, {.n = std::numeric_limits<int64_t>::min()}));
+    auto it = FirstOf(array_id);
     while (it != entries_.end() && it->first.first == array_id) it = entries_.erase(it);
   }
 }

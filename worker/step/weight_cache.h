@@ -47,9 +47,10 @@ using PackedTilePtr = std::shared_ptr<const PackedTile>;
 // Where all uses of a weight take one packed form, the store holds this form instead of the plain
 // bytes, from the end of the step that packed it (PutInStore). If a later step uses the weight in
 // another way, the store holds the plain bytes again (TakePlain), and the packed form is kept
-// beside them for good: otherwise, steps that take turns would pack and unpack it each time. A
-// packed form that cannot be unpacked also stays beside the plain bytes. The cache keeps such a
-// form as long as something holds the plain tile. Thread-safe.
+// beside them for good. Otherwise, steps that take turns would pack and unpack it each time. The
+// packed forms of a weight that has several, and those that cannot be unpacked, also stay beside
+// the plain bytes. The cache keeps such a form as long as something holds the plain tile.
+// Thread-safe.
 class WeightCache {
  public:
   // Kernel, budget and store outlive the cache. If `budget` is null, the cache packs nothing.
@@ -103,6 +104,12 @@ class WeightCache {
 
   // Returns the packed form that the store holds instead of the plain tile; null if there is none.
   PackedTilePtr Held(const std::string& array_id, const Tile& tile) const;
+
+  // Returns the first entry of the array, or the place where it would be.
+  std::map<Key, Entry>::iterator FirstOf(const std::string& array_id)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Lets all packed forms of the array stay beside its plain tile.
+  void KeepBeside(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   MatmulKernel* const kernel_;
   MemoryBudget* const budget_;

@@ -221,7 +221,7 @@ TEST(MatmulTest, OnePackingServesEveryNumberOfRows) {
 }
 
 // Any bytes, so also NaNs and padding that is not zero.
-std::vector<char> RandomBytes(int64_t count) {
+std::vector<char> AnyBytes(int64_t count) {
   std::vector<char> bytes(static_cast<size_t>(count));
   uint32_t seed = 7;
   for (char& byte : bytes) {
@@ -245,7 +245,7 @@ TEST(MatmulTest, PackedWeightsGiveTheBytesOfThePlainOnesBack) {
           SCOPED_TRACE(StrCat("k=", k, " n=", n, " ", DtypeName(dtype), " transposed ", transpose));
           MatmulSpec spec = SpecOf(4, n, k, dtype);
           spec.transpose_rhs = transpose;
-          const std::vector<char> rhs = RandomBytes(k * n * BitsPerElement(dtype) / 8);
+          const std::vector<char> rhs = AnyBytes(k * n * BitsPerElement(dtype) / 8);
           SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, each->Pack(spec, rhs));
           EXPECT_EQ(packed->packing(), PackingOf(spec));
           if (!packed->can_unpack()) {
@@ -267,7 +267,7 @@ TEST(MatmulTest, PackedWeightsGiveAnyRangeOfThePlainOnesBack) {
   for (const bool transpose : {false, true}) {
     MatmulSpec spec = SpecOf(4, kColumns, kRows);
     spec.transpose_rhs = transpose;
-    const std::vector<char> rhs = RandomBytes(kRows * kColumns * 4);
+    const std::vector<char> rhs = AnyBytes(kRows * kColumns * 4);
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
     for (const size_t piece_bytes : {size_t{4}, size_t{64}, size_t{1204}, size_t{8192}}) {
       std::vector<char> plain(rhs.size());
@@ -283,7 +283,7 @@ TEST(MatmulTest, LargePackedWeightsTakeHardlyMoreMemoryThanPlainOnes) {
   MatmulKernel kernel({.threads = 1});
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kI8}) {
     const MatmulSpec spec = SpecOf(4, 1000, 1000, dtype);
-    const std::vector<char> rhs = RandomBytes(spec.k * spec.n * BitsPerElement(dtype) / 8);
+    const std::vector<char> rhs = AnyBytes(spec.k * spec.n * BitsPerElement(dtype) / 8);
     SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
     if (!packed->can_unpack()) continue;
     EXPECT_LE(static_cast<double>(packed->size_bytes()), 1.1 * static_cast<double>(rhs.size()))

@@ -69,6 +69,13 @@ class WeightCacheTest : public ::testing::Test {
     const StoredTilePtr tile = *store_->FindStaged(array_id, Whole());
     return {tile->bytes(), tile};
   }
+  PackedTilePtr FindTransposed(const std::string& array_id, const OwnedBytes& plain) {
+    MatmulSpec spec = Spec();
+    std::swap(spec.n, spec.k);
+    spec.transpose_rhs = false;
+    return *cache_->Find(
+        {.array_id = array_id, .tile = Whole(), .bytes = plain, .is_only_packed = true}, spec);
+  }
   PackedTilePtr Find(const std::string& array_id, const OwnedBytes& plain,
                      bool is_only_packed = true) {
     return *cache_->Find(
@@ -145,6 +152,29 @@ TEST_F(WeightCacheTest, AWeightThatIsUsedOtherwiseLaterIsPlainFromThenOn) {
     EXPECT_FALSE(cache_->PutInStore());
     EXPECT_EQ(budget_.used_bytes(), plain_bytes + packed->memory_bytes());
   }
+}
+
+TEST_F(WeightCacheTest, SeveralPackedFormsStayBesideThePlainOne) {
+  Add("a");
+  Add("b");  // entries of another array, which is the next one
+  ASSERT_NE(Find("a", Plain("a")), nullptr);
+  ASSERT_NE(FindTransposed("a", Plain("a")), nullptr);
+  EXPECT_FALSE(cache_->PutInStore());
+  EXPECT_EQ(FormOf("a"), nullptr);
+  cache_->Forget({"a"});
+  ASSERT_NE(FindTransposed("b", Plain("b")), nullptr);
+  EXPECT_TRUE(cache_->PutInStore());
+  EXPECT_NE(FormOf("b"), nullptr);
+}
+
+TEST_F(WeightCacheTest, APackedFormForAnotherProductDoesNotTakeThePlaceOfThePlainOneEither) {
+  Add("a");
+  const PackedTilePtr packed = Find("a", Plain("a"));
+  ASSERT_TRUE(cache_->PutInStore());
+  ASSERT_THAT(cache_->TakePlain("a", Whole(), packed), IsOk());
+  ASSERT_NE(FindTransposed("a", Plain("a")), nullptr);
+  EXPECT_FALSE(cache_->PutInStore());
+  EXPECT_EQ(FormOf("a"), nullptr);
 }
 
 TEST_F(WeightCacheTest, AnUncommittedWeightIsPutLater) {

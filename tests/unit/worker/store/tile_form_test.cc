@@ -33,11 +33,11 @@ using ::shardmesh::test::StatusIs;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Large enough for two pieces of a check, and no multiple of a page.
-constexpr int64_t kTileBytes = (int64_t{3} << 19) + 12;
-
 class TileFormTest : public testing::Test {
  protected:
+  // Large enough for two pieces of a check, and no multiple of a page.
+  static constexpr int64_t kTileBytes = (int64_t{3} << 19) + 12;
+
   TileFormTest() {
     const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
     data_dir_ = StrCat(testing::TempDir(), "/tile_form_", test->name());
