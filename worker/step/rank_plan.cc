@@ -75,6 +75,7 @@ class RankPlanner {
         return WithContext(added, plan_.instructions[i].label);
       }
     }
+    AddPackings();
     return absl::OkStatus();
   }
 
@@ -145,6 +146,31 @@ class RankPlanner {
       if (!value.place.has_value()) continue;
       const std::optional<ValueIndex> over = value.place->over;
       if (is_kept(value) || (over.has_value() && is_kept(values_[*over]))) value.place.reset();
+    }
+  }
+
+  // Sets RankValue::packing.
+  void AddPackings() {
+    std::vector<bool> is_used_plain(values_.size(), false);
+    for (const ValueIndex output : plan_.outputs) is_used_plain[output] = true;
+    for (const StateUpdate& update : plan_.updates) is_used_plain[update.operand] = true;
+    for (size_t i = 0; i < instructions_.size(); ++i) {
+      const auto* matmul = std::get_if<LocalMatmul>(&plan_.instructions[i].kind);
+      for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
+        std::optional<Packing>& known = values_[input].packing;
+        const Packing packing = PackingOf(instructions_[i].matmul);
+        const bool is_packed = matmul != nullptr && instructions_[i].loops.is_one_rhs &&
+                               matmul->rhs == input && matmul->lhs != input &&
+                               matmul->bias != input && known.value_or(packing) == packing;
+        if (is_packed) {
+          known = packing;
+        } else {
+          is_used_plain[input] = true;
+        }
+      }
+    }
+    for (ValueIndex i = 0; i < values_.size(); ++i) {
+      if (is_used_plain[i] || i >= plan_.operand_count) values_[i].packing = std::nullopt;
     }
   }
 

@@ -49,6 +49,9 @@ struct RankValue {
   // Only for the result of an UpdateRowsOp that can be made in the memory of state (StatePlaces):
   // the op's input, which is the operand, or another such result.
   std::optional<ValueIndex> over_state = std::nullopt;
+  // Only for an operand that the plan uses only as the right matrix of products, all of which take
+  // weights with this packing.
+  std::optional<Packing> packing = std::nullopt;
 };
 
 // The part of one place of a group in a tile, and its size.

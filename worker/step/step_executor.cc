@@ -55,7 +55,7 @@ class StepExecutorImpl final : public StepExecutor {
   explicit StepExecutorImpl(Options options)
       : options_(std::move(options)),
         plans_(kPlanCapacity),
-        weights_(options_.kernel, options_.weight_budget) {
+        weights_(options_.kernel, options_.weight_budget, options_.store) {
     for (int i = 0; i < kRunners + 1; ++i) threads_.emplace_back([this] { Work(); });
   }
 
@@ -341,6 +341,8 @@ class StepExecutorImpl final : public StepExecutor {
         options_.observer.step(result.outcome, options_.clock->Now() - started);
       }
       if (step->report) step->report(std::move(result));
+      // The plain bytes of large weights would stay in memory as idle buffers.
+      if (weights_.PutInStore()) options_.pool->Trim();
     }
   }
 

@@ -178,7 +178,8 @@ class StepExecutor {
     // tries once more. Null: a step without room fails at once.
     std::function<bool(const absl::Status& refused, int64_t size_bytes)> free_memory = nullptr;
     MatmulKernel* kernel = nullptr;
-    // Budget for packed copies of weights, usually the store's budget. Null: no weights are packed.
+    // Budget for packed weights (WeightCache), usually the store's budget. Null: no weights are
+    // packed.
     MemoryBudget* weight_budget = nullptr;
     FlightRecorder* recorder = nullptr;
     Clock* clock = nullptr;
@@ -227,7 +228,8 @@ class StepExecutor {
   // (StoredTile::state_step). Later calls of Commit and Abort find nothing staged for these steps.
   virtual void KeepStaged() = 0;
 
-  // Drops packed copies of these arrays (WeightCache). Call it together with ShardStore::Release.
+  // Drops packed forms of these arrays that are not in the store (WeightCache). Call it together
+  // with ShardStore::Release.
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
   // Whether a step runs now, or waits for its peers.

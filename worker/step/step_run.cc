@@ -29,6 +29,7 @@
 #include "worker/step/tile_products.h"
 #include "worker/step/tile_update.h"
 #include "worker/step/undo_log.h"
+#include "worker/step/weight_cache.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -44,6 +45,7 @@ struct LocalValue {
   TileUpdate* update = nullptr;
   // Set if `block` is this memory, which becomes that of a tile of state.
   std::shared_ptr<Buffer> replacement = nullptr;
+  PackedTilePtr packed = nullptr;  // instead of `content`, if the store holds an operand so
   // The memory of a donated operand, if a result is made in this memory. Set in the LocalValue of
   // the operand and in that of the result.
   std::shared_ptr<Buffer> donated = nullptr;
@@ -183,6 +185,7 @@ class RankStep {
     const RankValue& constants = *values_[value].constants;
     if (constants.output.has_value() || constants.is_update) return;
     values_[value].content = {};
+    values_[value].packed = nullptr;
     values_[value].block = nullptr;
     values_[value].replacement = nullptr;
   }
@@ -297,6 +300,7 @@ class RankStep {
     // Release the bytes here first, because TakeMemory requires that nobody but the store holds
     // them.
     value.content = {};
+    value.packed = nullptr;
     value.donated = options_.store->TakeMemory(value.array_id, value.tile());
     if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
     value.content = {value.donated->bytes(), value.donated};
@@ -342,13 +346,25 @@ class RankStep {
   absl::Status FetchOperand(const StepOperand& operand, LocalValue& value) {
     const Shape& whole_shape = plan_.values[static_cast<size_t>(&value - values_.data())].shape;
     if (const auto* array_id = std::get_if<std::string>(&operand.value)) {
-      SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored, OnceUpdated([&] {
-                                   return options_.store->FindStaged(*array_id, value.tile());
+      SHARDMESH_ASSIGN_OR_RETURN(StoredTilePtr stored, OnceUpdated([&] {
+                                   return options_.store->FindHeld(*array_id, value.tile());
                                  }));
       SHARDMESH_RETURN_IF_ERROR(CheckStored(stored->description(), value.dtype(), whole_shape));
-      value.content = {stored->bytes(), stored};
       // Nothing is packed for state, which changes under its id.
       if (!stored->is_state()) value.array_id = *array_id;
+      value.packed = std::dynamic_pointer_cast<const PackedTile>(stored->form());
+      if (value.packed != nullptr &&
+          value.constants->packing == value.packed->weights().packing()) {
+        return absl::OkStatus();
+      }
+      if (value.packed != nullptr) {
+        SHARDMESH_ASSIGN_OR_RETURN(stored, WithRoom(value.size_bytes(), [&] {
+                                     return context_.weights->TakePlain(*array_id, value.tile(),
+                                                                        value.packed);
+                                   }));
+        value.packed = nullptr;
+      }
+      value.content = {stored->bytes(), stored};
       return absl::OkStatus();
     }
     const auto& literal = std::get<Literal>(operand.value);
@@ -620,12 +636,16 @@ class RankStep {
       paused = options_.clock->Now();
       return status;
     };
-    std::shared_ptr<const PackedWeights> packed;
-    if (!rhs.array_id.empty() && loops.is_one_rhs) {
-      SHARDMESH_ASSIGN_OR_RETURN(packed,
-                                 context_.weights->Find(rhs.array_id, spec, rhs.content, pause));
-      operands.packed = packed.get();
+    PackedTilePtr packed = rhs.packed;
+    if (packed == nullptr && !rhs.array_id.empty() && loops.is_one_rhs) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          packed, context_.weights->Find({.array_id = rhs.array_id,
+                                          .tile = rhs.tile(),
+                                          .bytes = rhs.content,
+                                          .is_only_packed = rhs.constants->packing.has_value()},
+                                         spec, pause));
     }
+    if (packed != nullptr) operands.packed = &packed->weights();
     // Returns matrix `number` of a tile.
     const auto matrix = [](auto bytes, int64_t number, int64_t size_bytes) {
       return bytes.subspan(static_cast<size_t>(number * size_bytes),

@@ -145,6 +145,33 @@ TEST(RankPlanTest, KnowsTheResultThatADonatedOperandsMemoryCanHold) {
       << "two instructions read the operand";
 }
 
+TEST(RankPlanTest, KnowsTheOperandsThatItsProductsTakePackedAlone) {
+  // Returns the packing of operand 1 in a program of these ops.
+  const auto packing_of = [](std::vector<ProgramOp> ops, Shape shape = {32, 32}) {
+    const auto output = static_cast<ValueIndex>(1 + ops.size());
+    const Plan plan =
+        *PlanProgram({.operand_count = 2, .ops = std::move(ops), .outputs = {output}},
+                     {Value(shape.size() > 2 ? Shape({4, 8, 32}) : Shape({8, 32}), PartitionSpec()),
+                      Value(std::move(shape), PartitionSpec())},
+                     Target("x=2"));
+    const RankPlan part = *RankPlan::Create(plan, 1);
+    EXPECT_EQ(part.value(0).packing, std::nullopt) << "the left operand of products";
+    EXPECT_EQ(part.value(output).packing, std::nullopt) << "no operand";
+    return part.value(1).packing;
+  };
+  const LinearOp layer{.input = 0, .weight = 1};
+  const LinearOp next_layer{.input = 2, .weight = 1, .activation = Activation::kRelu};
+  const MatmulOp plain_product{.lhs = 2, .rhs = 1};
+  const Packing packing{.n = 32, .k = 32, .transpose_rhs = true};
+  EXPECT_EQ(packing_of({layer}), packing);
+  EXPECT_EQ(packing_of({layer, next_layer}), packing) << "which both products take";
+  EXPECT_EQ(packing_of({layer, plain_product}), std::nullopt) << "in two orientations";
+  EXPECT_EQ(packing_of({layer, SumOver(1, "x"), next_layer}), std::nullopt) << "by peers too";
+  EXPECT_EQ(packing_of({layer, LinearOp{.input = 1, .weight = 1}}), std::nullopt);
+  EXPECT_EQ(packing_of({MatmulOp{.lhs = 0, .rhs = 1}}, {4, 32, 32}), std::nullopt)
+      << "each product has a matrix of its own";
+}
+
 TEST(RankPlanTest, HasThePlacesOfTemporaries) {
   const Plan plan = GatherAndSum();
   const RankPlan part = *RankPlan::Create(plan, 0);

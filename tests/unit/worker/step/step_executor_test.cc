@@ -19,6 +19,7 @@
 #include "sharding/device_group.h"
 #include "status/reason.h"
 #include "tensor/view.h"
+#include "tests/testing/eventually.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/collective/random_layouts.h"
 #include "tests/unit/worker/step/executor_fixture.h"
@@ -1520,6 +1521,135 @@ TEST_P(RepeatedStepTest, ARunOfAKnownPlanHasTheBitsOfAFreshOne) {
   EXPECT_EQ(order_.plan_hash, plan_hash);
   Restart();
   EXPECT_EQ(RunWith(1, 50).elements, changed) << "by executors that do not know the plan yet";
+}
+
+// Runs steps that multiply by an array "weight".
+class PackedWeightTest : public StepExecutorTest {
+ protected:
+  static constexpr int64_t kRows = 512;
+  static constexpr int64_t kColumns = 256;
+  static constexpr int64_t kWeightBytes = kRows * kColumns * 4;
+
+  void Prepare() {
+    StartMesh("x=1");
+    Keep("weight", weight_);
+    Keep("rows", Tensor::Random({8, kRows}, 1));
+    Keep("columns", Tensor::Random({8, kColumns}, 2));
+  }
+  void Keep(const std::string& id, const Tensor& tensor) {
+    Put(id, tensor, PartitionSpec());
+    described_[id] = operands_.back();
+  }
+  // Memory of tiles and of packed weights.
+  int64_t used_bytes() { return rank(0).store->used_bytes() + rank(0).budget.used_bytes(); }
+  // Runs one op of two arrays, and returns its result, which is released.
+  std::vector<float> RunOp(const ProgramOp& op, const std::string& left, const std::string& right,
+                           bool donate = false) {
+    operands_ = {described_.at(left), described_.at(right)};
+    order_.operands = {{.value = left}, {.value = right, .donate = donate}};
+    {
+      absl::MutexLock lock(&mutex_);
+      results_.clear();
+    }
+    Order(++sequence_, {.operand_count = 2, .ops = {op}, .outputs = {2}});
+    RunOnAll();
+    std::vector<float> result = Assemble().elements;
+    EXPECT_TRUE(rank(0).store->Release({order_.outputs[0].array.array_id}).ok());
+    return result;
+  }
+  // x * weight^T, which takes the weight packed.
+  std::vector<float> RunLayer(bool donate = false) {
+    return RunOp(LinearOp{.input = 0, .weight = 1}, "columns", "weight", donate);
+  }
+  std::shared_ptr<const TileForm> Form() {
+    const auto held = rank(0).store->FindHeld("weight", Tile::Whole(weight_.shape));
+    return held.ok() ? (*held)->form() : nullptr;
+  }
+  // The executor packs while a step runs, and puts the packed weight into the store after it.
+  void AwaitPacked() {
+    ASSERT_TRUE(test::Eventually([&] { return Form() != nullptr; }));
+  }
+  void ExpectPlainBytes() {
+    const auto tile = rank(0).store->Find("weight", Tile::Whole(weight_.shape));
+    ASSERT_TRUE(tile.ok()) << tile.status();
+    EXPECT_TRUE((*tile)->bytes() == weight_.bytes());
+  }
+
+  const Tensor weight_ = Tensor::Random({kRows, kColumns}, 3);
+  std::map<std::string, ValueDescriptor> described_;
+  int64_t sequence_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, PackedWeightTest, testing::Values(Transport::kStream), TransportName);
+
+TEST_P(PackedWeightTest, TakesTheMemoryOfThePlainOne) {
+  Prepare();
+  const int64_t plain_bytes = used_bytes();
+  const std::vector<float> first = RunLayer();
+  const Tensor columns = Tensor::Random({8, kColumns}, 2);
+  const std::vector<double> expected =
+      Multiply({columns.elements.begin(), columns.elements.end()}, weight_, 8);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_NEAR(static_cast<double>(first[i]), expected[i], 1e-3) << i;
+  }
+  ASSERT_NO_FATAL_FAILURE(AwaitPacked());
+  ASSERT_TRUE(test::Eventually([&] {
+    return static_cast<double>(used_bytes()) <=
+           static_cast<double>(plain_bytes) + 0.1 * static_cast<double>(kWeightBytes);
+  })) << used_bytes()
+      << " bytes after " << plain_bytes;
+  EXPECT_EQ(RunLayer(), first) << "straight from the packed weight";
+  EXPECT_NE(Form(), nullptr) << "it was not unpacked for good";
+  ExpectPlainBytes();
+}
+
+TEST_P(PackedWeightTest, IsPlainAgainForAnotherUseAndStaysSo) {
+  Prepare();
+  const std::vector<float> layer = RunLayer();
+  ASSERT_NO_FATAL_FAILURE(AwaitPacked());
+  // x * weight
+  const std::vector<float> product = RunOp(MatmulOp{.lhs = 0, .rhs = 1}, "rows", "weight");
+  const Tensor rows = Tensor::Random({8, kRows}, 1);
+  for (size_t i = 0; i < product.size(); ++i) {
+    double sum = 0;
+    for (size_t k = 0; k < kRows; ++k) {
+      sum += static_cast<double>(rows.elements[i / kColumns * kRows + k]) *
+             static_cast<double>(weight_.elements[k * kColumns + i % kColumns]);
+    }
+    ASSERT_NEAR(static_cast<double>(product[i]), sum, 1e-3) << i;
+  }
+  EXPECT_EQ(Form(), nullptr);
+  EXPECT_EQ(RunLayer(), layer);
+  EXPECT_EQ(RunOp(MatmulOp{.lhs = 0, .rhs = 1}, "rows", "weight"), product);
+  ExpectPlainBytes();
+}
+
+TEST_P(PackedWeightTest, LeavesNothingWhenItIsDonated) {
+  Prepare();
+  const std::vector<float> layer = RunLayer();
+  ASSERT_NO_FATAL_FAILURE(AwaitPacked());
+  EXPECT_EQ(RunLayer(/*donate=*/true), layer);
+  EXPECT_FALSE(rank(0).store->FindHeld("weight", Tile::Whole(weight_.shape)).ok());
+  EXPECT_TRUE(test::Eventually([&] { return rank(0).budget.used_bytes() == 0; }));
+}
+
+TEST_P(PackedWeightTest, IsTakenWhereThereIsNoMemoryForThePlainOne) {
+  Prepare();
+  const std::vector<float> layer = RunLayer();
+  ASSERT_NO_FATAL_FAILURE(AwaitPacked());
+  BufferPool& pool = *rank(0).pool;
+  // The plain bytes go when the executor's thread has let go of them.
+  ASSERT_TRUE(test::Eventually([&] { return rank(0).store->used_bytes() < kWeightBytes; }));
+  const int64_t left_bytes = pool.budget().limit_bytes() - pool.budget().used_bytes();
+  const auto others = pool.budget().Reserve(left_bytes - kWeightBytes / 2, "other arrays");
+  ASSERT_TRUE(others.ok()) << others.status();
+  EXPECT_EQ(RunLayer(), layer);
+  order_.operands = {{.value = "rows"}, {.value = "weight"}};
+  operands_ = {described_.at("rows"), described_.at("weight")};
+  Order(++sequence_, {.operand_count = 2, .ops = {MatmulOp{.lhs = 0, .rhs = 1}}, .outputs = {2}});
+  Run(0, order_);
+  EXPECT_EQ(ReasonOf(Await(0, 2).status), Reason::kMemoryLimit) << "it has to unpack the weight";
+  EXPECT_NE(Form(), nullptr);
 }
 
 TEST_P(StepExecutorTest, AKnownPlanOfBatchesMultipliesTheOperandsOfEachRun) {
