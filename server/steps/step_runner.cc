@@ -204,8 +204,12 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
                          "are given with a plan, which has its own; compile a program that ends "
                          "with a reshard");
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const PreparedPlan> prepared,
-                             parts_.planner->Find(std::get<PlanHash>(call.work).bytes));
+  const std::string& hash = std::get<PlanHash>(call.work).bytes;
+  std::shared_ptr<const PreparedPlan> prepared =
+      call.kept_plan == nullptr ? nullptr : call.kept_plan->get();
+  if (prepared == nullptr || prepared->hash != hash) {
+    SHARDMESH_ASSIGN_OR_RETURN(prepared, parts_.planner->Find(hash));
+  }
   const Plan& plan = prepared->plan;
   const bool fits = plan.operand_count == found.operands.size() &&
                     plan.mesh_id == found.target.mesh_id &&
@@ -353,6 +357,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
       CheckDonor(*parts_.registry, *parts_.sessions, call.session_id, &found.operands));
   auto running = std::make_shared<Running>();
   SHARDMESH_ASSIGN_OR_RETURN(running->prepared, PlanOf(call, found));
+  if (call.kept_plan != nullptr) call.kept_plan->Set(running->prepared);
   const Plan& plan = running->prepared->plan;
   SHARDMESH_RETURN_IF_ERROR(CheckOutputs(call.outputs, plan));
   SHARDMESH_RETURN_IF_ERROR(MarkUpdates(plan, &found.operands));
@@ -363,6 +368,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   step->mesh_id = plan.mesh_id;
   step->received = std::move(call.received);
   step->operation_id = call.operation_id;
+  step->chain = call.chain;
 
   running->session_id = call.session_id;
   running->options = std::move(call.outputs);
@@ -394,7 +400,8 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
 }
 
 std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback callback) {
-  absl::Status checked = rpc::CheckRequestId(call.request_id, "request_id");
+  absl::Status checked;
+  if (call.is_remembered) checked = rpc::CheckRequestId(call.request_id, "request_id");
   if (checked.ok()) {
     checked = parts_.sessions->Check(call.session_id, call.caller);
   }
@@ -402,12 +409,17 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
     std::move(callback)(checked);
     return std::nullopt;
   }
-  const std::string key = RequestKey(call.session_id, call.method, call.request_id);
-  absl::StatusOr<StepMemory::Answer> remembered =
-      memory_.Begin(call.caller.name, key, call.fingerprint, parts_.clock->Now());
-  if (!remembered.ok() || *remembered != nullptr) {
-    std::move(callback)(remembered.ok() ? StepAnswer(**remembered) : remembered.status());
-    return std::nullopt;
+  // Empty: the answer is not kept.
+  const std::string key = call.is_remembered
+                              ? RequestKey(call.session_id, call.method, call.request_id)
+                              : std::string();
+  if (call.is_remembered) {
+    absl::StatusOr<StepMemory::Answer> remembered =
+        memory_.Begin(call.caller.name, key, call.fingerprint, parts_.clock->Now());
+    if (!remembered.ok() || *remembered != nullptr) {
+      std::move(callback)(remembered.ok() ? StepAnswer(**remembered) : remembered.status());
+      return std::nullopt;
+    }
   }
   const std::string session_id = call.session_id;
   if (const absl::Status refused = parts_.sessions->BeginStep(session_id); !refused.ok()) {
@@ -442,7 +454,7 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
           return std::move(*shared_callback)(WithSecondRun(*running, result.status()));
         }
         v1::ExecuteResponse answer = Encode(*std::move(result));
-        memory_.Finish(key, answer, parts_.clock->Now());
+        if (!key.empty()) memory_.Finish(key, answer, parts_.clock->Now());
         std::move (*shared_callback)(std::move(answer));
       });
   if (!ticket.ok()) {

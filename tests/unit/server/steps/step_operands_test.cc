@@ -104,5 +104,35 @@ TEST_F(StepOperandsTest, TensorOpsAndUpdatesNeedWorkersThatRunThem) {
   }
 }
 
+TEST(MarkUpdatesTest, OnlyArraysOfTheirOwnAreUpdated) {
+  const auto array_of = [](const std::string& id) {
+    auto array = std::make_shared<Array>();
+    array->definition.descriptor.array_id = id;
+    return FoundOperand{.array = std::move(array),
+                        .described = {.shape = {4}, .spec = PartitionSpec()}};
+  };
+  Plan plan;
+  plan.operand_count = 2;
+  plan.updates = {{.operand = 1, .value = 2}};
+  std::vector<FoundOperand> operands = {array_of("x"), array_of("kv")};
+  ASSERT_THAT(MarkUpdates(plan, &operands), IsOk());
+  EXPECT_FALSE(operands[0].is_updated);
+  EXPECT_TRUE(operands[1].is_updated);
+
+  const auto refusal = [&plan](std::vector<FoundOperand> wrong) {
+    const absl::Status refused = MarkUpdates(plan, &wrong);
+    EXPECT_EQ(ReasonOf(refused), Reason::kBadField);
+    EXPECT_THAT(ToStd(refused.message()), HasSubstr("operands[1]"));
+    return ToStd(refused.message());
+  };
+  EXPECT_THAT(refusal({array_of("x"), FoundOperand()}), HasSubstr("literal"));
+  EXPECT_THAT(refusal({array_of("kv"), array_of("kv")}), HasSubstr("another operand too"));
+  operands[1].donate = true;
+  EXPECT_THAT(refusal(operands), HasSubstr("donated"));
+  operands[1].donate = false;
+  operands[1].described.spec = PartitionSpec({}, {"tp"});
+  EXPECT_THAT(refusal(operands), HasSubstr("partial sums"));
+}
+
 }  // namespace
 }  // namespace shardmesh::server
