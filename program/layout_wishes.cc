@@ -72,7 +72,7 @@ class WishFinder {
   std::optional<TensorType> TypeOf(const ProductOp& op) const {
     const std::optional<ProductDims> dims = DimsOf(op);
     if (!dims.has_value()) return std::nullopt;
-    return TensorType{.dtype = types_[InputsOf(ProgramOp(op)).front()]->dtype,
+    return TensorType{.dtype = types_[InputsOfOp(op).front()]->dtype,
                       .shape = OutputShapeOf(*dims)};
   }
   // The shape of a collective's result depends on layouts.
@@ -99,7 +99,7 @@ class WishFinder {
   void CountReaders() {
     readers_.resize(size_);
     for (const ProgramOp& op : program_.ops) {
-      for (const ValueIndex input : InputsOf(op)) {
+      for (const ValueIndex input : InputsOfOp(op)) {
         if (input < size_) ++readers_[input];
       }
     }
@@ -131,7 +131,7 @@ class WishFinder {
   void Wish(const ProductOp& op, size_t result) {
     const std::optional<ProductDims> dims = DimsOf(op);
     if (!dims.has_value()) return;
-    const std::vector<ValueIndex> inputs = InputsOf(ProgramOp(op));
+    const std::vector<ValueIndex> inputs = InputsOfOp(op);
     ProductLayout out(dims->size());
     if (const ValueDescriptor* const wish = Known(result); wish != nullptr) {
       out = PartsOf(mesh_, *dims, *wish, ProductSide::kOut);

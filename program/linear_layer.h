@@ -75,7 +75,7 @@ struct LinearLayerProgram {
 //     ValueError); the bias does not fit `weight` (Python: TypeError);
 //   - UNSUPPORTED_DTYPE: the layer would compute in another type than F32, BF16 or F16;
 //   - BAD_FIELD: an unknown method, both flags of the config, or a weight for a layer in parts;
-//   - LIMIT_EXCEEDED: more than 511 parts, so that the program keeps within kMaxProgramSize.
+//   - LIMIT_EXCEEDED: more than 4,095 parts, so that the program keeps within kMaxProgramSize.
 absl::StatusOr<LinearLayerProgram> LowerLinearLayer(const LinearLayerOptions& options,
                                                     const ValueDescriptor& input,
                                                     const std::optional<ValueDescriptor>& weight,

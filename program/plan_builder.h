@@ -241,7 +241,8 @@ class PlanBuilder {
   std::vector<ComputeLayout> ComputeLayoutsOf(const ShardingRule& rule,
                                               absl::Span<const ValueIndex> inputs,
                                               const ValueDescriptor& result, bool has_wish) const;
-  // Returns the best of these layouts. Errors of MovePlan, if all layouts fail.
+  // Returns the layout of ComputeLayoutsOf with the least predicted time. Ignores measured rates,
+  // as ResultFor does. Errors of MovePlan, if all layouts fail.
   absl::StatusOr<ComputeLayout> BestComputeLayout(const TensorOp& op, const ShardingRule& rule,
                                                   const ValueDescriptor& result, bool has_wish,
                                                   const ComputeReaders& readers);

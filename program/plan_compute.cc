@@ -114,6 +114,9 @@ absl::StatusOr<ComputeLayout> PlanBuilder::BestComputeLayout(const TensorOp& op,
                                                              const ComputeReaders& readers) {
   std::vector<ComputeLayout> layouts = ComputeLayoutsOf(rule, InputsOf(op), result, has_wish);
   if (layouts.size() == 1) return std::move(layouts.front());
+  // The layouts of results must not change with measured rates.
+  const LinkCost links = std::exchange(links_, LinkCost());
+  const KernelRates kernels = std::exchange(kernels_, KernelRates());
   std::optional<size_t> best;
   std::pair<double, int64_t> best_price;
   absl::Status failure;
@@ -131,6 +134,8 @@ absl::StatusOr<ComputeLayout> PlanBuilder::BestComputeLayout(const TensorOp& op,
       best_price = price;
     }
   }
+  links_ = links;
+  kernels_ = kernels;
   if (!best.has_value()) return failure;
   return std::move(layouts[*best]);
 }

@@ -65,7 +65,7 @@ std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm) {
   return kAlgorithmNames[static_cast<size_t>(algorithm)].name;
 }
 
-std::vector<ValueIndex> InputsOf(const ProgramOp& op) {
+std::vector<ValueIndex> InputsOfOp(const ProgramOp& op) {
   struct Visitor {
     std::vector<ValueIndex> operator()(const LinearOp& linear) const {
       std::vector<ValueIndex> inputs = {linear.input, linear.weight};

@@ -166,7 +166,7 @@ struct ReshardOp {
 using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp, TensorOp>;
 
 // Returns the values that an op reads, each as often as the op has it, in the order of its fields.
-std::vector<ValueIndex> InputsOf(const ProgramOp& op);
+std::vector<ValueIndex> InputsOfOp(const ProgramOp& op);
 // Returns the name of an op for messages, such as "linear" or "rms-norm".
 std::string_view ProgramOpName(const ProgramOp& op);
 

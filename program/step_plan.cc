@@ -90,7 +90,7 @@ class ProgramPlanner {
     uses_.assign(values, 0);
     has_collective_.assign(values, false);
     for (size_t i = 0; i < program_.ops.size(); ++i) {
-      for (const ValueIndex input : InputsOf(program_.ops[i])) {
+      for (const ValueIndex input : InputsOfOp(program_.ops[i])) {
         if (input >= values) continue;  // Add refuses it
         ++uses_[input];
         last_user[input] = i;
@@ -212,7 +212,7 @@ class ProgramPlanner {
     while (!open.empty() && !read_by.contains(reader)) {
       const size_t op = open.back();
       open.pop_back();
-      for (const ValueIndex input : InputsOf(program_.ops[op])) {
+      for (const ValueIndex input : InputsOfOp(program_.ops[op])) {
         const size_t from = input - std::min<size_t>(input, operands);
         if (input < operands || from < reader || from >= program_.ops.size()) continue;
         if (read_by.try_emplace(from, op).second) open.push_back(from);

@@ -198,9 +198,9 @@ struct PlanTarget {
 //
 // For each tensor op, the planner compares layouts of the factors of its sharding rule: those that
 // its inputs have, the largest input first, and those with which its result lies as a reader wants
-// it (LayoutWishesOf). It takes the layout with the least predicted time, together with the time
-// until the result lies as wanted. Partial sums are summed at once, unless a collective reads them.
-// The value of a state update gets the layout of its operand.
+// it (LayoutWishesOf). It takes the layout with the least time at the default rates, together with
+// the time until the result lies as wanted. Partial sums are summed at once, unless a collective
+// reads them. The value of a state update gets the layout of its operand.
 //
 // INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
 // - SHAPE_MISMATCH: the shapes of an op's inputs, or of a state update, do not fit each other.

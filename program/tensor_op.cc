@@ -149,7 +149,7 @@ std::optional<Shape> BroadcastShape(const Shape& a, const Shape& b) {
   return shape;
 }
 
-absl::Status CheckDimension(std::string_view field, int64_t dimension, const Shape& shape) {
+absl::Status CheckDimensionNumber(std::string_view field, int64_t dimension, const Shape& shape) {
   if (dimension >= 0 && static_cast<size_t>(dimension) < shape.size()) return absl::OkStatus();
   return BadField(field, StrCat("dimension ", dimension, " is out of range; the input has ",
                                 shape.size(), " dimensions"));
@@ -239,7 +239,7 @@ struct ResultTyper {
         "input", input, is_mean ? absl::MakeConstSpan(kFloats) : absl::MakeConstSpan(kNumbers)));
     if (op.dimensions.empty()) return BadField("dimensions", "at least one dimension is reduced");
     for (const int64_t dimension : op.dimensions) {
-      SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimensions", dimension, input.shape));
+      SHARDMESH_RETURN_IF_ERROR(CheckDimensionNumber("dimensions", dimension, input.shape));
     }
     if (std::adjacent_find(op.dimensions.begin(), op.dimensions.end(), std::greater_equal<>()) !=
         op.dimensions.end()) {
@@ -434,7 +434,7 @@ struct ResultTyper {
     if (inputs.empty()) return BadField("inputs", "at least one input is joined");
     TensorType result = inputs[0];
     SHARDMESH_RETURN_IF_ERROR(CheckWholeBytes("inputs[0]", result));
-    SHARDMESH_RETURN_IF_ERROR(CheckDimension("dimension", op.dimension, result.shape));
+    SHARDMESH_RETURN_IF_ERROR(CheckDimensionNumber("dimension", op.dimension, result.shape));
     const auto joined = static_cast<size_t>(op.dimension);
     for (size_t i = 1; i < inputs.size(); ++i) {
       const std::string name = StrCat("inputs[", i, "]");

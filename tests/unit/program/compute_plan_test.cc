@@ -114,7 +114,7 @@ TEST(ComputePlanTest, EachOpRunsForOperandsInAnyLayout) {
     std::vector<Dense> inputs;
     for (const ValueIndex input : InputsOf(each.op)) inputs.push_back(contents[input]);
     const Dense expected = ComputeDense(each.op, inputs, type->shape);
-    for (int round = 0; round < 40; ++round) {
+    for (int round = 0; round < 24; ++round) {
       const PlanTarget target = Target("a=2,b=2,c=3");
       Program program{.operand_count = static_cast<uint32_t>(each.inputs.size()),
                       .ops = {each.op},
@@ -147,15 +147,6 @@ TEST(ComputePlanTest, EachOpRunsForOperandsInAnyLayout) {
       simulation.ExpectOutput(plan->outputs[0], expected);
     }
   }
-}
-
-// Returns the labels of all instructions, without the op.
-std::vector<std::string> LabelsOf(const Plan& plan) {
-  std::vector<std::string> labels;
-  for (const Instruction& instruction : plan.instructions) {
-    labels.push_back(instruction.label.substr(instruction.label.find(": ") + 2));
-  }
-  return labels;
 }
 
 absl::StatusOr<Plan> PlanOfOp(TensorOp op, const std::vector<ValueDescriptor>& operands) {
@@ -210,20 +201,11 @@ TEST(ComputePlanTest, AWishCutsOperandsThatEachDeviceHas) {
 }
 
 TEST(ComputePlanTest, AnInputThatIsReadTwiceMovesOnce) {
-  const auto plan = PlanOfOp(MapOp{.function = MapFunction::kMultiply, .inputs = {0, 1}},
-                             {Value({4, 12}, Spec({{"a"}})), Value({4, 12}, Spec({{"b"}}))});
+  const auto plan = PlanOfOp(ConcatenateOp{.inputs = {0, 0}, .dimension = 1},
+                             {Value({4, 12}, Spec({{"a"}, {"b"}}))});
   ASSERT_THAT(plan, IsOk());
-  const auto same = PlanOfOp(SoftmaxOp{.input = 0}, {Value({4, 12}, Spec({{"a"}, {"b"}}))});
-  ASSERT_THAT(same, IsOk());
-  EXPECT_THAT(LabelsOf(*same), ElementsAre(HasSubstr("all-gather of dimension 1"), "compute"));
-  EXPECT_EQ(same->values.back().spec, Spec({{"a"}, {}}));
-  const auto twice =
-      PlanProgram(Program{.operand_count = 1,
-                          .ops = {TensorOp(ConcatenateOp{.inputs = {0, 0}, .dimension = 1})},
-                          .outputs = {1}},
-                  {Value({4, 12}, Spec({{"a"}, {"b"}}))}, Target("a=2,b=2"));
-  ASSERT_THAT(twice, IsOk());
-  EXPECT_EQ(twice->instructions.size(), 3u);  // an input each: they are other factors of the rule
+  EXPECT_THAT(LabelsOf(*plan), ElementsAre(HasSubstr("all-gather of dimension 1"), "compute"));
+  EXPECT_EQ(plan->values.back().spec, Spec({{"a"}, {}}));
 }
 
 TEST(ComputePlanTest, ErrorsNameTheOp) {
