@@ -41,6 +41,7 @@ inline constexpr Feature kFeatures[] = {
     {"content_reuse", {"shardmesh.v1.ArrayService.FindContent", "shardmesh.v1.PutTensor.content"}},
     {"detached_saves", {"shardmesh.v1.BeginSaveRequest.detached"}},
     {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
+    {"execute_stream", {"shardmesh.v1.ComputeService.ExecuteStream"}},
     {"get_reports", {"shardmesh.v1.OperationService.ReportGet"}},
     {"operation_lists", {"shardmesh.v1.OperationService.ListOperations"}},
     {"output_specs", {"shardmesh.v1.OutputLayout.output_spec"}},
@@ -81,6 +82,7 @@ inline constexpr Feature kFeatures[] = {
     {"worker_changes",
      {"shardmesh.v1.ClusterService.DrainWorker", "shardmesh.v1.ClusterService.ForgetWorker",
       "shardmesh.v1.ClusterService.ReplaceWorker"}},
+    {"zeros", {"shardmesh.v1.PutTensor.zeros"}},
 };
 
 // The feature in Hello.features of a worker that fills tiles itself: the orders CheckFiles and

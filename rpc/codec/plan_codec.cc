@@ -481,7 +481,7 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
     if (!op.ok()) {
       return WithField(std::move(op).status(), "ops", static_cast<size_t>(i));
     }
-    for (const ValueIndex input : InputsOf(*op)) {
+    for (const ValueIndex input : InputsOfOp(*op)) {
       if (input >= known) {
         return BadField(StrCat("ops[", i, "]"),
                         StrCat("op ", i, " (", ProgramOpName(*op), ") refers to value ", input,

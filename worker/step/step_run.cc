@@ -323,10 +323,11 @@ class RankStep {
   absl::Status BeginUpdate(ValueIndex operand) {
     LocalValue& value = values_[operand];
     const auto& array_id = std::get<std::string>(order_.operands[operand].value);
-    SHARDMESH_ASSIGN_OR_RETURN(StateTilePtr tile, OnceUpdated([&] {
-                                 return options_.store->BeginUpdate(array_id, value.tile(),
-                                                                    order_.sequence);
-                               }));
+    const auto begin = [&] {
+      return options_.store->BeginUpdate(array_id, value.tile(), order_.sequence);
+    };
+    SHARDMESH_ASSIGN_OR_RETURN(StateTilePtr tile,
+                               OnceUpdated([&] { return WithRoom(value.size_bytes(), begin); }));
     updates_.push_back(std::make_unique<TileUpdate>(std::move(tile)));
     TileUpdate& update = *updates_.back();
     SHARDMESH_RETURN_IF_ERROR(
