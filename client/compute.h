@@ -41,6 +41,12 @@ class ComputeClient {
                                                const CallOptions& options = {});
   absl::StatusOr<StepResult> Execute(const ExecuteCall& call, const CallOptions& options = {});
   absl::StatusOr<StepResult> Linear(const LinearCall& call, const CallOptions& options = {});
+  // Computes a linear layer, with one output for each part. A coordinator that lacks the feature
+  // linear_layers refuses the call (BAD_FIELD).
+  absl::StatusOr<StepResult> Linear(const LinearLayerCall& call, const CallOptions& options = {});
+  // Returns the plan that Linear would run, without candidates.
+  absl::StatusOr<CompiledProgram> CompileLinear(const LinearLayerCall& call,
+                                                const CallOptions& options = {});
   absl::StatusOr<StepResult> Matmul(const MatmulCall& call, const CallOptions& options = {});
   absl::StatusOr<StepResult> Collective(const CollectiveCall& call,
                                         const CallOptions& options = {});

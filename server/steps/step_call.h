@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "program/layer_program.h"
 #include "program/program.h"
 #include "rpc/caller.h"
 #include "server/state/array_registry.h"
@@ -77,6 +78,8 @@ struct StepCall {
   std::optional<absl::Duration> timeout = {};
 
   std::variant<Program, PlanHash> work = {};
+  // If set, the work is the program of this layer for the operands, and `work` has no effect.
+  std::optional<LayerCall> layer = std::nullopt;
   StepOperands operands = {};
   StepOutputs outputs = {};
   // See StepRequest::received.
