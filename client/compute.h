@@ -43,10 +43,11 @@ class ComputeClient {
   absl::StatusOr<StepResult> Linear(const LinearCall& call, const CallOptions& options = {});
   // Computes a linear layer, with one output for each part. A coordinator that lacks the feature
   // linear_layers refuses the call (BAD_FIELD).
-  absl::StatusOr<StepResult> Linear(const LinearLayerCall& call, const CallOptions& options = {});
-  // Returns the plan that Linear would run, without candidates.
-  absl::StatusOr<CompiledProgram> CompileLinear(const LinearLayerCall& call,
-                                                const CallOptions& options = {});
+  absl::StatusOr<StepResult> LinearLayer(const LinearLayerCall& call,
+                                         const CallOptions& options = {});
+  // Returns the plan that LinearLayer would run, without candidates.
+  absl::StatusOr<CompiledProgram> CompileLayer(const LinearLayerCall& call,
+                                               const CallOptions& options = {});
   absl::StatusOr<StepResult> Matmul(const MatmulCall& call, const CallOptions& options = {});
   absl::StatusOr<StepResult> Collective(const CollectiveCall& call,
                                         const CallOptions& options = {});
