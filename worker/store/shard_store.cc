@@ -296,6 +296,14 @@ StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buff
       crc32c_(crc32c),
       durable_(durable) {}
 
+StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer,
+                       int64_t state_step)
+    : description_(std::move(description)),
+      buffer_(std::move(buffer)),
+      crc32c_(0),
+      durable_(false),
+      state_step_(state_step) {}
+
 StoredTile::StoredTile(MappedTileFile file)
     : description_(file.header().description),
       buffer_(nullptr),
@@ -1113,9 +1121,11 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   }
   const StoredTilePtr& stored = dropped->emplace_back(std::move(found->second.stored));
   const TileState state = found->second.state;
+  const bool is_exclusive = found->second.is_exclusive;
   array->second.tiles.erase(found);
   EraseIfEmpty(array);
-  if (!stored->durable() && state != TileState::kCommitted) {
+  // A step may have written a part of the bytes of a tile that it updates.
+  if (!stored->durable() && (state != TileState::kCommitted || is_exclusive)) {
     LogWarning("dropped an uncommitted tile that was only in memory",
                {{"array", unknown.array_id},
                 {"tile", unknown.tile.ToString()},
@@ -1745,6 +1755,7 @@ absl::StatusOr<StoredTilePtr> ShardStore::FindIn(std::string_view array_id, cons
                                                  bool staged_too) const {
   {
     absl::MutexLock lock(&mutex_);
+    if (!AwaitReadable(array_id, &tile)) return BeingUpdated(array_id, tile);
     const auto array = arrays_.find(ToAbsl(array_id));
     if (array != arrays_.end()) {
       const auto found = array->second.tiles.find(tile);
@@ -1774,8 +1785,10 @@ absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllIn(std::string_vie
   std::vector<StoredTilePtr> stored;
   {
     absl::MutexLock lock(&mutex_);
+    const bool is_readable = AwaitReadable(array_id, nullptr);
     const auto array = arrays_.find(ToAbsl(array_id));
     if (array != arrays_.end()) {
+      if (!is_readable) return BeingUpdated(array_id, array->second.tiles.begin()->first);
       for (const auto& [tile, entry] : array->second.tiles) {
         if (entry.state == TileState::kCommitted ||
             (staged_too && entry.state == TileState::kStaged)) {
@@ -2218,7 +2231,8 @@ absl::Status ShardStore::Publish(StoredTilePtr tile) {
   if (entry.state != TileState::kReceiving) {
     return ArrayAborted(description);
   }
-  entry = {TileState::kStaged, std::move(tile)};
+  entry.state = TileState::kStaged;
+  entry.stored = std::move(tile);
   return absl::OkStatus();
 }
 

@@ -34,11 +34,14 @@
 namespace shardmesh::worker {
 
 // A complete tile. Immutable and thread-safe. The bytes stay valid as long as anyone holds a
-// pointer to the tile, even after the store has released the tile.
+// pointer to the tile, even after the store has released the tile. An update of the tile makes a
+// new object: see ShardStore::BeginUpdate.
 class StoredTile {
  public:
   StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
              bool durable);
+  // A tile of state, with the content that this step committed. Requires state_step > 0.
+  StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, int64_t state_step);
   // A durable tile whose bytes stay in its file: see ShardStore::Unload.
   explicit StoredTile(MappedTileFile file);
 
@@ -50,13 +53,20 @@ class StoredTile {
   bool is_unloaded() const { return file_.has_value(); }
   // Returns the elements, in the tile's shape.
   TensorView view() const;
-  // Returns the CRC-32C of bytes().
-  uint32_t crc32c() const { return crc32c_; }
+  // Returns the CRC-32C of bytes(). Reads them for it at the first call, if the tile is state.
+  uint32_t crc32c() const { return is_state() ? static_cast<uint32_t>(Crc32cOfState()) : crc32c_; }
+  // Returns the step that made the content by an update; 0 if no step did. The content of a tile
+  // of state changes under the same array id, so nobody may keep what is derived from it (such as
+  // packed weights) beyond the life of this object.
+  int64_t state_step() const { return state_step_; }
+  bool is_state() const { return state_step_ != 0; }
   // Returns whether the tile is on disk and synced, so it survives a crash.
   bool durable() const { return durable_; }
 
  private:
   friend class ShardStore;
+
+  int64_t Crc32cOfState() const;
 
   const TileDescription description_;
   // A sender of the bytes may hold the buffer longer than this object exists. Null if the tile is
@@ -64,7 +74,9 @@ class StoredTile {
   const std::shared_ptr<Buffer> buffer_;
   const uint32_t crc32c_;
   const bool durable_;
-  const std::optional<MappedTileFile> file_;  // set if the tile is unloaded
+  const int64_t state_step_ = 0;
+  mutable std::atomic<int64_t> state_crc32c_ = -1;  // -1: not computed yet; only used for state
+  const std::optional<MappedTileFile> file_;        // set if the tile is unloaded
 };
 
 using StoredTilePtr = std::shared_ptr<const StoredTile>;
@@ -91,6 +103,17 @@ using StoredTilePtr = std::shared_ptr<const StoredTile>;
 enum class TileState { kReceiving, kStaged, kCommitted, kAborted };
 
 class ShardStore;
+class StateTile;
+using StateTilePtr = std::unique_ptr<StateTile>;
+
+// The longest time that a find waits for the end of an exclusive update of the tile.
+inline constexpr absl::Duration kFindWait = absl::Milliseconds(100);
+// The longest time that an update waits for the commit of the tile and for the end of the update
+// before it.
+inline constexpr absl::Duration kUpdateWait = absl::Seconds(1);
+
+// UNAVAILABLE (OVERLOADED), with a retry delay: a step updates the tile.
+absl::Status BeingUpdated(std::string_view array_id, const Tile& tile);
 
 // A tile that is being added to the store. Its bytes come in pieces through Append, or a producer
 // writes them in place through mutable_bytes(). Destruction before Finish aborts the tile. Used by
@@ -413,6 +436,23 @@ class ShardStore {
   // anyone but the store holds the tile or its bytes, or its memory may only be read.
   std::shared_ptr<Buffer> TakeMemory(std::string_view array_id, const Tile& tile);
 
+  // Begins an update of a committed tile by a step (state_tile.h). An update is exclusive if nobody
+  // but the store holds the tile or its bytes, and if these may be written.
+  //
+  // State is only in memory. If the tile has a file, removes the file first and waits for the disk:
+  // from then on the tile is lost with its worker.
+  //
+  // Waits up to kUpdateWait for an earlier update and for finds that wait, since these come first.
+  // NOT_FOUND if the store does not have the tile or has not committed it by then. UNAVAILABLE
+  // (OVERLOADED) if another update goes on. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no memory
+  // for a copy. ABORTED if the tile was dropped meanwhile. The file system's error if the file
+  // cannot be removed. After an error the tile's content is as before. Requires step > 0.
+  absl::StatusOr<StateTilePtr> BeginUpdate(std::string_view array_id, const Tile& tile,
+                                           int64_t step);
+
+  // Find, FindAll, FindAllStaged and FindStaged wait up to kFindWait for the end of an exclusive
+  // update. UNAVAILABLE (OVERLOADED) if it goes on, with a retry delay.
+  //
   // Returns the committed tile. NOT_FOUND if the store does not have it or has not committed it.
   absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;
   // Returns all committed tiles of an array, in the order of their index ranges. NOT_FOUND if there
@@ -433,6 +473,8 @@ class ShardStore {
     // The id of the first array on the next page; empty if this is the last page.
     std::string next_array_id;
   };
+  // Also lists tiles of which an update goes on. The bytes of such a tile must not be read.
+  //
   // Returns the complete tiles of the arrays from `first_array_id` on (if empty, from the first
   // array). Adds whole arrays until the page has at least max_tiles >= 1 tiles.
   InventoryPage ListInventory(std::string_view first_array_id, int64_t max_tiles) const;
@@ -482,6 +524,7 @@ class ShardStore {
 
  private:
   friend class StagedTile;
+  friend class StateTile;
 
   struct TileOrder {
     bool operator()(const Tile& a, const Tile& b) const;
@@ -489,11 +532,14 @@ class ShardStore {
   struct TileEntry {
     TileState state = TileState::kReceiving;
     // Null if `state` is kReceiving or kAborted.
-    StoredTilePtr stored;
+    StoredTilePtr stored = nullptr;
+    int64_t update = 0;         // number of the update that goes on; 0: none
+    bool is_exclusive = false;  // `stored` may not be read until the update ends
   };
   struct ArrayEntry {
     // Either all tiles are Committed, or no tile is Committed.
     absl::btree_map<Tile, TileEntry, TileOrder> tiles;
+    int64_t waiting_finds = 0;  // finds that wait for the end of an update
   };
   using ArrayMap = absl::btree_map<std::string, ArrayEntry>;
   // The changes of a batch of file jobs on disk. FileJob::work adds the folders whose entries it
@@ -518,6 +564,26 @@ class ShardStore {
   // tile and returns the error of `buffer`.
   absl::StatusOr<std::unique_ptr<StagedTile>> StageOver(TileDescription description, bool durable,
                                                         absl::StatusOr<Buffer> buffer);
+
+  // Returns the tile's entry; null if there is none.
+  const TileEntry* EntryOf(std::string_view array_id, const Tile& tile) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the entry of the tile of which the update with this number goes on; null if the tile
+  // was dropped or put aside since.
+  TileEntry* EntryOfUpdate(const TileDescription& description, int64_t update)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits until no exclusive update of this tile goes on (null: of any tile of the array). False:
+  // one still goes on after kFindWait.
+  bool AwaitReadable(std::string_view array_id, const Tile* tile) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The parts of BeginUpdate and of the end of an update. ReserveUpdate returns the update's
+  // number, and makes finds wait. MakeVolatile makes the tile one that is only in memory.
+  // RemoveTileFile removes its file and waits for the disk. EndUpdate sets the content, unless
+  // `updated` is null; false: EntryOfUpdate is null.
+  absl::StatusOr<int64_t> ReserveUpdate(std::string_view array_id, const Tile& tile);
+  absl::Status RemoveTileFile(const TileDescription& description);
+  absl::Status MakeVolatile(const TileDescription& description, int64_t update);
+  bool EndUpdate(const TileDescription& description, int64_t update, StoredTilePtr updated);
 
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;
@@ -719,7 +785,9 @@ class ShardStore {
   mutable absl::Mutex mutex_;
   std::string cluster_id_ ABSL_GUARDED_BY(mutex_);
   std::string data_identity_ ABSL_GUARDED_BY(mutex_);
-  ArrayMap arrays_ ABSL_GUARDED_BY(mutex_);
+  // Mutable because finds count themselves while they wait.
+  mutable ArrayMap arrays_ ABSL_GUARDED_BY(mutex_);
+  int64_t next_update_ ABSL_GUARDED_BY(mutex_) = 1;
   QuarantineMap quarantine_ ABSL_GUARDED_BY(mutex_);
   // Arrays in quarantine that are being restored.
   absl::btree_set<std::string> restoring_ ABSL_GUARDED_BY(mutex_);
