@@ -131,7 +131,7 @@ TEST(LlamaModelTest, ScalesRotaryFrequenciesAsLlama3Does) {
   ExpectPlainResults(config);
 }
 
-TEST(LlamaModelTest, ComputesASequenceAsLongAsTheCaches) {
+TEST(LlamaModelTest, ComputesModelsWithAsManyKeyHeadsAsHeads) {
   LlamaConfig config = SmallConfig();
   config.key_heads = 4;
   config.layers = 1;
