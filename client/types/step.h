@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/array.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "tensor/elementwise.h"
@@ -105,8 +105,8 @@ struct LinearCall {
   OutputOptions output = {};
 };
 
-// Computes a linear layer with settings of its own: see LayerCall in program/layer_program.h. The
-// mesh of its config is ignored: the operands' mesh is used.
+// Computes a linear layer with settings of its own: see LayerCall in program/graph/layer_program.h.
+// The mesh of its config is ignored: the operands' mesh is used.
 struct LinearLayerCall {
   Operand input;                     // [..., in]
   std::vector<Operand> weights;      // one for each part, or one merged weight

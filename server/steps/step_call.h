@@ -15,7 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "rpc/caller.h"
 #include "server/state/array_registry.h"

@@ -23,13 +23,13 @@
 #include "worker/collective/collectives.h"
 #include "worker/collective/region_move.h"
 #include "worker/kernel/epilogue.h"
-#include "worker/kernel/tensor_ops.h"
 #include "worker/step/rank_plan.h"
 #include "worker/step/step_block.h"
 #include "worker/step/tile_products.h"
 #include "worker/step/tile_update.h"
 #include "worker/step/undo_log.h"
 #include "worker/step/weight_cache.h"
+#include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh::worker {
 namespace {

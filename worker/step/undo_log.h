@@ -7,7 +7,7 @@
 
 #include "absl/types/span.h"
 #include "tensor/buffer.h"
-#include "worker/kernel/tensor_ops.h"
+#include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh::worker {
 

@@ -1,5 +1,5 @@
 // Runs lowered linear layers on simulated devices, and compares with the whole tensors.
-#include "program/linear_layer.h"
+#include "program/graph/linear_layer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
