@@ -15,8 +15,9 @@ int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex outpu
 
 // Returns the predicted time of an instruction on the device with the most work: for a product, the
 // time of its operations or of its bytes, whichever is longer, and the time to start each matrix
-// product. For an epilogue or a slice, the time of its bytes. 0 for instructions that exchange
-// data. Requires a plan that CheckPlan accepts, up to this instruction.
+// product. For an epilogue or a slice, the time of its bytes. 0 for instructions that only exchange
+// data. A fused instruction (fuse_exchanges.h) computes one product for each place, each of which
+// reads all of the right operand. Requires a plan that CheckPlan accepts, up to this instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
 
 // Returns whether no figure of one differs from that of the other by a factor of 1.5 or more.

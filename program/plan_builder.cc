@@ -8,6 +8,7 @@
 
 #include "absl/hash/hash.h"
 #include "program/collective_check.h"
+#include "program/fuse_exchanges.h"
 #include "program/kernel_time.h"
 #include "program/memory_plan.h"
 #include "program/move_plan.h"
@@ -147,7 +148,10 @@ std::string TransposeAdvice(const Shape& lhs, bool transpose_lhs, const Shape& r
 }  // namespace
 
 PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands)
-    : links_(target.links), kernels_(target.kernels), preferred_(target.preferred) {
+    : links_(target.links),
+      kernels_(target.kernels),
+      preferred_(target.preferred),
+      may_overlap_(target.may_overlap) {
   plan_.mesh_id = target.mesh_id;
   plan_.mesh_revision = target.mesh_revision;
   plan_.mesh = target.mesh;
@@ -160,6 +164,7 @@ PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescrip
 
 Plan PlanBuilder::Finish(std::vector<ValueIndex> outputs) && {
   plan_.outputs = std::move(outputs);
+  if (may_overlap_) plan_ = FuseExchanges(std::move(plan_), links_, kernels_);
   plan_.cost.memory_bytes = PeakBytesOf(plan_);
   return std::move(plan_);
 }

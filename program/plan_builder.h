@@ -91,7 +91,8 @@ class PlanBuilder {
   // Appends a plan of ProductPlansOf. Nothing was appended since that call.
   ValueIndex Append(ProductPlan product);
 
-  // Returns the plan with these outputs, and with the memory that a run needs in its cost.
+  // Returns the plan with these outputs, and with the memory that a run needs in its cost. If the
+  // target allows it, exchanges and products become one instruction first (FuseExchanges).
   Plan Finish(std::vector<ValueIndex> outputs) &&;
 
   // Returns INVALID_ARGUMENT (`reason`) with a message that names the current op.
@@ -207,6 +208,7 @@ class PlanBuilder {
   LinkCost links_;
   KernelRates kernels_;
   PreferredAlgorithms preferred_;
+  bool may_overlap_ = false;
   std::string op_;
   double seconds_ = 0;                                        // of the plan's instructions
   absl::flat_hash_map<size_t, std::vector<Choice>> choices_;  // by a hash of the product

@@ -78,9 +78,33 @@ struct MoveRegions {
 // Exchanges tiles within each group along `axes`. `algorithm` is never kAuto.
 using GroupCollective = CollectiveOp;
 
+// An all-gather, and the product of what it gathers, as one instruction: each device multiplies the
+// rows of a place once they have arrived. The result has the bits of the two instructions one after
+// the other. fuse_exchanges.h says which pairs can be one instruction.
+struct GatherMatmul {
+  GroupCollective gather = {};
+  ValueDescriptor gathered = {};  // the result of `gather`, and the left operand of the product
+  LocalMatmul matmul = {};        // its `lhs` is gather.input: `gathered` is no value of the plan
+
+  friend bool operator==(const GatherMatmul&, const GatherMatmul&) = default;
+};
+
+// A product, and the reduce-scatter of it, as one instruction: each device sends the rows for a
+// place once it has multiplied them. The result has the bits of the two instructions one after the
+// other. fuse_exchanges.h says which pairs can be one instruction.
+struct MatmulScatter {
+  LocalMatmul matmul = {};
+  ValueDescriptor product = {};  // the result of `matmul`, and the input of `scatter`
+  GroupCollective scatter = {};  // its `input` is matmul.lhs: `product` is no value of the plan
+
+  friend bool operator==(const MatmulScatter&, const MatmulScatter&) = default;
+};
+
 struct Instruction {
   ValueIndex output = 0;
-  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions> kind;
+  std::variant<LocalMatmul, LocalEpilogue, LocalSlice, GroupCollective, MoveRegions, GatherMatmul,
+               MatmulScatter>
+      kind;
   // For error messages and flight records: "op 0 (linear): all-reduce over tp".
   std::string label;
 
@@ -150,6 +174,9 @@ struct PlanTarget {
   PreferredAlgorithms preferred = {};
   // The rates of the slowest of the mesh's workers. With `links`, they give the time of a plan.
   KernelRates kernels = {};
+  // Whether a product may run as one instruction with the exchange before or after it. All workers
+  // of the mesh then have the feature kOverlapFeature (rpc/contract.h).
+  bool may_overlap = false;
 };
 
 // Plans a program for operands with the given layouts.
@@ -165,7 +192,8 @@ struct PlanTarget {
 // dimension make partial sums, which the step reduces before bias and activation. If the result has
 // to be partitioned along these axes, the reduction is a reduce-scatter, else an all-reduce.
 // Partial sums of F16 and BF16 are F32. Operands may have cut points: the result keeps those of the
-// dimensions that it gets from them.
+// dimensions that it gets from them. At last, if the target allows it, FuseExchanges makes one
+// instruction of an exchange and a product where this saves time.
 //
 // INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
 // - SHAPE_MISMATCH: the shapes of the operands do not fit each other.
@@ -185,8 +213,9 @@ absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueD
 // A plan for a program of one product, and the layout in which it computes the product.
 struct PlanCandidate {
   Plan plan;
-  std::string roles;   // RolesText of the layout: "dp: M, tp: K"
-  double seconds = 0;  // the predicted time of one run
+  std::string roles;  // RolesText of the layout: "dp: M, tp: K"
+  // The predicted time of one run if no exchange runs while the device multiplies.
+  double seconds = 0;
 };
 
 // Returns the plans that PlanProgram compares for a program of one product: those with the least
@@ -202,6 +231,10 @@ absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
 // Returns whether the plan multiplies batches: only workers with the feature kBatchesFeature
 // (rpc/contract.h) run such a plan.
 bool MultipliesBatches(const Plan& plan);
+
+// Returns whether the plan has a GatherMatmul or a MatmulScatter: only workers with the feature
+// kOverlapFeature (rpc/contract.h) run such a plan.
+bool OverlapsExchanges(const Plan& plan);
 
 }  // namespace shardmesh
 
