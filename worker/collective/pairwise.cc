@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -148,6 +149,24 @@ absl::Status PairwiseReduceScatter(const CollectiveCall& call, const Combiner& c
   SHARDMESH_RETURN_IF_ERROR(CheckReduction("reduce-scatter", combiner, own.bytes, out.size()));
   SHARDMESH_RETURN_IF_ERROR(ForEachPeer(
       group, [&](int64_t place) { return SendTo(call, place, 0, parts[Index(place)]); }));
+  return CombineAll(call, combiner, own.bytes, out);
+}
+
+absl::Status PairwiseReduceScatterAsMade(
+    const CollectiveCall& call, const Combiner& combiner,
+    absl::FunctionRef<absl::StatusOr<OwnedBytes>(int64_t place)> make_part, absl::Span<char> out) {
+  const DeviceGroup& group = *call.group;
+  SHARDMESH_RETURN_IF_ERROR(ForEachPeer(group, [&](int64_t place) -> absl::Status {
+    SHARDMESH_ASSIGN_OR_RETURN(OwnedBytes part, make_part(place));
+    if (SizeOf(part) % combiner.operand_bytes != 0) {
+      return absl::InvalidArgumentError(StrCat("a part of ", SizeOf(part),
+                                               " bytes to reduce does not consist of elements of ",
+                                               combiner.operand_bytes, " bytes"));
+    }
+    return SendTo(call, place, 0, std::move(part));
+  }));
+  SHARDMESH_ASSIGN_OR_RETURN(const OwnedBytes own, make_part(group.place()));
+  SHARDMESH_RETURN_IF_ERROR(CheckReduction("reduce-scatter", combiner, own.bytes, out.size()));
   return CombineAll(call, combiner, own.bytes, out);
 }
 
