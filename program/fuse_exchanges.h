@@ -36,7 +36,7 @@ namespace shardmesh {
 // Requires a plan that CheckPlan accepts.
 Plan FuseExchanges(Plan plan, const LinkCost& links, const KernelRates& kernels);
 inline constexpr double kLeastSavedSeconds = 50e-6;
-inline constexpr double kLeastSavedPart = 0.05;
+inline constexpr double kLeastSavedPart = 0.02;
 
 // Returns the plain form of a fused instruction as a plan of its own: the instruction's inputs are
 // its operands, and its output is its only output. The plan has two instructions. nullopt for all

@@ -88,7 +88,7 @@ bool AreAlike(const KernelRates& a, const KernelRates& b) {
   const auto are_alike = [](double x, double y) {
     return std::max(x, y) < kFactor * std::min(x, y);
   };
-  return are_alike(a.flops_per_second, b.flops_per_second) &&
+  return a.may_overlap == b.may_overlap && are_alike(a.flops_per_second, b.flops_per_second) &&
          are_alike(a.seconds_per_byte, b.seconds_per_byte) &&
          are_alike(a.seconds_per_product, b.seconds_per_product);
 }

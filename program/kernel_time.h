@@ -20,7 +20,8 @@ int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex outpu
 // reads all of the right operand. Requires a plan that CheckPlan accepts, up to this instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
 
-// Returns whether no figure of one differs from that of the other by a factor of 1.5 or more.
+// Returns whether no figure of one differs from that of the other by a factor of 1.5 or more, and
+// devices run fused instructions with both or with neither.
 bool AreAlike(const KernelRates& a, const KernelRates& b);
 
 }  // namespace shardmesh

@@ -148,10 +148,7 @@ std::string TransposeAdvice(const Shape& lhs, bool transpose_lhs, const Shape& r
 }  // namespace
 
 PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescriptor> operands)
-    : links_(target.links),
-      kernels_(target.kernels),
-      preferred_(target.preferred),
-      may_overlap_(target.may_overlap) {
+    : links_(target.links), kernels_(target.kernels), preferred_(target.preferred) {
   plan_.mesh_id = target.mesh_id;
   plan_.mesh_revision = target.mesh_revision;
   plan_.mesh = target.mesh;
@@ -164,7 +161,7 @@ PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescrip
 
 Plan PlanBuilder::Finish(std::vector<ValueIndex> outputs) && {
   plan_.outputs = std::move(outputs);
-  if (may_overlap_) plan_ = FuseExchanges(std::move(plan_), links_, kernels_);
+  if (kernels_.may_overlap) plan_ = FuseExchanges(std::move(plan_), links_, kernels_);
   plan_.cost.memory_bytes = PeakBytesOf(plan_);
   return std::move(plan_);
 }

@@ -92,7 +92,7 @@ class PlanBuilder {
   ValueIndex Append(ProductPlan product);
 
   // Returns the plan with these outputs, and with the memory that a run needs in its cost. If the
-  // target allows it, exchanges and products become one instruction first (FuseExchanges).
+  // target's workers run fused instructions, makes these first (FuseExchanges).
   Plan Finish(std::vector<ValueIndex> outputs) &&;
 
   // Returns INVALID_ARGUMENT (`reason`) with a message that names the current op.
@@ -208,7 +208,6 @@ class PlanBuilder {
   LinkCost links_;
   KernelRates kernels_;
   PreferredAlgorithms preferred_;
-  bool may_overlap_ = false;
   std::string op_;
   double seconds_ = 0;                                        // of the plan's instructions
   absl::flat_hash_map<size_t, std::vector<Choice>> choices_;  // by a hash of the product

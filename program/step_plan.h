@@ -159,6 +159,9 @@ struct KernelRates {
   double seconds_per_byte = 1 / 10e9;  // of operands that are read and results that are written
   double seconds_per_product = 2e-6;   // to start one matrix product
   bool is_measured = false;            // if false, all rates are the defaults
+  // Whether all devices run fused instructions (FuseExchanges): all workers of the mesh have the
+  // feature kOverlapFeature (rpc/contract.h).
+  bool may_overlap = false;
 };
 
 // The mesh for which a program is planned, in the mesh's current definition. Also the settings by
@@ -174,9 +177,6 @@ struct PlanTarget {
   PreferredAlgorithms preferred = {};
   // The rates of the slowest of the mesh's workers. With `links`, they give the time of a plan.
   KernelRates kernels = {};
-  // Whether a product may run as one instruction with the exchange before or after it. All workers
-  // of the mesh then have the feature kOverlapFeature (rpc/contract.h).
-  bool may_overlap = false;
 };
 
 // Plans a program for operands with the given layouts.
@@ -192,8 +192,8 @@ struct PlanTarget {
 // dimension make partial sums, which the step reduces before bias and activation. If the result has
 // to be partitioned along these axes, the reduction is a reduce-scatter, else an all-reduce.
 // Partial sums of F16 and BF16 are F32. Operands may have cut points: the result keeps those of the
-// dimensions that it gets from them. At last, if the target allows it, FuseExchanges makes one
-// instruction of an exchange and a product where this saves time.
+// dimensions that it gets from them. At last, if the target's workers run fused
+// instructions, FuseExchanges makes one of an exchange and a product where this saves time.
 //
 // INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
 // - SHAPE_MISMATCH: the shapes of the operands do not fit each other.

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -48,10 +50,23 @@ absl::Status CheckNotAuxiliary(const std::string& mesh_id) {
 // stay in it.
 constexpr size_t kMostMeshes = 256;
 
+// Returns the first rank whose worker lacks an ability, which is a member of WorkerInfo; nullopt if
+// there is none. Skips workers that the view does not know.
+std::optional<size_t> FirstRankWithout(bool WorkerInfo::*ability, const MembershipView& view,
+                                       const MeshRanks& mesh) {
+  for (size_t rank = 0; rank < mesh.identities.size(); ++rank) {
+    const WorkerStatus* const worker = view.FindWorker(mesh.identities[rank]);
+    if (worker != nullptr && !(worker->info.*ability)) return rank;
+  }
+  return std::nullopt;
+}
+
 KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
   KernelRates rates;
+  rates.may_overlap = !mesh.identities.empty();
   for (const std::string& identity : mesh.identities) {
     const WorkerStatus* const worker = view.FindWorker(identity);
+    if (worker == nullptr || !worker->info.overlaps_exchanges) rates.may_overlap = false;
     if (worker == nullptr || worker->info.f32_flops_per_second <= 0) continue;
     const double measured = worker->info.f32_flops_per_second;
     rates.flops_per_second =
@@ -229,16 +244,27 @@ KernelRates KernelTable::RatesOf(const MembershipView& view, std::string_view me
 
 absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
   const MeshRanks* const mesh = view.FindMesh(plan.mesh_id);
-  if (mesh == nullptr || !MultipliesBatches(plan)) return absl::OkStatus();
-  for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
-    const WorkerStatus* const worker = view.FindWorker(mesh->identities[rank]);
-    if (worker == nullptr || worker->info.multiplies_batches) continue;
-    return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "worker \"", mesh->identities[rank], "\" (rank ", rank,
-            ") runs an older build, which does not multiply batches of matrices; upgrade the "
-            "worker")),
-        Reason::kNotAvailable, {{fact::kField, "program"}});
+  if (mesh == nullptr) return absl::OkStatus();
+  const auto refuse = [&](size_t rank, std::string_view why) {
+    return WithReason(absl::FailedPreconditionError(StrCat("worker \"", mesh->identities[rank],
+                                                           "\" (rank ", rank, ") ", why)),
+                      Reason::kNotAvailable, {{fact::kField, "program"}});
+  };
+  if (MultipliesBatches(plan)) {
+    const auto old = FirstRankWithout(&WorkerInfo::multiplies_batches, view, *mesh);
+    if (old.has_value()) {
+      return refuse(*old,
+                    "runs an older build, which does not multiply batches of matrices; upgrade the "
+                    "worker");
+    }
+  }
+  if (OverlapsExchanges(plan)) {
+    const auto other = FirstRankWithout(&WorkerInfo::overlaps_exchanges, view, *mesh);
+    if (other.has_value()) {
+      return refuse(*other,
+                    "has come since the plan was made, and does not multiply while it exchanges; "
+                    "compile the program again");
+    }
   }
   return absl::OkStatus();
 }
