@@ -58,39 +58,22 @@ absl::Status CheckPair(const Plan& plan, const LocalMatmul& matmul, const GroupC
   return CheckParts(plan, scatter, matmul, product);
 }
 
-// Finds the pairs of a plan, and builds the plan without them.
-class Fuser {
+// One instruction that can take the place of two.
+struct FusedPair {
+  Instruction fused;
+  size_t earlier = 0;  // the indices of the two
+  size_t later = 0;
+  double saved_seconds = 0;
+};
+
+// Finds the pairs among the instructions of a plan from number `first` on. Arguments outlive it.
+class PairFinder {
  public:
-  Fuser(Plan plan, const LinkCost& links, const KernelRates& kernels)
-      : plan_(std::move(plan)), links_(links), kernels_(kernels) {}
-
-  Plan Run() && {
-    CountReaders();
-    const size_t count = plan_.instructions.size();
-    fused_.resize(count);
-    is_absorbed_.assign(count, false);
-    for (size_t i = 0; i < count; ++i) {
-      const auto* const matmul = std::get_if<LocalMatmul>(&plan_.instructions[i].kind);
-      if (matmul != nullptr) Fuse(i, *matmul);
-    }
-    const bool changes =
-        std::find(is_absorbed_.begin(), is_absorbed_.end(), true) != is_absorbed_.end();
-    return changes ? Rebuilt() : std::move(plan_);
-  }
-
- private:
-  // One instruction that could take the place of two.
-  struct Option {
-    Instruction fused;
-    size_t absorbed = 0;  // the index of the earlier one of the two
-    size_t at = 0;        // the index of the later one
-    double saved_seconds = 0;
-  };
-
-  void CountReaders() {
+  PairFinder(const Plan& plan, size_t first, const LinkCost& links, const KernelRates& kernels)
+      : plan_(plan), first_value_(plan.operand_count + first), links_(links), kernels_(kernels) {
     reads_.assign(plan_.values.size(), 0);
     reader_.assign(plan_.values.size(), 0);
-    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
+    for (size_t i = first; i < plan_.instructions.size(); ++i) {
       for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
         ++reads_[input];
         reader_[input] = i;
@@ -99,8 +82,23 @@ class Fuser {
     for (const ValueIndex output : plan_.outputs) ++reads_[output];
   }
 
-  std::optional<Option> WithGatherBefore(size_t index, const LocalMatmul& matmul) const {
-    if (matmul.lhs < plan_.operand_count || reads_[matmul.lhs] != 1) return std::nullopt;
+  // Returns the pair of an instruction and the exchange before or after it, whichever saves more;
+  // nullopt if neither saves enough, or if the instruction is no product.
+  std::optional<FusedPair> PairOf(size_t index) const {
+    const auto* const matmul = std::get_if<LocalMatmul>(&plan_.instructions[index].kind);
+    if (matmul == nullptr) return std::nullopt;
+    std::optional<FusedPair> best = WithGatherBefore(index, *matmul);
+    std::optional<FusedPair> after = WithScatterAfter(index, *matmul);
+    const auto saved = [](const std::optional<FusedPair>& pair) {
+      return pair.has_value() ? pair->saved_seconds : 0;
+    };
+    if (saved(after) > saved(best)) best = std::move(after);
+    return saved(best) > 0 ? best : std::nullopt;
+  }
+
+ private:
+  std::optional<FusedPair> WithGatherBefore(size_t index, const LocalMatmul& matmul) const {
+    if (matmul.lhs < first_value_ || reads_[matmul.lhs] != 1) return std::nullopt;
     const size_t maker = matmul.lhs - plan_.operand_count;
     const auto* const gather = std::get_if<GroupCollective>(&plan_.instructions[maker].kind);
     const ValueDescriptor& gathered = plan_.values[matmul.lhs];
@@ -109,11 +107,11 @@ class Fuser {
     }
     GatherMatmul fused = {.gather = *gather, .gathered = gathered, .matmul = matmul};
     fused.matmul.lhs = gather->input;
-    return OptionOf(std::move(fused), maker, index,
-                    StrCat(plan_.instructions[maker].label, ", multiplied as it arrives"));
+    return Pair(std::move(fused), maker, index,
+                StrCat(plan_.instructions[maker].label, ", multiplied as it arrives"));
   }
 
-  std::optional<Option> WithScatterAfter(size_t index, const LocalMatmul& matmul) const {
+  std::optional<FusedPair> WithScatterAfter(size_t index, const LocalMatmul& matmul) const {
     const ValueIndex made = plan_.instructions[index].output;
     if (reads_[made] != 1 || IsOutput(made)) return std::nullopt;
     const size_t reader = reader_[made];
@@ -124,8 +122,8 @@ class Fuser {
     }
     MatmulScatter fused = {.matmul = matmul, .product = product, .scatter = *scatter};
     fused.scatter.input = matmul.lhs;
-    return OptionOf(std::move(fused), index, reader,
-                    StrCat(plan_.instructions[reader].label, ", sent as it is multiplied"));
+    return Pair(std::move(fused), index, reader,
+                StrCat(plan_.instructions[reader].label, ", sent as it is multiplied"));
   }
 
   bool IsOutput(ValueIndex value) const {
@@ -133,105 +131,114 @@ class Fuser {
   }
 
   template <typename Kind>
-  Option OptionOf(Kind kind, size_t earlier, size_t later, std::string label) const {
-    Option option = {.fused = {.output = plan_.instructions[later].output,
-                               .kind = std::move(kind),
-                               .label = std::move(label)},
-                     .absorbed = earlier,
-                     .at = later};
+  FusedPair Pair(Kind kind, size_t earlier, size_t later, std::string label) const {
+    FusedPair pair = {.fused = {.output = plan_.instructions[later].output,
+                                .kind = std::move(kind),
+                                .label = std::move(label)},
+                      .earlier = earlier,
+                      .later = later};
     const auto seconds_of = [&](const Instruction& instruction) {
       return KernelSeconds(plan_, instruction, kernels_) +
              ExchangeSeconds(plan_, instruction, links_, kernels_);
     };
     const double plain =
         seconds_of(plan_.instructions[earlier]) + seconds_of(plan_.instructions[later]);
-    const double saved = plain - seconds_of(option.fused);
+    const double saved = plain - seconds_of(pair.fused);
     const bool is_enough = saved >= kLeastSavedSeconds && saved >= kLeastSavedPart * plain;
-    option.saved_seconds = is_enough ? saved : 0;
-    return option;
+    pair.saved_seconds = is_enough ? saved : 0;
+    return pair;
   }
 
-  void Fuse(size_t index, const LocalMatmul& matmul) {
-    std::optional<Option> best = WithGatherBefore(index, matmul);
-    std::optional<Option> after = WithScatterAfter(index, matmul);
-    const auto saved = [](const std::optional<Option>& option) {
-      return option.has_value() ? option->saved_seconds : 0;
-    };
-    if (saved(after) > saved(best)) best = std::move(after);
-    if (saved(best) <= 0) return;
-    is_absorbed_[best->absorbed] = true;
-    fused_[best->at] = std::move(best->fused);
-  }
-
-  Plan Rebuilt() {
-    Plan rebuilt = {.mesh_id = plan_.mesh_id,
-                    .mesh_revision = plan_.mesh_revision,
-                    .mesh = plan_.mesh,
-                    .values = {},
-                    .operand_count = plan_.operand_count,
-                    .instructions = {},
-                    .outputs = {},
-                    .cost = plan_.cost};
-    std::vector<ValueIndex> number_of(plan_.values.size(), 0);  // by old number
-    for (ValueIndex operand = 0; operand < plan_.operand_count; ++operand) {
-      number_of[operand] = operand;
-      rebuilt.values.push_back(std::move(plan_.values[operand]));
-    }
-    for (size_t i = 0; i < plan_.instructions.size(); ++i) {
-      if (is_absorbed_[i]) continue;
-      Instruction& instruction = fused_[i].has_value() ? *fused_[i] : plan_.instructions[i];
-      std::visit([&](auto& kind) { Renumber(number_of, &kind); }, instruction.kind);
-      const auto number = static_cast<ValueIndex>(rebuilt.values.size());
-      number_of[instruction.output] = number;
-      rebuilt.values.push_back(std::move(plan_.values[instruction.output]));
-      instruction.output = number;
-      rebuilt.instructions.push_back(std::move(instruction));
-    }
-    for (const ValueIndex output : plan_.outputs) rebuilt.outputs.push_back(number_of[output]);
-    return rebuilt;
-  }
-
-  // Each Renumber replaces the numbers of the values that an instruction reads.
-  static void Renumber(const std::vector<ValueIndex>& number_of, LocalMatmul* matmul) {
-    matmul->lhs = number_of[matmul->lhs];
-    matmul->rhs = number_of[matmul->rhs];
-    if (matmul->bias.has_value()) matmul->bias = number_of[*matmul->bias];
-  }
-  static void Renumber(const std::vector<ValueIndex>& number_of, LocalEpilogue* epilogue) {
-    epilogue->input = number_of[epilogue->input];
-    if (epilogue->bias.has_value()) epilogue->bias = number_of[*epilogue->bias];
-  }
-  static void Renumber(const std::vector<ValueIndex>& number_of, LocalSlice* slice) {
-    slice->input = number_of[slice->input];
-  }
-  static void Renumber(const std::vector<ValueIndex>& number_of, GroupCollective* collective) {
-    collective->input = number_of[collective->input];
-  }
-  static void Renumber(const std::vector<ValueIndex>& number_of, MoveRegions* move) {
-    move->input = number_of[move->input];
-  }
-  static void Renumber(const std::vector<ValueIndex>& number_of, GatherMatmul* fused) {
-    Renumber(number_of, &fused->gather);
-    Renumber(number_of, &fused->matmul);
-  }
-  static void Renumber(const std::vector<ValueIndex>& number_of, MatmulScatter* fused) {
-    Renumber(number_of, &fused->matmul);
-    Renumber(number_of, &fused->scatter);
-  }
-
-  Plan plan_;
+  const Plan& plan_;
+  const size_t first_value_;  // the value that the first of the instructions makes
   const LinkCost& links_;
   const KernelRates& kernels_;
   std::vector<int> reads_;      // by value: instructions and outputs that read it
   std::vector<size_t> reader_;  // by value: the last instruction that reads it
-  std::vector<std::optional<Instruction>> fused_;  // by instruction: what takes its place
-  std::vector<bool> is_absorbed_;  // by instruction: part of a later one's fused form
 };
+
+// Each Renumber replaces the numbers of the values that an instruction reads.
+using Numbers = std::vector<ValueIndex>;  // by old number
+
+void Renumber(const Numbers& number_of, LocalMatmul* matmul) {
+  matmul->lhs = number_of[matmul->lhs];
+  matmul->rhs = number_of[matmul->rhs];
+  if (matmul->bias.has_value()) matmul->bias = number_of[*matmul->bias];
+}
+
+void Renumber(const Numbers& number_of, LocalEpilogue* epilogue) {
+  epilogue->input = number_of[epilogue->input];
+  if (epilogue->bias.has_value()) epilogue->bias = number_of[*epilogue->bias];
+}
+
+void Renumber(const Numbers& number_of, LocalSlice* slice) {
+  slice->input = number_of[slice->input];
+}
+
+void Renumber(const Numbers& number_of, GroupCollective* collective) {
+  collective->input = number_of[collective->input];
+}
+
+void Renumber(const Numbers& number_of, MoveRegions* move) { move->input = number_of[move->input]; }
+
+void Renumber(const Numbers& number_of, GatherMatmul* fused) {
+  Renumber(number_of, &fused->gather);
+  Renumber(number_of, &fused->matmul);
+}
+
+void Renumber(const Numbers& number_of, MatmulScatter* fused) {
+  Renumber(number_of, &fused->matmul);
+  Renumber(number_of, &fused->scatter);
+}
 
 }  // namespace
 
 Plan FuseExchanges(Plan plan, const LinkCost& links, const KernelRates& kernels) {
-  return Fuser(std::move(plan), links, kernels).Run();
+  const size_t count = plan.instructions.size();
+  std::vector<std::optional<Instruction>> fused(count);  // what takes the place of an instruction
+  std::vector<bool> is_left_out(count, false);
+  const PairFinder finder(plan, 0, links, kernels);
+  for (size_t i = 0; i < count; ++i) {
+    std::optional<FusedPair> pair = finder.PairOf(i);
+    if (!pair.has_value()) continue;
+    is_left_out[pair->earlier] = true;
+    fused[pair->later] = std::move(pair->fused);
+  }
+  Plan result = {.mesh_id = plan.mesh_id,
+                 .mesh_revision = plan.mesh_revision,
+                 .mesh = plan.mesh,
+                 .values = {},
+                 .operand_count = plan.operand_count,
+                 .instructions = {},
+                 .outputs = {},
+                 .cost = plan.cost};
+  Numbers number_of(plan.values.size(), 0);
+  for (ValueIndex operand = 0; operand < plan.operand_count; ++operand) {
+    number_of[operand] = operand;
+    result.values.push_back(std::move(plan.values[operand]));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (is_left_out[i]) continue;
+    Instruction& instruction = fused[i].has_value() ? *fused[i] : plan.instructions[i];
+    std::visit([&](auto& kind) { Renumber(number_of, &kind); }, instruction.kind);
+    const auto number = static_cast<ValueIndex>(result.values.size());
+    number_of[instruction.output] = number;
+    result.values.push_back(std::move(plan.values[instruction.output]));
+    instruction.output = number;
+    result.instructions.push_back(std::move(instruction));
+  }
+  for (const ValueIndex output : plan.outputs) result.outputs.push_back(number_of[output]);
+  return result;
+}
+
+double SecondsSavedByFusing(const Plan& plan, size_t first, const LinkCost& links,
+                            const KernelRates& kernels) {
+  const PairFinder finder(plan, first, links, kernels);
+  double saved = 0;
+  for (size_t i = first; i < plan.instructions.size(); ++i) {
+    if (const auto pair = finder.PairOf(i); pair.has_value()) saved += pair->saved_seconds;
+  }
+  return saved;
 }
 
 std::optional<Plan> PlainFormOf(const Plan& plan, const Instruction& instruction) {

@@ -16,6 +16,7 @@
 #ifndef SHARDMESH_PROGRAM_FUSE_EXCHANGES_H_
 #define SHARDMESH_PROGRAM_FUSE_EXCHANGES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 
@@ -35,6 +36,10 @@ namespace shardmesh {
 // no value of the plan any more, so later values get lower numbers. Does not change the cost.
 // Requires a plan that CheckPlan accepts.
 Plan FuseExchanges(Plan plan, const LinkCost& links, const KernelRates& kernels);
+// Returns the time that FuseExchanges saves with the instructions from number `first` on, if no
+// other instruction reads what they make, but for the last value.
+double SecondsSavedByFusing(const Plan& plan, size_t first, const LinkCost& links,
+                            const KernelRates& kernels);
 inline constexpr double kLeastSavedSeconds = 50e-6;
 inline constexpr double kLeastSavedPart = 0.02;
 

@@ -596,6 +596,10 @@ class PlanBuilder::LayoutSearch {
     const Mark before = builder_.Here();
     const absl::StatusOr<ValueIndex> result =
         builder_.Multiply(product_, dims_, layout, result_.value);
+    if (builder_.kernels_.may_overlap && result.ok()) {
+      builder_.seconds_ -= SecondsSavedByFusing(builder_.plan_, before.instructions,
+                                                builder_.links_, builder_.kernels_);
+    }
     ProductPlan plan = builder_.CutOff(before);
     if (!result.ok()) {
       failure_.Update(result.status());

@@ -214,8 +214,7 @@ absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueD
 struct PlanCandidate {
   Plan plan;
   std::string roles;  // RolesText of the layout: "dp: M, tp: K"
-  // The predicted time of one run if no exchange runs while the device multiplies.
-  double seconds = 0;
+  double seconds = 0;  // the predicted time of one run
 };
 
 // Returns the plans that PlanProgram compares for a program of one product: those with the least
