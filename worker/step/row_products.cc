@@ -1,6 +1,7 @@
 // RowProducts: runs the kernel on the rows that are there.
 #include "worker/step/row_products.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "program/fuse_exchanges.h"
@@ -84,17 +85,30 @@ absl::Status MultiplyAndScatter(const CollectiveCall& call, const Combiner& comb
                                 RowProducts& products, absl::Span<const int64_t> place_rows,
                                 absl::Span<const char> lhs, absl::Span<char> out) {
   const std::vector<int64_t> first_rows = FirstRows(place_rows);
-  return PairwiseReduceScatterAsMade(
-      call, combiner,
-      [&](int64_t place) -> absl::StatusOr<OwnedBytes> {
-        const int64_t rows = place_rows[Index(place)];
-        SHARDMESH_ASSIGN_OR_RETURN(const OwnedMutableBytes part,
-                                   Scratch(call, rows * products.out_row_bytes()));
-        SHARDMESH_RETURN_IF_ERROR(products.Multiply(
-            rows, Rows(lhs, first_rows[Index(place)], rows, products.lhs_row_bytes()), part.bytes));
-        return OwnedBytes{part.bytes, part.owner};
-      },
-      out);
+  const int64_t out_row_bytes = products.out_row_bytes();
+  const int64_t own_place = call.group->place();
+  int64_t own_row = 0;
+  OwnedMutableBytes own_part;
+  const auto make_part = [&](int64_t place) -> absl::StatusOr<OwnedBytes> {
+    const int64_t first_row = first_rows[Index(place)] + (place == own_place ? own_row : 0);
+    int64_t rows = first_rows[Index(place) + 1] - first_row;
+    OwnedMutableBytes part;
+    if (place == own_place) {
+      // The rows of the call before are combined by now, so their memory can take the next ones.
+      rows = std::min(rows, RowsAtOnce(out_row_bytes));
+      own_row += rows;
+      if (own_part.bytes.empty()) {
+        SHARDMESH_ASSIGN_OR_RETURN(own_part, Scratch(call, rows * out_row_bytes));
+      }
+      part = PartOf(own_part, 0, rows * out_row_bytes);
+    } else {
+      SHARDMESH_ASSIGN_OR_RETURN(part, Scratch(call, rows * out_row_bytes));
+    }
+    SHARDMESH_RETURN_IF_ERROR(
+        products.Multiply(rows, Rows(lhs, first_row, rows, products.lhs_row_bytes()), part.bytes));
+    return OwnedBytes{part.bytes, part.owner};
+  };
+  return PairwiseReduceScatterAsMade(call, combiner, make_part, out);
 }
 
 }  // namespace shardmesh::worker
