@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <variant>
 #include <vector>
@@ -59,6 +60,14 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
   EXPECT_EQ(hello.pid(), 12);
   EXPECT_EQ(hello.term(), 3);
   EXPECT_EQ(Encode(WorkerHello{.exchange_port = 9}).hello().exchange_port(), 9);
+  const auto overlaps = [](bool overlaps_exchanges) {
+    const internal::v1::AttachRequest request =
+        Encode(WorkerHello{.overlaps_exchanges = overlaps_exchanges});
+    const auto& features = request.hello().features();
+    return std::count(features.begin(), features.end(), "overlapped_exchanges");
+  };
+  EXPECT_EQ(overlaps(true), 1);
+  EXPECT_EQ(overlaps(false), 0);
 }
 
 TEST(AttachMessageCodecTest, AStagedTileSaysWhereItLies) {

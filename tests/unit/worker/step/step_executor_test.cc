@@ -314,6 +314,118 @@ TEST_P(StepExecutorTest, AMoveWaitsForARankThatBeginsLateAndBlamesOneThatNeverDo
   rank(1).executor->Abort(2, absl::CancelledError("rank 0 gave up"));
 }
 
+// Exchanges and products that take about as long as each other.
+PlanTarget Overlapping(PlanTarget target, bool may_overlap = true) {
+  target.links.seconds_per_byte = 1e-3;
+  target.kernels.flops_per_second = 2e4;
+  target.kernels.may_overlap = may_overlap;
+  return target;
+}
+
+TEST_P(StepExecutorTest, FusedExchangesHaveTheBitsOfThePlainPlan) {
+  StartMesh("x=2,y=2");
+  if (!rank(0).kernel.KeepsBitsOfRows(Dtype::kF32)) {
+    GTEST_SKIP() << "this CPU's kernels give other bits to other numbers of rows";
+  }
+  struct Case {
+    int64_t rows;
+    int64_t width;
+    CutPoints cuts;
+  };
+  // The second one has messages of several frames, of which rows are multiplied as they arrive.
+  const std::vector<Case> cases = {{41, 64, {0, 30, 41}}, {700, 1024, {}}, {3, 64, {0, 3, 3}}};
+  int64_t sequence = 0;
+  for (const Case& c : cases) {
+    SCOPED_TRACE(StrCat(c.rows, " rows"));
+    const int64_t id = sequence;
+    operands_.clear();
+    order_.operands.clear();
+    std::vector<CutPoints> input_cuts;
+    if (!c.cuts.empty()) input_cuts = {c.cuts, {}};
+    Put(StrCat("input-", id), Tensor::Random({c.rows, c.width}, 1), SpecOf({"x", ""}), input_cuts);
+    Put(StrCat("up-", id), Tensor::Random({64, c.width}, 2), SpecOf({"x", ""}));
+    Put(StrCat("down-", id), Tensor::Random({32, 64}, 3), SpecOf({"", "x"}));
+    Put(StrCat("bias-", id), Tensor::Random({64}, 4), SpecOf({"x"}));
+    ReshardOp by_rows = {.input = 5, .spec = SpecOf({"x", ""})};
+    if (!c.cuts.empty()) by_rows.part_starts = {{c.cuts[1]}};
+    const Program program = {
+        .operand_count = 4,
+        .ops = {LinearOp{.input = 0, .weight = 1, .bias = 3, .activation = Activation::kGelu},
+                LinearOp{.input = 4, .weight = 2}, by_rows},
+        .outputs = {6}};
+    std::vector<float> plain;
+    for (const bool may_overlap : {false, true}) {
+      SCOPED_TRACE(may_overlap ? "fused" : "plain");
+      {
+        absl::MutexLock lock(&mutex_);
+        results_.clear();
+      }
+      const auto plan = PlanProgram(program, operands_, Overlapping(target(), may_overlap));
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      ASSERT_EQ(OverlapsExchanges(*plan), may_overlap);
+      if (may_overlap) {
+        ASSERT_EQ(plan->instructions.size(), 2U);
+        EXPECT_TRUE(std::holds_alternative<GatherMatmul>(plan->instructions[0].kind));
+        EXPECT_TRUE(std::holds_alternative<MatmulScatter>(plan->instructions[1].kind));
+      }
+      OrderPlan(++sequence, *plan);
+      RunOnAll();
+      const Tensor out = Assemble();
+      for (DeviceId device = 0; device < mesh().size(); ++device) {
+        const StepResult result = Await(device);
+        EXPECT_EQ(result.sent_bytes, ForecastBytes(device)) << "rank " << device;
+        EXPECT_GE(result.collective_time, absl::ZeroDuration());
+      }
+      if (!may_overlap) {
+        plain = out.elements;
+      } else {
+        ASSERT_EQ(out.elements.size(), plain.size());
+        EXPECT_EQ(std::memcmp(out.elements.data(), plain.data(), plain.size() * sizeof(float)), 0);
+      }
+    }
+  }
+}
+
+TEST_P(StepExecutorTest, RowsInSharedMemoryAreMultipliedWhereTheyAre) {
+  StartMesh("x=2");
+  Put("input", Tensor::Random({700, 1024}, 1), SpecOf({"x", ""}));
+  Put("weight", Tensor::Random({16, 1024}, 2), SpecOf({"x", ""}));
+  const auto plan =
+      PlanProgram({.operand_count = 2, .ops = {LinearOp{.input = 0, .weight = 1}}, .outputs = {2}},
+                  operands_, Overlapping(target()));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(OverlapsExchanges(*plan));
+  OrderPlan(1, *plan);
+  RunOnAll();
+  Assemble();
+  for (DeviceId device = 0; device < 2; ++device) {
+    absl::MutexLock lock(&rank(device).mutex);
+    const StepObserver::CollectiveBytes& bytes = rank(device).last_bytes;
+    EXPECT_EQ(bytes.sent, 350 * 1024 * 4);
+    EXPECT_EQ(bytes.copied_to_send, 0);
+    EXPECT_EQ(bytes.copied_received, GetParam() == Transport::kShm ? 0 : 350 * 1024 * 4);
+  }
+}
+
+TEST_P(StepExecutorTest, AFusedExchangeBlamesARankThatNeverBegins) {
+  StartMesh("x=2");
+  Put("input", Tensor::Random({64, 32}, 1), SpecOf({"x", ""}));
+  Put("weight", Tensor::Random({64, 32}, 2), SpecOf({"x", ""}));
+  const auto plan =
+      PlanProgram({.operand_count = 2, .ops = {LinearOp{.input = 0, .weight = 1}}, .outputs = {2}},
+                  operands_, Overlapping(target()));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(OverlapsExchanges(*plan));
+  OrderPlan(1, *plan);
+  order_.timeout = absl::Milliseconds(200);
+  Run(0, order_);
+  const StepResult stuck = Await(0);
+  EXPECT_THAT(stuck.status, test::StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(stuck.blamed_identity, "worker-1");
+  EXPECT_THAT(std::string(stuck.status.message()), HasSubstr("multiplied as it arrives"));
+  rank(1).executor->Abort(1, absl::CancelledError("rank 0 gave up"));
+}
+
 TEST_P(StepExecutorTest, UnevenOperandsMultiplyAndKeepTheirCuts) {
   StartMesh("x=2,y=2");
   const Tensor input = Tensor::Random({9, 10}, 1);
