@@ -22,6 +22,17 @@
 namespace shardmesh::worker {
 namespace {
 
+// Returns the product that the instruction computes; null if it computes none.
+const LocalMatmul* ProductIn(const Instruction& instruction) {
+  if (const auto* const gather = std::get_if<GatherMatmul>(&instruction.kind)) {
+    return &gather->matmul;
+  }
+  if (const auto* const scatter = std::get_if<MatmulScatter>(&instruction.kind)) {
+    return &scatter->matmul;
+  }
+  return std::get_if<LocalMatmul>(&instruction.kind);
+}
+
 // Returns a description of a value; the description is the same on every rank of a group. If all
 // tiles have one shape, it has that shape, like `F32[2,3]`. If not, it lists the extents of all
 // parts, like `F32[3+4,3]`.
@@ -171,7 +182,7 @@ class RankPlanner {
     for (const ValueIndex output : plan_.outputs) is_used_plain[output] = true;
     for (const StateUpdate& update : plan_.updates) is_used_plain[update.operand] = true;
     for (size_t i = 0; i < instructions_.size(); ++i) {
-      const auto* matmul = std::get_if<LocalMatmul>(&plan_.instructions[i].kind);
+      const LocalMatmul* const matmul = ProductIn(plan_.instructions[i]);
       for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
         std::optional<Packing>& known = values_[input].packing;
         const Packing packing = PackingOf(instructions_[i].matmul);

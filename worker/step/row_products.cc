@@ -39,22 +39,22 @@ absl::Status RowProducts::Multiply(int64_t rows, absl::Span<const char> lhs, abs
   SHARDMESH_RETURN_IF_ERROR(turn.Take());
   const auto pause = [&turn] { return turn.PauseForOthers(); };
   if (!packed_.has_value()) {
-    packed_.emplace(nullptr);
-    if (parts_.weights != nullptr && !operands_.rhs_array_id.empty()) {
+    packed_.emplace(operands_.packed);
+    if (*packed_ == nullptr && parts_.weights != nullptr && operands_.weight.has_value()) {
       // The spec of all rows, so that the weights are packed as for the product of all rows.
-      SHARDMESH_ASSIGN_OR_RETURN(
-          *packed_, parts_.weights->Find(operands_.rhs_array_id, whole(), operands_.rhs, pause));
+      SHARDMESH_ASSIGN_OR_RETURN(*packed_, parts_.weights->Find(*operands_.weight, whole(), pause));
     }
   }
   MatmulSpec spec = whole();
   spec.m = rows;
-  const absl::Status done = parts_.kernel->Run(spec,
-                                               {.lhs = lhs,
-                                                .rhs = operands_.rhs.bytes,
-                                                .bias = operands_.bias,
-                                                .out = out,
-                                                .packed = packed_->get()},
-                                               pause);
+  const absl::Status done =
+      parts_.kernel->Run(spec,
+                         {.lhs = lhs,
+                          .rhs = operands_.rhs.bytes,
+                          .bias = operands_.bias,
+                          .out = out,
+                          .packed = *packed_ != nullptr ? &(*packed_)->weights() : nullptr},
+                         pause);
   flops_ += 2 * spec.m * spec.n * spec.k;
   elapsed_ += parts_.clock->Now() - started - turn.waited();
   return done;

@@ -40,7 +40,9 @@ class RowProducts {
     MatmulSpec whole;
     OwnedBytes rhs = {};
     absl::Span<const char> bias = {};
-    std::string rhs_array_id = {};  // empty if the right operand is not the tile of an array
+    PackedTilePtr packed = nullptr;  // takes the place of `rhs` if it is not null
+    // Set if the right operand is the tile of an array, whose weights may be packed.
+    std::optional<WeightCache::Weight> weight = std::nullopt;
   };
 
   RowProducts(Parts parts, Operands operands)
@@ -64,7 +66,7 @@ class RowProducts {
   const Parts parts_;
   const Operands operands_;
   // Set by the first call of Multiply; null if there are no packed weights.
-  std::optional<std::shared_ptr<const PackedWeights>> packed_;
+  std::optional<PackedTilePtr> packed_;
   int64_t flops_ = 0;
   absl::Duration elapsed_ = absl::ZeroDuration();
 };

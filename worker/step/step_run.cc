@@ -622,6 +622,14 @@ class RankStep {
 
   // --- Instructions. Allocate has provided the memory of the output before Execute runs.
 
+  // Requires an operand that is an array. The result refers to `operand`.
+  static WeightCache::Weight WeightOf(const LocalValue& operand) {
+    return {.array_id = operand.array_id,
+            .tile = operand.tile(),
+            .bytes = operand.content,
+            .is_only_packed = operand.constants->packing.has_value()};
+  }
+
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalMatmul& matmul) {
     // A batch of small products pauses for other kernels after this time.
     constexpr absl::Duration kLongestWithoutPause = absl::Milliseconds(20);
@@ -644,12 +652,7 @@ class RankStep {
     };
     PackedTilePtr packed = rhs.packed;
     if (packed == nullptr && !rhs.array_id.empty() && loops.is_one_rhs) {
-      SHARDMESH_ASSIGN_OR_RETURN(
-          packed, context_.weights->Find({.array_id = rhs.array_id,
-                                          .tile = rhs.tile(),
-                                          .bytes = rhs.content,
-                                          .is_only_packed = rhs.constants->packing.has_value()},
-                                         spec, pause));
+      SHARDMESH_ASSIGN_OR_RETURN(packed, context_.weights->Find(WeightOf(rhs), spec, pause));
     }
     if (packed != nullptr) operands.packed = &packed->weights();
     // Returns matrix `number` of a tile.
@@ -784,6 +787,8 @@ class RankStep {
   absl::Status ExchangedBeside(size_t op, const LocalMatmul& matmul,
                                const GroupCollective& collective, Run run) {
     const LocalValue& rhs = values_[matmul.rhs];
+    std::optional<WeightCache::Weight> weight;
+    if (!rhs.array_id.empty()) weight.emplace(WeightOf(rhs));
     RowProducts products({.kernel = options_.kernel,
                           .turns = context_.turns,
                           .weights = context_.weights,
@@ -793,7 +798,8 @@ class RankStep {
                           .rhs = rhs.content,
                           .bias = matmul.bias.has_value() ? values_[*matmul.bias].content.bytes
                                                           : absl::Span<const char>(),
-                          .rhs_array_id = rhs.array_id});
+                          .packed = rhs.packed,
+                          .weight = weight});
     const absl::Status done = Exchanged(
         op, [&](const CollectiveCall& call) { return run(call, products); },
         [&](const StepObserver::CollectiveBytes& bytes, absl::Duration elapsed) {

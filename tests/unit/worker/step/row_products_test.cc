@@ -118,13 +118,21 @@ class RowProductsTest : public testing::Test {
     if (!abort_check) abort_check = [] { return absl::OkStatus(); };
     return RowProducts({.kernel = &kernel_,
                         .turns = &turns_,
-                        .weights = &weights_,
+                        .weights = nullptr,
                         .clock = &clock_,
                         .abort_check = std::move(abort_check)},
                        {.whole = the_case.whole,
                         .rhs = Owned(rhs),
                         .bias = *bias,
-                        .rhs_array_id = the_case.is_packed ? StrCat("w", ++weights_made_) : ""});
+                        .packed = the_case.is_packed ? PackedOf(the_case, rhs) : nullptr,
+                        .weight = std::nullopt});
+  }
+
+  PackedTilePtr PackedOf(const Case& the_case, const Bytes& rhs) {
+    auto packed = *kernel_.Pack(the_case.whole, *rhs);
+    const int64_t size_bytes = packed->size_bytes();
+    return std::make_shared<const PackedTile>(std::move(packed),
+                                              *budget_.Reserve(size_bytes, "packed weights"));
   }
 
   // The product of all rows at once.
@@ -150,8 +158,6 @@ class RowProductsTest : public testing::Test {
   MatmulKernel kernel_{{.threads = 2}};
   KernelTurns turns_;
   MemoryBudget budget_{kBudgetBytes};
-  WeightCache weights_{&kernel_, &budget_};
-  std::atomic<int> weights_made_ = 0;
   std::mt19937 random_{11};
 };
 
