@@ -155,6 +155,25 @@ TEST_F(StepStreamTest, NoMoreStepsAreReadThanMayBeUnanswered) {
   EXPECT_THAT(answers, SizeIs(requests.size()));
 }
 
+TEST_F(StepStreamTest, ACallerHasSoManyStreamsOpen) {
+  struct Other {
+    grpc::ClientContext context;
+    std::unique_ptr<Stream> stream;
+  };
+  std::vector<Other> others(static_cast<size_t>(StepStreams::kMaxPerCaller));
+  v1::ExecuteStreamResponse answer;
+  ASSERT_TRUE(stream_->Write(First()));
+  ASSERT_TRUE(stream_->Read(&answer));
+  for (size_t i = 0; i < others.size(); ++i) {
+    others[i].stream = stub_->ExecuteStream(&others[i].context);
+    others[i].stream->Write(First());
+    EXPECT_EQ(others[i].stream->Read(&answer), i + 1 < others.size());
+  }
+  EXPECT_THAT(rpc::FromGrpc(others.back().stream->Finish()),
+              StatusIs(absl::StatusCode::kResourceExhausted, Reason::kOverloaded));
+  for (size_t i = 0; i + 1 < others.size(); ++i) others[i].context.TryCancel();
+}
+
 TEST_F(StepStreamTest, ACancelledStreamCancelsItsSteps) {
   AnswerSteps(false);
   ASSERT_TRUE(stream_->Write(First()));
