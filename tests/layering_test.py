@@ -51,7 +51,7 @@ ALLOWED = {
     "server/codec": VALUES | {"rpc", "rpc/*", "server/diagnosis", "server/state", "server/steps", "server/reshard", "server/attach", "server/resolve",
                               "server/save"},
     "server/calls": VALUES | {"rpc", "rpc/codec", "server/diagnosis", "server/state", "server/steps", "server/resolve", "server/attach", "server/codec"},
-    "server/watch": BASE | {"rpc", "rpc/codec", "rpc/stream", "server/state", "server/codec", "server/calls"},
+    "server/watch": BASE | {"rpc", "rpc/codec", "rpc/stream", "server/state", "server/resolve", "server/steps", "server/codec", "server/calls"},
     "server/service": VALUES | {"rpc", "rpc/*", "server/content", "server/diagnosis", "server/store", "server/state", "server/steps", "server/reshard", "server/resolve",
                                  "server/attach", "server/quarantine", "server/save", "server/codec", "server/calls", "server/watch"},
     "server": VALUES | {"rpc", "rpc/*", "server/*"},

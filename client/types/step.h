@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/array.h"
 #include "program/program.h"
@@ -83,6 +85,12 @@ struct ExecuteCall {
   // The mesh's name; required if no operand is an array of the cluster.
   std::string mesh_id = {};
   OutputOptions output = {};
+};
+
+// The end of one step of a StepStream.
+struct StreamedStep {
+  int64_t number = 0;  // of the Send of the stream that asked for it: 1 for the first
+  absl::StatusOr<StepResult> result = absl::UnknownError("");
 };
 
 // Computes activation(scale * input * weight + bias).

@@ -18,9 +18,9 @@
 #include "server/codec/compute_codec.h"
 #include "server/service/background_reactor.h"
 #include "server/service/step_parts.h"
-#include "server/service/step_stream.h"
 #include "server/service/unary_answer.h"
 #include "server/steps/step_runner.h"
+#include "server/watch/step_stream.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"
 

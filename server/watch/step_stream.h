@@ -1,6 +1,6 @@
 // Serves the ExecuteStream streams of ComputeService, over which clients run steps back to back.
-#ifndef SHARDMESH_SERVER_SERVICE_STEP_STREAM_H_
-#define SHARDMESH_SERVER_SERVICE_STEP_STREAM_H_
+#ifndef SHARDMESH_SERVER_WATCH_STEP_STREAM_H_
+#define SHARDMESH_SERVER_WATCH_STEP_STREAM_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -45,4 +45,4 @@ class StepStreams {
 
 }  // namespace shardmesh::server
 
-#endif  // SHARDMESH_SERVER_SERVICE_STEP_STREAM_H_
+#endif  // SHARDMESH_SERVER_WATCH_STEP_STREAM_H_

@@ -1,5 +1,5 @@
 // Runs the steps of ExecuteStream streams.
-#include "server/service/step_stream.h"
+#include "server/watch/step_stream.h"
 
 #include <deque>
 #include <map>
@@ -16,7 +16,6 @@
 #include "rpc/codec/status.h"
 #include "rpc/stream/finish_once.h"
 #include "server/codec/compute_codec.h"
-#include "server/service/background_reactor.h"
 #include "server/steps/planner.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
