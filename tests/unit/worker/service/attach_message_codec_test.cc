@@ -9,12 +9,15 @@
 #include <variant>
 #include <vector>
 
+#include "process/crc32c.h"
 #include "rpc/codec/array_codec.h"
 #include "rpc/codec/time_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "rpc/contract.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker/service/attach_fakes.h"
+#include "worker/store/shard_store.h"
+#include "worker/store/state_tile.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -68,6 +71,26 @@ TEST(AttachMessageCodecTest, AHelloHasTheProtocolsOfTheBuild) {
   };
   EXPECT_EQ(overlaps(true), 1);
   EXPECT_EQ(overlaps(false), 0);
+}
+
+TEST(AttachMessageCodecTest, ATileOfStateHasItsStepInPlaceOfAChecksum) {
+  MemoryBudget budget(1 << 16);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto store,
+                                 ShardStore::Open({BufferPool::Create(&budget, 0), ""}));
+  const TileDescription tile = {"kv", Dtype::kU8, {4}, {{{0, 4}}}, "descriptor", "transfer"};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage(tile, /*durable=*/false));
+  ASSERT_THAT(staged->Append(0, "abcd", Crc32c("abcd")), IsOk());
+  ASSERT_THAT(staged->Finish(std::nullopt), IsOk());
+  ASSERT_THAT(store->Commit({"kv"}), IsOk());
+  internal::v1::HeldTile held = Encode(store->ListInventory("", 10).tiles.front());
+  EXPECT_EQ(held.crc32c(), Crc32c("abcd"));
+  EXPECT_EQ(held.state_step(), 0);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const StateTilePtr update, store->BeginUpdate("kv", tile.tile, 7));
+  ASSERT_THAT(update->Commit(), IsOk());
+  held = Encode(store->ListInventory("", 10).tiles.front());
+  EXPECT_EQ(held.crc32c(), 0u);
+  EXPECT_EQ(held.state_step(), 7);
+  EXPECT_TRUE(held.committed());
 }
 
 TEST(AttachMessageCodecTest, AStagedTileSaysWhereItLies) {
