@@ -311,8 +311,11 @@ absl::StatusOr<LinearResult> RunLayer(const ComputeSubject& subject, const Linea
   if (options.layer.use_bias) {
     operands[2].elements = Filled(lowered.operands[2].shape, kBiasFill);
   }
+  // The operands have the type of the computation already.
+  LayerCall call = {.options = options};
+  call.options.dtype = lowered.operands[0].dtype;
   SHARDMESH_ASSIGN_OR_RETURN(const ComputeSubject::Result result,
-                             subject.Run(lowered.program, operands, lowered.mesh));
+                             subject.RunLinear(call, operands, lowered.mesh));
   return LinearResult{.shape = result.shape,
                       .dtype = lowered.dtype,
                       .elements = Rounded(result.elements, lowered.dtype)};
@@ -341,6 +344,15 @@ absl::StatusOr<Json> AnswerLinearForward(const ComputeSubject& subject, const Js
 }
 
 }  // namespace
+
+absl::StatusOr<ComputeSubject::Result> ComputeSubject::RunLinear(const LayerCall& layer,
+                                                                 absl::Span<const Tensor> operands,
+                                                                 const Mesh& mesh) const {
+  std::vector<ValueDescriptor> values;
+  for (const Tensor& operand : operands) values.push_back(operand.value);
+  SHARDMESH_ASSIGN_OR_RETURN(const Program program, ProgramOfLayer(layer, values, mesh));
+  return Run(program, operands, mesh);
+}
 
 void AddComputeQuestions(std::shared_ptr<const ComputeSubject> subject, Questions* questions) {
   (*questions)["matmul"] = [subject](const Json& input) { return AnswerMatmul(*subject, input); };

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
+#include "program/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "sharding/mesh.h"
@@ -35,12 +36,18 @@ class ComputeSubject {
   // Those of the result may be more exact than its type.
   virtual absl::StatusOr<Result> Run(const Program& program, absl::Span<const Tensor> operands,
                                      const Mesh& mesh) const = 0;
+  // Runs a layer of one output; `operands` as ProgramOfLayer takes them. Unless overridden, runs
+  // the program of ProgramOfLayer.
+  virtual absl::StatusOr<Result> RunLinear(const LayerCall& layer,
+                                           absl::Span<const Tensor> operands,
+                                           const Mesh& mesh) const;
 };
 
 // Plans each program, and simulates the devices of the mesh in this process.
 std::shared_ptr<const ComputeSubject> LibraryCompute();
-// Runs each program on workers of the client's cluster. A mesh of n devices has the first n of
-// `workers`, which are identities. `client` outlives the subject, which is not thread-safe.
+// Runs each program, and each layer by the request for it, on workers of the client's cluster. A
+// mesh of n devices has the first n of `workers`, which are identities. `client` outlives the
+// subject, which is not thread-safe.
 std::shared_ptr<const ComputeSubject> WireCompute(client::MeshClient& client,
                                                   std::vector<std::string> workers);
 

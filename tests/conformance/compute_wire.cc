@@ -65,6 +65,28 @@ class ComputeWire final : public ComputeSubject {
       call.operands.emplace_back(client::ArraySelector::ById(made.back()));
     }
     SHARDMESH_ASSIGN_OR_RETURN(const client::StepResult step, client_.compute().Execute(call));
+    return Fetch(step, std::move(made));
+  }
+
+  absl::StatusOr<Result> RunLinear(const LayerCall& layer, absl::Span<const Tensor> operands,
+                                   const Mesh& mesh) const override {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::string mesh_name, NameOf(mesh));
+    std::vector<std::string> made;
+    std::vector<client::Operand> arrays;
+    for (const Tensor& operand : operands) {
+      SHARDMESH_ASSIGN_OR_RETURN(made.emplace_back(), Put(operand, mesh_name));
+      arrays.emplace_back(client::ArraySelector::ById(made.back()));
+    }
+    client::LinearLayerCall call{.input = arrays.at(0), .weights = {arrays.at(1)}, .layer = layer};
+    if (arrays.size() > 2) call.biases = {arrays[2]};
+    SHARDMESH_ASSIGN_OR_RETURN(const client::StepResult step, client_.compute().LinearLayer(call));
+    return Fetch(step, std::move(made));
+  }
+
+ private:
+  // Returns the result of a step of one output. Releases it, and the arrays `made`.
+  absl::StatusOr<Result> Fetch(const client::StepResult& step,
+                               std::vector<std::string> made) const {
     const ArrayDescriptor& array = step.outputs.at(0).array.descriptor;
     made.push_back(array.array_id);
     SHARDMESH_ASSIGN_OR_RETURN(Tiling tiling, array.Tiling());
@@ -78,7 +100,6 @@ class ComputeWire final : public ComputeSubject {
     return result;
   }
 
- private:
   // Returns the name of a mesh of the cluster with these axes. Makes the mesh if it is new.
   absl::StatusOr<std::string> NameOf(const Mesh& mesh) const {
     std::string& name = names_[mesh.ToString()];

@@ -326,6 +326,115 @@ TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
   }
 }
 
+TEST_F(ClusterCommandTest, ComputesLinearLayers) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,16", "--out", Path("x.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "8,16", "--out", Path("w.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "2,16", "--out", Path("k.npy")}).exit_code, 0);
+  const auto linear = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"linear", "--input", Path("x.npy")});
+    return cluster_->Run(arguments);
+  };
+  // The same product with the scale as a number, and by the rule: 1 / sqrt(16).
+  ASSERT_EQ(
+      linear({"--weight", Path("w.npy"), "--scale", "0.25", "--out", Path("y.npy")}).exit_code, 0);
+  const std::vector<float> expected = FloatsOf(Path("y.npy"));
+  const auto near = [&] { return Pointwise(FloatNear(1e-4F), expected); };
+  ASSERT_EQ(
+      linear({"--weight", Path("w.npy"), "--scale", "fan_in", "--out", Path("f.npy")}).exit_code,
+      0);
+  EXPECT_THAT(FloatsOf(Path("f.npy")), near());
+  const CommandResult scattered =
+      linear({"--weight", Path("w.npy"), "--scale=fan_in", "--axis", "tp", "--method",
+              "reduce-scatter", "--out", Path("s.npy")});
+  ASSERT_EQ(scattered.exit_code, 0) << scattered.err;
+  EXPECT_THAT(scattered.out, HasSubstr("spec -,tp"));
+  EXPECT_THAT(FloatsOf(Path("s.npy")), near());
+  const CommandResult whole =
+      linear({"--weight", Path("w.npy"), "--scale=fan_in", "--axis", "tp", "--method",
+              "reduce-scatter", "--reduce-output", "--out", Path("r.npy")});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_THAT(whole.out, Not(HasSubstr("tp")));
+  EXPECT_THAT(FloatsOf(Path("r.npy")), near());
+  EXPECT_THAT(cluster_
+                  ->Run({"linear", "--input", Path("x.npy"), "--weight", Path("w.npy"), "--axis",
+                         "tp", "--direction", "column", "--reduce-scatter-output"})
+                  .out,
+              HasSubstr("spec -,tp"));
+
+  // Two weights, and the parts of a merged one.
+  const CommandResult two = linear({"--weight", Path("w.npy"), "--weight", Path("k.npy"), "--as",
+                                    "q", "--as", "k", "--scale=fan_in"});
+  ASSERT_EQ(two.exit_code, 0) << two.err;
+  ASSERT_EQ(cluster_->Run({"get", "q", "--out", Path("q.npy")}).exit_code, 0);
+  EXPECT_THAT(FloatsOf(Path("q.npy")), near());
+  const CommandResult parts =
+      linear({"--weight", Path("w.npy"), "--scale=fan_in", "--out-features", "6,2", "--out",
+              Path("a.npy"), "--out", Path("b.npy"), "--output", "json"});
+  ASSERT_EQ(parts.exit_code, 0) << parts.err;
+  EXPECT_EQ(json::parse(parts.out)["parts"][0]["shape"], json({4, 6}));
+  const std::vector<float> first = FloatsOf(Path("a.npy"));
+  ASSERT_EQ(first.size(), 24u);
+  EXPECT_NEAR(first[6], expected[8], 1e-4);  // the first element of row 1
+  const CommandResult interleaved =
+      linear({"--weight", Path("w.npy"), "--scale=fan_in", "--out-features", "6,2", "--shards", "2",
+              "--out", Path("c.npy"), "--out", Path("d.npy")});
+  ASSERT_EQ(interleaved.exit_code, 0) << interleaved.err;
+  EXPECT_NEAR(FloatsOf(Path("c.npy"))[3], expected[4], 1e-4);  // the second shard begins at 4
+  EXPECT_NEAR(FloatsOf(Path("d.npy"))[0], expected[3], 1e-4);
+
+  const CommandResult rounded =
+      cluster_->Run({"linear", "--input", Path("x.npy"), "--weight", Path("w.npy"), "--dtype",
+                     "BF16", "--param-dtype", "BF16", "--output", "json"});
+  ASSERT_EQ(rounded.exit_code, 0) << rounded.err;
+  EXPECT_EQ(json::parse(rounded.out)["dtype"], "BF16");
+  const CommandResult plan =
+      linear({"--weight", Path("w.npy"), "--axis", "tp", "--method", "all-gather", "--plan-only"});
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_THAT(plan.out, HasSubstr("(linear)"));
+}
+
+TEST_F(ClusterCommandTest, RefusesLinearLayersThatDoNotFit) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,16", "--out", Path("x.npy")}).exit_code, 0);
+  const std::string x = "--input=" + Path("x.npy");
+  const std::string w = "--weight=" + Path("x.npy");
+  ExpectRefused(
+      {{"parts that do not sum",
+        {"linear", x, w, "--out-features", "2,1"},
+        "out_features 2,1 sum to 3; the weight has 4 output features"},
+       {"shards that do not divide",
+        {"linear", x, w, "--out-features", "3,1", "--shards", "2"},
+        "2 shards do not divide"},
+       {"an axis that the mesh lacks",
+        {"linear", x, w, "--axis", "tpp", "--method", "all-gather"},
+        "tpp"},
+       {"both outputs",
+        {"linear", x, w, "--axis=tp", "--reduce-output", "--reduce-scatter-output"},
+        "set only one of them"},
+       {"a type that layers lack", {"linear", x, w, "--dtype", "I32"}, "(UNSUPPORTED_DTYPE)"}});
+  const std::pair<std::vector<std::string>, std::string> wrong[] = {
+      {{"--method", "all-gather"}, "--axis"},
+      {{"--axis", "tp", "--method", "all-gathr"}, "did you mean \"all-gather\"?"},
+      {{"--axis", "tp", "--direction", "rows"}, "did you mean \"row\"?"},
+      {{"--scale", "fan_inn"}, "did you mean \"fan_in\"?"},
+      {{"--out-features", "2,x"}, "--out-features"},
+      {{"--out-features", "0"}, "--out-features"},
+      {{"--shards", "0"}, "--shards"},
+      {{"--dtype", "F31"}, "--dtype"},
+      {{"--as", "a", "--as", "b"}, "--as is given 2 times; the layer has 1 result"},
+      {{"--weight", "w", "--bias", "b"}, "--bias is given 1 time; the layer has 2 weights"},
+      {{"--out", "y.txt"}, "linear writes .npy files; name it y.npy"},
+      {{"--axis", "tp", "--plan-only", "--candidates", "2"}, "--candidates shows plans of one"},
+      {{"--reduce-scater-output", "--axis", "tp"}, "--reduce-scatter-output"},
+  };
+  for (const auto& [more, error] : wrong) {
+    std::vector<std::string> arguments = {"linear", x, w};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandResult result = cluster_->Run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(error));
+  }
+}
+
 TEST_F(ClusterCommandTest, TimesCollectivesAndChecksTheirResults) {
   const CommandResult result =
       cluster_->Run({"bench", "collectives", "--sizes", "100000", "--calls", "5", "--algorithms",

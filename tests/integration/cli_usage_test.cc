@@ -89,7 +89,7 @@ TEST_F(CommandLineTest, RefusesWrongUse) {
       {{"reshard", "w", "-,tp"}, "; write --to -,tp (see"},
       {{"get", "w", "z.npy"}, "--out is required; \"z.npy\" looks like a file: write --out z.npy"},
       {{"linear", "--input", "a", "--weight", "b", "--scale", "two"},
-       "--scale: \"two\" is not a number, such as 0.125 (see"},
+       "--scale: \"two\" is not a number, such as 0.125, and neither fan_in nor fan_out"},
       {{"mesh", "resize", "fsdp=2,tp=1", "default"},
        "the name of the mesh comes first: write `shardmesh mesh resize default fsdp=2,tp=1`"},
       {{"status", "--deadline", "soon"}, "\"soon\" is no time above zero"},

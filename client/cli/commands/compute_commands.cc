@@ -1,4 +1,6 @@
 // Commands linear, matmul, collective: computations on the workers' arrays.
+#include <algorithm>
+#include <cmath>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -6,8 +8,10 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/step_report.h"
@@ -17,7 +21,10 @@
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "process/file.h"
+#include "program/layer_program.h"
 #include "program/program.h"
+#include "sharding/layout/parallel_linear.h"
+#include "status/nearest_name.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -163,29 +170,208 @@ absl::Status ShowPlan(const Invocation& invocation, MeshClient* client, ProgramO
 
 struct LinearFlags {
   std::string input;
-  std::string weight;
-  std::string bias;
+  std::vector<std::string> weights;
+  std::vector<std::string> biases;
   WeightLayout layout = WeightLayout::kOutIn;
   Activation activation = Activation::kNone;
-  float scale = 1;
-  ResultFlags result;
+  std::variant<double, std::string> scale = 1.0;
+  ResultFlags result;  // path and name: of a layer with one result
+  std::vector<std::string> paths;
+  std::vector<std::string> names;
+  // Settings of a layer. If any is given, or several weights, the call is LinearLayer.
+  std::vector<int64_t> out_features;
+  int64_t shards = 1;
+  std::string axis;
+  std::optional<std::string> method;
+  ParallelDirection direction = ParallelDirection::kNone;
+  bool reduce_output = false;
+  bool reduce_scatter_output = false;
+  std::optional<Dtype> dtype;
+  std::optional<Dtype> param_dtype;
+
+  bool IsLayer() const {
+    return weights.size() > 1 || !out_features.empty() || shards != 1 || !axis.empty() ||
+           dtype.has_value() || param_dtype.has_value() ||
+           std::holds_alternative<std::string>(scale);
+  }
+  size_t results() const { return std::max(weights.size(), out_features.size()); }
 };
 
-absl::Status RunLinear(const Invocation& invocation, const LinearFlags& flags) {
-  const auto interruption = GuardOutputFile(flags.result.path, invocation.output);
+absl::StatusOr<std::variant<double, std::string>> ParseLinearScale(std::string_view text) {
+  using Scale = std::variant<double, std::string>;
+  if (text == "fan_in" || text == "fan_out") return Scale(std::string(text));
+  double factor = 0;
+  if (absl::SimpleAtod(ToAbsl(text), &factor) && std::isfinite(factor)) return Scale(factor);
+  return WrongUse(StrCat("\"", text, "\" is not a number, such as 0.125, and neither fan_in nor ",
+                         "fan_out", DidYouMean(text, {"fan_in", "fan_out"})));
+}
+
+absl::StatusOr<std::string> ParseMethod(std::string_view text) {
+  if (text == "all-gather") return std::string("ALL_GATHER");
+  if (text == "reduce-scatter") return std::string("REDUCE_SCATTER");
+  return WrongUse(StrCat("\"", text, "\" is none of all-gather, reduce-scatter",
+                         DidYouMean(text, {"all-gather", "reduce-scatter"})));
+}
+
+absl::StatusOr<ParallelDirection> ParseLinearDirection(std::string_view text) {
+  if (text == "row") return ParallelDirection::kRow;
+  if (text == "column") return ParallelDirection::kColumn;
+  return WrongUse(
+      StrCat("\"", text, "\" is none of row, column", DidYouMean(text, {"row", "column"})));
+}
+
+// Checks that the numbers of biases, names and files fit those of weights and results.
+absl::Status CheckLinearFlags(const LinearFlags& flags) {
+  const auto check = [](std::string_view flag, size_t have, std::string_view of,
+                        size_t need) -> absl::Status {
+    if (have == 0 || have == need) return absl::OkStatus();
+    return WrongUse(StrCat(flag, " is given ", FormatCount(static_cast<int64_t>(have), "time"),
+                           "; the layer has ", FormatCount(static_cast<int64_t>(need), of),
+                           ": give it once for each"));
+  };
+  SHARDMESH_RETURN_IF_ERROR(check("--bias", flags.biases.size(), "weight", flags.weights.size()));
+  SHARDMESH_RETURN_IF_ERROR(check("--as", flags.names.size(), "result", flags.results()));
+  SHARDMESH_RETURN_IF_ERROR(check("--out", flags.paths.size(), "result", flags.results()));
+  if (flags.IsLayer() && flags.result.candidates.has_value()) {
+    return WrongUse(
+        "--candidates shows plans of one product, and not of a layer with settings of "
+        "its own; leave it out, or the flags of the layer");
+  }
+  return absl::OkStatus();
+}
+
+LayerCall LayerOf(const LinearFlags& flags) {
+  LayerCall layer;
+  layer.out_features = flags.out_features;
+  layer.shards = flags.shards;
+  layer.param_dtype = flags.param_dtype;
+  LinearLayerOptions& options = layer.options;
+  options.layer.scale = flags.scale;
+  options.layer.direction = flags.direction;
+  options.dtype = flags.dtype;
+  options.weight_layout = flags.layout;
+  options.activation = flags.activation;
+  if (!flags.axis.empty()) {
+    options.parallel = TensorParallelConfig{.mesh = std::nullopt,
+                                            .axis_name = flags.axis,
+                                            .matmul_method = flags.method,
+                                            .reduce_output = flags.reduce_output,
+                                            .reduce_scatter_output = flags.reduce_scatter_output};
+  }
+  return layer;
+}
+
+// Saves and shows the results of a layer of several parts.
+absl::Status FinishParts(const Invocation& invocation, MeshClient* client, const StepResult& result,
+                         const LinearFlags& flags) {
+  const auto text_of = [](const std::vector<std::string>& texts, size_t part) {
+    return part < texts.size() ? texts[part] : std::string();
+  };
+  Json parts = Json::array();
+  Table table({{"part"}, {"type"}, {"shape"}, {"spec"}, {"name"}, {"file"}});
+  for (size_t part = 0; part < result.outputs.size(); ++part) {
+    const ArrayDescriptor& array = result.outputs[part].array.descriptor;
+    const std::string name = text_of(flags.names, part);
+    const std::string path = text_of(flags.paths, part);
+    if (!path.empty()) {
+      ProgressBar bar("gathering", invocation.quiet);
+      SHARDMESH_RETURN_IF_ERROR(
+          client->arrays()
+              .GatherToNpy(ArraySelector::ById(array.array_id), path, ShowOn(&bar))
+              .status());
+    }
+    Json json = {{"array_id", array.array_id},
+                 {"dtype", std::string(DtypeName(array.dtype))},
+                 {"shape", ShapeJson(array.shape)},
+                 {"spec", SpecJson(array.spec)}};
+    if (!name.empty()) json["name"] = name;
+    if (!path.empty()) json["path"] = path;
+    parts.push_back(std::move(json));
+    table.AddRow({StrCat(part), std::string(DtypeName(array.dtype)), FormatShape(array.shape),
+                  FormatSpec(array.spec), name.empty() ? "-" : name, path.empty() ? "-" : path});
+  }
+  if (invocation.json) {
+    Json json = {{"parts", std::move(parts)}, {"sequence", result.sequence}};
+    json.update(TimingsJson(result.timings));
+    invocation.Print(json);
+    return absl::OkStatus();
+  }
+  table.Print();
+  PrintTimings(result);
+  return absl::OkStatus();
+}
+
+absl::Status RunLayer(const Invocation& invocation, MeshClient* client, const LinearFlags& flags,
+                      Operand input, std::vector<Operand> weights, std::vector<Operand> biases) {
+  const LinearLayerCall call{
+      .input = std::move(input),
+      .weights = std::move(weights),
+      .biases = std::move(biases),
+      .layer = LayerOf(flags),
+      .output = {.names = flags.names,
+                 .specs = std::vector<std::optional<PartitionSpec>>(
+                     flags.result.spec.has_value() ? flags.results() : 0, flags.result.spec)}};
+  if (flags.result.plan_only) {
+    SHARDMESH_ASSIGN_OR_RETURN(const CompiledProgram plan, client->compute().CompileLayer(call));
+    if (invocation.json) {
+      invocation.Print(PlanJson(plan));
+    } else {
+      PrintPlan(plan);
+    }
+    return absl::OkStatus();
+  }
+  if (flags.results() == 1) {
+    return RunAndFinish(invocation, client, flags.result,
+                        [&] { return client->compute().LinearLayer(call); });
+  }
+  for (const std::string& path : flags.paths) {
+    // Before the step, which may take long, check that the file can be written.
+    SHARDMESH_RETURN_IF_ERROR(AtomicFileWriter::Create(path).status());
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(const StepResult result, client->compute().LinearLayer(call));
+  return FinishParts(invocation, client, result, flags);
+}
+
+// Returns an Interruption that removes the temporary files of all paths; null if there are none.
+std::unique_ptr<Interruption> GuardFiles(const std::vector<std::string>& paths, OutputForm output) {
+  if (paths.empty()) return nullptr;
+  return std::make_unique<Interruption>("no unfinished file is left", output, [paths] {
+    for (const std::string& path : paths) RemoveTemporaryFilesOf(path);
+  });
+}
+
+absl::Status RunLinear(const Invocation& invocation, LinearFlags flags) {
+  SHARDMESH_RETURN_IF_ERROR(CheckLinearFlags(flags));
+  if (flags.results() == 1) {
+    if (!flags.paths.empty()) flags.result.path = flags.paths.front();
+    if (!flags.names.empty()) flags.result.name = flags.names.front();
+  }
+  const auto interruption = GuardFiles(flags.paths, invocation.output);
   SHARDMESH_ASSIGN_OR_RETURN(const auto client, invocation.Connect());
+  const auto operands_of =
+      [&](const std::vector<std::string>& texts) -> absl::StatusOr<std::vector<Operand>> {
+    std::vector<Operand> operands;
+    for (const std::string& text : texts) {
+      SHARDMESH_ASSIGN_OR_RETURN(Operand operand, OperandOf(invocation, client.get(), text));
+      operands.push_back(std::move(operand));
+    }
+    return operands;
+  };
   SHARDMESH_ASSIGN_OR_RETURN(Operand input, OperandOf(invocation, client.get(), flags.input));
-  SHARDMESH_ASSIGN_OR_RETURN(Operand weight, OperandOf(invocation, client.get(), flags.weight));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<Operand> weights, operands_of(flags.weights));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<Operand> biases, operands_of(flags.biases));
+  if (flags.IsLayer()) {
+    return RunLayer(invocation, client.get(), flags, std::move(input), std::move(weights),
+                    std::move(biases));
+  }
   LinearCall call{.input = std::move(input),
-                  .weight = std::move(weight),
+                  .weight = std::move(weights.front()),
                   .bias = std::nullopt,
                   .weight_layout = flags.layout,
                   .activation = flags.activation,
-                  .scale = flags.scale,
+                  .scale = static_cast<float>(std::get<double>(flags.scale)),
                   .output = OutputOf(flags.result)};
-  if (!flags.bias.empty()) {
-    SHARDMESH_ASSIGN_OR_RETURN(call.bias, OperandOf(invocation, client.get(), flags.bias));
-  }
+  if (!biases.empty()) call.bias = std::move(biases.front());
   if (flags.result.plan_only) {
     LinearOp op{.input = 0,
                 .weight = 1,
@@ -300,15 +486,9 @@ absl::Status RunCollective(const Invocation& invocation, const CollectiveFlags& 
                       [&] { return client->compute().Collective(call); });
 }
 
-void AddResultOptions(CLI::App* command, ResultFlags* flags, bool is_product) {
-  const std::string name = command->get_name();
-  CLI::Option* const out = AddParsedOption(
-      command, "--out", &flags->path,
-      [name](std::string_view text) { return ParseNpyPath(text, name); },
-      "write the result to this .npy file");
-  CLI::Option* const as =
-      command->add_option("--as", flags->name, "keep the result in the cluster under this name")
-          ->check(RefuseNameWithAt);
+// Adds the options of results beside --out and --as.
+void AddPlanOptions(CLI::App* command, ResultFlags* flags, bool is_product, CLI::Option* out,
+                    CLI::Option* as) {
   AddParsedOption(command, "--result-spec", &flags->spec, ParseSpec,
                   "spec of the result, such as dp,-; it must fit (default: the cheapest one)");
   CLI::Option* const plan_only =
@@ -328,6 +508,24 @@ void AddResultOptions(CLI::App* command, ResultFlags* flags, bool is_product) {
       ->needs(plan_only);
 }
 
+void AddResultOptions(CLI::App* command, ResultFlags* flags, bool is_product) {
+  const std::string name = command->get_name();
+  CLI::Option* const out = AddParsedOption(
+      command, "--out", &flags->path,
+      [name](std::string_view text) { return ParseNpyPath(text, name); },
+      "write the result to this .npy file");
+  CLI::Option* const as =
+      command->add_option("--as", flags->name, "keep the result in the cluster under this name")
+          ->check(RefuseNameWithAt);
+  AddPlanOptions(command, flags, is_product, out, as);
+}
+
+// Returns why the text is no path of a .npy file; empty if it is one.
+std::string RefuseOtherFile(const std::string& text) {
+  const auto path = ParseNpyPath(text, "linear");
+  return path.ok() ? "" : std::string(path.status().message());
+}
+
 constexpr char kOperandHelp[] = "name of an array, NAME@VERSION, @ID, or a .npy file";
 
 }  // namespace
@@ -338,16 +536,70 @@ void AddComputeCommands(CommandLine* line) {
       line->AddCommand("linear", "Compute activation(scale * input * weight + bias) on the workers",
                        [linear_flags](const Invocation& i) { return RunLinear(i, *linear_flags); });
   linear->add_option("--input", linear_flags->input, kOperandHelp)->required();
-  linear->add_option("--weight", linear_flags->weight, kOperandHelp)->required();
-  linear->add_option("--bias", linear_flags->bias, kOperandHelp);
+  linear
+      ->add_option("--weight", linear_flags->weights,
+                   StrCat(kOperandHelp, "; several give one result each"))
+      ->required()
+      ->allow_extra_args(false);
+  linear->add_option("--bias", linear_flags->biases, StrCat(kOperandHelp, "; one for each weight"))
+      ->allow_extra_args(false);
   AddParsedOption(linear, "--activation", &linear_flags->activation, ParseActivation,
                   "none, relu, gelu, gelu-tanh or silu (default: none)")
       ->type_name("{none,relu,gelu,gelu-tanh,silu}");
   AddParsedOption(linear, "--layout", &linear_flags->layout, ParseWeightLayout,
                   "of the weight: out-in as in PyTorch, or in-out as in flax (default: out-in)")
       ->type_name("{out-in,in-out}");
-  linear->add_option("--scale", linear_flags->scale, "factor of the product (default: 1)");
-  AddResultOptions(linear, &linear_flags->result, /*is_product=*/true);
+  AddParsedOption(linear, "--scale", &linear_flags->scale, ParseLinearScale,
+                  "factor of the product; or fan_in or fan_out: 1 / sqrt(features) (default: 1)");
+  CLI::Option* const linear_out =
+      linear
+          ->add_option("--out", linear_flags->paths,
+                       "write the result to this .npy file; once for each result")
+          ->allow_extra_args(false)
+          ->check(RefuseOtherFile);
+  CLI::Option* const linear_as =
+      linear
+          ->add_option("--as", linear_flags->names,
+                       "keep the result in the cluster under this name; once for each result")
+          ->allow_extra_args(false)
+          ->check(RefuseNameWithAt);
+  AddPlanOptions(linear, &linear_flags->result, /*is_product=*/true, linear_out, linear_as);
+  linear
+      ->add_option("--out-features", linear_flags->out_features,
+                   "the output features of each result, as 4096,1024,1024; with one weight, it is "
+                   "merged of these parts")
+      ->delimiter(',')
+      ->check(WholeNumberFrom(1));
+  linear
+      ->add_option("--shards", linear_flags->shards,
+                   "of a merged weight: it has the columns of all parts of the first shard, then "
+                   "those of the second, and so on (default: 1)")
+      ->check(WholeNumberFrom(1));
+  CLI::Option* const axis = linear->add_option(
+      "--axis", linear_flags->axis, "mesh axis along which the layer is parallel, such as tp");
+  AddParsedOption(linear, "--method", &linear_flags->method, ParseMethod,
+                  "all-gather: each device computes some output features, and gets the whole "
+                  "result; reduce-scatter: some input features, and gets a part of the result")
+      ->type_name("{all-gather,reduce-scatter}")
+      ->needs(axis);
+  AddParsedOption(linear, "--direction", &linear_flags->direction, ParseLinearDirection,
+                  "the axis partitions the weight's input features (row) or output features "
+                  "(column) (default: as the method has it)")
+      ->type_name("{row,column}")
+      ->needs(axis);
+  linear
+      ->add_flag("--reduce-output", linear_flags->reduce_output,
+                 "each device gets the whole result, also with reduce-scatter")
+      ->needs(axis);
+  linear
+      ->add_flag("--reduce-scatter-output", linear_flags->reduce_scatter_output,
+                 "the axis partitions the last dimension of the result")
+      ->needs(axis);
+  AddParsedOption(linear, "--dtype", &linear_flags->dtype, ParseElementType,
+                  "element type of the computation: F32, BF16 or F16 (default: the type to which "
+                  "the operands promote)");
+  AddParsedOption(linear, "--param-dtype", &linear_flags->param_dtype, ParseElementType,
+                  "element type to which weights and biases are converted first");
 
   auto matmul_flags = std::make_shared<MatmulFlags>();
   CLI::App* const matmul =

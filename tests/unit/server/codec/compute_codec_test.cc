@@ -540,5 +540,59 @@ TEST(EncodePlanTest, ATimeBeyondTheMessagesRangeIsTheLargest) {
   }
 }
 
+v1::LinearRequest LayerRequest() {
+  v1::LinearRequest request;
+  request.set_request_id("r1");
+  request.set_session_id("s1");
+  *request.mutable_input() = ArrayOperand("x");
+  *request.add_weights() = ArrayOperand("q");
+  *request.add_weights() = ArrayOperand("k");
+  *request.add_biases() = ArrayOperand("q_bias");
+  *request.add_biases() = ArrayOperand("k_bias");
+  request.mutable_layer()->set_use_bias(true);
+  request.mutable_layer()->set_rule(v1::LINEAR_SCALE_FAN_IN);
+  return request;
+}
+
+TEST(ComputeCodecTest, ALayerHasItsOperandsByPart) {
+  const v1::LinearRequest request = LayerRequest();
+  const auto call = Decode(request);
+  ASSERT_THAT(call, IsOk());
+  std::vector<std::string> names;
+  for (const StepOperand& operand : call->operands.operands) {
+    names.push_back(std::get<ArrayReference>(operand.value).name);
+  }
+  EXPECT_THAT(names, ElementsAre("x", "q", "q_bias", "k", "k_bias"));
+  ASSERT_TRUE(call->layer.has_value());
+  EXPECT_EQ(std::get<std::string>(call->layer->options.layer.scale), "fan_in");
+  // Another layer under the same request id is another request.
+  v1::LinearRequest other = request;
+  other.mutable_layer()->set_rule(v1::LINEAR_SCALE_FAN_OUT);
+  EXPECT_NE(Decode(other)->fingerprint, call->fingerprint);
+}
+
+TEST(ComputeCodecTest, RefusesFieldsThatDoNotGoWithALayer) {
+  const auto refusal = [](const std::function<void(v1::LinearRequest&)>& change) {
+    v1::LinearRequest request = LayerRequest();
+    change(request);
+    return Decode(request).status();
+  };
+  const auto is_refused = StatusIs(kInvalid, Reason::kBadField);
+  EXPECT_THAT(refusal([](auto& r) { *r.mutable_weight() = ArrayOperand("w"); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { *r.mutable_bias() = ArrayOperand("b"); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { r.set_scale(1); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { r.set_activation(v1::ACTIVATION_RELU); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_biases()->RemoveLast(); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_layer()->set_use_bias(false); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { r.mutable_layer()->set_shards(-1); }), is_refused);
+  EXPECT_THAT(refusal([](auto& r) { r.clear_layer(); }), is_refused);
+  v1::CompileRequest compile;
+  EXPECT_FALSE(DecodeLayer(compile)->has_value());
+  compile.mutable_layer();
+  EXPECT_TRUE(DecodeLayer(compile)->has_value());
+  compile.mutable_program();
+  EXPECT_THAT(DecodeLayer(compile), StatusIs(kInvalid, Reason::kBadField));
+}
+
 }  // namespace
 }  // namespace shardmesh::server
