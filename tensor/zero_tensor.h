@@ -26,7 +26,7 @@ class ZeroTensor final : public TileProducer {
   Dtype dtype() const override { return dtype_; }
   const Shape& shape() const override { return shape_; }
   absl::Status Fill(const Tile& tile, int64_t offset_bytes, absl::Span<char> out) const override {
-    if (tile.ranges.size() != shape_.size() || !Contains(Tile::Whole(shape_), tile) ||
+    if (tile.ranges.size() != shape_.size() || Intersect(Tile::Whole(shape_), tile) != tile ||
         offset_bytes < 0) {
       return InvalidArgument(Reason::kBadTile,
                              StrCat("tile ", tile.ToString(), " is not within a tensor of shape ",
