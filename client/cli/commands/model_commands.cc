@@ -32,9 +32,6 @@
 namespace shardmesh::client {
 namespace {
 
-// How long a step may take without --deadline. The coordinator allows no more.
-constexpr absl::Duration kStepTime = absl::Minutes(5);
-
 // The flags of commands that run a model.
 struct ModelFlags {
   std::string model;  // a folder, or the name of a model on the cluster
@@ -68,10 +65,9 @@ std::string NameOf(const std::string& folder) {
   return path.filename().string();
 }
 
-// The options of a call that may take until the end of --deadline, and otherwise `otherwise`.
-CallOptions Until(const std::optional<SteadyDeadline>& end,
-                  const std::optional<absl::Duration>& otherwise) {
-  CallOptions options{.timeout = otherwise};
+// The options of a call that may take until the end of --deadline.
+CallOptions Until(const std::optional<SteadyDeadline>& end) {
+  CallOptions options;
   if (end.has_value()) options.timeout = end->left();
   return options;
 }
@@ -81,7 +77,7 @@ absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* 
                                       const ModelFlags& flags, Interruption* interruption,
                                       const std::optional<SteadyDeadline>& end) {
   std::error_code error;
-  const CallOptions call = Until(end, std::nullopt);
+  const CallOptions call = Until(end);
   if (!std::filesystem::is_directory(flags.model, error)) {
     if (!flags.mesh.empty() || !flags.name.empty()) {
       return WrongUse(
@@ -154,7 +150,7 @@ absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
                              OpenModel(invocation, client.get(), flags.model, &*interruption, end));
   interruption.reset();  // from here on, a signal ends the program
   SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
-                             EmbedSentences(client.get(), model, sentences, Until(end, kStepTime)));
+                             EmbedSentences(client.get(), model, sentences, Until(end)));
   if (!flags.path.empty()) {
     SHARDMESH_RETURN_IF_ERROR(WriteEmbeddings(flags.path, result.embeddings));
   }
@@ -222,7 +218,7 @@ absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flag
     GenerateOptions options;
     options.max_new_tokens = flags.max_new;
     options.on_tokens = [&](absl::Span<const int32_t>) { bar.ShowCount(++steps, flags.max_new); };
-    generation = GenerateTokens(client.get(), model, prompts, options, Until(end, kStepTime));
+    generation = GenerateTokens(client.get(), model, prompts, options, Until(end));
   }
   SHARDMESH_RETURN_IF_ERROR(generation.status());
   if (!invocation.json) {
