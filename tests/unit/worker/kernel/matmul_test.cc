@@ -305,13 +305,13 @@ TEST(MatmulTest, ARowHasTheSameBitsForAnyNumberOfRowsWhereTheKernelSaysSo) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
   int compared = 0;
-  for (int round = 0; round < 120; ++round) {
+  for (int round = 0; round < 48; ++round) {
     const Dtype dtype = round % 2 == 0 ? Dtype::kF32 : Dtype::kBF16;
     MatmulKernel& used = round % 5 == 0 ? converting : kernel;
     if (!used.KeepsBitsOfRows(dtype)) continue;
     ++compared;
     const auto extent = [&](int64_t most) { return 1 + static_cast<int64_t>(random()) % most; };
-    const MatmulSpec whole = {.m = extent(round % 3 == 0 ? 300 : 40),
+    const MatmulSpec whole = {.m = extent(round % 5 == 0 ? 200 : 40),
                               .n = round % 7 == 0 ? 1 : extent(100),
                               .k = extent(round % 4 == 0 ? 3000 : 200),
                               .lhs_dtype = dtype,
@@ -363,7 +363,6 @@ TEST(MatmulTest, ARowHasTheSameBitsForAnyNumberOfRowsWhereTheKernelSaysSo) {
     }
   }
   if (compared == 0) GTEST_SKIP() << "this CPU's kernels give other bits to other numbers of rows";
-  EXPECT_FALSE(kernel.KeepsBitsOfRows(Dtype::kI8));
 }
 
 TEST(MatmulTest, OperandsAreConvertedBlockByBlockWithinTheBudget) {
