@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "client/types/zero_tensor.h"
 #include "program/program.h"
 #include "program/tensor_op.h"
 #include "status/str_cat.h"
 #include "tensor/literal.h"
-#include "tensor/zero_tensor.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tests/testing/instruction_sets.h"
-#include "tests/unit/worker/kernel/op_run.h"
+#include "tests/unit/worker/tensor_op/op_run.h"
 
 namespace shardmesh::worker::test {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "tests/unit/worker/kernel/op_run.h"
+#include "tests/unit/worker/tensor_op/op_run.h"
 
 namespace shardmesh::worker::test {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/worker/kernel/op_run.h"
+#include "tests/unit/worker/tensor_op/op_run.h"
 
 namespace shardmesh::worker::test {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "tests/testing/instruction_sets.h"
-#include "tests/unit/worker/kernel/op_run.h"
-#include "worker/kernel/map_loops.h"
+#include "tests/unit/worker/tensor_op/op_run.h"
+#include "worker/tensor_op/map_loops.h"
 
 namespace shardmesh::worker::test {
 namespace {

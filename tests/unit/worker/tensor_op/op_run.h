@@ -1,6 +1,6 @@
 // Runs tensor ops in tests of kernels.
-#ifndef SHARDMESH_TESTS_UNIT_WORKER_KERNEL_OP_RUN_H_
-#define SHARDMESH_TESTS_UNIT_WORKER_KERNEL_OP_RUN_H_
+#ifndef SHARDMESH_TESTS_UNIT_WORKER_TENSOR_OP_OP_RUN_H_
+#define SHARDMESH_TESTS_UNIT_WORKER_TENSOR_OP_OP_RUN_H_
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@
 #include "tensor/dtype.h"
 #include "tensor/float_convert.h"
 #include "worker/kernel/matmul.h"
-#include "worker/kernel/tensor_ops.h"
+#include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh::worker::test {
 
@@ -218,4 +218,4 @@ inline void ExpectClose(const TestTile& have, const std::vector<double>& expecte
 
 }  // namespace shardmesh::worker::test
 
-#endif  // SHARDMESH_TESTS_UNIT_WORKER_KERNEL_OP_RUN_H_
+#endif  // SHARDMESH_TESTS_UNIT_WORKER_TENSOR_OP_OP_RUN_H_

@@ -1,10 +1,10 @@
 // Checks of tiles.
-#include "worker/kernel/tensor_ops.h"
+#include "worker/tensor_op/tensor_ops.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/worker/kernel/op_run.h"
+#include "tests/unit/worker/tensor_op/op_run.h"
 
 namespace shardmesh::worker::test {
 namespace {

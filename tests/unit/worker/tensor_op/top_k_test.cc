@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "tests/unit/worker/kernel/op_run.h"
+#include "tests/unit/worker/tensor_op/op_run.h"
 
 namespace shardmesh::worker::test {
 namespace {
