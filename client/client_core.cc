@@ -250,6 +250,12 @@ class SavedCheck {
   absl::StatusOr<std::thread> thread_ = std::thread();
 };
 
+// Returns whether the workers make the zeros of this tensor. A coordinator of an older build gives
+// the client a token to send them.
+bool AreMadeByWorkers(const PutTensor& tensor, const BegunPut& put, size_t number) {
+  return tensor.is_zeros && put.assignments[number].token.empty();
+}
+
 // Adds up the bytes of all tiles of the put, including replicas, those that the workers read, and
 // those that are there already. `from_files`: as for BeginPut.
 absl::Status CountTiles(absl::Span<const PutTensor> tensors, const BegunPut& put, bool from_files,
@@ -261,7 +267,8 @@ absl::Status CountTiles(absl::Span<const PutTensor> tensors, const BegunPut& put
     const int64_t tile_bytes = size_bytes * tiling.replica_count();
     result->tile_bytes += tile_bytes;
     if (!assignment.is_reused && assignment.sent_ranks.empty()) {
-      if (from_files && tensors[i].source.has_value()) result->read_bytes += tile_bytes;
+      const bool is_read = from_files && tensors[i].source.has_value();
+      if (is_read || AreMadeByWorkers(tensors[i], put, i)) result->read_bytes += tile_bytes;
       continue;
     }
     if (assignment.is_reused) ++result->reused_tensors;
@@ -283,7 +290,8 @@ std::vector<size_t> SentBy(absl::Span<const PutTensor> tensors, const BegunPut& 
   std::vector<size_t> numbers;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const bool is_read = from_files && tensors[i].source.has_value();
-    if (!is_read && !put.assignments[i].is_reused) numbers.push_back(i);
+    if (is_read || put.assignments[i].is_reused || AreMadeByWorkers(tensors[i], put, i)) continue;
+    numbers.push_back(i);
   }
   return numbers;
 }
@@ -428,7 +436,7 @@ bool AddClaims(const CoordinatorConnection& connection, absl::Span<const PutTens
     const bool is_claimed = !claims->empty() && (*claims)[i].has_value();
     const bool is_meant =
         which == Compared::kAll || tensors[i].source.has_value() == (which == Compared::kRead);
-    if (is_meant && !is_claimed && MayClaim(tensors[i])) asked.push_back(i);
+    if (is_meant && !is_claimed && !tensors[i].is_zeros && MayClaim(tensors[i])) asked.push_back(i);
   }
   if (asked.empty()) return false;
   const absl::StatusOr<FoundContent> found = FindContent(connection, tensors, asked, limit);

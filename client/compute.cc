@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
+#include "client/remote/step_call_stream.h"
 #include "client/remote/wire_enums.h"
 #include "google/protobuf/repeated_field.h"
 #include "process/steady_deadline.h"
@@ -123,28 +124,38 @@ absl::StatusOr<StepResult> DecodeOneOutput(const Response& from) {
   return result;
 }
 
+// Encodes the work and its operands.
+void EncodeCall(const ExecuteCall& call, v1::ExecuteRequest* to) {
+  if (const Program* program = std::get_if<Program>(&call.work)) {
+    rpc::Encode(*program, to->mutable_program());
+  } else {
+    to->set_plan_hash(std::get<std::string>(call.work));
+  }
+  for (const Operand& operand : call.operands) {
+    EncodeOperand(operand, to->add_operands());
+  }
+  to->set_mesh_id(call.mesh_id);
+}
+
+// Decodes the answer of a step with any number of outputs.
+absl::StatusOr<StepResult> DecodeOutputs(const v1::ExecuteResponse& from) {
+  SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(from));
+  for (const v1::StepOutput& output : from.outputs()) {
+    SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(output));
+  }
+  return result;
+}
+
 absl::StatusOr<StepResult> RunProgram(const CoordinatorConnection& connection,
                                       const std::string& session_id, const ExecuteCall& call,
                                       const CallLimit& limit) {
   v1::ExecuteRequest request;
   const CallLimit call_limit = EncodeStep(session_id, call.output, limit, &request);
-  if (const Program* program = std::get_if<Program>(&call.work)) {
-    rpc::Encode(*program, request.mutable_program());
-  } else {
-    request.set_plan_hash(std::get<std::string>(call.work));
-  }
-  for (const Operand& operand : call.operands) {
-    EncodeOperand(operand, request.add_operands());
-  }
-  request.set_mesh_id(call.mesh_id);
+  EncodeCall(call, &request);
   v1::ExecuteResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Execute,
                                             request, call_limit, &response));
-  SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(response));
-  for (const v1::StepOutput& output : response.outputs()) {
-    SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(output));
-  }
-  return result;
+  return DecodeOutputs(response);
 }
 
 absl::StatusOr<StepResult> RunLinear(const CoordinatorConnection& connection,
@@ -269,6 +280,17 @@ absl::Status ErrorOfStep(absl::Status error, absl::Duration time, const SteadyDe
              : WithReason(std::move(late), Reason::kDeadline);
 }
 
+// Returns the ids of the results that get no name.
+std::vector<std::string> NamelessOf(const StepResult& result,
+                                    const std::vector<std::string>& names) {
+  std::vector<std::string> kept;
+  for (size_t i = 0; i < result.outputs.size(); ++i) {
+    const bool is_named = i < names.size() && !names[i].empty();
+    if (!is_named) kept.push_back(result.outputs[i].array.descriptor.array_id);
+  }
+  return kept;
+}
+
 // Runs a step in the session by `run`. Keeps its results without names, and drops the operands that
 // it may have consumed.
 absl::StatusOr<StepResult> RunStep(
@@ -284,11 +306,7 @@ absl::StatusOr<StepResult> RunStep(
         return run(session_id, limit);
       });
   if (!result.ok()) return ErrorOfStep(std::move(result).status(), time, deadline);
-  std::vector<std::string> kept;
-  for (size_t i = 0; i < result->outputs.size(); ++i) {
-    const bool is_named = i < output.names.size() && !output.names[i].empty();
-    if (!is_named) kept.push_back(result->outputs[i].array.descriptor.array_id);
-  }
+  const std::vector<std::string> kept = NamelessOf(*result, output.names);
   std::vector<std::string> consumed;
   for (const Operand* const operand : operands) {
     const auto* const array = std::get_if<ArraySelector>(&operand->value);
@@ -420,6 +438,71 @@ absl::StatusOr<StepResult> ComputeClient::Execute(const ExecuteCall& call,
                    return RunProgram(core_->connection(), session_id, again,
                                      ClientCore::LimitAt(deadline, options));
                  });
+}
+
+StepStream::StepStream(ClientCore* core, std::string session_id,
+                       std::unique_ptr<StepCallStream> stream, bool continue_after_errors)
+    : core_(core),
+      session_id_(std::move(session_id)),
+      stream_(std::move(stream)),
+      continue_after_errors_(continue_after_errors) {}
+
+StepStream::~StepStream() = default;
+
+absl::Status StepStream::Send(const ExecuteCall& call) {
+  v1::ExecuteStreamRequest request;
+  v1::ExecuteRequest& step = *request.mutable_step();
+  step.set_session_id(session_id_);
+  EncodeOutput(call.output, step.mutable_output());
+  EncodeCall(call, &step);
+  if (step.has_plan_hash() && step.plan_hash().empty()) step.clear_work();
+  {
+    absl::MutexLock lock(&mutex_);
+    request.set_continue_after_errors(++sent_ == 1 && continue_after_errors_);
+    names_.emplace(sent_, call.output.names);
+  }
+  if (stream_->Write(request)) return absl::OkStatus();
+  return absl::UnavailableError("the stream of steps has ended; read its end for the reason");
+}
+
+void StepStream::EndSends() { stream_->EndWrites(); }
+
+absl::StatusOr<StreamedStep> StepStream::Next() {
+  v1::ExecuteStreamResponse response;
+  if (!stream_->Read(&response)) {
+    SHARDMESH_RETURN_IF_ERROR(stream_->Finish());
+    return absl::OutOfRangeError("all steps of the stream have ended");
+  }
+  StreamedStep step{.number = response.number()};
+  std::vector<std::string> names;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (const auto sent = names_.find(step.number); sent != names_.end()) {
+      names = std::move(sent->second);
+      names_.erase(sent);
+    }
+  }
+  if (response.has_error()) {
+    step.result = rpc::Decode(response.error());
+  } else {
+    step.result = DecodeOutputs(response.response());
+  }
+  if (step.result.ok()) core_->Keep(session_id_, NamelessOf(*step.result, names));
+  return step;
+}
+
+absl::StatusOr<std::unique_ptr<StepStream>> ComputeClient::OpenStream(bool continue_after_errors,
+                                                                      const CallOptions& options) {
+  const SteadyDeadline deadline =
+      SteadyDeadline::After(options.timeout.value_or(absl::InfiniteDuration()));
+  return core_->InSession(core_->Deadline(options), options,
+                          [&](const std::string& session_id,
+                              const CallLimit&) -> absl::StatusOr<std::unique_ptr<StepStream>> {
+                            auto stream = std::make_unique<StepCallStream>(
+                                &core_->connection(), ClientCore::LimitAt(deadline, options));
+                            return std::unique_ptr<StepStream>(new StepStream(
+                                core_, session_id, std::move(stream), continue_after_errors));
+                          });
 }
 
 absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,

@@ -41,6 +41,7 @@ inline constexpr Feature kFeatures[] = {
     {"content_reuse", {"shardmesh.v1.ArrayService.FindContent", "shardmesh.v1.PutTensor.content"}},
     {"detached_saves", {"shardmesh.v1.BeginSaveRequest.detached"}},
     {"effective_specs", {"shardmesh.v1.ResolveService.ResolveEffectiveSpec"}},
+    {"execute_stream", {"shardmesh.v1.ComputeService.ExecuteStream"}},
     {"get_reports", {"shardmesh.v1.OperationService.ReportGet"}},
     {"linear_layers",
      {"shardmesh.v1.CompileRequest.layer", "shardmesh.v1.LinearRequest.biases",
@@ -59,6 +60,7 @@ inline constexpr Feature kFeatures[] = {
     {"second_copies", {"shardmesh.v1.BeginGetRequest.accept_second_copy"}},
     {"session_lists", {"shardmesh.v1.SessionService.ListSessions"}},
     {"snapshots", {"shardmesh.v1.AdminService.Snapshot"}},
+    {"tensor_ops", {"shardmesh.v1.Program.updates", "shardmesh.v1.ProgramOp.tensor"}},
     {"tile_reuse", {"shardmesh.v1.TensorContent.equal_tiles"}},
     {"uneven_cuts",
      {"shardmesh.v1.BeginPutHeader.uneven", "shardmesh.v1.BeginPutHeader.weights",
@@ -84,6 +86,7 @@ inline constexpr Feature kFeatures[] = {
     {"worker_changes",
      {"shardmesh.v1.ClusterService.DrainWorker", "shardmesh.v1.ClusterService.ForgetWorker",
       "shardmesh.v1.ClusterService.ReplaceWorker"}},
+    {"zeros", {"shardmesh.v1.PutTensor.zeros"}},
 };
 
 // The feature in Hello.features of a worker that fills tiles itself: the orders CheckFiles and
@@ -106,6 +109,10 @@ inline constexpr std::string_view kClockAnswersFeature = "clock_answers";
 // LocalMatmul may have a right operand of more than two dimensions, or transpose a left operand of
 // more than two.
 inline constexpr std::string_view kBatchesFeature = "batches_of_matrices";
+
+// The feature in Hello.features of a worker that runs plans with tensor ops (Instruction.compute)
+// and with Plan.updates.
+inline constexpr std::string_view kTensorOpsFeature = "tensor_ops";
 
 // Maximum number of tiles that one GetTiles call may request.
 inline constexpr int kMaxTilesPerGet = 10'000;

@@ -394,8 +394,8 @@ absl::Status Server::OpenState() {
   AddStreamingService(
       "shardmesh.v1.ArrayService",
       MakeArrayService(context, StepPartsOf(context, &planner_, sequencer_.get(), &metrics_)));
-  AddService("shardmesh.v1.ComputeService",
-             MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
+  AddStreamingService("shardmesh.v1.ComputeService",
+                      MakeComputeService(context, &planner_, sequencer_.get(), &metrics_));
   const WatchLimits watches{.max_watches = limits.max_watches,
                             .max_watches_per_caller = limits.max_watches_per_caller};
   AddStreamingService("shardmesh.v1.ClusterService",

@@ -160,6 +160,7 @@ void EncodeTensor(const PutTensor& from, const FileIndex& files, SourceForm form
   }
   SetPrecondition(from.precondition, to->mutable_precondition());
   rpc::Encode(from.cut_points, to->mutable_cut_points());
+  to->set_zeros(from.is_zeros);
   const auto file = files.find(FileOf(from));
   if (file == files.end()) return;
   if (form == SourceForm::kOrigin || !from.source.has_value()) {

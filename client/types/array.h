@@ -161,6 +161,9 @@ struct PutTensor {
   // written; nullopt: those of `source`. If this client sends the tensor, it compares them with the
   // checksums of the manifest before it commits the put.
   std::optional<SavedPart> saved = std::nullopt;
+  // Whether all elements of `view` are zero. The workers then make them, unless the coordinator is
+  // an older build. See client/types/zero_tensor.h. Excludes `source` and `origin`.
+  bool is_zeros = false;
 };
 
 // The process that reads a put's elements from their files.

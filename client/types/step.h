@@ -9,9 +9,11 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/array.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "tensor/elementwise.h"
@@ -86,6 +88,12 @@ struct ExecuteCall {
   OutputOptions output = {};
 };
 
+// The end of one step of a StepStream.
+struct StreamedStep {
+  int64_t number = 0;  // of the Send of the stream that asked for it: 1 for the first
+  absl::StatusOr<StepResult> result = absl::UnknownError("");
+};
+
 // Computes activation(scale * input * weight + bias).
 struct LinearCall {
   Operand input;  // [..., in]
@@ -97,8 +105,8 @@ struct LinearCall {
   OutputOptions output = {};
 };
 
-// Computes a linear layer with settings of its own: see LayerCall in program/layer_program.h. The
-// mesh of its config is ignored: the operands' mesh is used.
+// Computes a linear layer with settings of its own: see LayerCall in program/graph/layer_program.h.
+// The mesh of its config is ignored: the operands' mesh is used.
 struct LinearLayerCall {
   Operand input;                     // [..., in]
   std::vector<Operand> weights;      // one for each part, or one merged weight

@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "rpc/codec/status.h"
 #include "sharding/axis_value.h"
+#include "sharding/shape.h"
 #include "status/fact_keys.h"
 #include "status/python_repr.h"
 #include "status/reason.h"
@@ -87,6 +88,13 @@ absl::Status CheckRequestId(std::string_view id, std::string_view field) {
 
 absl::Status CheckIdentity(std::string_view identity, std::string_view field) {
   return CheckText(identity, 255, field);
+}
+
+absl::StatusOr<int64_t> CheckDimension(int32_t dimension, std::string_view field) {
+  if (dimension < 0 || dimension >= kMaxRank) {
+    return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
+  }
+  return dimension;
 }
 
 absl::StatusOr<int64_t> CheckPageSize(int64_t page_size, std::string_view field) {

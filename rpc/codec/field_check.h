@@ -21,6 +21,8 @@ absl::Status CheckArrayId(std::string_view id, std::string_view field);
 absl::Status CheckRequestId(std::string_view id, std::string_view field);
 // Requires a worker's identity: 1 to 255 bytes of UTF-8 without control characters.
 absl::Status CheckIdentity(std::string_view identity, std::string_view field);
+// Requires a dimension from 0 to kMaxRank - 1. Planning later checks that the tensor has it.
+absl::StatusOr<int64_t> CheckDimension(int32_t dimension, std::string_view field);
 // Returns the page size to use: 100 for 0, at most 1,000. A negative size is an error.
 absl::StatusOr<int64_t> CheckPageSize(int64_t page_size, std::string_view field);
 

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "shardmesh/v1/compute_service.pb.h"
 
 namespace shardmesh::rpc {

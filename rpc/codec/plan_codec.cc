@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -13,9 +14,11 @@
 #include "program/collective_check.h"
 #include "program/plan_check.h"
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/enum_codec.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
+#include "rpc/codec/tensor_op_codec.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -32,35 +35,12 @@ static_assert(static_cast<int>(CollectiveAlgorithm::kChain) + 1 == v1::COLLECTIV
 static_assert(static_cast<int>(CollectiveOrder::kFastest) + 1 == v1::COLLECTIVE_ORDER_FASTEST);
 static_assert(static_cast<int>(WeightLayout::kInOut) + 1 == v1::WEIGHT_LAYOUT_IN_OUT);
 
-template <typename Wire, typename Domain>
-Wire EncodeEnum(Domain from) {
-  return static_cast<Wire>(static_cast<int>(from) + 1);
-}
-
-template <typename Domain, typename Wire>
-absl::StatusOr<Domain> DecodeEnum(Wire from, bool is_known, std::string_view field) {
-  const int value = static_cast<int>(from);
-  if (!is_known || value == 0) {
-    return BadField(field, StrCat(field, " ", value, value == 0 ? " is not set" : " is not known"));
-  }
-  return static_cast<Domain>(value - 1);
-}
-
 absl::Status TooMany(std::string_view field, int64_t have) {
   return WithField(
       InvalidArgument(Reason::kLimitExceeded,
                       StrCat(have, " ", field, "; at most ", kMaxProgramSize, " are allowed"),
                       {{fact::kHave, have}, {fact::kLimit, kMaxProgramSize}}),
       field);
-}
-
-// Requires `dimension` from 0 to kMaxRank - 1. Planning later checks that the operand has this
-// dimension.
-absl::StatusOr<int64_t> DecodeDimension(int32_t dimension, std::string_view field) {
-  if (dimension < 0 || dimension >= kMaxRank) {
-    return BadField(field, StrCat(field, " ", dimension, " is not from 0 to ", kMaxRank - 1));
-  }
-  return dimension;
 }
 
 absl::StatusOr<std::vector<std::string>> DecodeAxisNames(
@@ -104,14 +84,14 @@ absl::StatusOr<CollectiveOp> DecodeCollective(const Wire& from) {
   op.input = from.input();
   SHARDMESH_ASSIGN_OR_RETURN(op.kind, Decode(from.kind()));
   SHARDMESH_ASSIGN_OR_RETURN(op.axes, DecodeAxisNames(from.axes()));
-  SHARDMESH_ASSIGN_OR_RETURN(op.dimension, DecodeDimension(from.dimension(), "dimension"));
+  SHARDMESH_ASSIGN_OR_RETURN(op.dimension, CheckDimension(from.dimension(), "dimension"));
   SHARDMESH_ASSIGN_OR_RETURN(op.reduction, Decode(from.reduction()));
   if (from.root() < 0) {
     return BadField("root", StrCat("root ", from.root(), " is no place of a group"));
   }
   op.root = from.root();
   SHARDMESH_ASSIGN_OR_RETURN(op.split_dimension,
-                             DecodeDimension(from.split_dimension(), "split_dimension"));
+                             CheckDimension(from.split_dimension(), "split_dimension"));
   op.permutation.reserve(static_cast<size_t>(from.permutation_size()));
   for (const v1::PermutePair& pair : from.permutation()) {
     op.permutation.push_back(Decode(pair));
@@ -235,6 +215,8 @@ absl::StatusOr<ProgramOp> DecodeReshard(const v1::ReshardOp& from) {
   return op;
 }
 
+void EncodeOp(const TensorOp& from, v1::ProgramOp* to) { Encode(from, to->mutable_tensor()); }
+
 // Decodes an op. The field path of an error begins with the oneof case that is set.
 absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
   const auto at = [](std::string_view field, absl::StatusOr<ProgramOp> op) {
@@ -250,29 +232,53 @@ absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
       return at("collective", DecodeCollectiveOp(from.collective()));
     case v1::ProgramOp::kReshard:
       return at("reshard", DecodeReshard(from.reshard()));
+    case v1::ProgramOp::kTensor:
+      return at("tensor", Decode(from.tensor()));
     case v1::ProgramOp::OP_NOT_SET:
       break;
   }
-  return BadField("op", "an op is empty; set linear, matmul, collective or reshard");
+  return BadField("op",
+                  "an op is empty, or of a newer build; set linear, matmul, collective, reshard or "
+                  "tensor");
 }
 
-std::vector<ValueIndex> InputsOf(const ProgramOp& op) {
-  return std::visit(
-      [](const auto& kind) -> std::vector<ValueIndex> {
-        using Kind = std::decay_t<decltype(kind)>;
-        if constexpr (std::is_same_v<Kind, LinearOp>) {
-          std::vector<ValueIndex> inputs = {kind.input, kind.weight};
-          if (kind.bias.has_value()) {
-            inputs.push_back(*kind.bias);
-          }
-          return inputs;
-        } else if constexpr (std::is_same_v<Kind, MatmulOp>) {
-          return {kind.lhs, kind.rhs};
-        } else {
-          return {kind.input};
-        }
-      },
-      op);
+template <typename Message>
+void EncodeUpdates(absl::Span<const StateUpdate> from, Message* to) {
+  for (const StateUpdate& update : from) {
+    v1::StateUpdate* const added = to->add_updates();
+    added->set_operand(update.operand);
+    added->set_value(update.value);
+  }
+}
+
+// Requires operands, and values that are results of ops. Neither may occur twice. `known` is the
+// number of the program's values.
+absl::StatusOr<std::vector<StateUpdate>> DecodeUpdates(const v1::Program& from, ValueIndex known) {
+  std::vector<StateUpdate> updates;
+  std::set<ValueIndex> seen;
+  for (int i = 0; i < from.updates_size(); ++i) {
+    const StateUpdate update = {from.updates(i).operand(), from.updates(i).value()};
+    const auto invalid = [i](std::string_view field, std::string_view message) {
+      return WithField(BadField(field, message), "updates", static_cast<size_t>(i));
+    };
+    if (update.operand >= from.operand_count()) {
+      return invalid("operand", StrCat("update ", i, " is of value ", update.operand,
+                                       ", which is no operand; there are ", from.operand_count()));
+    }
+    if (update.value < from.operand_count() || update.value >= known) {
+      return invalid("value", StrCat("update ", i, " takes value ", update.value,
+                                     ", which is not the result of an op; these are the values ",
+                                     from.operand_count(), " to below ", known));
+    }
+    if (!seen.insert(update.operand).second) {
+      return invalid("operand", StrCat("operand ", update.operand, " is updated twice"));
+    }
+    if (!seen.insert(update.value).second) {
+      return invalid("value", StrCat("value ", update.value, " updates two operands"));
+    }
+    updates.push_back(update);
+  }
+  return updates;
 }
 
 void EncodeKind(const LocalMatmul& from, internal::v1::Instruction* to) {
@@ -307,6 +313,10 @@ void EncodeKind(const MoveRegions& from, internal::v1::Instruction* to) {
 
 void EncodeKind(const GroupCollective& from, internal::v1::Instruction* to) {
   EncodeCollective(from, to->mutable_collective());
+}
+
+void EncodeKind(const LocalCompute& from, internal::v1::Instruction* to) {
+  Encode(from.op, to->mutable_compute());
 }
 
 absl::StatusOr<LocalMatmul> DecodeLocalMatmul(const internal::v1::LocalMatmul& from) {
@@ -360,6 +370,12 @@ absl::StatusOr<Instruction> DecodeInstruction(const internal::v1::Instruction& f
     case internal::v1::Instruction::kMove:
       instruction.kind = MoveRegions{from.move().input()};
       return instruction;
+    case internal::v1::Instruction::kCompute: {
+      absl::StatusOr<TensorOp> op = Decode(from.compute());
+      if (!op.ok()) return WithField(std::move(op).status(), "compute");
+      instruction.kind = LocalCompute{*std::move(op)};
+      return instruction;
+    }
     case internal::v1::Instruction::KIND_NOT_SET:
       break;
   }
@@ -440,6 +456,7 @@ void Encode(const Program& from, v1::Program* to) {
     std::visit([to](const auto& kind) { EncodeOp(kind, to->add_ops()); }, op);
   }
   to->mutable_outputs()->Add(from.outputs.begin(), from.outputs.end());
+  EncodeUpdates(from.updates, to);
 }
 
 absl::StatusOr<Program> Decode(const v1::Program& from) {
@@ -452,6 +469,9 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
   if (from.outputs_size() > static_cast<int>(kMaxProgramSize)) {
     return TooMany("outputs", from.outputs_size());
   }
+  if (from.updates_size() > static_cast<int>(kMaxProgramSize)) {
+    return TooMany("updates", from.updates_size());
+  }
   Program program;
   program.operand_count = from.operand_count();
   program.ops.reserve(static_cast<size_t>(from.ops_size()));
@@ -461,11 +481,11 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
     if (!op.ok()) {
       return WithField(std::move(op).status(), "ops", static_cast<size_t>(i));
     }
-    for (const ValueIndex input : InputsOf(*op)) {
+    for (const ValueIndex input : InputsOfOp(*op)) {
       if (input >= known) {
         return BadField(StrCat("ops[", i, "]"),
-                        StrCat("op ", i, " refers to value ", input, "; only values before ", known,
-                               " are there"));
+                        StrCat("op ", i, " (", ProgramOpName(*op), ") refers to value ", input,
+                               "; only values before ", known, " are there"));
       }
     }
     program.ops.push_back(*std::move(op));
@@ -477,6 +497,7 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
     }
     program.outputs.push_back(from.outputs(i));
   }
+  SHARDMESH_ASSIGN_OR_RETURN(program.updates, DecodeUpdates(from, known));
   return program;
 }
 
@@ -533,6 +554,7 @@ void Encode(const Plan& from, internal::v1::Plan* to) {
     added->set_label(instruction.label);
   }
   to->mutable_outputs()->Add(from.outputs.begin(), from.outputs.end());
+  EncodeUpdates(from.updates, to);
   Encode(from.cost, to->mutable_cost());
 }
 
@@ -567,6 +589,10 @@ absl::StatusOr<Plan> Decode(const internal::v1::Plan& from) {
     plan.instructions.push_back(*std::move(instruction));
   }
   plan.outputs.assign(from.outputs().begin(), from.outputs().end());
+  plan.updates.reserve(static_cast<size_t>(from.updates_size()));
+  for (const v1::StateUpdate& update : from.updates()) {
+    plan.updates.push_back({update.operand(), update.value()});
+  }
   plan.cost = Decode(from.cost());
   if (absl::Status status = CheckPlan(plan); !status.ok()) {
     return WithField(std::move(status), "instructions");

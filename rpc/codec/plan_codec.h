@@ -17,7 +17,8 @@
 namespace shardmesh::rpc {
 
 void Encode(const Program& from, v1::Program* to);
-// Requires at most kMaxProgramSize operands, ops and outputs. Ops may refer only to earlier values.
+// Requires at most kMaxProgramSize operands, ops, outputs and updates. Ops may refer only to
+// earlier values. An update takes the result of an op; each operand and each value has one at most.
 absl::StatusOr<Program> Decode(const v1::Program& from);
 
 void Encode(const ProgramOp& from, v1::ProgramOp* to);

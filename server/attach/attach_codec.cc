@@ -257,6 +257,7 @@ absl::StatusOr<std::vector<InventoryTile>> DecodeTiles(
     tile.committed = held.committed();
     tile.of_step = !tile.committed && held.of_step();
     tile.on_disk = held.durability() == v1::DURABILITY_DISK;
+    tile.state_step = held.state_step();
   }
   for (const size_t unknown : find_unknown(tiles)) {
     // The registry does not adopt an array whose descriptor cannot be decoded.

@@ -201,7 +201,8 @@ v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request) {
 absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request) {
   StepCall call{.request_id = request.request_id(),
                 .session_id = request.session_id(),
-                .fingerprint = Sha256(request.SerializeAsString())};
+                .fingerprint = request.request_id().empty() ? std::string()
+                                                            : Sha256(request.SerializeAsString())};
   SHARDMESH_ASSIGN_OR_RETURN(call.outputs, Decode(request.output()));
   SHARDMESH_ASSIGN_OR_RETURN(call.operands, DecodeOperands(request.operands(), request.mesh_id()));
   switch (request.work_case()) {

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "program/plan_forecast.h"
 #include "server/steps/planner.h"
 #include "server/steps/step_call.h"

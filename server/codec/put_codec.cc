@@ -205,6 +205,12 @@ absl::StatusOr<PutTensor> Decode(const v1::PutTensor& from) {
   if (from.has_origin()) {
     SHARDMESH_RETURN_IF_ERROR(DecodeOrigin(from.origin(), &tensor));
   }
+  if (from.zeros() && (from.has_source() || from.has_converted_source() || from.has_origin() ||
+                       from.has_content())) {
+    return rpc::BadField(
+        "zeros", "is set together with a place that has the elements; leave one of them out");
+  }
+  tensor.is_zeros = from.zeros();
   if (from.has_content()) {
     SHARDMESH_ASSIGN_OR_RETURN(tensor.content, DecodeContent(from.content()));
   }
@@ -316,7 +322,7 @@ v1::BeginPutResponse PutAnswer::Next() {
         assignment->mutable_reused()->add_sent_ranks(static_cast<int32_t>(rank));
       }
     }
-    const bool is_sent = item.reused == nullptr ? !item.is_read() : !item.sent_ranks.empty();
+    const bool is_sent = item.reused == nullptr ? !item.is_filled() : !item.sent_ranks.empty();
     if (is_begun && is_sent) {
       claims.array_descriptor = assignment->array_descriptor().SerializeAsString();
       assignment->set_token(rpc::SignToken(claims, token_key_));

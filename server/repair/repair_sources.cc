@@ -52,7 +52,8 @@ absl::StatusOr<std::vector<RepairSource>> RepairSourcesOf(const Array& array, in
                                                           const RepairTwin& twin) {
   const ArrayDescriptor& descriptor = array.definition.descriptor;
   std::vector<RepairSource> sources;
-  if (!descriptor.spec.unreduced().empty()) return sources;
+  // State goes on at each step: nothing has the content that the lost tile would have now.
+  if (!descriptor.spec.unreduced().empty() || array.definition.is_state) return sources;
   SHARDMESH_ASSIGN_OR_RETURN(const Tiling tiling, descriptor.Tiling());
   const Tile tile = tiling.TileOf(rank);
   if (twin.array != nullptr) {

@@ -302,6 +302,7 @@ class MeshPlans {
       : parts_(parts), call_(call), is_cancelled_(is_cancelled) {}
 
   absl::StatusOr<ReshardItem> Plan(SelectedArray selected) {
+    SHARDMESH_RETURN_IF_ERROR(CheckNotState(*selected.array));
     const std::string& mesh_id =
         call_.mesh_id.empty() ? selected.array->definition.descriptor.mesh_id : call_.mesh_id;
     SHARDMESH_ASSIGN_OR_RETURN(PutPlan * plan, PlanOf(mesh_id));

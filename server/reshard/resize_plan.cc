@@ -355,6 +355,7 @@ class Planning {
   absl::Status Add(const SelectedArray& selected) {
     const Array& array = *selected.array;
     const ArrayDescriptor& from = array.definition.descriptor;
+    SHARDMESH_RETURN_IF_ERROR(CheckNotState(array));
     if (array.state == ArrayState::kDegraded && HasPartialSums(from)) {
       return Degraded(selected, array.missing_ranks, *view_, *parts_.recovery);
     }

@@ -174,6 +174,12 @@ absl::StatusOr<SavePlan> Saves::Plan(const SaveRequest& request, SaveDescription
                            "collective all-reduce ",
                            name, " --axes ", StrJoin(axes, ","), " --as NAME`"));
     }
+    if (each.array->definition.is_state) {
+      return rpc::BadField(
+          "prefix", StrCat("\"", name,
+                           "\" is state that steps update, whose tiles may be of different steps; "
+                           "save by a prefix that leaves it out, or copy it first with a program"));
+    }
     const SelectedArray selected{.array = each.array,
                                  .name = each.name,
                                  .companion = CompanionOf(*parts_.registry, *each.array)};

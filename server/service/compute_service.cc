@@ -20,6 +20,7 @@
 #include "server/service/step_parts.h"
 #include "server/service/unary_answer.h"
 #include "server/steps/step_runner.h"
+#include "server/watch/step_stream.h"
 #include "shardmesh/v1/compute_service.grpc.pb.h"
 #include "status/status_macros.h"
 
@@ -131,6 +132,12 @@ class ComputeService final : public v1::ComputeService::CallbackService {
         [](v1::ExecuteResponse answer, v1::ExecuteResponse* to) { *to = std::move(answer); });
   }
 
+  grpc::ServerBidiReactor<v1::ExecuteStreamRequest, v1::ExecuteStreamResponse>* ExecuteStream(
+      grpc::CallbackServerContext* context) override {
+    return streams_.Open(context);
+  }
+  void EndStreams() { streams_.EndAll(); }
+
   grpc::ServerUnaryReactor* Linear(grpc::CallbackServerContext* context,
                                    const v1::LinearRequest* request,
                                    v1::LinearResponse* response) override {
@@ -222,15 +229,19 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   }
 
   StepRunner runner_;
+  StepStreams streams_{&runner_};
   Background background_{1};
   Background planning_{1};  // of steps, which do not wait for calls of Compile
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeComputeService(const CoordinatorParts& context, Planner* planner,
-                                                  Sequencer* sequencer, rpc::Metrics* metrics) {
-  return std::make_unique<ComputeService>(StepPartsOf(context, planner, sequencer, metrics));
+StreamingService MakeComputeService(const CoordinatorParts& context, Planner* planner,
+                                    Sequencer* sequencer, rpc::Metrics* metrics) {
+  auto service =
+      std::make_unique<ComputeService>(StepPartsOf(context, planner, sequencer, metrics));
+  ComputeService* const raw = service.get();
+  return {.service = std::move(service), .end_streams = [raw] { raw->EndStreams(); }};
 }
 
 }  // namespace shardmesh::server

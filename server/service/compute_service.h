@@ -2,22 +2,17 @@
 #ifndef SHARDMESH_SERVER_SERVICE_COMPUTE_SERVICE_H_
 #define SHARDMESH_SERVER_SERVICE_COMPUTE_SERVICE_H_
 
-#include <memory>
-
 #include "rpc/metrics/metrics.h"
 #include "server/attach/coordinator_parts.h"
+#include "server/service/streaming_service.h"
 #include "server/steps/planner.h"
 #include "server/steps/sequencer.h"
-
-namespace grpc {
-class Service;
-}  // namespace grpc
 
 namespace shardmesh::server {
 
 // Thread-safe. All arguments outlive the service; the service counts steps in `metrics`.
-std::unique_ptr<grpc::Service> MakeComputeService(const CoordinatorParts& context, Planner* planner,
-                                                  Sequencer* sequencer, rpc::Metrics* metrics);
+StreamingService MakeComputeService(const CoordinatorParts& context, Planner* planner,
+                                    Sequencer* sequencer, rpc::Metrics* metrics);
 
 }  // namespace shardmesh::server
 

@@ -380,6 +380,18 @@ absl::StatusOr<ReleasedRecord> DecodeReleased(std::string_view key, const std::s
       record.mesh_id(), record.ranks(), {record.array_ids().begin(), record.array_ids().end()}};
 }
 
+std::string EncodeState(std::string_view array_id) {
+  proto::StateRecord record;
+  record.set_array_id(array_id.data(), array_id.size());
+  return record.SerializeAsString();
+}
+
+absl::StatusOr<std::string> DecodeState(std::string_view key, const std::string& bytes) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto record, Parse<proto::StateRecord>(key, bytes));
+  if (record.array_id().empty()) return Damaged(key, "names no array");
+  return record.array_id();
+}
+
 std::vector<SavedPlacesRecord> EncodeSavedPlaces(absl::Span<const SavedPlace> places,
                                                  size_t max_bytes) {
   // Tags, lengths and numbers of a place, or of a file, take less than this.

@@ -124,6 +124,10 @@ std::vector<SavedPlacesRecord> EncodeSavedPlaces(absl::Span<const SavedPlace> pl
 absl::StatusOr<std::vector<SavedPlace>> DecodeSavedPlaces(std::string_view key,
                                                           const std::string& bytes);
 
+// The record that an array is state: see ArrayRegistry::MakeState.
+std::string EncodeState(std::string_view array_id);
+absl::StatusOr<std::string> DecodeState(std::string_view key, const std::string& bytes);
+
 struct RequestRecord {
   std::string fingerprint;
   std::string answer;

@@ -27,6 +27,7 @@ constexpr std::string_view kArrayPrefix = "array/";
 constexpr std::string_view kNamePrefix = "name/";
 constexpr std::string_view kManifestPrefix = "manifest/";
 constexpr std::string_view kReleasedPrefix = "released/";
+constexpr std::string_view kStatePrefix = "state/";
 
 // The maximum number of arrays in one record of released arrays. Such a record takes about half a
 // MiB.
@@ -48,6 +49,7 @@ constexpr size_t kMaxSmallBytes = 1 << 20;
 std::string ArrayKey(std::string_view id) { return StrCat(kArrayPrefix, id); }
 std::string NameKey(std::string_view name) { return StrCat(kNamePrefix, name); }
 std::string ReleasedKey(std::string_view id) { return StrCat(kReleasedPrefix, id); }
+std::string StateKey(std::string_view id) { return StrCat(kStatePrefix, id); }
 std::string ManifestKey(std::string_view id) { return StrCat(kManifestPrefix, id); }
 std::string ChunkKey(std::string_view id, int64_t chunk) {
   return StrCat(kManifestPrefix, id, "/", absl::Dec(chunk, absl::kZeroPad6));
@@ -97,6 +99,16 @@ ArrayPtr WithMissing(const Array& array, std::vector<int64_t> missing) {
         changed->missing_ranks.empty() ? ArrayState::kAvailable : ArrayState::kDegraded;
   }
   return changed;
+}
+
+// Returns the array as state: without all that says where its first content came from.
+Array AsState(Array array) {
+  array.definition.source = {};
+  array.definition.sent_from = {};
+  array.definition.is_state = true;
+  array.durability = Durability::kMemory;
+  array.checkpoint = {};
+  return array;
 }
 
 // Adds `change` to the count of arrays in the state `state`.
@@ -396,6 +408,19 @@ absl::Status ArrayRegistry::Load() {
     }
   }
 
+  SHARDMESH_ASSIGN_OR_RETURN(const KeyValues stored_states, store_->List(kStatePrefix));
+  for (const KeyValue& item : stored_states.items) {
+    // Whatever the record has: its key says that the array is state.
+    if (const auto id = DecodeState(item.key, item.value); !id.ok()) {
+      leave_out(item.key, id.status());
+    }
+    state_ids_.insert(item.key.substr(kStatePrefix.size()));
+  }
+  for (const std::string& id : state_ids_) {
+    const auto array = arrays.find(id);
+    if (array == arrays.end()) continue;
+    array->second = std::make_shared<const Array>(AsState(*array->second));
+  }
   for (const KeyValue& item : stored_names.items) {
     const bool outdated = names[item.key.substr(kNamePrefix.size())].revision != item.mod_revision;
     if (outdated) dead_keys_.push_back(item.key);
@@ -489,6 +514,11 @@ absl::Status ArrayRegistry::Load() {
   }
   for (auto& [id, entry] : arrays_) {
     if (!entry.array->definition.replica_of.empty()) AddCompanion(id, entry.pins > 0);
+  }
+  for (const std::string& id : state_ids_) {
+    if (const auto found = arrays_.find(id); found != arrays_.end()) {
+      found->second.state_step = std::nullopt;
+    }
   }
   for (const auto& [id, entry] : arrays_) {
     NoteIfUnreplicated(id, entry);
@@ -705,6 +735,14 @@ absl::Status ArrayRegistry::CheckCommit(const CommitRequest& request,
                                        "\" was released meanwhile, has a companion already, or "
                                        "wants none any more"));
     }
+  }
+  for (const std::string& id : request.reused) {
+    const auto found = FindLive(id);
+    if (found == arrays_.end() || !found->second.array->definition.is_state) continue;
+    return absl::AbortedError(
+        StrCat("array \"", id,
+               "\", whose content was to be used again, has become state that "
+               "steps update; put it again"));
   }
   std::set<std::string_view> names;
   size_t deletions = 2 * request.superseded.size();
@@ -946,6 +984,10 @@ void ArrayRegistry::Finish(const std::shared_ptr<Pending>& pending,
     if (revision.ok()) {
       requests_->Finish(request.request_id, *revision);
       Apply(*pending, *revision);
+      for (const std::string& id : request.updated) {
+        const auto found = FindLive(id);
+        if (found != arrays_.end()) found->second.state_step = request.step;
+      }
     } else {
       requests_->Abandon(request.request_id);
       for (size_t i = 0; i < pending->chunks.size(); ++i) {
@@ -1131,6 +1173,7 @@ void ArrayRegistry::EraseArray(Arrays::iterator entry) {
   TakeFrom(arrays_by_form_, FormOf(entry->second.array->definition.descriptor), entry->first);
   unnamed_.erase(entry->first);
   unreplicated_.erase(entry->first);
+  if (state_ids_.erase(entry->first) > 0) dead_keys_.push_back(StateKey(entry->first));
   EraseOrigin(entry->second.array->definition.origin_key(), entry->first);
   for (const std::string& key : entry->second.other_origins) EraseOrigin(key, entry->first);
   arrays_.erase(entry);
@@ -1146,7 +1189,7 @@ void ArrayRegistry::EraseOrigin(const std::string& key, const std::string& array
 void ArrayRegistry::AddOrigin(std::string_view array_id, const std::string& key) {
   absl::MutexLock lock(&mutex_);
   const auto found = arrays_.find(array_id);
-  if (found == arrays_.end() || key.empty()) return;
+  if (found == arrays_.end() || key.empty() || found->second.array->definition.is_state) return;
   if (!ids_by_origin_[key].insert(found->first).second) return;
   std::vector<std::string>& others = found->second.other_origins;
   if (others.size() == kOtherOrigins) {
@@ -1542,6 +1585,97 @@ absl::Status ArrayRegistry::PinFound(std::string_view array_id, bool is_use,
   return absl::OkStatus();
 }
 
+absl::Status ArrayRegistry::CheckMayBeState(std::string_view array_id) const {
+  const auto found = FindLive(array_id);
+  if (found == arrays_.end() || found->second.array->state == ArrayState::kStaging) {
+    return NoArray(array_id);
+  }
+  const ArrayEntry& entry = found->second;
+  const ArrayDefinition& definition = entry.array->definition;
+  const auto refused = [&](std::string_view why) {
+    return WithReason(absl::FailedPreconditionError(StrCat("array ", array_id, " ", why)),
+                      Reason::kNotAvailable, {{fact::kField, "program.updates"}});
+  };
+  if (definition.replicas > 1 || !entry.companion.empty() || !definition.replica_of.empty()) {
+    return refused(
+        "has second replicas, which steps do not update; put it with one replica, or create the "
+        "state with zeros");
+  }
+  if (!definition.is_state && entry.names + entry.names_to_come > 1) {
+    return refused(
+        "has several names, whose content would all change; put it anew for the state, without the "
+        "reuse of arrays");
+  }
+  return absl::OkStatus();
+}
+
+void ArrayRegistry::SetState(Arrays::iterator found) {
+  ArrayEntry& entry = found->second;
+  EraseOrigin(entry.array->definition.origin_key(), found->first);
+  for (const std::string& key : std::exchange(entry.other_origins, {})) {
+    EraseOrigin(key, found->first);
+  }
+  unreplicated_.erase(found->first);
+  SetArray(entry, std::make_shared<const Array>(AsState(*Current(entry))));
+  entry.state_step = 0;
+  state_ids_.insert(found->first);
+}
+
+void ArrayRegistry::MakeState(absl::Span<const std::string> array_ids,
+                              absl::AnyInvocable<void(absl::Status) &&> callback) {
+  SHARDMESH_PASSES("registry.make_state");
+  {
+    absl::MutexLock lock(&mutex_);
+    absl::Status checked;
+    Transaction records = Fenced();
+    std::vector<std::string> new_ids;
+    for (const std::string& id : array_ids) {
+      checked.Update(CheckMayBeState(id));
+      if (!checked.ok()) break;
+      if (FindLive(id)->second.array->definition.is_state) continue;
+      records.puts.push_back({StateKey(id), EncodeState(id)});
+      new_ids.push_back(id);
+    }
+    if (!checked.ok() || new_ids.empty()) {
+      events_.Add(
+          [callback = std::move(callback), checked]() mutable { std::move(callback)(checked); });
+    } else {
+      CommitToStore(std::move(records), [this, new_ids, callback = std::move(callback)](
+                                            absl::StatusOr<Revision> revision) mutable {
+        if (revision.ok()) {
+          absl::MutexLock locked(&mutex_);
+          for (const std::string& id : new_ids) {
+            const auto found = FindLive(id);
+            // Another call may have made it state.
+            if (found != arrays_.end() && !found->second.array->definition.is_state) {
+              SetState(found);
+            }
+          }
+        }
+        std::move(callback)(revision.status());
+      });
+    }
+  }
+  events_.MakeCalls();
+}
+
+std::optional<int64_t> ArrayRegistry::StateStepOf(std::string_view array_id) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = FindLive(array_id);
+  if (found == arrays_.end() || !found->second.array->definition.is_state) return std::nullopt;
+  return found->second.state_step;
+}
+
+std::optional<std::string> ArrayRegistry::JudgeState(ArrayEntry& entry, int64_t state_step) {
+  if (!entry.state_step.has_value()) entry.state_step = state_step;
+  if (*entry.state_step == state_step) return std::nullopt;
+  const auto name = [](int64_t step) {
+    return step == 0 ? std::string("no step") : StrCat("step ", step);
+  };
+  return StrCat("its array is state that ", name(*entry.state_step),
+                " has updated last, and the tile is of ", name(state_step));
+}
+
 void ArrayRegistry::SetReplicas(ArrayEntry& entry, int64_t replicas) {
   if (!entry.companion.empty()) return;
   entry.wants_no_companion = replicas < 2;
@@ -1850,7 +1984,10 @@ std::vector<ArrayPtr> ArrayRegistry::ListAlike(Dtype dtype, const Shape& shape,
   for (auto at = alike->second.upper_bound(start_after);
        at != alike->second.end() && std::ssize(page) < limit; ++at) {
     const ArrayPtr& array = Current(*at->second);
-    if (array->state == ArrayState::kStaging || !array->definition.replica_of.empty()) continue;
+    if (array->state == ArrayState::kStaging || !array->definition.replica_of.empty() ||
+        array->definition.is_state) {
+      continue;
+    }
     page.push_back(array);
   }
   return page;
@@ -1861,7 +1998,8 @@ ArrayPtr ArrayRegistry::FindCommitted(std::string_view array_id) const {
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return nullptr;
   const ArrayPtr& array = Current(found->second);
-  return array->state == ArrayState::kStaging ? nullptr : array;
+  const bool is_known = array->state != ArrayState::kStaging && !array->definition.is_state;
+  return is_known ? array : nullptr;
 }
 
 ArrayCounts ArrayRegistry::CountArrays() const {
@@ -2340,6 +2478,7 @@ void ArrayRegistry::SetCheckpoint(std::string_view array_id, ArraySource checkpo
   const auto found = arrays_.find(array_id);
   if (found == arrays_.end()) return;
   auto changed = std::make_shared<Array>(*Current(found->second));
+  if (changed->definition.is_state) return;
   changed->checkpoint = std::move(checkpoint);
   SetArray(found->second, std::move(changed));
 }
@@ -2545,6 +2684,16 @@ bool ArrayRegistry::Classify(const InventoryTile& tile, Taking* taking) {
     // Remember to send the outcome of the running commit to this worker. Without the outcome, the
     // worker would keep its committed tile of a discarded array for ever.
     entry.waiting.push_back({inventory.identity, *rank, tile.tile, tile.crc32c, tile.committed});
+  } else if (array.definition.is_state) {
+    if (std::optional<std::string> reason = JudgeState(entry, tile.state_step)) {
+      // A tile that counted until now does so no longer.
+      SetMissing(entry, *rank, true);
+      return put_aside(*std::move(reason), true);
+    }
+    verdict.commit.push_back(tile.array_id);
+    if (!entry.adopted_from.empty()) {
+      entry.adopted_from[static_cast<size_t>(*rank)] = inventory.identity;
+    }
   } else if (array.tile_crc32c[static_cast<size_t>(*rank)] == tile.crc32c) {
     verdict.commit.push_back(tile.array_id);
     if (!entry.adopted_from.empty()) {
@@ -2581,7 +2730,8 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
     orphan.descriptor = descriptor;
     orphan.identities.resize(static_cast<size_t>(descriptor.mesh.size()));
     orphan.tile_crc32c.resize(orphan.identities.size());
-  } else if (!(orphan.descriptor == descriptor)) {
+    orphan.state_step = tile.state_step;
+  } else if (!(orphan.descriptor == descriptor) || orphan.state_step != tile.state_step) {
     return false;
   }
   const auto place = static_cast<size_t>(rank);
@@ -2597,6 +2747,10 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   array->durability = orphan.durability;
   array->tile_crc32c = std::move(orphan.tile_crc32c);
   array->created = clock_->Now();
+  if (orphan.state_step > 0 || state_ids_.contains(tile.array_id)) {
+    *array = AsState(*std::move(array));
+    state_ids_.insert(tile.array_id);
+  }
   Tell(ArrayChange{.array_id = tile.array_id, .mesh_id = descriptor.mesh_id});
   if (orphan.has_staged) {
     for (const std::string& identity : orphan.identities) {
@@ -2605,6 +2759,7 @@ bool ArrayRegistry::Adopt(const Inventory& inventory, const InventoryTile& tile)
   }
   ArrayEntry& entry = AddArray(tile.array_id, std::move(array));
   entry.adopted_from = std::move(orphan.identities);
+  entry.state_step = orphan.state_step;
   PinAdopted(tile.array_id, entry);
   // Some ranks may have been lost after they reported their tiles.
   for (int64_t each = 0; each < descriptor.mesh.size(); ++each) {
@@ -2726,6 +2881,15 @@ void ArrayRegistry::EndGrace() {
     for (auto& [id, entry] : arrays_) {
       if (std::exchange(entry.is_kept_for_grace, false)) kept.push_back(id);
     }
+    std::vector<std::string> gone;  // records of state that no rank has brought
+    for (const std::string& id : state_ids_) {
+      if (!arrays_.contains(id)) gone.push_back(id);
+    }
+    for (const std::string& id : gone) {
+      if (is_damaged_ || may_lack_names_) break;
+      state_ids_.erase(id);
+      dead_keys_.push_back(StateKey(id));
+    }
     for (const std::string& id : kept) {
       unnamed_.erase(id);
       --arrays_.find(id)->second.pins;
@@ -2767,6 +2931,13 @@ absl::Status ArrayRegistry::CheckTile(std::string_view array_id, int64_t rank, c
       tiling.TileOf(rank) != tile) {
     return absl::FailedPreconditionError(
         StrCat("tile ", tile.ToString(), " of array ", array_id, " is not that of rank ", rank));
+  }
+  if (array.definition.is_state) {
+    return WithReason(
+        absl::FailedPreconditionError(StrCat("array ", array_id,
+                                             " is state, whose tiles are not restored: the "
+                                             "steps that updated it since are not in the tile")),
+        Reason::kChecksumMismatch, {{fact::kArray, array_id}});
   }
   if (array.tile_crc32c[static_cast<size_t>(rank)] != crc32c) {
     return WithReason(absl::FailedPreconditionError(StrCat("array ", array_id, " lives, and ",

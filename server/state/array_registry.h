@@ -84,6 +84,9 @@ struct ArrayDefinition {
   // For a companion array: the id of the array whose tiles it copies. Both have the same shape,
   // spec and cut points, on meshes of the same shape. Empty: the array is no companion.
   std::string replica_of = {};
+  // Whether steps update the array in place: see ArrayRegistry::MakeState. Such an array has no
+  // origin, no checkpoint and no companion, is only in memory, and its checksums mean nothing.
+  bool is_state = false;
 
   // The origin. A client or the workers have read the file.
   ArrayOrigin origin() const {
@@ -152,6 +155,13 @@ struct CommitRequest {
   // After a restart it is released, and not kept for the grace period. Has no effect on an array
   // that has a name, that never had one, or whose release would move its tiles into quarantine.
   std::vector<std::string> superseded = {};
+  // Arrays of MakeState that the step `step` has updated, and the number of this step. Ignored if
+  // the commit fails. The caller pins these arrays.
+  std::vector<std::string> updated = {};
+  int64_t step = 0;
+  // Arrays that the caller found by their origin or content. ABORTED if one of them has become
+  // state since.
+  std::vector<std::string> reused = {};
 };
 
 struct CommitResult {
@@ -196,6 +206,8 @@ struct InventoryTile {
   bool committed = true;
   bool on_disk = false;
   bool of_step = false;  // the result of a step, staged
+  // The step that made the tile's content by an update; 0: none did. See StoredTile::state_step.
+  int64_t state_step = 0;
   // The array's descriptor as stored with the tile; needed only for tiles that FindUnknown returns.
   std::optional<ArrayDescriptor> descriptor = {};
 };
@@ -317,6 +329,15 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 // cached array says so: after a restart the array is cached again. An array gives up its companion
 // when it becomes cached; the caller of PinFound says how many replicas it wants from then on.
 //
+// State. MakeState makes a committed array one that steps update in place. From then on nothing may
+// bring back or reuse content that the array had before: MakeState forgets its origin and its
+// checkpoint, durably, and no search by origin or content finds it. A lost tile is never repaired;
+// the array stays degraded until it is released. State never becomes cached. The registry knows the
+// last step that updated an array, and counts a tile of an inventory only if that step made the
+// tile's content. After Open, the first tile that a worker reports says which step that was. Ranks
+// that report others have missed the end of a step: their tiles go into quarantine, and the array
+// is degraded. State is thus at the same step on all ranks, or lost.
+//
 // In the store:
 //
 // clang-format off
@@ -327,6 +348,7 @@ enum class TakenOver { kPinned, kAwaited, kNoRoom };
 //   manifest/ID          makes the manifest's chunks (names with arrays) valid, at its revision
 //   manifest/ID/NNNNNN   a chunk of a manifest, at most 1 MiB
 //   released/ID          arrays that were released and that workers may still have; ID is random
+//   state/ID             the array is state; also one without a name
 //   released/ARRAY       the array of this id, which the commit that took its last name gave up
 // clang-format on
 //
@@ -447,6 +469,19 @@ class ArrayRegistry {
   // After an error, staged arrays are still staged and names are unchanged.
   void Commit(CommitRequest request, CommitCallback callback);
 
+  // Makes committed arrays state: see "State" in the comment on this class. No effect on those that
+  // are state already. Call it before a step that updates them is submitted, with the arrays
+  // pinned. `callback` runs once this is durable, or at once if all of the arrays are state.
+  //   NOT_FOUND            there is no such committed array.
+  //   FAILED_PRECONDITION  (NOT_AVAILABLE) an array wants a second replica or is a companion.
+  //   other errors         as for Store::Commit.
+  // After an error, the arrays are as before.
+  void MakeState(absl::Span<const std::string> array_ids,
+                 absl::AnyInvocable<void(absl::Status) &&> callback);
+  // Returns the last step whose commit updated the array; 0: none did. Nullopt: it is not known,
+  // because no worker has reported the array since Open, or there is no such array of state.
+  std::optional<int64_t> StateStepOf(std::string_view array_id) const;
+
   // Returns the array, even if it is only staged. NOT_FOUND names the array.
   absl::StatusOr<ArrayPtr> FindArray(std::string_view array_id) const;
   // Returns the mesh of an array, cached or not; nullopt if there is no such array.
@@ -511,7 +546,7 @@ class ArrayRegistry {
   // rising id, at most `limit`. Companions are left out.
   std::vector<ArrayPtr> ListAlike(Dtype dtype, const Shape& shape, std::string_view start_after,
                                   int64_t limit) const;
-  // Returns a committed array, cached or not; null if there is none.
+  // Returns a committed array, cached or not; null if there is none, or if it is state.
   ArrayPtr FindCommitted(std::string_view array_id) const;
   // Returns committed arrays with names that want a second replica and have no companion, after the
   // id `start_after`, by rising id, at most `limit`.
@@ -679,6 +714,8 @@ class ArrayRegistry {
     // It came from the cache for a use that wants one replica. A copy that began before it was
     // cached becomes no companion.
     bool wants_no_companion = false;
+    // For state: the last step that updated it; 0: none did; nullopt: not known since Open.
+    std::optional<int64_t> state_step = 0;
     // The last kFormerVersions versions of names that pointed to the array and no longer do.
     std::vector<NameEntry> former = {};
     // Attached workers that have tiles of this staged array and await the outcome of its commit.
@@ -701,6 +738,7 @@ class ArrayRegistry {
     int64_t reported = 0;
     bool has_committed = false;  // a rank reported its tile as committed
     bool has_staged = false;     // a rank reported its tile as the staged result of a step
+    int64_t state_step = 0;      // InventoryTile::state_step, the same of all ranks
   };
   // Arrays that were released together and share one record.
   struct ReleasedBatch {
@@ -853,6 +891,13 @@ class ArrayRegistry {
   void TellAndRelease(Arrays::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes the array's pin from its companion. No effect if there is no array of this id.
   void GiveUpCompanion(const std::string& companion_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes the entry's array state, and forgets the keys of its origin.
+  void SetState(Arrays::iterator found) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns why the array cannot become state; OK if it can.
+  absl::Status CheckMayBeState(std::string_view array_id) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
+  // Judges a tile of an array of state whose place is right; the reason to put it aside, or none.
+  std::optional<std::string> JudgeState(ArrayEntry& entry, int64_t state_step)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Sets ArrayDefinition::replicas of a committed array without names. No effect if it has a
   // companion.
   void SetReplicas(ArrayEntry& entry, int64_t replicas) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -1010,6 +1055,8 @@ class ArrayRegistry {
   // Number of names that running commits will add to names_.
   int64_t names_to_come_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_set<std::string> committing_arrays_ ABSL_GUARDED_BY(mutex_);
+  // The arrays of the records state/ID. Some may wait for their adoption.
+  absl::flat_hash_set<std::string> state_ids_ ABSL_GUARDED_BY(mutex_);
   std::vector<Released> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> dead_keys_ ABSL_GUARDED_BY(mutex_);
   bool is_caching_ ABSL_GUARDED_BY(mutex_) = false;

@@ -199,6 +199,15 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
                                    kMaxRepairRetryDelay));
 }
 
+absl::Status CheckNotState(const Array& array) {
+  if (!array.definition.is_state) return absl::OkStatus();
+  return WithReason(
+      absl::FailedPreconditionError(StrCat(
+          "array ", array.definition.descriptor.array_id,
+          " is state that steps update; copy it to another array with a program, and use that")),
+      Reason::kNotAvailable, {{fact::kField, "array"}});
+}
+
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array) {
   const Tile whole = Tile::Whole(array.shape);
   bool fits = slice.ranges.size() == whole.ranges.size();

@@ -65,6 +65,10 @@ absl::Status Degraded(const SelectedArray& selected, const std::vector<int64_t>&
                       const MembershipView& membership, const Recovery& recovery,
                       bool awaits_repair = false);
 
+// FAILED_PRECONDITION (NOT_AVAILABLE): the array is state, which steps update. For calls that read
+// the tiles of an array one after the other, and would mix those of different steps.
+absl::Status CheckNotState(const Array& array);
+
 // INVALID_ARGUMENT (BAD_TILE), with have and need: the slice has another number of dimensions than
 // the array, is empty, or reaches beyond the array's shape.
 absl::Status CheckSlice(const Tile& slice, const ArrayDescriptor& array);

@@ -62,6 +62,7 @@ struct WorkerInfo {
   double f32_flops_per_second = 0;  // of its kernels for F32, as measured; 0: not measured
   bool answers_clock = false;       // answers each CoordinatorClock with a heartbeat at once
   bool multiplies_batches = false;  // runs plans for which MultipliesBatches is true
+  bool runs_tensor_ops = false;     // runs plans with LocalCompute and with updates
 };
 
 // A worker's quarantine: the number of arrays with tiles there, and the bytes of these tiles.

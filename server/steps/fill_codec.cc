@@ -89,6 +89,14 @@ void FillEncoder::AddFromFile(std::string_view array, int64_t rank, const Source
   Add(std::move(tile), file);
 }
 
+void FillEncoder::AddZeros(std::string_view array, int64_t rank) {
+  internal::v1::FillTile tile;
+  tile.set_array_descriptor(std::string(array));
+  tile.set_rank(static_cast<int32_t>(rank));
+  tile.mutable_zeros();
+  Add(std::move(tile), nullptr);
+}
+
 void FillEncoder::AddFromArray(std::string_view array, int64_t rank, std::string_view source,
                                std::string_view token, const SecondSource& second) {
   internal::v1::FillTile tile;

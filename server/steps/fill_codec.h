@@ -66,6 +66,8 @@ class FillEncoder {
   void AddFromFile(std::string_view array, int64_t rank, const SourceFile* file,
                    int64_t offset_bytes,
                    const std::optional<SourceConversion>& conversion = std::nullopt);
+  // The same for elements that are all zero.
+  void AddZeros(std::string_view array, int64_t rank);
   // The same for elements that come from the array `source`, again as bytes. `token` grants access
   // to that array: a token of rpc/transfer_token.h for gets.
   void AddFromArray(std::string_view array, int64_t rank, std::string_view source,
@@ -114,6 +116,7 @@ class SharedFill {
                    const std::optional<SourceConversion>& conversion = std::nullopt) {
     encoder_.AddFromFile(array, /*rank=*/0, file, offset_bytes, conversion);
   }
+  void AddZeros(std::string_view array) { encoder_.AddZeros(array, /*rank=*/0); }
   void AddFromArray(std::string_view array, std::string_view source, std::string_view token,
                     const SecondSource& second = {}) {
     encoder_.AddFromArray(array, /*rank=*/0, source, token, second);

@@ -194,6 +194,7 @@ absl::Status PutPlan::TakeTensor(PutTensor tensor, const std::function<bool()>& 
   if (tensor.origin.has_value()) {
     SHARDMESH_RETURN_IF_ERROR(TakeOrigin(tensor, &item.definition));
   }
+  item.is_zeros = tensor.is_zeros;
   std::optional<ContentClaim> claim = std::exchange(tensor.content, std::nullopt);
   SHARDMESH_RETURN_IF_ERROR(Place(std::move(tensor), is_cancelled, &item.definition));
   if (const auto axes = array.spec.unreduced(); !axes.empty()) {
@@ -371,7 +372,7 @@ absl::StatusOr<BegunPutPtr> PutPlan::Begin(const std::function<bool()>& is_cance
   // A worker that attached again a moment ago gets no orders yet, and the put would wait for its
   // tiles until the deadline.
   const bool is_filled = std::any_of(items_.begin(), items_.end(), [](const PutItem& item) {
-    return item.is_copied() || item.is_read();
+    return item.is_copied() || item.is_filled();
   });
   const bool is_converted = std::any_of(items_.begin(), items_.end(), IsConverted);
   for (size_t i = 0; is_filled && i < endpoints.size(); ++i) {
@@ -509,12 +510,16 @@ absl::Status PutPlan::OrderFill(const BegunPut& put, const ReuseSources& sources
                                             put.items, put.devices, sources, parts_.fill));
   }
   if (std::none_of(put.items.begin(), put.items.end(),
-                   [](const PutItem& item) { return item.is_read(); })) {
+                   [](const PutItem& item) { return item.is_filled(); })) {
     return absl::OkStatus();
   }
   SharedFill orders(put.transfer_id, parts_.term, /*devices=*/nullptr);
   for (const PutItem& item : put.items) {
-    if (!item.is_read()) continue;
+    if (!item.is_filled()) continue;
+    if (item.is_zeros) {
+      orders.AddZeros(rpc::ArrayDescriptorBytes(item.definition.descriptor));
+      continue;
+    }
     const ArraySource& source = item.definition.source;
     orders.AddFromFile(rpc::ArrayDescriptorBytes(item.definition.descriptor), source.file.get(),
                        source.offset_bytes, source.conversion);

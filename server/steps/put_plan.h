@@ -106,6 +106,7 @@ struct PutTensor {
   std::optional<FileRange> origin = {};
   std::string conversion = {};  // see ArrayOrigin; only with `origin`
   std::optional<ContentClaim> content = {};
+  bool is_zeros = false;  // all elements are zero; excludes `source`, `origin` and `content`
 };
 
 // Collects a put as its client describes it. Calls, in this order:

@@ -119,6 +119,7 @@ absl::Status Attribute(const absl::Status& error, const WorkRef& ref,
 
 struct Sequencer::Work {
   StepTicket ticket = 0;
+  int64_t chain = 0;  // StepRequest::chain
   WorkRef ref;
   State state = State::kWaiting;
   std::vector<std::string> reads;
@@ -186,6 +187,7 @@ absl::StatusOr<Sequencer::StepTicket> Sequencer::Submit(StepRequest request,
     absl::MutexLock lock(&mutex_);
     SHARDMESH_RETURN_IF_ERROR(CheckParticipants(request.op, request.participants, request.timeout));
     auto work = std::make_shared<Work>();
+    work->chain = request.chain;
     work->ref.op = std::move(request.op);
     work->ref.mesh_id = std::move(request.mesh_id);
     work->ref.operation_id = std::move(request.operation_id);
@@ -756,9 +758,27 @@ void Sequencer::Decide(const WorkPtr& work, absl::Status status) {
   --deciding_;
 }
 
+void Sequencer::FailChain(const Work& failed, const absl::Status& status) {
+  std::vector<WorkPtr> later;
+  for (auto each = live_.upper_bound(failed.ticket); each != live_.end(); ++each) {
+    const WorkPtr& work = each->second;
+    if (work->chain == failed.chain && work->state != State::kCommitting) later.push_back(work);
+  }
+  for (const WorkPtr& work : later) {
+    work->chain = 0;
+    End(work, WithReason(absl::AbortedError(StrCat(
+                             Name(work->ref), " was given up because ", Name(failed.ref),
+                             ", an earlier step of its stream, failed: ", ToStd(status.message()))),
+                         Reason::kCancelled));
+  }
+}
+
 void Sequencer::End(const WorkPtr& work, absl::Status status) {
   SHARDMESH_PASSES("sequencer.end");
-  live_.erase(work->ticket);
+  // Work may end with an earlier step of its chain, while a caller goes through all live work.
+  if (live_.erase(work->ticket) == 0) return;
+  // Before the waiting steps that the end of this one lets run.
+  if (!status.ok() && work->chain != 0) FailChain(*work, status);
   RemoveOperands(*work);
   if (work->ref.transfer_id.empty()) {
     steps_.erase(work->ref.sequence);

@@ -105,6 +105,9 @@ struct StepRequest {
   // its last heartbeat. A last call may come when the step has just ended.
   std::function<void(std::string_view identity, int64_t bytes)> received = nullptr;
   std::string operation_id = {};  // as WorkRef
+  // Steps of one chain depend on each other: if one fails, the later ones that are not committing
+  // end with ABORTED (CANCELLED). 0: the step is of no chain.
+  int64_t chain = 0;
 };
 
 using IdentitiesPtr = std::shared_ptr<const std::vector<std::string>>;
@@ -349,7 +352,10 @@ class Sequencer {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Calls `idle` of each draining worker that no live work needs.
   void TellDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends a step or transfer. All ends go through this function.
+  // Ends the later steps of the chain of a step that has failed, except those that are committing.
+  void FailChain(const Work& failed, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends a step or transfer. All ends go through this function. No effect if it has ended already.
   void End(const WorkPtr& work, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FailIfInvolved(std::string_view identity, std::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

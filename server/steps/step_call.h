@@ -4,14 +4,18 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "rpc/caller.h"
 #include "server/state/array_registry.h"
@@ -20,6 +24,8 @@
 #include "tensor/literal.h"
 
 namespace shardmesh::server {
+
+struct PreparedPlan;  // planner.h
 
 // An operand of a program: an array of the cluster, or a literal tensor in the call.
 struct StepOperand {
@@ -63,11 +69,29 @@ struct PlanHash {
   std::string bytes;
 };
 
+// The plan of the last step of a stream, for the next one. Thread-safe.
+class KeptPlan {
+ public:
+  std::shared_ptr<const PreparedPlan> get() const {
+    absl::MutexLock lock(&mutex_);
+    return plan_;
+  }
+  void Set(std::shared_ptr<const PreparedPlan> plan) {
+    absl::MutexLock lock(&mutex_);
+    plan_ = std::move(plan);
+  }
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<const PreparedPlan> plan_ ABSL_GUARDED_BY(mutex_);
+};
+
 // A call that runs a step.
 struct StepCall {
   // Identifies the request within its session and method. A repeated request gets the answer of the
-  // first request.
+  // first request, unless `is_remembered` is false.
   std::string request_id = {};
+  bool is_remembered = true;
   std::string session_id = {};
   std::string method = {};
   // A digest of the request. It detects a different request that reuses the id.
@@ -78,6 +102,9 @@ struct StepCall {
   std::optional<absl::Duration> timeout = {};
 
   std::variant<Program, PlanHash> work = {};
+  // If set, gets the plan of the step. A PlanHash of the plan that it has needs no cached plan.
+  std::shared_ptr<KeptPlan> kept_plan = nullptr;
+  int64_t chain = 0;  // see StepRequest::chain
   // If set, the work is the program of this layer for the operands, and `work` has no effect.
   std::optional<LayerCall> layer = std::nullopt;
   StepOperands operands = {};

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -47,6 +48,31 @@ absl::Status CheckNotAuxiliary(const std::string& mesh_id) {
 // The most meshes whose rates are kept. The table is cleared at this size, because removed meshes
 // stay in it.
 constexpr size_t kMostMeshes = 256;
+
+// Returns whether only workers with the feature kTensorOpsFeature (rpc/contract.h) run the plan.
+bool NeedsTensorOps(const Plan& plan) {
+  return !plan.updates.empty() ||
+         std::any_of(plan.instructions.begin(), plan.instructions.end(),
+                     [](const Instruction& instruction) {
+                       return std::holds_alternative<LocalCompute>(instruction.kind);
+                     });
+}
+
+// Requires, if `is_needed`, that each worker of the mesh has the ability. `what` completes "does
+// not".
+absl::Status CheckAbility(const MembershipView& view, const MeshRanks& mesh, bool is_needed,
+                          bool WorkerInfo::*ability, std::string_view what) {
+  if (!is_needed) return absl::OkStatus();
+  for (size_t rank = 0; rank < mesh.identities.size(); ++rank) {
+    const WorkerStatus* const worker = view.FindWorker(mesh.identities[rank]);
+    if (worker == nullptr || worker->info.*ability) continue;
+    return WithReason(absl::FailedPreconditionError(StrCat(
+                          "worker \"", mesh.identities[rank], "\" (rank ", rank,
+                          ") runs an older build, which does not ", what, "; upgrade the worker")),
+                      Reason::kNotAvailable, {{fact::kField, "program"}});
+  }
+  return absl::OkStatus();
+}
 
 KernelRates SlowestOf(const MembershipView& view, const MeshRanks& mesh) {
   KernelRates rates;
@@ -188,6 +214,31 @@ absl::StatusOr<PlanTarget> OperandFinder::FindTarget(
                     .kernels = kernels_.RatesOf(*sources_.membership->view(), mesh_id)};
 }
 
+absl::Status MarkUpdates(const Plan& plan, std::vector<FoundOperand>* operands) {
+  for (const StateUpdate& update : plan.updates) {
+    FoundOperand& operand = (*operands)[update.operand];
+    const auto refused = [&](std::string_view why) {
+      return rpc::BadField(StrCat("operands[", update.operand, "]"),
+                           StrCat("is updated by the program, but ", why));
+    };
+    if (operand.array == nullptr) {
+      return refused("is a literal; give an array by its name or id");
+    }
+    if (operand.donate) return refused("is donated; a step keeps the array that it updates");
+    if (!operand.described.spec.unreduced().empty()) {
+      return refused("holds partial sums; reduce it first");
+    }
+    const std::string& id = operand.array->definition.descriptor.array_id;
+    for (const FoundOperand& other : *operands) {
+      if (&other == &operand || other.array == nullptr) continue;
+      if (other.array->definition.descriptor.array_id != id) continue;
+      return refused(StrCat("array ", id, " is another operand too; give it once"));
+    }
+    operand.is_updated = true;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckDonor(const ArrayRegistry& registry, const SessionTable& sessions,
                         const std::string& session_id, std::vector<FoundOperand>* operands) {
   for (size_t i = 0; i < operands->size(); ++i) {
@@ -229,18 +280,12 @@ KernelRates KernelTable::RatesOf(const MembershipView& view, std::string_view me
 
 absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view) {
   const MeshRanks* const mesh = view.FindMesh(plan.mesh_id);
-  if (mesh == nullptr || !MultipliesBatches(plan)) return absl::OkStatus();
-  for (size_t rank = 0; rank < mesh->identities.size(); ++rank) {
-    const WorkerStatus* const worker = view.FindWorker(mesh->identities[rank]);
-    if (worker == nullptr || worker->info.multiplies_batches) continue;
-    return WithReason(
-        absl::FailedPreconditionError(StrCat(
-            "worker \"", mesh->identities[rank], "\" (rank ", rank,
-            ") runs an older build, which does not multiply batches of matrices; upgrade the "
-            "worker")),
-        Reason::kNotAvailable, {{fact::kField, "program"}});
-  }
-  return absl::OkStatus();
+  if (mesh == nullptr) return absl::OkStatus();
+  SHARDMESH_RETURN_IF_ERROR(CheckAbility(view, *mesh, MultipliesBatches(plan),
+                                         &WorkerInfo::multiplies_batches,
+                                         "multiply batches of matrices"));
+  return CheckAbility(view, *mesh, NeedsTensorOps(plan), &WorkerInfo::runs_tensor_ops,
+                      "run tensor ops or update arrays");
 }
 
 }  // namespace shardmesh::server

@@ -35,6 +35,7 @@ struct FoundOperand {
   std::string name = {};  // the caller's name for the array; empty: the caller gave its id
   bool donate = false;
   bool overwritten = false;  // donated, and a result will overwrite its memory
+  bool is_updated = false;   // the step updates the array: see StateUpdate
 };
 
 // The operands of a call and the mesh on which they lie.
@@ -64,8 +65,9 @@ class KernelTable {
   mutable std::map<std::string, Known, std::less<>> known_ ABSL_GUARDED_BY(mutex_);  // by mesh
 };
 
-// FAILED_PRECONDITION (NOT_AVAILABLE): the plan multiplies batches, and a worker of the mesh runs a
-// build that does not; the message names the worker. Requires that the mesh has all its workers.
+// FAILED_PRECONDITION (NOT_AVAILABLE): the plan multiplies batches, has tensor ops or updates
+// arrays, and a worker of the mesh runs a build that does not; the message names the worker.
+// Requires that the mesh has all its workers.
 absl::Status CheckWorkersRun(const Plan& plan, const MembershipView& view);
 
 // Finds operands in the coordinator's state. All arguments outlive the finder. Thread-safe.
@@ -102,6 +104,13 @@ class OperandFinder {
   const Sources sources_;
   KernelTable kernels_;
 };
+
+// Marks the operands that the plan updates, and checks that it may. An error names the field of the
+// operand. The registry makes the other checks: see ArrayRegistry::MakeState.
+//   INVALID_ARGUMENT (BAD_FIELD)       an operand that is updated is a literal, or donated, or
+//   holds
+//                                      partial sums, or another operand is the same array.
+absl::Status MarkUpdates(const Plan& plan, std::vector<FoundOperand>* operands);
 
 // Checks that the session may donate the operands: it must pin their arrays. If the session does
 // not pin an array that has a name, sets `donate` to false, and the step only reads the array.

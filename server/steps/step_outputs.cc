@@ -54,8 +54,10 @@ absl::Status CheckAnswerSize(const std::vector<ArrayDescriptor>& described,
 }  // namespace
 
 absl::Status CheckOutputs(const StepOutputs& outputs, const Plan& plan) {
-  if (plan.outputs.empty()) {
-    return rpc::BadField("program.outputs", "is empty; a step makes at least one array");
+  if (plan.outputs.empty() && plan.updates.empty() && !plan.instructions.empty()) {
+    return rpc::BadField("program.outputs",
+                         "is empty, and the program updates no state; a program with ops makes or "
+                         "updates at least one array");
   }
   if (outputs.names.size() > plan.outputs.size()) {
     return rpc::BadField("output.names", StrCat("has ", outputs.names.size(), " entries for ",
@@ -151,8 +153,10 @@ absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<Found
 }
 
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
-                       const WorkOutcome& outcome) {
+                       const WorkOutcome& outcome, std::vector<std::string> updated) {
   CommitRequest commit;
+  commit.updated = std::move(updated);
+  commit.step = outcome.sequence;
   absl::flat_hash_map<std::string_view, size_t> places;  // index of each output, by array id
   for (size_t i = 0; i < described.size(); ++i) {
     const std::string& array_id = described[i].array_id;

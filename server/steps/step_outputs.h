@@ -39,9 +39,9 @@ absl::Status CheckMessageSizes(const PreparedPlan& plan, const std::vector<Found
                                const StepOutputs& outputs);
 
 // Returns the registry's commit of a step: the commit makes the results available and moves the
-// names to the results.
+// names to the results. `updated`: ids of the arrays that the step updates.
 CommitRequest CommitOf(const std::vector<ArrayDescriptor>& described, const StepOutputs& outputs,
-                       const WorkOutcome& outcome);
+                       const WorkOutcome& outcome, std::vector<std::string> updated = {});
 
 // Assembles a complete result from the tiles in the reports of `ranks`, which are sorted by rank.
 // INTERNAL: a report lacks a tile.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/synchronization/notification.h"
 #include "process/failpoint.h"
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
@@ -208,8 +209,12 @@ absl::StatusOr<std::shared_ptr<const PreparedPlan>> StepRunner::PlanOf(
                          "are given with a plan, which has its own; compile a program that ends "
                          "with a reshard");
   }
-  SHARDMESH_ASSIGN_OR_RETURN(std::shared_ptr<const PreparedPlan> prepared,
-                             parts_.planner->Find(std::get<PlanHash>(call.work).bytes));
+  const std::string& hash = std::get<PlanHash>(call.work).bytes;
+  std::shared_ptr<const PreparedPlan> prepared =
+      call.kept_plan == nullptr ? nullptr : call.kept_plan->get();
+  if (prepared == nullptr || prepared->hash != hash) {
+    SHARDMESH_ASSIGN_OR_RETURN(prepared, parts_.planner->Find(hash));
+  }
   const Plan& plan = prepared->plan;
   const bool fits = plan.operand_count == found.operands.size() &&
                     plan.mesh_id == found.target.mesh_id &&
@@ -255,6 +260,38 @@ absl::Status StepRunner::PinOperands(Running* running) const {
   return result;
 }
 
+absl::Status StepRunner::MakeState(Running* running, absl::Duration time_left) const {
+  for (const FoundOperand& operand : running->operands) {
+    if (operand.is_updated) running->updated.push_back(IdOf(operand));
+  }
+  if (running->updated.empty()) return absl::OkStatus();
+  struct Recorded {
+    absl::Notification is_known;
+    absl::Status status;
+  };
+  const auto recorded = std::make_shared<Recorded>();
+  parts_.registry->MakeState(running->updated, [recorded](absl::Status status) {
+    recorded->status = std::move(status);
+    recorded->is_known.Notify();
+  });
+  if (!recorded->is_known.WaitForNotificationWithTimeout(time_left)) {
+    return WithReason(
+        absl::DeadlineExceededError(
+            "the store did not record in time that the step updates its operands; try again"),
+        Reason::kDeadline, {{fact::kLimit, absl::ToDoubleSeconds(time_left)}});
+  }
+  SHARDMESH_RETURN_IF_ERROR(recorded->status);
+  // The step would update the other ranks of a degraded array only.
+  for (const std::string& id : running->updated) {
+    SHARDMESH_ASSIGN_OR_RETURN(const ArrayPtr array, parts_.registry->FindArray(id));
+    if (array->state == ArrayState::kAvailable) continue;
+    return WithReason(
+        absl::UnavailableError(StrCat("array ", id, " has lost tiles since the call began")),
+        Reason::kArrayDegraded, {{fact::kArray, id}});
+  }
+  return absl::OkStatus();
+}
+
 void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
   const std::vector<std::optional<ValueIndex>> results =
       ResultsOverOperands(running->prepared->plan);
@@ -264,6 +301,10 @@ void StepRunner::GiveOperands(Running* running, StepRequest* step) const {
       continue;
     }
     const std::string& array_id = IdOf(operand);
+    if (operand.is_updated) {
+      step->writes.push_back(array_id);
+      continue;
+    }
     SHARDMESH_PASSES("compute.give");
     // If the array has a name or another pin, the registry refuses Give. In that case the step only
     // reads the array and does not change it.
@@ -325,8 +366,10 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
       CheckDonor(*parts_.registry, *parts_.sessions, call.session_id, &found.operands));
   auto running = std::make_shared<Running>();
   SHARDMESH_ASSIGN_OR_RETURN(running->prepared, PlanOf(call, found));
+  if (call.kept_plan != nullptr) call.kept_plan->Set(running->prepared);
   const Plan& plan = running->prepared->plan;
   SHARDMESH_RETURN_IF_ERROR(CheckOutputs(call.outputs, plan));
+  SHARDMESH_RETURN_IF_ERROR(MarkUpdates(plan, &found.operands));
   SHARDMESH_RETURN_IF_ERROR(parts_.endpoints->CheckReady(plan.mesh_id));
   SHARDMESH_RETURN_IF_ERROR(CheckWorkersRun(plan, *parts_.membership->view()));
   SHARDMESH_RETURN_IF_ERROR(SetTimeouts(call, step));
@@ -334,6 +377,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   step->mesh_id = plan.mesh_id;
   step->received = std::move(call.received);
   step->operation_id = call.operation_id;
+  step->chain = call.chain;
 
   running->session_id = call.session_id;
   running->options = std::move(call.outputs);
@@ -349,6 +393,7 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
   if (staged.ok()) {
     staged = CheckStepRoom(plan, running->operands, *parts_.membership->view(), *parts_.registry);
   }
+  if (staged.ok()) staged = MakeState(running.get(), step->timeout);
   if (!staged.ok()) {
     End(*running, staged);
     return staged;
@@ -364,7 +409,8 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequ
 }
 
 std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback callback) {
-  absl::Status checked = rpc::CheckRequestId(call.request_id, "request_id");
+  absl::Status checked;
+  if (call.is_remembered) checked = rpc::CheckRequestId(call.request_id, "request_id");
   if (checked.ok()) {
     checked = parts_.sessions->Check(call.session_id, call.caller);
   }
@@ -372,12 +418,17 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
     std::move(callback)(checked);
     return std::nullopt;
   }
-  const std::string key = RequestKey(call.session_id, call.method, call.request_id);
-  absl::StatusOr<StepMemory::Answer> remembered =
-      memory_.Begin(call.caller.name, key, call.fingerprint, parts_.clock->Now());
-  if (!remembered.ok() || *remembered != nullptr) {
-    std::move(callback)(remembered.ok() ? StepAnswer(**remembered) : remembered.status());
-    return std::nullopt;
+  // Empty: the answer is not kept.
+  const std::string key = call.is_remembered
+                              ? RequestKey(call.session_id, call.method, call.request_id)
+                              : std::string();
+  if (call.is_remembered) {
+    absl::StatusOr<StepMemory::Answer> remembered =
+        memory_.Begin(call.caller.name, key, call.fingerprint, parts_.clock->Now());
+    if (!remembered.ok() || *remembered != nullptr) {
+      std::move(callback)(remembered.ok() ? StepAnswer(**remembered) : remembered.status());
+      return std::nullopt;
+    }
   }
   const std::string session_id = call.session_id;
   if (const absl::Status refused = parts_.sessions->BeginStep(session_id); !refused.ok()) {
@@ -412,7 +463,7 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
           return std::move(*shared_callback)(WithSecondRun(*running, result.status()));
         }
         v1::ExecuteResponse answer = Encode(*std::move(result));
-        memory_.Finish(key, answer, parts_.clock->Now());
+        if (!key.empty()) memory_.Finish(key, answer, parts_.clock->Now());
         std::move (*shared_callback)(std::move(answer));
       });
   if (!ticket.ok()) {
@@ -428,7 +479,7 @@ std::optional<Sequencer::StepTicket> StepRunner::Run(StepCall call, Callback cal
 void StepRunner::Commit(const RunningPtr& running, const WorkOutcome& outcome,
                         absl::AnyInvocable<void(absl::Status) &&> decided) {
   parts_.registry->Commit(
-      CommitOf(running->outputs, running->options, outcome),
+      CommitOf(running->outputs, running->options, outcome, running->updated),
       [running, decided = std::move(decided)](absl::StatusOr<CommitResult> result) mutable {
         if (result.ok()) {
           running->revision = result->revision;

@@ -61,6 +61,10 @@ using StepAnswer = absl::StatusOr<v1::ExecuteResponse>;
 // result would use. If the step fails after workers may have begun it, that operand is lost. The
 // error names the lost operand.
 //
+// A step that updates an array writes it: the sequencer starts the step after all earlier steps
+// that read or update the array, and later ones wait for it. The first update of an array waits for
+// the disk, in the caller's thread.
+//
 // A repeated request id in a session does not run the step again: see StepMemory.
 //
 // Thread-safe. The sequencer must have ended all steps before the runner is destroyed.
@@ -111,6 +115,7 @@ class StepRunner {
     std::shared_ptr<const PreparedPlan> prepared;
     std::vector<FoundOperand> operands;
     std::vector<ArrayDescriptor> outputs;  // the outputs that are staged
+    std::vector<std::string> updated;      // ids of the arrays that the step updates
     absl::Time started;
     Revision revision = 0;  // revision of the step's commit
   };
@@ -131,6 +136,9 @@ class StepRunner {
   absl::Status StageOutputs(Running* running, Revision ranks_revision) const;
   // Pins the operands until End. Returns an error if an operand no longer exists.
   absl::Status PinOperands(Running* running) const;
+  // Makes the arrays that the step updates state, and waits for the disk if they were not: see
+  // ArrayRegistry::MakeState. DEADLINE_EXCEEDED (DEADLINE): the call's time ends first.
+  absl::Status MakeState(Running* running, absl::Duration time_left) const;
   // Gives the step the donated operands that it may have, and lists the arrays that the step reads
   // and writes.
   void GiveOperands(Running* running, StepRequest* step) const;

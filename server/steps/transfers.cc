@@ -173,7 +173,7 @@ absl::StatusOr<std::string> Transfers::Begin(const std::string& session_id,
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t sent_bytes, SentBytes(item));
     if (item.reused != nullptr) progress.reused_bytes += bytes - sent_bytes;
     progress.moved_bytes += item.moved_bytes;
-    progress.is_filled |= item.is_copied() || item.is_read();
+    progress.is_filled |= item.is_copied() || item.is_filled();
     if (item.is_kept()) {
       progress.staged_tiles += transfer->ranks;
       progress.staged_bytes += bytes;
@@ -299,6 +299,9 @@ void Transfers::CommitToRegistry(const TransferPtr& transfer, const WorkOutcome&
     items = transfer->items;
   }
   for (const PutItem& item : *items) {
+    if (item.reused != nullptr) {
+      request.reused.push_back(item.reused->array().definition.descriptor.array_id);
+    }
     if (item.is_kept()) {
       if (absl::Status there = CheckKept(item, outcome); !there.ok()) {
         return std::move(decided)(std::move(there));

@@ -48,8 +48,8 @@ struct PutItem {
   // of their elements; rising. Empty if `reused` has all elements.
   std::vector<int64_t> sent_ranks = {};
 
-  // An item is at most one of kept, copied and read. Of a copied item, the client sends the tiles
-  // of `sent_ranks`. Of an item that is none of the three, the client sends all tiles.
+  // An item is at most one of kept, copied, read and zeros. Of a copied item, the client sends the
+  // tiles of `sent_ranks`. Of an item that is none of them, the client sends all tiles.
 
   // `reused` was cached, so that its second replica, which the put wants, is yet to be made. Set
   // for kept items only, and for one of several that keep the same array.
@@ -73,6 +73,10 @@ struct PutItem {
   }
   // The workers read the elements from a file.
   bool is_read() const { return reused == nullptr && definition.source.file != nullptr; }
+  // All elements are zero, and the workers make them.
+  bool is_zeros = false;
+  // The workers make all tiles from a file or from nothing.
+  bool is_filled() const { return is_read() || is_zeros; }
 };
 
 // The progress of a put.

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "client/mesh_client.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "sharding/mesh.h"

@@ -125,12 +125,14 @@ class FillThreads final : public TileFiller {
     const auto shared = std::make_shared<const FillOrder>(std::move(order));
     bool has_arrays = false;
     for (const FillTile& tile : shared->tiles) {
-      if (!std::holds_alternative<FileRange>(tile.source)) {
+      if (std::holds_alternative<FillFromArray>(tile.source)) {
         has_arrays = true;
         continue;
       }
-      pool_->Run(transfer->id, [this, transfer, shared, &tile] {
-        Settle(*transfer, FillFromFile(*transfer, *shared, tile));
+      const bool is_zeros = std::holds_alternative<FillZeros>(tile.source);
+      pool_->Run(transfer->id, [this, transfer, shared, &tile, is_zeros] {
+        Settle(*transfer,
+               is_zeros ? FillWithZeros(*transfer, tile) : FillFromFile(*transfer, *shared, tile));
       });
     }
     if (has_arrays) {
@@ -329,6 +331,28 @@ class FillThreads final : public TileFiller {
     absl::StatusOr<absl::Span<char>> bytes = tile.MutableBytes();
     if (WasRoomMade(bytes.status(), tile.size_bytes())) bytes = tile.MutableBytes();
     return bytes;
+  }
+
+  std::optional<FaultyTile> FillWithZeros(FillTransfer& transfer, const FillTile& tile) {
+    if (!transfer.KeepGoing().ok()) return std::nullopt;
+    const auto array = rpc::ParseArrayDescriptorBytes(tile.array_descriptor);
+    if (!array.ok()) return FaultyTile{"", tile.rank, array.status()};
+    absl::Status status = WriteZeros(transfer, tile, *array);
+    if (status.ok()) return std::nullopt;
+    return FaultyTile{array->array_id, tile.rank, std::move(status)};
+  }
+
+  absl::Status WriteZeros(FillTransfer& transfer, const FillTile& tile,
+                          const ArrayDescriptor& array) {
+    SHARDMESH_ASSIGN_OR_RETURN(const std::unique_ptr<IncomingTile> incoming,
+                               Open(transfer, tile, array));
+    if (incoming == nullptr) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(const absl::Span<char> out, BytesOf(*incoming));
+    std::fill(out.begin(), out.end(), '\0');
+    incoming->Advance(incoming->size_bytes());
+    SHARDMESH_FAILPOINT("fill.finish_zeros");
+    SHARDMESH_RETURN_IF_ERROR(transfer.KeepGoing());
+    return incoming->FinishInPlace(std::nullopt);
   }
 
   std::optional<FaultyTile> FillFromFile(FillTransfer& transfer, const FillOrder& order,

@@ -71,6 +71,10 @@ absl::StatusOr<FillTile> Decode(internal::v1::FillTile& from, DeviceId rank, int
           .second_token = std::move(*from.mutable_array()->mutable_second_token())};
       tile.array_descriptor = std::move(*from.mutable_array_descriptor());
       return tile;
+    case internal::v1::FillTile::kZeros:
+      tile.source = FillZeros();
+      tile.array_descriptor = std::move(*from.mutable_array_descriptor());
+      return tile;
     case internal::v1::FillTile::SOURCE_NOT_SET:
       break;
   }

@@ -44,6 +44,7 @@ internal::v1::AttachRequest Encode(const WorkerHello& from) {
   hello->add_features(std::string(rpc::kDigestFeature));
   hello->add_features(std::string(rpc::kClockAnswersFeature));
   hello->add_features(std::string(rpc::kBatchesFeature));
+  hello->add_features(std::string(rpc::kTensorOpsFeature));
   for (const std::string& endpoint : from.endpoints) {
     hello->add_endpoints()->set_address(endpoint);
   }
@@ -105,7 +106,11 @@ internal::v1::HeldTile Encode(const ShardStore::HeldTile& from) {
   to.set_array_id(description.array_id);
   to.set_array_descriptor(description.array_descriptor);
   rpc::Encode(description.tile, to.mutable_tile());
-  to.set_crc32c(from.tile->crc32c());
+  if (from.tile->is_state()) {
+    to.set_state_step(from.tile->state_step());
+  } else {
+    to.set_crc32c(from.tile->crc32c());
+  }
   to.set_durability(from.tile->durable() ? v1::DURABILITY_DISK : v1::DURABILITY_MEMORY);
   to.set_committed(from.state == TileState::kCommitted);
   if (!to.committed()) {

@@ -26,11 +26,14 @@ struct FillFromArray {
   std::string second_token = {};
 };
 
+// Elements that are all zero.
+struct FillZeros {};
+
 // A tile for this worker to fill.
 struct FillTile {
   std::string array_descriptor;  // the bytes of the tile's array, which are stored with the tile
   DeviceId rank = 0;             // this worker's rank in the array's mesh
-  std::variant<FileRange, FillFromArray> source;
+  std::variant<FileRange, FillFromArray, FillZeros> source;
 };
 
 // A live worker that serves a rank of the mesh from which arrays come.

@@ -5,10 +5,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/types/span.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
@@ -19,6 +22,7 @@
 #include "client/cli/shared_options.h"
 #include "client/cli/stopwatch.h"
 #include "client/cli/table.h"
+#include "client/models/model_config.h"
 #include "rpc/flags.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -37,38 +41,72 @@ constexpr char kLlama[] = "llama";
 // would already exhaust memory.
 constexpr int64_t kMaxSizeBytes = int64_t{1} << 40;
 
+// The value of --size: a number of bytes, or the name of a model.
+struct MadeSize {
+  std::string name;        // "tiny", "1b", or empty
+  int64_t size_bytes = 0;  // if there is no name
+};
+
 struct CheckpointFlags {
   std::string path;
   std::string like;
-  std::optional<int64_t> size_bytes;
+  std::optional<MadeSize> size;
   Dtype dtype = Dtype::kF32;
   uint64_t seed = 1;
+  bool folder = false;
 };
 
+absl::StatusOr<MadeSize> ParseMadeSize(std::string_view text) {
+  const std::string name = absl::AsciiStrToLower(ToAbsl(text));
+  if (name == "tiny" || name == "1b") return MadeSize{.name = name};
+  SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, ParseSize(text));
+  return MadeSize{.name = {}, .size_bytes = size_bytes};
+}
+
+// Returns the model whose weights make-checkpoint writes.
+absl::StatusOr<ModelConfig> MadeModel(const CheckpointFlags& flags) {
+  const bool llama = flags.like == kLlama || (flags.like.empty() && flags.size.has_value());
+  const bool is_tiny = flags.size.has_value() && flags.size->name == "tiny";
+  if (!llama) {
+    if (flags.size.has_value() && !is_tiny) {
+      return WrongUse(StrCat("--size goes with --like ", kLlama, ": ", kMiniLm,
+                             " has the size that it has, or is tiny"));
+    }
+    if (flags.dtype != Dtype::kF32) return WrongUse(StrCat("--dtype goes with --like ", kLlama));
+    return is_tiny ? TinyBertConfig() : MiniLmConfig();
+  }
+  if (!flags.size.has_value()) return WrongUse("--like llama needs a --size");
+  if (is_tiny) return TinyLlamaConfig();
+  if (flags.size->name == "1b") return BillionLlamaConfig();
+  if (flags.size->size_bytes > kMaxSizeBytes) {
+    return WrongUse(StrCat("--size: ", FormatBytes(flags.size->size_bytes),
+                           " are over the limit of ", FormatBytes(kMaxSizeBytes),
+                           "; give 1TiB or less"));
+  }
+  absl::StatusOr<LlamaConfig> made = LlamaConfigOfBytes(flags.size->size_bytes, flags.dtype);
+  if (!made.ok()) return WrongUse(ToStd(made.status().message()));
+  return *std::move(made);
+}
+
 absl::Status RunMakeCheckpoint(const Invocation& invocation, const CheckpointFlags& flags) {
-  const bool llama = flags.like == kLlama || (flags.like.empty() && flags.size_bytes.has_value());
-  if (llama != flags.size_bytes.has_value()) {
-    return WrongUse(llama ? "--like llama needs a --size"
-                          : StrCat("--size goes with --like ", kLlama, ": ", kMiniLm,
-                                   " has the size that it has"));
-  }
-  if (llama && *flags.size_bytes > kMaxSizeBytes) {
-    return WrongUse(StrCat("--size: ", FormatBytes(*flags.size_bytes), " are over the limit of ",
-                           FormatBytes(kMaxSizeBytes), "; give 1TiB or less"));
-  }
-  std::vector<SafetensorsWriter::Tensor> tensors = MiniLmTensors();
-  if (llama) {
-    absl::StatusOr<std::vector<SafetensorsWriter::Tensor>> made =
-        LlamaTensors(*flags.size_bytes, flags.dtype);
-    if (!made.ok()) return WrongUse(ToStd(made.status().message()));
-    tensors = *std::move(made);
-  } else if (flags.dtype != Dtype::kF32) {
-    return WrongUse(StrCat("--dtype goes with --like ", kLlama));
-  }
-  const auto interruption = GuardOutputFile(flags.path, invocation.output);
+  SHARDMESH_ASSIGN_OR_RETURN(const ModelConfig config, MadeModel(flags));
+  const bool is_named = flags.size.has_value() && !flags.size->name.empty();
+  const bool in_folder = flags.folder || is_named;
+  const auto interruption = GuardOutputFile(
+      in_folder ? StrCat(flags.path, "/model.safetensors") : flags.path, invocation.output);
   {
     ProgressBar bar("writing", invocation.quiet);
-    SHARDMESH_RETURN_IF_ERROR(WriteRandomCheckpoint(flags.path, tensors, flags.seed, ShowOn(&bar)));
+    if (in_folder) {
+      SHARDMESH_RETURN_IF_ERROR(
+          WriteRandomModel(flags.path, config, flags.dtype, flags.seed, ShowOn(&bar)));
+    } else {
+      // The file of all-MiniLM-L6-v2 has tensors that the model does not need.
+      const auto tensors = std::holds_alternative<BertConfig>(config)
+                               ? MiniLmTensors()
+                               : TensorsOf(config, flags.dtype);
+      SHARDMESH_RETURN_IF_ERROR(
+          WriteRandomCheckpoint(flags.path, tensors, flags.seed, ShowOn(&bar)));
+    }
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Checkpoint checkpoint,
                              Checkpoint::Open(flags.path, {}, invocation.KeepOpening()));
@@ -349,16 +387,20 @@ void AddCheckpointCommands(CommandLine* line) {
   CLI::App* const checkpoint =
       line->AddCommand("make-checkpoint", "Write a safetensors checkpoint of random values",
                        [made](const Invocation& i) { return RunMakeCheckpoint(i, *made); });
-  checkpoint->add_option("--out", made->path, "file to write")
+  checkpoint->add_option("--out", made->path, "file or folder to write")
       ->required()
       ->check(RefuseStandardOutput);
   checkpoint
-      ->add_option("--like", made->like,
+      ->add_option("--like,--arch", made->like,
                    StrCat("architecture: ", kMiniLm, ", or ", kLlama,
                           " of any size (default: the first, or with --size the other)"))
       ->check(CLI::IsMember({kMiniLm, kLlama}));
-  AddParsedOption(checkpoint, "--size", &made->size_bytes, ParseSize,
-                  "about how large, such as 2GiB");
+  AddParsedOption(checkpoint, "--size", &made->size, ParseMadeSize,
+                  "about how large, such as 2GiB; or a model in a folder: 1b (1.1 billion "
+                  "parameters), or tiny");
+  checkpoint->add_flag("--folder", made->folder,
+                       "write a folder with config.json and model.safetensors, for `embed` and "
+                       "`generate`");
   AddParsedOption(checkpoint, "--dtype", &made->dtype, ParseElementType,
                   "of the weights of --like llama: F32, F16 or BF16 (default: F32)");
   checkpoint->add_option("--seed", made->seed, "the same seed gives the same file (default: 1)");

@@ -21,7 +21,7 @@
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
 #include "process/file.h"
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "sharding/layout/parallel_linear.h"
 #include "status/nearest_name.h"

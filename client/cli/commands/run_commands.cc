@@ -17,10 +17,10 @@
 #include "client/cli/progress_bar.h"
 #include "client/cli/shared_options.h"
 #include "client/cli/table.h"
+#include "client/remote/graph_codec.h"
 #include "client/types/graph_bindings.h"
 #include "process/file.h"
-#include "program/graph.h"
-#include "rpc/codec/graph_codec.h"
+#include "program/graph/graph.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
@@ -29,8 +29,8 @@
 namespace shardmesh::client {
 namespace {
 
-// More than the largest graph has: 1,024 constants of 4 KiB, each byte written as `\ooo`.
-constexpr int64_t kMaxGraphFileBytes = int64_t{64} << 20;
+// More than the largest graph has: 8,192 constants of 4 KiB, each byte written as `\ooo`.
+constexpr int64_t kMaxGraphFileBytes = int64_t{256} << 20;
 
 using TextByName = std::map<std::string, std::string, std::less<>>;
 

@@ -28,21 +28,6 @@ Json PredictionJson(const StepPrediction& predicted) {
   return json;
 }
 
-// Returns what is known of a prediction.
-std::vector<std::string> PartsOf(const StepPrediction& predicted) {
-  std::vector<std::string> parts;
-  if (predicted.kernel.has_value())
-    parts.push_back(StrCat("kernels ", FormatTime(*predicted.kernel)));
-  if (predicted.collective.has_value()) {
-    parts.push_back(StrCat("collectives ", FormatTime(*predicted.collective)));
-  }
-  if (predicted.sent_bytes.has_value()) {
-    parts.push_back(StrCat(FormatBytes(*predicted.sent_bytes), " between workers"));
-  }
-  parts.push_back(StrCat("peak ", FormatBytes(predicted.peak_bytes), " on a device"));
-  return parts;
-}
-
 // Returns why a candidate takes longer than the fastest one; empty for the fastest.
 std::string SlownessOf(const CandidatePlan& candidate, const CandidatePlan& fastest) {
   std::vector<std::string> reasons;
@@ -235,13 +220,31 @@ Json TimingsJson(const StepTimings& timings) {
   return json;
 }
 
+std::string FormatTimings(const StepTimings& timings) {
+  return StrCat("took ", FormatTime(timings.total), ": kernels ", FormatTime(timings.kernel),
+                ", collectives ", FormatTime(timings.collective), ", ",
+                FormatBytes(timings.sent_bytes), " between workers");
+}
+
+std::string FormatPrediction(const StepPrediction& predicted) {
+  std::vector<std::string> parts;
+  if (predicted.kernel.has_value()) {
+    parts.push_back(StrCat("kernels ", FormatTime(*predicted.kernel)));
+  }
+  if (predicted.collective.has_value()) {
+    parts.push_back(StrCat("collectives ", FormatTime(*predicted.collective)));
+  }
+  if (predicted.sent_bytes.has_value()) {
+    parts.push_back(StrCat(FormatBytes(*predicted.sent_bytes), " between workers"));
+  }
+  parts.push_back(StrCat("peak ", FormatBytes(predicted.peak_bytes), " on a device"));
+  return StrJoin(parts, ", ");
+}
+
 void PrintTimings(const StepResult& result) {
-  std::cout << "Step " << result.sequence << " took " << FormatTime(result.timings.total)
-            << ": kernels " << FormatTime(result.timings.kernel) << ", collectives "
-            << FormatTime(result.timings.collective) << ", "
-            << FormatBytes(result.timings.sent_bytes) << " between workers\n";
+  std::cout << "Step " << result.sequence << " " << FormatTimings(result.timings) << "\n";
   if (result.timings.predicted.has_value()) {
-    std::cout << "Predicted: " << StrJoin(PartsOf(*result.timings.predicted), ", ") << "\n";
+    std::cout << "Predicted: " << FormatPrediction(*result.timings.predicted) << "\n";
   }
 }
 

@@ -27,7 +27,11 @@ void PrintCandidates(const CompiledProgram& plan);
 
 // The times and bytes of a step, and those predicted, as members of an object.
 Json TimingsJson(const StepTimings& timings);
-// Prints the same as two lines.
+// Returns text such as `took 3.1 ms: kernels 2.0 ms, collectives 0.5 ms, 24.0 KiB between workers`.
+std::string FormatTimings(const StepTimings& timings);
+// Returns what is known of a prediction, such as `kernels 1.9 ms, peak 2.00 MiB on a device`.
+std::string FormatPrediction(const StepPrediction& predicted);
+// Prints the texts of both as two lines.
 void PrintTimings(const StepResult& result);
 
 }  // namespace shardmesh::client

@@ -1,5 +1,5 @@
 // Programs of linear layers for arrays that exist.
-#include "program/layer_program.h"
+#include "program/graph/layer_program.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <variant>
 #include <vector>
 
-#include "program/graph.h"
+#include "program/graph/graph.h"
 #include "sharding/mesh.h"
 #include "status/reason.h"
 #include "status/str_cat.h"

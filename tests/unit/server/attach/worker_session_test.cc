@@ -523,16 +523,19 @@ TEST_F(WorkerSessionTest, KnowsTheFeaturesOfWorkers) {
   ASSERT_TRUE(Eventually([&] { return old.IsMember(); }));
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.answers_clock);
   EXPECT_FALSE(members_.view()->FindWorker("a")->info.multiplies_batches);
+  EXPECT_FALSE(members_.view()->FindWorker("a")->info.runs_tensor_ops);
   FakeWorker recent(streams_.get(), sequencer_.get());
   internal::v1::AttachRequest hello = FakeWorker::HelloOf("b", 1);
   hello.mutable_hello()->add_features("clock_answers");
   hello.mutable_hello()->add_features("batches_of_matrices");
+  hello.mutable_hello()->add_features("tensor_ops");
   recent.Say(hello);
   AnswerAs("b");
   recent.BringInventory();
   ASSERT_TRUE(Eventually([&] { return recent.IsMember(); }));
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.answers_clock);
   EXPECT_TRUE(members_.view()->FindWorker("b")->info.multiplies_batches);
+  EXPECT_TRUE(members_.view()->FindWorker("b")->info.runs_tensor_ops);
 }
 
 TEST_F(WorkerSessionTest, PassesOnDigestsOfTiles) {

@@ -229,6 +229,31 @@ class ArrayRegistryTest : public ::testing::Test {
     return released_;
   }
 
+  absl::Status MakeState(const std::vector<std::string>& ids) {
+    absl::Notification done;
+    absl::Status result;
+    registry_->MakeState(ids, [&](absl::Status status) {
+      result = std::move(status);
+      done.Notify();
+    });
+    done.WaitForNotification();
+    return result;
+  }
+  // Commits an update of the arrays by a step.
+  void CommitUpdate(const std::vector<std::string>& ids, int64_t step) {
+    CommitRequest update;
+    update.updated = ids;
+    update.step = step;
+    ASSERT_THAT(Commit(std::move(update)), IsOk());
+  }
+  // The tile of a rank with the content of a step's update.
+  static InventoryTile Updated(const std::string& id, int64_t rank, int64_t step) {
+    InventoryTile tile = Held(id, rank, 0);
+    tile.on_disk = false;
+    tile.state_step = step;
+    return tile;
+  }
+
   ArrayState StateOf(const std::string& id) {
     const auto array = registry_->FindArray(id);
     return array.ok() ? (*array)->state : ArrayState::kReleased;
@@ -2676,6 +2701,138 @@ TEST_F(ArrayRegistryTest, WatchersSeeACachedArrayAsDeleted) {
   registry_->Unpin(id);
   ASSERT_THAT(registry_->Evict({id}), ElementsAre(id));
   EXPECT_EQ(std::count(told.begin(), told.end(), "-" + id), 2) << "the eviction tells nothing new";
+}
+
+TEST_F(ArrayRegistryTest, StateForgetsWhereItsContentCameFrom) {
+  registry_->SetCaching(true);
+  const std::string id = StageLoaded();
+  ASSERT_THAT(Put("kv", id), IsOk());
+  const std::string key = KeyOf(id);
+  registry_->AddOrigin(id, "another place");
+  registry_->SetCheckpoint(id, {.file = FileAt("/saved/kv.safetensors")});
+  ASSERT_THAT(registry_->FindByOrigin(key, 10), SizeIs(1));
+  EXPECT_EQ(registry_->StateStepOf(id), std::nullopt);
+  ASSERT_THAT(MakeState({id}), IsOk());
+  ASSERT_THAT(MakeState({id}), IsOk()) << "repeated";
+
+  const auto expect_state = [&] {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr array, registry_->FindArray(id));
+    EXPECT_TRUE(array->definition.is_state);
+    EXPECT_EQ(array->definition.source.file, nullptr);
+    EXPECT_EQ(array->checkpoint.file, nullptr);
+    EXPECT_EQ(array->durability, Durability::kMemory);
+    EXPECT_THAT(registry_->FindByOrigin(key, 10), IsEmpty());
+    EXPECT_THAT(registry_->FindByOrigin("another place", 10), IsEmpty());
+    EXPECT_THAT(registry_->ListAlike(Dtype::kBF16, {8, 4}, "", 10), IsEmpty());
+    EXPECT_EQ(registry_->FindCommitted(id), nullptr);
+  };
+  expect_state();
+  EXPECT_EQ(registry_->StateStepOf(id), 0);
+  registry_->SetCheckpoint(id, {.file = FileAt("/saved/kv.safetensors")});
+  registry_->AddOrigin(id, "another place");
+  expect_state();
+  Reopen();
+  registry_->SetCheckpoint(id, {.file = FileAt("/saved/kv.safetensors")});
+  expect_state();
+
+  registry_->SetCaching(true);
+  ASSERT_THAT(DeleteName("kv"), IsOk());
+  EXPECT_THAT(Released(), ElementsAre(id)) << "state is not cached";
+  EXPECT_THAT(store_->List("state/")->items, IsEmpty());
+}
+
+TEST_F(ArrayRegistryTest, ArraysWithSecondReplicasOrNamesDoNotBecomeState) {
+  const std::string replicated = StageLoaded(64, /*replicas=*/2);
+  ASSERT_THAT(Put("two", replicated), IsOk());
+  EXPECT_THAT(MakeState({replicated}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  const std::string shared = StageLoaded(128);
+  ASSERT_THAT(Put("one", shared), IsOk());
+  ASSERT_THAT(Commit({{}, {{"other", shared, std::nullopt}}, "", ""}), IsOk());
+  const std::string own = StageLoaded(256);
+  ASSERT_THAT(Put("own", own), IsOk());
+  EXPECT_THAT(MakeState({own, shared}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, Reason::kNotAvailable));
+  EXPECT_FALSE((*registry_->FindArray(own))->definition.is_state) << "all or none";
+  EXPECT_THAT(MakeState({"unknown"}), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(MakeState({Stage()}), StatusIs(absl::StatusCode::kNotFound)) << "only staged";
+  EXPECT_THAT(MakeState({}), IsOk());
+}
+
+TEST_F(ArrayRegistryTest, APutDoesNotNameStateThatItFoundByItsContent) {
+  const std::string id = StageLoaded();
+  ASSERT_THAT(Put("kv", id), IsOk());
+  CommitRequest again{
+      .arrays = {}, .moves = {{"again", id, std::nullopt}}, .request_id = "", .answer = ""};
+  again.reused = {id};
+  ASSERT_THAT(MakeState({id}), IsOk());
+  EXPECT_THAT(Commit(again), StatusIs(absl::StatusCode::kAborted));
+  EXPECT_THAT(registry_->FindName("again"), StatusIs(absl::StatusCode::kNotFound));
+}
+
+TEST_F(ArrayRegistryTest, OnlyTilesOfTheLastUpdateCount) {
+  const std::string id = Stage();
+  ASSERT_THAT(Put("kv", id), IsOk());
+  ASSERT_THAT(MakeState({id}), IsOk());
+  EXPECT_THAT(Attach(0, {Held(id, 0, 10)}).quarantine, IsEmpty()) << "no step has updated it";
+  CommitUpdate({id}, 7);
+  EXPECT_EQ(registry_->StateStepOf(id), 7);
+  EXPECT_THAT(Attach(0, {Updated(id, 0, 7)}).quarantine, IsEmpty());
+  EXPECT_EQ(StateOf(id), ArrayState::kAvailable);
+  const InventoryVerdict verdict = Attach(1, {Updated(id, 1, 6)});
+  ASSERT_THAT(verdict.quarantine, SizeIs(1));
+  EXPECT_THAT(verdict.quarantine[0].reason, HasSubstr("step 7"));
+  EXPECT_THAT(verdict.quarantine[0].reason, HasSubstr("step 6"));
+  EXPECT_EQ(StateOf(id), ArrayState::kDegraded);
+  EXPECT_THAT(registry_->CheckTile(id, 1, Held(id, 1, 11).tile, 11),
+              StatusIs(absl::StatusCode::kFailedPrecondition))
+      << "nor come back from quarantine";
+}
+
+TEST_F(ArrayRegistryTest, AfterARestartAllRanksMustHaveTheSameUpdate) {
+  const std::string same = Stage();
+  const std::string torn = Stage();
+  ASSERT_THAT(Put("same", same), IsOk());
+  ASSERT_THAT(Put("torn", torn), IsOk());
+  ASSERT_THAT(MakeState({same, torn}), IsOk());
+  CommitUpdate({same, torn}, 7);
+  Reopen();
+  EXPECT_EQ(registry_->StateStepOf(same), std::nullopt) << "no worker has reported it";
+  EXPECT_THAT(Attach(0, {Updated(same, 0, 7), Updated(torn, 0, 7)}).quarantine, IsEmpty());
+  EXPECT_EQ(registry_->StateStepOf(same), 7);
+  EXPECT_THAT(Attach(1, {Updated(same, 1, 7), Updated(torn, 1, 6)}).quarantine, SizeIs(1));
+  EXPECT_EQ(StateOf(same), ArrayState::kAvailable);
+  EXPECT_EQ(StateOf(torn), ArrayState::kDegraded);
+}
+
+TEST_F(ArrayRegistryTest, StateWithoutANameIsAdoptedAsState) {
+  const std::string id = Stage();
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(Commit({{Staged(id)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(MakeState({id}), IsOk());
+  CommitUpdate({id}, 7);
+  Reopen();
+  EXPECT_THAT(Attach(0, {Updated(id, 0, 7)}).quarantine, IsEmpty());
+  EXPECT_THAT(Attach(1, {Updated(id, 1, 7)}).quarantine, IsEmpty());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const ArrayPtr array, registry_->FindArray(id));
+  EXPECT_TRUE(array->definition.is_state);
+  EXPECT_EQ(registry_->StateStepOf(id), 7);
+  clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
+  EXPECT_EQ(StateOf(id), ArrayState::kReleased);
+  Settle();
+  EXPECT_THAT(store_->List("state/")->items, IsEmpty());
+}
+
+TEST_F(ArrayRegistryTest, ARecordOfStateThatNobodyBringsGoesWithTheGracePeriod) {
+  const std::string id = Stage();
+  ASSERT_THAT(registry_->Pin(id), IsOk());
+  ASSERT_THAT(Commit({{Staged(id)}, {}, "", ""}), IsOk());
+  ASSERT_THAT(MakeState({id}), IsOk());
+  Reopen();
+  EXPECT_THAT(store_->List("state/")->items, SizeIs(1));
+  clock_.Advance(ArrayRegistry::kAdoptionGrace + absl::Seconds(1));
+  Settle();
+  EXPECT_THAT(store_->List("state/")->items, IsEmpty());
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 // Writes down what the workers would hear.
 class RecordingTransport final : public StepTransport {
@@ -148,6 +149,66 @@ TEST_F(SequencerTest, StepsWithCommonOperandsWaitAndOthersOverlap) {
   BothDone(103);
   EXPECT_EQ(transport_.heard().back(), "start donates z");
   EXPECT_EQ(sequencer_.last_sequence(), 104);
+}
+
+TEST_F(SequencerTest, UpdatesOfAnArrayWaitForItsReadersAndTheReverse) {
+  ASSERT_THAT(Submit(Step("reads", {"kv"}, {})), IsOk());
+  ASSERT_THAT(Submit(Step("also reads", {"kv"}, {})), IsOk());
+  ASSERT_THAT(Submit(Step("updates", {"x"}, {"kv"})), IsOk());
+  ASSERT_THAT(Submit(Step("updates again", {}, {"kv"})), IsOk());
+  ASSERT_THAT(Submit(Step("reads after", {"kv"}, {})), IsOk());
+  ASSERT_THAT(Submit(Step("reads x", {"x"}, {})), IsOk());
+  EXPECT_THAT(transport_.heard(), ElementsAre("start reads", "start also reads", "start reads x"));
+  BothDone(102);
+  EXPECT_THAT(transport_.heard(), SizeIs(4)) << "one reader is left";
+  BothDone(101);
+  EXPECT_EQ(transport_.heard().back(), "start updates");
+  BothDone(104);
+  EXPECT_EQ(transport_.heard().back(), "start updates again");
+  BothDone(105);
+  EXPECT_EQ(transport_.heard().back(), "start reads after");
+}
+
+TEST_F(SequencerTest, AFailedStepEndsTheLaterStepsOfItsChain) {
+  const auto chained = [&](const std::string& op, std::vector<std::string> writes, int64_t chain) {
+    StepRequest step = Step(op, {}, std::move(writes));
+    step.chain = chain;
+    return step;
+  };
+  ASSERT_THAT(Submit(chained("first", {"kv"}, 1)), IsOk());
+  ASSERT_THAT(Submit(chained("second", {"kv"}, 1)), IsOk());
+  ASSERT_THAT(Submit(chained("third", {"kv"}, 1)), IsOk());
+  ASSERT_THAT(Submit(chained("beside", {"other"}, 1)), IsOk());
+  ASSERT_THAT(Submit(chained("fourth", {"kv"}, 1)), IsOk());
+  ASSERT_THAT(Submit(chained("of another chain", {"kv"}, 2)), IsOk());
+  BothDone(101);
+  // The second step has the next number after the one beside it.
+  EXPECT_THAT(Report(103, "a", 0, absl::InternalError("broken")), IsOk());
+  ASSERT_THAT(outcomes_, SizeIs(5));
+  EXPECT_THAT(outcomes_[0].status, IsOk());
+  int64_t given_up = 0;
+  for (size_t i = 1; i < outcomes_.size(); ++i) {
+    if (!absl::IsAborted(outcomes_[i].status)) continue;
+    ++given_up;
+    EXPECT_THAT(ToStd(outcomes_[i].status.message()),
+                AllOf(HasSubstr("step 103 (second)"), HasSubstr("broken")));
+    EXPECT_EQ(ReasonOf(outcomes_[i].status), Reason::kCancelled);
+  }
+  EXPECT_EQ(given_up, 3) << "third, fourth and the one that ran beside";
+  EXPECT_THAT(transport_.heard(), Not(testing::Contains("start third")));
+  EXPECT_THAT(transport_.heard(), testing::Contains("abort beside"));
+  EXPECT_EQ(transport_.heard().back(), "start of another chain");
+}
+
+TEST_F(SequencerTest, ALostWorkerEndsEachStepOfAChainOnce) {
+  for (const char* op : {"first", "second", "third"}) {
+    StepRequest step = Step(op, {}, {"kv"});
+    step.chain = 1;
+    ASSERT_THAT(Submit(std::move(step)), IsOk());
+  }
+  sequencer_.WorkerLost("a", 3, "gone");
+  ASSERT_THAT(outcomes_, SizeIs(3));
+  EXPECT_THAT(sequencer_.Live(), IsEmpty());
 }
 
 TEST_F(SequencerTest, RefusesMoreWorkThanMayBeLiveUntilSomeHasEnded) {

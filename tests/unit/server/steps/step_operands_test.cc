@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 
 class StepOperandsTest : public ::testing::Test {
  protected:
-  void Attach(const std::string& identity, double speed, bool multiplies_batches = true) {
+  void Attach(const std::string& identity, double speed, bool multiplies_batches = true,
+              bool runs_tensor_ops = true) {
     EXPECT_THAT(members_.Attach({.identity = identity,
                                  .incarnation = 1,
                                  .build_version = "1",
@@ -28,7 +29,8 @@ class StepOperandsTest : public ::testing::Test {
                                  .host = "host",
                                  .capacity_bytes = 1 << 20,
                                  .f32_flops_per_second = speed,
-                                 .multiplies_batches = multiplies_batches}),
+                                 .multiplies_batches = multiplies_batches,
+                                 .runs_tensor_ops = runs_tensor_ops}),
                 IsOk());
   }
   // Returns a view in which the mesh "m" has these workers.
@@ -74,6 +76,62 @@ TEST_F(StepOperandsTest, BatchesNeedWorkersThatMultiplyThem) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("worker \"old\" (rank 1)"));
+}
+
+TEST_F(StepOperandsTest, TensorOpsAndUpdatesNeedWorkersThatRunThem) {
+  Attach("new", 1e11);
+  Attach("old", 1e11, /*multiplies_batches=*/true, /*runs_tensor_ops=*/false);
+  const ValueDescriptor value = {.shape = {4}, .spec = PartitionSpec()};
+  const Plan copies = {.mesh_id = "m",
+                       .mesh_revision = 1,
+                       .mesh = *Mesh::Parse("tp=2"),
+                       .values = {value, value},
+                       .operand_count = 1,
+                       .instructions = {{.output = 1, .kind = LocalSlice{0}, .label = "copy"}},
+                       .outputs = {1},
+                       .cost = {}};
+  Plan computes = copies;
+  computes.instructions[0].kind = LocalCompute{ReshapeOp{.input = 0, .shape = {4}}};
+  Plan updates = copies;
+  updates.updates = {{.operand = 0, .value = 1}};
+  EXPECT_THAT(CheckWorkersRun(copies, ViewOf({"new", "old"})), IsOk());
+  for (const Plan& plan : {computes, updates}) {
+    EXPECT_THAT(CheckWorkersRun(plan, ViewOf({"new", "new"})), IsOk());
+    const absl::Status refused = CheckWorkersRun(plan, ViewOf({"new", "old"}));
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(ReasonOf(refused), Reason::kNotAvailable);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("worker \"old\" (rank 1)"));
+  }
+}
+
+TEST(MarkUpdatesTest, OnlyArraysOfTheirOwnAreUpdated) {
+  const auto array_of = [](const std::string& id) {
+    auto array = std::make_shared<Array>();
+    array->definition.descriptor.array_id = id;
+    return FoundOperand{.array = std::move(array),
+                        .described = {.shape = {4}, .spec = PartitionSpec()}};
+  };
+  Plan plan;
+  plan.operand_count = 2;
+  plan.updates = {{.operand = 1, .value = 2}};
+  std::vector<FoundOperand> operands = {array_of("x"), array_of("kv")};
+  ASSERT_THAT(MarkUpdates(plan, &operands), IsOk());
+  EXPECT_FALSE(operands[0].is_updated);
+  EXPECT_TRUE(operands[1].is_updated);
+
+  const auto refusal = [&plan](std::vector<FoundOperand> wrong) {
+    const absl::Status refused = MarkUpdates(plan, &wrong);
+    EXPECT_EQ(ReasonOf(refused), Reason::kBadField);
+    EXPECT_THAT(ToStd(refused.message()), HasSubstr("operands[1]"));
+    return ToStd(refused.message());
+  };
+  EXPECT_THAT(refusal({array_of("x"), FoundOperand()}), HasSubstr("literal"));
+  EXPECT_THAT(refusal({array_of("kv"), array_of("kv")}), HasSubstr("another operand too"));
+  operands[1].donate = true;
+  EXPECT_THAT(refusal(operands), HasSubstr("donated"));
+  operands[1].donate = false;
+  operands[1].described.spec = PartitionSpec({}, {"tp"});
+  EXPECT_THAT(refusal(operands), HasSubstr("partial sums"));
 }
 
 }  // namespace

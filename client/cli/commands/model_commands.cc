@@ -1,0 +1,287 @@
+// Commands embed, generate: transformers whose weights are on the workers.
+#include <cstdint>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/span.h"
+#include "client/cli/command_line.h"
+#include "client/cli/commands/commands.h"
+#include "client/cli/commands/step_report.h"
+#include "client/cli/grammar.h"
+#include "client/cli/interruption.h"
+#include "client/cli/progress_bar.h"
+#include "client/cli/table.h"
+#include "client/models/embed_sentences.h"
+#include "client/models/generate_tokens.h"
+#include "client/models/loaded_model.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/npy.h"
+#include "tensor/view.h"
+
+namespace shardmesh::client {
+namespace {
+
+// How long a step may take without --deadline. The coordinator allows no more.
+constexpr absl::Duration kStepTime = absl::Minutes(5);
+
+// The flags of commands that run a model.
+struct ModelFlags {
+  std::string model;  // a folder, or the name of a model on the cluster
+  std::string name;   // of the model on the cluster; empty: that of the folder
+  std::string mesh;
+  std::vector<std::string> tokens;
+};
+
+absl::StatusOr<std::vector<std::vector<int32_t>>> ParseTokens(
+    const std::vector<std::string>& texts) {
+  std::vector<std::vector<int32_t>> sequences;
+  for (const std::string& text : texts) {
+    std::vector<int32_t>& sequence = sequences.emplace_back();
+    for (const auto& piece : absl::StrSplit(text, ',')) {
+      int32_t token = 0;
+      if (!absl::SimpleAtoi(piece, &token) || token < 0) {
+        return WrongUse(StrCat("--tokens: \"", ToStd(piece),
+                               "\" is not a token; give whole numbers from 0, such as 1,2,3"));
+      }
+      sequence.push_back(token);
+    }
+  }
+  return sequences;
+}
+
+// Returns the name that a model gets on the cluster: that of its folder.
+std::string NameOf(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::absolute(folder, error).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  return path.filename().string();
+}
+
+// The options of a call that may take until the end of --deadline, and otherwise `otherwise`.
+CallOptions Until(const std::optional<SteadyDeadline>& end,
+                  const std::optional<absl::Duration>& otherwise) {
+  CallOptions options{.timeout = otherwise};
+  if (end.has_value()) options.timeout = end->left();
+  return options;
+}
+
+// Loads the model, unless the flags name one that is on the cluster.
+absl::StatusOr<LoadedModel> OpenModel(const Invocation& invocation, MeshClient* client,
+                                      const ModelFlags& flags, Interruption* interruption,
+                                      const std::optional<SteadyDeadline>& end) {
+  std::error_code error;
+  const CallOptions call = Until(end, std::nullopt);
+  if (!std::filesystem::is_directory(flags.model, error)) {
+    if (!flags.mesh.empty() || !flags.name.empty()) {
+      return WrongUse(
+          StrCat("--mesh and --as are for the folder of a model, and there is no "
+                 "folder \"",
+                 flags.model, "\""));
+    }
+    return FindModel(client, flags.model, "tp", call);
+  }
+  const std::string name = flags.name.empty() ? NameOf(flags.model) : flags.name;
+  if (std::string refusal = RefuseNameWithAt(name); !refusal.empty()) {
+    return WrongUse(StrCat("--as: ", refusal));
+  }
+  ProgressBar bar("loading", invocation.quiet);
+  LoadModelOptions options;
+  options.mesh = flags.mesh;
+  options.progress = ShowOn(&bar);
+  options.on_begun = [&](const std::string& transfer_id) {
+    interruption->Begun(client, transfer_id);
+  };
+  absl::StatusOr<LoadedModel> model = LoadModel(client, flags.model, name, options, call);
+  SHARDMESH_RETURN_IF_ERROR(interruption->Outcome(model.status()));
+  return model;
+}
+
+Json StepsJson(absl::Span<const StepTimings> steps) {
+  Json json = Json::array();
+  for (const StepTimings& step : steps) json.push_back(TimingsJson(step));
+  return json;
+}
+
+void PrintStep(std::string_view what, const StepTimings& step) {
+  std::cout << what << " " << FormatTimings(step) << "\n";
+  if (step.predicted.has_value()) {
+    std::cout << "Predicted: " << FormatPrediction(*step.predicted) << "\n";
+  }
+}
+
+absl::Status WriteEmbeddings(const std::string& path,
+                             const std::vector<std::vector<float>>& embeddings) {
+  std::vector<float> all;
+  for (const std::vector<float>& embedding : embeddings) {
+    all.insert(all.end(), embedding.begin(), embedding.end());
+  }
+  const Shape shape = {static_cast<int64_t>(embeddings.size()),
+                       static_cast<int64_t>(embeddings.front().size())};
+  SHARDMESH_ASSIGN_OR_RETURN(
+      const TensorView view,
+      TensorView::Create(Dtype::kF32, shape,
+                         absl::MakeConstSpan(reinterpret_cast<const char*>(all.data()),
+                                             all.size() * sizeof(float))));
+  return WriteNpy(path, view);
+}
+
+struct EmbedFlags {
+  ModelFlags model;
+  std::string path;
+};
+
+absl::Status RunEmbed(const Invocation& invocation, const EmbedFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto sentences, ParseTokens(flags.model.tokens));
+  const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
+  // Declared before the interruption, whose destructor may still use the client.
+  std::shared_ptr<MeshClient> client;
+  std::optional<Interruption> interruption;
+  interruption.emplace("nothing was loaded", invocation.output,
+                       [path = flags.path] { RemoveTemporaryFilesOf(path); });
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
+  SHARDMESH_ASSIGN_OR_RETURN(const LoadedModel model,
+                             OpenModel(invocation, client.get(), flags.model, &*interruption, end));
+  interruption.reset();  // from here on, a signal ends the program
+  SHARDMESH_ASSIGN_OR_RETURN(const SentenceEmbeddings result,
+                             EmbedSentences(client.get(), model, sentences, Until(end, kStepTime)));
+  if (!flags.path.empty()) {
+    SHARDMESH_RETURN_IF_ERROR(WriteEmbeddings(flags.path, result.embeddings));
+  }
+  if (invocation.json) {
+    Json json = {{"model", model.name}, {"size_bytes", model.size_bytes}};
+    if (flags.path.empty()) {
+      json["embeddings"] = result.embeddings;
+    } else {
+      json["path"] = flags.path;
+    }
+    json["steps"] = StepsJson(result.steps);
+    invocation.Print(json);
+    return absl::OkStatus();
+  }
+  const size_t size = result.embeddings.front().size();
+  for (size_t i = 0; i < result.embeddings.size() && flags.path.empty(); ++i) {
+    std::cout << StrJoin(result.embeddings[i], ",") << "\n";
+  }
+  std::cout << FormatCount(static_cast<int64_t>(result.embeddings.size()), "embedding") << " of "
+            << size << " elements"
+            << (flags.path.empty() ? "" : StrCat(", written to ", flags.path)) << "\n";
+  PrintStep("The last step", result.steps.back());
+  return absl::OkStatus();
+}
+
+struct GenerateFlags {
+  ModelFlags model;
+  int64_t max_new = 64;
+};
+
+double TokensPerSecond(const Generation& generation) {
+  const double seconds = Seconds(generation.decode_time);
+  const auto tokens =
+      static_cast<double>(generation.decode_steps) * static_cast<double>(generation.tokens.size());
+  return seconds > 0 ? tokens / seconds : 0;
+}
+
+void PrintGeneration(const Generation& generation) {
+  for (const std::vector<int32_t>& tokens : generation.tokens) {
+    std::cout << StrJoin(tokens, ",") << "\n";
+  }
+  PrintStep("The prompts", generation.prefill);
+  if (generation.decode_steps == 0) return;
+  std::cout << FormatCount(generation.decode_steps, "step") << " took "
+            << FormatTime(generation.decode_time) << ", "
+            << absl::StrFormat("%.1f", TokensPerSecond(generation)) << " tokens/s\n";
+  PrintStep("The last step", generation.decode);
+}
+
+absl::Status RunGenerate(const Invocation& invocation, const GenerateFlags& flags) {
+  SHARDMESH_ASSIGN_OR_RETURN(const auto prompts, ParseTokens(flags.model.tokens));
+  const std::optional<SteadyDeadline> end = invocation.BeginDeadline();
+  // Declared before the interruption, whose destructor may still use the client.
+  std::shared_ptr<MeshClient> client;
+  std::optional<Interruption> interruption;
+  interruption.emplace("nothing was loaded", invocation.output);
+  SHARDMESH_ASSIGN_OR_RETURN(client, invocation.Connect(end));
+  SHARDMESH_ASSIGN_OR_RETURN(const LoadedModel model,
+                             OpenModel(invocation, client.get(), flags.model, &*interruption, end));
+  interruption.reset();  // from here on, a signal ends the program
+  absl::StatusOr<Generation> generation;
+  {
+    ProgressBar bar("generating", invocation.quiet);
+    int64_t steps = 0;
+    GenerateOptions options;
+    options.max_new_tokens = flags.max_new;
+    options.on_tokens = [&](absl::Span<const int32_t>) { bar.ShowCount(++steps, flags.max_new); };
+    generation = GenerateTokens(client.get(), model, prompts, options, Until(end, kStepTime));
+  }
+  SHARDMESH_RETURN_IF_ERROR(generation.status());
+  if (!invocation.json) {
+    PrintGeneration(*generation);
+    return absl::OkStatus();
+  }
+  Json json = {{"model", model.name},
+               {"size_bytes", model.size_bytes},
+               {"tokens", generation->tokens},
+               {"prefill", TimingsJson(generation->prefill)},
+               {"decode_steps", generation->decode_steps}};
+  if (generation->decode_steps > 0) {
+    json["decode_s"] = Seconds(generation->decode_time);
+    json["tokens_per_s"] = TokensPerSecond(*generation);
+    json["last_step"] = TimingsJson(generation->decode);
+  }
+  invocation.Print(json);
+  return absl::OkStatus();
+}
+
+void AddModelOptions(CLI::App* app, ModelFlags* flags, std::string_view each) {
+  app->add_option("--model", flags->model,
+                  "folder with config.json and safetensors files, loaded if it is not yet; or the "
+                  "name of a model that was loaded")
+      ->required();
+  app->add_option("--tokens", flags->tokens,
+                  StrCat("tokens of ", each, ", such as 101,7592,102; once for each"))
+      ->required()
+      ->expected(1)
+      ->take_all()
+      ->allow_extra_args(false);
+  app->add_option("--as", flags->name,
+                  "name of the model on the cluster (default: that of the folder)");
+  app->add_option("--mesh", flags->mesh,
+                  "name of the mesh; its axis tp partitions the heads (default: default)");
+}
+
+}  // namespace
+
+void AddModelCommands(CommandLine* line) {
+  auto embed_flags = std::make_shared<EmbedFlags>();
+  CLI::App* const embed =
+      line->AddCommand("embed", "Embed sentences by a BERT-like model, such as all-MiniLM-L6-v2",
+                       [embed_flags](const Invocation& i) { return RunEmbed(i, *embed_flags); });
+  AddModelOptions(embed, &embed_flags->model, "a sentence");
+  AddParsedOption(
+      embed, "--out", &embed_flags->path,
+      [](std::string_view text) { return ParseNpyPath(text, "embed"); },
+      ".npy file that gets the embeddings, a row for each sentence (default: print them)");
+
+  auto generate_flags = std::make_shared<GenerateFlags>();
+  CLI::App* const generate = line->AddCommand(
+      "generate", "Continue prompts by a Llama-shaped model, by the most likely token each time",
+      [generate_flags](const Invocation& i) { return RunGenerate(i, *generate_flags); });
+  AddModelOptions(generate, &generate_flags->model, "a prompt");
+  generate
+      ->add_option("--max-new", generate_flags->max_new,
+                   "most new tokens of each prompt (default: 64)")
+      ->check(WholeNumberFrom(1));
+}
+
+}  // namespace shardmesh::client

@@ -1,0 +1,61 @@
+// Runs the graph of an encoder on batches of sentences.
+#include "client/models/embed_sentences.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "client/models/bert_model.h"
+#include "client/models/token_batch.h"
+#include "client/types/graph_bindings.h"
+#include "status/status_macros.h"
+
+namespace shardmesh::client {
+namespace {
+
+// More sentences gain no speed, and the answer stays far below the limit for literals.
+constexpr size_t kMaxSentencesOfStep = 64;
+constexpr int64_t kSmallestLength = 16;
+
+// Runs one step, and adds its embeddings to `result`.
+absl::Status EmbedBatch(MeshClient* client, const LoadedModel& model, const BertConfig& config,
+                        absl::Span<const std::vector<int32_t>> sentences,
+                        const CallOptions& options, SentenceEmbeddings& result) {
+  const int64_t longest = LongestOf(sentences);
+  const int64_t length =
+      std::max(longest, std::min(RoundUpLength(longest, kSmallestLength), config.max_positions));
+  const auto count = static_cast<int64_t>(sentences.size());
+  SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, BertEmbedding(config, count, length, model.dtype));
+  const TokenBatch batch = PadTokens(sentences, length);
+  GraphBindings bindings{.operands = model.weights, .return_literals = true};
+  bindings.operands.emplace("ids", Int32Literal(count, length, batch.ids));
+  bindings.operands.emplace("mask", Int32Literal(count, length, batch.mask));
+  bindings.mesh_id = model.mesh_id;
+  SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
+  SHARDMESH_ASSIGN_OR_RETURN(const StepResult step, client->compute().Execute(call, options));
+  SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const output, FindOutput(graph, step, "embedding"));
+  SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> rows, RowsOf(*output));
+  for (std::vector<float>& row : rows) result.embeddings.push_back(std::move(row));
+  result.steps.push_back(step.timings);
+  const std::string& array_id = output->array.descriptor.array_id;
+  return client->arrays().ReleaseArrays({&array_id, 1}, options).status();
+}
+
+}  // namespace
+
+absl::StatusOr<SentenceEmbeddings> EmbedSentences(MeshClient* client, const LoadedModel& model,
+                                                  absl::Span<const std::vector<int32_t>> sentences,
+                                                  const CallOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const BertConfig config, BertConfigOf(model));
+  SHARDMESH_RETURN_IF_ERROR(
+      CheckTokens(sentences, config.vocabulary_size, config.max_positions, 0));
+  SentenceEmbeddings result;
+  for (size_t first = 0; first < sentences.size(); first += kMaxSentencesOfStep) {
+    SHARDMESH_RETURN_IF_ERROR(EmbedBatch(
+        client, model, config, sentences.subspan(first, kMaxSentencesOfStep), options, result));
+  }
+  return result;
+}
+
+}  // namespace shardmesh::client

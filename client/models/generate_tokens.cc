@@ -1,0 +1,213 @@
+// Runs the graphs of a decoder: one step for the prompts, then one for each further token.
+#include "client/models/generate_tokens.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "client/models/llama_model.h"
+#include "client/models/token_batch.h"
+#include "client/types/graph_bindings.h"
+#include "status/fact_keys.h"
+#include "status/reason.h"
+#include "status/status_macros.h"
+#include "status/str_cat.h"
+#include "tensor/view.h"
+
+namespace shardmesh::client {
+namespace {
+
+constexpr int64_t kSmallestLength = 16;
+constexpr int64_t kSmallestCapacity = 64;
+// After so many steps, the results of these steps are released.
+constexpr size_t kMaxHeldResults = 64;
+
+// One run of GenerateTokens. Releases its arrays when it ends.
+class Decoder {
+ public:
+  Decoder(MeshClient* client, const LoadedModel& model, const LlamaConfig& config,
+          const GenerateOptions& generate_options, const CallOptions& options)
+      : client_(client),
+        model_(model),
+        config_(config),
+        generate_options_(generate_options),
+        options_(options) {}
+  ~Decoder() {
+    // The session would release them at its end, too: an error here changes no result.
+    if (!held_.empty()) client_->arrays().ReleaseArrays(held_, options_).IgnoreError();
+  }
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
+
+  absl::StatusOr<Generation> Run(absl::Span<const std::vector<int32_t>> prompts) {
+    const int64_t longest = LongestOf(prompts);
+    batch_.sequences = static_cast<int64_t>(prompts.size());
+    batch_.capacity = RoundUpLength(longest + generate_options_.max_new_tokens, kSmallestCapacity);
+    batch_.dtype = model_.dtype;
+    batch_.gives_logits = generate_options_.gives_logits;
+    result_.tokens.resize(prompts.size());
+    ended_.resize(prompts.size());
+    SHARDMESH_RETURN_IF_ERROR(PutState());
+    SHARDMESH_RETURN_IF_ERROR(Prefill(prompts, RoundUpLength(longest, kSmallestLength)));
+    if (!IsOver()) SHARDMESH_RETURN_IF_ERROR(Decode());
+    return std::move(result_);
+  }
+
+ private:
+  // Puts the state, all zeros.
+  absl::Status PutState() {
+    const std::vector<LlamaState> state = LlamaStateOf(config_, batch_, model_.axis);
+    // All arrays are made from the same bytes. That of a cache is the largest.
+    std::vector<char> zeros;
+    for (const LlamaState& array : state) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(array.shape));
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, WholeSizeBytes(array.dtype, elements));
+      zeros.resize(std::max(zeros.size(), static_cast<size_t>(size_bytes)));
+    }
+    std::vector<PutTensor> tensors;
+    for (const LlamaState& array : state) {
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t elements, ElementCount(array.shape));
+      SHARDMESH_ASSIGN_OR_RETURN(const int64_t size_bytes, WholeSizeBytes(array.dtype, elements));
+      SHARDMESH_ASSIGN_OR_RETURN(
+          const TensorView view,
+          TensorView::Create(array.dtype, array.shape,
+                             absl::MakeConstSpan(zeros.data(), static_cast<size_t>(size_bytes))));
+      tensors.push_back(PutTensor{.name = {}, .view = view, .spec = array.spec});
+    }
+    PutOptions put_options;
+    put_options.mesh = model_.mesh_id;
+    put_options.reuse = false;
+    SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
+                               client_->arrays().PutTensors(tensors, put_options, options_));
+    for (size_t i = 0; i < state.size(); ++i) {
+      const std::string& array_id = put.arrays[i].descriptor.array_id;
+      held_.push_back(array_id);
+      state_.emplace(state[i].name, ArraySelector::ById(array_id));
+    }
+    state_count_ = held_.size();
+    return absl::OkStatus();
+  }
+
+  GraphBindings Bindings() const {
+    GraphBindings bindings{.operands = model_.weights, .return_literals = true};
+    bindings.operands.insert(state_.begin(), state_.end());
+    bindings.mesh_id = model_.mesh_id;
+    return bindings;
+  }
+
+  absl::Status Prefill(absl::Span<const std::vector<int32_t>> prompts, int64_t length) {
+    SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, LlamaPrefill(config_, batch_, length));
+    const TokenBatch tokens = PadTokens(prompts, length);
+    GraphBindings bindings = Bindings();
+    bindings.operands.emplace("ids", Int32Literal(batch_.sequences, length, tokens.ids));
+    bindings.operands.emplace("id_positions",
+                              Int32Literal(batch_.sequences, length, tokens.positions));
+    bindings.operands.emplace("ends", Int32Literal(batch_.sequences, 1, tokens.ends));
+    SHARDMESH_ASSIGN_OR_RETURN(const ExecuteCall call, BindGraph(graph, bindings));
+    SHARDMESH_ASSIGN_OR_RETURN(const StepResult step, client_->compute().Execute(call, options_));
+    result_.prefill = step.timings;
+    return Take(graph, step);
+  }
+
+  absl::Status Decode() {
+    SHARDMESH_ASSIGN_OR_RETURN(const Graph graph, LlamaDecode(config_, batch_));
+    SHARDMESH_ASSIGN_OR_RETURN(ExecuteCall call, BindGraph(graph, Bindings()));
+    SHARDMESH_ASSIGN_OR_RETURN(
+        const CompiledProgram compiled,
+        client_->compute().Compile(graph.program, call.operands, model_.mesh_id, options_));
+    // Each step names the plan, instead of sending the program again.
+    call.work = compiled.plan_hash;
+    const auto start = std::chrono::steady_clock::now();
+    while (!IsOver()) {
+      SHARDMESH_ASSIGN_OR_RETURN(const StepResult step, client_->compute().Execute(call, options_));
+      ++result_.decode_steps;
+      result_.decode = step.timings;
+      SHARDMESH_RETURN_IF_ERROR(Take(graph, step));
+    }
+    result_.decode_time = absl::FromChrono(std::chrono::steady_clock::now() - start);
+    return absl::OkStatus();
+  }
+
+  // Takes the tokens of a step.
+  absl::Status Take(const Graph& graph, const StepResult& step) {
+    SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const next, FindOutput(graph, step, "next"));
+    SHARDMESH_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, Int32sOf(*next));
+    if (tokens.size() != result_.tokens.size()) {
+      return absl::InternalError(StrCat("a step gave ", tokens.size(), " tokens for ",
+                                        result_.tokens.size(), " sequences"));
+    }
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (ended_[i]) continue;
+      result_.tokens[i].push_back(tokens[i]);
+      const std::vector<int64_t>& stops = config_.stop_tokens;
+      ended_[i] = std::find(stops.begin(), stops.end(), tokens[i]) != stops.end();
+    }
+    ++steps_;
+    if (batch_.gives_logits) {
+      SHARDMESH_ASSIGN_OR_RETURN(const StepOutput* const logits, FindOutput(graph, step, "logits"));
+      SHARDMESH_ASSIGN_OR_RETURN(std::vector<std::vector<float>> rows, RowsOf(*logits));
+      result_.logits.push_back(std::move(rows));
+    }
+    if (generate_options_.on_tokens != nullptr) generate_options_.on_tokens(tokens);
+    for (const StepOutput& output : step.outputs) {
+      held_.push_back(output.array.descriptor.array_id);
+    }
+    return held_.size() < state_count_ + kMaxHeldResults ? absl::OkStatus() : ReleaseResults();
+  }
+
+  // Releases the results of steps. The state stays.
+  absl::Status ReleaseResults() {
+    const absl::Span<const std::string> results = absl::MakeConstSpan(held_).subspan(state_count_);
+    SHARDMESH_RETURN_IF_ERROR(client_->arrays().ReleaseArrays(results, options_).status());
+    held_.resize(state_count_);
+    return absl::OkStatus();
+  }
+
+  bool IsOver() const {
+    return steps_ == generate_options_.max_new_tokens ||
+           std::find(ended_.begin(), ended_.end(), false) == ended_.end();
+  }
+
+  MeshClient* const client_;
+  const LoadedModel& model_;
+  const LlamaConfig& config_;
+  const GenerateOptions& generate_options_;
+  const CallOptions& options_;
+  LlamaBatch batch_;
+  std::map<std::string, Operand, std::less<>> state_;
+  std::vector<std::string> held_;  // the ids of the state's arrays, then those of results
+  size_t state_count_ = 0;
+  std::vector<bool> ended_;  // of each sequence: it has got a stop token
+  int64_t steps_ = 0;
+  Generation result_;
+};
+
+}  // namespace
+
+absl::StatusOr<Generation> GenerateTokens(MeshClient* client, const LoadedModel& model,
+                                          absl::Span<const std::vector<int32_t>> prompts,
+                                          const GenerateOptions& generate_options,
+                                          const CallOptions& options) {
+  SHARDMESH_ASSIGN_OR_RETURN(const LlamaConfig config, LlamaConfigOf(model));
+  if (generate_options.max_new_tokens < 1) {
+    return InvalidArgument(
+        Reason::kBadField,
+        StrCat("max_new_tokens is ", generate_options.max_new_tokens, "; it must be at least 1"),
+        {{fact::kField, "max_new_tokens"}});
+  }
+  const auto count = static_cast<int64_t>(prompts.size());
+  if (count < 1 || count > kMaxSequences) {
+    return InvalidArgument(
+        Reason::kLimitExceeded,
+        StrCat("a batch has ", count, " prompts; it must have 1 to ", kMaxSequences),
+        {{fact::kField, "prompts"}, {fact::kHave, count}, {fact::kLimit, kMaxSequences}});
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckTokens(prompts, config.vocabulary_size, config.max_positions,
+                                        generate_options.max_new_tokens));
+  return Decoder(client, model, config, generate_options, options).Run(prompts);
+}
+
+}  // namespace shardmesh::client

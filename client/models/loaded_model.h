@@ -1,0 +1,69 @@
+// Models on a cluster: their weights as arrays, with their configuration beside them.
+#ifndef SHARDMESH_CLIENT_MODELS_LOADED_MODEL_H_
+#define SHARDMESH_CLIENT_MODELS_LOADED_MODEL_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/mesh_client.h"
+#include "client/models/model_config.h"
+#include "client/models/model_weights.h"
+#include "client/types/call_options.h"
+#include "client/types/step.h"
+#include "tensor/dtype.h"
+
+namespace shardmesh::client {
+
+// A model whose weights are arrays of a cluster.
+struct LoadedModel {
+  std::string name;
+  ModelConfig config;
+  std::string mesh_id;
+  ModelAxis axis;
+  Dtype dtype = Dtype::kF32;
+  // The arrays of the weights, by the names of WeightsOf.
+  std::map<std::string, Operand, std::less<>> weights;
+  int64_t size_bytes = 0;    // of all weights
+  int64_t reused_bytes = 0;  // as PutResult::reused_bytes, of all tiles
+};
+
+struct LoadModelOptions {
+  std::string mesh = {};  // the mesh's name; empty means "default"
+  // The mesh axis over which heads are partitioned. A mesh without this axis has the whole model on
+  // each device.
+  std::string axis = "tp";
+  ProgressCallback progress = nullptr;  // as PutOptions::progress
+  // As PutOptions::on_begun.
+  std::function<void(const std::string& transfer_id)> on_begun = nullptr;
+};
+
+// Puts the weights of the model in `folder` onto a mesh: config.json, and safetensors files as
+// Checkpoint::Open finds them. The arrays are named `name`/TENSOR, and `name`/config.json has the
+// configuration. Weights that the cluster has already, from the same files and with the same
+// layout, are neither sent nor read again. Errors of ReadModelConfig, TensorSource::Open,
+// WeightsOf, CheckWeights and ArrayClient::PutTensors.
+absl::StatusOr<LoadedModel> LoadModel(MeshClient* client, const std::string& folder,
+                                      const std::string& name,
+                                      const LoadModelOptions& load_options = {},
+                                      const CallOptions& options = {});
+
+// Finds a model that LoadModel put onto a cluster. `axis` must be that of the load. NOT_FOUND: the
+// cluster has no model of this name. INVALID_ARGUMENT (BAD_FILE, SHAPE_MISMATCH): the arrays under
+// the name are not those of the configuration.
+absl::StatusOr<LoadedModel> FindModel(MeshClient* client, const std::string& name,
+                                      std::string_view axis = "tp",
+                                      const CallOptions& options = {});
+
+// Returns the configuration of a model of this kind. INVALID_ARGUMENT (BAD_FIELD): the model is of
+// another kind; names the function that it has.
+absl::StatusOr<LlamaConfig> LlamaConfigOf(const LoadedModel& model);
+absl::StatusOr<BertConfig> BertConfigOf(const LoadedModel& model);
+
+}  // namespace shardmesh::client
+
+#endif  // SHARDMESH_CLIENT_MODELS_LOADED_MODEL_H_

@@ -1,0 +1,272 @@
+// Transformers on clusters, compared with plain computations of the same checkpoints.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "client/models/embed_sentences.h"
+#include "client/models/generate_tokens.h"
+#include "client/models/loaded_model.h"
+#include "status/str_cat.h"
+#include "tensor/npy.h"
+#include "tensor/safetensors.h"
+#include "tensor/source_file.h"
+#include "tests/testing/eventually.h"
+#include "tests/testing/plain_transformer.h"
+#include "tests/testing/read_file.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/test_cluster.h"
+
+namespace shardmesh::test {
+namespace {
+
+using client::Generation;
+using client::LoadedModel;
+using ::testing::HasSubstr;
+
+// Returns the F32 tensors of a folder's model.safetensors.
+PlainTensors ReadTensors(const std::string& folder) {
+  PlainTensors tensors;
+  const auto file = SafetensorsFile::Open(folder + "/model.safetensors");
+  EXPECT_THAT(file, IsOk());
+  if (!file.ok()) return tensors;
+  for (const SafetensorsTensor& tensor : file->header().tensors()) {
+    PlainTensor& plain = tensors[tensor.name];
+    plain.shape.assign(tensor.shape.begin(), tensor.shape.end());
+    plain.values = FloatsOf(file->View(tensor).bytes());
+  }
+  return tensors;
+}
+
+// The models of `make-checkpoint --size tiny`.
+constexpr PlainLlamaConfig kTinyLlama = {
+    .layers = 2, .heads = 8, .key_heads = 4, .head_size = 16, .norm_epsilon = 1e-5};
+constexpr PlainBertConfig kTinyBert = {.layers = 2, .heads = 4};
+
+class ModelTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  void StartCluster(const std::string& mesh) {
+    const std::string root = MakeTestFolder("models");
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(
+        cluster_,
+        TestCluster::Start(
+            {.mesh = mesh, .coordinator_flags = {}, .worker_flags = {"--read-root=" + root}}));
+    folder_ = root + "/tiny";
+  }
+  // Makes the folder of a small model.
+  void MakeModel(const std::string& arch) {
+    const CommandResult made = cluster_->Run(
+        {"make-checkpoint", "--arch", arch, "--size", "tiny", "--seed", "3", "--out", folder_});
+    ASSERT_EQ(made.exit_code, 0) << made.err;
+    // Until a later change of the file cannot have the same change time, its tensors are not
+    // reused.
+    struct stat state = {};
+    ASSERT_EQ(::stat((folder_ + "/model.safetensors").c_str(), &state), 0);
+    const absl::Time changed = absl::TimeFromTimespec(state.st_ctim);
+    ASSERT_TRUE(Eventually([&] { return !MayChangeUnseen(changed, absl::Now()); }));
+  }
+  void Load() {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::LoadModel(&cluster_->client(), folder_, "tiny"));
+  }
+
+  std::unique_ptr<TestCluster> cluster_;
+  std::string folder_;
+  LoadedModel model_;
+};
+
+// tp partitions the key heads once, twice and four times; the other axis replicates all.
+INSTANTIATE_TEST_SUITE_P(Meshes, ModelTest, ::testing::Values("tp=1", "tp=2", "dp=2,tp=2", "tp=4"),
+                         [](const auto& mesh) {
+                           return absl::StrReplaceAll(mesh.param, {{"=", ""}, {",", "_"}});
+                         });
+
+TEST_P(ModelTest, GeneratesTheTokensOfAPlainComputation) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(GetParam()));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  ASSERT_NO_FATAL_FAILURE(Load());
+  const std::vector<std::vector<int32_t>> prompts = {
+      {1, 5, 77, 200, 3, 9}, {255}, {0, 0, 17, 4, 4, 4, 8, 15, 16, 23, 42, 99, 98, 97, 96, 95, 94}};
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(
+      const Generation generation,
+      client::GenerateTokens(&cluster_->client(), model_, prompts,
+                             {.max_new_tokens = 64, .gives_logits = true}));
+  ASSERT_EQ(generation.logits.size(), 64U);
+  EXPECT_EQ(generation.decode_steps, 63);
+  const PlainLlama plain(kTinyLlama, ReadTensors(folder_));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    std::vector<int64_t> tokens(prompts[i].begin(), prompts[i].end());
+    const std::vector<int64_t> expected = plain.Greedy(tokens, 64);
+    EXPECT_EQ(std::vector<int64_t>(generation.tokens[i].begin(), generation.tokens[i].end()),
+              expected)
+        << "sequence " << i;
+    // The logits of the first step, of a step of decoding, and of the last one.
+    for (const size_t step : {0U, 7U, 63U}) {
+      std::vector<int64_t> before = tokens;
+      before.insert(before.end(), expected.begin(),
+                    expected.begin() + static_cast<std::ptrdiff_t>(step));
+      const std::vector<double> logits = plain.Logits(before);
+      for (size_t token = 0; token < logits.size(); ++token) {
+        ASSERT_NEAR(static_cast<double>(generation.logits[step][i][token]), logits[token], 1e-3)
+            << "sequence " << i << ", step " << step << ", token " << token;
+      }
+    }
+  }
+  // The state and the results are released.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto arrays,
+                                 cluster_->client().arrays().ListArrays("", true));
+  for (const client::Array& array : arrays) EXPECT_THAT(array.name, HasSubstr("tiny/"));
+}
+
+TEST_P(ModelTest, EmbedsSentencesAsAPlainComputationDoes) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster(GetParam()));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("all-minilm-l6-v2"));
+  ASSERT_NO_FATAL_FAILURE(Load());
+  std::vector<std::vector<int32_t>> sentences = {{101, 7, 23, 99, 102}, {101, 102}};
+  sentences.emplace_back(64, 5);  // as long as the model has positions
+  // More than one step takes.
+  while (sentences.size() < 70) sentences.push_back({101, static_cast<int32_t>(sentences.size())});
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const client::SentenceEmbeddings result,
+                                 client::EmbedSentences(&cluster_->client(), model_, sentences));
+  ASSERT_EQ(result.embeddings.size(), sentences.size());
+  EXPECT_EQ(result.steps.size(), 2U);
+  const PlainTensors tensors = ReadTensors(folder_);
+  for (const size_t i : {0U, 1U, 2U, 69U}) {
+    const std::vector<double> expected =
+        PlainSentenceEmbedding(kTinyBert, tensors, {sentences[i].begin(), sentences[i].end()});
+    ASSERT_EQ(result.embeddings[i].size(), expected.size());
+    for (size_t feature = 0; feature < expected.size(); ++feature) {
+      ASSERT_NEAR(static_cast<double>(result.embeddings[i][feature]), expected[feature], 1e-4)
+          << "sentence " << i;
+    }
+  }
+}
+
+using ModelCommandTest = ModelTest;
+
+TEST_F(ModelCommandTest, GenerateLoadsAModelOnceAndFindsItByItsName) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  const std::vector<int64_t> expected =
+      PlainLlama(kTinyLlama, ReadTensors(folder_)).Greedy({1, 2, 3}, 5);
+  CommandResult result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1,2,3",
+                                        "--tokens", "9", "--max-new", "5", "--as", "small"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr(StrCat(StrJoin(expected, ","), "\n")));
+  EXPECT_THAT(result.out, HasSubstr("tokens/s"));
+
+  // The weights are there: nothing is sent, and the arrays stay the same.
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(model_, client::LoadModel(&cluster_->client(), folder_, "small"));
+  EXPECT_GE(model_.reused_bytes, model_.size_bytes);
+
+  result = cluster_->Run(
+      {"generate", "--model", "small", "--tokens", "1,2,3", "--max-new", "5", "--output", "json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const nlohmann::json json = nlohmann::json::parse(result.out);
+  EXPECT_EQ(json["tokens"], nlohmann::json({expected}));
+  EXPECT_EQ(json["decode_steps"], 4);
+}
+
+TEST_F(ModelCommandTest, EmbedPrintsOrWritesEmbeddings) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("all-minilm-l6-v2"));
+  const std::string out = cluster_->folder() + "/e.npy";
+  CommandResult result = cluster_->Run({"embed", "--model", folder_, "--tokens", "101,7,102",
+                                        "--mesh", "default", "--as", "encoder", "--out", out});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const NpyFile file, NpyFile::Open(out));
+  EXPECT_THAT(file.View().shape(), ::testing::ElementsAre(1, 64));
+  const std::vector<float> elements = FloatsOf(file.View().bytes());
+  const std::vector<double> expected =
+      PlainSentenceEmbedding(kTinyBert, ReadTensors(folder_), {101, 7, 102});
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_NEAR(static_cast<double>(elements[i]), expected[i], 1e-4);
+  }
+  result = cluster_->Run({"embed", "--model", "encoder", "--tokens", "101,7,102"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string line = result.out.substr(0, result.out.find('\n'));
+  EXPECT_EQ(std::count(line.begin(), line.end(), ','), 63) << result.out;
+}
+
+TEST_F(ModelCommandTest, RefusalsNameWhatDoesNotFit) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=3"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  const auto refused = [&](const std::vector<std::string>& arguments, int exit_code,
+                           const std::string& error) {
+    const CommandResult result = cluster_->Run(arguments);
+    EXPECT_EQ(result.exit_code, exit_code);
+    EXPECT_THAT(result.err, HasSubstr(error));
+  };
+  refused(
+      {"generate", "--model", folder_, "--tokens", "1"}, 1,
+      "num_attention_heads is 8, not divisible by the 3 devices of the mesh axis tp; use a mesh "
+      "on which this axis has 1 or 2");
+  refused({"generate", "--model", "none", "--tokens", "1"}, 1,
+          "the cluster has no model \"none\", and there is no folder of this name");
+  refused({"generate", "--model", "none", "--tokens", "1", "--as", "a"}, 2,
+          "there is no folder \"none\"");
+  refused({"generate", "--model", folder_, "--tokens", "1,x"}, 2, "--tokens: \"x\" is not a token");
+  refused({"embed", "--model", folder_, "--tokens=1,-1"}, 2, "--tokens: \"-1\" is not a token");
+  refused({"generate", "--model", folder_, "--tokens", "1", "--max-new", "0"}, 2,
+          "--max-new: \"0\" is not a whole number from 1");
+
+  const std::string path = folder_ + "/config.json";
+  const std::string config = ReadFile(path);
+  const auto write = [&](const std::string& from, const std::string& to) {
+    ASSERT_THAT(config, HasSubstr(from));
+    std::ofstream(path) << absl::StrReplaceAll(config, {{from, to}});
+  };
+  write("\"num_attention_heads\": 8", "\"num_attention_heads\": 9");
+  refused({"generate", "--model", folder_, "--tokens", "1"}, 1,
+          "num_key_value_heads is 4; it must divide num_attention_heads, which is 9");
+  write("\"num_hidden_layers\": 2", "\"num_hidden_layers\": \"two\"");
+  refused({"generate", "--model", folder_, "--tokens", "1"}, 1,
+          "config.json: num_hidden_layers is \"two\"; it must be a whole number");
+}
+
+TEST_F(ModelCommandTest, AConfigurationThatDoesNotMatchItsTensorsNamesTheTensor) {
+  ASSERT_NO_FATAL_FAILURE(StartCluster("tp=2"));
+  ASSERT_NO_FATAL_FAILURE(MakeModel("llama"));
+  const std::string path = folder_ + "/config.json";
+  const std::string config = ReadFile(path);
+  std::ofstream(path) << absl::StrReplaceAll(
+      config, {{"\"intermediate_size\": 160", "\"intermediate_size\": 162"}});
+  CommandResult result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err,
+              HasSubstr("the tensor \"model.layers.0.mlp.gate_proj.weight\" has the shape (160, "
+                        "64), and config.json requires (162, 64)"));
+  std::ofstream(path) << absl::StrReplaceAll(
+      config, {{"\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"}});
+  result = cluster_->Run({"generate", "--model", folder_, "--tokens", "1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("lacks the tensor \"model.layers.2.input_layernorm.weight\""));
+  // Nothing was put.
+  EXPECT_EQ(cluster_->Run({"ls", "--output", "name"}).out, "");
+
+  std::ofstream(path) << config;
+  result = cluster_->Run({"embed", "--model", folder_, "--tokens", "1"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("is a Llama-shaped decoder, which generates tokens; use"));
+  result = cluster_->Run({"generate", "--model", "tiny", "--tokens", "256"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("has the token 256; the model's tokens are 0 to 255"));
+  result = cluster_->Run({"generate", "--model", "tiny", "--tokens", "1", "--max-new", "512"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("max_position_embeddings of the model is 512"));
+}
+
+}  // namespace
+}  // namespace shardmesh::test
