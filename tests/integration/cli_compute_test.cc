@@ -284,7 +284,7 @@ TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
          outputs { name: "y" value: 2 })");
   const std::string mistyped = WriteFile(Path("mistyped.txtpb"), "operands {}\noperand {}");
   const std::string large = WriteFile(Path("large.txtpb"), "");
-  std::filesystem::resize_file(large, (uint64_t{64} << 20) + 1);
+  std::filesystem::resize_file(large, (uint64_t{256} << 20) + 1);
   ExpectRefused(
       {{"an operand that is missing",
         {"run", graph, "--operand", "a=" + Path("a.npy")},
@@ -309,7 +309,7 @@ TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
         "mistyped.txtpb: not a graph in protobuf's "
         "text format: line 2, column "},
        {"a file that there is not", {"run", Path("none.txtpb")}, "none.txtpb"},
-       {"a file that is too large", {"run", large}, "a graph has at most 67108864"}});
+       {"a file that is too large", {"run", large}, "a graph has at most 268435456"}});
   const std::pair<std::vector<std::string>, std::string> wrong[] = {
       {{"run"}, "graph"},
       {{"run", graph, "--operand", "a"}, "--operand: \"a\" is not NAME=ARRAY or NAME=FILE.npy"},

@@ -29,8 +29,8 @@
 namespace shardmesh::client {
 namespace {
 
-// More than the largest graph has: 1,024 constants of 4 KiB, each byte written as `\ooo`.
-constexpr int64_t kMaxGraphFileBytes = int64_t{64} << 20;
+// More than the largest graph has: 8,192 constants of 4 KiB, each byte written as `\ooo`.
+constexpr int64_t kMaxGraphFileBytes = int64_t{256} << 20;
 
 using TextByName = std::map<std::string, std::string, std::less<>>;
 

@@ -292,7 +292,8 @@ TEST(GraphBuilderTest, RefusesTooManyOps) {
   for (uint32_t i = 0; i < kMaxProgramSize; ++i) x = builder.Negate(x);
   EXPECT_THAT(builder.status(), IsOk());
   builder.Negate(x);
-  EXPECT_THAT(builder.status(), IsRefused(Reason::kLimitExceeded, "op 1024 (negate)"));
+  EXPECT_THAT(builder.status(),
+              IsRefused(Reason::kLimitExceeded, StrCat("op ", kMaxProgramSize, " (negate)")));
 }
 
 }  // namespace
