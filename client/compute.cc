@@ -19,6 +19,7 @@
 #include "google/protobuf/repeated_field.h"
 #include "process/steady_deadline.h"
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/linear_codec.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/time_codec.h"
@@ -176,6 +177,51 @@ absl::StatusOr<StepResult> RunLinear(const CoordinatorConnection& connection,
   return DecodeOneOutput(response);
 }
 
+absl::Status CheckBiases(const LinearLayerCall& call) {
+  if (call.biases.empty() || call.biases.size() == call.weights.size()) return absl::OkStatus();
+  return InvalidArgument(
+      Reason::kBadField,
+      StrCat("the layer has ", call.weights.size(), " weights and ", call.biases.size(),
+             " biases; give one bias for each weight, or none"),
+      {{fact::kField, "biases"}});
+}
+
+absl::Status EncodeLayer(const LinearLayerCall& call, v1::LinearLayer* to) {
+  SHARDMESH_RETURN_IF_ERROR(CheckBiases(call));
+  SHARDMESH_RETURN_IF_ERROR(rpc::Encode(call.layer, to));
+  to->set_use_bias(!call.biases.empty());
+  return absl::OkStatus();
+}
+
+// The operands in the order of CompileRequest.layer.
+std::vector<const Operand*> OperandsOf(const LinearLayerCall& call) {
+  std::vector<const Operand*> operands = {&call.input};
+  for (size_t i = 0; i < call.weights.size(); ++i) {
+    operands.push_back(&call.weights[i]);
+    if (!call.biases.empty()) operands.push_back(&call.biases[i]);
+  }
+  return operands;
+}
+
+absl::StatusOr<StepResult> RunLayer(const CoordinatorConnection& connection,
+                                    const std::string& session_id, const LinearLayerCall& call,
+                                    const CallLimit& limit) {
+  v1::LinearRequest request;
+  SHARDMESH_RETURN_IF_ERROR(EncodeLayer(call, request.mutable_layer()));
+  const CallLimit call_limit = EncodeStep(session_id, call.output, limit, &request);
+  EncodeOperand(call.input, request.mutable_input());
+  for (const Operand& weight : call.weights) EncodeOperand(weight, request.add_weights());
+  for (const Operand& bias : call.biases) EncodeOperand(bias, request.add_biases());
+  v1::LinearResponse response;
+  SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Linear,
+                                            request, call_limit, &response));
+  SHARDMESH_ASSIGN_OR_RETURN(StepResult result, DecodeStep(response));
+  for (const v1::StepOutput& output : response.outputs()) {
+    SHARDMESH_ASSIGN_OR_RETURN(result.outputs.emplace_back(), DecodeOutput(output));
+  }
+  return result;
+}
+
 absl::StatusOr<StepResult> RunMatmul(const CoordinatorConnection& connection,
                                      const std::string& session_id, const MatmulCall& call,
                                      const CallLimit& limit) {
@@ -298,29 +344,9 @@ absl::StatusOr<CandidatePlan> DecodeCandidate(const v1::PlanCandidate& from) {
   return candidate;
 }
 
-}  // namespace
-
-absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
-                                                       absl::Span<const Operand> operands,
-                                                       const std::string& mesh_id,
-                                                       const CallOptions& options) {
-  return ComparePlans(program, operands, /*candidates=*/0, mesh_id, options);
-}
-
-absl::StatusOr<CompiledProgram> ComputeClient::ComparePlans(const Program& program,
-                                                            absl::Span<const Operand> operands,
-                                                            int32_t candidates,
-                                                            const std::string& mesh_id,
-                                                            const CallOptions& options) {
-  const CallLimit limit = core_->LimitOf(options);
-  const CoordinatorConnection& connection = core_->connection();
-  v1::CompileRequest request;
-  rpc::Encode(program, request.mutable_program());
-  for (const Operand& operand : operands) {
-    EncodeOperand(operand, request.add_operands());
-  }
-  request.set_mesh_id(mesh_id);
-  request.set_candidates(candidates);
+// Sends the request, and decodes the plan.
+absl::StatusOr<CompiledProgram> Ask(const CoordinatorConnection& connection,
+                                    const v1::CompileRequest& request, const CallLimit& limit) {
   v1::CompileResponse response;
   SHARDMESH_RETURN_IF_ERROR(connection.Call(connection.compute, &v1::ComputeService::Stub::Compile,
                                             request, limit, &response));
@@ -357,6 +383,33 @@ absl::StatusOr<CompiledProgram> ComputeClient::ComparePlans(const Program& progr
   for (const v1::PlanCandidate& from : response.candidates()) {
     SHARDMESH_ASSIGN_OR_RETURN(compiled.candidates.emplace_back(), DecodeCandidate(from));
   }
+  return compiled;
+}
+
+}  // namespace
+
+absl::StatusOr<CompiledProgram> ComputeClient::Compile(const Program& program,
+                                                       absl::Span<const Operand> operands,
+                                                       const std::string& mesh_id,
+                                                       const CallOptions& options) {
+  return ComparePlans(program, operands, /*candidates=*/0, mesh_id, options);
+}
+
+absl::StatusOr<CompiledProgram> ComputeClient::ComparePlans(const Program& program,
+                                                            absl::Span<const Operand> operands,
+                                                            int32_t candidates,
+                                                            const std::string& mesh_id,
+                                                            const CallOptions& options) {
+  const CallLimit limit = core_->LimitOf(options);
+  const CoordinatorConnection& connection = core_->connection();
+  v1::CompileRequest request;
+  rpc::Encode(program, request.mutable_program());
+  for (const Operand& operand : operands) {
+    EncodeOperand(operand, request.add_operands());
+  }
+  request.set_mesh_id(mesh_id);
+  request.set_candidates(candidates);
+  SHARDMESH_ASSIGN_OR_RETURN(CompiledProgram compiled, Ask(connection, request, limit));
   core_->programs().Add(compiled.plan_hash, program);
   return compiled;
 }
@@ -460,6 +513,25 @@ absl::StatusOr<StepResult> ComputeClient::Linear(const LinearCall& call,
                  [&](const std::string& session_id, const CallLimit& limit) {
                    return RunLinear(core_->connection(), session_id, call, limit);
                  });
+}
+
+absl::StatusOr<StepResult> ComputeClient::LinearLayer(const LinearLayerCall& call,
+                                                      const CallOptions& options) {
+  SHARDMESH_RETURN_IF_ERROR(CheckBiases(call));
+  return RunStep(core_, core_->Deadline(options), options, OperandsOf(call), call.output,
+                 [&](const std::string& session_id, const CallLimit& limit) {
+                   return RunLayer(core_->connection(), session_id, call, limit);
+                 });
+}
+
+absl::StatusOr<CompiledProgram> ComputeClient::CompileLayer(const LinearLayerCall& call,
+                                                            const CallOptions& options) {
+  v1::CompileRequest request;
+  SHARDMESH_RETURN_IF_ERROR(EncodeLayer(call, request.mutable_layer()));
+  for (const Operand* const operand : OperandsOf(call)) {
+    EncodeOperand(*operand, request.add_operands());
+  }
+  return Ask(core_->connection(), request, core_->LimitOf(options));
 }
 
 absl::StatusOr<StepResult> ComputeClient::Matmul(const MatmulCall& call,

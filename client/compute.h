@@ -102,6 +102,13 @@ class ComputeClient {
   absl::StatusOr<std::unique_ptr<StepStream>> OpenStream(bool continue_after_errors = false,
                                                          const CallOptions& options = {});
   absl::StatusOr<StepResult> Linear(const LinearCall& call, const CallOptions& options = {});
+  // Computes a linear layer, with one output for each part. A coordinator that lacks the feature
+  // linear_layers refuses the call (BAD_FIELD).
+  absl::StatusOr<StepResult> LinearLayer(const LinearLayerCall& call,
+                                         const CallOptions& options = {});
+  // Returns the plan that LinearLayer would run, without candidates.
+  absl::StatusOr<CompiledProgram> CompileLayer(const LinearLayerCall& call,
+                                               const CallOptions& options = {});
   absl::StatusOr<StepResult> Matmul(const MatmulCall& call, const CallOptions& options = {});
   absl::StatusOr<StepResult> Collective(const CollectiveCall& call,
                                         const CallOptions& options = {});

@@ -11,7 +11,7 @@ set(header_dir ${CMAKE_INSTALL_INCLUDEDIR}/shardmesh)
 # the headers that name no type of rpc: client/*.h and client/types (tests/layering_test.py).
 set(client_folders status process sharding tensor program rpc client)
 foreach(library proto status process process_folders process_sealed sharding sharding_pattern sharding_rules
-    sharding_layout sharding_reshard tensor tensor_checkpoint program rpc rpc_codec rpc_tls rpc_stream rpc_metrics client client_types
+    sharding_layout sharding_reshard tensor tensor_checkpoint program program_graph rpc rpc_codec rpc_tls rpc_stream rpc_metrics client client_types
     client_remote)
   install(TARGETS shardmesh_${library} EXPORT shardmesh ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endforeach()

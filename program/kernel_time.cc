@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <variant>
+#include <vector>
 
+#include "program/tensor_op.h"
 #include "program/value_layout.h"
 #include "sharding/shape.h"
 
@@ -26,6 +28,19 @@ int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex outpu
   int64_t products = 1;
   for (size_t dim = 0; dim + 2 < out.size(); ++dim) products = ProductOf(products, out[dim]);
   return products;
+}
+
+int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output) {
+  const auto* const attention = std::get_if<AttentionOp>(&compute.op);
+  if (attention == nullptr) return 0;
+  const Shape query = TileShape(plan.mesh, plan.values[attention->query]);
+  const Shape keys = TileShape(plan.mesh, plan.values[attention->keys]);
+  // Each of the two products has one multiplication and one addition for each pair of a query and
+  // a row, and each feature.
+  int64_t features = query[3];
+  AddTo(features, TileShape(plan.mesh, plan.values[output])[3]);
+  const int64_t queries = ProductOf(query[0], ProductOf(query[1], query[2]));
+  return ProductOf(2, ProductOf(ProductOf(queries, keys[1]), features));
 }
 
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates) {
@@ -52,6 +67,20 @@ double KernelSeconds(const Plan& plan, const Instruction& instruction, const Ker
     }
     double operator()(const LocalSlice& /*slice*/) const {
       return 2 * BytesSeconds(plan, output, rates);
+    }
+    double operator()(const LocalCompute& compute) const {
+      const bool copies_rows = std::holds_alternative<EmbeddingOp>(compute.op) ||
+                               std::holds_alternative<SliceOp>(compute.op);
+      if (copies_rows) return 2 * BytesSeconds(plan, output, rates);
+      if (const auto* const update = std::get_if<UpdateRowsOp>(&compute.op)) {
+        return 2 * BytesSeconds(plan, update->update, rates);
+      }
+      double bytes = BytesSeconds(plan, output, rates);
+      for (const ValueIndex input : InputsOf(compute.op)) {
+        bytes += BytesSeconds(plan, input, rates);
+      }
+      const double flops = static_cast<double>(FlopsOf(plan, compute, output));
+      return std::max(flops / rates.flops_per_second, bytes);
     }
     double operator()(const GroupCollective& /*collective*/) const { return 0; }
     double operator()(const MoveRegions& /*move*/) const { return 0; }

@@ -13,10 +13,16 @@ namespace shardmesh {
 // no batch: all its rows are the rows of one matrix. Numbers beyond 64 bits are capped.
 int64_t ProductsOf(const Plan& plan, const LocalMatmul& matmul, ValueIndex output);
 
+// Returns the multiplications and additions of the products in attention, on the device with the
+// most work; 0 for other ops, whose time is that of their bytes. Numbers beyond 64 bits are capped.
+int64_t FlopsOf(const Plan& plan, const LocalCompute& compute, ValueIndex output);
+
 // Returns the predicted time of an instruction on the device with the most work: for a product, the
 // time of its operations or of its bytes, whichever is longer, and the time to start each matrix
-// product. For an epilogue or a slice, the time of its bytes. 0 for instructions that exchange
-// data. Requires a plan that CheckPlan accepts, up to this instruction.
+// product. For an epilogue, a slice or a tensor op, the time of its bytes. Attention is like a
+// product. Lookups and slices read only what they copy, and an update of rows writes only these
+// rows, as in the memory of a state operand. 0 for instructions that exchange data. Requires a plan
+// that CheckPlan accepts, up to this instruction.
 double KernelSeconds(const Plan& plan, const Instruction& instruction, const KernelRates& rates);
 
 // Returns whether no figure of one differs from that of the other by a factor of 1.5 or more.

@@ -122,24 +122,6 @@ BlockLayout PlaceLargestFirst(absl::Span<const LiveRange> ranges) {
   return layout;
 }
 
-// Returns the input that the instruction may overwrite with its result, if the two have the same
-// size; nullopt if there is none.
-std::optional<ValueIndex> Overwritable(const Plan& plan, const Instruction& instruction) {
-  if (const auto* epilogue = std::get_if<LocalEpilogue>(&instruction.kind)) {
-    if (epilogue->bias == epilogue->input) return std::nullopt;
-    return epilogue->input;
-  }
-  if (const auto* slice = std::get_if<LocalSlice>(&instruction.kind)) {
-    if (plan.values[slice->input] != plan.values[instruction.output]) return std::nullopt;
-    return slice->input;
-  }
-  if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
-    if (!MayOverwriteOperand(collective->kind, collective->algorithm)) return std::nullopt;
-    return collective->input;
-  }
-  return std::nullopt;
-}
-
 // Returns whether the tiles of the two values have the same size on each rank. May return false
 // although they have.
 bool HaveTilesOfOneSize(const Plan& plan, const ValueDescriptor& a, const ValueDescriptor& b) {
@@ -148,25 +130,79 @@ bool HaveTilesOfOneSize(const Plan& plan, const ValueDescriptor& a, const ValueD
          TileShape(plan.mesh, a) == TileShape(plan.mesh, b);
 }
 
+// Returns the inputs that a tensor op may overwrite with its result.
+std::vector<ValueIndex> Overwritable(const Plan& plan, const TensorOp& op,
+                                     const ValueDescriptor& output) {
+  const std::vector<ValueIndex> inputs = InputsOf(op);
+  // The tiles of a reshape have the same elements, in other shapes.
+  const bool has_same_elements = std::holds_alternative<ReshapeOp>(op);
+  std::vector<ValueIndex> found;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (MayOverwriteInput(op, i) && std::count(inputs.begin(), inputs.end(), inputs[i]) == 1 &&
+        (has_same_elements || HaveTilesOfOneSize(plan, plan.values[inputs[i]], output))) {
+      found.push_back(inputs[i]);
+    }
+  }
+  return found;
+}
+
+// Returns the inputs that the instruction may overwrite with its result. Their tiles have the size
+// of the result's tiles.
+std::vector<ValueIndex> Overwritable(const Plan& plan, const Instruction& instruction) {
+  const ValueDescriptor& output = plan.values[instruction.output];
+  const auto if_same_size = [&](ValueIndex input) {
+    return HaveTilesOfOneSize(plan, plan.values[input], output) ? std::vector<ValueIndex>{input}
+                                                                : std::vector<ValueIndex>();
+  };
+  if (const auto* epilogue = std::get_if<LocalEpilogue>(&instruction.kind)) {
+    if (epilogue->bias == epilogue->input) return {};
+    return if_same_size(epilogue->input);
+  }
+  if (const auto* slice = std::get_if<LocalSlice>(&instruction.kind)) {
+    if (plan.values[slice->input] != output) return {};
+    return {slice->input};
+  }
+  if (const auto* collective = std::get_if<GroupCollective>(&instruction.kind)) {
+    if (!MayOverwriteOperand(collective->kind, collective->algorithm)) return {};
+    return if_same_size(collective->input);
+  }
+  if (const auto* compute = std::get_if<LocalCompute>(&instruction.kind)) {
+    return Overwritable(plan, compute->op, output);
+  }
+  return {};
+}
+
+// Returns, by value, whether it is an output or the value of an update that has memory of its own.
+std::vector<bool> AreOutputs(const Plan& plan) {
+  const std::vector<std::optional<ValueIndex>> state = StatePlaces(plan);
+  std::vector<bool> are_outputs(plan.values.size(), false);
+  for (const ValueIndex output : plan.outputs) are_outputs[output] = true;
+  for (const StateUpdate& update : plan.updates) {
+    if (!state[update.value].has_value()) are_outputs[update.value] = true;
+  }
+  return are_outputs;
+}
+
 // The temporaries of a plan, before they have offsets.
 struct Temporaries {
   std::vector<std::optional<BlockPlace>> places;  // by value; set for temporaries
   std::vector<LiveRange> ranges;
   std::vector<size_t> range_of;  // by value; the index of a temporary's range
-  std::vector<bool> is_output;   // by value
+  std::vector<bool> is_output;   // by value: outputs, and values of updates, in memory of their own
 };
 
 Temporaries TemporariesOf(const Plan& plan) {
   Temporaries found{.places = std::vector<std::optional<BlockPlace>>(plan.values.size()),
                     .ranges = {},
                     .range_of = std::vector<size_t>(plan.values.size(), 0),
-                    .is_output = std::vector<bool>(plan.values.size(), false)};
+                    .is_output = {}};
   std::vector<size_t> last_use(plan.values.size(), 0);
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     last_use[plan.instructions[i].output] = i;
     for (const ValueIndex input : InputsOf(plan.instructions[i])) last_use[input] = i;
   }
-  for (const ValueIndex output : plan.outputs) found.is_output[output] = true;
+  found.is_output = AreOutputs(plan);
+  const std::vector<std::optional<ValueIndex>> state = StatePlaces(plan);
 
   // Temporaries that are made over one another share a range.
   std::vector<LiveRange>& ranges = found.ranges;
@@ -174,15 +210,17 @@ Temporaries TemporariesOf(const Plan& plan) {
   for (size_t i = 0; i < plan.instructions.size(); ++i) {
     const Instruction& instruction = plan.instructions[i];
     const ValueIndex output = instruction.output;
-    if (found.is_output[output]) continue;
+    if (found.is_output[output] || state[output].has_value()) continue;
     const ValueDescriptor& value = plan.values[output];
     std::optional<BlockPlace>& place = found.places[output];
     place.emplace();
-    if (const std::optional<ValueIndex> input = Overwritable(plan, instruction);
-        input.has_value() && found.places[*input].has_value() && last_use[*input] == i &&
-        HaveTilesOfOneSize(plan, plan.values[*input], value)) {
-      place->over = input;
-      range_of[output] = range_of[*input];
+    const std::vector<ValueIndex> inputs = Overwritable(plan, instruction);
+    const auto over = std::find_if(inputs.begin(), inputs.end(), [&](ValueIndex input) {
+      return found.places[input].has_value() && last_use[input] == i;
+    });
+    if (over != inputs.end()) {
+      place->over = *over;
+      range_of[output] = range_of[*over];
       ranges[range_of[output]].last = last_use[output];
       continue;
     }
@@ -244,8 +282,7 @@ MemoryPlan MemoryPlanOf(const Plan& plan) {
 
 int64_t PeakBytesOf(const Plan& plan) {
   const MemoryPlan memory = MemoryPlanOf(plan);
-  std::vector<bool> is_output(plan.values.size(), false);
-  for (const ValueIndex output : plan.outputs) is_output[output] = true;
+  const std::vector<bool> is_output = AreOutputs(plan);
   absl::int128 outputs_bytes = 0;
   absl::int128 peak = 0;
   for (size_t i = 0; i < plan.instructions.size(); ++i) {

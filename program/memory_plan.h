@@ -1,5 +1,6 @@
-// The memory of a plan's temporaries, which are the values that are neither operands nor outputs:
-// all of them share one block, and each has an offset in the block.
+// The memory of a plan's temporaries, which are the values that are neither operands, outputs nor
+// values of updates, and that no state operand has in its memory (StatePlaces). All of them share
+// one block, and each has an offset in the block.
 #ifndef SHARDMESH_PROGRAM_MEMORY_PLAN_H_
 #define SHARDMESH_PROGRAM_MEMORY_PLAN_H_
 
@@ -66,16 +67,18 @@ struct MemoryPlan {
 
 // Returns the places of the plan's temporaries. A temporary is made over an input of the same size
 // if that is a temporary too, if no later instruction reads the input, and if the instruction
-// allows it: an epilogue that keeps the element type, a copy, and a collective for which
-// MayOverwriteOperand is true. Requires a plan that CheckPlan accepts.
+// allows it: an epilogue that keeps the element type, a copy, a collective for which
+// MayOverwriteOperand is true, and a tensor op for which MayOverwriteInput is true, if it reads the
+// input once. Requires a plan that CheckPlan accepts.
 MemoryPlan MemoryPlanOf(const Plan& plan);
 
 // Returns the most bytes that the values of a plan take on one rank at the same time in a run, and
-// the copies of its moves. These are: the block while it is in use; the outputs, each from the
-// instruction that makes it on; and the copies that a move makes to send them (MoveCopiesBytes).
-// Operands do not count, and neither does what collectives copy to send or receive, nor the memory
-// that values take while their place in the block is lent to a peer. A result beyond 64 bits
-// becomes INT64_MAX. Requires a plan that CheckPlan accepts.
+// the copies of its moves. These are: the block while it is in use; the outputs and the values of
+// updates that are not made in the memory of their operands, each from the instruction that makes
+// it on; and the copies that a move makes to send them (MoveCopiesBytes). Operands do not count,
+// and neither does what collectives copy to send or receive, nor the memory that values take while
+// their place in the block is lent to a peer. A result beyond 64 bits becomes INT64_MAX. Requires a
+// plan that CheckPlan accepts.
 int64_t PeakBytesOf(const Plan& plan);
 
 // Returns the bytes without which no run of the plan succeeds: like PeakBytesOf, for a run without

@@ -158,8 +158,9 @@ PlanBuilder::PlanBuilder(const PlanTarget& target, absl::Span<const ValueDescrip
   }
 }
 
-Plan PlanBuilder::Finish(std::vector<ValueIndex> outputs) && {
+Plan PlanBuilder::Finish(std::vector<ValueIndex> outputs, std::vector<StateUpdate> updates) && {
   plan_.outputs = std::move(outputs);
+  plan_.updates = std::move(updates);
   plan_.cost.memory_bytes = PeakBytesOf(plan_);
   return std::move(plan_);
 }
@@ -215,6 +216,13 @@ ValueIndex PlanBuilder::Emit(Kind kind, ValueDescriptor output, std::string_view
       Instruction{.output = index, .kind = std::move(kind), .label = StrCat(op_, ": ", what)});
   seconds_ += exchange_seconds + KernelSeconds(plan_, plan_.instructions.back(), kernels_);
   return index;
+}
+
+ValueIndex PlanBuilder::EmitCompute(TensorOp op, ValueDescriptor output) {
+  const ValueIndex result = Emit(LocalCompute{.op = std::move(op)}, std::move(output), "compute");
+  const auto& compute = std::get<LocalCompute>(plan_.instructions.back().kind);
+  AddTo(plan_.cost.flops, FlopsOf(plan_, compute, result));
+  return result;
 }
 
 ValueIndex PlanBuilder::EmitCollective(CollectiveOp op, ValueDescriptor output) {
@@ -844,21 +852,48 @@ absl::StatusOr<ValueDescriptor> PlanBuilder::Resharded(const ReshardOp& op,
   return tensor;
 }
 
-absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const ReshardOp& op, ValueIndex input) {
-  SHARDMESH_ASSIGN_OR_RETURN(const ValueDescriptor wanted, Resharded(op, value(input)));
-  if (!LayoutOf(input).unreduced.empty() && !HasArithmetic(wanted.dtype)) {
-    return Error(Reason::kUnsupportedDtype,
-                 StrCat(DtypeName(wanted.dtype), " has no arithmetic; its parts along ",
-                        StrJoin(LayoutOf(input).unreduced, ","),
-                        " cannot be summed, broadcast them from their root"));
+absl::Status PlanBuilder::CheckSums(ValueIndex input) const {
+  const Dtype dtype = value(input).dtype;
+  const Axes unreduced = LayoutOf(input).unreduced;
+  if (unreduced.empty() || HasArithmetic(dtype)) return absl::OkStatus();
+  return Error(
+      Reason::kUnsupportedDtype,
+      StrCat(DtypeName(dtype), " has no arithmetic; its parts along ", StrJoin(unreduced, ","),
+             " cannot be summed, broadcast them from their "
+             "root"));
+}
+
+absl::StatusOr<ValueIndex> PlanBuilder::LaidOutAsOperand(ValueIndex value, ValueIndex operand) {
+  const ValueDescriptor wanted = this->value(operand);
+  if (LiesAs(value, wanted)) return value;
+  if (!wanted.spec.unreduced().empty()) {
+    return Error(
+        Reason::kInvalidSpec,
+        StrCat("the operand lies as ", wanted.spec.ToString(), "; partial sums cannot be made"),
+        {{fact::kAxis, StrJoin(wanted.spec.unreduced(), ",")},
+         {fact::kValue, wanted.spec.ToString()}});
   }
+  SHARDMESH_RETURN_IF_ERROR(CheckSums(value));
+  const Mark before = Here();
+  const absl::StatusOr<ValueIndex> result = LaidOut(value, wanted);
+  if (!result.ok()) {
+    CutOff(before);
+    return Error(result.status());
+  }
+  return *result;
+}
+
+absl::StatusOr<ValueIndex> PlanBuilder::AddReshard(const ReshardOp& op, ValueIndex input,
+                                                   bool may_return_input) {
+  SHARDMESH_ASSIGN_OR_RETURN(const ValueDescriptor wanted, Resharded(op, value(input)));
+  SHARDMESH_RETURN_IF_ERROR(CheckSums(input));
   const Mark before = Here();
   const absl::StatusOr<ValueIndex> result = LaidOut(input, wanted);
   if (!result.ok()) {
     CutOff(before);
     return Error(result.status());
   }
-  return *result == input ? Copy(input) : *result;
+  return *result == input && !may_return_input ? Copy(input) : *result;
 }
 
 }  // namespace shardmesh

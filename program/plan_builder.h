@@ -15,9 +15,12 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "program/collective_choice.h"
+#include "program/compute_layout.h"
 #include "program/product_layout.h"
 #include "program/program.h"
+#include "program/sharding_rule.h"
 #include "program/step_plan.h"
+#include "program/tensor_op.h"
 #include "program/value_layout.h"
 #include "sharding/reshard/plan.h"
 #include "sharding/spec.h"
@@ -42,6 +45,18 @@ struct Product {
   // result then is the reshard's. `reshard_name` is the name of the reshard, as for Name.
   std::optional<ReshardOp> reshard = std::nullopt;
   std::string reshard_name = {};
+};
+
+// The readers of a tensor op's result, as far as the op's layout depends on them.
+struct ComputeReaders {
+  // The layout that a reader wants; nullopt if none is known. Its type and shape do not count, and
+  // a layout that the result cannot have is ignored.
+  std::optional<ValueDescriptor> wish = std::nullopt;
+  // Whether a collective reads the result: partial sums then stay as they are. Otherwise they are
+  // summed at once.
+  bool take_partial_sums = false;
+
+  friend bool operator==(const ComputeReaders&, const ComputeReaders&) = default;
 };
 
 // The most layouts that the planner prices for one product, besides those in which one of the
@@ -76,14 +91,21 @@ class PlanBuilder {
   void Name(std::string_view op) { op_ = op; }
 
   const ValueDescriptor& value(ValueIndex index) const { return plan_.values[index]; }
-  // The predicted time of the instructions so far.
 
   // Each of these functions appends the instructions of one op to the plan. It returns the value
   // that holds the op's result, which is never an operand of the plan. Errors are those of
   // PlanProgram. After an error the plan is unchanged.
   absl::StatusOr<ValueIndex> AddProduct(const Product& product);
   absl::StatusOr<ValueIndex> AddCollective(const CollectiveOp& op, ValueIndex input);
-  absl::StatusOr<ValueIndex> AddReshard(const ReshardOp& op, ValueIndex input);
+  // AddReshard: if `may_return_input`, the result is the input if that lies as wanted already.
+  absl::StatusOr<ValueIndex> AddReshard(const ReshardOp& op, ValueIndex input,
+                                        bool may_return_input = false);
+  // The inputs of `op` are values of the plan.
+  absl::StatusOr<ValueIndex> AddCompute(const TensorOp& op, const ComputeReaders& readers);
+
+  // Returns the value in the layout of the operand, which has the value's type and shape; appends
+  // the instructions that this takes. Errors are those of PlanProgram.
+  absl::StatusOr<ValueIndex> LaidOutAsOperand(ValueIndex value, ValueIndex operand);
 
   // Returns the plans of one product in different layouts, the fastest first, at most `most`.
   // AddProduct appends the first. Does not change the plan. Errors are those of AddProduct.
@@ -91,8 +113,9 @@ class PlanBuilder {
   // Appends a plan of ProductPlansOf. Nothing was appended since that call.
   ValueIndex Append(ProductPlan product);
 
-  // Returns the plan with these outputs, and with the memory that a run needs in its cost.
-  Plan Finish(std::vector<ValueIndex> outputs) &&;
+  // Returns the plan with these outputs and updates, and with the memory that a run needs in its
+  // cost.
+  Plan Finish(std::vector<ValueIndex> outputs, std::vector<StateUpdate> updates = {}) &&;
 
   // Returns INVALID_ARGUMENT (`reason`) with a message that names the current op.
   absl::Status Error(Reason reason, std::string_view message, Facts facts = {}) const;
@@ -118,6 +141,14 @@ class PlanBuilder {
   struct ProductResult {
     ValueDescriptor value;
     bool is_requested = false;  // by the product's reshard
+  };
+
+  // A tensor op that was planned, and the layout that was chosen for it.
+  struct ComputeChoice {
+    TensorOp op;  // all its inputs are value 0
+    std::vector<ValueDescriptor> inputs;
+    ComputeReaders readers;
+    ComputeLayout layout;
   };
 
   // A move that was priced.
@@ -203,6 +234,24 @@ class PlanBuilder {
   const Choice* FindChoice(const Product& product, const std::optional<ValueDescriptor>& wanted);
   std::vector<ValueDescriptor> OperandsOf(const Product& product) const;
 
+  // Returns OK unless the value has partial sums whose element type cannot be summed.
+  absl::Status CheckSums(ValueIndex input) const;
+  // Returns the layouts in which the planner prices a tensor op, each once. `result` has the type
+  // of the op's result, and the layout of the readers' wish if `has_wish`.
+  std::vector<ComputeLayout> ComputeLayoutsOf(const ShardingRule& rule,
+                                              absl::Span<const ValueIndex> inputs,
+                                              const ValueDescriptor& result, bool has_wish) const;
+  // Returns the layout of ComputeLayoutsOf with the least predicted time. Ignores measured rates,
+  // as ResultFor does. Errors of MovePlan, if all layouts fail.
+  absl::StatusOr<ComputeLayout> BestComputeLayout(const TensorOp& op, const ShardingRule& rule,
+                                                  const ValueDescriptor& result, bool has_wish,
+                                                  const ComputeReaders& readers);
+  // Appends the op in a layout. Errors of MovePlan.
+  absl::StatusOr<ValueIndex> Compute(TensorOp op, const ShardingRule& rule,
+                                     const ComputeLayout& layout, const ValueDescriptor& result,
+                                     bool has_wish, const ComputeReaders& readers);
+  ValueIndex EmitCompute(TensorOp op, ValueDescriptor output);
+
   Plan plan_;
   LinkCost links_;
   KernelRates kernels_;
@@ -210,6 +259,8 @@ class PlanBuilder {
   std::string op_;
   double seconds_ = 0;                                        // of the plan's instructions
   absl::flat_hash_map<size_t, std::vector<Choice>> choices_;  // by a hash of the product
+  // By a hash of the op's inputs.
+  absl::flat_hash_map<size_t, std::vector<ComputeChoice>> compute_choices_;
   // By a hash of both values. Layouts of a product, and layers of a model, move the same values.
   absl::flat_hash_map<size_t, std::vector<KnownMove>> moves_;
   size_t layouts_considered_ = 0;  // of all products

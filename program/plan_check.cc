@@ -12,9 +12,12 @@
 
 #include "absl/types/span.h"
 #include "program/collective_choice.h"
+#include "program/compute_layout.h"
 #include "program/move_plan.h"
 #include "program/plan_builder.h"
 #include "program/product_layout.h"
+#include "program/sharding_rule.h"
+#include "program/tensor_op.h"
 #include "program/value_layout.h"
 #include "sharding/shape.h"
 #include "sharding/tile.h"
@@ -93,6 +96,22 @@ class InstructionChecker {
   absl::Status CheckKind(const MoveRegions& move, ValueIndex output) const {
     return MovePlan(plan_.mesh, plan_.values[move.input], plan_.values[output]).status();
   }
+  absl::Status CheckKind(const LocalCompute& compute, ValueIndex output) const {
+    std::vector<ValueDescriptor> inputs;
+    std::vector<TensorType> types;
+    for (const ValueIndex input : InputsOf(compute.op)) {
+      inputs.push_back(plan_.values[input]);
+      types.push_back({.dtype = DtypeOf(input), .shape = plan_.values[input].shape});
+    }
+    SHARDMESH_ASSIGN_OR_RETURN(const TensorType result, ResultTypeOf(compute.op, types));
+    const ValueDescriptor& value = plan_.values[output];
+    if (result.dtype != value.dtype || result.shape != value.shape) {
+      return Misfit(StrCat(TensorOpName(compute.op), " makes ", DtypeName(result.dtype), " of ",
+                           ShapeToString(result.shape), "; the value is ", DtypeName(value.dtype),
+                           " of ", ShapeToString(value.shape)));
+    }
+    return CheckComputeLayout(plan_.mesh, ShardingRuleOf(compute.op, types, result), inputs, value);
+  }
   absl::Status CheckKind(const GroupCollective& collective, ValueIndex output) const {
     SHARDMESH_RETURN_IF_ERROR(
         CheckAlgorithm(collective.kind, collective.algorithm, collective.order));
@@ -157,6 +176,38 @@ absl::StatusOr<std::vector<Tiling>> TilingsOf(const Plan& plan) {
   return tilings;
 }
 
+// Requires that the caller has checked the instructions and the outputs.
+absl::Status CheckUpdates(const Plan& plan) {
+  std::vector<bool> is_updated(plan.operand_count, false);
+  std::vector<bool> is_used(plan.values.size(), false);
+  for (const ValueIndex output : plan.outputs) is_used[output] = true;
+  for (const StateUpdate& update : plan.updates) {
+    const auto refuse = [&](Reason reason, std::string_view what) {
+      return InvalidArgument(reason, StrCat("the update of operand ", update.operand, " by value ",
+                                            update.value, ": ", what));
+    };
+    if (update.operand >= plan.operand_count || is_updated[update.operand]) {
+      return refuse(Reason::kBadField, "there is no such operand, or it has two updates");
+    }
+    if (update.value < plan.operand_count || update.value >= plan.values.size() ||
+        is_used[update.value]) {
+      return refuse(Reason::kBadField,
+                    "the value is not the result of an instruction, or is an output or in another "
+                    "update");
+    }
+    const ValueDescriptor& operand = plan.values[update.operand];
+    const ValueDescriptor& value = plan.values[update.value];
+    if (operand.dtype != value.dtype || operand.shape != value.shape ||
+        LayoutOf(plan.mesh, operand) != LayoutOf(plan.mesh, value) ||
+        WithoutEqualParts(operand.cut_points) != WithoutEqualParts(value.cut_points)) {
+      return refuse(Reason::kShapeMismatch, "type, shape or layout differ");
+    }
+    is_updated[update.operand] = true;
+    is_used[update.value] = true;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckPlan(const Plan& plan) {
@@ -191,7 +242,7 @@ absl::Status CheckPlan(const Plan& plan) {
                              {{fact::kField, "outputs"}, {fact::kValue, output}});
     }
   }
-  return absl::OkStatus();
+  return CheckUpdates(plan);
 }
 
 }  // namespace shardmesh

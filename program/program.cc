@@ -1,4 +1,4 @@
-// The names of the kinds and algorithms of collectives.
+// The names of ops, and of the kinds and algorithms of collectives.
 #include "program/program.h"
 
 #include <array>
@@ -63,6 +63,36 @@ absl::Span<const CollectiveAlgorithm> AllCollectiveAlgorithms() { return kAlgori
 
 std::string_view CollectiveAlgorithmName(CollectiveAlgorithm algorithm) {
   return kAlgorithmNames[static_cast<size_t>(algorithm)].name;
+}
+
+std::vector<ValueIndex> InputsOfOp(const ProgramOp& op) {
+  struct Visitor {
+    std::vector<ValueIndex> operator()(const LinearOp& linear) const {
+      std::vector<ValueIndex> inputs = {linear.input, linear.weight};
+      if (linear.bias.has_value()) inputs.push_back(*linear.bias);
+      return inputs;
+    }
+    std::vector<ValueIndex> operator()(const MatmulOp& matmul) const {
+      return {matmul.lhs, matmul.rhs};
+    }
+    std::vector<ValueIndex> operator()(const CollectiveOp& collective) const {
+      return {collective.input};
+    }
+    std::vector<ValueIndex> operator()(const ReshardOp& reshard) const { return {reshard.input}; }
+    std::vector<ValueIndex> operator()(const TensorOp& tensor) const { return InputsOf(tensor); }
+  };
+  return std::visit(Visitor{}, op);
+}
+
+std::string_view ProgramOpName(const ProgramOp& op) {
+  struct Visitor {
+    std::string_view operator()(const LinearOp& /*linear*/) const { return "linear"; }
+    std::string_view operator()(const MatmulOp& /*matmul*/) const { return "matmul"; }
+    std::string_view operator()(const CollectiveOp& /*collective*/) const { return "collective"; }
+    std::string_view operator()(const ReshardOp& /*reshard*/) const { return "reshard"; }
+    std::string_view operator()(const TensorOp& tensor) const { return TensorOpName(tensor); }
+  };
+  return std::visit(Visitor{}, op);
 }
 
 }  // namespace shardmesh

@@ -18,7 +18,7 @@ namespace shardmesh {
 
 // The largest permitted number of operands, of ops, and of outputs in a program: each of the three
 // has this limit.
-inline constexpr uint32_t kMaxProgramSize = 1024;
+inline constexpr uint32_t kMaxProgramSize = 8192;
 
 enum class WeightLayout : uint8_t {
   kOutIn,  // [out, in], as in PyTorch checkpoints
@@ -164,6 +164,11 @@ struct ReshardOp {
 };
 
 using ProgramOp = std::variant<LinearOp, MatmulOp, CollectiveOp, ReshardOp, TensorOp>;
+
+// Returns the values that an op reads, each as often as the op has it, in the order of its fields.
+std::vector<ValueIndex> InputsOfOp(const ProgramOp& op);
+// Returns the name of an op for messages, such as "linear" or "rms-norm".
+std::string_view ProgramOpName(const ProgramOp& op);
 
 // An operand that is state: when the step commits, the operand's array gets the elements of
 // `value`. The array keeps its id, its name and its layout. If the step does not commit, the array

@@ -5,9 +5,14 @@
 #include <cstddef>
 #include <string_view>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "program/collective_choice.h"
+#include "program/layout_wishes.h"
 #include "program/plan_builder.h"
+#include "program/tensor_op.h"
+#include "program/value_layout.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
@@ -16,31 +21,9 @@
 namespace shardmesh {
 namespace {
 
-// Returns the values that an op reads.
-std::vector<ValueIndex> InputsOf(const ProgramOp& op) {
-  struct Visitor {
-    std::vector<ValueIndex> operator()(const LinearOp& linear) const {
-      std::vector<ValueIndex> inputs = {linear.input, linear.weight};
-      if (linear.bias.has_value()) {
-        inputs.push_back(*linear.bias);
-      }
-      return inputs;
-    }
-    std::vector<ValueIndex> operator()(const MatmulOp& matmul) const {
-      return {matmul.lhs, matmul.rhs};
-    }
-    std::vector<ValueIndex> operator()(const CollectiveOp& collective) const {
-      return {collective.input};
-    }
-    std::vector<ValueIndex> operator()(const ReshardOp& reshard) const { return {reshard.input}; }
-  };
-  return std::visit(Visitor{}, op);
-}
-
 // Returns the name of an op for messages and labels: "op 0 (linear)".
 std::string NameOf(size_t number, const ProgramOp& op) {
-  static constexpr std::string_view kNames[] = {"linear", "matmul", "collective", "reshard"};
-  return StrCat("op ", number, " (", kNames[op.index()], ")");
+  return StrCat("op ", number, " (", ProgramOpName(op), ")");
 }
 
 bool IsProduct(const ProgramOp& op) {
@@ -53,14 +36,15 @@ class ProgramPlanner {
  public:
   ProgramPlanner(const Program& program, absl::Span<const ValueDescriptor> operands,
                  const PlanTarget& target)
-      : program_(program), builder_(target, operands) {
+      : program_(program), operands_(operands), mesh_(target.mesh), builder_(target, operands) {
     for (ValueIndex i = 0; i < operands.size(); ++i) {
       values_.push_back(i);
     }
   }
 
   absl::StatusOr<Plan> Run() && {
-    FindReshardsOfProducts();
+    FindReaders();
+    wishes_ = LayoutWishesOf(program_, operands_, mesh_);
     for (size_t i = 0; i < program_.ops.size(); ++i) {
       const ProgramOp& op = program_.ops[i];
       builder_.Name(NameOf(i, op));
@@ -68,27 +52,15 @@ class ProgramPlanner {
                                  std::visit([&](const auto& each) { return Add(each, i); }, op));
       values_.push_back(result);
     }
-    std::vector<ValueIndex> outputs;
-    builder_.Name("outputs");
-    for (const ValueIndex output : program_.outputs) {
-      SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex planned, ValueOf(output));
-      if (output < program_.operand_count) {
-        return builder_.Error(Reason::kBadField, StrCat("value ", output, " is an operand"),
-                              {{fact::kField, "outputs"}, {fact::kValue, output}});
-      }
-      if (std::find(outputs.begin(), outputs.end(), planned) != outputs.end()) {
-        return builder_.Error(Reason::kBadField, StrCat("value ", output, " is given twice"),
-                              {{fact::kField, "outputs"}, {fact::kValue, output}});
-      }
-      outputs.push_back(planned);
-    }
-    return std::move(builder_).Finish(std::move(outputs));
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<StateUpdate> updates, PlanUpdates());
+    SHARDMESH_ASSIGN_OR_RETURN(std::vector<ValueIndex> outputs, PlanOutputs());
+    return std::move(builder_).Finish(std::move(outputs), std::move(updates));
   }
 
   // Returns the plans of the program, which is one product or one product and the reshard of its
   // result.
   absl::StatusOr<std::vector<PlanCandidate>> Candidates(size_t most) && {
-    FindReshardsOfProducts();
+    FindReaders();
     builder_.Name(NameOf(0, program_.ops.front()));
     const auto* const linear = std::get_if<LinearOp>(&program_.ops.front());
     SHARDMESH_ASSIGN_OR_RETURN(const Product product,
@@ -110,27 +82,33 @@ class ProgramPlanner {
   }
 
  private:
-  // Finds the products whose result is used by one op only, a reshard.
-  void FindReshardsOfProducts() {
+  // Finds the products whose result is used by one op only, a reshard, and the values that one op
+  // or a collective reads.
+  void FindReaders() {
     const size_t values = program_.operand_count + program_.ops.size();
-    std::vector<size_t> uses(values, 0);
     std::vector<size_t> last_user(values, 0);
+    uses_.assign(values, 0);
+    has_collective_.assign(values, false);
     for (size_t i = 0; i < program_.ops.size(); ++i) {
-      for (const ValueIndex input : InputsOf(program_.ops[i])) {
+      for (const ValueIndex input : InputsOfOp(program_.ops[i])) {
         if (input >= values) continue;  // Add refuses it
-        ++uses[input];
+        ++uses_[input];
         last_user[input] = i;
+        if (std::holds_alternative<CollectiveOp>(program_.ops[i])) has_collective_[input] = true;
       }
     }
     for (const ValueIndex output : program_.outputs) {
-      if (output < values) ++uses[output];
+      if (output < values) ++uses_[output];
+    }
+    for (const StateUpdate& update : program_.updates) {
+      if (update.value < values) ++uses_[update.value];
     }
     reshard_of_.assign(program_.ops.size(), std::nullopt);
     is_planned_.assign(program_.ops.size(), false);
     for (size_t i = 0; i < program_.ops.size(); ++i) {
       const size_t result = program_.operand_count + i;
       const size_t user = last_user[result];
-      if (uses[result] != 1 || user <= i || !IsProduct(program_.ops[i]) ||
+      if (uses_[result] != 1 || user <= i || !IsProduct(program_.ops[i]) ||
           !std::holds_alternative<ReshardOp>(program_.ops[user])) {
         continue;
       }
@@ -139,14 +117,125 @@ class ProgramPlanner {
     }
   }
 
-  absl::StatusOr<ValueIndex> ValueOf(ValueIndex index) const {
-    if (index >= values_.size()) {
-      return builder_.Error(
-          Reason::kBadField,
-          StrCat("value ", index, " is not there yet; ", values_.size(), " values precede"),
-          {{fact::kValue, index}});
+  absl::StatusOr<std::vector<ValueIndex>> PlanOutputs() {
+    builder_.Name("outputs");
+    std::vector<ValueIndex> outputs;
+    absl::flat_hash_set<ValueIndex> given;
+    for (const ValueIndex output : program_.outputs) {
+      SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex planned, ValueOf(output));
+      const auto refuse = [&](std::string_view what) {
+        return builder_.Error(Reason::kBadField, StrCat("value ", output, what),
+                              {{fact::kField, "outputs"}, {fact::kValue, output}});
+      };
+      if (output < program_.operand_count) return refuse(" is an operand");
+      if (!given.insert(planned).second) return refuse(" is given twice");
+      outputs.push_back(planned);
     }
-    return values_[index];
+    return outputs;
+  }
+
+  // Lays out the value of each update as its operand.
+  absl::StatusOr<std::vector<StateUpdate>> PlanUpdates() {
+    std::vector<StateUpdate> updates;
+    absl::flat_hash_set<ValueIndex> operands;
+    absl::flat_hash_set<ValueIndex> results(program_.outputs.begin(), program_.outputs.end());
+    for (const StateUpdate& update : program_.updates) {
+      builder_.Name(StrCat("update of operand ", update.operand));
+      const auto refuse = [&](std::string_view message) {
+        return builder_.Error(Reason::kBadField, message, {{fact::kField, "updates"}});
+      };
+      if (update.operand >= program_.operand_count) {
+        return refuse(StrCat("the program has ", program_.operand_count, " operands"));
+      }
+      if (!operands.insert(update.operand).second) return refuse("the operand is updated twice");
+      SHARDMESH_ASSIGN_OR_RETURN(ValueIndex planned, ValueOf(update.value));
+      if (update.value < program_.operand_count) {
+        return refuse(StrCat("value ", update.value, " is an operand; give the result of an op"));
+      }
+      if (!results.insert(update.value).second) {
+        return refuse(StrCat("value ", update.value,
+                             " is an output or updates another operand, too; give another op's "
+                             "result"));
+      }
+      SHARDMESH_RETURN_IF_ERROR(CheckUpdate(update, planned));
+      SHARDMESH_ASSIGN_OR_RETURN(planned, builder_.LaidOutAsOperand(planned, update.operand));
+      updates.push_back({.operand = update.operand, .value = planned});
+    }
+    return updates;
+  }
+
+  // Returns OK if the value has the type and shape of the operand.
+  absl::Status CheckUpdate(const StateUpdate& update, ValueIndex planned) const {
+    const ValueDescriptor& operand = builder_.value(update.operand);
+    const ValueDescriptor& value = builder_.value(planned);
+    const std::string name = StrCat("value ", update.value, " of ",
+                                    NameOf(update.value - program_.operand_count,
+                                           program_.ops[update.value - program_.operand_count]));
+    if (value.shape != operand.shape) {
+      return builder_.Error(
+          Reason::kShapeMismatch,
+          StrCat(name, " has shape ", ShapeToString(value.shape), "; the operand has ",
+                 ShapeToString(operand.shape)),
+          {{fact::kHave, ShapeToString(value.shape)}, {fact::kNeed, ShapeToString(operand.shape)}});
+    }
+    if (value.dtype != operand.dtype) {
+      return builder_.Error(Reason::kUnsupportedDtype,
+                            StrCat(name, " has type ", DtypeName(value.dtype), "; the operand has ",
+                                   DtypeName(operand.dtype), "; convert it"),
+                            {{fact::kDtype, DtypeName(value.dtype)}});
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<ValueIndex> ValueOf(ValueIndex index) const {
+    if (index < values_.size()) return values_[index];
+    const size_t total = program_.operand_count + program_.ops.size();
+    std::string message;
+    if (index >= total) {
+      message = StrCat("value ", index, " does not exist; the program has ", total, " values");
+    } else {
+      const size_t reader = values_.size() - program_.operand_count;
+      message = StrJoin(PathTo(index, reader), "; ");
+    }
+    return builder_.Error(Reason::kBadField, message, {{fact::kValue, index}});
+  }
+
+  // Returns sentences that say why op `reader` cannot read value `index`, which it or a later op
+  // makes: if that op needs the result of `reader`, the way from one to the other.
+  std::vector<std::string> PathTo(size_t index, size_t reader) const {
+    const size_t operands = program_.operand_count;
+    const size_t maker = index - operands;
+    if (maker == reader) return {StrCat("reads value ", index, ", its own result")};
+    // For each op from `maker` on that was reached: the op that reads its result.
+    absl::flat_hash_map<size_t, size_t> read_by = {{maker, reader}};
+    std::vector<size_t> open = {maker};
+    while (!open.empty() && !read_by.contains(reader)) {
+      const size_t op = open.back();
+      open.pop_back();
+      for (const ValueIndex input : InputsOfOp(program_.ops[op])) {
+        const size_t from = input - std::min<size_t>(input, operands);
+        if (input < operands || from < reader || from >= program_.ops.size()) continue;
+        if (read_by.try_emplace(from, op).second) open.push_back(from);
+      }
+    }
+    const auto reads = [&](size_t value) {
+      return StrCat("reads value ", value, ", which ",
+                    NameOf(value - operands, program_.ops[value - operands]), " makes");
+    };
+    std::vector<std::string> path = {reads(index)};
+    if (!read_by.contains(reader)) {
+      path.emplace_back("an op reads only operands and the results of ops before it");
+      return path;
+    }
+    std::vector<std::string> back;
+    for (size_t op = reader; op != maker;) {
+      const size_t by = read_by.at(op);
+      back.push_back(StrCat("op ", by, " ", reads(operands + op)));
+      op = by;
+    }
+    path.insert(path.end(), back.rbegin(), back.rend());
+    path.emplace_back("this is a cycle");
+    return path;
   }
 
   absl::StatusOr<Product> ProductOf(const LinearOp& op, size_t number) const {
@@ -187,12 +276,34 @@ class ProgramPlanner {
   }
   absl::StatusOr<ValueIndex> Add(const ReshardOp& op, size_t number) {
     SHARDMESH_ASSIGN_OR_RETURN(const ValueIndex input, ValueOf(op.input));
-    return is_planned_[number] ? input : builder_.AddReshard(op, input);
+    if (is_planned_[number]) return input;
+    // The result of a tensor op that nothing else reads may lie as wanted already.
+    const bool is_op =
+        op.input >= program_.operand_count &&
+        std::holds_alternative<TensorOp>(program_.ops[op.input - program_.operand_count]);
+    return builder_.AddReshard(op, input, /*may_return_input=*/is_op && uses_[op.input] == 1);
+  }
+  absl::StatusOr<ValueIndex> Add(TensorOp op, size_t number) {
+    absl::Status failure;
+    ReplaceInputs(op, [&](ValueIndex input) {
+      const absl::StatusOr<ValueIndex> planned = ValueOf(input);
+      failure.Update(planned.status());
+      return planned.value_or(0);
+    });
+    SHARDMESH_RETURN_IF_ERROR(failure);
+    const size_t result = program_.operand_count + number;
+    return builder_.AddCompute(
+        op, {.wish = wishes_[result], .take_partial_sums = has_collective_[result]});
   }
 
   const Program& program_;
+  const absl::Span<const ValueDescriptor> operands_;
+  const Mesh& mesh_;
   PlanBuilder builder_;
-  std::vector<ValueIndex> values_;  // the plan's number of each program value
+  std::vector<std::optional<ValueDescriptor>> wishes_;  // LayoutWishesOf the program
+  std::vector<size_t> uses_;          // by program value: how often ops, outputs, updates use it
+  std::vector<bool> has_collective_;  // by program value: whether a collective reads it
+  std::vector<ValueIndex> values_;    // the plan's number of each program value
   // By op: for a product, the only op that uses its result, if this is a reshard. The product is
   // planned together with the reshard.
   std::vector<std::optional<size_t>> reshard_of_;
@@ -225,6 +336,12 @@ absl::Status CheckProgram(const Program& program, absl::Span<const ValueDescript
   return absl::OkStatus();
 }
 
+// Returns whether the tiles of both values have one type, and one shape on each rank.
+bool HaveTilesOfOneShape(const Plan& plan, const ValueDescriptor& a, const ValueDescriptor& b) {
+  return a.dtype == b.dtype && a.shape == b.shape && a.cut_points == b.cut_points &&
+         LayoutOf(plan.mesh, a) == LayoutOf(plan.mesh, b);
+}
+
 }  // namespace
 
 absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value) {
@@ -252,6 +369,9 @@ std::vector<ValueIndex> InputsOf(const Instruction& instruction) {
       return {collective.input};
     }
     std::vector<ValueIndex> operator()(const MoveRegions& move) const { return {move.input}; }
+    std::vector<ValueIndex> operator()(const LocalCompute& compute) const {
+      return InputsOf(compute.op);
+    }
   };
   return std::visit(Visitor{}, instruction.kind);
 }
@@ -269,6 +389,7 @@ std::vector<std::optional<ValueIndex>> ResultsOverOperands(const Plan& plan) {
       ++readers[input].count;
     }
   }
+  for (const StateUpdate& update : plan.updates) readers[update.operand].count = 0;  // no donation
   std::vector<std::optional<ValueIndex>> results(plan.operand_count);
   for (ValueIndex operand = 0; operand < plan.operand_count; ++operand) {
     if (readers[operand].count != 1) continue;
@@ -292,6 +413,38 @@ std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand
   return ResultsOverOperands(plan)[operand];
 }
 
+std::vector<std::optional<ValueIndex>> StatePlaces(const Plan& plan) {
+  std::vector<size_t> last_use(plan.values.size(), 0);  // by value: an instruction
+  for (size_t i = 0; i < plan.instructions.size(); ++i) {
+    for (const ValueIndex input : InputsOf(plan.instructions[i])) last_use[input] = i;
+  }
+  std::vector<bool> is_result(plan.values.size(), false);
+  for (const ValueIndex output : plan.outputs) is_result[output] = true;
+  for (const StateUpdate& update : plan.updates) is_result[update.value] = true;
+
+  std::vector<std::optional<ValueIndex>> places(plan.values.size());
+  for (const StateUpdate& update : plan.updates) {
+    const ValueDescriptor& operand = plan.values[update.operand];
+    std::vector<ValueIndex> chain;
+    ValueIndex value = update.value;
+    while (value >= plan.operand_count) {
+      const size_t number = value - plan.operand_count;
+      const auto* const compute = std::get_if<LocalCompute>(&plan.instructions[number].kind);
+      const auto* const rows =
+          compute == nullptr ? nullptr : std::get_if<UpdateRowsOp>(&compute->op);
+      const bool may_overwrite = rows != nullptr && rows->update != rows->input &&
+                                 rows->positions != rows->input && !is_result[rows->input] &&
+                                 last_use[rows->input] == number;
+      if (!may_overwrite || !HaveTilesOfOneShape(plan, plan.values[value], operand)) break;
+      chain.push_back(value);
+      value = rows->input;
+    }
+    if (value != update.operand) continue;
+    for (const ValueIndex each : chain) places[each] = update.operand;
+  }
+  return places;
+}
+
 absl::StatusOr<Plan> PlanProgram(const Program& program, absl::Span<const ValueDescriptor> operands,
                                  const PlanTarget& target) {
   SHARDMESH_RETURN_IF_ERROR(CheckProgram(program, operands, target));
@@ -306,7 +459,7 @@ absl::StatusOr<std::vector<PlanCandidate>> PlanCandidates(
   const auto* const reshard = ops == 2 ? std::get_if<ReshardOp>(&program.ops.back()) : nullptr;
   const bool is_one_product =
       (ops == 1 || (reshard != nullptr && reshard->input == program.operand_count)) &&
-      IsProduct(program.ops.front()) &&
+      IsProduct(program.ops.front()) && program.updates.empty() &&
       program.outputs ==
           std::vector<ValueIndex>{static_cast<ValueIndex>(program.operand_count + ops - 1)};
   if (!is_one_product) {

@@ -131,11 +131,28 @@ absl::StatusOr<Tiling> TilingOf(const Plan& plan, const ValueDescriptor& value);
 // Returns the result that a step can make in the operand's memory if the caller donates the
 // operand; nullopt if there is none. Such a result is an output of the plan and comes from a
 // collective for which MayOverwriteOperand is true. Its tiles have the size of the operand's tiles.
-// No other instruction uses the operand. Requires a plan that CheckPlan accepts, and operand <
-// operand_count.
+// No other instruction uses the operand, and no update has it. Requires a plan that CheckPlan
+// accepts, and operand < operand_count.
 std::optional<ValueIndex> ResultOverOperand(const Plan& plan, ValueIndex operand);
 // Returns ResultOverOperand of each operand, in one pass over the instructions.
 std::vector<std::optional<ValueIndex>> ResultsOverOperands(const Plan& plan);
+
+// Returns, by value of the plan, the operand in whose memory a step makes the value; nullopt for
+// all values that have memory of their own.
+//
+// Such values are those of a chain that leads from a state operand to the value of its update: each
+// is the result of an UpdateRowsOp on the one before it, the first on the operand. All values of
+// the chain lie as the operand. No instruction after an UpdateRowsOp of the chain reads its input,
+// and no value of the chain except the last is an output or the value of an update. Instructions
+// before that UpdateRowsOp may read its input, and those after it the result. A chain that is
+// broken gives no places at all.
+//
+// While a step makes such values, the operand's array is neither the old nor the new state. A step
+// that does not commit must restore the rows that it has replaced: those at the positions of the
+// chain's ops. If the same array is also another operand of the step, the step must give the values
+// of the chain memory of their own. Requires a plan that CheckPlan accepts. Takes O(n) for n
+// instructions.
+std::vector<std::optional<ValueIndex>> StatePlaces(const Plan& plan);
 
 // Returns the values that an instruction reads.
 std::vector<ValueIndex> InputsOf(const Instruction& instruction);
@@ -179,13 +196,22 @@ struct PlanTarget {
 // Partial sums of F16 and BF16 are F32. Operands may have cut points: the result keeps those of the
 // dimensions that it gets from them.
 //
+// For each tensor op, the planner compares layouts of the factors of its sharding rule: those that
+// its inputs have, the largest input first, and those with which its result lies as a reader wants
+// it (LayoutWishesOf). It takes the layout with the least time at the default rates, together with
+// the time until the result lies as wanted. Partial sums are summed at once, unless a collective
+// reads them. The value of a state update gets the layout of its operand.
+//
 // INVALID_ARGUMENT in the following cases. If an op is wrong, the message names it.
-// - SHAPE_MISMATCH: the shapes of the operands do not fit each other.
+// - SHAPE_MISMATCH: the shapes of an op's inputs, or of a state update, do not fit each other.
 // - INVALID_SHAPE: a product has more than 2^63 - 1 elements.
-// - UNSUPPORTED_DTYPE: the op does not support the element type.
+// - UNSUPPORTED_DTYPE: the op does not support the element type, or the value of a state update has
+//   another type than its operand.
 // - AXIS_NOT_IN_MESH: the mesh has no axis of this name.
 // - NOT_DIVISIBLE: axes do not divide the dimension that they partition.
-// - BAD_FIELD: the program is malformed.
+// - BAD_FIELD: the program is malformed. If an op reads a value that it or a later op makes, the
+//   message names the ops between them.
+// - INVALID_SPEC: the operand of a state update has unreduced axes, and its value does not.
 // - LIMIT_EXCEEDED: the program has more than kMaxProgramSize operands, ops or outputs.
 // - For a reshard: INVALID_SPEC if the new layout has unreduced axes, INVALID_CUT_POINTS if
 //   part_starts has more lists than the value has dimensions, and errors of Tiling::Create and

@@ -249,8 +249,16 @@ struct TensorType {
 //
 // Errors are INVALID_ARGUMENT; the message names the input and what it has, and what would fit:
 // SHAPE_MISMATCH for shapes that do not fit, UNSUPPORTED_DTYPE for an element type that the op
-// does not have (lists those that it has), BAD_FIELD for a malformed op, LIMIT_EXCEEDED.
+// does not have (lists those that it has), BAD_FIELD for a malformed op, INVALID_SHAPE for a result
+// of too many dimensions or elements, LIMIT_EXCEEDED for a constant of more than kMaxConstantBytes.
 absl::StatusOr<TensorType> ResultTypeOf(const TensorOp& op, absl::Span<const TensorType> inputs);
+
+// Returns whether the op may make its result in the memory of input number `input` of InputsOf(op),
+// if both have the same element type and tiles of the same size. MapOp (an input that is broadcast
+// has another size), ConvertOp to the same type, NormOp, SoftmaxOp, RotaryOp, ReshapeOp and
+// UpdateRowsOp may: MapOp over each input, the others over input 0. The memory of no other input
+// overlaps that of the result.
+bool MayOverwriteInput(const TensorOp& op, size_t input);
 
 // --- Implementation details from here on.
 

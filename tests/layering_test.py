@@ -17,7 +17,7 @@ import tempfile
 STATUS = {"status"}
 BASE = {"status", "process"}
 ALGEBRA = BASE | {"sharding", "sharding/*"}
-VALUES = ALGEBRA | {"tensor", "program"}
+VALUES = ALGEBRA | {"tensor", "program", "program/graph"}
 ALLOWED = {
     "status": set(),
     "process": {"status"},
@@ -32,6 +32,7 @@ ALLOWED = {
     "tensor": {"status", "process", "process/folders", "process/sealed", "sharding"},
     "tensor/checkpoint": {"status", "process", "process/folders", "sharding", "sharding/pattern", "tensor"},
     "program": {"status", "sharding", "sharding/layout", "sharding/reshard", "tensor"},
+    "program/graph": {"status", "sharding", "sharding/layout", "tensor", "program"},
     "rpc/codec": VALUES,
     "rpc/tls": BASE,
     "rpc/metrics": BASE | {"rpc/tls"},
@@ -56,12 +57,13 @@ ALLOWED = {
                                  "server/attach", "server/quarantine", "server/save", "server/codec", "server/calls", "server/watch"},
     "server": VALUES | {"rpc", "rpc/*", "server/*"},
     "worker/kernel": {"status", "process", "tensor"},
+    "worker/tensor_op": {"status", "sharding", "tensor", "program", "worker/kernel"},
     "worker/collective": {"status", "process", "sharding", "sharding/reshard", "tensor", "program"},
     "worker/store": {"status", "process", "sharding", "tensor"},
     "worker/save": BASE | {"process/folders", "process/roots", "sharding", "tensor", "rpc/codec", "worker/store"},
     "worker/shm": {"status", "process", "process/sealed", "tensor", "worker/collective"},
     "worker/exchange": VALUES | {"rpc", "rpc/*", "worker/collective", "worker/shm"},
-    "worker/step": VALUES | {"rpc/codec", "worker/collective", "worker/exchange", "worker/kernel", "worker/store"},
+    "worker/step": VALUES | {"rpc/codec", "worker/collective", "worker/exchange", "worker/kernel", "worker/store", "worker/tensor_op"},
     "worker/service": VALUES | {"process/sealed", "rpc", "rpc/*", "worker/exchange", "worker/save", "worker/store", "worker/step"},
     "worker/fill": VALUES | {"process/roots", "tensor/checkpoint", "rpc", "rpc/*", "worker/store", "worker/service"},
     "worker": VALUES | {"process/roots", "rpc", "rpc/*", "worker/*"},
@@ -105,7 +107,7 @@ CONFINED = [
     ("the etcd API", r"etcd/", ["server/store/etcd_store.cc"]),
     ("yaml-cpp", r"yaml-cpp/", ["rpc/config.cc", "client/cli/context_file.cc", "client/cli/output_form.cc"]),
     ("oneDNN", r"(oneapi/)?dnnl|oneapi/", ["worker/kernel/*.cc"]),
-    ("Highway", r"hwy/", ["tensor/float_convert.cc", "worker/kernel/*_loops.cc"]),
+    ("Highway", r"hwy/", ["tensor/float_convert.cc", "worker/kernel/*_loops.cc", "worker/tensor_op/*_loops.cc"]),
     ("hwloc", r"hwloc", ["worker/kernel/host_share.cc"]),
     ("CLI11", r"CLI/", ["client/cli/*", "rpc/flags.cc"]),
     ("certificates and TLS of OpenSSL", r"openssl/(pem|ssl|x509)", ["rpc/tls/certificate.cc", "rpc/tls/tls_session.cc"]),
@@ -125,7 +127,7 @@ MESSAGE_HOMES = [
     "client/remote/wire_enums.h", "server/state/array_record.*", "rpc/codec/status.cc", "rpc/stream/frame.cc",
     "rpc/stream/tile_piece.cc", "rpc/stream/tile_receiver.cc", "rpc/transfer_token.cc", "worker/fill/peer_reader.cc", "server/service/*", "server/watch/*", "server/calls/*", "server/quarantine/*", "server/*_streams.*",
     "server/resolve/resolve_answers.*", "rpc/server_lifecycle.cc", "server/coordinator_server.cc",
-    "client/remote/*_client.*", "client/remote/*_calls.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
+    "client/remote/*_client.*", "client/remote/*_calls.*", "client/remote/*_call_stream.*", "client/remote/*_codec.*", "client/remote/coordinator_connection.*", "client/remote/health.cc",
     "worker/*_service.*", "worker/service/*_tiles.*", "worker/service/attach_*.*", "worker/*_link.*",
     "worker/*_server.*",
     # Exceptions: kept as messages, since that is how they are stored, sent on or answered again.
@@ -280,7 +282,7 @@ PLANTED = [
     ("server/store/up.cc", '// Up.\n#include "server/state/session.h"\n', 1),
     ("server/state/up.cc", '// Up.\n#include "server/service/array_service.h"\n', 1),
     ("worker/kernel/up.cc", '// Up.\n#include "worker/store/shard_store.h"\n', 1),
-    ("worker/kernel/algebra.cc", '// Algebra.\n#include "sharding/mesh.h"\n', 1),
+    ("worker/kernel/rules.cc", '// Rules.\n#include "sharding/rules/rule_set.h"\n', 1),
     ("worker/collective/network.cc", '// Network.\n#include "rpc/stream/frame.h"\n', 1),
     ("server/store/store.h", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),
     ("server/steps/planner.cc", '// Message.\n#include "shardmesh/v1/mesh.pb.h"\n', 1),

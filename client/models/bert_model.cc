@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "client/models/model_weights.h"
-#include "program/graph_builder.h"
+#include "program/graph/graph_builder.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/str_cat.h"

@@ -6,7 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/models/model_config.h"
-#include "program/graph.h"
+#include "program/graph/graph.h"
 #include "tensor/dtype.h"
 
 namespace shardmesh::client {

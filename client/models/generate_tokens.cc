@@ -12,11 +12,11 @@
 #include "client/models/llama_model.h"
 #include "client/models/token_batch.h"
 #include "client/types/graph_bindings.h"
+#include "client/types/zero_tensor.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/zero_tensor.h"
 
 namespace shardmesh::client {
 namespace {

@@ -7,7 +7,7 @@
 #include <numbers>
 #include <utility>
 
-#include "program/graph_builder.h"
+#include "program/graph/graph_builder.h"
 #include "status/str_cat.h"
 
 namespace shardmesh::client {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "client/models/model_config.h"
 #include "client/models/model_weights.h"
-#include "program/graph.h"
+#include "program/graph/graph.h"
 #include "sharding/spec.h"
 #include "tensor/dtype.h"
 

@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "client/types/step.h"
-#include "program/graph.h"
-#include "program/graph_builder.h"
+#include "program/graph/graph.h"
+#include "program/graph/graph_builder.h"
 #include "sharding/spec.h"
 
 namespace shardmesh::client {

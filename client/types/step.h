@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/types/array.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "tensor/elementwise.h"
@@ -102,6 +103,16 @@ struct LinearCall {
   Activation activation = Activation::kNone;
   float scale = 1;
   OutputOptions output = {};
+};
+
+// Computes a linear layer with settings of its own: see LayerCall in program/graph/layer_program.h.
+// The mesh of its config is ignored: the operands' mesh is used.
+struct LinearLayerCall {
+  Operand input;                     // [..., in]
+  std::vector<Operand> weights;      // one for each part, or one merged weight
+  std::vector<Operand> biases = {};  // none, or one for each weight
+  LayerCall layer = {};              // options.layer.use_bias is ignored: it follows from `biases`
+  OutputOptions output = {};         // for the results of all parts, in order
 };
 
 struct MatmulCall {

@@ -242,47 +242,6 @@ absl::StatusOr<ProgramOp> DecodeOp(const v1::ProgramOp& from) {
                   "tensor");
 }
 
-std::vector<ValueIndex> InputsOf(const ProgramOp& op) {
-  return std::visit(
-      [](const auto& kind) -> std::vector<ValueIndex> {
-        using Kind = std::decay_t<decltype(kind)>;
-        if constexpr (std::is_same_v<Kind, LinearOp>) {
-          std::vector<ValueIndex> inputs = {kind.input, kind.weight};
-          if (kind.bias.has_value()) {
-            inputs.push_back(*kind.bias);
-          }
-          return inputs;
-        } else if constexpr (std::is_same_v<Kind, MatmulOp>) {
-          return {kind.lhs, kind.rhs};
-        } else if constexpr (std::is_same_v<Kind, TensorOp>) {
-          return shardmesh::InputsOf(kind);
-        } else {
-          return {kind.input};
-        }
-      },
-      op);
-}
-
-// Returns the name of an op for messages.
-std::string_view NameOf(const ProgramOp& op) {
-  return std::visit(
-      [](const auto& kind) -> std::string_view {
-        using Kind = std::decay_t<decltype(kind)>;
-        if constexpr (std::is_same_v<Kind, LinearOp>) {
-          return "linear";
-        } else if constexpr (std::is_same_v<Kind, MatmulOp>) {
-          return "matmul";
-        } else if constexpr (std::is_same_v<Kind, CollectiveOp>) {
-          return CollectiveKindName(kind.kind);
-        } else if constexpr (std::is_same_v<Kind, ReshardOp>) {
-          return "reshard";
-        } else {
-          return TensorOpName(kind);
-        }
-      },
-      op);
-}
-
 template <typename Message>
 void EncodeUpdates(absl::Span<const StateUpdate> from, Message* to) {
   for (const StateUpdate& update : from) {
@@ -469,6 +428,12 @@ absl::StatusOr<CollectiveOrder> Decode(v1::CollectiveOrder from) {
   return DecodeEnum<CollectiveOrder>(from, v1::CollectiveOrder_IsValid(from), "order");
 }
 
+void Encode(const ProgramOp& from, v1::ProgramOp* to) {
+  std::visit([to](const auto& kind) { EncodeOp(kind, to); }, from);
+}
+
+absl::StatusOr<ProgramOp> Decode(const v1::ProgramOp& from) { return DecodeOp(from); }
+
 void Encode(const PermutePair& from, v1::PermutePair* to) {
   to->set_source(from.source);
   to->set_target(from.target);
@@ -516,10 +481,10 @@ absl::StatusOr<Program> Decode(const v1::Program& from) {
     if (!op.ok()) {
       return WithField(std::move(op).status(), "ops", static_cast<size_t>(i));
     }
-    for (const ValueIndex input : InputsOf(*op)) {
+    for (const ValueIndex input : InputsOfOp(*op)) {
       if (input >= known) {
         return BadField(StrCat("ops[", i, "]"),
-                        StrCat("op ", i, " (", NameOf(*op), ") refers to value ", input,
+                        StrCat("op ", i, " (", ProgramOpName(*op), ") refers to value ", input,
                                "; only values before ", known, " are there"));
       }
     }

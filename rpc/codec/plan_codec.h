@@ -21,6 +21,10 @@ void Encode(const Program& from, v1::Program* to);
 // earlier values. An update takes the result of an op; each operand and each value has one at most.
 absl::StatusOr<Program> Decode(const v1::Program& from);
 
+void Encode(const ProgramOp& from, v1::ProgramOp* to);
+// Values may have any numbers.
+absl::StatusOr<ProgramOp> Decode(const v1::ProgramOp& from);
+
 // Requests also contain these enums directly. An unset value means the default of the contract
 // (proto/). A collective's kind has no default.
 v1::Activation Encode(Activation from);

@@ -16,6 +16,7 @@
 #include "program/plan_forecast.h"
 #include "program/step_plan.h"
 #include "rpc/codec/array_codec.h"
+#include "rpc/codec/linear_codec.h"
 #include "rpc/codec/plan_codec.h"
 #include "rpc/codec/spec_codec.h"
 #include "rpc/codec/status.h"
@@ -106,6 +107,25 @@ absl::StatusOr<StepOutputs> Decode(const v1::OutputOptions& from) {
     spec = *std::move(decoded);
   }
   return outputs;
+}
+
+// Checks which fields a request with a layer has.
+absl::Status CheckLayerFields(const v1::LinearRequest& request) {
+  if (request.has_weight() || request.has_bias()) {
+    return rpc::BadField(request.has_weight() ? "weight" : "bias",
+                         "is set beside `layer`; use `weights` and `biases`");
+  }
+  if (request.weight_layout() != v1::WEIGHT_LAYOUT_UNSPECIFIED ||
+      request.activation() != v1::ACTIVATION_UNSPECIFIED || request.has_scale()) {
+    return rpc::BadField(
+        "layer", "is set beside weight_layout, activation or scale; set those of the layer");
+  }
+  const int biases = request.layer().use_bias() ? request.weights_size() : 0;
+  if (request.biases_size() != biases) {
+    return rpc::BadField("biases", StrCat("has ", request.biases_size(),
+                                          " operands; the layer has ", biases, " biases"));
+  }
+  return absl::OkStatus();
 }
 
 void EncodeInstructions(const Plan& plan,
@@ -210,8 +230,41 @@ absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request) {
   return call;
 }
 
+absl::StatusOr<StepCall> Decode(const v1::LinearRequest& request) {
+  if (!request.has_layer()) {
+    if (request.weights_size() > 0 || request.biases_size() > 0) {
+      return rpc::BadField("weights", "are given without `layer`; set `weight` and `bias`");
+    }
+    return Decode(AsExecute(request));
+  }
+  SHARDMESH_RETURN_IF_ERROR(CheckLayerFields(request));
+  v1::ExecuteRequest step = SingleOp(request);
+  step.mutable_program()->Clear();  // the program is made when the operands are known
+  *step.add_operands() = request.input();
+  for (int i = 0; i < request.weights_size(); ++i) {
+    *step.add_operands() = request.weights(i);
+    if (request.layer().use_bias()) *step.add_operands() = request.biases(i);
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(StepCall call, Decode(step));
+  if (!call.fingerprint.empty()) call.fingerprint = Sha256(request.SerializeAsString());
+  auto layer = rpc::Decode(request.layer());
+  if (!layer.ok()) return rpc::WithField(std::move(layer).status(), "layer");
+  call.layer = *std::move(layer);
+  return call;
+}
+
 absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request) {
   return DecodeOperands(request.operands(), request.mesh_id());
+}
+
+absl::StatusOr<std::optional<LayerCall>> DecodeLayer(const v1::CompileRequest& request) {
+  if (!request.has_layer()) return std::nullopt;
+  if (request.has_program()) {
+    return rpc::BadField("program", "is set beside `layer`; set one of them");
+  }
+  auto layer = rpc::Decode(request.layer());
+  if (!layer.ok()) return rpc::WithField(std::move(layer).status(), "layer");
+  return std::optional<LayerCall>(*std::move(layer));
 }
 
 absl::StatusOr<size_t> DecodeCandidates(const v1::CompileRequest& request) {
@@ -229,6 +282,12 @@ absl::StatusOr<size_t> DecodeCandidates(const v1::CompileRequest& request) {
         "candidates");
   }
   return static_cast<size_t>(candidates);
+}
+
+void EncodeParts(v1::ExecuteResponse answer, v1::LinearResponse* to) {
+  to->mutable_outputs()->Swap(answer.mutable_outputs());
+  to->set_sequence(answer.sequence());
+  *to->mutable_timings() = std::move(*answer.mutable_timings());
 }
 
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to) {

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "absl/status/statusor.h"
+#include "program/graph/layer_program.h"
 #include "program/plan_forecast.h"
 #include "server/steps/planner.h"
 #include "server/steps/step_call.h"
@@ -22,13 +24,22 @@ v1::ExecuteRequest AsExecute(const v1::CollectiveRequest& request);
 // INVALID_ARGUMENT names the field.
 absl::StatusOr<StepCall> Decode(const v1::ExecuteRequest& request);
 
+// Decodes the request as that of AsExecute; with `layer`, sets StepCall::layer.
+absl::StatusOr<StepCall> Decode(const v1::LinearRequest& request);
+
 absl::StatusOr<StepOperands> DecodeOperands(const v1::CompileRequest& request);
+
+// Returns the request's layer; nullopt: it has a program. INVALID_ARGUMENT names the field.
+absl::StatusOr<std::optional<LayerCall>> DecodeLayer(const v1::CompileRequest& request);
 
 // The most candidates that one Compile returns.
 inline constexpr int32_t kMostPlanCandidates = 64;
 // Returns the number of candidates to return. INVALID_ARGUMENT (LIMIT_EXCEEDED): more than
 // kMostPlanCandidates; (BAD_FIELD): a negative number.
 absl::StatusOr<size_t> DecodeCandidates(const v1::CompileRequest& request);
+
+// Converts the answer of a step to that of a layer.
+void EncodeParts(v1::ExecuteResponse answer, v1::LinearResponse* to);
 
 void Encode(const PreparedPlan& prepared, v1::CompileResponse* to);
 // Which times of a forecast come from measured rates. The response gets no other times.

@@ -96,7 +96,8 @@ class ComputeService final : public v1::ComputeService::CallbackService {
                                     const v1::CompileRequest* request,
                                     v1::CompileResponse* response) override {
     absl::StatusOr<Question> question = Decode(rpc::CallerOf(*context), *request);
-    if (question.ok() && runner_.PlansLong(question->program, question->operands)) {
+    if (question.ok() &&
+        (question->layer.has_value() || runner_.PlansLong(question->program, question->operands))) {
       return new BackgroundReactor(
           *context,
           [this, question = *std::move(question),
@@ -140,7 +141,9 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* Linear(grpc::CallbackServerContext* context,
                                    const v1::LinearRequest* request,
                                    v1::LinearResponse* response) override {
-    return Start<v1::LinearResponse>(context, "Linear", AsExecute(*request), response, FillSingle);
+    return StartCall<v1::LinearResponse>(
+        context, "Linear", server::Decode(*request), response,
+        request->has_layer() ? EncodeParts : FillSingle<v1::LinearResponse>);
   }
 
   grpc::ServerUnaryReactor* Matmul(grpc::CallbackServerContext* context,
@@ -163,6 +166,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
     Program program;
     StepOperands operands;
     size_t candidates = 0;
+    std::optional<LayerCall> layer = std::nullopt;
   };
 
   static absl::StatusOr<Question> Decode(const rpc::Caller& caller,
@@ -173,15 +177,18 @@ class ComputeService final : public v1::ComputeService::CallbackService {
       return rpc::WithField(program.status(), "program");
     }
     SHARDMESH_ASSIGN_OR_RETURN(const size_t candidates, DecodeCandidates(request));
+    SHARDMESH_ASSIGN_OR_RETURN(std::optional<LayerCall> layer, DecodeLayer(request));
     return Question{.caller = caller,
                     .program = *std::move(program),
                     .operands = std::move(operands),
-                    .candidates = candidates};
+                    .candidates = candidates,
+                    .layer = std::move(layer)};
   }
 
   absl::StatusOr<StepRunner::CompiledPlan> Compile(Question question) const {
-    return runner_.Compile(question.caller, question.program, std::move(question.operands),
-                           question.candidates);
+    return runner_.Compile(question.caller, std::move(question.program),
+                           std::move(question.operands), question.candidates,
+                           question.layer.has_value() ? &*question.layer : nullptr);
   }
 
   static void Describe(const StepRunner::CompiledPlan& compiled, v1::CompileResponse* response) {
@@ -199,7 +206,13 @@ class ComputeService final : public v1::ComputeService::CallbackService {
   grpc::ServerUnaryReactor* Start(grpc::CallbackServerContext* context, std::string_view method,
                                   const v1::ExecuteRequest& request, Response* response,
                                   typename StepReactor<Response>::Fill fill) {
-    absl::StatusOr<StepCall> call = server::Decode(request);
+    return StartCall<Response>(context, method, server::Decode(request), response, fill);
+  }
+
+  template <typename Response>
+  grpc::ServerUnaryReactor* StartCall(grpc::CallbackServerContext* context, std::string_view method,
+                                      absl::StatusOr<StepCall> call, Response* response,
+                                      typename StepReactor<Response>::Fill fill) {
     if (!call.ok()) {
       return FinishUnary(context, call.status());
     }

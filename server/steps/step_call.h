@@ -15,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "program/graph/layer_program.h"
 #include "program/program.h"
 #include "rpc/caller.h"
 #include "server/state/array_registry.h"
@@ -104,6 +105,8 @@ struct StepCall {
   // If set, gets the plan of the step. A PlanHash of the plan that it has needs no cached plan.
   std::shared_ptr<KeptPlan> kept_plan = nullptr;
   int64_t chain = 0;  // see StepRequest::chain
+  // If set, the work is the program of this layer for the operands, and `work` has no effect.
+  std::optional<LayerCall> layer = std::nullopt;
   StepOperands operands = {};
   StepOutputs outputs = {};
   // See StepRequest::received.

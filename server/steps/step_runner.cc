@@ -160,15 +160,20 @@ bool StepRunner::PlansLong(const Program& program, const StepOperands& operands)
 }
 
 bool StepRunner::PlansLong(const StepCall& call) const {
+  if (call.layer.has_value()) return true;
   const auto* const program = std::get_if<Program>(&call.work);
   return program != nullptr && PlansLong(*program, call.operands);
 }
 
 absl::StatusOr<StepRunner::CompiledPlan> StepRunner::Compile(const rpc::Caller& caller,
-                                                             const Program& program,
-                                                             StepOperands operands,
-                                                             size_t candidates) const {
+                                                             Program program, StepOperands operands,
+                                                             size_t candidates,
+                                                             const LayerCall* layer) const {
   SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found, finder_.Find(std::move(operands)));
+  if (layer != nullptr) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        program, ProgramOfLayer(*layer, DescriptionsOf(found.operands), found.target.mesh));
+  }
   CompiledPlan compiled;
   SHARDMESH_ASSIGN_OR_RETURN(compiled.prepared,
                              Prepare(caller, program, found.operands, found.target));
@@ -353,6 +358,10 @@ absl::StatusOr<StepRunner::RunningPtr> StepRunner::AdmitNamed(StepCall call, Ste
 
 absl::StatusOr<StepRunner::RunningPtr> StepRunner::Admit(StepCall call, StepRequest* step) {
   SHARDMESH_ASSIGN_OR_RETURN(FoundOperands found, finder_.Find(std::move(call.operands)));
+  if (call.layer.has_value()) {
+    SHARDMESH_ASSIGN_OR_RETURN(
+        call.work, ProgramOfLayer(*call.layer, DescriptionsOf(found.operands), found.target.mesh));
+  }
   SHARDMESH_RETURN_IF_ERROR(
       CheckDonor(*parts_.registry, *parts_.sessions, call.session_id, &found.operands));
   auto running = std::make_shared<Running>();

@@ -89,8 +89,11 @@ class StepRunner {
   // plans that were compared. Errors: those of OperandFinder and of Planner::Prepare, those of
   // PlanCandidates if `candidates` is above 0, and those of CheckWorkersRun if the mesh has all its
   // workers.
-  absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, const Program& program,
-                                       StepOperands operands, size_t candidates) const;
+  // With `layer`, plans its program for the operands, and `program` has no effect; errors also
+  // those of ProgramOfLayer.
+  absl::StatusOr<CompiledPlan> Compile(const rpc::Caller& caller, Program program,
+                                       StepOperands operands, size_t candidates,
+                                       const LayerCall* layer = nullptr) const;
 
   // Runs the step. Calls `callback` once, from any thread, perhaps before Run returns. Returns the
   // ticket for Sequencer::Cancel, if the step was submitted.

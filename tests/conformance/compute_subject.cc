@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
-#include "program/linear_layer.h"
+#include "program/graph/linear_layer.h"
 #include "program/program.h"
 #include "program/step_plan.h"
 #include "sharding/digest.h"

@@ -17,7 +17,7 @@ std::string BytesOf(const Program& program) {
   return message.SerializeAsString();
 }
 
-// Matrices that lie in different ways, and a row, over and over.
+// Matrices that lie in different ways, a row, positions and heads, over and over.
 std::vector<ValueDescriptor> SomeOperands(uint32_t count) {
   const SpecEntry none;
   const SpecEntry dp = SpecEntry::Axis("dp");
@@ -31,6 +31,8 @@ std::vector<ValueDescriptor> SomeOperands(uint32_t count) {
       {Dtype::kBF16, {8, 0}, PartitionSpec()},
       {Dtype::kF32, {8, 16}, PartitionSpec({SpecEntry::Axes({"dp", "tp"})}), {{0, 1, 3, 6, 8}, {}}},
       {Dtype::kI8, {8, 16}, PartitionSpec({none, tp}), {{}, {0, 9, 16}}},
+      {Dtype::kI32, {2}, PartitionSpec()},
+      {Dtype::kF32, {2, 8, 4, 8}, PartitionSpec({none, none, tp})},
   };
   std::vector<ValueDescriptor> operands;
   for (uint32_t i = 0; i < count; ++i) {

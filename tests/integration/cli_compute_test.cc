@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -18,8 +20,10 @@ namespace {
 
 using ::nlohmann::json;
 using ::testing::AllOf;
+using ::testing::FloatNear;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Pointwise;
 using ::testing::StartsWith;
 
 TEST_F(ClusterCommandTest, ExchangesTiles) {
@@ -208,6 +212,118 @@ TEST_F(ClusterCommandTest, ShowsWhatAStepWouldSendAndRunsNothing) {
   }
   EXPECT_THAT(cluster_->Run({"ls"}).out, Not(HasSubstr("made")));
   EXPECT_EQ(cluster_->Run({"rm", "rows"}).exit_code, 0);
+}
+
+// Returns the elements of a .npy file of F32.
+std::vector<float> FloatsOf(const std::string& path) {
+  const std::string bytes = ReadFile(path);
+  uint16_t header = 0;
+  std::memcpy(&header, bytes.data() + 8, sizeof(header));
+  const size_t start = 10 + size_t{header};
+  std::vector<float> floats((bytes.size() - start) / sizeof(float));
+  std::memcpy(floats.data(), bytes.data() + start, floats.size() * sizeof(float));
+  return floats;
+}
+
+// Returns the path of a file with the graph sum = a + b, product = sum * wT.
+std::string WriteGraph(const std::string& path) {
+  return WriteFile(path, R"(# sum = a + b; product = sum * wT
+      operands { name: "a" dtype: DTYPE_F32 shape: [4, 8] }
+      operands { name: "b" dtype: DTYPE_F32 shape: [4, 8] }
+      operands { name: "w" dtype: DTYPE_F32 shape: [6, 8] }
+      ops { tensor { map { function: MAP_FUNCTION_ADD inputs: [0, 1] } } }
+      ops { matmul { lhs: 3 rhs: 2 transpose_rhs: true } }
+      outputs { name: "sum" value: 3 }
+      outputs { name: "product" value: 4 }
+  )");
+}
+
+TEST_F(ClusterCommandTest, RunsGraphs) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,8", "--out", Path("a.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "6,8", "--out", Path("w.npy")}).exit_code, 0);
+  ASSERT_EQ(cluster_->Run({"put", Path("w.npy"), "--as", "layer/w", "--spec", "tp,-"}).exit_code,
+            0);
+  ASSERT_EQ(cluster_->Run({"put", Path("a.npy"), "--as", "layer/b", "--spec", "-,-"}).exit_code, 0);
+  const std::string graph = WriteGraph(Path("graph.txtpb"));
+  const CommandResult ran =
+      cluster_->Run({"run", graph, "--operand", "a=" + Path("a.npy"), "--prefix", "layer/", "--out",
+                     "sum=" + Path("s.npy"), "--as", "product=p", "--mesh", "default"});
+  ASSERT_EQ(ran.exit_code, 0) << ran.err;
+  EXPECT_THAT(ran.out, AllOf(HasSubstr("product"), HasSubstr("4,6"), HasSubstr("\nPredicted: ")));
+  // The product by other commands.
+  ASSERT_EQ(cluster_
+                ->Run({"matmul", Path("s.npy"), "layer/w", "--transpose-b", "--out",
+                       Path("expected.npy")})
+                .exit_code,
+            0);
+  ASSERT_EQ(cluster_->Run({"get", "p", "--out", Path("p.npy")}).exit_code, 0);
+  EXPECT_THAT(FloatsOf(Path("p.npy")), Pointwise(FloatNear(1e-4F), FloatsOf(Path("expected.npy"))));
+
+  const CommandResult plan =
+      cluster_->Run({"run", graph, "--operand", "a=" + Path("a.npy"), "--operand", "b=layer/b",
+                     "--operand", "w=layer/w", "--plan-only"});
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_THAT(plan.out, AllOf(HasSubstr("op 1 (matmul)"), HasSubstr("Values take at most"),
+                              HasSubstr("Predicted: kernels")));
+  const CommandResult as_json = cluster_->Run(
+      {"run", graph, "--operand", "a=" + Path("a.npy"), "--prefix", "layer/", "--output", "json"});
+  ASSERT_EQ(as_json.exit_code, 0) << as_json.err;
+  const json answer = json::parse(as_json.out);
+  EXPECT_EQ(answer["outputs"][1]["output"], "product");
+  EXPECT_EQ(answer["outputs"][1]["shape"], json({4, 6}));
+  EXPECT_TRUE(answer.contains("total_s"));
+}
+
+TEST_F(ClusterCommandTest, RefusesGraphsThatDoNotFit) {
+  ASSERT_EQ(cluster_->Run({"make-tensor", "--shape", "4,8", "--out", Path("a.npy")}).exit_code, 0);
+  const std::string graph = WriteGraph(Path("graph.txtpb"));
+  const std::string cyclic = WriteFile(Path("cyclic.txtpb"),
+                                       R"(operands { name: "a" dtype: DTYPE_F32 shape: 4 }
+         ops { tensor { map { function: MAP_FUNCTION_ADD inputs: [0, 2] } } }
+         ops { tensor { map { function: MAP_FUNCTION_EXP inputs: [1] } } }
+         outputs { name: "y" value: 2 })");
+  const std::string mistyped = WriteFile(Path("mistyped.txtpb"), "operands {}\noperand {}");
+  const std::string large = WriteFile(Path("large.txtpb"), "");
+  std::filesystem::resize_file(large, (uint64_t{64} << 20) + 1);
+  ExpectRefused(
+      {{"an operand that is missing",
+        {"run", graph, "--operand", "a=" + Path("a.npy")},
+        "nothing is given for 2 of the graph's 3 operands: \"b\" F32 (4, 8), \"w\" F32 (6, 8)"},
+       {"an operand that the graph lacks",
+        {"run", graph, "--operand", "A=" + Path("a.npy")},
+        "--operand: the graph has no operand \"A\"; did you mean \"a\"?"},
+       {"an output that the graph lacks",
+        {"run", graph, "--prefix", "", "--as", "products=p"},
+        "--as: the graph has no output \"products\"; did you mean \"product\"?"},
+       {"a file of another shape",
+        {"run", graph, "--operand", "w=" + Path("a.npy"), "--prefix", ""},
+        "operand \"w\" is F32 (6, 8); F32 (4, 8) is given"},
+       {"an array that there is not",
+        {"run", graph, "--prefix", "none/"},
+        "no array is named \"none/a\""},
+       {"a cycle",
+        {"run", cyclic, "--prefix", ""},
+        "op 0 (add) depends on itself: op 0 (add) reads op 1 (exp), which reads op 0 (add)"},
+       {"a field that graphs lack",
+        {"run", mistyped},
+        "mistyped.txtpb: not a graph in protobuf's "
+        "text format: line 2, column "},
+       {"a file that there is not", {"run", Path("none.txtpb")}, "none.txtpb"},
+       {"a file that is too large", {"run", large}, "a graph has at most 67108864"}});
+  const std::pair<std::vector<std::string>, std::string> wrong[] = {
+      {{"run"}, "graph"},
+      {{"run", graph, "--operand", "a"}, "--operand: \"a\" is not NAME=ARRAY or NAME=FILE.npy"},
+      {{"run", graph, "--operand", "a=x", "--operand", "a=y"}, "--operand: \"a\" is given twice"},
+      {{"run", graph, "--out", "sum=s.txt"}, "--out: run writes .npy files; name it s.npy"},
+      {{"run", graph, "--as", "sum=s@1"}, "--as: "},
+      {{"run", graph, "--as", "sum=s", "--plan-only"}, "--plan-only"},
+      {{"run", graph, "--operands", "a=x"}, "--operand"},
+  };
+  for (const auto& [arguments, error] : wrong) {
+    const CommandResult result = cluster_->Run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(error));
+  }
 }
 
 TEST_F(ClusterCommandTest, TimesCollectivesAndChecksTheirResults) {

@@ -187,6 +187,7 @@ const std::map<std::string, RandomClient::Handler>& RandomClient::Handlers() {
       {"OperationService.ReportGet", &C::ReportGet},
       {"ComputeService.Compile", &C::Compile},
       {"ComputeService.Execute", &C::Execute},
+      {"ComputeService.ExecuteStream", &C::ExecuteStream},
       {"ComputeService.Linear", &C::Linear},
       {"ComputeService.Matmul", &C::Matmul},
       {"ComputeService.Collective", &C::Collective},
@@ -2148,6 +2149,64 @@ absl::Status RandomClient::Execute(Dice& dice) {
                  Product(FloatsOf(lhs), FloatsOf(rhs), lhs.shape[0], lhs.shape[1], rhs.shape[1]));
   return RunStep<v1::ExecuteRequest, v1::ExecuteResponse>("ComputeService.Execute", request,
                                                           expected, must_work, true, dice);
+}
+
+absl::Status RandomClient::ExecuteStream(Dice& dice) {
+  const int slot = static_cast<int>(dice.Below(2));
+  SHARDMESH_ASSIGN_OR_RETURN(const std::string session, Session(slot, dice));
+  v1::ExecuteStreamRequest request;
+  v1::ExecuteRequest& step = *request.mutable_step();
+  step.set_session_id(session);
+  Content lhs;
+  SHARDMESH_ASSIGN_OR_RETURN(*step.add_operands(), AnyMatrix(dice, &lhs));
+  const Content rhs = MakeContent(Dtype::kF32, {lhs.shape[1], 1 + dice.Below(5)}, dice.Next());
+  v1::Literal& literal = *step.add_operands()->mutable_literal();
+  literal.set_dtype(v1::DTYPE_F32);
+  for (const int64_t size : rhs.shape) literal.add_shape(size);
+  literal.set_data(rhs.bytes);
+  step.mutable_program()->set_operand_count(2);
+  step.mutable_program()->add_ops()->mutable_matmul()->set_rhs(1);
+  step.mutable_program()->add_outputs(2);
+  const Content expected =
+      FromFloats({lhs.shape[0], rhs.shape[1]},
+                 Product(FloatsOf(lhs), FloatsOf(rhs), lhs.shape[0], lhs.shape[1], rhs.shape[1]));
+  const int64_t count = 1 + dice.Below(4);
+  const int64_t bad = dice.OneIn(4) ? 1 + dice.Below(count) : 0;
+  const bool goes_on = dice.OneIn(2);
+  request.set_continue_after_errors(goes_on);
+  std::vector<std::string> requests;
+  for (int64_t number = 1; number <= count; ++number) {
+    v1::ExecuteStreamRequest sent = request;
+    // The first request that can be planned is followed by ones without the program.
+    if (number > 1) sent.set_continue_after_errors(false);
+    if (number > 1 && bad != 1) sent.mutable_step()->clear_work();
+    if (number > 1) sent.mutable_step()->clear_session_id();
+    if (number == bad) sent.mutable_step()->mutable_operands()->RemoveLast();
+    requests.push_back(sent.SerializeAsString());
+  }
+  std::vector<std::string> answers;
+  const absl::Status status =
+      coordinator_.CallBytes(FindMethod("ComputeService.ExecuteStream"), requests, &answers);
+  SHARDMESH_RETURN_IF_ERROR(Want(status.ok() && std::ssize(answers) == count, "ExecuteStream",
+                                 request, status, "an answer to each request"));
+  for (const std::string& answer : answers) {
+    v1::ExecuteStreamResponse response;
+    const bool is_read = response.ParseFromString(answer);
+    const bool must_fail =
+        bad > 0 && (response.number() == bad || (response.number() > bad && !goes_on));
+    SHARDMESH_RETURN_IF_ERROR(Want(is_read && (must_fail ? response.has_error() : true),
+                                   "ExecuteStream", request, status,
+                                   "errors of the bad step and those after it"));
+    if (!response.has_response()) {
+      const bool may_fail = bad > 0 && !goes_on;  // an earlier step that was still on its way
+      SHARDMESH_RETURN_IF_ERROR(Want(must_fail || may_fail, "ExecuteStream", request,
+                                     rpc::Decode(response.error()), "OK"));
+      continue;
+    }
+    SHARDMESH_RETURN_IF_ERROR(
+        TakeOutput(response.response().outputs(0), expected, /*bytes_known=*/true, slot, ""));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RandomClient::Collective(Dice& dice) {

@@ -157,6 +157,7 @@ class RandomClient {
   absl::Status ForceCancelOperation(Dice& dice);
   absl::Status Compile(Dice& dice);
   absl::Status Execute(Dice& dice);
+  absl::Status ExecuteStream(Dice& dice);
   absl::Status Linear(Dice& dice);
   absl::Status Matmul(Dice& dice);
   absl::Status Collective(Dice& dice);

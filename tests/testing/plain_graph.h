@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "program/graph.h"
+#include "program/graph/graph.h"
 #include "sharding/shape.h"
 
 namespace shardmesh::test {

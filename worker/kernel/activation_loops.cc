@@ -3,50 +3,16 @@
 // instruction sets therefore give the same bits.
 #include "worker/kernel/activation_loops.h"
 
-#include <bit>
-#include <cstdint>
-
 // foreach_target.h includes this file once more for each instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "worker/kernel/activation_loops.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "worker/kernel/loop_math.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace shardmesh::worker::HWY_NAMESPACE {
 namespace {
-
-inline float Quiet(float nan) {
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(nan) | 0x00400000u);
-}
-
-inline double Least(double a, double b) { return a < b ? a : b; }
-inline double Greatest(double a, double b) { return a > b ? a : b; }
-
-// Returns e^x with a relative error below 5e-11. Requires |x| <= 700.
-inline double Exp(double x) {
-  // The sum of this number and one of magnitude up to 2^51 has no fraction bits left: the addition
-  // rounds to the nearest integer, and the low bits of the sum are this integer.
-  constexpr double kRound = 0x1.8p52;
-  constexpr double kLog2E = 0x1.71547652b82fep+0;
-  // The first part has so few bits that its products with integers are exact.
-  constexpr double kLn2High = 0x1.62e42fee00000p-1;
-  constexpr double kLn2Low = 0x1.a39ef35793c76p-33;
-  const double shifted = x * kLog2E + kRound;
-  const double power = shifted - kRound;
-  const double r = (x - power * kLn2High) - power * kLn2Low;  // within ln(2) / 2
-  // 1 + r + r^2 times a polynomial that is fitted to e^r.
-  double sum = 0x1.9f085ba09a7a8p-13;
-  sum = sum * r + 0x1.6d8d5278153f0p-10;
-  sum = sum * r + 0x1.11127144a4e83p-7;
-  sum = sum * r + 0x1.55548d7453fc6p-5;
-  sum = sum * r + 0x1.5555544292cacp-3;
-  sum = sum * r + 0x1.0000003a4637dp-1;
-  sum = sum * (r * r) + r + 1;
-  // The low bits of `shifted` become the exponent.
-  return std::bit_cast<double>(std::bit_cast<uint64_t>(sum) +
-                               (std::bit_cast<uint64_t>(shifted) << 52));
-}
 
 // Returns erfc(t / sqrt(2)) / 2, the probability that a normally distributed number is above t,
 // with a relative error below 2e-10. Requires 0 <= t <= kFar.

@@ -2,78 +2,39 @@
 #include "worker/kernel/epilogue.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <string_view>
 
-#include "process/thread_pool.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
 #include "status/status_macros.h"
 #include "status/str_cat.h"
-#include "tensor/float_convert.h"
 #include "worker/kernel/activation_loops.h"
+#include "worker/kernel/float_block.h"
+#include "worker/kernel/pieces.h"
 
 namespace shardmesh::worker {
 namespace {
 
-constexpr int64_t kBlock = 512;
 // Elements of a piece, the work that a thread takes at a time. It takes longer to compute than it
-// takes to start a thread.
-constexpr int64_t kPiece = 256 * kBlock;
-// The number of pieces for each thread between two calls of the abort check. A slow CPU needs 20 ns
-// for an element.
-constexpr int64_t kPiecesOfTurn = 32;
-
-using FloatBlock = std::array<float, kBlock>;
-using HalfBlock = std::array<uint16_t, kBlock>;
-
-void LoadBlock(Dtype dtype, const char* from, size_t count, FloatBlock& block) {
-  if (dtype == Dtype::kF32) {
-    std::memcpy(block.data(), from, count * sizeof(float));
-    return;
-  }
-  HalfBlock halves;
-  std::memcpy(halves.data(), from, count * sizeof(uint16_t));
-  const auto in = absl::MakeConstSpan(halves.data(), count);
-  const auto out = absl::MakeSpan(block.data(), count);
-  dtype == Dtype::kBF16 ? ConvertBF16ToF32(in, out) : ConvertF16ToF32(in, out);
-}
-
-void StoreBlock(Dtype dtype, const FloatBlock& block, size_t count, char* to) {
-  if (dtype == Dtype::kF32) {
-    std::memcpy(to, block.data(), count * sizeof(float));
-    return;
-  }
-  HalfBlock halves;
-  const auto in = absl::MakeConstSpan(block.data(), count);
-  const auto out = absl::MakeSpan(halves.data(), count);
-  dtype == Dtype::kBF16 ? ConvertF32ToBF16(in, out) : ConvertF32ToF16(in, out);
-  std::memcpy(to, halves.data(), count * sizeof(uint16_t));
-}
-
-// Returns the size of an element in bytes for the types that an epilogue takes; 0 for other types.
-int64_t ElementBytes(Dtype dtype) {
-  if (dtype == Dtype::kF32) return 4;
-  return dtype == Dtype::kBF16 || dtype == Dtype::kF16 ? 2 : 0;
-}
+// takes to start a thread. A slow CPU needs 20 ns for an element.
+constexpr int64_t kPiece = 256 * kFloatBlock;
 
 absl::Status CheckMemory(std::string_view name, Dtype dtype, int64_t elements, size_t size_bytes) {
-  if (ElementBytes(dtype) == 0) {
+  if (FloatBytes(dtype) == 0) {
     return InvalidArgument(
         Reason::kUnsupportedDtype,
         StrCat(name, " of an epilogue is ", DtypeName(dtype), "; it can be F32, BF16 or F16"),
         {{fact::kDtype, DtypeName(dtype)}, {fact::kOp, "epilogue"}});
   }
-  if (static_cast<int64_t>(size_bytes) != elements * ElementBytes(dtype)) {
+  if (static_cast<int64_t>(size_bytes) != elements * FloatBytes(dtype)) {
     return InvalidArgument(
         Reason::kShapeMismatch,
         StrCat(name, " of an epilogue has ", size_bytes, " bytes where ", elements, " elements of ",
-               DtypeName(dtype), " are ", elements * ElementBytes(dtype)),
+               DtypeName(dtype), " are ", elements * FloatBytes(dtype)),
         {{fact::kHave, size_bytes},
-         {fact::kNeed, elements * ElementBytes(dtype)},
+         {fact::kNeed, elements * FloatBytes(dtype)},
          {fact::kOp, "epilogue"}});
   }
   return absl::OkStatus();
@@ -89,13 +50,15 @@ void ApplyToRange(const EpilogueSpec& spec, const char* in, const char* bias, in
     // Without a bias the ends of rows do not matter.
     const int64_t column = spec.has_bias ? element % spec.columns : 0;
     const int64_t row_end = spec.has_bias ? element + spec.columns - column : end;
-    const auto count = static_cast<size_t>(std::min({kBlock, row_end - element, end - element}));
-    LoadBlock(spec.in_dtype, in + element * ElementBytes(spec.in_dtype), count, values);
+    const auto count =
+        static_cast<size_t>(std::min({kFloatBlock, row_end - element, end - element}));
+    LoadFloats(spec.in_dtype, in + element * FloatBytes(spec.in_dtype), count, values.data());
     if (spec.has_bias) {
-      LoadBlock(spec.bias_dtype, bias + column * ElementBytes(spec.bias_dtype), count, offsets);
+      LoadFloats(spec.bias_dtype, bias + column * FloatBytes(spec.bias_dtype), count,
+                 offsets.data());
     }
     activate(spec.has_bias ? offsets.data() : nullptr, values.data(), count);
-    StoreBlock(spec.out_dtype, values, count, out + element * ElementBytes(spec.out_dtype));
+    StoreFloats(spec.out_dtype, values.data(), count, out + element * FloatBytes(spec.out_dtype));
     element += static_cast<int64_t>(count);
   }
 }
@@ -118,18 +81,10 @@ absl::Status ApplyEpilogue(const EpilogueSpec& spec, absl::Span<const char> in,
   SHARDMESH_RETURN_IF_ERROR(CheckMemory("bias", spec.has_bias ? spec.bias_dtype : Dtype::kF32,
                                         spec.has_bias ? spec.columns : 0, bias.size()));
 
-  const int64_t pieces = (elements + kPiece - 1) / kPiece;
-  const int64_t most_threads = std::max(threads, 1);
-  for (int64_t first = 0; first < pieces; first += most_threads * kPiecesOfTurn) {
-    if (abort_check && first > 0) SHARDMESH_RETURN_IF_ERROR(abort_check());
-    const int64_t count = std::min(most_threads * kPiecesOfTurn, pieces - first);
-    RunOnThreads(static_cast<size_t>(count), static_cast<size_t>(most_threads), [&](size_t i) {
-      const int64_t begin = (first + static_cast<int64_t>(i)) * kPiece;
-      ApplyToRange(spec, in.data(), bias.data(), begin, std::min(begin + kPiece, elements),
-                   out.data());
-    });
-  }
-  return absl::OkStatus();
+  return RunPieces(elements, {.piece = kPiece, .threads = threads}, abort_check,
+                   [&](int64_t begin, int64_t end) {
+                     ApplyToRange(spec, in.data(), bias.data(), begin, end, out.data());
+                   });
 }
 
 }  // namespace shardmesh::worker

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <new>
@@ -54,6 +55,29 @@ dnnl::matmul::primitive_desc MakePrimitiveDesc(const dnnl::engine& engine, const
 #else
   return {bias ? dnnl::matmul::desc(lhs, rhs, *bias, out) : dnnl::matmul::desc(lhs, rhs, out), attr,
           engine};
+#endif
+}
+
+// A layout in which an element lies at the sum of the places of its outer blocks, by `strides`, and
+// of its place within them, by inner blocks: `inner_sizes[i]` indices of dimension `inner_dims[i]`,
+// the outermost first.
+struct Blocking {
+  memory::dims strides;
+  memory::dims inner_sizes;
+  memory::dims inner_dims;
+};
+
+// Returns nullopt if the layout is not made of blocks.
+std::optional<Blocking> BlockingOf(const memory::desc& desc) {
+#if DNNL_VERSION_MAJOR >= 3
+  if (desc.get_format_kind() != memory::format_kind::blocked) return std::nullopt;
+  return Blocking{desc.get_strides(), desc.get_inner_blks(), desc.get_inner_idxs()};
+#else
+  if (desc.data.format_kind != dnnl_blocked) return std::nullopt;
+  const dnnl_blocking_desc_t& from = desc.data.format_desc.blocking;
+  return Blocking{{from.strides, from.strides + desc.data.ndims},
+                  {from.inner_blks, from.inner_blks + from.inner_nblks},
+                  {from.inner_idxs, from.inner_idxs + from.inner_nblks}};
 #endif
 }
 
@@ -445,6 +469,61 @@ class WideBlock {
 
 const char* BytesOf(const float* elements) { return reinterpret_cast<const char*>(elements); }
 
+// The places of a packed panel's elements along its rows or its columns. In a layout of blocks, an
+// element lies at the sum of the place of its row and the place of its column.
+struct PanelDimension {
+  int64_t stride = 0;                // from one block to the next, in elements
+  std::vector<int64_t> places = {};  // of the indices of a block, within it
+
+  int64_t PlaceOf(int64_t index) const {
+    const auto block = static_cast<int64_t>(places.size());
+    return index / block * stride + places[static_cast<size_t>(index % block)];
+  }
+};
+
+PanelDimension DimensionOf(const Blocking& layout, int64_t dimension) {
+  // Joins the inner blocks of the dimension, the innermost first, to one block.
+  PanelDimension result{.stride = layout.strides[static_cast<size_t>(dimension)], .places = {0}};
+  int64_t inner_stride = 1;
+  const auto extend = [&result](int64_t times, int64_t stride) {
+    const std::vector<int64_t> known = result.places;
+    for (int64_t i = 1; i < times; ++i) {
+      for (const int64_t place : known) result.places.push_back(place + i * stride);
+    }
+  };
+  for (size_t i = layout.inner_sizes.size(); i-- > 0;) {
+    if (layout.inner_dims[i] == dimension) extend(layout.inner_sizes[i], inner_stride);
+    inner_stride *= layout.inner_sizes[i];
+  }
+  // A copy of short blocks would spend its time on finding the next one.
+  constexpr size_t kLeastBlock = 64;
+  const auto times = static_cast<int64_t>(kLeastBlock / result.places.size());
+  if (times > 1) {
+    extend(times, result.stride);
+    result.stride *= times;
+  }
+  return result;
+}
+
+// Copies the elements `begin` to `end` along a dimension of a panel, without gaps. `line` is the
+// place of the other index.
+template <size_t kBytes>
+void CopyAlong(const char* line, const PanelDimension& dimension, int64_t begin, int64_t end,
+               char* out) {
+  const auto block_elements = static_cast<int64_t>(dimension.places.size());
+  for (int64_t i = begin; i < end;) {
+    const char* const block =
+        line + i / block_elements * dimension.stride * static_cast<int64_t>(kBytes);
+    const int64_t first = i % block_elements;
+    const int64_t stop = std::min(block_elements, first + end - i);
+    for (int64_t j = first; j < stop; ++j, out += kBytes) {
+      const int64_t place = dimension.places[static_cast<size_t>(j)];
+      std::memcpy(out, block + place * static_cast<int64_t>(kBytes), kBytes);
+    }
+    i += stop - first;
+  }
+}
+
 // Returns a pool whose memory counts in no budget.
 std::shared_ptr<BufferPool> UncountedPool() {
   static auto* const budget = new MemoryBudget(std::numeric_limits<int64_t>::max());
@@ -458,20 +537,78 @@ struct PackedWeights::Rep {
     memory::desc desc;
     uint64_t layout = 0;  // LayoutNumber
     AlignedBytes data;
+    // Set if the weights can be unpacked.
+    PanelDimension rows = {};
+    PanelDimension columns = {};
   };
-  // Shape and types of the packed weights.
-  int64_t k = 0;
-  int64_t n = 0;
-  Dtype dtype = Dtype::kF32;
+
+  // Unpack, for elements of kBytes, in numbers of elements.
+  template <size_t kBytes>
+  void Unpack(int64_t begin, int64_t end, char* out) const;
+
+  Packing packing;
   bool is_widened = false;  // converted to F32
+  bool can_unpack = true;
   int64_t panel_columns = 0;
   std::vector<Panel> panels;
   int64_t size_bytes = 0;
 };
 
+template <size_t kBytes>
+void PackedWeights::Rep::Unpack(int64_t begin, int64_t end, char* out) const {
+  // A line of the plain weights is a row, or a column if they are transposed.
+  const int64_t line_elements = packing.transpose_rhs ? packing.k : packing.n;
+  for (int64_t at = begin; at < end;) {
+    const int64_t line = at / line_elements;
+    const int64_t first = at % line_elements;
+    int64_t stop = std::min(line_elements, first + end - at);
+    const int64_t number = (packing.transpose_rhs ? line : first) / panel_columns;
+    const Panel& panel = panels[static_cast<size_t>(number)];
+    const int64_t panel_begin = number * panel_columns;
+    const char* const data = panel.data.get();
+    if (packing.transpose_rhs) {
+      const int64_t column = panel.columns.PlaceOf(line - panel_begin);
+      CopyAlong<kBytes>(data + column * static_cast<int64_t>(kBytes), panel.rows, first, stop, out);
+    } else {
+      stop = std::min(stop, panel_begin + panel_columns);
+      const int64_t row = panel.rows.PlaceOf(line);
+      CopyAlong<kBytes>(data + row * static_cast<int64_t>(kBytes), panel.columns,
+                        first - panel_begin, stop - panel_begin, out);
+    }
+    out += (stop - first) * static_cast<int64_t>(kBytes);
+    at += stop - first;
+  }
+}
+
 PackedWeights::PackedWeights(std::unique_ptr<const Rep> rep) : rep_(std::move(rep)) {}
 PackedWeights::~PackedWeights() = default;
+const Packing& PackedWeights::packing() const { return rep_->packing; }
 int64_t PackedWeights::size_bytes() const { return rep_->size_bytes; }
+bool PackedWeights::can_unpack() const { return rep_->can_unpack; }
+
+void PackedWeights::Unpack(int64_t offset_bytes, absl::Span<char> out) const {
+  const int64_t element_bytes = ElementBytes(rep_->packing.rhs_dtype);
+  const int64_t begin = offset_bytes / element_bytes;
+  const int64_t end = begin + static_cast<int64_t>(out.size()) / element_bytes;
+  switch (element_bytes) {
+    case 1:
+      return rep_->Unpack<1>(begin, end, out.data());
+    case 2:
+      return rep_->Unpack<2>(begin, end, out.data());
+    default:
+      return rep_->Unpack<4>(begin, end, out.data());
+  }
+}
+
+Packing PackingOf(const MatmulSpec& spec) {
+  return {.n = spec.n,
+          .k = spec.k,
+          .lhs_dtype = spec.lhs_dtype,
+          .rhs_dtype = spec.rhs_dtype,
+          .out_dtype = spec.out_dtype,
+          .transpose_lhs = spec.transpose_lhs,
+          .transpose_rhs = spec.transpose_rhs};
+}
 
 // LRU cache of compiled products of blocks, by shape, types and layout.
 class MatmulKernel::Cache {
@@ -562,12 +699,13 @@ absl::Status MatmulKernel::Run(const MatmulSpec& spec, const MatmulOperands& ope
   if (packed == nullptr) {
     SHARDMESH_RETURN_IF_ERROR(
         CheckOperand("rhs", operands.rhs.size(), spec.rhs_dtype, spec.k * spec.n));
-  } else if (packed->k != spec.k || packed->n != spec.n || packed->dtype != spec.rhs_dtype) {
+  } else if (const Packing& have = packed->packing;
+             have.k != spec.k || have.n != spec.n || have.rhs_dtype != spec.rhs_dtype) {
     return InvalidArgument(
         Reason::kShapeMismatch,
-        StrCat("weights packed as ", DtypeName(packed->dtype), " [", packed->k, ", ", packed->n,
+        StrCat("weights packed as ", DtypeName(have.rhs_dtype), " [", have.k, ", ", have.n,
                "] are used as ", DtypeName(spec.rhs_dtype), " [", spec.k, ", ", spec.n, "]"),
-        {{fact::kHave, StrCat(packed->k, ",", packed->n)},
+        {{fact::kHave, StrCat(have.k, ",", have.n)},
          {fact::kNeed, StrCat(spec.k, ",", spec.n)},
          {fact::kOp, "matmul"}});
   }
@@ -724,10 +862,9 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
   using Result = absl::StatusOr<std::shared_ptr<const PackedWeights>>;
   return CatchErrors(spec, [&]() -> Result {
     auto rep = std::make_unique<PackedWeights::Rep>();
-    rep->k = spec.k;
-    rep->n = spec.n;
-    rep->dtype = spec.rhs_dtype;
+    rep->packing = PackingOf(spec);
     rep->is_widened = IsWidened(spec.rhs_dtype);
+    rep->can_unpack = !rep->is_widened;
     const MatmulSpec whole = rep->is_widened ? Widened(spec) : spec;
     rep->panel_columns = PanelColumns(whole, LimitsFor(rep->is_widened));
     if (spec.k > 0) {
@@ -750,6 +887,12 @@ absl::StatusOr<std::shared_ptr<const PackedWeights>> MatmulKernel::Pack(
         PackedWeights::Rep::Panel panel;
         panel.desc = description.weights_desc();
         panel.layout = LayoutNumber(whole, columns, panel.desc);
+        const std::optional<Blocking> blocking = BlockingOf(panel.desc);
+        rep->can_unpack &= blocking.has_value();
+        if (rep->can_unpack) {
+          panel.rows = DimensionOf(*blocking, 0);
+          panel.columns = DimensionOf(*blocking, 1);
+        }
         panel.data = AllocateAligned(panel.desc.get_size());
         const memory::desc plain = MatrixDesc(whole.rhs_dtype, spec.k, columns,
                                               spec.transpose_rhs ? spec.k

@@ -2,6 +2,7 @@
 #ifndef SHARDMESH_WORKER_KERNEL_MATMUL_H_
 #define SHARDMESH_WORKER_KERNEL_MATMUL_H_
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -59,6 +60,21 @@ struct MatmulSpec {
   friend bool operator==(const MatmulSpec&, const MatmulSpec&) = default;
 };
 
+// Everything in a product's spec on which the layout of packed weights depends. Fields as in
+// MatmulSpec.
+struct Packing {
+  int64_t n = 0;
+  int64_t k = 0;
+  Dtype lhs_dtype = Dtype::kF32;
+  Dtype rhs_dtype = Dtype::kF32;
+  Dtype out_dtype = Dtype::kF32;
+  bool transpose_lhs = false;
+  bool transpose_rhs = false;
+
+  friend auto operator<=>(const Packing&, const Packing&) = default;
+};
+Packing PackingOf(const MatmulSpec& spec);
+
 // A right-hand operand (weights) in the layout that the kernel reads fastest. One packing serves
 // products of every m. Immutable and thread-safe. Stays valid after the kernel that made it is
 // destroyed.
@@ -68,9 +84,19 @@ class PackedWeights {
   PackedWeights(const PackedWeights&) = delete;
   PackedWeights& operator=(const PackedWeights&) = delete;
 
+  const Packing& packing() const;
   // Returns the memory that the packed weights take, for the owner's budget. They may take more
-  // memory than the plain weights.
+  // memory than the plain weights: the kernel pads rows and columns to whole blocks, at most 64
+  // rows and 64 columns, or converts the elements to F32.
   int64_t size_bytes() const;
+
+  // Returns whether Unpack can give the plain weights back. False for weights that were converted
+  // to F32, and for layouts of oneDNN that are not made of blocks.
+  bool can_unpack() const;
+  // Copies the bytes of the plain weights, as Pack got them, from `offset_bytes` on to `out`.
+  // Requires can_unpack(), and that offset and size are multiples of the size of an element and lie
+  // within the plain weights. Runs on the calling thread.
+  void Unpack(int64_t offset_bytes, absl::Span<char> out) const;
 
  private:
   friend class MatmulKernel;

@@ -140,18 +140,26 @@ struct StoredRegion {
   RegionPlace place;
 };
 
+// `last` keeps the tile of the last region: regions of one tile follow each other, and the store
+// may have to unpack the tile.
 absl::StatusOr<StoredRegion> FindRegion(ShardStore* store, const internal::v1::SavedRegion& region,
-                                        int files) {
+                                        int files, StoredTilePtr* last) {
   if (region.file() >= static_cast<uint32_t>(files)) {
     return absl::InternalError(StrCat("an order has no file ", region.file()));
   }
   SHARDMESH_ASSIGN_OR_RETURN(const Tile tile, rpc::Decode(region.tile()));
+  if (*last != nullptr && ((*last)->description().array_id != region.array_id() ||
+                           (*last)->description().tile != tile)) {
+    *last = nullptr;
+  }
   const absl::StatusOr<StoredTilePtr> stored = store->FindStaged(region.array_id(), tile);
+  if (!stored.ok() && !absl::IsNotFound(stored.status())) return stored.status();
   if (!stored.ok()) {
     return absl::UnavailableError(
         StrCat("tile ", tile.ToString(), " of array ", region.array_id(),
                " is no longer there: ", ToStd(stored.status().message())));
   }
+  *last = *stored;
   const TileDescription& about = (*stored)->description();
   return StoredRegion{.tile = *stored,
                       .place = {.dtype = about.dtype,
@@ -172,10 +180,11 @@ absl::Status CompareTiles(ShardStore* store, SaveFolder& folder,
   std::vector<bool> differs(static_cast<size_t>(tiles.files_size()));
   absl::StatusOr<InputFile> file = absl::NotFoundError("no file is open");
   std::optional<uint32_t> opened;
+  StoredTilePtr last;
   for (int i = 0; i < tiles.regions_size(); ++i) {
     const internal::v1::SavedRegion& region = tiles.regions(i);
     SHARDMESH_ASSIGN_OR_RETURN(const StoredRegion found,
-                               FindRegion(store, region, tiles.files_size()));
+                               FindRegion(store, region, tiles.files_size(), &last));
     const std::string& name = tiles.files(static_cast<int>(region.file()));
     if (opened != region.file()) {
       file = folder.OpenLink(name);
@@ -233,9 +242,10 @@ absl::Status WriteTiles(ShardStore* store, const SavePace::Options& pauses, Save
     return !is_cancelled;
   };
   std::vector<uint32_t> piece_crc32c;
+  StoredTilePtr last;
   for (const internal::v1::SavedRegion& region : tiles.regions()) {
     SHARDMESH_ASSIGN_OR_RETURN(const StoredRegion found,
-                               FindRegion(store, region, tiles.files_size()));
+                               FindRegion(store, region, tiles.files_size(), &last));
     const std::string& name = tiles.files(static_cast<int>(region.file()));
     SHARDMESH_ASSIGN_OR_RETURN(file, folder->Open(name));
     SHARDMESH_ASSIGN_OR_RETURN(

@@ -207,7 +207,8 @@ void AttachReports::SendRestored() {
     return;
   }
   for (const std::string& array_id : std::exchange(restored_, {})) {
-    const absl::StatusOr<std::vector<StoredTilePtr>> tiles = options_.store->FindAll(array_id);
+    const absl::StatusOr<std::vector<StoredTilePtr>> tiles =
+        options_.store->FindAllHeld(array_id, /*staged_too=*/false);
     if (!tiles.ok()) {
       continue;  // the array was dropped after its restore
     }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "rpc/codec/spec_codec.h"
@@ -13,7 +14,7 @@ namespace shardmesh::worker {
 namespace {
 
 // An order that was given up ends after so many bytes.
-constexpr size_t kPieceBytes = size_t{4} << 20;
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 }  // namespace
 
@@ -38,15 +39,14 @@ void TileDigests::Take(internal::v1::DigestTiles order, AttachSinkPtr stream) {
 std::optional<std::string> TileDigests::DigestOf(const std::string& array_id, const Tile& tile,
                                                  int64_t forgotten) const {
   if (forgotten_.load() != forgotten) return std::nullopt;
-  const absl::StatusOr<StoredTilePtr> stored = store_->FindStaged(array_id, tile);
+  const absl::StatusOr<StoredTilePtr> stored = store_->FindHeld(array_id, tile);
   if (!stored.ok()) return std::string();
   Sha256Stream digest;
-  absl::Span<const char> left = (*stored)->bytes();
-  while (!left.empty()) {
+  std::vector<char> scratch;
+  for (int64_t at = 0; at < (*stored)->size_bytes(); at += kPieceBytes) {
     if (forgotten_.load() != forgotten) return std::nullopt;
-    const absl::Span<const char> piece = left.subspan(0, kPieceBytes);
+    const absl::Span<const char> piece = (*stored)->Piece(at, kPieceBytes, &scratch);
     digest.Add(std::string_view(piece.data(), piece.size()));
-    left.remove_prefix(piece.size());
   }
   return digest.Finish();
 }

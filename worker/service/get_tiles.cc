@@ -1,6 +1,8 @@
-// GetTiles: sends tiles as raw bytes, directly from the memory that holds them.
+// GetTiles: sends tiles as raw bytes, directly from the memory that holds them, or made piece by
+// piece from the form in which the store holds them.
 #include "worker/service/get_tiles.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -60,15 +62,29 @@ class TileMessages {
         size_bytes_(bits.size_bytes()),
         sender_(SenderOf(requested_.stored, std::move(within), bits)) {}
 
-  // Pieces of ranges that begin or end within a byte are made bit by bit.
+  // Pieces of ranges that begin or end within a byte are made bit by bit. A tile in another form
+  // has no such ranges, because its elements are of whole bytes.
   static rpc::TileSender SenderOf(const StoredTilePtr& stored, Tile within, const TileBits& bits) {
-    if (const auto region = bits.InBytes(); region.has_value()) {
-      return rpc::TileSender(stored->bytes(), *region);
-    }
+    const std::optional<TileRegion> region = bits.InBytes();
+    if (stored->form() != nullptr) return FormSender(stored->form(), *region);
+    if (region.has_value()) return rpc::TileSender(stored->bytes(), *region);
     return rpc::TileSender(bits.size_bytes(), [stored, within = std::move(within)](
                                                   int64_t offset_bytes, absl::Span<char> out) {
       return CopyTileBytes(stored->view(), within, offset_bytes, out);
     });
+  }
+
+  static rpc::TileSender FormSender(const std::shared_ptr<const TileForm>& form,
+                                    const TileRegion& region) {
+    return rpc::TileSender(
+        region.size_bytes(), [form, region](int64_t offset_bytes, absl::Span<char> out) {
+          const int64_t end_bytes = offset_bytes + static_cast<int64_t>(out.size());
+          region.ForEachRun(offset_bytes, end_bytes, [&](int64_t from_bytes, int64_t size_bytes) {
+            form->Read(from_bytes, out.subspan(0, static_cast<size_t>(size_bytes)));
+            out.remove_prefix(static_cast<size_t>(size_bytes));
+          });
+          return absl::OkStatus();
+        });
   }
 
   RequestedTile requested_;

@@ -387,7 +387,7 @@ absl::StatusOr<std::vector<RequestedTile>> TileGate::Find(std::string_view token
   // The coordinator signs a get token only for a committed array. The client's call may arrive
   // before the coordinator's commit message, so staged tiles count as committed here.
   SHARDMESH_ASSIGN_OR_RETURN(std::vector<StoredTilePtr> stored,
-                             options_.store->FindAllStaged(array_id));
+                             options_.store->FindAllHeld(array_id, /*staged_too=*/true));
   std::vector<RequestedTile> tiles;
   for (StoredTilePtr& each : stored) {
     const Tile& held = each->description().tile;

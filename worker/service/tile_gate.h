@@ -77,8 +77,8 @@ struct UnknownMesh {
 
 // A committed tile, and the part of it that the client wants.
 struct RequestedTile {
-  StoredTilePtr stored;
-  Tile range;  // within stored->description().tile
+  StoredTilePtr stored;  // as the store holds it: see StoredTile::form
+  Tile range;            // within stored->description().tile
 };
 
 class TileGate;

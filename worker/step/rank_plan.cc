@@ -9,6 +9,7 @@
 #include "absl/types/span.h"
 #include "program/collective_check.h"
 #include "program/collective_choice.h"
+#include "program/kernel_time.h"
 #include "program/move_plan.h"
 #include "program/value_layout.h"
 #include "status/reason.h"
@@ -68,11 +69,13 @@ class RankPlanner {
   absl::Status Run() {
     SHARDMESH_RETURN_IF_ERROR(AddValues());
     AddEnds();
+    AddUpdates();
     for (size_t i = 0; i < plan_.instructions.size(); ++i) {
       if (const absl::Status added = AddInstruction(i); !added.ok()) {
         return WithContext(added, plan_.instructions[i].label);
       }
     }
+    AddPackings();
     return absl::OkStatus();
   }
 
@@ -120,6 +123,54 @@ class RankPlanner {
       if (last_use[value] < instructions_.size()) {
         instructions_[last_use[value]].ends.push_back(value);
       }
+    }
+  }
+
+  void AddUpdates() {
+    if (plan_.updates.empty()) return;
+    for (size_t i = 0; i < plan_.updates.size(); ++i) {
+      values_[plan_.updates[i].operand].update = i;
+      values_[plan_.updates[i].value].is_update = true;
+    }
+    const std::vector<std::optional<ValueIndex>> places = StatePlaces(plan_);
+    for (const Instruction& instruction : plan_.instructions) {
+      if (!places[instruction.output].has_value()) continue;
+      values_[instruction.output].over_state =
+          std::get<UpdateRowsOp>(std::get<LocalCompute>(instruction.kind).op).input;
+    }
+    // The memory of updates is kept until the commit, so nothing is made over it.
+    const auto is_kept = [](const RankValue& value) {
+      return value.is_update || value.over_state.has_value();
+    };
+    for (RankValue& value : values_) {
+      if (!value.place.has_value()) continue;
+      const std::optional<ValueIndex> over = value.place->over;
+      if (is_kept(value) || (over.has_value() && is_kept(values_[*over]))) value.place.reset();
+    }
+  }
+
+  // Sets RankValue::packing.
+  void AddPackings() {
+    std::vector<bool> is_used_plain(values_.size(), false);
+    for (const ValueIndex output : plan_.outputs) is_used_plain[output] = true;
+    for (const StateUpdate& update : plan_.updates) is_used_plain[update.operand] = true;
+    for (size_t i = 0; i < instructions_.size(); ++i) {
+      const auto* matmul = std::get_if<LocalMatmul>(&plan_.instructions[i].kind);
+      for (const ValueIndex input : InputsOf(plan_.instructions[i])) {
+        std::optional<Packing>& known = values_[input].packing;
+        const Packing packing = PackingOf(instructions_[i].matmul);
+        const bool is_packed = matmul != nullptr && instructions_[i].loops.is_one_rhs &&
+                               matmul->rhs == input && matmul->lhs != input &&
+                               matmul->bias != input && known.value_or(packing) == packing;
+        if (is_packed) {
+          known = packing;
+        } else {
+          is_used_plain[input] = true;
+        }
+      }
+    }
+    for (ValueIndex i = 0; i < values_.size(); ++i) {
+      if (is_used_plain[i] || i >= plan_.operand_count) values_[i].packing = std::nullopt;
     }
   }
 
@@ -216,6 +267,12 @@ class RankPlanner {
         to->targets[static_cast<size_t>(pair.source)] = pair.target;
       }
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status Prepare(const LocalCompute& compute, ValueIndex output, RankInstruction* to) const {
+    to->inputs = InputsOf(compute.op);
+    to->flops = std::max(FlopsOf(plan_, compute, output), values_[output].tile.element_count());
     return absl::OkStatus();
   }
 

@@ -35,11 +35,23 @@ struct RankValue {
   // to a staged tile.
   std::optional<size_t> output = std::nullopt;
   // Only for a temporary: its place in the step's block (MemoryPlan). Unset if the temporary has
-  // memory of its own, because its tile is not as large as the one that it would be made over.
+  // memory of its own: because its tile is not as large as the one that it would be made over, or
+  // because it or that one is of an update.
   std::optional<BlockPlace> place = std::nullopt;
   // Only for an operand: the result that the rank can make in the operand's memory if the operand
   // is donated (ResultOverOperand, and both tiles have the same size).
   std::optional<ValueIndex> result_over = std::nullopt;
+  // Only for an operand that is state: the index of its update in Plan.updates.
+  std::optional<size_t> update = std::nullopt;
+  // Whether the value becomes the content of state when the step commits. Its memory then belongs
+  // to the update, unless it is an output too and is not made in the memory of state.
+  bool is_update = false;
+  // Only for the result of an UpdateRowsOp that can be made in the memory of state (StatePlaces):
+  // the op's input, which is the operand, or another such result.
+  std::optional<ValueIndex> over_state = std::nullopt;
+  // Only for an operand that the plan uses only as the right matrix of products, all of which take
+  // weights with this packing.
+  std::optional<Packing> packing = std::nullopt;
 };
 
 // The part of one place of a group in a tile, and its size.
@@ -77,6 +89,9 @@ struct RankInstruction {
   int64_t rhs_matrix_bytes = 0;
   int64_t out_matrix_bytes = 0;
   EpilogueSpec epilogue = {};  // only for epilogues
+  // Tensor ops have the values that they read (InputsOf), and an estimate of their operations.
+  std::vector<ValueIndex> inputs = {};
+  int64_t flops = 0;
 };
 
 // Immutable, hence safe to share between the threads of all steps that run the plan.

@@ -1,4 +1,4 @@
-// StepBlock: remembers which parts of a buffer have owners.
+// StepBlock: remembers which parts of a memory have owners.
 #include "worker/step/step_block.h"
 
 #include <algorithm>
@@ -23,7 +23,14 @@ struct StepBlock::Owner {
   const Part part;
 };
 
-StepBlock::StepBlock(Buffer memory) : shared_(std::make_shared<Shared>(std::move(memory))) {}
+StepBlock::StepBlock(Buffer memory) {
+  auto buffer = std::make_shared<Buffer>(std::move(memory));
+  const absl::Span<char> bytes = buffer->mutable_bytes();
+  shared_ = std::make_shared<Shared>(OwnedMutableBytes{bytes, std::move(buffer)});
+}
+
+StepBlock::StepBlock(OwnedMutableBytes memory)
+    : shared_(std::make_shared<Shared>(std::move(memory))) {}
 
 std::optional<OwnedMutableBytes> StepBlock::Take(int64_t offset_bytes, int64_t size_bytes) {
   if (size_bytes == 0) return OwnedMutableBytes();
@@ -55,9 +62,8 @@ OwnedMutableBytes StepBlock::Add(const Part& part) {
     shared_->owned.push_back(part);
   }
   const auto owner = std::make_shared<Owner>(shared_, part);
-  return {shared_->memory.mutable_bytes().subspan(
-              static_cast<size_t>(part.begin_bytes),
-              static_cast<size_t>(part.end_bytes - part.begin_bytes)),
+  return {shared_->memory.bytes.subspan(static_cast<size_t>(part.begin_bytes),
+                                        static_cast<size_t>(part.end_bytes - part.begin_bytes)),
           owner};
 }
 

@@ -16,22 +16,23 @@
 
 namespace shardmesh::worker {
 
-// Hands out parts of one buffer. A part belongs to its owner, like the owner of any message: copies
+// Hands out parts of one memory. A part belongs to its owner, like the owner of any message: copies
 // of the owner go to the links together with the bytes. The part can be handed out again only after
 // its last owner is gone. A result therefore never overwrites bytes that a peer has yet to read,
 // whichever way the link lends them.
 //
-// The buffer returns to its pool when the block and all owners are gone.
+// The memory is released when the block and all owners are gone. A buffer then returns to its pool.
 //
 // One thread calls the functions. Any thread may release owners.
 class StepBlock {
  public:
   explicit StepBlock(Buffer memory);
+  explicit StepBlock(OwnedMutableBytes memory);
   StepBlock(const StepBlock&) = delete;
   StepBlock& operator=(const StepBlock&) = delete;
 
   // Returns the part [offset_bytes, offset_bytes + size_bytes) with a new owner; nullopt if a part
-  // that overlaps it still has an owner. Requires a part within the buffer. An empty part needs no
+  // that overlaps it still has an owner. Requires a part within the memory. An empty part needs no
   // owner and is always free.
   std::optional<OwnedMutableBytes> Take(int64_t offset_bytes, int64_t size_bytes);
 
@@ -51,9 +52,9 @@ class StepBlock {
   };
   // Owners share this, because they may outlive the block.
   struct Shared {
-    explicit Shared(Buffer the_memory) : memory(std::move(the_memory)) {}
+    explicit Shared(OwnedMutableBytes the_memory) : memory(std::move(the_memory)) {}
 
-    Buffer memory;
+    const OwnedMutableBytes memory;
     absl::Mutex mutex;
     absl::CondVar released;
     std::vector<Part> owned ABSL_GUARDED_BY(mutex);  // one for each owner; few at a time
@@ -63,7 +64,7 @@ class StepBlock {
 
   OwnedMutableBytes Add(const Part& part);
 
-  const std::shared_ptr<Shared> shared_;
+  std::shared_ptr<Shared> shared_;
 };
 
 }  // namespace shardmesh::worker

@@ -24,6 +24,7 @@
 #include "worker/step/kernel_turns.h"
 #include "worker/step/plan_cache.h"
 #include "worker/step/step_run.h"
+#include "worker/step/tile_update.h"
 #include "worker/step/weight_cache.h"
 
 namespace shardmesh::worker {
@@ -54,7 +55,7 @@ class StepExecutorImpl final : public StepExecutor {
   explicit StepExecutorImpl(Options options)
       : options_(std::move(options)),
         plans_(kPlanCapacity),
-        weights_(options_.kernel, options_.weight_budget) {
+        weights_(options_.kernel, options_.weight_budget, options_.store) {
     for (int i = 0; i < kRunners + 1; ++i) threads_.emplace_back([this] { Work(); });
   }
 
@@ -119,8 +120,15 @@ class StepExecutorImpl final : public StepExecutor {
       staged_.emplace(sequence, std::move(staged));
       return committed;
     }
+    absl::Status status;
+    for (const std::unique_ptr<TileUpdate>& update : staged.updates) {
+      // What was packed of the array was packed before it became state.
+      Forget({update->description().array_id});
+      status.Update(update->Commit());
+    }
     Forget(staged.donated_ids);
-    return options_.store->Release(staged.donated_ids);
+    status.Update(options_.store->Release(staged.donated_ids));
+    return status;
   }
 
   void Abort(int64_t sequence, const absl::Status& status) override {
@@ -146,6 +154,7 @@ class StepExecutorImpl final : public StepExecutor {
       options_.links->CloseStep(sequence);
       Refuse(*waiting->order, waiting->report, status);
     }
+    staged.updates.clear();
     Discard(staged.array_ids);
   }
 
@@ -171,8 +180,9 @@ class StepExecutorImpl final : public StepExecutor {
   }
 
   void KeepStaged() override {
+    std::map<int64_t, Staged> forgotten;  // destroyed after the unlock
     absl::MutexLock lock(&mutex_);
-    staged_.clear();
+    forgotten.swap(staged_);
   }
 
   void Forget(absl::Span<const std::string> array_ids) override { weights_.Forget(array_ids); }
@@ -209,10 +219,11 @@ class StepExecutorImpl final : public StepExecutor {
     absl::Status abort = absl::OkStatus();
   };
   // The arrays of a finished step that wait in the store for the step's commit or abort: its
-  // outputs, and the operands that it donated.
+  // outputs, the operands that it donated, and those that it updates.
   struct Staged {
-    std::vector<std::string> array_ids;
-    std::vector<std::string> donated_ids;
+    std::vector<std::string> array_ids = {};
+    std::vector<std::string> donated_ids = {};
+    TileUpdates updates = {};
   };
 
   absl::Status Stopping() const {
@@ -303,9 +314,9 @@ class StepExecutorImpl final : public StepExecutor {
       const StepOrder& order = *step->order;
       const absl::Time started = options_.clock->Now();
       StepResult result{.sequence = order.sequence, .epoch = order.epoch, .term = order.term};
-      result.status = RunOne(*step, &result);
-      weights_.ForgetGone();
       Staged staged;
+      result.status = RunOne(*step, &result, &staged.updates);
+      weights_.ForgetGone();
       for (const StepOutput& output : order.outputs) {
         staged.array_ids.push_back(output.array.array_id);
       }
@@ -318,22 +329,25 @@ class StepExecutorImpl final : public StepExecutor {
         const auto running = running_.find(order.sequence);
         if (result.status.ok()) result.status = running->second.abort;
         running_.erase(running);
-        if (result.status.ok()) staged_.emplace(order.sequence, staged);
+        if (result.status.ok()) staged_.emplace(order.sequence, std::exchange(staged, {}));
       }
       if (!result.status.ok()) {
         result.outcome = StepOutcome::kFailed;
         result.outputs.clear();
+        staged.updates.clear();
         Discard(staged.array_ids);
       }
       if (options_.observer.step) {
         options_.observer.step(result.outcome, options_.clock->Now() - started);
       }
       if (step->report) step->report(std::move(result));
+      // The plain bytes of large weights would stay in memory as idle buffers.
+      if (weights_.PutInStore()) options_.pool->Trim();
     }
   }
 
   // Runs a step. If the step fails, aborts it on its peers before it returns the error.
-  absl::Status RunOne(const Waiting& step, StepResult* result) {
+  absl::Status RunOne(const Waiting& step, StepResult* result, TileUpdates* updates) {
     const StepOrder& order = *step.order;
     std::unique_ptr<StepLink> link;
     absl::Status status = CatchErrors([&]() -> absl::Status {
@@ -346,7 +360,7 @@ class StepExecutorImpl final : public StepExecutor {
                       .plan = step.plan,
                       .order = step.order,
                       .deadline = step.deadline},
-                     result);
+                     result, updates);
     });
     if (link != nullptr) result->sent_bytes = link->sent_bytes();
     if (status.ok()) return status;

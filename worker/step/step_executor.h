@@ -143,6 +143,10 @@ struct StepObserver {
 // notices an abort at once; a computing step notices an abort between blocks of a kernel. Plans are
 // cached by hash.
 //
+// A plan may update operands (Plan.updates). From its begin until Commit or Abort, a step holds the
+// tiles of these arrays, and no other step begins on them here (ShardStore::BeginUpdate). A step
+// that finds a tile held waits for its release, at most until the step's deadline.
+//
 // Thread-safe.
 class StepExecutor {
  public:
@@ -174,7 +178,8 @@ class StepExecutor {
     // tries once more. Null: a step without room fails at once.
     std::function<bool(const absl::Status& refused, int64_t size_bytes)> free_memory = nullptr;
     MatmulKernel* kernel = nullptr;
-    // Budget for packed copies of weights, usually the store's budget. Null: no weights are packed.
+    // Budget for packed weights (WeightCache), usually the store's budget. Null: no weights are
+    // packed.
     MemoryBudget* weight_budget = nullptr;
     FlightRecorder* recorder = nullptr;
     Clock* clock = nullptr;
@@ -202,12 +207,14 @@ class StepExecutor {
   // the step fails kVerdictGrace after its timeout, without a further report.
   virtual void Run(StepOrder order, Report report) = 0;
 
-  // Commits the step's outputs, which become arrays. Releases the operands that the step donated.
-  // NOT_FOUND if the step has nothing staged here; otherwise errors of ShardStore::Commit and
-  // ShardStore::Release.
+  // Commits the step's outputs, which become arrays, and its updates: the arrays that it updates
+  // get their new elements. Releases the operands that the step donated. NOT_FOUND if the step has
+  // nothing staged here; otherwise errors of ShardStore::Commit, StateTile::Commit and
+  // ShardStore::Release. After an error of ShardStore::Commit the step is still staged.
   virtual absl::Status Commit(int64_t sequence) = 0;
 
-  // Ends the step in any state: drops its staged outputs and its unsent messages. If the step runs
+  // Ends the step in any state: drops its staged outputs and its unsent messages, and gives the
+  // arrays that it updates the elements that they had before the step. If the step runs
   // or waits, it fails with `status` and reports this.
   virtual void Abort(int64_t sequence, const absl::Status& status) = 0;
 
@@ -215,12 +222,14 @@ class StepExecutor {
   // because the coordinator decides whether they become arrays.
   virtual void AbortUnfinished(const absl::Status& status) = 0;
 
-  // Forgets all staged steps, without a change to the store. The caller has already committed or
-  // aborted their outputs in the store, array by array. Later calls of Commit and Abort find
-  // nothing staged for these steps.
+  // Forgets all staged steps. The caller has already committed or aborted their outputs in the
+  // store, array by array. Undoes the updates of these steps: if such a step has committed, this
+  // worker has missed it, and the coordinator puts the tiles aside by their steps
+  // (StoredTile::state_step). Later calls of Commit and Abort find nothing staged for these steps.
   virtual void KeepStaged() = 0;
 
-  // Drops packed copies of these arrays (WeightCache). Call it together with ShardStore::Release.
+  // Drops packed forms of these arrays that are not in the store (WeightCache). Call it together
+  // with ShardStore::Release.
   virtual void Forget(absl::Span<const std::string> array_ids) = 0;
 
   // Whether a step runs now, or waits for its peers.

@@ -6,7 +6,9 @@
 #include <atomic>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -24,6 +26,10 @@
 #include "worker/step/rank_plan.h"
 #include "worker/step/step_block.h"
 #include "worker/step/tile_products.h"
+#include "worker/step/tile_update.h"
+#include "worker/step/undo_log.h"
+#include "worker/step/weight_cache.h"
+#include "worker/tensor_op/tensor_ops.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -32,8 +38,14 @@ namespace {
 struct LocalValue {
   const RankValue* constants = nullptr;
   OwnedBytes content = {};
-  std::string array_id = {};                   // set only for an operand that is an array
-  std::shared_ptr<StepBlock> block = nullptr;  // has `content`; set for temporaries only
+  std::string array_id = {};  // set only for an operand that is an array
+  // Has `content`; set only for temporaries, and for values that become the content of state.
+  std::shared_ptr<StepBlock> block = nullptr;
+  // Set if `block` is the memory of this tile of state.
+  TileUpdate* update = nullptr;
+  // Set if `block` is this memory, which becomes that of a tile of state.
+  std::shared_ptr<Buffer> replacement = nullptr;
+  PackedTilePtr packed = nullptr;  // instead of `content`, if the store holds an operand so
   // The memory of a donated operand, if a result is made in this memory. Set in the LocalValue of
   // the operand and in that of the result.
   std::shared_ptr<Buffer> donated = nullptr;
@@ -106,7 +118,10 @@ class RankStep {
         order_(*context.order),
         rank_(context.link->rank()),
         link_(context.link, context.options->recorder),
-        result_(*result) {}
+        result_(*result) {
+    op_context_ = {
+        .matmul = options_.kernel, .pool = options_.pool, .threads = options_.kernel->threads()};
+  }
 
   absl::Status Run() {
     SHARDMESH_RETURN_IF_ERROR(BindValues());
@@ -120,11 +135,17 @@ class RankStep {
       for (const ValueIndex value : part_.instruction(i).ends) FreeValue(value);
       if (i == part_.memory().last) block_.reset();
     }
-    return StageOutputs();
+    SHARDMESH_RETURN_IF_ERROR(StageOutputs());
+    return StageUpdates();
   }
+
+  // Returns the updates of the plan, in its order, after Run. They are undone with this object if
+  // nobody takes them.
+  TileUpdates TakeUpdates() { return std::move(updates_); }
 
  private:
   absl::Status RunRecorded(size_t op) {
+    SHARDMESH_FAILPOINT("step.instruction");
     const Instruction& instruction = plan_.instructions[op];
     constants_ = &part_.instruction(op);
     ticket_ = options_.recorder->Begin({.step = order_.sequence,
@@ -159,11 +180,14 @@ class RankStep {
     }
   }
 
-  // Frees a value's memory, unless the memory belongs to a staged tile.
+  // Frees a value's memory, unless the memory belongs to a staged tile or to an update.
   void FreeValue(ValueIndex value) {
-    if (values_[value].constants->output.has_value()) return;
+    const RankValue& constants = *values_[value].constants;
+    if (constants.output.has_value() || constants.is_update) return;
     values_[value].content = {};
+    values_[value].packed = nullptr;
     values_[value].block = nullptr;
+    values_[value].replacement = nullptr;
   }
 
   absl::Status BindValues() {
@@ -178,7 +202,29 @@ class RankStep {
     values_.resize(plan_.values.size());
     for (ValueIndex i = 0; i < values_.size(); ++i) values_[i].constants = &part_.value(i);
     staged_.resize(plan_.outputs.size());
+    SHARDMESH_RETURN_IF_ERROR(CheckUpdates());
     return CheckOutputs();
+  }
+
+  // Checks that the operands that the plan updates are different arrays, which outlive the step.
+  absl::Status CheckUpdates() const {
+    std::set<std::string_view> array_ids;
+    for (const StateUpdate& update : plan_.updates) {
+      const StepOperand& operand = order_.operands[update.operand];
+      const auto* const array_id = std::get_if<std::string>(&operand.value);
+      std::string_view fault;
+      if (array_id == nullptr) {
+        fault = "is a literal; the plan updates it, so it must be an array";
+      } else if (operand.donate) {
+        fault = "is donated; the plan updates it, so the step cannot be its last use";
+      } else if (!array_ids.insert(*array_id).second) {
+        fault = "is an array that the plan updates as another operand too";
+      }
+      if (fault.empty()) continue;
+      return InvalidArgument(Reason::kBadField, StrCat("operand ", update.operand, " ", fault),
+                             {{fact::kField, "operands"}, {fact::kValue, update.operand}});
+    }
+    return absl::OkStatus();
   }
 
   // Checks that the array's tile is that of the value. Derives the tile only if the descriptions
@@ -226,8 +272,16 @@ class RankStep {
   absl::Status FetchOperands() {
     SHARDMESH_FAILPOINT("step.fetch_operands");
     for (size_t i = 0; i < order_.operands.size(); ++i) {
+      if (values_[i].constants->update.has_value()) continue;
       if (absl::Status fetched = FetchOperand(order_.operands[i], values_[i]); !fetched.ok()) {
         return WithContext(fetched, StrCat("operand ", i));
+      }
+    }
+    // The last, because an array may also be one of the operands above: these keep its elements.
+    updates_.reserve(plan_.updates.size());
+    for (const StateUpdate& update : plan_.updates) {
+      if (absl::Status begun = BeginUpdate(update.operand); !begun.ok()) {
+        return WithContext(begun, StrCat("operand ", update.operand));
       }
     }
     for (size_t i = 0; i < order_.operands.size(); ++i) {
@@ -246,6 +300,7 @@ class RankStep {
     // Release the bytes here first, because TakeMemory requires that nobody but the store holds
     // them.
     value.content = {};
+    value.packed = nullptr;
     value.donated = options_.store->TakeMemory(value.array_id, value.tile());
     if (value.donated == nullptr) return FetchOperand(order_.operands[operand], value);
     value.content = {value.donated->bytes(), value.donated};
@@ -253,18 +308,64 @@ class RankStep {
     return absl::OkStatus();
   }
 
+  // Returns get(), which finds a tile in the store. While a step updates the tile, tries again: the
+  // commit of a step may come here after the order of the next one. The store waits a while each
+  // time.
+  template <typename Get>
+  std::invoke_result_t<Get&> OnceUpdated(Get get) const {
+    while (true) {
+      auto found = get();
+      if (found.ok() || ReasonOf(found.status()) != Reason::kOverloaded) return found;
+      SHARDMESH_RETURN_IF_ERROR(CheckAbort());
+    }
+  }
+
+  absl::Status BeginUpdate(ValueIndex operand) {
+    LocalValue& value = values_[operand];
+    const auto& array_id = std::get<std::string>(order_.operands[operand].value);
+    const auto begin = [&] {
+      return options_.store->BeginUpdate(array_id, value.tile(), order_.sequence);
+    };
+    SHARDMESH_ASSIGN_OR_RETURN(StateTilePtr tile,
+                               OnceUpdated([&] { return WithRoom(value.size_bytes(), begin); }));
+    updates_.push_back(std::make_unique<TileUpdate>(std::move(tile)));
+    TileUpdate& update = *updates_.back();
+    SHARDMESH_RETURN_IF_ERROR(
+        CheckStored(update.description(), value.dtype(), plan_.values[operand].shape));
+    value.update = &update;
+    value.block = update.block();
+    const OwnedMutableBytes memory = value.block->Share(0, value.size_bytes());
+    value.content = {memory.bytes, memory.owner};
+    return absl::OkStatus();
+  }
+
+  static absl::Status CheckStored(const TileDescription& stored, Dtype dtype, const Shape& shape) {
+    if (stored.dtype == dtype && stored.array_shape == shape) return absl::OkStatus();
+    return Misfit(stored.dtype, stored.array_shape, dtype, shape);
+  }
+
   absl::Status FetchOperand(const StepOperand& operand, LocalValue& value) {
     const Shape& whole_shape = plan_.values[static_cast<size_t>(&value - values_.data())].shape;
     if (const auto* array_id = std::get_if<std::string>(&operand.value)) {
-      SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr stored,
-                                 options_.store->FindStaged(*array_id, value.tile()));
-      if (stored->description().dtype != value.dtype() ||
-          stored->description().array_shape != whole_shape) {
-        return Misfit(stored->description().dtype, stored->description().array_shape, value.dtype(),
-                      whole_shape);
+      SHARDMESH_ASSIGN_OR_RETURN(StoredTilePtr stored, OnceUpdated([&] {
+                                   return options_.store->FindHeld(*array_id, value.tile());
+                                 }));
+      SHARDMESH_RETURN_IF_ERROR(CheckStored(stored->description(), value.dtype(), whole_shape));
+      // Nothing is packed for state, which changes under its id.
+      if (!stored->is_state()) value.array_id = *array_id;
+      value.packed = std::dynamic_pointer_cast<const PackedTile>(stored->form());
+      if (value.packed != nullptr &&
+          value.constants->packing == value.packed->weights().packing()) {
+        return absl::OkStatus();
+      }
+      if (value.packed != nullptr) {
+        SHARDMESH_ASSIGN_OR_RETURN(stored, WithRoom(value.size_bytes(), [&] {
+                                     return context_.weights->TakePlain(*array_id, value.tile(),
+                                                                        value.packed);
+                                   }));
+        value.packed = nullptr;
       }
       value.content = {stored->bytes(), stored};
-      value.array_id = *array_id;
       return absl::OkStatus();
     }
     const auto& literal = std::get<Literal>(operand.value);
@@ -323,10 +424,16 @@ class RankStep {
     int64_t left_bytes = free_bytes - part_.memory().block_bytes;
     for (size_t i = part_.memory().first; i < plan_.instructions.size(); ++i) {
       const LocalValue& value = values_[plan_.instructions[i].output];
-      if (!value.constants->output.has_value() || value.donated != nullptr) continue;
+      const bool is_kept = value.constants->output.has_value() ||
+                           (value.constants->is_update && !IsMadeOverState(value));
+      if (!is_kept || value.donated != nullptr) continue;
       left_bytes -= std::min(value.size_bytes(), std::max<int64_t>(left_bytes, 0) + 1);
     }
     return left_bytes < 0 && FitsWithoutBlock(free_bytes);
+  }
+
+  static bool IsMadeOverState(const LocalValue& value) {
+    return value.constants->over_state.has_value();
   }
 
   bool FitsWithoutBlock(int64_t free_bytes) const {
@@ -335,13 +442,14 @@ class RankStep {
       const LocalValue& made = values_[plan_.instructions[i].output];
       const std::optional<BlockPlace>& place = made.constants->place;
       const std::optional<ValueIndex> over = place.has_value() ? place->over : std::nullopt;
-      if (!over.has_value() && made.donated == nullptr) {
+      if (!over.has_value() && !IsMadeOverState(made) && made.donated == nullptr) {
         if (made.size_bytes() > left_bytes) return false;
         left_bytes -= made.size_bytes();
       }
       for (const ValueIndex ended : part_.instruction(i).ends) {
-        const bool is_temporary =
-            ended >= plan_.operand_count && !values_[ended].constants->output.has_value();
+        const RankValue& constants = *values_[ended].constants;
+        const bool is_temporary = ended >= plan_.operand_count && !constants.output.has_value() &&
+                                  !constants.is_update && !constants.over_state.has_value();
         if (is_temporary && ended != over) left_bytes += values_[ended].size_bytes();
       }
     }
@@ -413,8 +521,45 @@ class RankStep {
     return absl::OkStatus();
   }
 
+  // Makes a value in the memory of state, or in memory that replaces it. Returns false if the value
+  // cannot be made there, or if a peer has yet to read what is there.
+  bool TakeState(LocalValue& value) {
+    if (!value.constants->over_state.has_value()) return false;
+    LocalValue& over = values_[*value.constants->over_state];
+    if (over.block == nullptr) return false;
+    over.content.owner = nullptr;  // the block keeps the bytes
+    const auto memory = over.block->Take(0, value.size_bytes());
+    if (memory.has_value()) {
+      value.content = {memory->bytes, memory->owner};
+      value.block = over.block;
+      value.update = over.update;
+      value.replacement = over.replacement;
+    }
+    over.content.owner =
+        memory.has_value() ? memory->owner : over.block->Share(0, value.size_bytes()).owner;
+    return memory.has_value();
+  }
+
+  // Gives its memory to a value that becomes the content of state, or that is on the way to it.
+  absl::Status AllocateUpdate(LocalValue& value) {
+    if (value.size_bytes() == 0 || TakeState(value)) return absl::OkStatus();
+    link_.Reclaim();
+    if (TakeState(value)) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer memory, PooledBuffer(value.size_bytes(), kUpdateMemory));
+    value.replacement = std::make_shared<Buffer>(std::move(memory));
+    value.block = std::make_shared<StepBlock>(
+        OwnedMutableBytes{value.replacement->mutable_bytes(), value.replacement});
+    const OwnedMutableBytes part = value.block->Share(0, value.size_bytes());
+    value.content = {part.bytes, part.owner};
+    return absl::OkStatus();
+  }
+
   absl::Status Allocate(ValueIndex index) {
     LocalValue& value = values_[index];
+    if (IsMadeOverState(value) ||
+        (value.constants->is_update && !value.constants->output.has_value())) {
+      return AllocateUpdate(value);
+    }
     if (value.constants->place.has_value()) return AllocateTemporary(value);
     if (!value.constants->output.has_value()) return AllocatePooled(value, "a step's value");
     const size_t output = *value.constants->output;
@@ -492,12 +637,16 @@ class RankStep {
       paused = options_.clock->Now();
       return status;
     };
-    std::shared_ptr<const PackedWeights> packed;
-    if (!rhs.array_id.empty() && loops.is_one_rhs) {
-      SHARDMESH_ASSIGN_OR_RETURN(packed,
-                                 context_.weights->Find(rhs.array_id, spec, rhs.content, pause));
-      operands.packed = packed.get();
+    PackedTilePtr packed = rhs.packed;
+    if (packed == nullptr && !rhs.array_id.empty() && loops.is_one_rhs) {
+      SHARDMESH_ASSIGN_OR_RETURN(
+          packed, context_.weights->Find({.array_id = rhs.array_id,
+                                          .tile = rhs.tile(),
+                                          .bytes = rhs.content,
+                                          .is_only_packed = rhs.constants->packing.has_value()},
+                                         spec, pause));
     }
+    if (packed != nullptr) operands.packed = &packed->weights();
     // Returns matrix `number` of a tile.
     const auto matrix = [](auto bytes, int64_t number, int64_t size_bytes) {
       return bytes.subspan(static_cast<size_t>(number * size_bytes),
@@ -533,6 +682,53 @@ class RankStep {
                       options_.kernel->threads(), [&turn] { return turn.PauseForOthers(); });
     RecordKernel(out.tile().element_count(), started + turn.waited());
     return done;
+  }
+
+  absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalCompute& compute) {
+    const LocalValue& out = values_[instruction.output];
+    if (out.size_bytes() == 0) return absl::OkStatus();
+    const std::vector<ValueIndex>& inputs = constants_->inputs;
+    // Elements in another shape that are there already.
+    if (std::holds_alternative<ReshapeOp>(compute.op) && IsSameMemory(values_[inputs[0]], out)) {
+      return absl::OkStatus();
+    }
+    if (op_inputs_.size() < inputs.size()) op_inputs_.resize(inputs.size());
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const LocalValue& in = values_[inputs[i]];
+      op_inputs_[i] = {in.dtype(), in.shape(), in.tile(), in.content.bytes};
+    }
+    const absl::Span<const OpInput> bound = absl::MakeConstSpan(op_inputs_).first(inputs.size());
+    const OpOutput result = {out.dtype(), out.shape(), out.tile(), Mutable(out)};
+    if (const auto* const rows = std::get_if<UpdateRowsOp>(&compute.op)) {
+      SHARDMESH_RETURN_IF_ERROR(KeepRows(values_[rows->input], out, bound.back(), result));
+    }
+    KernelTurns::Turn turn(context_.turns, [this] { return CheckAbort(); });
+    const absl::Time started = options_.clock->Now();
+    SHARDMESH_RETURN_IF_ERROR(turn.Take());
+    op_context_.abort_check = [&turn] { return turn.PauseForOthers(); };
+    const absl::Status done = RunTensorOp(compute.op, bound, result, op_context_);
+    op_context_.abort_check = nullptr;
+    RecordKernel(constants_->flops, started + turn.waited());
+    return done;
+  }
+
+  static bool IsSameMemory(const LocalValue& a, const LocalValue& b) {
+    return a.content.bytes.data() == b.content.bytes.data() &&
+           a.content.bytes.size() == b.content.bytes.size();
+  }
+
+  // Keeps the rows of state that the op is about to overwrite.
+  absl::Status KeepRows(const LocalValue& in, const LocalValue& out, const OpInput& positions,
+                        const OpOutput& result) {
+    if (out.update == nullptr || !out.update->needs_undo() || !IsSameMemory(in, out)) {
+      return absl::OkStatus();
+    }
+    std::vector<ByteRegion> regions = RegionsOfUpdate(result, positions);
+    if (regions.empty()) return absl::OkStatus();
+    SHARDMESH_ASSIGN_OR_RETURN(Buffer copy,
+                               PooledBuffer(TotalBytes(regions), "the old rows of an update"));
+    out.update->undo_log().Keep(result.bytes, std::move(regions), std::move(copy));
+    return absl::OkStatus();
   }
 
   absl::Status Execute(size_t /*op*/, const Instruction& instruction, const LocalSlice& slice) {
@@ -754,6 +950,25 @@ class RankStep {
     return absl::OkStatus();
   }
 
+  // Passes on the new elements of state that were not made in its memory.
+  absl::Status StageUpdates() {
+    SHARDMESH_FAILPOINT("step.stage_updates");
+    for (size_t i = 0; i < plan_.updates.size(); ++i) {
+      const LocalValue& value = values_[plan_.updates[i].value];
+      if (value.update == updates_[i].get() || value.size_bytes() == 0) continue;
+      std::shared_ptr<Buffer> memory = value.replacement;
+      if (memory == nullptr) {  // the value is an output, too
+        SHARDMESH_ASSIGN_OR_RETURN(Buffer copy, PooledBuffer(value.size_bytes(), kUpdateMemory));
+        std::memcpy(copy.data(), value.content.bytes.data(), value.content.bytes.size());
+        memory = std::make_shared<Buffer>(std::move(copy));
+      }
+      updates_[i]->Replace(std::move(memory));
+    }
+    return absl::OkStatus();
+  }
+
+  static constexpr std::string_view kUpdateMemory = "the new elements of an updated array";
+
   const StepRunContext& context_;
   const StepExecutor::Options& options_;
   const RankPlan& part_;
@@ -766,16 +981,22 @@ class RankStep {
   FlightRecorder::Ticket ticket_ = 0;  // of the running instruction
   const RankInstruction* constants_ = nullptr;  // of the running instruction
   std::shared_ptr<StepBlock> block_;            // while temporaries use it; may be null
+  TileUpdates updates_;                         // by index of the plan's update
   std::vector<LocalValue> values_;
   std::vector<std::unique_ptr<StagedTile>> staged_;  // by index of the output; null until staged
+  OpContext op_context_;
+  std::vector<OpInput> op_inputs_;  // of the running tensor op; kept for its memory
 };
 
 }  // namespace
 
-absl::Status RunStep(const StepRunContext& context, StepResult* result) {
+absl::Status RunStep(const StepRunContext& context, StepResult* result, TileUpdates* updates) {
   SHARDMESH_ASSIGN_OR_RETURN(const std::shared_ptr<const RankPlan> part,
                              context.plan->PartOf(context.link->rank()));
-  return RankStep(context, *part, result).Run();
+  RankStep step(context, *part, result);
+  SHARDMESH_RETURN_IF_ERROR(step.Run());
+  *updates = step.TakeUpdates();
+  return absl::OkStatus();
 }
 
 }  // namespace shardmesh::worker

@@ -14,6 +14,7 @@
 #include "worker/step/kernel_turns.h"
 #include "worker/step/plan_cache.h"
 #include "worker/step/step_executor.h"
+#include "worker/step/tile_update.h"
 #include "worker/step/weight_cache.h"
 
 namespace shardmesh::worker {
@@ -34,11 +35,16 @@ struct StepRunContext {
 // is no room for the block, each of these values gets memory of its own, while it is in use. The
 // outputs are allocated one by one, each in the store.
 //
+// An operand that the plan updates is held for the step (TileUpdate) from the begin of the run. The
+// run writes rows into its memory where the plan allows this (RankValue::over_state), and otherwise
+// makes its new elements in memory of their own. `updates` gets the updates, to be committed with
+// the outputs. After an error it is unchanged, and the operands are as before.
+//
 // Sets the outputs, times and sent bytes of `result`. If a peer's data does not come in time, sets
 // the identity of that peer in `result`, as the peer at fault. An error names the op. After an
 // error, the caller aborts the step and drops its outputs from the store. Records each instruction
 // in the flight recorder of the options.
-absl::Status RunStep(const StepRunContext& context, StepResult* result);
+absl::Status RunStep(const StepRunContext& context, StepResult* result, TileUpdates* updates);
 
 }  // namespace shardmesh::worker
 

@@ -91,7 +91,7 @@ void Scrubber::RunPass() {
 }
 
 void Scrubber::Check(const std::string& array_id, const Tile& tile) {
-  absl::StatusOr<StoredTilePtr> stored = options_.store->Find(array_id, tile);
+  absl::StatusOr<StoredTilePtr> stored = options_.store->FindHeld(array_id, tile);
   if (!stored.ok()) return;  // it was dropped since the page was listed
   const TileDescription description = (*stored)->description();
   const uint32_t crc32c = (*stored)->crc32c();
@@ -111,7 +111,7 @@ void Scrubber::Check(const std::string& array_id, const Tile& tile) {
                     StrCat("damaged in memory: ", ToStd(memory.status.message()), about_file),
                     is_durable && file.status.ok());
   }
-  stored = options_.store->Find(array_id, tile);
+  stored = options_.store->FindHeld(array_id, tile);
   if (!stored.ok()) return;  // a tile that was dropped has no file any more, and needs none
   const absl::Status written = options_.store->RewriteFile(*stored);
   if (absl::IsNotFound(written)) return;
@@ -136,23 +136,23 @@ void Scrubber::Check(const std::string& array_id, const Tile& tile) {
 
 Scrubber::Found Scrubber::CheckMemory(const std::string& array_id, const Tile& tile) {
   uint32_t crc32c = SHARDMESH_FAILS("scrub.memory") ? 1 : 0;
-  for (size_t at = 0;; at += static_cast<size_t>(kPieceBytes)) {
+  std::vector<char> scratch;
+  for (int64_t at = 0;; at += kPieceBytes) {
     int64_t piece_bytes = 0;
     {
-      const absl::StatusOr<StoredTilePtr> stored = options_.store->Find(array_id, tile);
+      const absl::StatusOr<StoredTilePtr> stored = options_.store->FindHeld(array_id, tile);
       if (!stored.ok()) return {.is_gone = true, .status = {}};
       // Its bytes are those of its file, which CheckFile reads. If the disk did not deliver them, a
       // read of the mapping would end the process.
       if ((*stored)->is_unloaded()) return {};
-      const absl::Span<const char> bytes = (*stored)->bytes();
-      if (at >= bytes.size()) {
+      if (at >= (*stored)->size_bytes()) {
         const uint32_t need = (*stored)->crc32c();
         if (crc32c == need) return {};
         return {.is_gone = false,
                 .status = absl::DataLossError(
                     absl::StrFormat("its bytes have CRC-32C %08x, and had %08x", crc32c, need))};
       }
-      const absl::Span<const char> piece = bytes.subspan(at, static_cast<size_t>(kPieceBytes));
+      const absl::Span<const char> piece = (*stored)->Piece(at, kPieceBytes, &scratch);
       crc32c = ExtendCrc32c(crc32c, piece);
       piece_bytes = static_cast<int64_t>(piece.size());
     }

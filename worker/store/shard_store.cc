@@ -278,6 +278,16 @@ absl::Status BeingRestored(const std::string& array_id) {
       StrCat("array ", array_id, " is being restored at this moment; look again when that ended"));
 }
 
+// Returns the CRC-32C of the bytes that the tile has now.
+uint32_t ContentCrc32c(const StoredTile& tile) {
+  uint32_t crc32c = 0;
+  std::vector<char> scratch;
+  for (int64_t at = 0; at < tile.size_bytes(); at += kVerifyPieceBytes) {
+    crc32c = ExtendCrc32c(crc32c, tile.Piece(at, kVerifyPieceBytes, &scratch));
+  }
+  return crc32c;
+}
+
 absl::Status ChecksumMismatch(const std::string& what, uint32_t found, uint32_t expected) {
   return WithReason(
       absl::DataLossError(absl::StrFormat(
@@ -291,29 +301,68 @@ absl::Status ChecksumMismatch(const std::string& what, uint32_t found, uint32_t 
 
 StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, uint32_t crc32c,
                        bool durable)
-    : description_(std::move(description)),
+    : description_(std::make_shared<const TileDescription>(std::move(description))),
       buffer_(std::move(buffer)),
+      form_(nullptr),
+      size_bytes_(static_cast<int64_t>(buffer_->size())),
       crc32c_(crc32c),
       durable_(durable) {}
 
 StoredTile::StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer,
                        int64_t state_step)
-    : description_(std::move(description)),
+    : description_(std::make_shared<const TileDescription>(std::move(description))),
       buffer_(std::move(buffer)),
+      form_(nullptr),
+      size_bytes_(static_cast<int64_t>(buffer_->size())),
       crc32c_(0),
       durable_(false),
       state_step_(state_step) {}
 
 StoredTile::StoredTile(MappedTileFile file)
-    : description_(file.header().description),
+    : description_(std::make_shared<const TileDescription>(file.header().description)),
       buffer_(nullptr),
+      form_(nullptr),
+      size_bytes_(static_cast<int64_t>(file.bytes().size())),
       crc32c_(file.header().crc32c),
       durable_(true),
       file_(std::move(file)) {}
 
+StoredTile::StoredTile(const StoredTilePtr& plain, std::shared_ptr<const TileForm> form)
+    : description_(plain->description_),
+      buffer_(nullptr),
+      form_(std::move(form)),
+      size_bytes_(plain->size_bytes_),
+      crc32c_(plain->crc32c_),
+      durable_(plain->durable_),
+      unpacked_(plain) {}
+
+StoredTile::StoredTile(const StoredTile& held, std::shared_ptr<Buffer> buffer)
+    : description_(held.description_),
+      buffer_(std::move(buffer)),
+      form_(nullptr),
+      size_bytes_(held.size_bytes_),
+      crc32c_(held.crc32c_),
+      durable_(held.durable_) {}
+
 TensorView StoredTile::view() const {
   // Create cannot fail, because the buffer was made for the description.
-  return *TensorView::Create(description_.dtype, description_.tile.shape(), bytes());
+  return *TensorView::Create(description_->dtype, description_->tile.shape(), bytes());
+}
+
+absl::Span<const char> StoredTile::Piece(int64_t offset_bytes, int64_t size_bytes,
+                                         std::vector<char>* scratch) const {
+  const auto size = static_cast<size_t>(std::min(size_bytes, size_bytes_ - offset_bytes));
+  if (form_ == nullptr) return bytes().subspan(static_cast<size_t>(offset_bytes), size);
+  scratch->resize(size);
+  form_->Read(offset_bytes, absl::MakeSpan(*scratch));
+  return *scratch;
+}
+
+void StoredTile::AddMemory(std::vector<std::weak_ptr<const void>>* memory) const {
+  if (form_ == nullptr) return memory->push_back(buffer_);
+  memory->push_back(form_);
+  absl::MutexLock lock(&unpacked_mutex_);
+  memory->push_back(unpacked_);
 }
 
 StagedTile::StagedTile(ShardStore* store, TileDescription description,
@@ -713,7 +762,7 @@ absl::Status ShardStore::RecoverTile(const std::string& path, TileState state) {
         Reason::kBadFile, {{fact::kFile, path}});
   }
   const Tile tile = description.tile;
-  const auto size_bytes = static_cast<int64_t>(stored->bytes().size());
+  const int64_t size_bytes = stored->size_bytes();
   array.tiles[tile] = {state, std::move(stored)};
   ++(state == TileState::kCommitted ? recovery_report_.committed_tiles
                                     : recovery_report_.staged_tiles);
@@ -1146,7 +1195,7 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   }
   entry.tiles.push_back({.description = stored->description(),
                          .crc32c = stored->crc32c(),
-                         .size_bytes = static_cast<int64_t>(stored->bytes().size()),
+                         .size_bytes = stored->size_bytes(),
                          .stored = nullptr});
   QuarantinedTile& tile = entry.tiles.back();
   if (entry.on_disk) {
@@ -1154,7 +1203,8 @@ bool ShardStore::PutAside(const Unknown& unknown, absl::Time now,
   } else if (!unknown.is_damaged) {
     tile.stored = stored;
     entry.tiles_bytes += tile.size_bytes;
-    entry.memory_bytes += PoolBytes(tile.size_bytes);
+    entry.memory_bytes +=
+        stored->form() == nullptr ? PoolBytes(tile.size_bytes) : stored->form()->memory_bytes();
   }
   CountIn(entry);
   if (stored->durable()) {
@@ -1333,8 +1383,8 @@ absl::Status ShardStore::MakeRoom(const StoredTile& tile, absl::FunctionRef<absl
     // Files that were dropped earlier may have left the disk only now.
     AwaitRemovals();
     if (removals_done_.load() != removals) continue;
-    const int64_t need_bytes = DiskBytes({tile.description(), cluster_id(), tile.crc32c()},
-                                         static_cast<int64_t>(tile.bytes().size()));
+    const int64_t need_bytes =
+        DiskBytes({tile.description(), cluster_id(), tile.crc32c()}, tile.size_bytes());
     if (DropQuarantinedFiles(need_bytes) || FreeDisk(need_bytes)) continue;
     // Another tile that needs room may have dropped the last files.
     AwaitRemovals();
@@ -1481,7 +1531,7 @@ absl::StatusOr<QuarantinedArray> ShardStore::Restore(const QuarantinedArray& arr
   for (const QuarantinedTile& tile : array.tiles) {
     if (tile.stored != nullptr) {
       // Its memory may be the reason why it is in quarantine.
-      if (const uint32_t found = Crc32c(tile.stored->bytes()); found != tile.stored->crc32c()) {
+      if (const uint32_t found = ContentCrc32c(*tile.stored); found != tile.stored->crc32c()) {
         return ChecksumMismatch(TileName(tile.description), found, tile.stored->crc32c());
       }
       stored.push_back(tile.stored);
@@ -1742,12 +1792,82 @@ void ShardStore::RunFiles() {
   }
 }
 
+absl::Status ShardStore::HoldAs(std::string_view array_id, const Tile& tile,
+                                std::shared_ptr<const TileForm> form) {
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr plain,
+                             FindIn(array_id, tile, /*staged_too=*/false));
+  if (plain->form() != nullptr || plain->is_unloaded() || plain->is_state()) {
+    return absl::FailedPreconditionError(StrCat(
+        TileName(plain->description()), plain->is_unloaded() ? " is not in memory"
+                                        : plain->is_state()  ? " is state, which changes"
+                                                             : " is held in another form already"));
+  }
+  const auto held = std::make_shared<const StoredTile>(plain, std::move(form));
+  if (const uint32_t found = ContentCrc32c(*held); found != plain->crc32c()) {
+    return WithReason(
+        absl::DataLossError(absl::StrFormat(
+            "%s in another form gives bytes with CRC-32C %08x instead of %08x; the store keeps the "
+            "bytes that it has",
+            TileName(plain->description()), found, plain->crc32c())),
+        Reason::kChecksumMismatch,
+        {{fact::kHave, absl::StrFormat("%08x", found)},
+         {fact::kNeed, absl::StrFormat("%08x", plain->crc32c())}});
+  }
+  absl::MutexLock lock(&mutex_);
+  if (const TileEntry* const entry = EntryOf(array_id, tile);
+      entry != nullptr && entry->update != 0) {
+    return absl::FailedPreconditionError(
+        StrCat(TileName(plain->description()), " is being updated"));
+  }
+  return Exchange(plain, held);
+}
+
+absl::StatusOr<StoredTilePtr> ShardStore::HoldPlain(std::string_view array_id, const Tile& tile) {
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr held, FindIn(array_id, tile, /*staged_too=*/true));
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr plain, Unpacked(held));
+  if (plain == held) return plain;
+  absl::MutexLock lock(&mutex_);
+  Exchange(held, plain).IgnoreError();  // it may have left the store
+  return plain;
+}
+
+absl::StatusOr<StoredTilePtr> ShardStore::Unpacked(const StoredTilePtr& held) const {
+  if (held->form() == nullptr) return held;
+  absl::MutexLock lock(&held->unpacked_mutex_);
+  StoredTilePtr unpacked = held->unpacked_.lock();
+  if (unpacked != nullptr) return unpacked;
+  SHARDMESH_ASSIGN_OR_RETURN(
+      Buffer memory,
+      pool_->Allocate(held->size_bytes(), StrCat(TileName(held->description()), ", unpacked")));
+  held->form()->Read(0, memory.mutable_bytes());
+  unpacked = std::make_shared<const StoredTile>(*held, std::make_shared<Buffer>(std::move(memory)));
+  held->unpacked_ = unpacked;
+  return unpacked;
+}
+
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::AllUnpacked(
+    absl::StatusOr<std::vector<StoredTilePtr>> held) const {
+  if (!held.ok()) return held;
+  for (StoredTilePtr& tile : *held) {
+    SHARDMESH_ASSIGN_OR_RETURN(tile, Unpacked(tile));
+  }
+  return held;
+}
+
 absl::StatusOr<StoredTilePtr> ShardStore::Find(std::string_view array_id, const Tile& tile) const {
-  return FindIn(array_id, tile, /*staged_too=*/false);
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr held,
+                             FindIn(array_id, tile, /*staged_too=*/false));
+  return Unpacked(held);
 }
 
 absl::StatusOr<StoredTilePtr> ShardStore::FindStaged(std::string_view array_id,
                                                      const Tile& tile) const {
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr held, FindHeld(array_id, tile));
+  return Unpacked(held);
+}
+
+absl::StatusOr<StoredTilePtr> ShardStore::FindHeld(std::string_view array_id,
+                                                   const Tile& tile) const {
   return FindIn(array_id, tile, /*staged_too=*/true);
 }
 
@@ -1772,16 +1892,16 @@ absl::StatusOr<StoredTilePtr> ShardStore::FindIn(std::string_view array_id, cons
 }
 
 absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAll(std::string_view array_id) const {
-  return FindAllIn(array_id, /*staged_too=*/false);
+  return AllUnpacked(FindAllHeld(array_id, /*staged_too=*/false));
 }
 
 absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllStaged(
     std::string_view array_id) const {
-  return FindAllIn(array_id, /*staged_too=*/true);
+  return AllUnpacked(FindAllHeld(array_id, /*staged_too=*/true));
 }
 
-absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllIn(std::string_view array_id,
-                                                                 bool staged_too) const {
+absl::StatusOr<std::vector<StoredTilePtr>> ShardStore::FindAllHeld(std::string_view array_id,
+                                                                   bool staged_too) const {
   std::vector<StoredTilePtr> stored;
   {
     absl::MutexLock lock(&mutex_);
@@ -1841,8 +1961,8 @@ absl::Status ShardStore::CheckCommitted(const StoredTilePtr& tile) const {
   const TileDescription& description = tile->description();
   if (const auto array = arrays_.find(description.array_id); array != arrays_.end()) {
     const auto found = array->second.tiles.find(description.tile);
-    if (found != array->second.tiles.end() && found->second.stored == tile &&
-        found->second.state == TileState::kCommitted) {
+    if (found != array->second.tiles.end() && found->second.state == TileState::kCommitted &&
+        found->second.stored->description_ == tile->description_) {
       return absl::OkStatus();
     }
   }
@@ -1857,6 +1977,7 @@ absl::Status ShardStore::RewriteFile(const StoredTilePtr& tile) {
     absl::MutexLock lock(&mutex_);
     SHARDMESH_RETURN_IF_ERROR(CheckCommitted(tile));
   }
+  SHARDMESH_ASSIGN_OR_RETURN(const StoredTilePtr unpacked, Unpacked(tile));
   // Other changes of files go on while the file is written. The next start removes it if this
   // process ends first.
   const std::string written = Path(Path(data_dir_, kTrashFolder),
@@ -1868,7 +1989,8 @@ absl::Status ShardStore::RewriteFile(const StoredTilePtr& tile) {
   absl::Status made = MakeRoom(
       *tile,
       [&] {
-        return WriteTileFile(written, {description, cluster_id(), tile->crc32c()}, tile->bytes());
+        return WriteTileFile(written, {description, cluster_id(), tile->crc32c()},
+                             unpacked->bytes());
       },
       [&] { return check_committed().ok(); });
   StoredTilePtr new_tile;  // replaces an unloaded tile, whose mapping is that of the old file
@@ -1946,7 +2068,7 @@ absl::StatusOr<int64_t> ShardStore::Unload(absl::Span<const std::string> array_i
   SHARDMESH_FAILPOINT("tiles.unload");
   const int64_t used_before_bytes = used_bytes();
   int64_t freed_bytes = 0;
-  std::vector<std::weak_ptr<Buffer>> in_use;
+  std::vector<std::weak_ptr<const void>> in_use;
   for (const std::string& array_id : array_ids) {
     SHARDMESH_ASSIGN_OR_RETURN(const int64_t bytes,
                                UnloadArray(array_id, successor_id, keep_going, &in_use));
@@ -1961,7 +2083,7 @@ absl::StatusOr<int64_t> ShardStore::Unload(absl::Span<const std::string> array_i
       }
     }
     return std::all_of(in_use.begin(), in_use.end(),
-                       [](const std::weak_ptr<Buffer>& memory) { return memory.expired(); });
+                       [](const std::weak_ptr<const void>& memory) { return memory.expired(); });
   };
   const SteadyDeadline deadline = SteadyDeadline::After(wait_limit);
   while (!is_free() && !deadline.is_over()) {
@@ -1980,7 +2102,7 @@ absl::StatusOr<int64_t> ShardStore::Unload(absl::Span<const std::string> array_i
 absl::StatusOr<int64_t> ShardStore::UnloadArray(const std::string& array_id,
                                                 const std::string& successor_id,
                                                 const std::function<absl::Status()>& keep_going,
-                                                std::vector<std::weak_ptr<Buffer>>* in_use) {
+                                                std::vector<std::weak_ptr<const void>>* in_use) {
   std::vector<StoredTilePtr> tiles;
   {
     absl::MutexLock lock(&mutex_);
@@ -2024,8 +2146,9 @@ absl::StatusOr<int64_t> ShardStore::UnloadArray(const std::string& array_id,
                         Reason::kBadFile, {{fact::kFile, path}});
     }
     auto from_file = std::make_shared<const StoredTile>(*std::move(file));
-    in_use->push_back(tile->buffer_);
-    const int64_t tile_bytes = PoolBytes(static_cast<int64_t>(tile->bytes().size()));
+    tile->AddMemory(in_use);
+    const int64_t tile_bytes =
+        tile->form() == nullptr ? PoolBytes(tile->size_bytes()) : tile->form()->memory_bytes();
     {
       absl::MutexLock lock(&mutex_);
       // A tile that was dropped meanwhile needs no memory either.
@@ -2059,7 +2182,7 @@ int64_t ShardStore::unloaded_bytes() const {
     if (array == arrays_.end()) continue;
     for (const auto& [tile, entry] : array->second.tiles) {
       if (entry.stored == nullptr || !entry.stored->is_unloaded()) continue;
-      bytes += static_cast<int64_t>(entry.stored->bytes().size());
+      bytes += entry.stored->size_bytes();
     }
   }
   return bytes;
@@ -2121,8 +2244,7 @@ void ShardStore::Reload(const std::string& array_id) {
   for (const StoredTilePtr& tile : tiles) {
     const TileDescription& description = tile->description();
     // The old array can be read without memory, so that no quarantined tile is dropped for it.
-    absl::StatusOr<Buffer> memory =
-        pool_->TryAllocate(static_cast<int64_t>(tile->bytes().size()), TileName(description));
+    absl::StatusOr<Buffer> memory = pool_->TryAllocate(tile->size_bytes(), TileName(description));
     absl::Status status = memory.status();
     if (status.ok()) {
       SHARDMESH_PASSES("tiles.reload");

@@ -30,6 +30,7 @@
 #include "tensor/buffer.h"
 #include "tensor/view.h"
 #include "worker/store/tile_file.h"
+#include "worker/store/tile_form.h"
 
 namespace shardmesh::worker {
 
@@ -44,11 +45,24 @@ class StoredTile {
   StoredTile(TileDescription description, std::shared_ptr<Buffer> buffer, int64_t state_step);
   // A durable tile whose bytes stay in its file: see ShardStore::Unload.
   explicit StoredTile(MappedTileFile file);
+  // The tile of `plain` in another form: see ShardStore::HoldAs.
+  StoredTile(const std::shared_ptr<const StoredTile>& plain, std::shared_ptr<const TileForm> form);
+  // The tile of `held` with its bytes in `buffer`.
+  StoredTile(const StoredTile& held, std::shared_ptr<Buffer> buffer);
 
-  const TileDescription& description() const { return description_; }
+  const TileDescription& description() const { return *description_; }
+  int64_t size_bytes() const { return size_bytes_; }
+  // Returns the form in which the store holds the tile instead of its bytes; null if it holds the
+  // bytes. Null for tiles of Find, FindStaged, FindAll and FindAllStaged.
+  const std::shared_ptr<const TileForm>& form() const { return form_; }
+  // Requires that form() is null; so does view().
   absl::Span<const char> bytes() const {
     return file_.has_value() ? file_->bytes() : buffer_->bytes();
   }
+  // Returns `size_bytes` bytes from `offset_bytes` on, or as many as there are. If form() is not
+  // null, copies them to `scratch`; requires then that both are multiples of 64.
+  absl::Span<const char> Piece(int64_t offset_bytes, int64_t size_bytes,
+                               std::vector<char>* scratch) const;
   // Returns whether the bytes take no memory of the pool, because readers read the tile's file.
   bool is_unloaded() const { return file_.has_value(); }
   // Returns the elements, in the tile's shape.
@@ -68,15 +82,25 @@ class StoredTile {
 
   int64_t Crc32cOfState() const;
 
-  const TileDescription description_;
+  // Adds what holds the tile's memory in the pool.
+  void AddMemory(std::vector<std::weak_ptr<const void>>* memory) const;
+
+  // Shared by the objects for one tile whose bytes are in memory, in whatever form.
+  const std::shared_ptr<const TileDescription> description_;
   // A sender of the bytes may hold the buffer longer than this object exists. Null if the tile is
-  // unloaded.
+  // unloaded, or if it is in another form.
   const std::shared_ptr<Buffer> buffer_;
+  const std::shared_ptr<const TileForm> form_;
+  const int64_t size_bytes_;
   const uint32_t crc32c_;
   const bool durable_;
   const int64_t state_step_ = 0;
   mutable std::atomic<int64_t> state_crc32c_ = -1;  // -1: not computed yet; only used for state
   const std::optional<MappedTileFile> file_;        // set if the tile is unloaded
+  // If form_ is not null, the same tile with its bytes, while somebody reads them. The lock is held
+  // while they are unpacked, and never under that of the store.
+  mutable absl::Mutex unpacked_mutex_;
+  mutable std::weak_ptr<const StoredTile> unpacked_ ABSL_GUARDED_BY(unpacked_mutex_);
 };
 
 using StoredTilePtr = std::shared_ptr<const StoredTile>;
@@ -281,7 +305,8 @@ struct RecoveryReport {
 // coordinator's registry, the coordinator orders the commit again. If a tile's array was released,
 // the coordinator orders the drop again.
 //
-// Thread-safe. Reading takes a short lock and copies nothing.
+// Thread-safe. Reading takes a short lock and copies nothing, unless the store holds the tile in
+// another form.
 class ShardStore {
  public:
   struct Options {
@@ -432,8 +457,9 @@ class ShardStore {
   void AwaitReloads();
 
   // Takes a committed tile that is only in memory out of the store, so that the caller can reuse
-  // its memory. Returns null and changes nothing in four cases: the tile is missing, it is on disk,
-  // anyone but the store holds the tile or its bytes, or its memory may only be read.
+  // its memory. Returns null and changes nothing in five cases: the tile is missing, it is on disk,
+  // it is in another form, anyone but the store holds the tile or its bytes, or its memory may only
+  // be read.
   std::shared_ptr<Buffer> TakeMemory(std::string_view array_id, const Tile& tile);
 
   // Begins an update of a committed tile by a step (state_tile.h). An update is exclusive if nobody
@@ -452,6 +478,23 @@ class ShardStore {
 
   // Find, FindAll, FindAllStaged and FindStaged wait up to kFindWait for the end of an exclusive
   // update. UNAVAILABLE (OVERLOADED) if it goes on, with a retry delay.
+  // Holds a committed tile in another form from now on, instead of its bytes. Reads the form once
+  // to verify it. Readers keep the bytes that they hold, and share them with those who ask for the
+  // bytes meanwhile. The tile's file stays as it is.
+  //
+  // NOT_FOUND: the tile is missing or not committed. FAILED_PRECONDITION: it is unloaded, state, or
+  // in another form already. DATA_LOSS (CHECKSUM_MISMATCH): the bytes that the form gives are not
+  // the tile's. After an error nothing has changed.
+  absl::Status HoldAs(std::string_view array_id, const Tile& tile,
+                      std::shared_ptr<const TileForm> form);
+  // Like FindStaged. If the store holds the tile in another form, it holds the bytes instead from
+  // now on.
+  absl::StatusOr<StoredTilePtr> HoldPlain(std::string_view array_id, const Tile& tile);
+
+  // The following four functions return tiles with their bytes. If the store holds a tile in
+  // another form, they unpack it into memory of the pool, which all readers of the tile share, and
+  // which is free when the last of them is done. RESOURCE_EXHAUSTED (MEMORY_LIMIT) if there is no
+  // memory for it.
   //
   // Returns the committed tile. NOT_FOUND if the store does not have it or has not committed it.
   absl::StatusOr<StoredTilePtr> Find(std::string_view array_id, const Tile& tile) const;
@@ -464,8 +507,14 @@ class ShardStore {
   // Like Find, but also returns a staged tile. For the callers of FindAllStaged, and for steps.
   absl::StatusOr<StoredTilePtr> FindStaged(std::string_view array_id, const Tile& tile) const;
 
+  // Like FindStaged, and like FindAllStaged or FindAll, but they return tiles as the store holds
+  // them: see StoredTile::form. They take no memory.
+  absl::StatusOr<StoredTilePtr> FindHeld(std::string_view array_id, const Tile& tile) const;
+  absl::StatusOr<std::vector<StoredTilePtr>> FindAllHeld(std::string_view array_id,
+                                                         bool staged_too) const;
+
   struct HeldTile {
-    StoredTilePtr tile;
+    StoredTilePtr tile;                    // as the store holds it: see StoredTile::form
     TileState state = TileState::kStaged;  // kStaged or kCommitted
   };
   struct InventoryPage {
@@ -578,17 +627,21 @@ class ShardStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The parts of BeginUpdate and of the end of an update. ReserveUpdate returns the update's
   // number, and makes finds wait. MakeVolatile makes the tile one that is only in memory.
+  // HoldPlainForUpdate gives it its bytes if it is in another form.
   // RemoveTileFile removes its file and waits for the disk. EndUpdate sets the content, unless
   // `updated` is null; false: EntryOfUpdate is null.
   absl::StatusOr<int64_t> ReserveUpdate(std::string_view array_id, const Tile& tile);
   absl::Status RemoveTileFile(const TileDescription& description);
+  absl::Status HoldPlainForUpdate(const TileDescription& description, int64_t update);
   absl::Status MakeVolatile(const TileDescription& description, int64_t update);
   bool EndUpdate(const TileDescription& description, int64_t update, StoredTilePtr updated);
 
   absl::StatusOr<StoredTilePtr> FindIn(std::string_view array_id, const Tile& tile,
                                        bool staged_too) const;
-  absl::StatusOr<std::vector<StoredTilePtr>> FindAllIn(std::string_view array_id,
-                                                       bool staged_too) const;
+  // Returns the tile with its bytes.
+  absl::StatusOr<StoredTilePtr> Unpacked(const StoredTilePtr& held) const;
+  absl::StatusOr<std::vector<StoredTilePtr>> AllUnpacked(
+      absl::StatusOr<std::vector<StoredTilePtr>> held) const;
 
   // Called by StagedTile. CheckReceiving returns ABORTED unless the tile is Receiving. Publish
   // makes a Receiving tile Staged. Forget removes a tile that is not finished.
@@ -597,7 +650,7 @@ class ShardStore {
   void Forget(const TileDescription& description);
   absl::Status WriteStagedFile(const StoredTile& tile);
   void RemoveStagedFile(const TileDescription& description);
-  // NOT_FOUND unless the store has exactly this tile as a committed one.
+  // NOT_FOUND unless the store has exactly this tile as a committed one, in whatever form.
   absl::Status CheckCommitted(const StoredTilePtr& tile) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes the file at `from` that of a committed tile. Runs on the thread of files_.
@@ -641,7 +694,7 @@ class ShardStore {
   // Unloads one of the arrays of Unload, and adds its tiles' memory to `in_use`.
   absl::StatusOr<int64_t> UnloadArray(const std::string& array_id, const std::string& successor_id,
                                       const std::function<absl::Status()>& keep_going,
-                                      std::vector<std::weak_ptr<Buffer>>* in_use);
+                                      std::vector<std::weak_ptr<const void>>* in_use);
   // Forgets that an array is unloaded, and removes its file in the folder `unloaded`.
   void ForgetUnloaded(const std::string& array_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Removes the files in the folder `unloaded` of those of these arrays that the store no longer

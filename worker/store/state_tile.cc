@@ -61,8 +61,9 @@ absl::Span<char> StateTile::mutable_bytes() {
   return buffer_ == nullptr ? absl::Span<char>() : absl::MakeSpan(buffer_->data(), buffer_->size());
 }
 
-absl::Status StateTile::Commit() {
+absl::Status StateTile::Commit(std::shared_ptr<Buffer> memory) {
   SHARDMESH_PASSES("tiles.commit_update");
+  if (memory != nullptr) buffer_ = std::move(memory);
   auto updated = std::make_shared<const StoredTile>(old_description_, std::move(buffer_), step_);
   buffer_ = nullptr;
   // Released after the entry has the new tile, so that the new one alone holds the bytes.
@@ -199,6 +200,23 @@ absl::Status ShardStore::RemoveTileFile(const TileDescription& description) {
   return removed;
 }
 
+absl::Status ShardStore::HoldPlainForUpdate(const TileDescription& description, int64_t update) {
+  StoredTilePtr held;
+  {
+    absl::MutexLock lock(&mutex_);
+    const TileEntry* const entry = EntryOfUpdate(description, update);
+    if (entry == nullptr) return DroppedMeanwhile(description.array_id, description.tile);
+    if (entry->stored->form() == nullptr) return absl::OkStatus();
+    held = entry->stored;
+  }
+  SHARDMESH_ASSIGN_OR_RETURN(StoredTilePtr plain, Unpacked(held));
+  absl::MutexLock lock(&mutex_);
+  TileEntry* const entry = EntryOfUpdate(description, update);
+  if (entry == nullptr) return DroppedMeanwhile(description.array_id, description.tile);
+  entry->stored = std::move(plain);
+  return absl::OkStatus();
+}
+
 absl::Status ShardStore::MakeVolatile(const TileDescription& description, int64_t update) {
   StoredTilePtr old;
   {
@@ -247,6 +265,7 @@ absl::StatusOr<std::unique_ptr<StateTile>> ShardStore::BeginUpdate(std::string_v
     is_durable = entry->stored->durable();
   }
   absl::Cleanup give_up = [&] { EndUpdate(description, update, nullptr); };
+  SHARDMESH_RETURN_IF_ERROR(HoldPlainForUpdate(description, update));
   if (is_durable) SHARDMESH_RETURN_IF_ERROR(MakeVolatile(description, update));
   StoredTilePtr old;
   {

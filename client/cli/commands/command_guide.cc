@@ -13,7 +13,7 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& CommandSect
            {"plan", "resolve", "explain", "match", "compare", "tiles", "rules", "profile", "mesh",
             "shardings"}},
           {"Arrays", {"load", "put", "save", "reshard", "ls", "describe", "get", "rm", "array"}},
-          {"Compute", {"linear", "matmul", "collective", "embed", "generate"}},
+          {"Compute", {"linear", "matmul", "collective", "run", "embed", "generate"}},
           {"Cluster", {"status", "links", "doctor", "health", "ops", "admin", "version"}},
           {"Catalog", {"catalog"}},
           {"Local cluster", {"up", "down"}},
@@ -76,6 +76,8 @@ const std::vector<CommandExample>& CommandExamples() {
       {"shardmesh matmul x.npy w --transpose-b --out y.npy"},
       {"shardmesh matmul x.npy w --transpose-b --plan-only --candidates 5"},
       {"shardmesh collective all-reduce partial --axes tp --as sum"},
+      {"shardmesh run layer.txtpb --operand x=x.npy --operand w=weights --out y=y.npy"},
+      {"shardmesh run layer.txtpb --operand x=x.npy --prefix model/ --plan-only"},
       {"shardmesh embed --model minilm --tokens 101,7592,2088,102 --out embedding.npy"},
       {"shardmesh generate --model llama --tokens 1,5,77 --tokens 1,9 --max-new 16"},
       {"shardmesh status"},
@@ -155,6 +157,7 @@ void AddAllCommands(CommandLine* line) {
   AddArrayCommands(line);
   AddReshardCommands(line);
   AddComputeCommands(line);
+  AddRunCommands(line);
   AddModelCommands(line);
   AddCatalogCommands(line);
   AddRulesCommands(line);

@@ -25,6 +25,7 @@ void AddOperationCommands(CommandLine* line);   // ops ls, show, watch, cancel
 void AddArrayCommands(CommandLine* line);       // load, put, ls, get, describe, rm; array ...
 void AddReshardCommands(CommandLine* line);     // reshard
 void AddComputeCommands(CommandLine* line);     // linear, matmul, collective
+void AddRunCommands(CommandLine* line);         // run
 void AddModelCommands(CommandLine* line);       // embed, generate
 void AddCatalogCommands(CommandLine* line);     // catalog ls, get, history, put, rm
 void AddRulesCommands(CommandLine* line);       // rules lint, diff, test, rewrite, from-text

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/escaping.h"
 #include "client/cli/command_line.h"
 #include "client/cli/commands/commands.h"
 #include "client/cli/commands/step_report.h"
@@ -37,30 +36,6 @@ struct ResultFlags {
   // With plan_only, the number of compared plans to show; nullopt: only the plan that would run.
   std::optional<int32_t> candidates;
 };
-
-// Returns the operand that `text` names: a .npy file, or an array of the cluster. A small file is
-// sent with the call. A larger file is first put onto the mesh, replicated on every device; the
-// cluster releases that array when the command ends.
-absl::StatusOr<Operand> OperandOf(const Invocation& invocation, MeshClient* client,
-                                  const std::string& text) {
-  if (!text.ends_with(".npy")) {
-    SHARDMESH_ASSIGN_OR_RETURN(ArraySelector array, ParseArrayName(text));
-    return Operand(std::move(array));
-  }
-  SHARDMESH_ASSIGN_OR_RETURN(const NpyFile file, NpyFile::Open(text));
-  const TensorView view = file.View();
-  if (view.size_bytes() <= kMaxLiteralBytes) {
-    return Operand(
-        Literal{view.dtype(), view.shape(), std::string(view.bytes().data(), view.bytes().size())});
-  }
-  PutTensor tensor{.name = {}, .view = view, .spec = PartitionSpec(), .cut_points = {}};
-  ProgressBar bar("putting", invocation.quiet);
-  PutOptions options;
-  options.progress = ShowOn(&bar);
-  SHARDMESH_ASSIGN_OR_RETURN(const PutResult put,
-                             client->arrays().PutTensors({&tensor, 1}, options));
-  return Operand(ArraySelector::ById(put.arrays.front().descriptor.array_id));
-}
 
 Json StepJson(const StepResult& result, const ResultFlags& flags) {
   const Array& array = result.outputs.front().array;
@@ -106,10 +81,8 @@ absl::Status Finish(const Invocation& invocation, MeshClient* client, const Step
   if (flags.name.empty() && flags.path.empty()) {
     std::cout << ", not kept (--out writes it, --as keeps it)";
   }
-  std::cout << "\nStep " << result.sequence << " " << FormatTimings(result.timings) << "\n";
-  if (result.timings.predicted.has_value()) {
-    std::cout << "Predicted: " << FormatPrediction(*result.timings.predicted) << "\n";
-  }
+  std::cout << "\n";
+  PrintTimings(result);
   return absl::OkStatus();
 }
 
@@ -154,158 +127,6 @@ OutputOptions OutputOf(const ResultFlags& flags) {
     output.specs = {flags.spec};
   }
   return output;
-}
-
-Json PlanJson(const CompiledProgram& plan) {
-  const auto time_json = [](const std::optional<absl::Duration>& time) {
-    return time.has_value() ? Json(Seconds(*time)) : Json();
-  };
-  Json instructions = Json::array();
-  for (const PlannedInstruction& planned : plan.instructions) {
-    Json instruction = {{"label", planned.label},
-                        {"collective", Json()},
-                        {"algorithm", Json()},
-                        {"axes", planned.axes}};
-    if (planned.collective.has_value()) {
-      instruction["collective"] = std::string(CollectiveKindName(*planned.collective));
-      instruction["algorithm"] = std::string(CollectiveAlgorithmName(planned.algorithm));
-    }
-    instructions.push_back(std::move(instruction));
-  }
-  Json traffic = Json::array();
-  for (const PlannedTraffic& along : plan.traffic) {
-    traffic.push_back({{"axes", along.axes},
-                       {"collectives", along.collectives},
-                       {"sent_bytes", along.sent_bytes},
-                       {"exchange_s", time_json(along.exchange_time)}});
-  }
-  Json links;
-  if (plan.links.has_value()) {
-    Json busiest = Json::array();
-    for (const PlannedLink& link : plan.links->busiest) {
-      busiest.push_back({{"sender_rank", link.sender_rank},
-                         {"receiver_rank", link.receiver_rank},
-                         {"sent_bytes", link.sent_bytes}});
-    }
-    links = {{"busiest", std::move(busiest)},
-             {"link_count", plan.links->link_count},
-             {"sent_bytes", plan.links->sent_bytes}};
-  }
-  Json json = {{"plan_hash", absl::BytesToHexString(plan.plan_hash)},
-               {"instructions", std::move(instructions)},
-               {"traffic", std::move(traffic)},
-               {"links", std::move(links)},
-               {"peak_bytes", plan.peak_bytes},
-               {"exchange_s", time_json(plan.exchange_time)},
-               {"kernel_s", time_json(plan.kernel_time)}};
-  for (const CandidatePlan& candidate : plan.candidates) {
-    std::vector<std::string> labels;
-    for (const PlannedInstruction& planned : candidate.instructions) {
-      labels.push_back(planned.label);
-    }
-    json["candidates"].push_back({{"roles", candidate.roles},
-                                  {"time_s", Seconds(candidate.time)},
-                                  {"kernel_s", Seconds(candidate.kernel_time)},
-                                  {"exchange_s", Seconds(candidate.exchange_time)},
-                                  {"sent_bytes", candidate.cost.sent_bytes},
-                                  {"flops", candidate.cost.flops},
-                                  {"peak_bytes", candidate.peak_bytes},
-                                  {"instructions", std::move(labels)}});
-  }
-  return json;
-}
-
-// Returns why a candidate takes longer than the fastest one; empty for the fastest.
-std::string SlownessOf(const CandidatePlan& candidate, const CandidatePlan& fastest) {
-  std::vector<std::string> reasons;
-  if (candidate.kernel_time > fastest.kernel_time) {
-    reasons.push_back(StrCat("kernels +", FormatTime(candidate.kernel_time - fastest.kernel_time)));
-  }
-  if (candidate.exchange_time > fastest.exchange_time) {
-    reasons.push_back(
-        StrCat("exchanges +", FormatTime(candidate.exchange_time - fastest.exchange_time)));
-  }
-  return StrJoin(reasons, ", ");
-}
-
-// Prints the plans that the planner compared, and the instructions of each.
-void PrintCandidates(const CompiledProgram& plan) {
-  using Align = Table::Align;
-  Table table({{"axes"},
-               {"time", Align::kRight},
-               {"kernels", Align::kRight},
-               {"exchanges", Align::kRight},
-               {"sends", Align::kRight},
-               {"peak", Align::kRight},
-               {"slower by"}});
-  for (const CandidatePlan& candidate : plan.candidates) {
-    table.AddRow({candidate.roles, FormatTime(candidate.time), FormatTime(candidate.kernel_time),
-                  FormatTime(candidate.exchange_time), FormatBytes(candidate.cost.sent_bytes),
-                  FormatBytes(candidate.peak_bytes),
-                  SlownessOf(candidate, plan.candidates.front())});
-  }
-  table.Print();
-  for (const CandidatePlan& candidate : plan.candidates) {
-    std::cout << "\n" << candidate.roles << "\n";
-    for (const PlannedInstruction& planned : candidate.instructions) {
-      std::cout << "  " << planned.label << "\n";
-    }
-  }
-  if (!plan.exchange_time.has_value() || !plan.kernel_time.has_value()) {
-    std::cout << "\nTimes are of default rates for "
-              << (plan.kernel_time.has_value()     ? "links"
-                  : plan.exchange_time.has_value() ? "kernels"
-                                                   : "kernels and links")
-              << ", which no worker has measured yet\n";
-  }
-}
-
-void PrintPlan(const CompiledProgram& plan) {
-  using Align = Table::Align;
-  Table instructions({{"instruction"}, {"algorithm"}});
-  for (const PlannedInstruction& planned : plan.instructions) {
-    instructions.AddRow(
-        {planned.label, planned.collective.has_value()
-                            ? std::string(CollectiveAlgorithmName(planned.algorithm))
-                            : "-"});
-  }
-  instructions.Print();
-  std::cout << "Values take at most " << FormatBytes(plan.peak_bytes)
-            << " of each device at once\n";
-  if (plan.traffic.empty()) {
-    std::cout << "Devices send nothing to each other\n";
-    return;
-  }
-  std::cout << "\n";
-  Table traffic({{"axes"},
-                 {"collectives", Align::kRight},
-                 {"busiest device sends", Align::kRight},
-                 {"time", Align::kRight}});
-  for (const PlannedTraffic& along : plan.traffic) {
-    traffic.AddRow({StrJoin(along.axes, ","), StrCat(along.collectives),
-                    FormatBytes(along.sent_bytes),
-                    along.exchange_time.has_value() ? FormatTime(*along.exchange_time)
-                                                    : "links are not measured yet"});
-  }
-  traffic.Print();
-  std::cout << "\n";
-  if (!plan.links.has_value()) {
-    std::cout << "Bytes by link are not known: too many pairs of ranks exchange data, or the "
-                 "coordinator is an older build\n";
-    return;
-  }
-  if (plan.links->link_count == 0) {
-    std::cout << "Devices send nothing to each other\n";
-    return;
-  }
-  Table links({{"sender", Align::kRight}, {"receiver", Align::kRight}, {"sent", Align::kRight}});
-  for (const PlannedLink& link : plan.links->busiest) {
-    links.AddRow(
-        {StrCat(link.sender_rank), StrCat(link.receiver_rank), FormatBytes(link.sent_bytes)});
-  }
-  links.Print();
-  std::cout << plan.links->busiest.size() << " of " << FormatCount(plan.links->link_count, "link")
-            << ", which carry " << FormatBytes(plan.links->sent_bytes) << " together\n";
 }
 
 // Shows the plan of one op on the given operands, without running the op.

@@ -1,5 +1,5 @@
 // Builds graphs by calls, and looks at the programs and at the errors.
-#include "program/graph_builder.h"
+#include "program/graph/graph_builder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

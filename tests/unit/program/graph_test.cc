@@ -1,5 +1,5 @@
 // Checks graphs that come from files: references, cycles, types.
-#include "program/graph.h"
+#include "program/graph/graph.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

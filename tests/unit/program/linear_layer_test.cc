@@ -1,5 +1,5 @@
 // Runs lowered linear layers on simulated devices, and compares with the whole tensors.
-#include "program/linear_layer.h"
+#include "program/graph/linear_layer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -379,7 +379,7 @@ TEST(LinearLayerTest, RefusesWhatDoesNotFit) {
   LinearLayerOptions parts = SmallLayer();
   parts.layer.out_features = std::vector<int64_t>{2, 2};
   EXPECT_THAT(refusal(parts, input, Value({8, 4}, Spec({}))), is(Reason::kBadField));
-  parts.layer.out_features = std::vector<int64_t>(600, 1);
+  parts.layer.out_features = std::vector<int64_t>(4096, 1);
   EXPECT_THAT(refusal(parts, input), is(Reason::kLimitExceeded));
 
   LinearLayerOptions narrow = SmallLayer();

@@ -20,53 +20,11 @@
 #include "sharding/device_group.h"
 #include "sharding/tile.h"
 #include "sharding/uneven.h"
+#include "tests/unit/program/dense.h"
+#include "tests/unit/program/dense_ops.h"
 #include "tests/unit/program/plan_examples.h"
 
 namespace shardmesh {
-
-// A dense tensor of doubles; small integers, so that every sum is exact.
-struct Dense {
-  Shape shape;
-  std::vector<double> elements;
-};
-
-inline int64_t Count(const Shape& shape) {
-  int64_t count = 1;
-  for (const int64_t extent : shape) {
-    count *= extent;
-  }
-  return count;
-}
-
-inline Dense Numbered(Shape shape, int seed) {
-  Dense dense{.shape = shape, .elements = {}};
-  for (int64_t i = 0; i < Count(shape); ++i) {
-    dense.elements.push_back(static_cast<double>((i * 7 + seed * 13) % 11 - 5));
-  }
-  return dense;
-}
-
-// Calls `visit` with the index of every element of a tensor of this shape, in row-major order.
-inline void ForEachIndex(const Shape& shape, const std::function<void(const Shape&)>& visit) {
-  Shape index(shape.size(), 0);
-  for (int64_t i = 0; i < Count(shape); ++i) {
-    visit(index);
-    for (size_t dim = shape.size(); dim-- > 0;) {
-      if (++index[dim] < shape[dim]) {
-        break;
-      }
-      index[dim] = 0;
-    }
-  }
-}
-
-inline size_t Offset(const Shape& shape, const Shape& index) {
-  int64_t offset = 0;
-  for (size_t dim = 0; dim < shape.size(); ++dim) {
-    offset = offset * shape[dim] + index[dim];
-  }
-  return static_cast<size_t>(offset);
-}
 
 // The part of `tensor` within `tile`; positions are relative to `origin`.
 inline Dense Cut(const Dense& tensor, const Tile& tile, const Tile& origin) {
@@ -287,6 +245,16 @@ class Simulation {
       }
     }
     return Cut(result, tilings_[output].TileOf(device), in.TileOf(device));
+  }
+
+  Dense Make(const LocalCompute& compute, ValueIndex output, DeviceId device) const {
+    std::vector<Dense> inputs;
+    int64_t first_row = 0;
+    for (const ValueIndex input : InputsOf(compute.op)) inputs.push_back(TileAt(input, device));
+    if (const auto* const embedding = std::get_if<EmbeddingOp>(&compute.op)) {
+      first_row = tilings_[embedding->table].TileOf(device).ranges[0].start;
+    }
+    return ComputeDense(compute.op, inputs, tilings_[output].TileOf(device).shape(), first_row);
   }
 
   const Plan& plan_;

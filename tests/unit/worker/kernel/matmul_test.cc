@@ -220,6 +220,84 @@ TEST(MatmulTest, OnePackingServesEveryNumberOfRows) {
   }
 }
 
+// Any bytes, so also NaNs and padding that is not zero.
+std::vector<char> AnyBytes(int64_t count) {
+  std::vector<char> bytes(static_cast<size_t>(count));
+  uint32_t seed = 7;
+  for (char& byte : bytes) {
+    seed = seed * 1664525u + 1013904223u;
+    byte = static_cast<char>(seed >> 24);
+  }
+  return bytes;
+}
+
+TEST(MatmulTest, PackedWeightsGiveTheBytesOfThePlainOnesBack) {
+  MatmulKernel kernel({.threads = 1});
+  // The slow one packs panels of 64 columns where k is large.
+  MatmulKernel slow({.threads = 1, .flops_per_second = 1e7});
+  const int64_t shapes[][2] = {{1, 1},     {1, 1000},  {1000, 1}, {3, 17}, {17, 3},
+                               {63, 65},   {65, 63},   {64, 128}, {0, 5},  {5, 0},
+                               {1000, 63}, {33, 1000}, {300, 200}};
+  for (MatmulKernel* each : {&kernel, &slow}) {
+    for (const auto& [k, n] : shapes) {
+      for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kI8}) {
+        for (const bool transpose : {false, true}) {
+          SCOPED_TRACE(StrCat("k=", k, " n=", n, " ", DtypeName(dtype), " transposed ", transpose));
+          MatmulSpec spec = SpecOf(4, n, k, dtype);
+          spec.transpose_rhs = transpose;
+          const std::vector<char> rhs = AnyBytes(k * n * BitsPerElement(dtype) / 8);
+          SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, each->Pack(spec, rhs));
+          EXPECT_EQ(packed->packing(), PackingOf(spec));
+          if (!packed->can_unpack()) {
+            EXPECT_NE(dtype, Dtype::kF32) << "only converted weights cannot be unpacked";
+            continue;
+          }
+          std::vector<char> plain(rhs.size());
+          packed->Unpack(0, absl::MakeSpan(plain));
+          ASSERT_EQ(plain, rhs);
+        }
+      }
+    }
+  }
+}
+
+TEST(MatmulTest, PackedWeightsGiveAnyRangeOfThePlainOnesBack) {
+  MatmulKernel kernel({.threads = 1, .flops_per_second = 1e7});
+  constexpr int64_t kRows = 130, kColumns = 300;
+  for (const bool transpose : {false, true}) {
+    MatmulSpec spec = SpecOf(4, kColumns, kRows);
+    spec.transpose_rhs = transpose;
+    const std::vector<char> rhs = AnyBytes(kRows * kColumns * 4);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
+    for (const size_t piece_bytes : {size_t{4}, size_t{64}, size_t{1204}, size_t{8192}}) {
+      std::vector<char> plain(rhs.size());
+      for (size_t at = 0; at < plain.size(); at += piece_bytes) {
+        packed->Unpack(static_cast<int64_t>(at), absl::MakeSpan(plain).subspan(at, piece_bytes));
+      }
+      ASSERT_EQ(plain, rhs) << "in pieces of " << piece_bytes << ", transposed " << transpose;
+    }
+  }
+}
+
+TEST(MatmulTest, LargePackedWeightsTakeHardlyMoreMemoryThanPlainOnes) {
+  MatmulKernel kernel({.threads = 1});
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kI8}) {
+    const MatmulSpec spec = SpecOf(4, 1000, 1000, dtype);
+    const std::vector<char> rhs = AnyBytes(spec.k * spec.n * BitsPerElement(dtype) / 8);
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto packed, kernel.Pack(spec, rhs));
+    if (!packed->can_unpack()) continue;
+    EXPECT_LE(static_cast<double>(packed->size_bytes()), 1.1 * static_cast<double>(rhs.size()))
+        << DtypeName(dtype);
+  }
+}
+
+TEST(MatmulTest, ConvertedWeightsAreNotUnpacked) {
+  MatmulKernel kernel({.threads = 1, .converts_all = true});
+  const Matrix rhs(Dtype::kBF16, 64 * 64, 2), floats(Dtype::kF32, 64 * 64, 2);
+  EXPECT_FALSE((*kernel.Pack(SpecOf(4, 64, 64, Dtype::kBF16), rhs.bytes))->can_unpack());
+  EXPECT_TRUE((*kernel.Pack(SpecOf(4, 64, 64), floats.bytes))->can_unpack());
+}
+
 TEST(MatmulTest, OperandsAreConvertedBlockByBlockWithinTheBudget) {
   // Whole, the operands take a megabyte as F32.
   MemoryBudget budget(256 << 10);

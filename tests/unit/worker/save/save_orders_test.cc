@@ -12,12 +12,16 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/notification.h"
+#include "process/crc32c.h"
 #include "process/failpoint.h"
+#include "rpc/codec/spec_codec.h"
 #include "rpc/codec/worker_error_codec.h"
 #include "status/str_cat.h"
 #include "tensor/checkpoint_folder.h"
 #include "tensor/checkpoint_manifest.h"
+#include "tests/testing/read_file.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/worker/store/reversed_tile.h"
 
 namespace shardmesh::worker {
 namespace {
@@ -42,8 +46,8 @@ class SaveOrdersTest : public testing::Test {
     std::filesystem::remove_all(root_);
   }
 
-  std::unique_ptr<SaveOrders> MakeWorker() const {
-    return std::make_unique<SaveOrders>(/*store=*/nullptr, *WriteRoots::Create({root_}));
+  std::unique_ptr<SaveOrders> MakeWorker(ShardStore* store = nullptr) const {
+    return std::make_unique<SaveOrders>(store, *WriteRoots::Create({root_}));
   }
   internal::v1::SaveOrder Order() const {
     internal::v1::SaveOrder order;
@@ -142,6 +146,49 @@ TEST_F(SaveOrdersTest, ListsTheFilesOfABoundedNumberOfTensors) {
   ASSERT_EQ(answer.earlier_size(), 1);
   EXPECT_EQ(answer.earlier(0).array_digests_size(), kTensors);
   EXPECT_EQ(answer.earlier(0).content_digests_size(), kTensors);
+}
+
+TEST_F(SaveOrdersTest, WritesATileThatTheStoreHoldsInAnotherForm) {
+  MemoryBudget budget(1 << 20);
+  const auto store = *ShardStore::Open({BufferPool::Create(&budget, 0), ""});
+  const std::string bytes = "ABCDEFGH";
+  const Tile tile = Tile::Whole({8});
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const auto staged, store->Stage({.array_id = "a",
+                                                                    .dtype = Dtype::kU8,
+                                                                    .array_shape = {8},
+                                                                    .tile = tile,
+                                                                    .array_descriptor = "",
+                                                                    .transfer_id = "put"},
+                                                                   false));
+    ASSERT_THAT(staged->Append(0, bytes, Crc32c(bytes)), IsOk());
+    ASSERT_THAT(staged->Finish(Crc32c(bytes)), IsOk());
+  }
+  ASSERT_THAT(store->Commit({"a"}), IsOk());
+  const auto form = std::make_shared<test::ReversedTile>(bytes, *budget.Reserve(8, "a form"));
+  ASSERT_THAT(store->HoldAs("a", tile, form), IsOk());
+  const int64_t reads = form->reads();
+  leader_ = MakeWorker(store.get());
+  ASSERT_NO_FATAL_FAILURE(Begin());
+  internal::v1::SaveOrder order = Order();
+  order.mutable_tiles()->add_files("model.safetensors");
+  order.mutable_tiles()->set_sync(true);
+  for (const int64_t begin_bytes : {0, 4}) {
+    internal::v1::SavedRegion* const region = order.mutable_tiles()->add_regions();
+    region->set_array_id("a");
+    rpc::Encode(tile, region->mutable_tile());
+    region->set_begin_bytes(begin_bytes);
+    region->set_end_bytes(begin_bytes + 4);
+  }
+  ASSERT_THAT(Run(*leader_, order), IsOk());
+  EXPECT_EQ(test::ReadFile(StrCat(folder_, "/", kSaveStaging, "/model.safetensors")), bytes);
+  EXPECT_EQ(form->reads(), reads + 1) << "unpacked once for both regions";
+  {
+    const auto others = budget.Reserve(budget.limit_bytes() - budget.used_bytes(), "others");
+    EXPECT_THAT(Run(*leader_, order),
+                StatusIs(absl::StatusCode::kResourceExhausted, Reason::kMemoryLimit));
+  }
+  leader_.reset();  // uses the store
 }
 
 TEST_F(SaveOrdersTest, AnErrorOfTheLeadersDiskLeavesNothing) {

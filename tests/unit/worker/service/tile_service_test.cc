@@ -47,6 +47,7 @@
 #include "tests/testing/eventually.h"
 #include "tests/testing/proxy.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/worker/store/reversed_tile.h"
 #include "worker/service/handover_inbox.h"
 #include "worker/shm/shm_arena.h"
 
@@ -706,6 +707,31 @@ TEST_F(TileServiceTest, EndsAPutThatStandsStillAndDropsItsTile) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, Reason::kDeadline));
   EXPECT_THAT(std::string(status.message()), HasSubstr("100ms"));
   EXPECT_TRUE(UsedBytesFallTo(0));
+}
+
+TEST_F(TileServiceTest, ServesATileThatTheStoreHoldsInAnotherForm) {
+  Start();
+  Serve();
+  ASSERT_THAT(PutGood("a"), IsOk());
+  ASSERT_THAT(gate_->EndTransfer("t-a", true), IsOk());
+  std::string plain;
+  {
+    SHARDMESH_ASSERT_OK_AND_ASSIGN(const StoredTilePtr tile, store_->Find("a", OwnTile()));
+    plain.assign(tile->bytes().data(), tile->bytes().size());
+  }
+  ASSERT_THAT(store_->HoldAs("a", OwnTile(),
+                             std::make_shared<test::ReversedTile>(
+                                 plain, *budget_.Reserve(OwnBytes(), "a form"))),
+              IsOk());
+  // It needs no memory for the bytes.
+  const auto others = budget_.Reserve(budget_.limit_bytes() - budget_.used_bytes(), "others");
+  ASSERT_THAT(others, IsOk());
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got whole, Get(Array("a"), std::nullopt));
+  EXPECT_EQ(whole.bytes, plain);
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got rows, Get(Array("a"), Tile{{{5, 7}, {0, 256}}}));
+  EXPECT_EQ(rows.bytes, plain.substr(1024, 2048));
+  SHARDMESH_ASSERT_OK_AND_ASSIGN(const Got columns, Get(Array("a"), Tile{{{5, 7}, {1, 3}}}));
+  EXPECT_EQ(columns.bytes, plain.substr(1024 + 4, 8) + plain.substr(2048 + 4, 8));
 }
 
 TEST_F(TileServiceTest, EndsAGetThatNobodyReads) {

@@ -98,6 +98,67 @@ TEST(RankPlanTest, HasTheSpecOfAProductOfTiles) {
   EXPECT_EQ(part.instruction(plan.instructions.size() - 1).matmul, expected);
 }
 
+TEST(RankPlanTest, HasTheInputsOfATensorOp) {
+  const Plan plan = *PlanProgram(
+      {.operand_count = 2,
+       .ops = {MapOp{MapFunction::kAdd, {0, 1}}, MapOp{MapFunction::kMultiply, {2, 2}},
+               AttentionOp{.query = 3, .keys = 3, .values = 3}},
+       .outputs = {4}},
+      {Value({2, 6, 4, 8}, Spec({{"x"}, {}, {}, {}})), Value({8}, Spec({}))}, Target("x=2"));
+  ASSERT_EQ(plan.instructions.size(), 3U);
+  const RankPlan part = *RankPlan::Create(plan, 1);
+  EXPECT_THAT(part.instruction(0).inputs, ElementsAre(0, 1));
+  EXPECT_EQ(part.instruction(0).flops, 6 * 4 * 8);
+  EXPECT_THAT(part.instruction(1).inputs, ElementsAre(2, 2));
+  EXPECT_THAT(part.instruction(2).inputs, ElementsAre(3, 3, 3));
+  EXPECT_GE(part.instruction(2).flops, 4 * 6 * 6 * 4 * 8) << "two products over rows";
+  EXPECT_EQ(part.value(2).tile.ranges[0], (IndexRange{1, 2}));
+}
+
+// Updates rows of a cache twice, and reads the cache before, between or after as `ops` say.
+Plan UpdatesRows(std::vector<ProgramOp> ops, std::vector<ValueIndex> outputs, ValueIndex value) {
+  return *PlanProgram(
+      {.operand_count = 3,
+       .ops = std::move(ops),
+       .outputs = std::move(outputs),
+       .updates = {{0, value}}},
+      {Value({2, 6, 4}, Spec({})), Value({2, 1, 4}, Spec({})), Value({1}, Spec({}), Dtype::kI32)},
+      Target("x=2"));
+}
+
+TEST(RankPlanTest, UpdatesOfRowsAreMadeInTheMemoryOfState) {
+  const UpdateRowsOp first = {.input = 0, .update = 1, .positions = 2};
+  const UpdateRowsOp second = {.input = 3, .update = 1, .positions = 2};
+  const Plan plan = UpdatesRows({first, second, MapOp{MapFunction::kTanh, {4}}}, {5}, 4);
+  ASSERT_EQ(plan.instructions.size(), 3U);
+  const RankPlan part = *RankPlan::Create(plan, 0);
+  EXPECT_EQ(part.value(0).update, 0U);
+  EXPECT_EQ(part.value(1).update, std::nullopt);
+  EXPECT_EQ(part.value(3).over_state, 0U);
+  EXPECT_FALSE(part.value(3).is_update);
+  EXPECT_EQ(part.value(4).over_state, 3U);
+  EXPECT_TRUE(part.value(4).is_update);
+  EXPECT_EQ(part.value(5).over_state, std::nullopt);
+  for (const ValueIndex value : {3U, 4U}) EXPECT_FALSE(part.value(value).place.has_value());
+}
+
+TEST(RankPlanTest, AnUpdateHasMemoryOfItsOwnIfTheOldContentIsReadLater) {
+  const UpdateRowsOp update = {.input = 0, .update = 1, .positions = 2};
+  const Plan plan = UpdatesRows({update, MapOp{MapFunction::kSubtract, {3, 0}},
+                                 MapOp{MapFunction::kAbs, {3}}, MapOp{MapFunction::kAdd, {4, 5}}},
+                                {6}, 3);
+  const RankPlan part = *RankPlan::Create(plan, 0);
+  EXPECT_EQ(part.value(3).over_state, std::nullopt);
+  EXPECT_TRUE(part.value(3).is_update);
+  EXPECT_FALSE(part.value(3).place.has_value());
+  EXPECT_EQ(part.value(0).update, 0U);
+  // Nothing is made over the new content, though nothing reads it later.
+  for (const ValueIndex value : {4U, 5U}) {
+    const std::optional<BlockPlace>& place = part.value(value).place;
+    EXPECT_TRUE(!place.has_value() || place->over != 3U) << value;
+  }
+}
+
 TEST(RankPlanTest, HasTheMatricesOfAProductOfBatches) {
   const Plan plan =
       *PlanProgram({.operand_count = 2,
@@ -143,6 +204,33 @@ TEST(RankPlanTest, KnowsTheResultThatADonatedOperandsMemoryCanHold) {
                 {.operand_count = 1, .ops = {SumOver(0, "x"), SumOver(0, "x")}, .outputs = {1, 2}}),
             std::nullopt)
       << "two instructions read the operand";
+}
+
+TEST(RankPlanTest, KnowsTheOperandsThatItsProductsTakePackedAlone) {
+  // Returns the packing of operand 1 in a program of these ops.
+  const auto packing_of = [](std::vector<ProgramOp> ops, Shape shape = {32, 32}) {
+    const auto output = static_cast<ValueIndex>(1 + ops.size());
+    const Plan plan =
+        *PlanProgram({.operand_count = 2, .ops = std::move(ops), .outputs = {output}},
+                     {Value(shape.size() > 2 ? Shape({4, 8, 32}) : Shape({8, 32}), PartitionSpec()),
+                      Value(std::move(shape), PartitionSpec())},
+                     Target("x=2"));
+    const RankPlan part = *RankPlan::Create(plan, 1);
+    EXPECT_EQ(part.value(0).packing, std::nullopt) << "the left operand of products";
+    EXPECT_EQ(part.value(output).packing, std::nullopt) << "no operand";
+    return part.value(1).packing;
+  };
+  const LinearOp layer{.input = 0, .weight = 1};
+  const LinearOp next_layer{.input = 2, .weight = 1, .activation = Activation::kRelu};
+  const MatmulOp plain_product{.lhs = 2, .rhs = 1};
+  const Packing packing{.n = 32, .k = 32, .transpose_rhs = true};
+  EXPECT_EQ(packing_of({layer}), packing);
+  EXPECT_EQ(packing_of({layer, next_layer}), packing) << "which both products take";
+  EXPECT_EQ(packing_of({layer, plain_product}), std::nullopt) << "in two orientations";
+  EXPECT_EQ(packing_of({layer, SumOver(1, "x"), next_layer}), std::nullopt) << "by peers too";
+  EXPECT_EQ(packing_of({layer, LinearOp{.input = 1, .weight = 1}}), std::nullopt);
+  EXPECT_EQ(packing_of({MatmulOp{.lhs = 0, .rhs = 1}}, {4, 32, 32}), std::nullopt)
+      << "each product has a matrix of its own";
 }
 
 TEST(RankPlanTest, HasThePlacesOfTemporaries) {

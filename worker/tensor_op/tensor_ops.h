@@ -1,6 +1,6 @@
 // Runs tensor ops on the tiles of one device.
-#ifndef SHARDMESH_WORKER_KERNEL_TENSOR_OPS_H_
-#define SHARDMESH_WORKER_KERNEL_TENSOR_OPS_H_
+#ifndef SHARDMESH_WORKER_TENSOR_OP_TENSOR_OPS_H_
+#define SHARDMESH_WORKER_TENSOR_OP_TENSOR_OPS_H_
 
 #include <cstdint>
 #include <functional>
@@ -41,15 +41,10 @@ struct OpContext {
   std::function<absl::Status()> abort_check = nullptr;
 };
 
-// Returns whether the op may make its result in the memory of input number `input`, if both have
-// the same type and size. MapOp (the input is not broadcast), ConvertOp to the same type, NormOp,
-// SoftmaxOp, RotaryOp, ReshapeOp and UpdateRowsOp (input 0) may.
-bool MayOverwriteInput(const TensorOp& op, size_t input);
-
 // Runs an op whose values are the places in `inputs`: ValueIndexes of `op` are ignored, `inputs`
 // has the tiles of InputsOf(op) in order. The tiles fit as the op's sharding rule says
 // (program/sharding_rule.h). `output.bytes` may be the memory of an input for which
-// MayOverwriteInput is true; in all other cases it overlaps no input.
+// MayOverwriteInput (program/tensor_op.h) is true; in all other cases it overlaps no input.
 //
 // The bits of the result depend neither on the number of threads nor on the CPU, except those of
 // attention and of other ops that multiply matrices.
@@ -62,4 +57,4 @@ absl::Status RunTensorOp(const TensorOp& op, absl::Span<const OpInput> inputs,
 
 }  // namespace shardmesh::worker
 
-#endif  // SHARDMESH_WORKER_KERNEL_TENSOR_OPS_H_
+#endif  // SHARDMESH_WORKER_TENSOR_OP_TENSOR_OPS_H_

@@ -1,6 +1,6 @@
 // A program with the names and types of its operands and outputs.
-#ifndef SHARDMESH_PROGRAM_GRAPH_H_
-#define SHARDMESH_PROGRAM_GRAPH_H_
+#ifndef SHARDMESH_PROGRAM_GRAPH_GRAPH_H_
+#define SHARDMESH_PROGRAM_GRAPH_GRAPH_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -104,4 +104,4 @@ absl::Status CheckGraphName(std::string_view kind, std::string_view name);
 
 }  // namespace shardmesh
 
-#endif  // SHARDMESH_PROGRAM_GRAPH_H_
+#endif  // SHARDMESH_PROGRAM_GRAPH_GRAPH_H_

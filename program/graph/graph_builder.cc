@@ -1,5 +1,5 @@
 // Builds programs by calls.
-#include "program/graph_builder.h"
+#include "program/graph/graph_builder.h"
 
 #include <algorithm>
 #include <cmath>

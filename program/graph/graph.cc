@@ -1,5 +1,5 @@
 // The types of a graph's values, and the order of its ops.
-#include "program/graph.h"
+#include "program/graph/graph.h"
 
 #include <algorithm>
 #include <set>

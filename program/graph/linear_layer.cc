@@ -1,5 +1,5 @@
 // Lowers linear layers to programs.
-#include "program/linear_layer.h"
+#include "program/graph/linear_layer.h"
 
 #include <string>
 #include <string_view>
@@ -226,7 +226,7 @@ class LayerLowering {
       if (result_layout_.has_value()) {
         ReshardOp reshard = *result_layout_;
         reshard.input = value++;
-        program.ops.push_back(std::move(reshard));
+        program.ops.emplace_back(std::move(reshard));
       }
       program.outputs.push_back(value);
     }

@@ -1,6 +1,6 @@
 // A tensor whose elements are all zero, without memory for them.
-#ifndef SHARDMESH_TENSOR_ZERO_TENSOR_H_
-#define SHARDMESH_TENSOR_ZERO_TENSOR_H_
+#ifndef SHARDMESH_CLIENT_TYPES_ZERO_TENSOR_H_
+#define SHARDMESH_CLIENT_TYPES_ZERO_TENSOR_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -43,4 +43,4 @@ class ZeroTensor final : public TileProducer {
 
 }  // namespace shardmesh
 
-#endif  // SHARDMESH_TENSOR_ZERO_TENSOR_H_
+#endif  // SHARDMESH_CLIENT_TYPES_ZERO_TENSOR_H_

@@ -1,7 +1,7 @@
 // Linear layers of EasyDeL's kind: their element types, the layouts of their arrays, and the
 // program that computes them.
-#ifndef SHARDMESH_PROGRAM_LINEAR_LAYER_H_
-#define SHARDMESH_PROGRAM_LINEAR_LAYER_H_
+#ifndef SHARDMESH_PROGRAM_GRAPH_LINEAR_LAYER_H_
+#define SHARDMESH_PROGRAM_GRAPH_LINEAR_LAYER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -75,7 +75,7 @@ struct LinearLayerProgram {
 //     ValueError); the bias does not fit `weight` (Python: TypeError);
 //   - UNSUPPORTED_DTYPE: the layer would compute in another type than F32, BF16 or F16;
 //   - BAD_FIELD: an unknown method, both flags of the config, or a weight for a layer in parts;
-//   - LIMIT_EXCEEDED: more than 511 parts, so that the program keeps within kMaxProgramSize.
+//   - LIMIT_EXCEEDED: more than 4,095 parts, so that the program keeps within kMaxProgramSize.
 absl::StatusOr<LinearLayerProgram> LowerLinearLayer(const LinearLayerOptions& options,
                                                     const ValueDescriptor& input,
                                                     const std::optional<ValueDescriptor>& weight,
@@ -96,4 +96,4 @@ absl::StatusOr<std::vector<IndexRange>> MergedColumns(absl::Span<const int64_t> 
 
 }  // namespace shardmesh
 
-#endif  // SHARDMESH_PROGRAM_LINEAR_LAYER_H_
+#endif  // SHARDMESH_PROGRAM_GRAPH_LINEAR_LAYER_H_

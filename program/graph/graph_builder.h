@@ -1,6 +1,6 @@
 // Builds programs by calls, with a check of types and shapes at each call.
-#ifndef SHARDMESH_PROGRAM_GRAPH_BUILDER_H_
-#define SHARDMESH_PROGRAM_GRAPH_BUILDER_H_
+#ifndef SHARDMESH_PROGRAM_GRAPH_GRAPH_BUILDER_H_
+#define SHARDMESH_PROGRAM_GRAPH_GRAPH_BUILDER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "program/graph.h"
+#include "program/graph/graph.h"
 #include "program/program.h"
 #include "program/tensor_op.h"
 #include "sharding/shape.h"
@@ -292,4 +292,4 @@ class GraphBuilder {
 
 }  // namespace shardmesh
 
-#endif  // SHARDMESH_PROGRAM_GRAPH_BUILDER_H_
+#endif  // SHARDMESH_PROGRAM_GRAPH_GRAPH_BUILDER_H_
