@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
-#include "client/remote/step_call_stream.h"
+#include "client/remote/step_stream_calls.h"
 #include "client/remote/wire_enums.h"
 #include "google/protobuf/repeated_field.h"
 #include "process/steady_deadline.h"

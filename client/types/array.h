@@ -164,7 +164,7 @@ struct PutTensor {
   // checksums of the manifest before it commits the put.
   std::optional<SavedPart> saved = std::nullopt;
   // Whether all elements of `view` are zero. The workers then make them, unless the coordinator is
-  // an older build. See tensor/zero_tensor.h. Excludes `source` and `origin`.
+  // an older build. See client/types/zero_tensor.h. Excludes `source` and `origin`.
   bool is_zeros = false;
 };
 

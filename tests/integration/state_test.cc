@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
+#include "client/types/zero_tensor.h"
 #include "program/program.h"
 #include "program/tensor_op.h"
 #include "status/str_cat.h"
 #include "tensor/literal.h"
-#include "tensor/zero_tensor.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/test_cluster.h"
 
@@ -32,7 +32,7 @@ class StateTest : public ::testing::Test {
     const std::vector<client::PutTensor> zeros = {
         {.name = "count",
          .view = std::shared_ptr<const TileProducer>(
-             std::make_shared<const ZeroTensor>(Dtype::kF32, Shape{kElements})),
+             std::make_shared<const client::ZeroTensor>(Dtype::kF32, Shape{kElements})),
          .spec = PartitionSpec({SpecEntry::Axis("tp")}),
          .cut_points = {},
          .is_zeros = true}};
