@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "client/client_core.h"
 #include "client/remote/coordinator_connection.h"
-#include "client/remote/step_call_stream.h"
+#include "client/remote/step_stream_calls.h"
 #include "client/remote/wire_enums.h"
 #include "google/protobuf/repeated_field.h"
 #include "process/steady_deadline.h"
@@ -281,8 +281,8 @@ absl::Status ErrorOfStep(absl::Status error, absl::Duration time, const SteadyDe
 }
 
 // Returns the ids of the results that get no name.
-std::vector<std::string> NamelessOf(const StepResult& result,
-                                    const std::vector<std::string>& names) {
+std::vector<std::string> NamelessResultsOf(const StepResult& result,
+                                           const std::vector<std::string>& names) {
   std::vector<std::string> kept;
   for (size_t i = 0; i < result.outputs.size(); ++i) {
     const bool is_named = i < names.size() && !names[i].empty();
@@ -306,7 +306,7 @@ absl::StatusOr<StepResult> RunStep(
         return run(session_id, limit);
       });
   if (!result.ok()) return ErrorOfStep(std::move(result).status(), time, deadline);
-  const std::vector<std::string> kept = NamelessOf(*result, output.names);
+  const std::vector<std::string> kept = NamelessResultsOf(*result, output.names);
   std::vector<std::string> consumed;
   for (const Operand* const operand : operands) {
     const auto* const array = std::get_if<ArraySelector>(&operand->value);
@@ -487,7 +487,7 @@ absl::StatusOr<StreamedStep> StepStream::Next() {
   } else {
     step.result = DecodeOutputs(response.response());
   }
-  if (step.result.ok()) core_->Keep(session_id_, NamelessOf(*step.result, names));
+  if (step.result.ok()) core_->Keep(session_id_, NamelessResultsOf(*step.result, names));
   return step;
 }
 

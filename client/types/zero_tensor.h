@@ -16,7 +16,7 @@
 #include "tensor/dtype.h"
 #include "tensor/tensor_elements.h"
 
-namespace shardmesh {
+namespace shardmesh::client {
 
 // Thread-safe.
 class ZeroTensor final : public TileProducer {
@@ -44,6 +44,6 @@ class ZeroTensor final : public TileProducer {
   const Shape shape_;
 };
 
-}  // namespace shardmesh
+}  // namespace shardmesh::client
 
 #endif  // SHARDMESH_CLIENT_TYPES_ZERO_TENSOR_H_

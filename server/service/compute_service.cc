@@ -17,6 +17,7 @@
 #include "rpc/codec/status.h"
 #include "server/codec/compute_codec.h"
 #include "server/service/background_reactor.h"
+#include "server/service/service_mixins.h"
 #include "server/service/step_parts.h"
 #include "server/service/unary_answer.h"
 #include "server/steps/step_runner.h"
@@ -88,7 +89,14 @@ void FillSingle(v1::ExecuteResponse answer, Response* response) {
   *response->mutable_timings() = std::move(*answer.mutable_timings());
 }
 
-class ComputeService final : public v1::ComputeService::CallbackService {
+#define SHARDMESH_MESSAGES(method) v1::ComputeService::WithCallbackMethod_##method
+using ComputeServiceBase = WithMethods<
+    v1::ComputeService::Service, v1::ComputeService::WithRawCallbackMethod_ExecuteStream,
+    SHARDMESH_MESSAGES(Compile), SHARDMESH_MESSAGES(Execute), SHARDMESH_MESSAGES(Linear),
+    SHARDMESH_MESSAGES(Matmul), SHARDMESH_MESSAGES(Collective)>::Type;
+#undef SHARDMESH_MESSAGES
+
+class ComputeService final : public ComputeServiceBase {
  public:
   explicit ComputeService(const StepRunnerParts& parts) : runner_(parts) {}
 
@@ -132,7 +140,7 @@ class ComputeService final : public v1::ComputeService::CallbackService {
         [](v1::ExecuteResponse answer, v1::ExecuteResponse* to) { *to = std::move(answer); });
   }
 
-  grpc::ServerBidiReactor<v1::ExecuteStreamRequest, v1::ExecuteStreamResponse>* ExecuteStream(
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* ExecuteStream(
       grpc::CallbackServerContext* context) override {
     return streams_.Open(context);
   }

@@ -15,8 +15,10 @@
 #include "rpc/codec/field_check.h"
 #include "rpc/codec/status.h"
 #include "rpc/stream/finish_once.h"
+#include "rpc/stream/message_bytes.h"
 #include "server/codec/compute_codec.h"
 #include "server/steps/planner.h"
+#include "shardmesh/v1/compute_service.pb.h"
 #include "status/detail.h"
 #include "status/fact_keys.h"
 #include "status/reason.h"
@@ -34,7 +36,7 @@ namespace shardmesh::server {
 // The next read starts when the step is submitted, so that steps are admitted in order. A step in
 // flight is work of end_, which therefore outlives all callbacks of steps.
 class StepStreams::Stream final
-    : public grpc::ServerBidiReactor<v1::ExecuteStreamRequest, v1::ExecuteStreamResponse> {
+    : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   Stream(StepStreams* streams, const grpc::CallbackServerContext* call)
       : streams_(streams),
@@ -64,6 +66,9 @@ class StepStreams::Stream final
       }
       return EndIfDone();
     }
+    if (absl::Status parsed = rpc::ParseMessage(&read_, &request_); !parsed.ok()) {
+      return End(std::move(parsed));
+    }
     const int64_t number = next_number_++;
     absl::StatusOr<StepCall> call = TakeRequest(number);
     if (!call.ok()) {
@@ -75,7 +80,7 @@ class StepStreams::Stream final
 
   void OnWriteDone(bool ok) override {
     if (!ok) return End(absl::CancelledError("the client left"));
-    const v1::ExecuteStreamResponse* next = nullptr;
+    const grpc::ByteBuffer* next = nullptr;
     {
       absl::MutexLock lock(&mutex_);
       answers_.pop_front();
@@ -202,7 +207,8 @@ class StepStreams::Stream final
     } else {
       rpc::Encode(answer.status(), message.mutable_error());
     }
-    const v1::ExecuteStreamResponse* next = nullptr;
+    grpc::ByteBuffer bytes = rpc::SerializeMessage(message);
+    const grpc::ByteBuffer* next = nullptr;
     {
       absl::MutexLock lock(&mutex_);
       running_.erase(number);
@@ -210,7 +216,7 @@ class StepStreams::Stream final
         failed_number_ = number;
         failed_why_ = ToStd(answer.status().message());
       }
-      answers_.push_back(std::move(message));
+      answers_.push_back(std::move(bytes));
       if (answers_.size() == 1 && !is_ended_) next = &answers_.front();
     }
     if (next != nullptr) StartWrite(next);
@@ -234,8 +240,7 @@ class StepStreams::Stream final
       if (is_reading_ || has_read_all_ || is_ended_ || open >= kMaxInFlight) return;
       is_reading_ = true;
     }
-    request_.Clear();
-    StartRead(&request_);
+    StartRead(&read_);
   }
 
   void EndIfDone() {
@@ -254,6 +259,7 @@ class StepStreams::Stream final
   const std::shared_ptr<KeptPlan> plan_ = std::make_shared<KeptPlan>();
 
   // Used only by the turn of the request that was read.
+  grpc::ByteBuffer read_;
   v1::ExecuteStreamRequest request_;
   int64_t next_number_ = 1;
   bool goes_on_ = false;
@@ -266,7 +272,7 @@ class StepStreams::Stream final
   bool has_read_all_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<int64_t, std::shared_ptr<PendingStep>> running_ ABSL_GUARDED_BY(mutex_);
-  std::deque<v1::ExecuteStreamResponse> answers_ ABSL_GUARDED_BY(mutex_);  // the first is written
+  std::deque<grpc::ByteBuffer> answers_ ABSL_GUARDED_BY(mutex_);  // the first is written
   int64_t failed_number_ ABSL_GUARDED_BY(mutex_) = 0;  // of the first step that failed; 0: none
   std::string failed_why_ ABSL_GUARDED_BY(mutex_);
 
@@ -279,7 +285,7 @@ StepStreams::~StepStreams() = default;
 
 void StepStreams::EndAll() { streams_.EndAll(); }
 
-grpc::ServerBidiReactor<v1::ExecuteStreamRequest, v1::ExecuteStreamResponse>* StepStreams::Open(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* StepStreams::Open(
     const grpc::CallbackServerContext* call) {
   return new Stream(this, call);
 }

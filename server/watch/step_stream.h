@@ -11,7 +11,6 @@
 #include "server/steps/step_runner.h"
 #include "server/watch/caller_count.h"
 #include "server/watch/stream_set.h"
-#include "shardmesh/v1/compute_service.pb.h"
 
 namespace shardmesh::server {
 
@@ -27,8 +26,8 @@ class StepStreams {
   explicit StepStreams(StepRunner* runner);
   ~StepStreams();
 
-  // Starts a stream, which deletes itself.
-  grpc::ServerBidiReactor<v1::ExecuteStreamRequest, v1::ExecuteStreamResponse>* Open(
+  // Starts a stream, which deletes itself. Requests come as bytes (rpc/stream/message_bytes.h).
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Open(
       const grpc::CallbackServerContext* call);
   // Ends all current and future streams with UNAVAILABLE (NOT_SERVING).
   void EndAll();

@@ -20,7 +20,7 @@
 namespace shardmesh::test {
 namespace {
 
-constexpr int64_t kElements = 10;  // five for each rank
+constexpr int64_t kCounters = 10;  // five for each rank
 
 class StateTest : public ::testing::Test {
  protected:
@@ -32,7 +32,7 @@ class StateTest : public ::testing::Test {
     const std::vector<client::PutTensor> zeros = {
         {.name = "count",
          .view = std::shared_ptr<const TileProducer>(
-             std::make_shared<const ZeroTensor>(Dtype::kF32, Shape{kElements})),
+             std::make_shared<const client::ZeroTensor>(Dtype::kF32, Shape{kCounters})),
          .spec = PartitionSpec({SpecEntry::Axis("tp")}),
          .cut_points = {},
          .is_zeros = true}};

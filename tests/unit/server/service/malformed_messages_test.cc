@@ -97,7 +97,8 @@ TEST_F(MalformedMessagesTest, AreRefusedByEveryStreamOfRequests) {
        {"v1.LayoutService/ResolveTree", "v1.LayoutService/AnalyzeLayout",
         "v1.RuleService/LintRules", "v1.LayoutService/DiffLayouts", "v1.LayoutService/SearchMeshes",
         "compat.v1.CompatService/AnalyzeShardingStrategy", "v1.ArrayService/BeginPut",
-        "v1.OperationService/ReportGet", "internal.v1.AttachService/Attach"}) {
+        "v1.OperationService/ReportGet", "v1.ComputeService/ExecuteStream",
+        "internal.v1.AttachService/Attach"}) {
     SCOPED_TRACE(method);
     const absl::Status refused = Send("/shardmesh." + method, {"\xff\xff\xff"});
     EXPECT_THAT(refused, StatusIs(kInvalid, Reason::kBadField));

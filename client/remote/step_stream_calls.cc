@@ -1,5 +1,5 @@
 // Opens and ends calls of ExecuteStream.
-#include "client/remote/step_call_stream.h"
+#include "client/remote/step_stream_calls.h"
 
 namespace shardmesh::client {
 

@@ -1,6 +1,6 @@
 // One call of ComputeService.ExecuteStream.
-#ifndef SHARDMESH_CLIENT_REMOTE_STEP_CALL_STREAM_H_
-#define SHARDMESH_CLIENT_REMOTE_STEP_CALL_STREAM_H_
+#ifndef SHARDMESH_CLIENT_REMOTE_STEP_STREAM_CALLS_H_
+#define SHARDMESH_CLIENT_REMOTE_STEP_STREAM_CALLS_H_
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/support/sync_stream.h>
@@ -45,4 +45,4 @@ class StepCallStream {
 
 }  // namespace shardmesh::client
 
-#endif  // SHARDMESH_CLIENT_REMOTE_STEP_CALL_STREAM_H_
+#endif  // SHARDMESH_CLIENT_REMOTE_STEP_STREAM_CALLS_H_
